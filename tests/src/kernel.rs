@@ -137,6 +137,26 @@ fn program_info(id: u32, code: &mut [u8]) -> Option<ProgramInfo> {
     (bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) == 0).then_some(info)
 }
 
+/// The name of a BPF map, as the kernel cuts it.
+///
+/// # Errors
+/// It is no map, or the kernel refuses.
+pub fn map_name(map: BorrowedFd<'_>) -> std::io::Result<String> {
+    // `struct bpf_map_info`: six words, then the name.
+    let mut info = [0_u64; 16];
+    let address = info.as_mut_ptr() as u64;
+    let mut attributes = Attributes::default();
+    attributes.words[0] = map.as_raw_fd().cast_unsigned();
+    attributes.words[1] = size_of_val(&info) as u32;
+    attributes.words[2] = address as u32;
+    attributes.words[3] = (address >> 32) as u32;
+    if bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let bytes = info[3..5].iter().flat_map(|word| word.to_ne_bytes());
+    Ok(bytes.take_while(|byte| *byte != 0).map(char::from).collect())
+}
+
 /// Links that no process holds: pinned or leaked ones.
 pub fn orphaned_links() -> BTreeSet<u32> {
     let held: BTreeSet<u32> = std::fs::read_dir("/proc")

@@ -2,6 +2,7 @@
 //! calls fail for a while: heapbpf runs under a seccomp filter whose listener answers instead of the kernel, or changes what it
 //! is asked for.
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::mem::offset_of;
@@ -10,8 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::map_calls::{COMMANDS, ITERATOR, Operation};
 
 /// `BPF_TRACE_UPROBE_MULTI`.
 pub const UPROBE_MULTI: u32 = 48;
@@ -23,19 +26,6 @@ const LINK_CREATE: u32 = 28;
 const ATTACH_TYPE_AT: u64 = 8;
 /// Offset of the process id in those of uprobe multi and session links.
 const PID_AT: u64 = 56;
-
-/// `BPF_MAP_LOOKUP_ELEM`.
-pub const MAP_LOOKUP: u32 = 1;
-/// `BPF_MAP_UPDATE_ELEM`.
-pub const MAP_UPDATE: u32 = 2;
-/// `BPF_MAP_DELETE_ELEM`.
-pub const MAP_DELETE: u32 = 3;
-/// `BPF_MAP_GET_NEXT_KEY`.
-pub const MAP_NEXT_KEY: u32 = 4;
-/// `BPF_MAP_LOOKUP_BATCH`.
-pub const MAP_BATCH: u32 = 24;
-/// `BPF_ITER_CREATE`.
-pub const ITERATOR: u32 = 33;
 
 /// How a kernel makes links.
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,23 +67,75 @@ impl Linking {
 /// # Errors
 /// The kernel does not support seccomp filters with listeners.
 pub fn run_on(linking: Linking, command: &mut Command) -> io::Result<()> {
-    answer_instead(command, LINK_CREATE, move |call| linking.refuses(call).is_ok_and(|yes| yes).then_some(libc::EINVAL))
+    answer_instead(command, vec![Kind::bpf(LINK_CREATE)], move |call| {
+        linking.refuses(call).is_ok_and(|yes| yes).then_some(libc::EINVAL)
+    })
 }
 
-/// One command of `bpf` that fails with ENOMEM as often as a test wants.
+/// A kind of system calls: by number, and by the value of an argument.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    number: libc::c_long,
+    argument: usize,
+    value: u32,
+}
+
+impl Kind {
+    const fn bpf(command: u32) -> Self {
+        Self { number: libc::SYS_bpf, argument: 0, value: command }
+    }
+}
+
+/// System calls of some kinds that fail with ENOMEM as often as a test wants.
 #[derive(Debug)]
 pub struct Faults {
-    command: u32,
+    kinds: Vec<Kind>,
+    /// Only those on this map; on any if there is none.
+    map: Option<String>,
     /// Of this many calls one fails on average; 0: none fails.
     one_in: AtomicUsize,
+    /// The next so many calls fail, whatever `one_in` says.
+    next: AtomicUsize,
     calls: AtomicUsize,
     failed: AtomicU64,
+    /// Operations on maps and how often each was seen, if that is asked for.
+    seen: Option<Mutex<BTreeMap<Operation, u64>>>,
 }
 
 impl Faults {
-    /// None fails yet.
+    fn of_kinds(kinds: Vec<Kind>) -> Self {
+        let number = || AtomicUsize::new(0);
+        let failed = AtomicU64::new(0);
+        Self { kinds, map: None, one_in: number(), next: number(), calls: number(), failed, seen: None }
+    }
+
+    /// Of one command of `bpf`. None fails yet.
     pub fn of(command: u32) -> Arc<Self> {
-        Arc::new(Self { command, one_in: AtomicUsize::new(0), calls: AtomicUsize::new(0), failed: AtomicU64::new(0) })
+        Arc::new(Self::of_kinds(vec![Kind::bpf(command)]))
+    }
+
+    /// Of one operation on a map. None fails yet.
+    pub fn of_operation(operation: &Operation) -> Arc<Self> {
+        let map = (operation.command != ITERATOR).then(|| operation.map.clone());
+        Arc::new(Self { map, ..Self::of_kinds(vec![Kind::bpf(operation.command)]) })
+    }
+
+    /// Of the calls that map shared memory (rings are).
+    pub fn of_shared_mappings() -> Arc<Self> {
+        let flags = libc::MAP_SHARED.cast_unsigned();
+        Arc::new(Self::of_kinds(vec![Kind { number: libc::SYS_mmap, argument: 3, value: flags }]))
+    }
+
+    /// Of the calls that have a descriptor watched.
+    pub fn of_watching() -> Arc<Self> {
+        let add = libc::EPOLL_CTL_ADD.cast_unsigned();
+        Arc::new(Self::of_kinds(vec![Kind { number: libc::SYS_epoll_ctl, argument: 1, value: add }]))
+    }
+
+    /// None fails; operations on maps are noted.
+    pub fn noting() -> Arc<Self> {
+        let kinds = COMMANDS.map(Kind::bpf).to_vec();
+        Arc::new(Self { seen: Some(Mutex::default()), ..Self::of_kinds(kinds) })
     }
 
     /// From now on, one in so many calls fails, chosen by their number as if at random: no pattern of calls can meet it each
@@ -102,14 +144,43 @@ impl Faults {
         self.one_in.store(calls, Ordering::SeqCst);
     }
 
+    /// The next so many calls fail.
+    pub fn fail_next(&self, calls: usize) {
+        self.next.store(calls, Ordering::SeqCst);
+    }
+
     /// How many calls have failed.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::SeqCst)
     }
 
-    fn decide(&self) -> Option<i32> {
+    /// The operations that were noted since this was called before, and how often there was each.
+    pub fn take_seen(&self) -> BTreeMap<Operation, u64> {
+        let seen = self.seen.as_ref().map(|seen| seen.lock().unwrap_or_else(PoisonError::into_inner));
+        seen.map(|mut seen| std::mem::take(&mut *seen)).unwrap_or_default()
+    }
+
+    fn decide(&self, call: &libc::seccomp_notif) -> Option<i32> {
+        if let Some(seen) = &self.seen {
+            if let Ok(operation) = Operation::of(call) {
+                *seen.lock().unwrap_or_else(PoisonError::into_inner).entry(operation).or_default() += 1;
+            }
+            return None;
+        }
         let one_in = self.one_in.load(Ordering::SeqCst);
-        if one_in == 0 || !scattered(self.calls.fetch_add(1, Ordering::SeqCst)).is_multiple_of(one_in) {
+        if one_in == 0 && self.next.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        if let Some(map) = &self.map
+            && Operation::of(call).is_ok_and(|operation| operation.map != *map)
+        {
+            return None;
+        }
+        // Only the listener's thread counts down.
+        let next = self.next.load(Ordering::SeqCst);
+        if next > 0 {
+            self.next.store(next - 1, Ordering::SeqCst);
+        } else if !scattered(self.calls.fetch_add(1, Ordering::SeqCst)).is_multiple_of(one_in) {
             return None;
         }
         self.failed.fetch_add(1, Ordering::SeqCst);
@@ -130,21 +201,22 @@ const fn scattered(count: usize) -> usize {
 /// # Errors
 /// As [`run_on`].
 pub fn fail_calls(command: &mut Command, faults: Arc<Faults>) -> io::Result<()> {
-    answer_instead(command, faults.command, move |_| faults.decide())
+    answer_instead(command, faults.kinds.clone(), move |call| faults.decide(call))
 }
 
-/// Has every `bpf` call of one kind answered by `decide`: with an error number, or by the kernel.
+/// Has every call of some kinds answered by `decide`: with an error number, or by the kernel.
 fn answer_instead(
     command: &mut Command,
-    kind: u32,
+    kinds: Vec<Kind>,
     decide: impl Fn(&libc::seccomp_notif) -> Option<i32> + Send + 'static,
 ) -> io::Result<()> {
     let (mut ours, theirs) = UnixStream::pair()?;
+    let mut filter = filter_of(&kinds);
     // SAFETY: between fork and exec the closure only makes system calls on its own memory and descriptors, and does not
     // allocate.
     unsafe {
         command.pre_exec(move || {
-            let listener = install_filter(kind)?;
+            let listener = install_filter(&mut filter)?;
             let mut theirs = &theirs;
             // Passes the descriptor's number, and keeps it open until it was copied.
             theirs.write_all(&std::process::id().to_le_bytes())?;
@@ -167,20 +239,29 @@ fn answer_instead(
     Ok(())
 }
 
-/// Installs a filter under which every `bpf` call of one kind waits for the listener's answer.
-fn install_filter(kind: u32) -> io::Result<OwnedFd> {
+/// A filter under which every call of these kinds waits for the listener's answer.
+fn filter_of(kinds: &[Kind]) -> Vec<libc::sock_filter> {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     let end = (libc::BPF_RET | libc::BPF_K) as u16;
     let step = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
-    let mut filter = [
-        step(load, offset_of!(libc::seccomp_data, nr) as u32, 0, 0),
-        step(equal, libc::SYS_bpf as u32, 0, 3),
-        step(load, offset_of!(libc::seccomp_data, args) as u32, 0, 0),
-        step(equal, kind, 0, 1),
-        step(end, libc::SECCOMP_RET_USER_NOTIF, 0, 0),
-        step(end, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
+    let argument = |number: usize| (offset_of!(libc::seccomp_data, args) + 8 * number) as u32;
+    let mut filter = Vec::new();
+    for kind in kinds {
+        filter.extend([
+            step(load, offset_of!(libc::seccomp_data, nr) as u32, 0, 0),
+            step(equal, kind.number as u32, 0, 3),
+            step(load, argument(kind.argument), 0, 0),
+            step(equal, kind.value, 0, 1),
+            step(end, libc::SECCOMP_RET_USER_NOTIF, 0, 0),
+        ]);
+    }
+    filter.push(step(end, libc::SECCOMP_RET_ALLOW, 0, 0));
+    filter
+}
+
+/// Installs it.
+fn install_filter(filter: &mut [libc::sock_filter]) -> io::Result<OwnedFd> {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: `program` and the instructions it points to outlive the calls; the returned descriptor has no other owner.
     unsafe {
@@ -192,7 +273,7 @@ fn install_filter(kind: u32) -> io::Result<OwnedFd> {
 }
 
 /// Copies another process's descriptor.
-fn take_descriptor(pid: i32, number: i32) -> io::Result<OwnedFd> {
+pub(crate) fn take_descriptor(pid: i32, number: i32) -> io::Result<OwnedFd> {
     // SAFETY: the calls take plain integers, and the returned descriptors have no other owner.
     unsafe {
         let process = libc::syscall(libc::SYS_pidfd_open, pid, 0);

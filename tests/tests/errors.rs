@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
+use heapbpf_tests::map_calls::{ITERATOR, MAP_BATCH, MAP_DELETE, MAP_LOOKUP, MAP_NEXT_KEY, MAP_UPDATE};
 use heapbpf_tests::output::{self, Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
-use heapbpf_tests::refusing::{Faults, ITERATOR, MAP_BATCH, MAP_DELETE, MAP_LOOKUP, MAP_NEXT_KEY, MAP_UPDATE};
+use heapbpf_tests::refusing::Faults;
 use heapbpf_tests::scrape::{get, get_with};
 use heapbpf_tests::target::{Target, until};
 

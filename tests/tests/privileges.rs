@@ -10,6 +10,7 @@ use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
+use saphyr::{LoadableYamlNode as _, Yaml};
 use tempfile::TempDir;
 
 /// Id of a user without privileges.
@@ -35,16 +36,52 @@ fn all_ways_of_installing_grant_the_same() {
     assert!(packaging("daemonset.yaml").contains(&format!("add: [{upper}]")));
 }
 
-/// Reachable from other hosts only with a token and encrypted, and never without the runtime's filter of system calls.
+/// Reachable from other hosts only with a token and encrypted, never without the runtime's filter of system calls, with the unit's
+/// capabilities and no others. What its volumes have is where its options look for it.
 #[test]
 fn the_daemonset_is_not_open() {
-    let daemonset = packaging("daemonset.yaml");
-    for needed in
-        ["--token-file=", "--tls-cert=", "--tls-key=", "type: RuntimeDefault", "allowPrivilegeEscalation: false"]
-    {
-        assert!(daemonset.contains(needed), "{needed}");
+    let text = packaging("daemonset.yaml");
+    let documents = Yaml::load_from_str(&text).expect("YAML");
+    let [daemonset] = documents.as_slice() else { panic!("{} documents", documents.len()) };
+    assert_eq!((daemonset["apiVersion"].as_str(), daemonset["kind"].as_str()), (Some("apps/v1"), Some("DaemonSet")));
+    let labels = &daemonset["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(&daemonset["spec"]["selector"]["matchLabels"], labels, "it selects its own pods");
+    let pod = &daemonset["spec"]["template"]["spec"];
+    assert_eq!((pod["hostPID"].as_bool(), pod["automountServiceAccountToken"].as_bool()), (Some(true), Some(false)));
+    let none = |value: &Yaml<'_>, key: &str| value.as_mapping_get(key).is_none();
+    assert!(none(pod, "hostNetwork") && none(pod, "hostIPC"), "{text}");
+    let [container] = &pod["containers"].as_vec().expect("containers")[..] else { panic!("one container") };
+
+    let context = &container["securityContext"];
+    assert_eq!(context["seccompProfile"]["type"].as_str(), Some("RuntimeDefault"));
+    assert_eq!(context["allowPrivilegeEscalation"].as_bool(), Some(false));
+    assert_eq!(context["readOnlyRootFilesystem"].as_bool(), Some(true));
+    assert!(none(context, "privileged"), "{text}");
+    assert_eq!(strings(&context["capabilities"]["drop"]), ["ALL"]);
+    let added: Vec<String> = strings(&context["capabilities"]["add"]).iter().map(|name| name.to_lowercase()).collect();
+    assert_eq!(added, granted());
+
+    let arguments = strings(&container["args"]);
+    let value = |option: &str| {
+        let given = arguments.iter().find_map(|argument| argument.strip_prefix(option)?.strip_prefix('='));
+        given.unwrap_or_else(|| panic!("{option} is not given: {arguments:?}"))
+    };
+    assert!(value("--listen").ends_with(":6060"), "the port that is scraped");
+    let mounts = container["volumeMounts"].as_vec().expect("mounts");
+    for option in ["--token-file", "--tls-cert", "--tls-key"] {
+        let folder = value(option).rsplit_once('/').expect("a path").0;
+        let mount = mounts.iter().find(|mount| mount["mountPath"].as_str() == Some(folder)).expect("a volume is there");
+        assert_eq!(mount["readOnly"].as_bool(), Some(true), "{option}");
+        let volumes = pod["volumes"].as_vec().expect("volumes");
+        let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("it has this name");
+        assert!(volume["secret"]["secretName"].as_str().is_some(), "{option} is a secret");
     }
-    assert!(!daemonset.contains("Unconfined") && !daemonset.contains("privileged: true"));
+    assert_eq!(container["readinessProbe"]["httpGet"]["scheme"].as_str(), Some("HTTPS"));
+}
+
+/// The texts of a sequence.
+fn strings<'a>(sequence: &'a Yaml<'_>) -> Vec<&'a str> {
+    sequence.as_vec().expect("a sequence").iter().map(|it| it.as_str().expect("text")).collect()
 }
 
 /// The unit's settings are worth what docs/security.md says they are.

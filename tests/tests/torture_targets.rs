@@ -11,7 +11,7 @@ use heapbpf_tests::kernel::orphaned_links;
 use heapbpf_tests::output::Stats;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, until, wait};
+use heapbpf_tests::target::{Target, cpu_time, until, wait};
 use heapbpf_tests::torture::{
     Unharmed, accounted, hooks, lasting, name_of, no_link_is_orphaned, not_run, nothing_stays_in, readable, recorder,
     seen, times,
@@ -329,6 +329,37 @@ fn bpftrace(tool: &Path, pid: u32, folder: &Path) -> Beside {
     let said = || std::fs::read_to_string(folder.join("bpftrace.out")).unwrap_or_default();
     until("bpftrace begins", || said().contains("READY"));
     beside
+}
+
+/// What a second recording of one target costs it: processor time of a pair of malloc and free, least of some rounds. Both count
+/// every call.
+#[test]
+#[ignore = "cargo xtask torture runs it"]
+fn recorded_twice() {
+    const PAIRS: u64 = 300_000;
+    let Some(_turn) = turn("torture_recorded_twice") else { return };
+    let mut least = [f64::INFINITY; 3];
+    for _ in 0..times(2) {
+        for (count, least) in least.iter_mut().enumerate() {
+            let mut target = Target::start(&program("pairs"), [&PAIRS.to_string(), "1", "100"]);
+            let start = |_| recorder(target.pid(), Hook::Probe, 512 << 10).start();
+            let recordings: Vec<_> = (0..count).map(start).collect();
+            let before = cpu_time(target.pid());
+            let truth = target.run();
+            let took = cpu_time(target.pid()).saturating_sub(before).as_nanos() as f64 / PAIRS as f64;
+            *least = least.min(took);
+            for recording in recordings {
+                let stats = accounted(&recording.stop());
+                assert_eq!(stats.exact_alloc_objects, truth.allocs(), "{stats:?}");
+            }
+            assert!(target.end().success(), "it came to harm");
+        }
+    }
+    let [none, one, two] = least;
+    let what = format!(
+        "both exact; a pair of malloc and free took {none:.0} ns without, {one:.0} ns with one, {two:.0} ns with two recordings"
+    );
+    seen("two recordings of one target", "probe", times(2), &what);
 }
 
 /// Two heapbpfs, one of them with probes, bpftrace and perf, which come and go one after the other.

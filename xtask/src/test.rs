@@ -66,6 +66,7 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/rg", "ripgrep", "is profiled while it searches: a Rust program"),
     ("/usr/bin/gdb", "gdb", "is profiled while it throws exceptions"),
     ("/usr/bin/strace", "strace", "traces a program while it is profiled"),
+    ("/usr/bin/systemd-analyze", "systemd", "runs the unit"),
     ("/usr/bin/bpftrace", "bpftrace", "has probes in a program while it is profiled"),
     ("/usr/bin/perf", "linux-perf", "samples a program while it is profiled"),
     ("/usr/bin/clang++", "clang", "is profiled while it compiles: deep stacks"),

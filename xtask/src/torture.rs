@@ -57,6 +57,7 @@ struct Row {
 const TIMES: &str = "HEAPBPF_TORTURE_TIMES";
 const TORTURE: &str = "torture";
 const TARGETS: &str = "torture_targets";
+const FLOODS: &str = "floods";
 /// Threads of the row that has many, but in a short round.
 const THREADS: &str = "10000";
 
@@ -249,6 +250,56 @@ const ROWS: &[Row] = &[
         promised: "target right, nothing left",
         file: TARGETS,
         test: "with_other_tracers",
+        ..ROW
+    },
+    Row {
+        name: "twice",
+        fault: "two recordings of one target",
+        promised: "both exact; what each costs",
+        file: TARGETS,
+        test: "recorded_twice",
+        times: 5,
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
+        name: "flood-mappings",
+        fault: "a hundred thousand executable mappings",
+        promised: "totals exact; bounded time and memory",
+        file: FLOODS,
+        test: "of_mappings",
+        times: 1,
+        seconds: Some(1),
+        ..ROW
+    },
+    Row {
+        name: "flood-processes",
+        fault: "ten thousand short processes",
+        promised: "totals exact; bounded time and memory",
+        file: FLOODS,
+        test: "of_processes",
+        times: 1,
+        seconds: Some(1),
+        ..ROW
+    },
+    Row {
+        name: "flood-stacks",
+        fault: "a million stacks",
+        promised: "totals exact, what is not kept is told; bounded time and memory",
+        file: FLOODS,
+        test: "of_stacks",
+        times: 1,
+        seconds: Some(1),
+        ..ROW
+    },
+    Row {
+        name: "flood-threads",
+        fault: "ten thousand threads",
+        promised: "accounts add up; bounded time and memory",
+        file: FLOODS,
+        test: "of_threads",
+        times: 1,
+        seconds: Some(1),
         ..ROW
     },
 ];

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
+use foldhash::fast::RandomState;
+
 use super::model::{Frame, Profile, Stack};
 
 /// The distinct frames and stacks of a profile, in the order of their first use.
@@ -60,9 +62,10 @@ struct Builder<'a> {
     frames: Vec<&'a Frame>,
     stacks: Vec<InternedStack<'a>>,
     frame_ids: Vec<u32>,
-    by_frame: HashMap<&'a Frame, u32>,
-    by_pointer: HashMap<*const Stack, u32>,
-    by_content: HashMap<Content<'a>, u32>,
+    by_frame: HashMap<&'a Frame, u32, RandomState>,
+    by_pointer_of_frame: HashMap<*const Frame, u32, RandomState>,
+    by_pointer: HashMap<*const Stack, u32, RandomState>,
+    by_content: HashMap<Content<'a>, u32, RandomState>,
     shows_no_stack: bool,
 }
 
@@ -78,7 +81,7 @@ impl<'a> Builder<'a> {
         let ids: Box<[u32]> = if self.shows_no_stack && stack.frames.is_empty() {
             [self.frame(&NO_STACK_FRAME)].into()
         } else {
-            stack.frames.iter().map(|frame| self.frame(frame)).collect()
+            stack.frames.iter().map(|frame| self.shared_frame(frame)).collect()
         };
         let key = (ids, stack.cut.as_deref(), stack.unwinder);
         let id = match self.by_content.get(&key) {
@@ -93,6 +96,16 @@ impl<'a> Builder<'a> {
             }
         };
         self.by_pointer.insert(pointer, id);
+        id
+    }
+
+    /// Most frames are shared by many stacks: their contents are looked at once.
+    fn shared_frame(&mut self, frame: &'a Arc<Frame>) -> u32 {
+        if let Some(&id) = self.by_pointer_of_frame.get(&Arc::as_ptr(frame)) {
+            return id;
+        }
+        let id = self.frame(frame);
+        self.by_pointer_of_frame.insert(Arc::as_ptr(frame), id);
         id
     }
 

@@ -100,9 +100,14 @@ impl Code {
             return Err(CodeError::Replaced);
         }
         let mut is_cut = false;
+        let (name, type_of_name) = text(memory, layout, word(at.name as usize)?, &mut is_cut)?;
+        let (file, type_of_file) = text(memory, layout, word(at.file as usize)?, &mut is_cut)?;
+        if type_of_name != type_of_file {
+            return Err(CodeError::Malformed);
+        }
         let code = Self {
-            name: text(memory, layout, word(at.name as usize)?, &mut is_cut)?,
-            file: text(memory, layout, word(at.file as usize)?, &mut is_cut)?,
+            name,
+            file,
             first_line,
             first_traceable: at.first_traceable.and_then(|place| int(&head, place as usize)).unwrap_or(0),
             lines: bytes(memory, word(at.lines as usize)?, &mut is_cut)?,
@@ -148,13 +153,16 @@ fn int(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// A string object. `is_cut` is set if only its beginning could be read.
-fn text(memory: &dyn Memory, layout: &Layout, address: u64, is_cut: &mut bool) -> Result<String, CodeError> {
+/// A string object, and the address of its type. `is_cut` is set if only its beginning could be read. Names and paths have no
+/// zeros: the interpreter refuses them, and memory that is no string has many.
+fn text(memory: &dyn Memory, layout: &Layout, address: u64, is_cut: &mut bool) -> Result<(String, u64), CodeError> {
     let mut head = [0; 40];
     if !memory.read(address, &mut head) {
         return Err(CodeError::Unreadable);
     }
-    let (Some(length), Some(state)) = (long(&head, 16), int(&head, 32)) else { return Err(CodeError::Malformed) };
+    let (Some(of_type), Some(length), Some(state)) = (long(&head, 8), long(&head, 16), int(&head, 32)) else {
+        return Err(CodeError::Malformed);
+    };
     if state & IS_COMPACT == 0 || length > i64::MAX.cast_unsigned() {
         return Err(CodeError::Malformed);
     }
@@ -173,7 +181,8 @@ fn text(memory: &dyn Memory, layout: &Layout, address: u64, is_cut: &mut bool) -
         let number = bytes.iter().rev().fold(0u32, |number, byte| number << 8 | u32::from(*byte));
         char::from_u32(number).unwrap_or(char::REPLACEMENT_CHARACTER)
     };
-    Ok(data.chunks_exact(width).map(character).collect())
+    let text: String = data.chunks_exact(width).map(character).collect();
+    if text.contains('\0') { Err(CodeError::Malformed) } else { Ok((text, of_type)) }
 }
 
 /// Reads bytes; cuts them to those that are there.

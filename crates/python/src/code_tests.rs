@@ -128,6 +128,9 @@ fn what_is_no_code_object_is_refused() {
     assert_eq!(broken(NAME + 16, u64::MAX), CodeError::Malformed);
     assert_eq!(broken(LINES + 16, u64::MAX), CodeError::Malformed);
     assert_eq!(broken(LINES + 16, MOST_LINE_BYTES), CodeError::Unreadable);
+    // Of another type than the other string, and with a zero, which no name has.
+    assert_eq!(broken(NAME + 8, 0x1234), CodeError::Malformed);
+    assert_eq!(broken(NAME + 48, 0x61), CodeError::Malformed);
     let (mut memory, _) = code();
     memory.0.truncate(0x520);
     assert_eq!(read(&memory), CodeError::Unreadable);
@@ -137,9 +140,15 @@ fn what_is_no_code_object_is_refused() {
 
 #[test]
 fn long_names_are_cut() {
-    let (mut memory, check) = code();
-    memory.0.resize(0x4000, 0);
-    memory.long(NAME + 16, 0x1800);
+    let (mut memory, _) = code();
+    // Behind everything else.
+    let name = BASE + 0x2000;
+    memory.0.resize(0x4000, b'x');
+    memory.text(name, "x", 1, 48);
+    memory.long(name + 8, 0);
+    memory.long(name + 16, 0x1800);
+    memory.long(CODE + u64::from(layout().code.name), name);
+    let check = check([FILE, 0, name, LINES], 7);
     let code = Code::read(&memory, &layout(), CODE, check).expect("it is whole");
     assert_eq!(code.name.chars().count(), MOST_CHARACTERS);
 }

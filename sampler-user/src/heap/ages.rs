@@ -1,7 +1,5 @@
 //! Ages of freed sampled blocks, in a histogram with logarithmic bins: memory per stack is bounded for any number of frees.
 
-use std::collections::BTreeMap;
-
 use heapbpf_statistics::outliving::Octave;
 use heapbpf_statistics::survival::Observation;
 
@@ -12,7 +10,8 @@ const BINS_PER_DOUBLING: u32 = 8;
 /// use. Both have the same bins, so that a block that is left behind never seems younger than one that was freed before.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ages {
-    bins: BTreeMap<u16, Bin>,
+    /// Those that are not empty, by their numbers, which ascend.
+    bins: Vec<(u16, Bin)>,
     freed: f64,
     temporary: f64,
     last_free_ns: Option<u64>,
@@ -23,7 +22,7 @@ impl Ages {
     /// freed it without allocating in between.
     pub fn record(&mut self, begin_ns: u64, at_ns: u64, weight: f64, temporary: bool) {
         self.last_free_ns = self.last_free_ns.max(Some(at_ns));
-        let bin = self.bins.entry(bin_of(at_ns.saturating_sub(begin_ns))).or_default();
+        let bin = self.bin(bin_of(at_ns.saturating_sub(begin_ns)));
         bin.freed += weight;
         bin.freed_samples = bin.freed_samples.saturating_add(1);
         self.freed += weight;
@@ -39,20 +38,32 @@ impl Ages {
     pub fn record_left(&mut self, begin_ns: u64, at_ns: u64, last_free_ns: Option<u64>, weight: f64) {
         let age = bin_of(at_ns.saturating_sub(begin_ns));
         let seen_ns = last_free_ns.map_or(at_ns, |last| last.min(at_ns)).saturating_sub(begin_ns);
-        let bin = self.bins.entry(age).or_default();
+        let bin = self.bin(age);
         bin.left += weight;
         if seen_ns > 0 {
             // Mostly the same bin: a profile of a million blocks looks each of them up.
             let seen = bin_of(seen_ns);
-            let bin = if seen == age { bin } else { self.bins.entry(seen).or_default() };
+            let bin = if seen == age { bin } else { self.bin(seen) };
             bin.left_samples = bin.left_samples.saturating_add(1);
         }
+    }
+
+    /// The bin of a number. Blocks of one stack have few ages, so that it is found by few comparisons in one piece of memory.
+    fn bin(&mut self, number: u16) -> &mut Bin {
+        let at = match self.bins.binary_search_by_key(&number, |(number, _)| *number) {
+            Ok(at) => at,
+            Err(at) => {
+                self.bins.insert(at, (number, Bin::default()));
+                at
+            }
+        };
+        &mut self.bins[at].1
     }
 
     /// Adds another histogram.
     pub fn add(&mut self, other: &Self) {
         for (bin, Bin { freed, left, freed_samples, left_samples }) in &other.bins {
-            let sum = self.bins.entry(*bin).or_default();
+            let sum = self.bin(*bin);
             sum.freed += freed;
             sum.left += left;
             sum.freed_samples = sum.freed_samples.saturating_add(*freed_samples);

@@ -292,34 +292,49 @@ impl Heap {
 
     /// Records a peak if the total in use is high enough. Called before the total falls.
     fn note_peak(&mut self) {
-        if !self.rising {
-            return;
+        if self.is_peak() {
+            let (sums, _) = self.sum_live(None);
+            self.record_peak(&sums);
         }
+    }
+
+    /// Whether the total in use is a new peak, which then has to be recorded.
+    fn is_peak(&mut self) -> bool {
+        let is_peak = self.rising && self.totals.inuse_bytes >= self.peak_bytes * PEAK_STEP;
         self.rising = false;
-        if self.totals.inuse_bytes < self.peak_bytes * PEAK_STEP {
-            return;
+        if is_peak {
+            self.peak_bytes = self.totals.inuse_bytes;
         }
-        self.peak_bytes = self.totals.inuse_bytes;
-        let sums = self.sum_live();
+        is_peak
+    }
+
+    fn record_peak(&mut self, sums: &[SampleSums]) {
         for (number, row) in &mut self.rows {
             row.peak = sums[number];
         }
     }
 
-    fn sum_live(&self) -> Vec<SampleSums> {
+    /// Sums of the live blocks, by number of the row, and their ages at a time (CLOCK_MONOTONIC), if that is given.
+    fn sum_live(&self, ages_at_ns: Option<u64>) -> (Vec<SampleSums>, Option<Vec<Ages>>) {
         let mut sums = vec![SampleSums::default(); self.rows.capacity()];
+        let mut ages = ages_at_ns.map(|now_ns| (now_ns, vec![Ages::default(); self.rows.capacity()]));
         // Most stacks allocate blocks of one size, so the weight of the last size is kept.
         let mut known: Vec<Option<(u64, Inclusion)>> = vec![None; self.rows.capacity()];
         for live in self.spaces.values().flat_map(HashMap::values) {
-            let row = live.row as usize;
-            if known[row].is_none_or(|(trials, _)| trials != live.trials) {
-                known[row] = inclusion(live.trials, self.rows[row].key.interval).map(|it| (live.trials, it));
+            let number = live.row as usize;
+            if known[number].is_none_or(|(trials, _)| trials != live.trials) {
+                known[number] = inclusion(live.trials, self.rows[number].key.interval).map(|it| (live.trials, it));
             }
-            if let Some((_, inclusion)) = &known[row] {
-                sums[row].record_included(live.size_bytes, live.offset, inclusion);
+            if let Some((_, inclusion)) = &known[number] {
+                sums[number].record_included(live.size_bytes, live.offset, inclusion);
+            }
+            if let Some((now_ns, ages)) = &mut ages {
+                let weight = known[number].map_or(0.0, |(_, inclusion)| inclusion.weight);
+                let last_free_ns = self.rows[number].ages.last_free_ns();
+                ages[number].record_left(live.time_ns, *now_ns, last_free_ns, weight);
             }
         }
-        sums
+        (sums, ages.map(|(_, ages)| ages))
     }
 
     /// Estimated allocations so far, by size class.
@@ -335,16 +350,17 @@ impl Heap {
     /// Every row with its sums in use at `now_ns` (CLOCK_MONOTONIC), computed from the live blocks, so that rounding errors
     /// do not accumulate. `ages`: with the ages of blocks.
     pub fn snapshot(&mut self, now_ns: u64, ages: bool) -> impl Iterator<Item = RowSnapshot<'_>> {
-        self.note_peak();
-        let inuse = self.sum_live();
-        let ages = ages.then(|| self.ages_of_living(now_ns));
+        let (inuse, mut ages) = self.sum_live(ages.then_some(now_ns));
+        if self.is_peak() {
+            self.record_peak(&inuse);
+        }
         let apart = self.ended_apart;
         self.rows.iter().map(move |(number, row)| {
             let (mut inuse, mut at_exit) = (inuse[number], SampleSums::default());
             if apart { &mut at_exit } else { &mut inuse }.add(&row.at_exit);
-            let ages = ages.as_ref().map(|living| {
-                let mut all = row.ages.clone();
-                all.add(&living[number]);
+            let ages = ages.as_mut().map(|living| {
+                let mut all = std::mem::take(&mut living[number]);
+                all.add(&row.ages);
                 all
             });
             RowSnapshot { number, row, inuse, at_exit, peak: row.peak, ages }
@@ -354,17 +370,6 @@ impl Heap {
     /// Addresses of sampled blocks in use, of at most so many.
     pub fn addresses(&self, space: &ProcessKey, most: usize) -> Vec<u64> {
         self.spaces.get(space).into_iter().flat_map(HashMap::values).take(most).map(|live| live.address).collect()
-    }
-
-    /// Ages of the live blocks, by number of the row.
-    fn ages_of_living(&self, now_ns: u64) -> Vec<Ages> {
-        let mut ages = vec![Ages::default(); self.rows.capacity()];
-        for live in self.spaces.values().flat_map(HashMap::values) {
-            let weight = weight_of(live.trials, self.interval_of(live));
-            let last_free_ns = self.rows[live.row as usize].ages.last_free_ns();
-            ages[live.row as usize].record_left(live.time_ns, now_ns, last_free_ns, weight);
-        }
-        ages
     }
 
     /// Notes that a snapshot has taken the stacks of all rows to be symbolized.

@@ -1,5 +1,7 @@
 //! Round trips, profiles of other profilers, damaged and hostile files.
 
+#[cfg(feature = "pprof")]
+mod against_go;
 mod go_heap;
 mod heap_v2;
 mod json;

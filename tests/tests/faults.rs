@@ -1,0 +1,294 @@
+//! Faults at every operation on a map, and at what reading the rings needs: none is lost in silence. The operations are not
+//! listed here: recordings of each kind are watched, and whatever they do fails once.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
+use heapbpf_tests::map_calls::Operation;
+use heapbpf_tests::output::{Estimate, Profile, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Outcome, Recorder, Recording};
+use heapbpf_tests::refusing::Faults;
+use heapbpf_tests::scrape::get;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::torture::readable;
+use heapbpf_tests::truth::Truth;
+
+/// Calls of the target's sites.
+const CALLS: &str = "20000";
+/// The smallest interval at which rings are small at first.
+const GROWS_AT: u64 = 16384;
+
+/// Kinds of recordings, which do different operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Case {
+    /// Every allocation.
+    Exact,
+    /// The daemon is stopped while its rings fill up.
+    Losses,
+    /// The same with rings that grow, and an interval at which they are small at first.
+    Growth,
+    /// An interval for each size class.
+    Classes,
+    /// The kernel's own stacks.
+    FramePointers,
+    /// A target that ends, while another goes on.
+    Ends,
+    /// Children that are short, half of which replace their program.
+    Children,
+    /// Counted inside the process.
+    Inline,
+    /// An interpreter.
+    Python,
+}
+
+impl Case {
+    const ALL: [Self; 9] = [
+        Self::Exact,
+        Self::Losses,
+        Self::Growth,
+        Self::Classes,
+        Self::FramePointers,
+        Self::Ends,
+        Self::Children,
+        Self::Inline,
+        Self::Python,
+    ];
+
+    fn target(self) -> Target {
+        match self {
+            Self::Python => {}
+            Self::Children => return Target::start(&program("brood"), ["short", "40", "100"]),
+            Self::Growth => return Target::start(&program("mix"), ["1000000"]),
+            _ => return Target::start(&program("mix"), [CALLS]),
+        }
+        let script = programs_folder().join("python_truth.py");
+        Target::start_command(Command::new(python().expect("checked before")).arg(script).arg("/dev/null"))
+    }
+
+    fn recorder(self, pid: u32, other: u32) -> Recorder {
+        let recorder = |interval| Recorder::of(pid, interval);
+        match self {
+            Self::Exact | Self::Children | Self::Python => recorder(1),
+            Self::Losses => recorder(1).option("--ring-bytes", "64KiB"),
+            Self::Growth => recorder(GROWS_AT),
+            Self::Classes => recorder(64).option("--criterion", "size-class"),
+            Self::FramePointers => recorder(1).option("--unwind", "fp"),
+            Self::Ends => recorder(1).pid(other),
+            Self::Inline => recorder(1).option("--hook", "inline").flag("--no-follow"),
+        }
+    }
+
+    /// Has the target work, while what is to fail does. Returns the truth, if the target tells it.
+    fn work(self, target: &mut Target, recording: &Recording) -> Option<Truth> {
+        if matches!(self, Self::Losses | Self::Growth) {
+            recording.signal(libc::SIGSTOP);
+            target.go();
+            let truth = target.truth();
+            recording.signal(libc::SIGCONT);
+            return Some(truth);
+        }
+        target.go();
+        (self != Self::Python).then(|| target.truth())
+    }
+}
+
+/// The distribution's interpreter.
+fn python() -> Option<PathBuf> {
+    tool("python3")
+}
+
+/// The cases that can be had here.
+fn cases(name: &str) -> Vec<Case> {
+    let mut cases = Case::ALL.to_vec();
+    if python().is_none() {
+        skipped(name, "no python3: faults at what is read of interpreters");
+        cases.retain(|case| *case != Case::Python);
+    }
+    if !cfg!(target_arch = "x86_64") {
+        skipped(name, "inline hooks are of x86-64");
+        cases.retain(|case| *case != Case::Inline);
+    }
+    cases
+}
+
+/// What a recording says, and its target.
+struct Recorded {
+    outcome: Outcome,
+    truth: Option<Truth>,
+    pid: u32,
+}
+
+/// A recording of a case under faults that `begin` starts once the probes are in place.
+fn record(case: Case, faults: &Arc<Faults>, begin: impl FnOnce()) -> Option<Recorded> {
+    let mut other = Target::start(&program("mix"), ["10"]);
+    let mut target = case.target();
+    let pid = target.pid();
+    let recorder = case.recorder(pid, other.pid()).failing(faults);
+    let recording = match recorder.try_start() {
+        Ok(recording) => recording,
+        Err(said) => {
+            readable(&said);
+            assert!(said.contains("(exit status: 1)"), "{said}");
+            assert!(target.end().success(), "the target came to harm: {said}");
+            return None;
+        }
+    };
+    begin();
+    let truth = case.work(&mut target, &recording);
+    if case == Case::Ends {
+        assert!(target.end().success(), "the target came to harm");
+        // Its counters are taken over some time after its end.
+        std::thread::sleep(Duration::from_millis(2500));
+        other.run();
+        faults.fail_one_in(0);
+        return Some(Recorded { outcome: recording.stop(), truth, pid });
+    }
+    // Several rounds of what is done once a second.
+    std::thread::sleep(Duration::from_millis(1200));
+    faults.fail_one_in(0);
+    let outcome = recording.stop();
+    assert!(target.end().success(), "the target came to harm");
+    Some(Recorded { outcome, truth, pid })
+}
+
+/// Whether an estimate is honest: its interval has the truth, or it says that it has none.
+fn honest(estimate: &Estimate, truth: u64) -> bool {
+    match (estimate.low, estimate.high) {
+        (Some(low), Some(high)) => low <= truth as f64 && truth as f64 <= high,
+        _ => true,
+    }
+}
+
+/// Checks that nothing was lost in silence. The identity and sums are checked of every profile (`results`).
+fn check(case: Case, what: &str, recorded: &Recorded) {
+    let Recorded { outcome, truth, pid } = recorded;
+    let (profile, stats): (Profile, Stats) = outcome.results();
+    readable(&outcome.stderr);
+    let Some(truth) = truth else { return };
+    let totals = &profile.totals;
+    assert!(stats.hits > 0, "{what}");
+    if case == Case::Ends {
+        // The other target counts as well.
+        let process = profile.process(*pid);
+        assert!(honest(&process.figures.alloc_bytes, truth.bytes()), "{what}: {:?}", process.figures);
+        if stats.lost() == 0 {
+            assert_eq!(process.figures.alloc_bytes.exact, Some(truth.bytes() as f64), "{what}");
+        }
+        return;
+    }
+    if let Some(exact) = totals.alloc_bytes.exact {
+        assert_eq!(exact, truth.bytes() as f64, "{what}: exact totals are wrong: {stats:?}");
+    }
+    let in_use = totals.inuse_bytes.as_ref().expect("frees are tracked");
+    assert!(honest(&totals.alloc_bytes, truth.bytes()), "{what}: {} not in {:?}", truth.bytes(), totals.alloc_bytes);
+    assert!(honest(in_use, truth.live_bytes()), "{what}: {} not in {in_use:?}", truth.live_bytes());
+    // Without a loss, what is in use is what the target says.
+    match case {
+        Case::Classes | Case::FramePointers => {}
+        Case::Growth if stats.lost() == 0 => checks::sites(&profile, truth, GROWS_AT, Compare::All),
+        _ if stats.lost() == 0 => checks::sites(&profile, truth, 1, Compare::All),
+        _ => {}
+    }
+}
+
+/// Every operation that the cases do: those of the start, and those of a recording that has begun, each with the first case
+/// that does it.
+fn operations(name: &str) -> [BTreeMap<Operation, Case>; 2] {
+    let mut found = [BTreeMap::new(), BTreeMap::new()];
+    for case in cases(name) {
+        let noting = Faults::noting();
+        let mut of_start = BTreeMap::new();
+        let recorded = record(case, &noting, || of_start = noting.take_seen()).expect("nothing fails");
+        check(case, "without faults", &recorded);
+        for (found, seen) in found.iter_mut().zip([of_start, noting.take_seen()]) {
+            seen.into_keys().for_each(|operation| {
+                found.entry(operation).or_insert(case);
+            });
+        }
+    }
+    found
+}
+
+/// Each operation of a recording that has begun fails every other time. Identities hold, estimates are in their intervals or
+/// flagged, and what is in use is true afterwards.
+#[test]
+fn every_operation_on_a_map_may_fail_while_it_records() {
+    let name = "every_operation_on_a_map_may_fail_while_it_records";
+    let Some(_turn) = turn(name) else { return };
+    let [_, operations] = operations(name);
+    // What must be among them, so that the watching cannot miss everything.
+    for map in ["TOTALS", "PROGRESS", "UNATTRIBUTED", "SLEEP", "LIVE", "TARGETS"] {
+        assert!(operations.keys().any(|operation| operation.map == map), "{map}: {operations:?}");
+    }
+    let mut never = Vec::new();
+    for (operation, case) in &operations {
+        let faults = Faults::of_operation(operation);
+        let what = format!("{operation} fails, {case:?}");
+        let recorded = record(*case, &faults, || faults.fail_one_in(2)).expect("nothing failed at the start");
+        check(*case, &what, &recorded);
+        if faults.failed() == 0 {
+            // There were too few of them.
+            let recorded = record(*case, &faults, || faults.fail_next(2)).expect("nothing failed at the start");
+            check(*case, &what, &recorded);
+        }
+        println!("{what}: {} times", faults.failed());
+        if faults.failed() == 0 {
+            never.push(what);
+        }
+    }
+    println!("{} operations; {} did not occur again: {never:?}", operations.len(), never.len());
+    assert!(never.len() * 4 < operations.len(), "many did not occur again: {never:?}");
+}
+
+/// Each operation of the start fails: heapbpf says so and ends with status 1, or does without and is right.
+#[test]
+fn every_operation_on_a_map_may_fail_at_the_start() {
+    let name = "every_operation_on_a_map_may_fail_at_the_start";
+    let Some(_turn) = turn(name) else { return };
+    let [operations, _] = operations(name);
+    assert!(operations.len() > 10, "{operations:?}");
+    let (mut refused, mut never) = (0, Vec::new());
+    for (operation, case) in &operations {
+        let faults = Faults::of_operation(operation);
+        faults.fail_one_in(1);
+        let what = format!("{operation} fails at the start, {case:?}");
+        let recorded = record(*case, &faults, || faults.fail_one_in(0));
+        println!("{what}: {} times, {}", faults.failed(), if recorded.is_some() { "did without" } else { "refused" });
+        if faults.failed() == 0 {
+            never.push(what.clone());
+        }
+        match recorded {
+            Some(recorded) => check(*case, &what, &recorded),
+            None => refused += 1,
+        }
+    }
+    println!("{} operations, {refused} refused; {} did not occur again: {never:?}", operations.len(), never.len());
+    assert!(never.len() * 3 < operations.len(), "most did not occur again: {never:?}");
+}
+
+/// Rings cannot be mapped, or not be watched, when they are replaced by larger ones.
+#[test]
+fn rings_that_cannot_grow_or_be_watched_lose_nothing_in_silence() {
+    let Some(_turn) = turn("rings_that_cannot_grow_or_be_watched_lose_nothing_in_silence") else { return };
+    for (what, faults) in [("mapping", Faults::of_shared_mappings()), ("watching", Faults::of_watching())] {
+        let mut target = Case::Growth.target();
+        let (recording, address) = Case::Growth.recorder(target.pid(), 0).failing(&faults).serve();
+        // Once it answers, it watches its rings. If it cannot at the start, it says so and records nothing.
+        assert_eq!(get(address, "/healthz").status, 200);
+        faults.fail_one_in(2);
+        let truth = Case::Growth.work(&mut target, &recording);
+        std::thread::sleep(Duration::from_millis(1200));
+        faults.fail_one_in(0);
+        let recorded = Recorded { outcome: recording.stop(), truth, pid: target.pid() };
+        println!("{what} rings failed {} times", faults.failed());
+        assert!(faults.failed() > 0, "{what}: no ring grew");
+        check(Case::Growth, what, &recorded);
+        assert!(target.end().success(), "the target came to harm");
+    }
+}
