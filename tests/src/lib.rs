@@ -16,6 +16,7 @@ pub mod guardian;
 pub mod hostile;
 pub mod inline;
 pub mod kernel;
+pub mod others;
 pub mod output;
 pub mod pprof;
 pub mod program;
