@@ -95,6 +95,7 @@ fn condition(instruction: &Instruction) -> Option<u8> {
 /// `None` stands for those jumps' absence; otherwise the index of the range.
 pub(crate) fn jumped_into(text: &Text<'_>, ranges: &[[u64; 2]]) -> Vec<usize> {
     let mut found = Vec::new();
+    let (Some([first, _]), Some([_, last])) = (ranges.first(), ranges.last()) else { return found };
     for byte in memchr::memchr3_iter(0xe8, 0xe9, 0x0f, text.bytes) {
         let at = if text.bytes[byte] == 0x0f { byte + 1 } else { byte };
         let Some((&opcode, distance)) = text.bytes.get(at..at + 5).and_then(<[u8]>::split_first) else { continue };
@@ -105,6 +106,10 @@ pub(crate) fn jumped_into(text: &Text<'_>, ranges: &[[u64; 2]]) -> Vec<usize> {
         let Ok(distance) = <[u8; 4]>::try_from(distance) else { continue };
         let from = text.address + at as u64;
         let target = (from + 5).wrapping_add_signed(i64::from(i32::from_le_bytes(distance)));
+        // Most lead somewhere else altogether.
+        if !(*first..*last).contains(&target) {
+            continue;
+        }
         let index = ranges.partition_point(|[start, _]| *start < target);
         let Some(index) = index.checked_sub(1) else { continue };
         let [start, end] = ranges[index];
