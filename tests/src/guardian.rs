@@ -61,13 +61,20 @@ pub fn leaks(by: &BTreeSet<u32>) -> Vec<String> {
     log.lines().filter(|line| line.contains("leaking uprobe") && is_of(line)).map(Into::into).collect()
 }
 
-/// How many bytes of a process's code in the C library are not those of its file: probes.
+/// How many bytes of a process's code in the C library are not those of its file: probes, or what inline hooks left.
 ///
 /// # Panics
 /// If its code cannot be read.
 pub fn changed_bytes_of_libc(pid: u32) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
-    let line = maps.lines().find(|line| line.contains("r-xp") && line.contains("/libc.so")).expect("a C library");
+    let is_code = |line: &&str| line.contains("r-xp") && line.contains("/libc.so");
+    assert!(maps.lines().any(|line| is_code(&line)), "a C library");
+    // Pages that were replaced and moved back may be mappings of their own.
+    maps.lines().filter(is_code).map(|line| changed_bytes(pid, line)).sum()
+}
+
+/// How many bytes of a mapping are not those of its file.
+fn changed_bytes(pid: u32, line: &str) -> usize {
     let words: Vec<&str> = line.split_whitespace().collect();
     let number = |text: &str| u64::from_str_radix(text, 16).expect("an address");
     let (start, end) = words[0].split_once('-').map(|(start, end)| (number(start), number(end))).expect("a range");

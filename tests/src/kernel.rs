@@ -1,6 +1,7 @@
 //! The kernel's BPF objects, to check that heapbpf leaves none behind.
 
 use std::collections::BTreeSet;
+use std::io::Read as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -180,11 +181,11 @@ pub fn links_that_stay(ids: &BTreeSet<u32>) -> BTreeSet<u32> {
     links().intersection(ids).copied().collect()
 }
 
-/// A uprobe with a reference counter, as another tracer would register it. Removed when dropped.
+/// A uprobe, as perf and other tracers register it. Removed when dropped.
 pub struct UprobeEvent(OwnedFd);
 
 impl UprobeEvent {
-    /// Registers it at a file offset, for one process; the reference counter is at another offset.
+    /// Registers it at a file offset, for one process; the reference counter is at another offset, or there is none (0).
     ///
     /// # Errors
     /// The kernel refuses, or does not support such events.
@@ -209,6 +210,17 @@ impl UprobeEvent {
         }
         // SAFETY: `perf_event_open` just returned this descriptor, so nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) }))
+    }
+
+    /// How often it was hit in the thread that it is for.
+    ///
+    /// # Panics
+    /// If the kernel does not say.
+    pub fn hits(&self) -> u64 {
+        let mut count = [0; 8];
+        let mut event = std::fs::File::from(self.0.try_clone().expect("a descriptor"));
+        event.read_exact(&mut count).expect("it counts");
+        u64::from_ne_bytes(count)
     }
 }
 

@@ -17,6 +17,7 @@ pub mod hostile;
 pub mod inline;
 pub mod kernel;
 pub mod map_calls;
+pub mod others;
 pub mod output;
 pub mod pprof;
 pub mod program;

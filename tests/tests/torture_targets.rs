@@ -1,13 +1,13 @@
 //! Targets in states that are hard on a profiler, each with both ways of hooking. Each test is a row of `cargo xtask torture`,
 //! which repeats it; here it is a short round.
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use heapbpf_tests::environment::{tool_or_install, turn};
 use heapbpf_tests::inline::{Hook, is_hooked};
 use heapbpf_tests::kernel::orphaned_links;
+use heapbpf_tests::others::{Beside, Bpftrace};
 use heapbpf_tests::output::Stats;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -55,28 +55,6 @@ fn hooked_how(stats: &Stats) -> String {
         None => format!("as asked ({})", it.hook),
     };
     stats.hooks.first().map_or_else(|| "not hooked".to_owned(), how)
-}
-
-/// Another tool that runs beside, ended when dropped.
-struct Beside(Child);
-
-impl Beside {
-    fn start(command: &mut Command) -> Self {
-        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
-    }
-
-    /// Ends it as Ctrl-C would.
-    fn stop(mut self, what: &str) {
-        signal(self.0.id(), libc::SIGINT);
-        wait(&mut self.0, what);
-    }
-}
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Words of the pids of the tracer, so that reports of several rounds are one.
@@ -312,25 +290,6 @@ fn many_threads() {
     }
 }
 
-/// The C library that a process uses.
-fn libc_of(pid: u32) -> String {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
-    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libc.so"));
-    path.expect("it has one").to_owned()
-}
-
-/// bpftrace's probes are in the same functions; its start takes some seconds.
-fn bpftrace(tool: &Path, pid: u32, folder: &Path) -> Beside {
-    let script = format!("uprobe:{}:malloc {{ @calls = count(); }} BEGIN {{ printf(\"READY\\n\"); }}", libc_of(pid));
-    let out = std::fs::File::create(folder.join("bpftrace.out")).expect("our own folder");
-    let mut command = Command::new(tool);
-    command.args(["-p", &pid.to_string(), "-e", &script]).stdin(Stdio::null()).stdout(out).stderr(Stdio::null());
-    let beside = Beside(command.spawn().expect("it starts"));
-    let said = || std::fs::read_to_string(folder.join("bpftrace.out")).unwrap_or_default();
-    until("bpftrace begins", || said().contains("READY"));
-    beside
-}
-
 /// What a second recording of one target costs it: processor time of a pair of malloc and free, least of some rounds. Both count
 /// every call.
 #[test]
@@ -368,9 +327,9 @@ fn recorded_twice() {
 fn with_other_tracers() {
     let fault = "two heapbpfs, bpftrace and perf at once";
     let Some(_turn) = turn("torture_with_other_tracers") else { return };
-    let bpftrace_tool = tool_or_install("bpftrace", "bpftrace");
+    let bpftrace = Bpftrace::tool();
     let perf = tool_or_install("perf", "linux-perf");
-    if bpftrace_tool.is_none() || perf.is_none() {
+    if bpftrace.is_none() || perf.is_none() {
         not_run(fault, "both", "the part with bpftrace or with perf: it is not here");
     }
     for hook in hooks() {
@@ -380,7 +339,7 @@ fn with_other_tracers() {
         let (mut both, mut counts) = (0, [0_u64; 3]);
         for time in 0..times(1) {
             let folder = tempfile::tempdir().expect("a temporary folder");
-            let trace = || bpftrace_tool.as_deref().map(|tool| bpftrace(tool, pid, folder.path()));
+            let trace = || bpftrace.as_deref().map(|tool| Bpftrace::start(tool, pid));
             let mut by_bpftrace = if time % 2 == 0 { trace() } else { None };
             let by_perf = perf.as_deref().map(|perf| {
                 let mut command = Command::new(perf);
@@ -401,10 +360,7 @@ fn with_other_tracers() {
                 let data = folder.path().join("perf.data").metadata().map_or(0, |file| file.len());
                 assert!(data > 0, "perf recorded nothing");
             }
-            by_bpftrace.into_iter().for_each(|it| it.stop("bpftrace"));
-            let out = std::fs::read_to_string(folder.path().join("bpftrace.out")).unwrap_or_default();
-            let calls = out.lines().find_map(|line| line.strip_prefix("@calls: ")?.trim().parse::<u64>().ok());
-            counts[2] += calls.unwrap_or_default();
+            counts[2] += by_bpftrace.map_or(0, Bpftrace::stop);
         }
         assert!(counts[1] > 0, "{counts:?}");
         no_link_is_orphaned(&before);

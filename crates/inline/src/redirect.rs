@@ -95,15 +95,21 @@ fn condition(instruction: &Instruction) -> Option<u8> {
 /// `None` stands for those jumps' absence; otherwise the index of the range.
 pub(crate) fn jumped_into(text: &Text<'_>, ranges: &[[u64; 2]]) -> Vec<usize> {
     let mut found = Vec::new();
-    for (at, window) in text.bytes.windows(5).enumerate() {
-        let Some((&opcode, distance)) = window.split_first() else { continue };
-        let follows_prefix = opcode & 0xf0 == 0x80 && at > 0 && text.bytes.get(at - 1) == Some(&0x0f);
-        if !(opcode == 0xe8 || opcode == 0xe9 || follows_prefix) {
+    let (Some([first, _]), Some([_, last])) = (ranges.first(), ranges.last()) else { return found };
+    for byte in memchr::memchr3_iter(0xe8, 0xe9, 0x0f, text.bytes) {
+        let at = if text.bytes[byte] == 0x0f { byte + 1 } else { byte };
+        let Some((&opcode, distance)) = text.bytes.get(at..at + 5).and_then(<[u8]>::split_first) else { continue };
+        // A conditional jump has a byte before its opcode.
+        if at > byte && opcode & 0xf0 != 0x80 {
             continue;
         }
         let Ok(distance) = <[u8; 4]>::try_from(distance) else { continue };
         let from = text.address + at as u64;
         let target = (from + 5).wrapping_add_signed(i64::from(i32::from_le_bytes(distance)));
+        // Most lead somewhere else altogether.
+        if !(*first..*last).contains(&target) {
+            continue;
+        }
         let index = ranges.partition_point(|[start, _]| *start < target);
         let Some(index) = index.checked_sub(1) else { continue };
         let [start, end] = ranges[index];

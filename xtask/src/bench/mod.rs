@@ -1,6 +1,7 @@
 //! The benchmarks. Each has a file, and a line in the table below.
 
 mod cost;
+mod crowd;
 mod fleet;
 mod heap;
 mod memory;
@@ -35,6 +36,7 @@ struct Bench {
 const BENCHES: &[Bench] = &[
     Bench { name: "cost", about: cost::ABOUT, run: cost::run },
     Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
+    Bench { name: "crowd", about: crowd::ABOUT, run: crowd::run },
     Bench { name: "fleet", about: fleet::ABOUT, run: fleet::run },
     Bench { name: "growth", about: statistics::ABOUT_GROWTH, run: statistics::growth },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },

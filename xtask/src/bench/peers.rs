@@ -14,7 +14,7 @@ use crate::programs::on_path;
 use crate::shell::{read, run as run_command, say};
 
 /// One-line description of [`run`].
-pub const ABOUT: &str = "profilers side by side, into docs/overhead.md ([--quick] [--rounds N] [--only NAMES] [--workloads NAMES] [--print])";
+pub const ABOUT: &str = "profilers side by side, into docs/overhead.md ([--quick | --inline] [--rounds N] [--only NAMES] [--workloads NAMES] [--print]); --inline: real programs with inline hooks, into docs/inline.md";
 /// One-line description of [`programs`].
 pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --all, against no-op probes and what their rate predicts, into docs/overhead.md ([--rounds N] [--workloads NAMES] [--object FILE] [--print])";
 
@@ -58,7 +58,8 @@ fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<
     }
     let prints = ["--quick", "--print", "--only", "--workloads", "--object"];
     if !args.iter().any(|word| prints.iter().any(|print| word.starts_with(print))) {
-        command.arg("--document").arg(context.root.join("docs/overhead.md"));
+        let document = if args.iter().any(|word| word == "--inline") { "docs/inline.md" } else { "docs/overhead.md" };
+        command.arg("--document").arg(context.root.join(document));
     }
     command.args(args.iter().filter(|word| *word != "--print"));
     run_command(&mut command, context.options.verbose)

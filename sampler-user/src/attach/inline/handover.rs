@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
@@ -16,7 +17,7 @@ use sampler_ebpf::abi::{IN_FLIGHT_TAIL, LiveValue, ProcessKey};
 
 use super::plan::Place;
 use super::{Refused, SET_LOG2};
-use crate::kernel::handover::{Begun, HandoverMap};
+use crate::kernel::handover::{Begun, HandoverMap, Seen};
 use crate::kernel::live_map::LiveMap;
 
 /// What probes have sampled, and have begun to count.
@@ -99,6 +100,37 @@ fn is_replaced(draft: &Draft, function: u64) -> bool {
     })
 }
 
+/// What probes have done of a process's calls. To be asked while the process is stopped.
+pub(super) trait Probed {
+    /// The calls that they have begun to count.
+    fn begun(&self, process: ProcessKey) -> io::Result<Vec<Begun>>;
+    /// The blocks that they have sampled since these are listed; `None` if there were more than fit.
+    fn blocks(&self) -> Option<Vec<u64>>;
+}
+
+impl Probed for Seen {
+    fn begun(&self, process: ProcessKey) -> io::Result<Vec<Begun>> {
+        Self::begun(self, process)
+    }
+
+    fn blocks(&self) -> Option<Vec<u64>> {
+        Self::blocks(self)
+    }
+}
+
+/// Whether a process that is stopped can go over. If so, the mapped code knows all blocks that probes have sampled: after these
+/// writes it goes over, or all of it is taken back.
+pub(super) fn is_moment(
+    process: ProcessKey,
+    probed: &impl Probed,
+    boundary: &Boundary,
+    positions: &[(i32, u64)],
+    noted: &mut Noted,
+) -> bool {
+    probed.begun(process).is_ok_and(|begun| boundary.is_passed(positions, &begun))
+        && probed.blocks().is_some_and(|blocks| noted.add(&blocks).is_ok())
+}
+
 /// What the mapped code holds of sampled blocks. Some may have been freed since: their free is told once more, and the programs
 /// find no block.
 pub(super) struct Noted {
@@ -148,5 +180,68 @@ mod tests {
         // It was counted in the function that jumped here, or in another thread.
         assert!(!boundary.is_passed(&[(7, 0x1000)], &[begun(7, IN_FLIGHT_TAIL)]));
         assert!(boundary.is_passed(&[(7, 0x1000)], &[begun(8, IN_FLIGHT_TAIL)]));
+    }
+
+    const PROCESS: ProcessKey = ProcessKey { start_ns: 1, tgid: 7, exec_id: 0 };
+
+    /// What probes are said to have done.
+    struct Said {
+        begun: Option<Vec<Begun>>,
+        blocks: Option<Vec<u64>>,
+    }
+
+    impl Probed for Said {
+        fn begun(&self, _: ProcessKey) -> io::Result<Vec<Begun>> {
+            self.begun.clone().ok_or_else(|| io::ErrorKind::Other.into())
+        }
+
+        fn blocks(&self) -> Option<Vec<u64>> {
+            self.blocks.clone()
+        }
+    }
+
+    /// The check with a file in place of the process's memory, and how much was written to it.
+    fn check(said: &Said, positions: &[(i32, u64)], held: &[u64]) -> (bool, u64) {
+        let file = tempfile::tempfile().unwrap();
+        let mut noted = Noted::new(file.try_clone().unwrap(), 0);
+        noted.add(held).unwrap();
+        file.set_len(0).unwrap();
+        let code = 0x1001..0x1004;
+        let boundary = Boundary { entries: HashSet::from([0x1000]), before_probes: vec![code] };
+        let is_moment = is_moment(PROCESS, said, &boundary, positions, &mut noted);
+        (is_moment, file.metadata().unwrap().len())
+    }
+
+    /// Each case differs from the first one, in which it is the moment, in one thing alone.
+    #[test]
+    fn each_check_within_the_stop_is_enough_to_let_the_process_go() {
+        let said = |begun, blocks| Said { begun, blocks };
+        let (passed, sampled) = (|| Some(Vec::new()), || Some(vec![0x5550_0010, 0x5550_0020]));
+        let (is_moment, written) = check(&said(passed(), sampled()), &[(7, 0x1000)], &[]);
+        assert!(is_moment && written > 0, "the last blocks are noted before it goes over");
+
+        let full = no_room_for(0x5550_0020);
+        let cases = [
+            ("calls in progress cannot be read", said(None, sampled()), 0x1000, &[][..]),
+            ("a call's return is awaited", said(Some(vec![begun(7, 1)]), sampled()), 0x1000, &[]),
+            ("a counted call jumped to an entry", said(Some(vec![begun(7, IN_FLIGHT_TAIL)]), sampled()), 0x1000, &[]),
+            ("a call is between entry and probe", said(passed(), sampled()), 0x1002, &[]),
+            ("more blocks came than are listed", said(passed(), None), 0x1000, &[]),
+            ("the set of blocks is full", said(passed(), sampled()), 0x1000, &full),
+        ];
+        for (what, said, position, held) in cases {
+            assert!(!check(&said, &[(7, position)], held).0, "{what}");
+        }
+        // And with one block less, it is not.
+        assert!(check(&said(passed(), sampled()), &[(7, 0x1000)], &full[1..]).0);
+    }
+
+    /// Blocks that take all places which a block may have in the set.
+    fn no_room_for(block: u64) -> Vec<u64> {
+        let place = |block: u64| heapbpf_inline::noted::Noted::new(SET_LOG2).add(&[block]).unwrap()[0].0;
+        let wanted = place(block);
+        let mut noted = heapbpf_inline::noted::Noted::new(SET_LOG2);
+        let same = (1_u64..).map(|at| at << 4).filter(|at| place(*at) == wanted);
+        same.take_while(|at| noted.add(&[*at]).is_some()).collect()
     }
 }

@@ -9,6 +9,7 @@ mod control;
 mod counted;
 mod figures;
 mod handover;
+mod known;
 pub mod left;
 mod loaded;
 mod memory;
@@ -41,6 +42,7 @@ use self::control::ControlPage;
 use self::counted::{Counted, Linked};
 pub use self::handover::FromProbes;
 use self::handover::Noted;
+use self::known::KnownFiles;
 use self::objects::ObjectHook;
 use self::plan::Place;
 pub use self::refused::Refused;
@@ -94,6 +96,7 @@ pub struct InlineHooks {
     decided: HashMap<(u32, FileKey), (ProcessKey, Service)>,
     /// Index of the first of a file's sites.
     sites: HashMap<FileKey, u32>,
+    files: KnownFiles,
     /// Processes that were stopped for too long as they went over from probes.
     late: u64,
     /// Processes in which an interpreter was to be led to the mapped code, and why it is not.
@@ -149,6 +152,7 @@ impl InlineHooks {
             prepared: HashMap::new(),
             decided: HashMap::new(),
             sites: HashMap::new(),
+            files: KnownFiles::default(),
             late: 0,
             led: HashMap::new(),
             _cleaner: Cleaner::started(),
@@ -298,7 +302,7 @@ impl InlineHooks {
         wanted: Wanted<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<Prepared, Refused> {
-        let found = preview::functions((path, file), wanted.table)?;
+        let found = self.files.functions((path, file), wanted.table)?;
         let target = self.without_what_was_left(pid)?;
         let first_site = match self.sites.get(&key) {
             Some(first) => *first,

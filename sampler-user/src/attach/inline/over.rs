@@ -8,7 +8,7 @@ use heapbpf_probes::PlannedSite;
 use heapbpf_remote::{Busy, Error as Remote, STOP_LIMIT};
 use sampler_ebpf::abi::{ProcessKey, Site};
 
-use super::handover::{Boundary, FromProbes, Noted};
+use super::handover::{Boundary, FromProbes, Noted, is_moment};
 use super::refused::Refused;
 use super::removal::take_out;
 use super::{InlineHooks, Prepared, Service, Wanted, memory};
@@ -92,14 +92,12 @@ impl InlineHooks {
             add(&seen.blocks().ok_or(Refused::Fast)?)?;
             self.counted.list(process, base)?;
             let question = (Arc::clone(&boundary), Arc::clone(&noted), Arc::clone(&seen));
-            let is_moment = move |positions: &[(i32, u64)]| {
+            let is_now = move |positions: &[(i32, u64)]| {
                 let (boundary, noted, seen) = &question;
-                let is_passed = seen.begun(process).is_ok_and(|begun| boundary.is_passed(positions, &begun));
-                // After these writes it goes over, or all of it is taken back.
-                is_passed && seen.blocks().is_some_and(|blocks| lock(noted).add(&blocks).is_ok())
+                is_moment(process, seen.as_ref(), boundary, positions, &mut lock(noted))
             };
             stops += 1;
-            let error = match target.replace_if(plan, mapped, STOP_LIMIT, is_moment) {
+            let error = match target.replace_if(plan, mapped, STOP_LIMIT, is_now) {
                 Ok(stopped) => {
                     log::info!("process {}: hooked inline in mid-run, stopped for {:?}", process.tgid, stopped.time);
                     return Ok(());

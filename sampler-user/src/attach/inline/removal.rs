@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use heapbpf_remote::{Error, Found, STOP_LIMIT, TakeOut, Target};
+use heapbpf_remote::{Error, Found, Refusal, STOP_LIMIT, TakeOut, Target, blob_range};
 
 use super::attempts::Attempts;
 use super::left::{self, Left};
@@ -17,8 +17,34 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(super) fn take_out(pid: u32) {
     let mut attempts = Attempts::default();
     let mut kept = 0;
+    let mut fails = |why: &dyn std::fmt::Display, may_pass| {
+        let pause = attempts.failed().filter(|_| may_pass);
+        match pause {
+            Some(pause) => {
+                log::info!("process {pid}: inline hooks are not taken out yet: {why}");
+                std::thread::sleep(pause);
+            }
+            None => log::warn!(
+                "process {pid} keeps its inline hooks, which count on: {why}; the next recording, or heapbpf doctor \
+                 --clean, takes them out"
+            ),
+        }
+        pause.is_some()
+    };
     loop {
-        let Ok(target) = Target::look(pid) else { return };
+        let target = match Target::look(pid) {
+            Ok(target) => target,
+            // It has ended, or runs another program.
+            Err(_) if !has_mapped_ours(pid) => return,
+            Err(why) => {
+                // A child of vfork goes its own way soon; a debugger may stay for hours.
+                let may_pass = matches!(why, Refusal::SharedMemory(_));
+                if !fails(&why, may_pass) {
+                    return;
+                }
+                continue;
+            }
+        };
         match take_out_found(&target, &[]) {
             Ok(true) => return,
             // It leads nowhere any more.
@@ -31,15 +57,18 @@ pub(super) fn take_out(pid: u32) {
                 return;
             }
             Err(error) => {
-                log::info!("process {pid}: inline hooks are not taken out yet: {error}");
-                let Some(pause) = attempts.failed() else {
-                    log::warn!("process {pid} keeps its inline hooks, which count on: {error}");
+                if !fails(&error, true) {
                     return;
-                };
-                std::thread::sleep(pause);
+                }
             }
         }
     }
+}
+
+/// Whether code of inline hooks is mapped into a process.
+fn has_mapped_ours(pid: u32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().any(|line| line.find("/memfd:").is_some_and(|at| blob_range(&line[at..]).is_some()))
 }
 
 /// Looks at a process, and takes out what a heapbpf that was killed left in it. `is_ours` tells what this one has mapped, which

@@ -1,6 +1,7 @@
 //! Compares heap profilers: the cost to a workload, the profiler's own use of resources, and the error of its
 //! estimates.
 
+mod inside;
 mod parse;
 mod peers;
 mod process;
@@ -59,6 +60,9 @@ struct Options {
     /// Programs that nobody here wrote under `--all`, against what their allocation rate predicts, instead
     #[arg(long)]
     real: bool,
+    /// Real programs with inline hooks, beside profilers that are in the process or trace it, instead
+    #[arg(long)]
+    inline: bool,
     /// Another BPF object to measure beside with --real, in the kernel alone; may be repeated
     #[arg(long)]
     object: Vec<PathBuf>,
@@ -88,6 +92,7 @@ fn main() -> anyhow::Result<()> {
     let result = match (options.real, options.study) {
         (true, _) => programs::run(&mut bench, &options),
         (_, true) => study::run(&mut bench, &options),
+        _ if options.inline => inside::run(&mut bench, &options),
         _ => compare(&mut bench, &options),
     };
     let _ = std::fs::remove_dir_all(inputs);

@@ -184,14 +184,15 @@ fn error(
 }
 
 /// A profiler that runs beside its target.
-struct Tool {
+pub struct Tool {
     child: Child,
     output: Arc<Mutex<String>>,
     readers: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl Tool {
-    fn start(words: &[String], headers: Option<&Path>) -> anyhow::Result<Self> {
+    /// Starts it.
+    pub fn start(words: &[String], headers: Option<&Path>) -> anyhow::Result<Self> {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.env("PYTHONUNBUFFERED", "1").env("BPFTRACE_MAP_KEYS_MAX", "131072");
@@ -222,12 +223,18 @@ impl Tool {
         self.child.id()
     }
 
-    fn said(&self) -> String {
+    /// What it said so far.
+    pub fn said(&self) -> String {
         self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The end of what it said, if it has ended.
+    pub fn ended(&mut self) -> std::io::Result<Option<String>> {
+        Ok(self.child.try_wait()?.map(|status| format!("{status}: {}", tail(&self.said()))))
+    }
+
     /// Waits until all probes are in place: the code of the target's allocator has changed, and no longer changes.
-    fn await_probes(&mut self, target: u32, library: &str) -> anyhow::Result<()> {
+    pub fn await_probes(&mut self, target: u32, library: &str) -> anyhow::Result<()> {
         let begun = Instant::now();
         let (mut last, mut steady) = (0, 0);
         while steady < STEADY {
@@ -246,7 +253,7 @@ impl Tool {
     }
 
     /// Ends it with SIGINT, as Ctrl-C does, and returns its output.
-    fn stop(mut self) -> anyhow::Result<String> {
+    pub fn stop(mut self) -> anyhow::Result<String> {
         // SAFETY: sends a signal; the process is a child that was not waited for, so that its id is still its own.
         unsafe { libc::kill(self.pid().cast_signed(), libc::SIGINT) };
         let begun = Instant::now();

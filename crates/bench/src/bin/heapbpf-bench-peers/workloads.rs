@@ -193,7 +193,7 @@ pub fn requests(operations: u64, inputs: &Path) -> Command {
 }
 
 /// A file with this content, written once.
-fn made(path: &Path, content: impl FnOnce() -> String) -> anyhow::Result<PathBuf> {
+pub fn made(path: &Path, content: impl FnOnce() -> String) -> anyhow::Result<PathBuf> {
     if !path.exists() {
         fs::write(path, content()).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -201,7 +201,7 @@ fn made(path: &Path, content: impl FnOnce() -> String) -> anyhow::Result<PathBuf
 }
 
 /// An SQL script that fills a table with an index.
-fn rows(count: u64) -> String {
+pub fn rows(count: u64) -> String {
     let mut text = String::from("CREATE TABLE items(id INTEGER PRIMARY KEY, name TEXT, note TEXT, price REAL);\n");
     text += "CREATE INDEX names ON items(name);\nBEGIN;\n";
     for i in 0..count {
@@ -213,7 +213,7 @@ fn rows(count: u64) -> String {
 }
 
 /// C source with loops and switches, to keep a compiler busy.
-fn functions(count: u64) -> String {
+pub fn functions(count: u64) -> String {
     let function = |i: u64| {
         let (length, factor) = (i % 9 + 1, i % 13 + 1);
         format!(

@@ -1,0 +1,95 @@
+//! Other tools that watch a target while heapbpf does.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::environment::tool_or_install;
+use crate::target::{until, wait};
+
+/// Another tool that runs beside, killed when dropped.
+pub struct Beside(pub Child);
+
+impl Beside {
+    /// Starts it, with nothing to read and nobody to read what it says.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn start(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
+    }
+
+    /// Ends it as Ctrl-C would.
+    ///
+    /// # Panics
+    /// If it does not end.
+    pub fn stop(mut self, what: &str) {
+        // SAFETY: `kill` takes plain integers; the child has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.0.id().cast_signed(), libc::SIGINT) }, 0, "{what} runs");
+        wait(&mut self.0, what);
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The C library that a process uses.
+///
+/// # Panics
+/// If it has none.
+pub fn libc_of(pid: u32) -> String {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libc.so"));
+    path.expect("it has one").to_owned()
+}
+
+/// bpftrace with a uprobe at malloc, which counts.
+pub struct Bpftrace {
+    beside: Beside,
+    folder: TempDir,
+}
+
+impl Bpftrace {
+    /// Its program, if it is here or can be installed.
+    pub fn tool() -> Option<PathBuf> {
+        tool_or_install("bpftrace", "bpftrace")
+    }
+
+    /// Has it count the calls of a process. Its start takes some seconds.
+    ///
+    /// # Panics
+    /// If it does not begin.
+    pub fn start(tool: &Path, pid: u32) -> Self {
+        let folder = TempDir::new().expect("a temporary folder");
+        let said = folder.path().join("said");
+        let filter = format!("uprobe:{}:malloc /pid == {pid}/ {{ @calls = count(); }}", libc_of(pid));
+        let script = format!("{filter} BEGIN {{ printf(\"READY\\n\"); }}");
+        let mut command = Command::new(tool);
+        command.args(["-p", &pid.to_string(), "-e", &script]).stdin(Stdio::null());
+        command.stdout(File::create(&said).expect("our own folder")).stderr(Stdio::null());
+        let it = Self { beside: Beside(command.spawn().expect("it starts")), folder };
+        until("bpftrace begins", || it.said().contains("READY"));
+        it
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("said")).unwrap_or_default()
+    }
+
+    /// Ends it as Ctrl-C would. How many calls it saw.
+    ///
+    /// # Panics
+    /// If it does not end.
+    pub fn stop(self) -> u64 {
+        let Self { beside, folder } = self;
+        beside.stop("bpftrace");
+        let said = std::fs::read_to_string(folder.path().join("said")).unwrap_or_default();
+        said.lines().find_map(|line| line.strip_prefix("@calls: ")?.trim().parse().ok()).unwrap_or(0)
+    }
+}

@@ -1,0 +1,344 @@
+//! Other tracers of a program that is hooked inline: whoever comes first, and whoever leaves first, its blocks and code stay as
+//! they are, and each tool counts what it can see.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::guardian::changed_bytes_of_libc;
+use heapbpf_tests::inline::{Hook, is_hooked, mapped, recorder};
+use heapbpf_tests::kernel::UprobeEvent;
+use heapbpf_tests::others::{Beside, Bpftrace, libc_of};
+use heapbpf_tests::output::{self, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Outcome, Recorder, Recording};
+use heapbpf_tests::target::{Target, until, wait};
+use heapbpf_tests::truth::Truth;
+
+/// Another tool.
+enum Tool {
+    Bpftrace(PathBuf),
+    /// A uprobe at the instruction that heapbpf probes in malloc.
+    Uprobe(u64),
+    Heapbpf(Hook),
+}
+
+/// Another tool that watches.
+enum Watching {
+    Bpftrace(Bpftrace),
+    Uprobe(UprobeEvent),
+    Heapbpf(Recording),
+}
+
+/// What another tool saw.
+enum Saw {
+    Calls(u64),
+    Recorded(Outcome),
+}
+
+impl Tool {
+    fn start(&self, pid: u32, interval: u64) -> Watching {
+        match self {
+            Self::Bpftrace(tool) => Watching::Bpftrace(Bpftrace::start(tool, pid)),
+            Self::Uprobe(offset) => {
+                let event = UprobeEvent::open(Path::new(&libc_of(pid)), *offset, pid, 0);
+                Watching::Uprobe(event.expect("it was possible before"))
+            }
+            Self::Heapbpf(hook) => Watching::Heapbpf(recorder(pid, *hook, interval).start()),
+        }
+    }
+}
+
+impl Watching {
+    fn stop(self) -> Saw {
+        match self {
+            Self::Bpftrace(it) => Saw::Calls(it.stop()),
+            Self::Uprobe(event) => Saw::Calls(event.hits()),
+            Self::Heapbpf(recording) => Saw::Recorded(recording.stop()),
+        }
+    }
+}
+
+/// What happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    OtherComes,
+    OtherGoes,
+    InlineComes,
+    InlineGoes,
+    Runs,
+}
+
+use Step::{InlineComes, InlineGoes, OtherComes, OtherGoes, Runs};
+
+/// Before, meanwhile and after; either leaves first, while the program makes its calls or before.
+const ORDERS: [[Step; 5]; 7] = [
+    [OtherComes, InlineComes, Runs, InlineGoes, OtherGoes],
+    [OtherComes, InlineComes, Runs, OtherGoes, InlineGoes],
+    [InlineComes, OtherComes, Runs, InlineGoes, OtherGoes],
+    [InlineComes, OtherComes, Runs, OtherGoes, InlineGoes],
+    [OtherComes, InlineComes, OtherGoes, Runs, InlineGoes],
+    [InlineComes, OtherComes, InlineGoes, Runs, OtherGoes],
+    [InlineComes, InlineGoes, OtherComes, Runs, OtherGoes],
+];
+
+/// Part of the sentence that tells of the inline hooks of another recording.
+const SEES_NOTHING: &str = "another recording hooks it inline";
+
+fn place(order: &[Step], step: Step) -> usize {
+    order.iter().position(|it| *it == step).expect("each step is in each order")
+}
+
+/// Whether one of the tools is there while the program makes its calls.
+fn is_there(order: &[Step], comes: Step, goes: Step) -> bool {
+    (place(order, comes)..place(order, goes)).contains(&place(order, Runs))
+}
+
+/// Carries the steps out. What our recording and the other tool said, and whether the program was hooked inline while both were
+/// there as far as ours is concerned.
+fn go_through(order: &[Step], pid: u32, interval: u64, tool: &Tool, runs: &mut dyn FnMut()) -> (Outcome, Saw, bool) {
+    let (mut ours, mut other) = (None, None);
+    let (mut outcome, mut saw, mut was_hooked) = (None, None, false);
+    for step in order {
+        match step {
+            OtherComes => other = Some(tool.start(pid, interval)),
+            OtherGoes => saw = other.take().map(Watching::stop),
+            InlineComes => {
+                ours = Some(recorder(pid, Hook::Inline, interval).start());
+                was_hooked = is_hooked(pid);
+            }
+            InlineGoes => outcome = ours.take().map(Recording::stop),
+            Runs => runs(),
+        }
+    }
+    (outcome.expect("it ended"), saw.expect("it ended"), was_hooked)
+}
+
+/// Nothing of anybody is left in the program.
+fn is_as_it_was(pid: u32, what: &str) {
+    assert!(!is_hooked(pid), "{what}: the original pages are back");
+    // Another tool may record the whole host for a moment.
+    until("the allocator's code is its file's", || changed_bytes_of_libc(pid) == 0);
+}
+
+/// Each call is in the figures.
+fn counts_all(outcome: &Outcome, truth: &Truth, what: &str) {
+    let (profile, stats) = outcome.results();
+    checks::sites(&profile, truth, 1, Compare::All);
+    assert_eq!((stats.hits, stats.lost()), (truth.allocs(), 0), "{what}: {stats:?}");
+}
+
+/// Nothing is in the figures, and the profile says why.
+fn tells_that_it_is_blind(outcome: &Outcome, what: &str) {
+    let (_, stats) = outcome.results();
+    assert_eq!(stats.hits, 0, "{what}: {stats:?}");
+    let profile = std::fs::read_to_string(outcome.file("profile.json")).expect("it was read");
+    assert!(profile.contains(SEES_NOTHING) && outcome.stderr.contains(SEES_NOTHING), "{what}: {}", outcome.stderr);
+}
+
+/// What both said about a run of which they were there in this order.
+fn judge(order: &[Step], tool: &Tool, truth: &Truth, (ours, saw, was_hooked): &(Outcome, Saw, bool)) {
+    let what = format!("{order:?}");
+    let ours_is_there = is_there(order, InlineComes, InlineGoes);
+    let other_is_there = is_there(order, OtherComes, OtherGoes);
+    let other_is_hooked =
+        matches!(tool, Tool::Heapbpf(Hook::Inline)) && place(order, OtherComes) < place(order, InlineComes);
+    // Whoever hooked it first sees all, as long as he is there; the others see nothing meanwhile.
+    if ours_is_there && other_is_hooked && other_is_there {
+        tells_that_it_is_blind(ours, &what);
+    } else if ours_is_there {
+        counts_all(ours, truth, &what);
+    }
+    let is_blind = ours_is_there && *was_hooked && !other_is_hooked;
+    match saw {
+        Saw::Calls(calls) if other_is_there => {
+            assert_eq!(*calls, if is_blind { 0 } else { truth.allocs() }, "{what}");
+        }
+        Saw::Recorded(outcome) if other_is_there && is_blind => tells_that_it_is_blind(outcome, &what),
+        Saw::Recorded(outcome) if other_is_there => counts_all(outcome, truth, &what),
+        Saw::Calls(_) | Saw::Recorded(_) => {}
+    }
+}
+
+/// How often an order is tried, until the program was hooked by whoever came first: on a busy machine it may not stop in time.
+const ATTEMPTS: u32 = 5;
+
+/// Both tools on one program: first while its threads allocate, free and check their blocks, then while it is quiet but for
+/// calls whose number is known.
+fn side_by_side(case: &str, tool: &Tool) {
+    for order in ORDERS {
+        let is_second =
+            matches!(tool, Tool::Heapbpf(Hook::Inline)) && place(&order, OtherComes) < place(&order, InlineComes);
+        for attempt in 1..=ATTEMPTS {
+            let mut target = Target::start(&program("checked"), ["4", "2000"]);
+            let pid = target.pid();
+            go_through(&order, pid, 4096, tool, &mut || std::thread::sleep(Duration::from_millis(100)));
+            is_as_it_was(pid, &format!("{order:?}"));
+            target.go();
+            target.step();
+            let mut truth = None;
+            let seen = go_through(&order, pid, 1, tool, &mut || truth = Some(target.run()));
+            is_as_it_was(pid, &format!("{order:?}"));
+            assert_eq!(mapped(pid), [""; 0], "{order:?}: {}", seen.0.stderr);
+            assert!(target.end().success(), "{order:?}: its blocks are as they were");
+            if !seen.2 && attempt < ATTEMPTS && !is_second {
+                println!("{case}: not hooked, and begun again: {}", seen.0.stderr);
+                continue;
+            }
+            judge(&order, tool, &truth.expect("it ran"), &seen);
+            println!("{case}: {order:?}, hooked: {}", seen.2);
+            break;
+        }
+    }
+}
+
+#[test]
+fn bpftrace_counts_malloc() {
+    let case = "inline_tracers_bpftrace_counts_malloc";
+    let Some(_turn) = turn(case) else { return };
+    let Some(tool) = Bpftrace::tool() else { return skipped(case, "no bpftrace (Debian: bpftrace)") };
+    side_by_side(case, &Tool::Bpftrace(tool));
+}
+
+/// As perf and bcc register it, at the very instruction that heapbpf would probe.
+#[test]
+fn a_uprobe_event_counts_malloc() {
+    let case = "inline_tracers_a_uprobe_event_counts_malloc";
+    let Some(_turn) = turn(case) else { return };
+    let target = Target::start(&program("checked"), ["1", "0"]);
+    let outcome = Recorder::of(target.pid(), 4096).start().stop();
+    let stats: Stats = output::read(&outcome.file("stats.json"));
+    let malloc = stats.attach.iter().find(|probe| probe.function == "malloc").expect("malloc is probed");
+    if let Err(error) = UprobeEvent::open(Path::new(&libc_of(target.pid())), malloc.offset, target.pid(), 0) {
+        return skipped(case, &format!("no perf events of uprobes: {error}"));
+    }
+    side_by_side(case, &Tool::Uprobe(malloc.offset));
+}
+
+#[test]
+fn a_second_heapbpf_hooks_inline() {
+    let case = "inline_tracers_a_second_heapbpf_hooks_inline";
+    let Some(_turn) = turn(case) else { return };
+    side_by_side(case, &Tool::Heapbpf(Hook::Inline));
+}
+
+#[test]
+fn a_second_heapbpf_probes() {
+    let case = "inline_tracers_a_second_heapbpf_probes";
+    let Some(_turn) = turn(case) else { return };
+    side_by_side(case, &Tool::Heapbpf(Hook::Probe));
+}
+
+/// gdb with a breakpoint at malloc, and another one behind the program's calls, where it holds the program until it is let go.
+struct Debugger {
+    gdb: Beside,
+    folder: tempfile::TempDir,
+}
+
+impl Debugger {
+    /// Attaches it; the program goes on.
+    fn attach(gdb: &Path, pid: u32) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let script = format!(
+            "import gdb, os, time\n\
+             class Hit(gdb.Breakpoint):\n    hits = 0\n    def stop(self):\n        Hit.hits += 1\n        return False\n\
+             Hit('*(char *) __libc_malloc')\n\
+             gdb.Breakpoint('report')\n\
+             gdb.events.cont.connect(lambda event: open('{0}', 'w').close())\n\
+             gdb.execute('continue')\n\
+             open('{1}.new', 'w').write(str(Hit.hits))\n\
+             os.rename('{1}.new', '{1}')\n\
+             while not os.path.exists('{2}'): time.sleep(0.05)\n\
+             gdb.execute('delete')\n\
+             gdb.execute('detach')\n",
+            path("ready"),
+            path("hits"),
+            path("leave"),
+        );
+        let file = folder.path().join("script.py");
+        std::fs::write(&file, script).expect("our own folder");
+        let mut command = Command::new(gdb);
+        let gdb = Beside::start(command.args(["-q", "-nx", "-batch", "-p", &pid.to_string(), "-x"]).arg(file));
+        until("gdb lets the program continue", || folder.path().join("ready").exists());
+        Self { gdb, folder }
+    }
+
+    /// Waits until it holds the program. How often its breakpoint at malloc was hit.
+    fn hits(&self) -> u64 {
+        let hits = self.folder.path().join("hits");
+        until("the program has made its calls under gdb", || hits.exists());
+        std::fs::read_to_string(hits).expect("gdb has written it").parse().expect("a number")
+    }
+
+    /// Deletes its breakpoints and detaches it.
+    fn leave(mut self) {
+        std::fs::write(self.folder.path().join("leave"), "").expect("our own folder");
+        assert!(wait(&mut self.gdb.0, "gdb").success(), "gdb has left");
+    }
+}
+
+/// A program whose threads have ended, which makes its calls next.
+fn quiet(calls: u64) -> Target {
+    let mut target = Target::start(&program("checked"), ["4", &calls.to_string()]);
+    target.go();
+    target.step();
+    target
+}
+
+/// Probes count what gdb traces, beside its breakpoint; when it has gone, inline hooks are possible.
+#[test]
+fn a_debugger_with_a_breakpoint_that_came_before_refuses_inline_hooks() {
+    let case = "inline_tracers_a_debugger_came_before";
+    let Some(_turn) = turn(case) else { return };
+    let Some(gdb) = tool_or_install("gdb", "gdb") else { return skipped(case, "no gdb (Debian: gdb)") };
+    let mut target = quiet(300);
+    let pid = target.pid();
+    let debugger = Debugger::attach(&gdb, pid);
+    let recording = recorder(pid, Hook::Inline, 1).start();
+    assert!(!is_hooked(pid), "two tracers cannot stop it: {}", recording.said());
+    target.go();
+    // glibc's malloc has one instruction that can be probed: a breakpoint there is not hit (allocators.md).
+    println!("{case}: its breakpoint was hit {} times", debugger.hits());
+    debugger.leave();
+    let truth = target.truth();
+    let outcome = recording.stop();
+    counts_all(&outcome, &truth, "probes beside a breakpoint");
+    let hooked = &outcome.results().1.hooks[0];
+    let why = hooked.not_inline.as_deref().unwrap_or_default();
+    assert!(hooked.hook == "probe" && why.contains("traces it"), "{hooked:?}");
+    is_as_it_was(pid, case);
+    let recording = recorder(pid, Hook::Inline, 4096).start();
+    println!("{case}: hooked when gdb had gone: {}", is_hooked(pid));
+    recording.stop();
+    is_as_it_was(pid, case);
+    assert!(target.end().success());
+}
+
+/// gdb comes while the program is hooked, and is still there when the recording ends: the hooks stay, which is told, and can be
+/// taken out once it has gone.
+#[test]
+fn hooks_stay_in_a_program_as_long_as_a_debugger_is_there() {
+    let case = "inline_tracers_a_debugger_stays";
+    let Some(_turn) = turn(case) else { return };
+    let Some(gdb) = tool_or_install("gdb", "gdb") else { return skipped(case, "no gdb (Debian: gdb)") };
+    let (mut target, recording) = heapbpf_tests::inline::begin(&|| quiet(300), Hook::Inline, "libc", 1, &[]);
+    let pid = target.pid();
+    let debugger = Debugger::attach(&gdb, pid);
+    target.go();
+    assert_eq!(debugger.hits(), 300, "its breakpoint in a replaced page is hit");
+    let outcome = recording.stop();
+    assert!(is_hooked(pid), "nobody can stop it meanwhile");
+    assert!(outcome.stderr.contains("keeps its inline hooks"), "it is told: {}", outcome.stderr);
+    debugger.leave();
+    let truth = target.truth();
+    counts_all(&outcome, &truth, "inline hooks beside a breakpoint");
+    let clean = ["doctor", "--clean", "--pid", &pid.to_string()];
+    let cleaned = Command::new(heapbpf_tests::environment::heapbpf()).args(clean).output().expect("it runs");
+    assert!(cleaned.status.success(), "{}", String::from_utf8_lossy(&cleaned.stderr));
+    is_as_it_was(pid, case);
+    assert_eq!(mapped(pid), [""; 0]);
+    assert!(target.end().success());
+}
