@@ -249,10 +249,7 @@ impl<'a> Reader<'a> {
                 _ => "a profile of another profiler: its estimates are taken as they are".into(),
             });
         }
-        if self.writer == Writer::Heapbpf {
-            let parts = self.not_understood(&mut comments, &unknown_labels);
-            comments.notes.extend(newer::note_of(&comments.version, &parts));
-        }
+        self.tell_unknown(&mut comments, &unknown_labels);
         for process in &mut processes {
             comments.describe(process);
         }
@@ -271,8 +268,11 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Parts of our profile that a newer version may have added.
-    fn not_understood(&self, comments: &mut Comments, labels: &BTreeSet<i64>) -> BTreeSet<String> {
+    /// Adds the note about the parts of our profile that a newer version may have added.
+    fn tell_unknown(&self, comments: &mut Comments, labels: &BTreeSet<i64>) {
+        if self.writer != Writer::Heapbpf {
+            return;
+        }
         let head = &self.raw.head;
         let mut parts: BTreeSet<String> =
             take(&mut comments.not_understood).into_iter().map(|comment| format!("the comment {comment}")).collect();
@@ -281,7 +281,7 @@ impl<'a> Reader<'a> {
         parts.extend(types.map(|kind| format!("the sample type {}", newer::shown(kind))));
         parts.extend(labels.iter().map(|key| format!("the label {}", newer::shown(text(head, *key)))));
         parts.extend(self.raw.unknown.iter().map(|field| format!("the field {field}")));
-        parts
+        comments.notes.extend(newer::note_of(&comments.version, &parts));
     }
 
     fn header(&self, comments: &mut Comments) -> Header {
