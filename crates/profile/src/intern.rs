@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
+use foldhash::fast::RandomState;
+
 use super::model::{Frame, Profile, Stack};
 
 /// The distinct frames and stacks of a profile, in the order of their first use.
@@ -60,9 +62,11 @@ struct Builder<'a> {
     frames: Vec<&'a Frame>,
     stacks: Vec<InternedStack<'a>>,
     frame_ids: Vec<u32>,
-    by_frame: HashMap<&'a Frame, u32>,
-    by_pointer: HashMap<*const Stack, u32>,
-    by_content: HashMap<Content<'a>, u32>,
+    by_frame: HashMap<&'a Frame, u32, RandomState>,
+    /// Frames by their address: stacks share most of them, and a frame's text is long.
+    by_address: HashMap<*const Frame, u32, RandomState>,
+    by_pointer: HashMap<*const Stack, u32, RandomState>,
+    by_content: HashMap<Content<'a>, u32, RandomState>,
     shows_no_stack: bool,
 }
 
@@ -97,6 +101,15 @@ impl<'a> Builder<'a> {
     }
 
     fn frame(&mut self, frame: &'a Frame) -> u32 {
+        if let Some(&id) = self.by_address.get(&std::ptr::from_ref(frame)) {
+            return id;
+        }
+        let id = self.frame_by_content(frame);
+        self.by_address.insert(frame, id);
+        id
+    }
+
+    fn frame_by_content(&mut self, frame: &'a Frame) -> u32 {
         let next = self.frames.len() as u32;
         let id = *self.by_frame.entry(frame).or_insert(next);
         if id == next {

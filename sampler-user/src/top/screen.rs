@@ -17,8 +17,8 @@ use super::terminal::{Frames, Input, Terminal};
 use crate::clock::thread_cpu_time;
 use crate::output::{Output, default_path};
 
-/// How long a profile waits to be shown, at most.
-const TICK: Duration = Duration::from_millis(100);
+/// Time between two looks at the size of the terminal.
+const TICK: Duration = Duration::from_millis(250);
 /// Format of what `w` writes: all that is known, so that it can be compared with significance.
 const FORMAT: &str = "json.gz";
 
@@ -35,7 +35,7 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
     let (begun, mut shown) = (Instant::now(), 0_u64);
     loop {
         let before = thread_cpu_time();
-        let is_new = take(&mut top, feed.news());
+        let is_new = take(&mut top, feed);
         if changed || is_new {
             frames.draw(|frame| top.draw(frame.buffer_mut()))?;
         }
@@ -68,10 +68,13 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
     }
 }
 
-fn take(top: &mut Top, News { profile, away }: News) -> bool {
+fn take(top: &mut Top, feed: &Feed) -> bool {
+    let News { profile, away } = feed.news();
     let is_new = profile.is_some() || away.is_some();
     if let Some(profile) = profile {
+        let before = top.profile().cloned();
         top.take(profile);
+        before.into_iter().for_each(|before| feed.give_back(before));
     }
     if let Some(Some(why)) = away {
         top.set_status(Status::Away(why));

@@ -48,6 +48,7 @@ fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
 fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> Snapshot {
     Snapshot {
         measured: Vec::new(),
+        often: None,
         detail,
         marks: Vec::new(),
         live: true,
@@ -64,6 +65,7 @@ fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> 
         notes: Vec::new(),
         begun: Instant::now(),
         cost: Duration::ZERO,
+        cpu: Duration::ZERO,
     }
 }
 
