@@ -19,6 +19,8 @@ use crate::output::{Output, default_path};
 
 /// Time between two looks at the size of the terminal.
 const TICK: Duration = Duration::from_millis(250);
+/// After so many profiles, their number and the time are logged.
+const SAID_EVERY: u64 = 20;
 /// Format of what `w` writes: all that is known, so that it can be compared with significance.
 const FORMAT: &str = "json.gz";
 
@@ -42,6 +44,9 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
         if is_new {
             feed.shown_in(thread_cpu_time().saturating_sub(before));
             shown += 1;
+            if shown.is_multiple_of(SAID_EVERY) {
+                say(shown, begun);
+            }
         }
         changed = false;
         if terminal.wait(TICK) == Input::Gone {
@@ -54,7 +59,7 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
             };
             match top.key(key) {
                 Some(Action::Quit) => {
-                    log::debug!("{shown} profiles were shown in {:.1} s", begun.elapsed().as_secs_f64());
+                    say(shown, begun);
                     return Ok(());
                 }
                 Some(Action::Write) => top.say(write(top.profile(), look.confidence)),
@@ -66,6 +71,10 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
         let now = frames.size()?;
         changed |= std::mem::replace(&mut size, now) != now;
     }
+}
+
+fn say(shown: u64, begun: Instant) {
+    log::debug!("{shown} profiles were shown in {:.1} s", begun.elapsed().as_secs_f64());
 }
 
 fn take(top: &mut Top, feed: &Feed) -> bool {
