@@ -172,6 +172,30 @@ mod tests {
     }
 
     #[test]
+    fn news_are_told_and_waiting_ends_when_the_feed_is_closed() {
+        let (sender, told) = std::sync::mpsc::channel();
+        let feed = Arc::new(Feed::telling(move || sender.send(()).expect("somebody listens")));
+        let filled = Arc::clone(&feed);
+        let got = || Ok(Got { profile: Arc::new(testing::small()), cost: Duration::ZERO });
+        // The second profile would come after an hour.
+        let filler = std::thread::spawn(move || filled.fill(Duration::from_secs(3600), |_| got()));
+        told.recv().expect("a profile");
+        feed.close();
+        filler.join().expect("it ends");
+    }
+
+    #[test]
+    fn rows_are_used_again_when_nobody_needs_them() {
+        let feed = Feed::default();
+        assert!(feed.old_rows().is_empty());
+        let profile = Arc::new(testing::small());
+        feed.give_back(Arc::clone(&profile));
+        assert!(feed.old_rows().is_empty(), "it is marked, for example");
+        feed.give_back(profile);
+        assert_eq!(feed.old_rows().len(), testing::small().rows.len());
+    }
+
+    #[test]
     fn a_closed_feed_asks_for_nothing() {
         let feed = Feed::default();
         feed.close();
