@@ -17,8 +17,9 @@ use super::terminal::{Frames, Input, Terminal};
 use crate::clock::thread_cpu_time;
 use crate::output::{Output, default_path};
 
-/// Time between two looks at the size of the terminal.
-const TICK: Duration = Duration::from_millis(250);
+/// Time between two looks at the size of the terminal. If a key is pressed before the look after a resize, crossterm 0.29 keeps that
+/// key until the next one: it leaves the events that come together with a signal.
+const TICK: Duration = Duration::from_millis(100);
 /// After so many profiles, their number and the time are logged.
 const SAID_EVERY: u64 = 20;
 /// Format of what `w` writes: all that is known, so that it can be compared with significance.
