@@ -14,13 +14,7 @@ pub fn suspended_ns() -> u64 {
     clock_ns(libc::CLOCK_BOOTTIME).saturating_sub(monotonic_ns())
 }
 
-/// CPU time of this process, on which the load of the machine has no influence.
-#[must_use]
-pub fn process_cpu_time() -> Duration {
-    Duration::from_nanos(clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID))
-}
-
-/// CPU time of the calling thread.
+/// CPU time of the calling thread, on which the load of the machine has no influence.
 #[must_use]
 pub fn thread_cpu_time() -> Duration {
     Duration::from_nanos(clock_ns(libc::CLOCK_THREAD_CPUTIME_ID))

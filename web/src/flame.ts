@@ -7,6 +7,8 @@ import { FIRST_GROUP, INCOMPLETE, type Tree } from "./tree.ts";
 const ROW = 19;
 /** Narrowest box that is drawn, in pixels. */
 const LEAST = 0.5;
+/** More boxes than there ever are. */
+const BOXES = 2 ** 24;
 
 export interface Shown {
   tree: Tree;
@@ -136,9 +138,12 @@ export class FlameGraph {
     }
   }
 
+  private row(level: number): number {
+    return this.options.icicle ? level : this.boxes!.levels - 1 - level;
+  }
+
   private y(level: number): number {
-    const row = this.options.icicle ? level : this.boxes!.levels - 1 - level;
-    return row * ROW - this.scroller.scrollTop;
+    return this.row(level) * ROW - this.scroller.scrollTop;
   }
 
   private draw() {
@@ -152,18 +157,41 @@ export class FlameGraph {
     pen.textBaseline = "middle";
     pen.direction = "ltr";
     const letter = pen.measureText("abcdefghijklmnopqrstuvwxyz").width / 26;
+    // There may be tens of thousands of boxes: what the browser is asked or told for each takes most of the time.
+    const { pattern } = this, { level: levels, node: nodes, x: left, width: widths } = boxes, scrolled = this.scroller.scrollTop;
+    // Of boxes narrower than a pixel, one is drawn in each: the last column with one, by level.
+    const column = new Int32Array(boxes.levels).fill(-1), texts: number[] = [];
+    // Boxes of a function are drawn one after the other, because they have one colour.
+    const order = new Float64Array(boxes.count);
+    let count = 0;
     for (let i = 0; i < boxes.count; i++) {
-      const y = this.y(boxes.level[i]);
+      const level = levels[i], y = this.row(level) * ROW - scrolled;
       if (y < -ROW || y > tall) continue;
-      const node = boxes.node[i], label = it.tree.label[node], x = boxes.x[i], width = boxes.width[i];
-      const dim = boxes.level[i] < ancestors || (this.pattern && !this.matching(label));
-      pen.globalAlpha = dim ? 0.5 : 1;
-      pen.fillStyle = this.pattern && this.matching(label) ? "#e87bdc" : this.colour(node, label);
-      pen.fillRect(x, y, Math.max(width - 0.6, 0.4), ROW - 1);
-      if (width > 28) {
-        pen.fillStyle = "#14181c";
-        pen.fillText(fitted(pen, shown(it.tree.short(label), 200), width - 8, letter), x + 4, y + ROW / 2);
+      const width = widths[i];
+      if (width < 1 && pattern === null) {
+        if (column[level] === Math.floor(left[i])) continue;
+        column[level] = Math.floor(left[i]);
       }
+      if (width > 28) texts.push(i);
+      order[count++] = it.tree.label[nodes[i]] * BOXES + i;
+    }
+    let alpha = 1, style = "";
+    const fade = (level: number, found: boolean) => {
+      const wanted = level < ancestors || (pattern && !found) ? 0.5 : 1;
+      if (wanted !== alpha) pen.globalAlpha = alpha = wanted;
+    };
+    for (const key of order.subarray(0, count).sort()) {
+      const label = Math.floor(key / BOXES), i = key - label * BOXES, found = pattern !== null && this.matching(label);
+      fade(levels[i], found);
+      const colour = found ? "#e87bdc" : this.colour(nodes[i], label);
+      if (colour !== style) pen.fillStyle = style = colour;
+      pen.fillRect(left[i], this.row(levels[i]) * ROW - scrolled, Math.max(widths[i] - 0.6, 0.4), ROW - 1);
+    }
+    pen.fillStyle = "#14181c";
+    for (const i of texts) {
+      const label = it.tree.label[nodes[i]];
+      fade(levels[i], pattern !== null && this.matching(label));
+      pen.fillText(fitted(pen, shown(it.tree.short(label), 200), widths[i] - 8, letter), left[i] + 4, this.row(levels[i]) * ROW - scrolled + ROW / 2);
     }
     pen.globalAlpha = 1;
     if (document.activeElement === this.canvas) this.outline(pen);
@@ -301,16 +329,18 @@ export function boxesOf(it: Shown, zoom: number, width: number): Boxes {
     put(zoom, 0, width, tree.depth[zoom]);
     return boxes;
   }
-  const scale = width / size[zoom], pending = [zoom, 0];
+  // Two lists, because one of whole numbers and others is slow.
+  const scale = width / size[zoom], pending = [zoom], places = [0], seen: number[] = [];
   while (pending.length) {
-    let x = pending.pop()!;
     const node = pending.pop()!;
+    let x = places.pop()!;
     put(node, x, size[node] * scale, tree.depth[node]);
-    const seen: number[] = [];
+    seen.length = 0;
     for (let child = tree.first[node]; child >= 0; child = tree.next[child]) if (size[child] * scale >= LEAST) seen.push(child);
-    seen.sort((a, b) => size[b] - size[a]);
+    if (seen.length > 1) seen.sort((a, b) => size[b] - size[a]);
     for (const child of seen) {
-      pending.push(child, x);
+      pending.push(child);
+      places.push(x);
       x += size[child] * scale;
     }
   }

@@ -1,6 +1,6 @@
 //! Estimates from pooled rows.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::loss_bounds::{Kind, LossBounds, Lost, LostOf};
@@ -74,6 +74,30 @@ impl Lacking {
     }
 }
 
+/// Bounds on lost samples that pools of the same processes share.
+#[derive(Debug, Default)]
+pub(crate) struct SharedLosses(HashMap<u64, HashMap<BTreeSet<usize>, Arc<LostOf>>>);
+
+impl SharedLosses {
+    /// Gives a pool that is complete the bounds on its losses.
+    pub(crate) fn give_to(&mut self, pool: &mut Pool, profile: &Profile) {
+        if !pool.covered.is_empty() {
+            return;
+        }
+        let largest = pool.largest_interval();
+        let of_interval = self.0.entry(largest).or_default();
+        let lost = match of_interval.get(&pool.processes) {
+            Some(lost) => Arc::clone(lost),
+            None => {
+                let lost = Arc::new(LostOf::new(profile, &pool.processes, largest));
+                of_interval.insert(pool.processes.clone(), Arc::clone(&lost));
+                lost
+            }
+        };
+        pool.set_lost(lost);
+    }
+}
+
 #[derive(Clone, Debug)]
 struct PoolPart {
     interval: u64,
@@ -128,8 +152,12 @@ impl Pool {
         if let Some(lost) = &self.lost {
             return lost.of(value).clone();
         }
-        let largest = self.parts.iter().filter(|part| !part.of_go).map(|part| part.interval).max().unwrap_or(0);
-        LossBounds::of(profile, self.processes.union(&self.covered).copied(), value, largest)
+        LossBounds::of(profile, self.processes.union(&self.covered).copied(), value, self.largest_interval())
+    }
+
+    /// Largest sampling interval of its rows, in trials.
+    fn largest_interval(&self) -> u64 {
+        self.parts.iter().filter(|part| !part.of_go).map(|part| part.interval).max().unwrap_or(0)
     }
 
     /// Whether lost events may have affected a value.
@@ -214,7 +242,7 @@ impl Pool {
         if self.has_none(profile, value) {
             return NONE;
         }
-        let largest = self.parts.iter().filter(|part| !part.of_go).map(|part| part.interval).max().unwrap_or(0);
+        let largest = self.largest_interval();
         let losses = self.losses(profile, value).map(|mut losses| {
             losses.add_missing(largest.max(profile.header.interval).max(1), more);
             losses
@@ -400,7 +428,11 @@ fn own(rows: &[Row]) -> impl Iterator<Item = &Row> {
 
 /// Sampling intervals of heapbpf that are known to have been in force, from the samples and the header; in trials, ascending.
 pub fn intervals_used(profile: &Profile) -> Vec<u64> {
-    let used: BTreeSet<u64> = own(&profile.rows).map(|row| row.key.interval).chain([profile.header.interval]).collect();
+    let (mut used, mut last) = (BTreeSet::from([profile.header.interval]), profile.header.interval);
+    // Most rows have the interval of the row before.
+    for row in own(&profile.rows).filter(|row| row.key.interval != std::mem::replace(&mut last, row.key.interval)) {
+        used.insert(row.key.interval);
+    }
     used.into_iter().collect()
 }
 

@@ -63,7 +63,8 @@ struct Builder<'a> {
     stacks: Vec<InternedStack<'a>>,
     frame_ids: Vec<u32>,
     by_frame: HashMap<&'a Frame, u32, RandomState>,
-    by_pointer_of_frame: HashMap<*const Frame, u32, RandomState>,
+    /// Frames by their address: stacks share most of them, and a frame's text is long.
+    by_address: HashMap<*const Frame, u32, RandomState>,
     by_pointer: HashMap<*const Stack, u32, RandomState>,
     by_content: HashMap<Content<'a>, u32, RandomState>,
     shows_no_stack: bool,
@@ -81,7 +82,7 @@ impl<'a> Builder<'a> {
         let ids: Box<[u32]> = if self.shows_no_stack && stack.frames.is_empty() {
             [self.frame(&NO_STACK_FRAME)].into()
         } else {
-            stack.frames.iter().map(|frame| self.shared_frame(frame)).collect()
+            stack.frames.iter().map(|frame| self.frame(frame)).collect()
         };
         let key = (ids, stack.cut.as_deref(), stack.unwinder);
         let id = match self.by_content.get(&key) {
@@ -99,17 +100,16 @@ impl<'a> Builder<'a> {
         id
     }
 
-    /// Most frames are shared by many stacks: their contents are looked at once.
-    fn shared_frame(&mut self, frame: &'a Arc<Frame>) -> u32 {
-        if let Some(&id) = self.by_pointer_of_frame.get(&Arc::as_ptr(frame)) {
+    fn frame(&mut self, frame: &'a Frame) -> u32 {
+        if let Some(&id) = self.by_address.get(&std::ptr::from_ref(frame)) {
             return id;
         }
-        let id = self.frame(frame);
-        self.by_pointer_of_frame.insert(Arc::as_ptr(frame), id);
+        let id = self.frame_by_content(frame);
+        self.by_address.insert(frame, id);
         id
     }
 
-    fn frame(&mut self, frame: &'a Frame) -> u32 {
+    fn frame_by_content(&mut self, frame: &'a Frame) -> u32 {
         let next = self.frames.len() as u32;
         let id = *self.by_frame.entry(frame).or_insert(next);
         if id == next {

@@ -51,8 +51,9 @@ pub(crate) fn entries(world: &World, view: &View) -> Vec<Entry> {
         _ => world.leaves.len(),
     };
     let mut tallies = vec![Tally::default(); count];
+    let figures_of = world.figures();
     for leaf in &scope {
-        let figures = world.figures(*leaf);
+        let figures = figures_of(*leaf);
         if figures.is_nothing() {
             continue;
         }
@@ -70,7 +71,7 @@ pub(crate) fn entries(world: &World, view: &View) -> Vec<Entry> {
     entries
 }
 
-fn sort(world: &World, view: &View, entries: &mut [Entry]) {
+fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
     let lifetimes: Vec<f64> = match view.sort {
         Sort::Lifetime => medians(world, view, entries),
         _ => Vec::new(),
@@ -98,8 +99,9 @@ fn sort(world: &World, view: &View, entries: &mut [Entry]) {
         let size = |index: usize| entries[index].tally.sums.alloc_bytes;
         order.then_with(|| size(b.1).total_cmp(&size(a.1))).then(a.1.cmp(&b.1))
     });
-    let mut sorted: Vec<Entry> = order.iter().map(|(_, index)| entries[*index].clone()).collect();
-    entries.swap_with_slice(&mut sorted);
+    let mut unsorted: Vec<Option<Entry>> = std::mem::take(entries).into_iter().map(Some).collect();
+    // Each index is there once.
+    entries.extend(order.iter().filter_map(|(_, index)| unsorted[*index].take()));
 }
 
 /// Median lifetimes; those that are not known, or longer than the recording, are the longest.

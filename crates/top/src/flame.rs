@@ -26,7 +26,8 @@ pub(crate) struct FlameBox {
 pub(crate) fn boxes(world: &World, of: &[u32], zoom: &Path, columns: usize, rows: usize) -> Vec<FlameBox> {
     let leaves = leaves_of_path(world, Root::Outermost, zoom, of);
     let mut tally = Tally::default();
-    leaves.iter().for_each(|leaf| tally.add(&world.figures(*leaf)));
+    let figures = world.figures();
+    leaves.iter().for_each(|leaf| tally.add(&figures(*leaf)));
     let mut boxes = Vec::new();
     add(world, FlameBox { path: zoom.clone(), tally, leaves, row: 0, x: 0, columns }, rows, &mut boxes);
     boxes

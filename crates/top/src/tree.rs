@@ -44,11 +44,12 @@ pub(crate) fn branches(world: &World, root: Root, depth: usize, of: &[u32]) -> V
         return Vec::new();
     }
     let mut found: HashMap<u32, Branch> = HashMap::new();
+    let figures = world.figures();
     for &leaf in of {
         let Some(function) = at(&world.leaves, leaf, root, depth) else { continue };
         let new = || Branch { function, tally: Tally::default(), leaves: Vec::new() };
         let branch = found.entry(function).or_insert_with(new);
-        branch.tally.add(&world.figures(leaf));
+        branch.tally.add(&figures(leaf));
         branch.leaves.push(leaf);
     }
     let mut branches: Vec<Branch> = found.into_values().collect();

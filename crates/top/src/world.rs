@@ -84,15 +84,19 @@ impl World {
         if self.is_live() { Value::InuseSpace } else { Value::AllocSpace }
     }
 
-    /// Figures of a leaf.
-    pub(crate) fn figures(&self, leaf: u32) -> Tally {
-        let before = |found: Option<(&crate::history::Point, f64)>| found.map_or((0.0, 0.0), |it| it.0.of(leaf));
-        let marked = self.marked.as_ref().map(|marked| marked.moment.sums_of(leaf)).unwrap_or_default();
-        Tally {
-            sums: self.now.sums_of(leaf),
-            inuse_before: before(self.history.for_growth(self.now.at)).0,
-            alloc_before: before(self.history.for_rate(self.now.at)).1,
-            inuse_marked: self.size(&marked),
+    /// Figures of leaves, by their numbers. What they are compared with is looked up once.
+    pub(crate) fn figures(&self) -> impl Fn(u32) -> Tally {
+        let growth = self.history.for_growth(self.now.at).map(|(point, _)| point);
+        let rate = self.history.for_rate(self.now.at).map(|(point, _)| point);
+        let is_live = self.is_live();
+        move |leaf| {
+            let marked = self.marked.as_ref().map(|marked| marked.moment.sums_of(leaf)).unwrap_or_default();
+            Tally {
+                sums: self.now.sums_of(leaf),
+                inuse_before: growth.map_or(0.0, |point| point.of(leaf).0),
+                alloc_before: rate.map_or(0.0, |point| point.of(leaf).1),
+                inuse_marked: if is_live { marked.inuse_bytes } else { marked.alloc_bytes },
+            }
         }
     }
 

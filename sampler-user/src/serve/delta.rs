@@ -230,7 +230,7 @@ mod tests {
     fn made(profile: Profile, living: usize) -> Made {
         let keys = profile.processes[..living].iter().map(|process| key(process.pid)).collect();
         let (stats, recent) = Default::default();
-        Made { profile, stats, keys, recent, begun: Instant::now(), cost: Duration::ZERO }
+        Made { profile, stats, keys, recent, begun: Instant::now(), cost: Duration::ZERO, cpu: Duration::ZERO }
     }
 
     fn totals(profile: &Profile) -> (f64, f64) {

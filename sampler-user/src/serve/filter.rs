@@ -1,5 +1,6 @@
 //! Filters on the processes in an answer.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use crate::host::process::CommGlob;
@@ -124,14 +125,17 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
 
 /// The part of a profile that passes `filter`, for a client that may see `scope`. Notes and counters describe all
 /// processes, and modules are files of all of them, so only a client that may see everything gets them.
-pub fn shown(profile: &Profile, scope: &Filter, filter: &Filter) -> Profile {
+pub fn shown<'a>(profile: &'a Profile, scope: &Filter, filter: &Filter) -> Cow<'a, Profile> {
+    if scope.is_everything() && filter.is_everything() && profile.header.live == profile.knows_some_inuse() {
+        return Cow::Borrowed(profile);
+    }
     let mut part = only(profile, &[scope, filter]);
     if !scope.is_everything() {
         part.notes.clear();
         part.counters.clear();
         part = part.without_unused_modules();
     }
-    part
+    Cow::Owned(part)
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ mod tests {
         let row = profile.rows[0].clone();
         profile.rows = vec![row; rows];
         let (stats, keys, begun, cost) = (Stats::default(), Vec::new(), Instant::now(), Duration::ZERO);
-        Arc::new(Shared::new(Made { profile, stats, keys, recent: Recent::default(), begun, cost }))
+        Arc::new(Shared::new(Made { profile, stats, keys, recent: Recent::default(), begun, cost, cpu: cost }))
     }
 
     fn times(moments: &Moments) -> Vec<u64> {

@@ -5,8 +5,10 @@
 //! order of their tree, frames once, intervals ready, a third of the bytes, besides what is no part of a profile (moments, costs).
 //! Both share what comes before (`Source`, `shown`) and after (kept encodings, compression); a common encoder would have to be both.
 
+use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use axum::body::Bytes;
@@ -19,7 +21,7 @@ use super::source::Shared;
 use heapbpf_profile::escape::escaped_json;
 use heapbpf_profile::formats::{FORMATS, Format, WriteOptions};
 use heapbpf_profile::model::{Process, Profile};
-use heapbpf_profile::page::{Figure, PageData, growth_data, kept_data, page_data, totals};
+use heapbpf_profile::page::{Figure, Layout, PageData, growth_data, kept_data, next_page_data, totals};
 use heapbpf_profile::units::unix_ms;
 use heapbpf_profile::value::Value;
 
@@ -57,6 +59,7 @@ struct Cost {
 }
 
 /// Which processes a client sees.
+#[derive(Clone, PartialEq)]
 pub struct Seen {
     /// What it may see.
     pub scope: Filter,
@@ -65,7 +68,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    fn of(&self, profile: &Profile) -> Profile {
+    fn of<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
         shown(profile, &self.scope, &self.filter)
     }
 
@@ -75,11 +78,32 @@ impl Seen {
     }
 }
 
+/// Most layouts that are kept: of pages that show different processes.
+const MOST_LAYOUTS: usize = 4;
+
+/// Layouts of the last pages, the newest first. A refresh is mostly of the stacks of the one before.
+#[derive(Default)]
+pub struct Layouts(Mutex<VecDeque<(Seen, Arc<Layout>)>>);
+
+impl Layouts {
+    fn last(&self, seen: &Seen) -> Option<Arc<Layout>> {
+        let layouts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        layouts.iter().find(|(of, _)| of == seen).map(|(_, layout)| Arc::clone(layout))
+    }
+
+    fn keep(&self, seen: &Seen, layout: &Arc<Layout>) {
+        let mut layouts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        layouts.retain(|(of, _)| of != seen);
+        layouts.truncate(MOST_LAYOUTS - 1);
+        layouts.push_front((seen.clone(), Arc::clone(layout)));
+    }
+}
+
 /// The data of a refresh, as JSON.
 ///
 /// # Errors
 /// The data cannot be encoded.
-pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen) -> io::Result<Bytes> {
+pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen, layouts: &Layouts) -> io::Result<Bytes> {
     let profile = seen.of(&now.made.profile);
     let moments = moments.iter().map(|shared| {
         let profile = &shared.made.profile;
@@ -88,6 +112,8 @@ pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen) -> io::Result<By
         MomentEntry { time_ms: unix_ms(profile.header.time), inuse, alloc }
     });
     let stats = &now.made.stats;
+    let data = next_page_data(&profile, Value::default_of(&profile), None, CONFIDENCE, layouts.last(seen));
+    layouts.keep(seen, data.layout());
     let answer = Answer {
         moments: moments.collect(),
         serving: seen.scope.is_everything().then_some(Cost {
@@ -96,7 +122,7 @@ pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen) -> io::Result<By
             duration_seconds: profile.header.duration.as_secs_f64(),
         }),
         formats: formats().map(|format| (format.name(), format.extensions()[0])).collect(),
-        profile: page_data(&profile, Value::default_of(&profile), None, CONFIDENCE),
+        profile: data,
     };
     json(&answer)
 }

@@ -50,6 +50,7 @@ struct ServerState {
     metrics: Mutex<Metrics>,
     push: PushStatuses,
     moments: Moments,
+    layouts: page::Layouts,
     /// Held while a file is made for a page, as it is made in memory.
     exporting: tokio::sync::Mutex<()>,
     answered: AtomicU64,
@@ -110,6 +111,7 @@ pub fn router(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStat
         metrics: Mutex::default(),
         push,
         moments: Moments::default(),
+        layouts: page::Layouts::default(),
         exporting: tokio::sync::Mutex::default(),
         answered: AtomicU64::new(0),
         refused: AtomicU64::new(0),
@@ -197,7 +199,9 @@ async fn page_data(
         Wanted { scope: client.scope.clone(), filter: filter.clone(), first: PAGE, format: ProfileFormat::default() };
     let cell = shared.encoding(&wanted);
     let (now, moments, seen) = (shared.clone(), server.moments.all(), Seen { scope: client.scope, filter });
-    let encoded = cell.get_or_try_init(|| encoding(move || page::compressed(&page::data(&now, &moments, &seen)?)));
+    let state = Arc::clone(&server);
+    let data = move || page::compressed(&page::data(&now, &moments, &seen, &state.layouts)?);
+    let encoded = cell.get_or_try_init(|| encoding(data));
     server.json(encoded.await?.clone(), &headers).await
 }
 

@@ -271,7 +271,15 @@ mod tests {
                 tokio::time::sleep(delay).await;
                 let profile = testing::small();
                 let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
-                let _ = request.reply.send(Made { profile, stats, keys, recent: Recent::default(), begun, cost });
+                let _ = request.reply.send(Made {
+                    profile,
+                    stats,
+                    keys,
+                    recent: Recent::default(),
+                    begun,
+                    cost,
+                    cpu: cost,
+                });
             }
         });
         (recording, count)

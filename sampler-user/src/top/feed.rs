@@ -3,19 +3,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use heapbpf_profile::Profile;
+use heapbpf_profile::{Profile, Row};
 
 /// A refresh takes this share of the time between two of them at most.
-const SHARE: u32 = 100;
+const SHARE: u32 = 80;
 /// Longest time between two refreshes.
 const LONGEST: Duration = Duration::from_secs(10);
 /// Time between two profiles with lifetimes, which cost more.
 const LIFETIMES_EVERY: Duration = Duration::from_secs(10);
 /// They take this share of the time between two of them at most.
-const LIFETIMES_SHARE: u32 = 500;
+const LIFETIMES_SHARE: u32 = 1000;
 /// Longest time between two of them.
 const LIFETIMES_LONGEST: Duration = Duration::from_secs(60);
 /// Profiles without them between two, at least: their cost says how often the screen may be refreshed.
@@ -37,6 +37,12 @@ pub struct Feed {
     /// CPU time of showing the last profile, in microseconds.
     showing_us: AtomicU64,
     closed: AtomicBool,
+    /// Notified when the feed is closed.
+    ends: Condvar,
+    /// A profile that is not shown any more.
+    old: Mutex<Option<Arc<Profile>>>,
+    /// Called after there are news.
+    told: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// A profile, and what getting it cost.
@@ -56,6 +62,11 @@ pub enum NoProfile {
 }
 
 impl Feed {
+    /// A feed that calls `told` after there are news.
+    pub fn telling(told: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { told: Some(Box::new(told)), ..Self::default() }
+    }
+
     /// What has happened since the last call.
     pub fn news(&self) -> News {
         std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner))
@@ -66,9 +77,23 @@ impl Feed {
         self.showing_us.store(time.as_micros() as u64, Ordering::Relaxed);
     }
 
+    /// Gives back a profile that is not shown any more.
+    pub fn give_back(&self, profile: Arc<Profile>) {
+        *self.old.lock().unwrap_or_else(PoisonError::into_inner) = Some(profile);
+    }
+
+    /// Rows of a profile that nobody needs any more, if there is one, for the sake of their memory.
+    pub fn old_rows(&self) -> Vec<Row> {
+        let old = self.old.lock().unwrap_or_else(PoisonError::into_inner).take();
+        old.and_then(Arc::into_inner).map(|profile| profile.rows).unwrap_or_default()
+    }
+
     /// No profile is wanted any more.
     pub fn close(&self) {
+        // Under the lock, so that nobody begins to wait meanwhile.
+        let _news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
         self.closed.store(true, Ordering::Relaxed);
+        self.ends.notify_all();
     }
 
     fn is_closed(&self) -> bool {
@@ -77,6 +102,7 @@ impl Feed {
 
     fn tell(&self, change: impl FnOnce(&mut News)) {
         change(&mut self.news.lock().unwrap_or_else(PoisonError::into_inner));
+        self.told.iter().for_each(|told| told());
     }
 
     /// Gets profiles until there are no more: `next` gets one, with lifetimes if asked for.
@@ -114,14 +140,8 @@ impl Feed {
 
     /// Waits, but not on when the feed is closed.
     fn wait(&self, pause: Duration) {
-        let until = Instant::now() + pause;
-        while !self.is_closed() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            std::thread::sleep(left.min(Duration::from_millis(100)));
-        }
+        let news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.ends.wait_timeout_while(news, pause, |_| !self.is_closed()));
     }
 }
 
@@ -149,6 +169,30 @@ mod tests {
         assert!(news.profile.is_some_and(|profile| profile.header.ended_apart));
         assert_eq!(news.away, Some(Some("gone".into())));
         assert!(feed.news().profile.is_none());
+    }
+
+    #[test]
+    fn news_are_told_and_waiting_ends_when_the_feed_is_closed() {
+        let (sender, told) = std::sync::mpsc::channel();
+        let feed = Arc::new(Feed::telling(move || sender.send(()).expect("somebody listens")));
+        let filled = Arc::clone(&feed);
+        let got = || Ok(Got { profile: Arc::new(testing::small()), cost: Duration::ZERO });
+        // The second profile would come after an hour.
+        let filler = std::thread::spawn(move || filled.fill(Duration::from_secs(3600), |_| got()));
+        told.recv().expect("a profile");
+        feed.close();
+        filler.join().expect("it ends");
+    }
+
+    #[test]
+    fn rows_are_used_again_when_nobody_needs_them() {
+        let feed = Feed::default();
+        assert!(feed.old_rows().is_empty());
+        let profile = Arc::new(testing::small());
+        feed.give_back(Arc::clone(&profile));
+        assert!(feed.old_rows().is_empty(), "it is marked, for example");
+        feed.give_back(profile);
+        assert_eq!(feed.old_rows().len(), testing::small().rows.len());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
+use heapbpf_profile::Row;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -11,7 +12,6 @@ use super::feed::{Feed, Got, NoProfile};
 use super::screen::show;
 use super::standard_streams::Redirected;
 use super::terminal::{Leaves, Terminal};
-use crate::clock::process_cpu_time;
 use crate::host::limits::raise_for_recording;
 use crate::privileges::{Needs, restrict_daemon};
 use crate::record::ActiveRecording;
@@ -44,7 +44,8 @@ async fn record(plan: RecordPlan, look: Look) -> anyhow::Result<u8> {
     let said = Redirected::said_to_memory().context("cannot keep messages")?;
     let leaves = Leaves(Arc::clone(&terminal));
     terminal.enter().context("the terminal cannot be used")?;
-    let feed = Arc::new(Feed::default());
+    let waiting = Arc::clone(&terminal);
+    let feed = Arc::new(Feed::telling(move || waiting.wake()));
     let left = start(&terminal, &feed, handle, source, look)?;
     let ended = tokio::select! {
         ended = recording.run(requests) => ended,
@@ -74,7 +75,7 @@ fn start(
     look: Look,
 ) -> anyhow::Result<oneshot::Receiver<std::io::Result<()>>> {
     let filled = Arc::clone(feed);
-    let fill = move || filled.fill(look.refresh, |lifetimes| profile(&handle, lifetimes));
+    let fill = move || filled.fill(look.refresh, |lifetimes| profile(&handle, lifetimes, filled.old_rows()));
     std::thread::Builder::new().name("profiles-shown".into()).spawn(fill).context("cannot start a thread")?;
     let (leave, left) = oneshot::channel();
     let (terminal, feed) = (Arc::clone(terminal), Arc::clone(feed));
@@ -83,12 +84,10 @@ fn start(
     Ok(left)
 }
 
-fn profile(handle: &RecordingHandle, lifetimes: bool) -> Result<Got, NoProfile> {
+fn profile(handle: &RecordingHandle, lifetimes: bool, old: Vec<Row>) -> Result<Got, NoProfile> {
     let detail = if lifetimes { Detail::Lifetimes } else { Detail::Stacks };
-    // What the recording does meanwhile is in it: it is little, and an upper bound is wanted.
-    let before = process_cpu_time();
-    match handle.profile_blocking(detail) {
-        Ok(made) => Ok(Got { profile: Arc::new(made.profile), cost: process_cpu_time().saturating_sub(before) }),
+    match handle.profile_often(detail, old) {
+        Ok(made) => Ok(Got { profile: Arc::new(made.profile), cost: made.cpu }),
         Err(Unanswered::Ended) => Err(NoProfile::Ended),
         Err(error @ Unanswered::Failed) => Err(NoProfile::Later(error.to_string())),
     }

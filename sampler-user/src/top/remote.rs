@@ -80,7 +80,8 @@ pub fn watched(address: Address, look: Look) -> anyhow::Result<u8> {
     let said = Redirected::said_to_memory().context("cannot keep messages")?;
     let leaves = Leaves(Arc::clone(&terminal));
     terminal.enter().context("the terminal cannot be used")?;
-    let feed = Arc::new(Feed::default());
+    let waiting = Arc::clone(&terminal);
+    let feed = Arc::new(Feed::telling(move || waiting.wake()));
     let filled = Arc::clone(&feed);
     let source = address.shown().to_owned();
     let mut client = Client::new(address);

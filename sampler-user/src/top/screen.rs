@@ -17,8 +17,11 @@ use super::terminal::{Frames, Input, Terminal};
 use crate::clock::thread_cpu_time;
 use crate::output::{Output, default_path};
 
-/// How long a profile waits to be shown, at most.
+/// Time between two looks at the size of the terminal. If a key is pressed before the look after a resize, crossterm 0.29 keeps that
+/// key until the next one: it leaves the events that come together with a signal.
 const TICK: Duration = Duration::from_millis(100);
+/// After so many profiles, their number and the time are logged.
+const SAID_EVERY: u64 = 20;
 /// Format of what `w` writes: all that is known, so that it can be compared with significance.
 const FORMAT: &str = "json.gz";
 
@@ -35,13 +38,16 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
     let (begun, mut shown) = (Instant::now(), 0_u64);
     loop {
         let before = thread_cpu_time();
-        let is_new = take(&mut top, feed.news());
+        let is_new = take(&mut top, feed);
         if changed || is_new {
             frames.draw(|frame| top.draw(frame.buffer_mut()))?;
         }
         if is_new {
             feed.shown_in(thread_cpu_time().saturating_sub(before));
             shown += 1;
+            if shown.is_multiple_of(SAID_EVERY) {
+                say(shown, begun);
+            }
         }
         changed = false;
         if terminal.wait(TICK) == Input::Gone {
@@ -54,7 +60,7 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
             };
             match top.key(key) {
                 Some(Action::Quit) => {
-                    log::debug!("{shown} profiles were shown in {:.1} s", begun.elapsed().as_secs_f64());
+                    say(shown, begun);
                     return Ok(());
                 }
                 Some(Action::Write) => top.say(write(top.profile(), look.confidence)),
@@ -68,10 +74,17 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
     }
 }
 
-fn take(top: &mut Top, News { profile, away }: News) -> bool {
+fn say(shown: u64, begun: Instant) {
+    log::debug!("{shown} profiles were shown in {:.1} s", begun.elapsed().as_secs_f64());
+}
+
+fn take(top: &mut Top, feed: &Feed) -> bool {
+    let News { profile, away } = feed.news();
     let is_new = profile.is_some() || away.is_some();
     if let Some(profile) = profile {
+        let before = top.profile().cloned();
         top.take(profile);
+        before.into_iter().for_each(|before| feed.give_back(before));
     }
     if let Some(Some(why)) = away {
         top.set_status(Status::Away(why));

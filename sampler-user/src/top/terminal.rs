@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ratatui_core::backend::{Backend, ClearType, WindowSize};
 use ratatui_core::buffer::Cell;
 use ratatui_core::layout::{Position, Size};
+use rustix::event::EventfdFlags;
 
 use super::output::{CLEAR, ENTER, LEAVE, bytes};
 
@@ -22,6 +23,8 @@ pub struct Terminal {
     /// `None` once it was left.
     out: Mutex<Option<File>>,
     input: OwnedFd,
+    /// Ends the wait of the thread that shows the screen: an eventfd.
+    wakes: OwnedFd,
 }
 
 /// What the terminal has for us.
@@ -43,7 +46,22 @@ impl Terminal {
     pub fn open() -> io::Result<Arc<Self>> {
         let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         let input = io::stdin().as_fd().try_clone_to_owned()?;
-        Ok(Arc::new(Self { out: Mutex::new(Some(out)), input }))
+        let wakes = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        Ok(Arc::new(Self { out: Mutex::new(Some(out)), input, wakes }))
+    }
+
+    /// Ends the wait of the thread that shows the screen, or the next one.
+    pub fn wake(&self) {
+        // If the sum is full, there is enough to end the wait.
+        let _ = rustix::io::write(&self.wakes, &1_u64.to_ne_bytes());
+    }
+
+    /// Columns and rows.
+    fn size(&self) -> Option<Size> {
+        // Of the descriptor that is at hand: crossterm would open `/dev/tty` for it each time.
+        let size = rustix::termios::tcgetwinsize(&self.input).ok()?;
+        let size = Size { width: size.ws_col, height: size.ws_row };
+        (size.width > 0 && size.height > 0).then_some(size)
     }
 
     /// Begins the screen.
@@ -91,12 +109,16 @@ impl Terminal {
         let _ = crossterm::terminal::disable_raw_mode();
     }
 
-    /// Waits for input.
+    /// Waits for input, or until it is woken.
     pub fn wait(&self, time: Duration) -> Input {
-        let mut wanted = libc::pollfd { fd: self.input.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `wanted` is one `pollfd`, which outlives the call.
-        let found = unsafe { libc::poll(&raw mut wanted, 1, time.as_millis() as libc::c_int) };
-        match wanted.revents {
+        let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut both = [wanted(self.input.as_raw_fd()), wanted(self.wakes.as_raw_fd())];
+        // SAFETY: `both` is two `pollfd`s, which outlive the call.
+        let found = unsafe { libc::poll(both.as_mut_ptr(), 2, time.as_millis() as libc::c_int) };
+        if found > 0 && both[1].revents != 0 {
+            let _ = rustix::io::read(&self.wakes, &mut [0; 8]);
+        }
+        match both[0].revents {
             revents if found > 0 && revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 => Input::Gone,
             revents if found > 0 && revents & libc::POLLIN != 0 => Input::Some,
             _ => Input::None,
@@ -167,9 +189,7 @@ impl Backend for Frames {
     }
 
     fn size(&self) -> io::Result<Size> {
-        // Without `tput`, which crossterm would start if the terminal does not tell.
-        let told = crossterm::terminal::window_size().map(|size| Size { width: size.columns, height: size.rows });
-        Ok(told.ok().filter(|size| size.width > 0 && size.height > 0).unwrap_or(self.size))
+        Ok(self.terminal.size().unwrap_or(self.size))
     }
 
     fn window_size(&mut self) -> io::Result<WindowSize> {

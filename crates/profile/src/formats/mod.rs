@@ -15,7 +15,7 @@ mod json;
 #[cfg(feature = "otlp")]
 mod otlp;
 #[cfg(feature = "parquet")]
-mod parquet;
+pub(crate) mod parquet;
 #[cfg(feature = "perfetto")]
 mod perfetto;
 #[cfg(feature = "pprof")]

@@ -19,7 +19,7 @@ use parquet::file::properties::WriterProperties;
 
 use super::{Format, FormatError, WriteOptions};
 use crate::intern::Interned;
-use crate::model::{Losses, Process, Profile};
+use crate::model::{Criterion, Header, Losses, Process, Profile};
 use crate::naming::frame_name;
 use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
@@ -29,6 +29,9 @@ pub(super) struct Parquet;
 /// Size of the dictionary page: large enough for all distinct function names of a profile, so that each is written
 /// once.
 const DICTIONARY_BYTES: usize = 16 << 20;
+
+/// Prefix of what the file says of its writer: our name, before the version.
+pub(crate) const CREATED_BY: &str = "heapbpf ";
 
 impl Format for Parquet {
     fn name(&self) -> &'static str {
@@ -44,7 +47,7 @@ impl Format for Parquet {
         let properties = WriterProperties::builder()
             .set_compression(Compression::SNAPPY)
             .set_dictionary_page_size_limit(DICTIONARY_BYTES)
-            .set_created_by(format!("heapbpf {}", profile.header.version))
+            .set_created_by(format!("{CREATED_BY}{}", profile.header.version))
             .build();
         // The writer needs a `Send` destination, which `out` is not.
         let mut file = Vec::new();
@@ -105,6 +108,14 @@ fn table_rows(profile: &Profile, interned: &Interned) -> Vec<TableRow> {
         }
     }
     rows
+}
+
+/// Names of all columns.
+pub(crate) fn columns() -> Vec<String> {
+    let nothing = Profile::new(Header::new(0, Criterion::Bytes));
+    let fields =
+        batch(&nothing).map(|batch| batch.schema().fields().iter().map(|field| field.name().clone()).collect());
+    fields.unwrap_or_default()
 }
 
 fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {

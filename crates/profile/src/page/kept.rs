@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::calls::{Frames, Functions, Names, Stacks};
+use super::calls::{Chain, Frames, Functions, Names, Stacks};
 use super::figures::{Column, Figure};
-use super::{GroupNames, grouped, largest_only};
+use super::layout::{GroupNames, Pooled, chains, largest, pooled};
 use crate::estimates::{Pool, intervals_used};
 use crate::group::GroupBy;
 use crate::model::Profile;
@@ -37,9 +37,15 @@ pub fn kept_data(profile: &Profile, from_ms: u64, notes: Vec<String>, confidence
     const VALUE: Value = Value::InuseSpace;
     let mut names = Names::new();
     let mut groups = GroupNames::new(profile, GroupBy::Program);
-    let (mut chains, mut stacks) = grouped(profile, &mut names, &mut groups);
-    (chains, stacks) = chains.into_iter().zip(stacks).filter(|(_, stack)| stack.pool.samples(VALUE) > 0).unzip();
-    let left_out = largest_only(&mut chains, &mut stacks, VALUE);
+    let (chains, of_row) = chains(profile, &mut names, &mut groups);
+    let stacks = pooled(profile, &of_row, chains.len());
+    let some = chains.into_iter().zip(stacks).filter(|(_, stack)| stack.pool.samples(VALUE) > 0);
+    let (mut chains, mut stacks): (Vec<Chain>, Vec<Pooled>) = some.unzip();
+    let kept = largest(&stacks, VALUE);
+    let left_out = kept.iter().filter(|kept| !**kept).count();
+    let (mut of_chains, mut of_stacks) = (kept.iter(), kept.iter());
+    chains.retain(|_| of_chains.next() == Some(&true));
+    stacks.retain(|_| of_stacks.next() == Some(&true));
     let (columns, order) = Stacks::new(&names, &chains, &groups.comparable);
     let intervals = intervals_used(profile);
     stacks.iter_mut().for_each(|stack| stack.pool.allow_for(&intervals));

@@ -4,21 +4,22 @@ mod calls;
 mod figures;
 mod growth;
 mod kept;
+mod layout;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use self::calls::{Chain, Frames, Functions, Names, Stacks};
 use self::figures::Column;
 pub use self::figures::Figure;
 pub use self::growth::{GrowthData, growth_data};
 pub use self::kept::{KeptData, kept_data};
+pub use self::layout::Layout;
+use self::layout::Pooled;
 use crate::escape::escaped_json;
-use crate::estimates::{Pool, exact, intervals_used};
+use crate::estimates::{Pool, SharedLosses, exact, intervals_used};
 use crate::group::{GroupBy, Groups};
-use crate::intern::Interned;
 use crate::model::{Lifetimes, Profile};
 use crate::report::{ReportOptions, ResidentText, remarks, resident_texts, subject};
 use crate::units;
@@ -60,16 +61,27 @@ pub struct PageData {
     processes: Vec<ProcessEntry>,
     remarks: Vec<String>,
     counters: std::collections::BTreeMap<String, u64>,
-    /// Stacks that are not here, because they are too many.
-    left_out: usize,
-    strings: Vec<String>,
-    functions: Functions,
-    frames: Frames,
-    stacks: Stacks,
+    #[serde(flatten)]
+    layout: SharedLayout,
     /// A column for each value.
     columns: Vec<Column>,
     sizes: Sizes,
     lifetimes: Vec<Option<StackLifetimes>>,
+}
+
+struct SharedLayout(Arc<Layout>);
+
+impl Serialize for SharedLayout {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl PageData {
+    /// What is shown of stacks apart from their figures, for the next page of the same recording.
+    pub const fn layout(&self) -> &Arc<Layout> {
+        &self.layout.0
+    }
 }
 
 #[derive(Serialize)]
@@ -135,12 +147,6 @@ struct StackLifetimes {
     curve: Vec<(f64, f64)>,
 }
 
-/// Rows of equal group and frames.
-struct Stack<'a> {
-    pool: Pool,
-    lifetimes: Vec<(&'a Lifetimes, f64)>,
-}
-
 /// The page over one profile, without a server.
 ///
 /// # Errors
@@ -170,16 +176,29 @@ pub fn served_policy() -> &'static str {
 
 /// Makes the data of a page.
 pub fn page_data(profile: &Profile, shown: Value, group_by: Option<GroupBy>, confidence: f64) -> PageData {
+    next_page_data(profile, shown, group_by, confidence, None)
+}
+
+/// The same, with the layout of the page before if it fits: then only figures are new.
+pub fn next_page_data(
+    profile: &Profile,
+    shown: Value,
+    group_by: Option<GroupBy>,
+    confidence: f64,
+    last: Option<Arc<Layout>>,
+) -> PageData {
     let values = Value::shown_of(profile);
     let by = group_by.unwrap_or(GroupBy::Program);
-    let mut names = Names::new();
-    let mut groups = GroupNames::new(profile, by);
-    let (mut chains, mut stacks) = grouped(profile, &mut names, &mut groups);
-    let left_out = largest_only(&mut chains, &mut stacks, shown);
-    let (columns, order) = Stacks::new(&names, &chains, &groups.comparable);
+    let last = last.filter(|last| last.fits(profile, by));
+    let layout = last.unwrap_or_else(|| Arc::new(Layout::new(profile, by, shown)));
+    let mut stacks = layout.pooled(profile);
     let intervals = intervals_used(profile);
-    stacks.iter_mut().for_each(|stack| stack.pool.allow_for(&intervals));
-    let pools: Vec<&Pool> = order.iter().map(|&index| &stacks[index].pool).collect();
+    let mut losses = SharedLosses::default();
+    for Pooled { pool, .. } in &mut stacks {
+        pool.allow_for(&intervals);
+        losses.give_to(pool, profile);
+    }
+    let pools: Vec<&Pool> = stacks.iter().map(|stack| &stack.pool).collect();
     let whole = Pool::whole(profile);
     PageData {
         version: profile.header.version.clone(),
@@ -195,18 +214,14 @@ pub fn page_data(profile: &Profile, shown: Value, group_by: Option<GroupBy>, con
         values: values.iter().map(|it| PageValue { name: it.name(), title: it.title(), unit: it.unit() }).collect(),
         active: values.iter().position(|&value| value == shown).unwrap_or(0),
         totals: figures(profile, &whole, values, confidence, None),
-        groups: groups.figures(profile, values, confidence, &intervals, resident_of_groups(profile, by, confidence)),
+        groups: groups(profile, &layout, by, values, confidence),
         processes: processes(profile, by, shown, values, confidence),
         remarks: remarks(profile, &ReportOptions { group_by: Some(by), confidence, ..ReportOptions::default() }),
         counters: profile.counters.clone(),
-        left_out,
         columns: values.iter().map(|&value| Column::of(profile, &pools, value, confidence)).collect(),
         sizes: Sizes::of(&pools),
-        lifetimes: lifetimes(&stacks, &order, shown),
-        strings: names.strings,
-        functions: names.functions,
-        frames: names.frames,
-        stacks: columns,
+        lifetimes: lifetimes(&stacks, shown),
+        layout: SharedLayout(layout),
     }
 }
 
@@ -227,74 +242,21 @@ fn figures(profile: &Profile, pool: &Pool, values: &[Value], confidence: f64, pr
     values.iter().map(figure).collect()
 }
 
-/// Names of groups, in the order in which their stacks come.
-struct GroupNames<'a> {
-    shown: Groups<'a>,
-    same: Groups<'a>,
-    names: Vec<String>,
-    /// Names that are the same in another recording.
-    comparable: Vec<String>,
-    by_name: HashMap<String, u32>,
-    rows: Vec<Pool>,
-    processes: Vec<std::collections::BTreeSet<usize>>,
-}
-
-impl<'a> GroupNames<'a> {
-    fn new(profile: &'a Profile, by: GroupBy) -> Self {
-        Self {
-            shown: Groups::new(profile, by),
-            same: Groups::comparable(profile, by),
-            names: Vec::new(),
-            comparable: Vec::new(),
-            by_name: HashMap::new(),
-            rows: Vec::new(),
-            processes: Vec::new(),
-        }
-    }
-
-    fn add(&mut self, row: &'a crate::model::Row) -> u32 {
-        let name = self.shown.name(row);
-        let id = match self.by_name.get(&*name) {
-            Some(&id) => id,
-            None => {
-                let id = self.names.len() as u32;
-                self.names.push(name.to_string());
-                self.comparable.push(self.same.name(row).into_owned());
-                self.by_name.insert(name.into_owned(), id);
-                self.rows.push(Pool::default());
-                self.processes.push(std::collections::BTreeSet::new());
-                id
-            }
+/// Figures of the groups.
+fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], confidence: f64) -> Vec<Group> {
+    let mut resident = resident_of_groups(profile, by, confidence);
+    let intervals = intervals_used(profile);
+    let group = |(name, (mut pool, processes)): (&String, (Pool, BTreeSet<usize>))| {
+        pool.allow_for(&intervals);
+        let exact_of = |value| {
+            let mut counted = processes.iter().map(|&it| exact(profile, Some(it), value));
+            counted.try_fold(0u64, |sum, it| sum.checked_add(it?))
         };
-        self.rows[id as usize].add(row);
-        self.processes[id as usize].insert(row.key.process);
-        id
-    }
-
-    fn figures(
-        &mut self,
-        profile: &Profile,
-        values: &[Value],
-        confidence: f64,
-        intervals: &[u64],
-        mut resident: HashMap<String, ResidentEntry>,
-    ) -> Vec<Group> {
-        let groups = self.names.iter().zip(&mut self.rows).zip(&self.processes);
-        groups
-            .map(|((name, pool), processes)| {
-                pool.allow_for(intervals);
-                let exact_of = |value| {
-                    processes
-                        .iter()
-                        .map(|&it| exact(profile, Some(it), value))
-                        .try_fold(0u64, |sum, it| sum.checked_add(it?))
-                };
-                let totals = values.iter().map(|&it| Figure::of(profile, pool, it, confidence, exact_of(it))).collect();
-                let count = processes.iter().filter_map(|&it| profile.processes.get(it)).map(|it| it.count()).sum();
-                Group { name: name.clone(), processes: count, totals, resident: resident.remove(name) }
-            })
-            .collect()
-    }
+        let totals = values.iter().map(|&it| Figure::of(profile, &pool, it, confidence, exact_of(it))).collect();
+        let count = processes.iter().filter_map(|&it| profile.processes.get(it)).map(|it| it.count()).sum();
+        Group { name: name.clone(), processes: count, totals, resident: resident.remove(name) }
+    };
+    layout.groups.iter().zip(layout.pooled_groups(profile)).map(group).collect()
 }
 
 /// Where the memory of each group is, by its name. Threads have none of their own.
@@ -306,48 +268,6 @@ fn resident_of_groups(profile: &Profile, by: GroupBy, confidence: f64) -> HashMa
         .into_iter()
         .map(|mut it| (std::mem::take(&mut it.name), it.into()))
         .collect()
-}
-
-/// Rows of equal group and frames, as one stack.
-fn grouped<'a>(profile: &'a Profile, names: &mut Names, groups: &mut GroupNames<'a>) -> (Vec<Chain>, Vec<Stack<'a>>) {
-    let interned = Interned::for_viewers(profile);
-    let ids: Vec<u32> = interned.frames.iter().map(|frame| names.frame(profile, frame)).collect();
-    let frames_of: Vec<Arc<[u32]>> = (0..interned.stacks.len() as u32)
-        .map(|stack| interned.frame_ids(stack).iter().rev().map(|&frame| ids[frame as usize]).collect())
-        .collect();
-    let mut known: HashMap<Chain, usize> = HashMap::new();
-    let (mut chains, mut stacks): (Vec<Chain>, Vec<Stack<'a>>) = Default::default();
-    for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
-        let cut = row.key.stack.cut.as_deref().map_or(0, |reason| names.text(reason));
-        let chain = Chain { group: groups.add(row), cut, frames: Arc::clone(&frames_of[stack as usize]) };
-        let index = *known.entry(chain).or_insert_with_key(|chain| {
-            chains.push(chain.clone());
-            stacks.push(Stack { pool: Pool::default(), lifetimes: Vec::new() });
-            stacks.len() - 1
-        });
-        stacks[index].pool.add(row);
-        stacks[index].lifetimes.extend(row.lifetimes.as_ref().map(|it| (it, row.alloc.objects)));
-    }
-    (chains, stacks)
-}
-
-/// Drops the smallest stacks beyond [`MOST_STACKS`]. Returns how many.
-fn largest_only(chains: &mut Vec<Chain>, stacks: &mut Vec<Stack>, by: Value) -> usize {
-    let left_out = stacks.len().saturating_sub(MOST_STACKS);
-    if left_out > 0 {
-        let size = |stack: &Stack| (stack.pool.total(by), stack.pool.total(Value::AllocSpace));
-        let mut order: Vec<usize> = (0..stacks.len()).collect();
-        order.sort_by(|&a, &b| {
-            let (a, b) = (size(&stacks[a]), size(&stacks[b]));
-            b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
-        });
-        let mut kept = vec![false; stacks.len()];
-        order[..MOST_STACKS].iter().for_each(|&index| kept[index] = true);
-        let (mut of_chains, mut of_stacks) = (kept.iter(), kept.iter());
-        chains.retain(|_| of_chains.next() == Some(&true));
-        stacks.retain(|_| of_stacks.next() == Some(&true));
-    }
-    left_out
 }
 
 /// The largest processes.
@@ -403,16 +323,19 @@ impl Sizes {
 }
 
 /// Lifetimes of each stack; the largest have their curves.
-fn lifetimes(stacks: &[Stack], order: &[usize], by: Value) -> Vec<Option<StackLifetimes>> {
+fn lifetimes(stacks: &[Pooled], by: Value) -> Vec<Option<StackLifetimes>> {
+    if stacks.iter().all(|stack| stack.lifetimes.is_empty()) {
+        return stacks.iter().map(|_| None).collect();
+    }
     let mut sizes: Vec<f64> = stacks.iter().map(|stack| stack.pool.total(by)).collect();
     sizes.sort_by(|a, b| b.total_cmp(a));
     let least = sizes.get(MOST_CURVES).copied().unwrap_or(f64::NEG_INFINITY);
-    let one = |&index: &usize| {
-        let Lifetimes { median_seconds, temporary, survival, .. } = survival::pooled(&stacks[index].lifetimes)?;
-        let curve = if stacks[index].pool.total(by) > least { survival } else { Vec::new() };
+    let one = |stack: &Pooled| {
+        let Lifetimes { median_seconds, temporary, survival, .. } = survival::pooled(&stack.lifetimes)?;
+        let curve = if stack.pool.total(by) > least { survival } else { Vec::new() };
         Some(StackLifetimes { median: median_seconds, temporary, curve })
     };
-    order.iter().map(one).collect()
+    stacks.iter().map(one).collect()
 }
 
 #[cfg(test)]

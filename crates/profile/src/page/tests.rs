@@ -106,6 +106,34 @@ fn the_page_needs_nothing_and_cannot_be_broken_out_of() {
     assert!(!code.contains("unsafe-inline") && !code.contains("unsafe-eval"));
 }
 
+/// A refresh with the layout of the one before is the page that would be made anew; one that does not fit is not used.
+#[test]
+fn the_layout_of_the_page_before_is_used_if_it_fits() {
+    let mut profile = testing::large(400, 12);
+    let json = |profile: &Profile, last| {
+        let data = next_page_data(profile, Value::default_of(profile), None, 0.95, last);
+        (serde_json::to_string(&data).expect("plain data"), Arc::clone(data.layout()))
+    };
+    let (first, layout) = json(&profile, None);
+    assert_eq!(first, json(&profile, Some(Arc::clone(&layout))).0);
+    profile.rows[7].inuse = testing::sums(300, 70_000, 524_288);
+    let (changed, same) = json(&profile, Some(Arc::clone(&layout)));
+    assert!(Arc::ptr_eq(&layout, &same) && changed != first && changed == json(&profile, None).0);
+    let others: [fn(&mut Profile); 5] = [
+        |it| it.rows.swap(0, 1),
+        |it| it.rows.truncate(10),
+        |it| it.rows[3].key.stack = Arc::new(it.rows[3].key.stack.as_ref().clone()),
+        |it| it.processes[0].comm.push('!'),
+        |it| it.modules.push(crate::model::Module::default()),
+    ];
+    for change in others {
+        let mut other = profile.clone();
+        change(&mut other);
+        let (text, own) = json(&other, Some(Arc::clone(&layout)));
+        assert!(!Arc::ptr_eq(&layout, &own) && text == json(&other, None).0);
+    }
+}
+
 #[test]
 fn a_page_of_nothing_is_a_page() {
     let mut profile = testing::small();
@@ -116,10 +144,8 @@ fn a_page_of_nothing_is_a_page() {
 #[test]
 fn a_page_of_very_many_stacks_has_the_largest() {
     let profile = testing::large(60, 5);
-    let (mut names, mut groups) = (Names::new(), GroupNames::new(&profile, GroupBy::Program));
-    let (mut chains, mut stacks) = grouped(&profile, &mut names, &mut groups);
-    assert_eq!(largest_only(&mut chains, &mut stacks, Value::InuseSpace), 0);
-    assert_eq!(chains.len(), stacks.len());
+    let layout = Layout::new(&profile, GroupBy::Program, Value::InuseSpace);
+    assert!(layout::largest(&layout.pooled(&profile), Value::InuseSpace).iter().all(|kept| *kept));
 }
 
 /// Writes the page of 50,000 stacks for `cargo xtask bench page`.

@@ -29,15 +29,36 @@ const STACK: &str = "at_exit_largest_bytes at_exit_offset_sum at_exit_sampled_by
 
 /// A sentence about the fields that are not understood, if a newer version wrote the profile (heapbpf's JSON) and there are some.
 pub(super) fn note(version: &str, bytes: &[u8]) -> Option<String> {
-    is_newer(version).then(|| unknown_fields(bytes)).filter(|fields| !fields.is_empty()).map(|fields| {
-        let named: Vec<&str> = fields.iter().map(String::as_str).take(MOST_NAMED).collect();
-        let more = fields.len().saturating_sub(MOST_NAMED);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!(
-            "the profile was written by heapbpf {version}, and this is {OURS}, which does not understand {}{more}: that is left out",
-            named.join(", ")
-        )
-    })
+    if is_newer(version) { note_of(version, &unknown_fields(bytes)) } else { None }
+}
+
+/// A sentence about the parts of a profile that are not understood, if a newer version wrote it and there are some. Their names
+/// are told as [`shown`] makes them.
+pub(super) fn note_of(version: &str, parts: &BTreeSet<String>) -> Option<String> {
+    if !is_newer(version) || parts.is_empty() {
+        return None;
+    }
+    let named: Vec<&str> = parts.iter().map(String::as_str).take(MOST_NAMED).collect();
+    let more = parts.len().saturating_sub(MOST_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Some(format!(
+        "the profile was written by heapbpf {version}, and this is {OURS}, which does not understand {}{more}: that is left out",
+        named.join(", ")
+    ))
+}
+
+/// A name from a profile, for a sentence about it.
+pub(super) fn shown(name: &str) -> String {
+    escaped(name).chars().take(LONGEST).collect()
+}
+
+/// What to add to an error about a profile of this version.
+pub(super) fn hint_of(version: &str) -> String {
+    if is_newer(version) {
+        format!(" (it was written by heapbpf {version}, and this is {OURS})")
+    } else {
+        String::new()
+    }
 }
 
 /// What to add to an error about the profile: that a newer version wrote it.
@@ -47,12 +68,11 @@ pub(super) fn hint(bytes: &[u8]) -> String {
         version: String,
     }
     let version = serde_json::from_slice(bytes).ok().map(|Version { version }| version);
-    let newer = version.filter(|version| is_newer(version));
-    newer.map_or_else(String::new, |version| format!(" (it was written by heapbpf {version}, and this is {OURS})"))
+    version.map_or_else(String::new, |version| hint_of(&version))
 }
 
 /// Whether a version is later than this one.
-fn is_newer(version: &str) -> bool {
+pub(super) fn is_newer(version: &str) -> bool {
     let numbers =
         |version: &str| -> Option<Vec<u32>> { version.split('.').map(|number| number.parse().ok()).collect() };
     numbers(version).zip(numbers(OURS)).is_some_and(|(theirs, ours)| theirs.len() < 5 && theirs > ours)
@@ -99,8 +119,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
         while let Some(name) = object.next_key::<String>()? {
             let is_known = self.known.iter().any(|names| names.split_whitespace().any(|known| known == name));
             if !is_known {
-                let shown: String = escaped(&name).chars().take(LONGEST).collect();
-                self.found.insert(format!("{}{shown}", self.of));
+                self.found.insert(format!("{}{}", self.of, shown(&name)));
             }
             let found = &mut *self.found;
             match (self.of, name.as_str()) {

@@ -1,6 +1,6 @@
 //! Reader of heapbpf's Parquet tables, which hold what a comparison needs, but no locations of frames.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -11,13 +11,17 @@ use bytes::Bytes;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 
 use super::strings::Strings;
-use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES};
+use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES, newer};
+use crate::formats::parquet::{CREATED_BY, columns};
 use crate::model::{
     Criterion, Frame, GO_RUNTIME, Header, LossBound, Losses, Placement, Process, Profile, Row, RowKey, SharedFrames,
     Stack,
 };
 use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
+
+/// Most columns that are looked at for what is not understood.
+const MOST_COLUMNS: usize = 1_000;
 
 /// Number of rows that are decoded at a time.
 const ROWS_AT_A_TIME: usize = 4096;
@@ -26,12 +30,31 @@ fn damaged(reason: impl ToString) -> ContentError {
     ContentError::Damaged { format: "heapbpf's Parquet", reason: reason.to_string() }
 }
 
-/// Reads the profile. Rows of several hosts become one profile under the name of the first host.
+/// Reads the profile, and says what a newer version may have meant. Rows of several hosts become one profile under the name of the first host.
 pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     // The Arrow schema in the file is not needed, and not trusted.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(Bytes::copy_from_slice(bytes), options)
         .map_err(damaged)?;
+    let version = builder.metadata().file_metadata().created_by().and_then(|by| by.strip_prefix(CREATED_BY));
+    let version = version.unwrap_or_default().to_owned();
+    let of_newer = |error| match error {
+        ContentError::Damaged { format, reason } => {
+            ContentError::Damaged { format, reason: reason + &newer::hint_of(&version) }
+        }
+        other => other,
+    };
+    let known = columns();
+    let fields = builder.schema().fields().iter().map(|field| field.name());
+    let unknown = fields.filter(|name| !known.contains(name)).map(|name| format!("the column {}", newer::shown(name)));
+    let unknown: BTreeSet<String> = unknown.take(MOST_COLUMNS).collect();
+    let mut profile = table(builder).map_err(of_newer)?;
+    profile.notes.extend(newer::note_of(&version, &unknown));
+    Ok(profile)
+}
+
+/// Reads the table.
+fn table(builder: ParquetRecordBatchReaderBuilder<Bytes>) -> Result<Profile, ContentError> {
     // The library panics on these.
     let columns = builder.metadata().row_groups().iter().flat_map(|group| group.columns());
     if columns

@@ -4,7 +4,7 @@
 //! sample, so the number of samples can be recovered, and there are intervals; from the others only the estimates are
 //! known.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -13,13 +13,14 @@ use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use super::pprof_comments::{Comments, OUR_COMMENT, text};
-use super::{ContentError, MOST_FRAMES};
+use super::{ContentError, MOST_FRAMES, newer};
 use crate::formats::AT_EXIT;
 use crate::intern::NO_STACK;
 use crate::model::{Frame, GO_RUNTIME, Header, Module, Placement, Process, Profile, Row, RowKey, SharedFrames, Stack};
 use crate::naming::{base_name, function_start};
 use crate::proto::pprof as proto;
 use crate::units;
+use crate::value::Value;
 use heapbpf_statistics::sums::SampleSums;
 
 fn damaged(reason: impl Into<String>) -> ContentError {
@@ -40,12 +41,19 @@ struct Raw<'a> {
     samples: Vec<&'a [u8]>,
     /// Number of lines of all locations.
     lines: usize,
+    /// Numbers of fields that no profile had when this was written.
+    unknown: BTreeSet<u32>,
 }
 
+/// The highest number of a field of a profile: a link to its documentation.
+const LAST_FIELD: u32 = 15;
 /// Field numbers.
 const SAMPLE: u32 = 2;
 const LOCATION: u32 = 4;
 const STRING_TABLE: u32 = 6;
+
+/// Most unknown fields that are counted.
+const MOST_UNKNOWN: usize = 64;
 
 /// Largest message in bytes; in memory it may take sixteen times as much.
 const LARGEST_MESSAGE: usize = 16 << 20;
@@ -57,6 +65,9 @@ impl<'a> Raw<'a> {
         while !rest.is_empty() {
             let whole = rest;
             let (tag, wire_type) = decode_key(&mut rest).map_err(|_| not_pprof(&raw))?;
+            if tag > LAST_FIELD && raw.unknown.len() < MOST_UNKNOWN {
+                raw.unknown.insert(tag);
+            }
             if wire_type != WireType::LengthDelimited {
                 skip_field(wire_type, tag, &mut rest, DecodeContext::default()).map_err(|_| not_pprof(&raw))?;
                 let field = &whole[..whole.len() - rest.len()];
@@ -187,12 +198,13 @@ impl<'a> Reader<'a> {
         let mut frames = 0;
         let no_name: Arc<str> = "".into();
         let mut samples_known = self.writer == Writer::Go;
+        let mut unknown_labels = BTreeSet::new();
         for sample in &self.raw.samples {
             let sample = proto::Sample::decode(*sample).map_err(|error| damaged(error.to_string()))?;
             if sample.value.len() != head.sample_type.len() {
                 return Err(damaged(format!("{} values for {} types", sample.value.len(), head.sample_type.len())));
             }
-            let labels = Labels::new(head, &sample);
+            let labels = Labels::new(head, &sample, &mut unknown_labels);
             let next = processes.len();
             let process = *process_ids.entry((labels.pid, labels.comm)).or_insert(next);
             if process == next {
@@ -237,6 +249,7 @@ impl<'a> Reader<'a> {
                 _ => "a profile of another profiler: its estimates are taken as they are".into(),
             });
         }
+        self.tell_unknown(&mut comments, &unknown_labels);
         for process in &mut processes {
             comments.describe(process);
         }
@@ -253,6 +266,22 @@ impl<'a> Reader<'a> {
             counters: Default::default(),
             notes: comments.notes,
         })
+    }
+
+    /// Adds the note about the parts of our profile that a newer version may have added.
+    fn tell_unknown(&self, comments: &mut Comments, labels: &BTreeSet<i64>) {
+        if self.writer != Writer::Heapbpf {
+            return;
+        }
+        let head = &self.raw.head;
+        let mut parts: BTreeSet<String> =
+            take(&mut comments.not_understood).into_iter().map(|comment| format!("the comment {comment}")).collect();
+        let types = head.sample_type.iter().map(|kind| text(head, kind.r#type));
+        let types = types.filter(|kind| !Value::COLUMNS.iter().any(|value| value.name() == *kind));
+        parts.extend(types.map(|kind| format!("the sample type {}", newer::shown(kind))));
+        parts.extend(labels.iter().map(|key| format!("the label {}", newer::shown(text(head, *key)))));
+        parts.extend(self.raw.unknown.iter().map(|field| format!("the field {field}")));
+        comments.notes.extend(newer::note_of(&comments.version, &parts));
     }
 
     fn header(&self, comments: &mut Comments) -> Header {
@@ -379,7 +408,8 @@ struct Labels {
 }
 
 impl Labels {
-    fn new(head: &proto::Profile, sample: &proto::Sample) -> Self {
+    /// `unknown`: gets keys that are not known.
+    fn new(head: &proto::Profile, sample: &proto::Sample, unknown: &mut BTreeSet<i64>) -> Self {
         let mut labels = Self::default();
         for label in &sample.label {
             match text(head, label.key) {
@@ -396,6 +426,8 @@ impl Labels {
                 key => {
                     if let Some(place) = AT_EXIT.iter().position(|name| *name == key) {
                         labels.at_exit[place] = u64::try_from(label.num).unwrap_or(0);
+                    } else if unknown.len() < MOST_UNKNOWN {
+                        unknown.insert(label.key);
                     }
                 }
             }

@@ -1,9 +1,10 @@
 //! Parser of the comments in heapbpf's pprof files.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use super::newer;
 use crate::estimates::{INUSE_SINCE, INUSE_UNKNOWN};
 use crate::formats::{ALL_PROCESSES, ENDED_APART, HOOK, NO_NAMES, NOT_INLINE};
 use crate::group::process_name;
@@ -38,6 +39,8 @@ pub(super) struct Comments {
     pub(super) unread: Option<Unread>,
     pub(super) ended_apart: bool,
     pub(super) notes: Vec<String>,
+    /// Comments of a newer version that this one does not understand.
+    pub(super) not_understood: BTreeSet<String>,
     /// Why functions of a module have no names, by its path.
     pub(super) unnamed: HashMap<String, Arc<str>>,
     /// Descriptions of processes by process name.
@@ -57,6 +60,7 @@ impl Comments {
             unread: None,
             ended_apart: false,
             notes: Vec::new(),
+            not_understood: BTreeSet::new(),
             unnamed: HashMap::new(),
             processes: HashMap::new(),
             losses: HashMap::new(),
@@ -69,7 +73,10 @@ impl Comments {
                 comments.version = version.into();
                 comments.host = rest.split_once(": ").map_or("", |(host, _)| host).into();
             } else if let Some(name) = comment.strip_prefix("criterion=") {
-                comments.criterion = Criterion::from_name(name).unwrap_or_default();
+                comments.criterion = Criterion::from_name(name).unwrap_or_else(|| {
+                    comments.not_understood.insert(newer::shown(comment));
+                    Criterion::default()
+                });
             } else if let Some(unwind) = comment.strip_prefix("unwind=") {
                 comments.unwind = unwind.into();
             } else if let Some(time) = comment.strip_prefix("time=") {
@@ -89,6 +96,8 @@ impl Comments {
                 slack.add(&counted_later);
             } else if let Some((name, said)) = process_comment(comment) {
                 comments.processes.insert(name.into(), said.into());
+            } else if is_setting(comment) && newer::is_newer(&comments.version) {
+                comments.not_understood.insert(newer::shown(comment));
             } else if !comment.is_empty() && !UNREAD.iter().any(|begin| comment.starts_with(begin)) {
                 comments.notes.push(comment.into());
             }
@@ -123,6 +132,13 @@ impl Comments {
             process.exact_alloc_objects = objects.split(' ').next().and_then(|objects| objects.parse().ok());
         }
     }
+}
+
+/// Whether a comment is a `key=value` that this version does not know.
+fn is_setting(comment: &str) -> bool {
+    let key = comment.split_once('=').map_or("", |(key, _)| key);
+    let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    is_key && !UNREAD.iter().any(|begin| comment.starts_with(begin))
 }
 
 /// Parses `RECORDS/OF`.

@@ -52,6 +52,10 @@ pub struct Parts<'a> {
     pub also: Vec<ProcessKey>,
     /// Moments by which blocks in use are told apart (CLOCK_MONOTONIC); ascending.
     pub marks_ns: Vec<u64>,
+    /// Whether the memory of processes is to be measured.
+    pub measures: bool,
+    /// No rows, and room for some.
+    pub emptied: Vec<SnapshotRow>,
 }
 
 impl Parts<'_> {
@@ -68,9 +72,11 @@ impl Parts<'_> {
             .collect();
         let mut names = FunctionNames::default();
         let mut gather = Gather::default();
-        let Self { recorder, host, attaching, marks_ns, .. } = self;
+        let Self { recorder, host, attaching, marks_ns, emptied, .. } = self;
         let name = |function| names.get(function, attaching);
-        let (rows, of_row) = rows_of(&mut recorder.heap, detail, now, marks_ns, name, |row| gather.row(row, host));
+        let mut rows = std::mem::take(emptied);
+        let new = |row: &HeapRow| gather.row(row, host);
+        let of_row = add_rows(&mut rows, &mut recorder.heap, detail, (now, marks_ns), name, new);
         // Rows of a process are mostly next to each other.
         keys.extend(of_row.chunk_by(|a, b| a == b).map(|same| same[0]));
         keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
@@ -149,7 +155,10 @@ impl Parts<'_> {
                 }
             })
             .collect();
-        let measured = measured(&processes, &keys, &rows, heap, self.attaching);
+        let measured = match self.measures {
+            true => measured(&processes, &keys, &rows, heap, self.attaching),
+            false => Vec::new(),
+        };
         Content { keys, processes, rows, measured, facts: gather.finish(self.host) }
     }
 }
@@ -180,18 +189,18 @@ fn measured(
     living.into_iter().map(measured).collect()
 }
 
-/// The rows of a heap as of `now_ns` (CLOCK_MONOTONIC), and the process of each row. `RowKey::process` is not filled in
-/// yet. `name` gives the name of an allocator function. `new` is called for each row that is captured with its stack
-/// for the first time.
-fn rows_of(
+/// Adds the rows of a heap as of `now_ns` (CLOCK_MONOTONIC) to no rows, and returns the process of each. `RowKey::process` is not
+/// filled in yet. `name` gives the name of an allocator function. `new` is called for each row that is captured with its
+/// stack for the first time.
+fn add_rows(
+    rows: &mut Vec<SnapshotRow>,
     heap: &mut Heap,
     detail: Detail,
-    now_ns: u64,
-    marks_ns: &[u64],
+    (now_ns, marks_ns): (u64, &[u64]),
     mut name: impl FnMut(u16) -> Arc<str>,
     mut new: impl FnMut(&HeapRow),
-) -> (Vec<SnapshotRow>, Vec<ProcessKey>) {
-    let (mut rows, mut of_row) = (Vec::new(), Vec::new());
+) -> Vec<ProcessKey> {
+    let mut of_row = Vec::new();
     let mut totals: HashMap<(ProcessKey, u64), usize> = HashMap::new();
     let mut by_mark = if detail == Detail::Totals { HashMap::new() } else { heap.inuse_by_mark(marks_ns) };
     let snapshots = heap.snapshot(now_ns, detail == Detail::Lifetimes);
@@ -220,7 +229,11 @@ fn rows_of(
         rows.push(SnapshotRow {
             inuse: snapshot.inuse,
             at_exit: snapshot.at_exit,
-            by_mark: by_mark.remove(&snapshot.number).unwrap_or_default(),
+            by_mark: if by_mark.is_empty() {
+                SumsByMark::new()
+            } else {
+                by_mark.remove(&snapshot.number).unwrap_or_default()
+            },
             ages: snapshot.ages,
             ..copy_of(row, name(row.key.function))
         });
@@ -228,7 +241,7 @@ fn rows_of(
     if detail != Detail::Totals {
         heap.mark_named();
     }
-    (rows, of_row)
+    of_row
 }
 
 /// A snapshot row without figures. The index of its process is filled in later.
@@ -250,11 +263,19 @@ fn copy_of(row: &HeapRow, function: Arc<str>) -> SnapshotRow {
 
 /// Cache of the names of allocator functions.
 #[derive(Default)]
-struct FunctionNames(HashMap<u16, Arc<str>>);
+struct FunctionNames {
+    names: HashMap<u16, Arc<str>>,
+    /// The one that was asked for last: mostly it is asked for again.
+    last: Option<(u16, Arc<str>)>,
+}
 
 impl FunctionNames {
     fn get(&mut self, function: u16, attaching: &Attaching) -> Arc<str> {
-        let name = self.0.entry(function).or_insert_with(|| attaching.hooks.function_name(function).into());
+        if let Some((_, name)) = self.last.as_ref().filter(|(last, _)| *last == function) {
+            return Arc::clone(name);
+        }
+        let name = self.names.entry(function).or_insert_with(|| attaching.hooks.function_name(function).into());
+        self.last = Some((function, Arc::clone(name)));
         Arc::clone(name)
     }
 }
@@ -333,6 +354,19 @@ mod tests {
 
     fn key(tgid: u32) -> ProcessKey {
         ProcessKey { start_ns: 1, tgid, exec_id: 0 }
+    }
+
+    fn rows_of(
+        heap: &mut Heap,
+        detail: Detail,
+        now_ns: u64,
+        marks_ns: &[u64],
+        name: impl FnMut(u16) -> Arc<str>,
+        new: impl FnMut(&HeapRow),
+    ) -> (Vec<SnapshotRow>, Vec<ProcessKey>) {
+        let mut rows = Vec::new();
+        let of_row = add_rows(&mut rows, heap, detail, (now_ns, marks_ns), name, new);
+        (rows, of_row)
     }
 
     /// Three rows: two functions of process 1, and one of process 2, which frees half of its bytes at 500 ns.

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-pub use super::snapshot::Detail;
+pub use super::snapshot::{Detail, Often};
 pub use super::worker::Made;
+use heapbpf_profile::model::Row;
 
 /// Capacity of the request queue. When it is full, senders wait for room.
 const QUEUE: usize = 16;
@@ -17,6 +18,8 @@ pub struct Request {
     pub detail: Detail,
     /// Moments by which blocks in use are told apart, as times since the start of the recording; ascending.
     pub marks: Vec<Duration>,
+    /// Of a client that asks several times a second.
+    pub often: Option<Often>,
     /// Channel for the reply.
     pub reply: oneshot::Sender<Made>,
 }
@@ -60,7 +63,7 @@ impl RecordingHandle {
     /// See [`Unanswered`].
     pub async fn profile_by_marks(&self, detail: Detail, marks: Vec<Duration>) -> Result<Made, Unanswered> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Request { detail, marks, reply }).await.map_err(|_| Unanswered::Ended)?;
+        self.requests.send(Request { detail, marks, often: None, reply }).await.map_err(|_| Unanswered::Ended)?;
         answer.await.map_err(|_| self.unanswered())
     }
 
@@ -69,8 +72,22 @@ impl RecordingHandle {
     /// # Errors
     /// See [`Unanswered`].
     pub fn profile_blocking(&self, detail: Detail) -> Result<Made, Unanswered> {
+        self.blocking(detail, None)
+    }
+
+    /// The same for a client that asks several times a second. `rows`: of a profile that it does not need any more; their memory
+    /// is used again.
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub fn profile_often(&self, detail: Detail, rows: Vec<Row>) -> Result<Made, Unanswered> {
+        self.blocking(detail, Some(Often { rows }))
+    }
+
+    fn blocking(&self, detail: Detail, often: Option<Often>) -> Result<Made, Unanswered> {
         let (reply, answer) = oneshot::channel();
-        self.requests.blocking_send(Request { detail, marks: Vec::new(), reply }).map_err(|_| Unanswered::Ended)?;
+        let request = Request { detail, marks: Vec::new(), often, reply };
+        self.requests.blocking_send(request).map_err(|_| Unanswered::Ended)?;
         answer.blocking_recv().map_err(|_| self.unanswered())
     }
 

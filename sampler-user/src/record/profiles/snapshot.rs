@@ -11,7 +11,7 @@ use crate::heap::ages::Ages;
 use crate::heap::live::SumsByMark;
 use crate::stats::Stats;
 use crate::symbols::go::GoProgram;
-use heapbpf_profile::model::{Process, RowKey, Unread};
+use heapbpf_profile::model::{Process, Row, RowKey, Unread};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_unwind::mapping::Mapping;
 
@@ -50,6 +50,8 @@ pub struct Snapshot {
     pub rows: Vec<SnapshotRow>,
     /// Processes whose memory is to be measured.
     pub measured: Vec<Measured>,
+    /// Of a client that asks several times a second.
+    pub often: Option<Often>,
     /// What symbolization needs to know about new stacks.
     pub facts: Facts,
     /// Go programs whose heaps belong into the profile.
@@ -62,6 +64,16 @@ pub struct Snapshot {
     pub begun: Instant,
     /// How long taking it blocked the event path.
     pub cost: Duration,
+    /// CPU time of taking it.
+    pub cpu: Duration,
+}
+
+/// A request of a client that asks several times a second. Memory is measured with [`Detail::Lifetimes`] alone; its other
+/// profiles have what was measured last.
+#[derive(Default)]
+pub struct Often {
+    /// Rows that nobody needs, whose memory is used again: fresh pages for thousands of rows cost more than filling them.
+    pub rows: Vec<Row>,
 }
 
 /// A Go program whose heap belongs into a profile.

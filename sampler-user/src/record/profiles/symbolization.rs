@@ -56,6 +56,13 @@ pub struct UnsymbolizedStack {
     pub stack: Arc<RawStack>,
 }
 
+impl UnsymbolizedStack {
+    /// Whether it is the same stack of the same process, at the same address.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.stack, &other.stack) && self.process == other.process
+    }
+}
+
 /// Modules from snapshots. Their contents are released after each batch: the host decides which files stay open.
 #[derive(Default)]
 struct KnownModules(HashMap<ModuleId, ModuleFacts>);

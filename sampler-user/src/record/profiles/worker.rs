@@ -2,9 +2,10 @@
 //! exited processes to the overflow bucket. The event path hands over its snapshots and does not wait.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use sampler_ebpf::abi::ProcessKey;
@@ -14,8 +15,9 @@ use super::go_heaps::GoHeaps;
 use super::jit_code::JitCode;
 use super::overflow_bucket::OverflowBucket;
 use super::recent::Recent;
-use super::snapshot::{Detail, Measured, Retired, Snapshot, SnapshotRow};
+use super::snapshot::{Detail, Measured, Often, Retired, Snapshot, SnapshotRow};
 use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
+use crate::clock::thread_cpu_time;
 use crate::crash::without_data;
 use crate::heap::ages::Ages;
 use crate::host::own_memory::give_memory_back;
@@ -27,7 +29,7 @@ use crate::symbols::progress::{Download, Progress};
 use crate::symbols::runtime_functions::RuntimeFunctions;
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::lost_samples;
-use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row};
+use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Resident, Row, Stack};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival::{self, Observation};
 
@@ -46,6 +48,8 @@ pub struct Made {
     pub begun: Instant,
     /// How long taking the snapshot blocked the event path.
     pub cost: Duration,
+    /// CPU time of the snapshot and of making the profile.
+    pub cpu: Duration,
 }
 
 /// Called with the finished profile.
@@ -62,7 +66,11 @@ enum Job {
 pub struct ProfileWorker {
     jobs: Sender<Job>,
     progress: Arc<Progress>,
+    emptied: Emptied,
 }
+
+/// Room for the rows of the next snapshot, if one is to come soon.
+type Emptied = Arc<Mutex<Vec<SnapshotRow>>>;
 
 impl ProfileWorker {
     /// Starts the profile worker. `functions`: of language runtimes.
@@ -76,13 +84,15 @@ impl ProfileWorker {
             (plan.stacks.symbolize, plan.stacks.symbols.clone(), plan.outputs.adjustments);
         let progress = Arc::new(Progress::default());
         let told = Arc::clone(&progress);
+        let emptied = Emptied::default();
+        let given_back = Arc::clone(&emptied);
         let writes_files = plan.writes_files();
         std::thread::Builder::new().name("profiles".into()).spawn(move || {
             restrict_worker(writes_files);
             let symbolization = Symbolization::new(symbolize, symbols, told).with_runtime_functions(functions);
-            Worker::new(template, adjustments, symbolization).work(&queue);
+            Worker { emptied: given_back, ..Worker::new(template, adjustments, symbolization) }.work(&queue);
         })?;
-        Ok(Self { jobs, progress })
+        Ok(Self { jobs, progress, emptied })
     }
 
     /// Progress of symbolization for the current profile: addresses done, and all addresses.
@@ -93,6 +103,11 @@ impl ProfileWorker {
     /// The debug file that is being downloaded for the current profile.
     pub fn download(&self) -> Option<Download> {
         self.progress.get_download()
+    }
+
+    /// No rows, with the room of those of the last snapshot for a client that asks often.
+    pub fn emptied(&self) -> Vec<SnapshotRow> {
+        std::mem::take(&mut *self.emptied.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Queues a snapshot to be made into a profile. `then` runs in the worker thread. It is dropped without being
@@ -118,8 +133,10 @@ impl ProfileWorker {
     }
 }
 
-/// Time between two profiles after which memory is given back, at least.
-const GIVE_BACK_EVERY: Duration = Duration::from_secs(10);
+/// A profile that comes sooner after the last one than this needs the same memory again.
+const SOON: Duration = Duration::from_secs(10);
+/// Time after which memory is given back even if profiles come soon. It takes milliseconds, and using pages again as well.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 
 struct Worker {
     template: Profile,
@@ -129,14 +146,33 @@ struct Worker {
     go: GoHeaps,
     /// When memory was given back after a profile.
     gave_back: Option<Instant>,
+    /// When the last profile was made.
+    last_made: Option<Instant>,
+    /// Memory of processes as measured last, while a client asks often.
+    resident: HashMap<ProcessKey, Option<Resident>>,
+    /// The rows' stacks of the last snapshot for a client that asks often, and what they were symbolized to.
+    last_stacks: Vec<(UnsymbolizedStack, Arc<Stack>)>,
+    emptied: Emptied,
     /// How often the worker has panicked, and what it said the last time.
     panics: (u64, String),
 }
 
 impl Worker {
     fn new(template: Profile, adjustments: Adjustments, symbolization: Symbolization) -> Self {
-        let (overflow, go) = Default::default();
-        Self { template, adjustments, symbolization, overflow, go, gave_back: None, panics: Default::default() }
+        let (overflow, go, gave_back, last_made, resident, last_stacks, emptied, panics) = Default::default();
+        Self {
+            template,
+            adjustments,
+            symbolization,
+            overflow,
+            go,
+            gave_back,
+            last_made,
+            resident,
+            last_stacks,
+            emptied,
+            panics,
+        }
     }
 
     /// Does the jobs of the queue until it is closed. A panic ends the job that it came up in, and the worker begins
@@ -165,9 +201,10 @@ impl Worker {
         }
     }
 
-    /// Gives memory back, if that was not done for a while: profiles may be asked for twice a second.
+    /// Gives memory back, unless the next profile is likely to come soon: they may be asked for twice a second.
     fn give_back(&mut self) {
-        if self.gave_back.is_none_or(|at| at.elapsed() >= GIVE_BACK_EVERY) {
+        let comes_soon = self.last_made.replace(Instant::now()).is_some_and(|at| at.elapsed() < SOON);
+        if !comes_soon || self.gave_back.is_none_or(|at| at.elapsed() >= GIVE_BACK_EVERY) {
             self.gave_back = Some(Instant::now());
             give_memory_back();
         }
@@ -200,11 +237,9 @@ impl Worker {
     }
 
     fn make(&mut self, mut snapshot: Snapshot) -> Made {
-        let stacks = || snapshot.rows.iter().filter_map(|row| row.key.stack.as_ref());
+        let cpu_before = thread_cpu_time();
         if snapshot.detail != Detail::Totals {
-            self.name(stacks(), snapshot.facts);
-            // A snapshot with stacks contains every live row.
-            self.symbolization.keep_only(stacks());
+            self.name_rows(&snapshot.rows, snapshot.facts, snapshot.often.is_some());
         }
         // Read after symbolization, so that its cost is included.
         let cost = accounting::daemon_cost();
@@ -218,6 +253,7 @@ impl Worker {
             let (key, process) = (&snapshot.keys[process], &mut processes[process]);
             process.resident = resident::of(key.tgid, key.start_ns, blocks, at_attach_bytes);
         }
+        self.keep_resident(&snapshot.keys, &mut processes, snapshot.often.is_some(), snapshot.detail);
         let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
         let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
         let mut profile = self.template.clone();
@@ -239,7 +275,16 @@ impl Worker {
         profile.header.live = profile.knows_some_inuse();
         let is_known =
             |row: &SnapshotRow| profile.header.live && profile.processes.get(row.key.process).is_none_or(known);
-        profile.rows = snapshot.rows.into_iter().map(|row| self.row(is_known(&row), row)).collect();
+        profile.rows = match snapshot.often {
+            Some(Often { mut rows }) => {
+                rows.clear();
+                let new = snapshot.rows.drain(..).enumerate();
+                rows.extend(new.map(|(index, row)| self.row(is_known(&row), row, self.last_stacks.get(index))));
+                *self.emptied.lock().unwrap_or_else(PoisonError::into_inner) = snapshot.rows;
+                rows
+            }
+            None => snapshot.rows.into_iter().map(|row| self.row(is_known(&row), row, None)).collect(),
+        };
         if snapshot.detail == Detail::Totals {
             profile.rows.extend(self.overflow.totals(first, profile.header.live));
         } else {
@@ -259,7 +304,8 @@ impl Worker {
         if let Err(error) = self.adjustments.apply(&mut profile) {
             profile.notes.push(error.to_string());
         }
-        Made { profile, stats, keys: snapshot.keys, recent, begun: snapshot.begun, cost: snapshot.cost }
+        let cpu = snapshot.cpu + thread_cpu_time().saturating_sub(cpu_before);
+        Made { profile, stats, keys: snapshot.keys, recent, begun: snapshot.begun, cost: snapshot.cost, cpu }
     }
 
     fn panic_note(&self) -> Option<String> {
@@ -270,11 +316,46 @@ impl Worker {
         })
     }
 
-    /// `known`: whether memory in use and lifetimes of blocks are known for its process.
-    fn row(&self, known: bool, row: SnapshotRow) -> Row {
+    /// Symbolizes the stacks of rows, and forgets all others: a snapshot with stacks contains every live row.
+    fn name_rows(&mut self, rows: &[SnapshotRow], facts: Facts, often: bool) {
+        let is_same = |(row, (last, _)): (&SnapshotRow, &(UnsymbolizedStack, Arc<Stack>))| {
+            row.key.stack.as_ref().is_some_and(|stack| stack.is(last))
+        };
+        if often && rows.len() == self.last_stacks.len() && rows.iter().zip(&self.last_stacks).all(is_same) {
+            return;
+        }
+        self.last_stacks = Vec::new();
+        let stacks = || rows.iter().filter_map(|row| row.key.stack.as_ref());
+        self.name(stacks(), facts);
+        self.symbolization.keep_only(stacks());
+        if often && rows.len() == stacks().count() {
+            self.last_stacks = stacks().map(|stack| (stack.clone(), self.symbolization.stack(stack))).collect();
+        }
+    }
+
+    /// Keeps what was measured of processes for a client that asks often, and gives it to those that were not measured.
+    fn keep_resident(&mut self, keys: &[ProcessKey], processes: &mut [Process], often: bool, detail: Detail) {
+        if often && detail == Detail::Lifetimes {
+            let resident = processes.iter().map(|process| process.resident);
+            self.resident = keys.iter().copied().zip(resident).collect();
+        } else if often {
+            for (key, process) in keys.iter().zip(processes) {
+                process.resident = self.resident.get(key).copied().flatten();
+            }
+        }
+    }
+
+    /// `known`: whether memory in use and lifetimes of blocks are known for its process. `last`: its stack, if it is known to be
+    /// the one of the last snapshot.
+    fn row(&self, known: bool, row: SnapshotRow, last: Option<&(UnsymbolizedStack, Arc<Stack>)>) -> Row {
         let live = self.template.header.live && known;
+        let symbolized = |stack: Option<UnsymbolizedStack>| match (stack, last) {
+            (Some(_), Some((_, stack))) => Arc::clone(stack),
+            (Some(stack), None) => self.symbolization.stack(&stack),
+            (None, _) => Arc::default(),
+        };
         Row {
-            key: row.key.map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack)).unwrap_or_default()),
+            key: row.key.map_stack(symbolized),
             alloc: row.alloc,
             inuse: if known { row.inuse } else { SampleSums::default() },
             at_exit: if known { row.at_exit } else { SampleSums::default() },
@@ -292,7 +373,7 @@ impl Worker {
         }
         let known: Vec<bool> = retired.processes.iter().map(|process| !process.inuse_unknown).collect();
         let mut profile = self.template.clone();
-        profile.rows = retired.rows.into_iter().map(|row| self.row(known[row.key.process], row)).collect();
+        profile.rows = retired.rows.into_iter().map(|row| self.row(known[row.key.process], row, None)).collect();
         profile.processes = retired.processes;
         profile.keep_loss_intervals();
         lost_samples::add_rows(&mut profile);

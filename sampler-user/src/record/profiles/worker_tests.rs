@@ -48,6 +48,7 @@ fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
 fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> Snapshot {
     Snapshot {
         measured: Vec::new(),
+        often: None,
         detail,
         marks: Vec::new(),
         live: true,
@@ -64,6 +65,7 @@ fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> 
         notes: Vec::new(),
         begun: Instant::now(),
         cost: Duration::ZERO,
+        cpu: Duration::ZERO,
     }
 }
 
@@ -318,4 +320,56 @@ fn a_panic_ends_its_job_and_no_other() {
     assert_eq!(totals(&made_by(&jobs, snapshot()).unwrap()), [10.0, 100.0, 220.0]);
     drop(jobs);
     thread.join().unwrap();
+}
+
+/// A client that asks often gets what others get: stacks that are as before, new ones, and those that have gone.
+#[test]
+fn a_client_that_asks_often_gets_the_same_rows() {
+    let (mut often, mut once) = (worker(), worker());
+    let stacks: Vec<Arc<RawStack>> = (1..=4_u64)
+        .map(|address| {
+            let frame = RawFrame { address, module: None, file_offset: 0 };
+            Arc::new(RawStack { frames: [frame].into(), ..RawStack::lost() })
+        })
+        .collect();
+    let rows = |numbers: &[usize], bytes: u64| -> Vec<SnapshotRow> {
+        let one = |&number: &usize| {
+            let mut row = row(0, 1, bytes + number as u64, 0);
+            row.key.stack = Some(UnsymbolizedStack { process: key(1), stack: Arc::clone(&stacks[number]) });
+            row
+        };
+        numbers.iter().map(one).collect()
+    };
+    let mut old = Vec::new();
+    for (numbers, bytes) in [(&[0, 1, 2][..], 10), (&[0, 1, 2], 20), (&[0, 1, 2, 3], 30), (&[1, 0, 3], 40), (&[3], 50)]
+    {
+        let of = |often| Snapshot { often, ..snapshot(Detail::Stacks, vec![process(1, false)], rows(numbers, bytes)) };
+        let made = often.make(of(Some(Often { rows: std::mem::take(&mut old) })));
+        let expected = once.make(of(None));
+        assert_eq!(made.profile.rows, expected.profile.rows, "{numbers:?}");
+        assert_eq!(made.profile.rows.len(), numbers.len());
+        let emptied = std::mem::take(&mut *often.emptied.lock().unwrap());
+        assert!(emptied.is_empty() && emptied.capacity() >= numbers.len(), "its room is used again");
+        old = made.profile.rows;
+    }
+}
+
+#[test]
+fn memory_that_was_measured_is_shown_until_it_is_measured_again() {
+    let mut worker = worker();
+    let measured = |heap_bytes| Process {
+        resident: Some(heapbpf_profile::model::Resident { heap_bytes, ..Default::default() }),
+        ..process(1, false)
+    };
+    let mut made = |detail, process: Process, often: bool| {
+        let often = often.then(Often::default);
+        let made = worker.make(Snapshot { often, ..snapshot(detail, vec![process], vec![row(0, 1, 10, 0)]) });
+        made.profile.processes[0].resident.map(|resident| resident.heap_bytes)
+    };
+    assert_eq!(made(Detail::Lifetimes, measured(7), true), Some(7));
+    assert_eq!(made(Detail::Stacks, process(1, false), true), Some(7));
+    assert_eq!(made(Detail::Stacks, process(2, false), true), None, "of another process nothing is known");
+    assert_eq!(made(Detail::Stacks, process(1, false), false), None, "others have it measured each time");
+    assert_eq!(made(Detail::Lifetimes, process(1, false), true), None, "it has ended, for example");
+    assert_eq!(made(Detail::Stacks, process(1, false), true), None);
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 
 use super::moment::Cut;
+use super::snapshots::Wanted;
 use super::state::Session;
 use crate::attach::inline::InlineHooks;
 use crate::record::outputs::status_line::Finishing;
-use crate::record::profiles::snapshot::Detail;
 use crate::record::profiles::worker::Made;
 
 /// Time between two progress reports of symbolization.
@@ -54,7 +54,7 @@ impl Session {
 
     /// Has the profile of the last cut made.
     fn make_last(&mut self, cut: &Cut, begun: Instant) -> Receiver<Made> {
-        let snapshot = self.snapshot_of(cut, Detail::Lifetimes, &[], true, begun);
+        let snapshot = self.snapshot_of(cut, Wanted::lifetimes(), true, begun);
         let (sender, made) = channel();
         self.worker.make(snapshot, move |made| drop(sender.send(made)));
         made

@@ -9,12 +9,13 @@ use super::errors::Step;
 use super::moment::Cut;
 use super::state::Session;
 use crate::attach::inline::InlineHooks;
-use crate::clock::monotonic_ns;
+use crate::clock::{monotonic_ns, thread_cpu_time};
 use crate::record::intake::counters::DaemonCounters;
 use crate::record::outputs::files::SnapshotFiles;
 use crate::record::outputs::status_line::Figures;
 use crate::record::profiles::accounting::{self, Missing};
 use crate::record::profiles::capture::Parts;
+use crate::record::profiles::requests::Request;
 use crate::record::profiles::snapshot::{Content, Detail, Snapshot};
 use crate::stats::{HookedProcess, Stats};
 use crate::view::status::Status;
@@ -24,23 +25,35 @@ use heapbpf_profile::model::Process;
 const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the end: there are no exact totals, and what \
                                 was lost is unknown";
 
+/// What a snapshot is to have.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    detail: Detail,
+    /// Moments by which blocks in use are told apart, as times since the start.
+    marks: &'a [Duration],
+    /// See [`Often`](crate::record::profiles::snapshot::Often).
+    often: bool,
+}
+
+impl Wanted<'_> {
+    /// All of a profile for a file.
+    pub(super) const fn lifetimes() -> Self {
+        Self { detail: Detail::Lifetimes, marks: &[], often: false }
+    }
+}
+
 impl Session {
     /// Takes a snapshot as of now, if that is possible at this time.
-    fn snapshot(&mut self, detail: Detail, marks: &[Duration]) -> Option<Snapshot> {
-        let begun = Instant::now();
-        self.with_cut(|session, cut| session.snapshot_of(cut, detail, marks, false, begun))
+    fn snapshot(&mut self, wanted: Wanted<'_>) -> Option<Snapshot> {
+        let (begun, cpu_before) = (Instant::now(), thread_cpu_time());
+        let mut snapshot = self.with_cut(|session, cut| session.snapshot_of(cut, wanted, false, begun))?;
+        snapshot.cpu = thread_cpu_time().saturating_sub(cpu_before);
+        Some(snapshot)
     }
 
-    /// Takes the snapshot of a cut. `marks`: moments by which blocks in use are told apart, as times since the start; `last`: the
-    /// recording ends with it; `begun`: when the cut was begun.
-    pub(super) fn snapshot_of(
-        &mut self,
-        cut: &Cut,
-        detail: Detail,
-        marks: &[Duration],
-        last: bool,
-        begun: Instant,
-    ) -> Snapshot {
+    /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
+    pub(super) fn snapshot_of(&mut self, cut: &Cut, wanted: Wanted<'_>, last: bool, begun: Instant) -> Snapshot {
+        let Wanted { detail, marks, often } = wanted;
         let total = if last { cut.total } else { without_calls_under_way(cut.total) };
         let daemon = DaemonCounters {
             errors: self.errors.count(),
@@ -54,9 +67,11 @@ impl Session {
         let also = go.iter().map(|target| target.process).collect();
         let started_ns = self.schedule.started_ns;
         let marks_ns = marks.iter().map(|mark| started_ns.saturating_add(mark.as_nanos() as u64)).collect();
+        let emptied = if often { self.worker.emptied() } else { Vec::new() };
+        let measures = !often || detail == Detail::Lifetimes;
         let parts = self.parts(&cut.counts, (&cut.slack, &cut.unseen));
         let Content { keys, mut processes, rows, measured, facts } =
-            Parts { also, marks_ns, ..parts }.take(detail, cut.time_ns);
+            Parts { also, marks_ns, measures, emptied, ..parts }.take(detail, cut.time_ns);
         if !cut.has_counters {
             // What was lost of those that had not ended is unknown.
             let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
@@ -88,12 +103,14 @@ impl Session {
             processes,
             rows,
             measured,
+            often: None,
             facts,
             go,
             stats,
             notes,
             begun,
             cost: begun.elapsed(),
+            cpu: Duration::ZERO,
         }
     }
 
@@ -142,11 +159,11 @@ impl Session {
         // Clients may have gone away while waiting.
         self.unfinished.requests.retain(|request| !request.reply.is_closed());
         let Some(request) = self.unfinished.requests.front() else { return };
-        let (detail, marks) = (request.detail, request.marks.clone());
-        if let Some(snapshot) = self.snapshot(detail, &marks)
-            && let Some(request) = self.unfinished.requests.pop_front()
+        let (detail, marks, often) = (request.detail, request.marks.clone(), request.often.is_some());
+        if let Some(snapshot) = self.snapshot(Wanted { detail, marks: &marks, often })
+            && let Some(Request { often, reply, .. }) = self.unfinished.requests.pop_front()
         {
-            self.worker.make(snapshot, |made| drop(request.reply.send(made)));
+            self.worker.make(Snapshot { often, ..snapshot }, |made| drop(reply.send(made)));
         }
     }
 
@@ -156,7 +173,7 @@ impl Session {
             return;
         }
         let Some((turn, why)) = files.next() else { return };
-        let Some(mut snapshot) = self.snapshot(Detail::Lifetimes, &[]) else { return files.put_back(turn, why) };
+        let Some(mut snapshot) = self.snapshot(Wanted::lifetimes()) else { return files.put_back(turn, why) };
         log::info!("a snapshot, {why}");
         snapshot.notes.push(format!("a snapshot, {why}"));
         self.worker.make(snapshot, move |made| {

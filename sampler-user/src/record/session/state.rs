@@ -246,6 +246,8 @@ impl Session {
             ended: &self.exited.counts,
             also: Vec::new(),
             marks_ns: Vec::new(),
+            measures: true,
+            emptied: Vec::new(),
         }
     }
 

@@ -13,7 +13,8 @@ fn key(tgid: u32, exec_id: u64) -> ProcessKey {
 
 fn made(profile: Profile, keys: Vec<ProcessKey>) -> Made {
     let stats = Stats { hits: 10, lost: [("ring_full".to_owned(), 2)].into(), ..Stats::default() };
-    Made { profile, stats, keys, recent: Default::default(), begun: Instant::now(), cost: Duration::from_millis(1) }
+    let cost = Duration::from_millis(1);
+    Made { profile, stats, keys, recent: Default::default(), begun: Instant::now(), cost, cpu: cost }
 }
 
 fn process(pid: u32, comm: &str, bytes: u64) -> Process {

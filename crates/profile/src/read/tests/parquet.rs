@@ -2,6 +2,7 @@
 
 use super::*;
 use heapbpf_audit::Hook;
+use std::sync::Arc;
 
 #[test]
 fn parquet_keeps_what_a_comparison_needs() {
@@ -29,4 +30,46 @@ fn parquet_keeps_what_a_comparison_needs() {
     let mut without_frees = profile;
     without_frees.header.live = false;
     assert!(!parse(&written(&without_frees, "parquet")).expect("its own output").header.live);
+}
+
+/// The table with a column of numbers, in place of its own if it has one of that name.
+fn with_column(profile: &Profile, name: &str, version: &str) -> Vec<u8> {
+    use ::parquet::arrow::ArrowWriter;
+    use ::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+    use ::parquet::file::properties::WriterProperties;
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+    let file = bytes::Bytes::from(written(profile, "parquet"));
+    let mut batches = ParquetRecordBatchReaderBuilder::try_new(file).expect("our own").build().expect("our own");
+    let batch = batches.next().expect("rows").expect("our own");
+    let fields = batch.schema().fields().clone();
+    let columns = fields.iter().zip(batch.columns()).map(|(it, values)| (it.name().clone(), values.clone(), true));
+    let more: ArrayRef = Arc::new(Int64Array::from(vec![1; batch.num_rows()]));
+    let columns = columns.filter(|column| column.0 != name).chain([(name.to_owned(), more, true)]);
+    let batch = RecordBatch::try_from_iter_with_nullable(columns).expect("equal lengths");
+    let by = WriterProperties::builder().set_created_by(format!("heapbpf {version}")).build();
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(by)).expect("memory");
+    writer.write(&batch).expect("memory");
+    writer.close().expect("memory");
+    bytes
+}
+
+#[test]
+fn columns_of_a_newer_version_are_named() {
+    let profile = testing::small();
+    let same = with_column(&profile, "flavour", env!("CARGO_PKG_VERSION"));
+    assert_eq!(parse(&same).expect("ours").notes, Vec::<String>::new(), "somebody's own column");
+    let read = parse(&with_column(&profile, "numa\u{1b}[31m", "99.0.1")).expect("the rest is understood");
+    let [said] = &read.notes[..] else { panic!("{:?}", read.notes) };
+    assert!(
+        said.contains("by heapbpf 99.0.1") && said.contains("understand the column numa\\u{1b}[31m: that"),
+        "{said}"
+    );
+    assert_eq!(read.rows.len(), parse(&same).expect("ours").rows.len());
+    let mut newer = profile;
+    newer.header.version = "99.0.1".into();
+    assert_eq!(parse(&written(&newer, "parquet")).expect("nothing new").notes, Vec::<String>::new());
+    // What means something else is refused, and a newer writer is named.
+    let error = parse(&with_column(&newer, "criterion", "99.0.1")).expect_err("no criterion");
+    assert!(error.to_string().contains("99.0.1"), "{error}");
 }

@@ -188,3 +188,40 @@ fn hostile_references_are_checked() {
     assert_eq!(read.rows[0].key.stack.frames[0].function, None);
     assert!(!read.header.samples_known, "a sample without its block size");
 }
+
+#[test]
+fn parts_of_a_newer_version_are_named() {
+    let mut newer = testing::small();
+    newer.header.version = "99.0.1".into();
+    let message = |profile: &Profile| crate::formats::encode_pprof(profile);
+    let read = |message: &proto::Profile, more: &[u8]| {
+        parse(&gzip(&[&message.encode_to_vec()[..], more].concat())).expect("the rest is understood").notes
+    };
+    assert_eq!(read(&message(&newer), &[]), newer.notes, "nothing is new");
+    let added = |mut message: proto::Profile| {
+        let mut id = |text: &str| {
+            message.string_table.push(text.into());
+            message.string_table.len() as i64 - 1
+        };
+        let [kind, unit, label, comment, criterion] =
+            ["peak_space", "bytes", "numa\u{1b}[31m", "flavour=sweet", "criterion=phase"].map(&mut id);
+        message.sample_type.push(proto::ValueType { r#type: kind, unit });
+        message.sample.iter_mut().for_each(|sample| sample.value.push(1));
+        message.sample[0].label.push(proto::Label { key: label, num: 1, ..Default::default() });
+        message.comment.extend([comment, criterion]);
+        message
+    };
+    // Field 99, with the number 1.
+    let field = [0x98, 0x06, 0x01];
+    let notes = read(&added(message(&newer)), &field);
+    let said = notes.last().expect("a note");
+    for part in
+        ["the comment criterion=phase", "comment flavour=sweet", "label numa\\u{1b}[31m", "type peak_space", "field 99"]
+    {
+        assert!(said.contains("by heapbpf 99.0.1") && said.contains(part), "{part} in {said}");
+    }
+    assert_eq!(notes.len(), newer.notes.len() + 1, "{notes:?}");
+    // Of a profile of this version, nobody knows what they are.
+    let same = testing::small();
+    assert!(read(&added(message(&same)), &field).iter().all(|note| !note.contains("which does not understand")));
+}
