@@ -98,6 +98,7 @@ fn metrics(profile: Profile) -> String {
         keys,
         begun: Instant::now(),
         cost: Duration::ZERO,
+        cpu: Duration::ZERO,
         recent: Recent::default(),
     };
     Metrics::default().write(&made, &[], Serving::default())
