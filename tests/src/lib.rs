@@ -9,6 +9,7 @@ pub mod cgroup;
 pub mod checks;
 pub mod constant;
 pub mod counting;
+mod descriptors;
 pub mod doctor;
 pub mod document;
 pub mod environment;

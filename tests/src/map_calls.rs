@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt as _;
 
+use crate::descriptors::take_descriptor;
 use crate::kernel::map_name;
-use crate::refusing::take_descriptor;
 
 /// `BPF_MAP_CREATE`.
 pub const MAP_CREATE: u32 = 0;

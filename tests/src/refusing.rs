@@ -14,6 +14,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::descriptors::take_descriptor;
 use crate::map_calls::{COMMANDS, ITERATOR, Operation};
 
 /// `BPF_TRACE_UPROBE_MULTI`.
@@ -268,20 +269,6 @@ fn install_filter(filter: &mut [libc::sock_filter]) -> io::Result<OwnedFd> {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
         let fd = libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program);
-        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }
-    }
-}
-
-/// Copies another process's descriptor.
-pub(crate) fn take_descriptor(pid: i32, number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: the calls take plain integers, and the returned descriptors have no other owner.
-    unsafe {
-        let process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
-        if process < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let process = OwnedFd::from_raw_fd(process as i32);
-        let fd = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0);
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }
     }
 }
