@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory, Parser};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 58] = [
+const OF_OTHERS: [&str; 59] = [
     "--alpine",
     "--ask-runtime",
     "--base",
@@ -29,6 +29,7 @@ const OF_OTHERS: [&str; 58] = [
     "--follow-fork",
     "--get",
     "--ignored",
+    "--inline",
     "--interpreted-frames-native-stack",
     "--leaks",
     "--lib",
