@@ -239,7 +239,9 @@ fn no_program_shares_its_stack() {
     let target = Target::start(&program("mix"), ["100"]);
     let kinds = ["session", "multi", "perf"].into_iter().filter(|kind| works(found, &format!("{kind} links")));
     let probes = kinds.map(|kind| Recorder::of(target.pid(), 1).option("--link", kind).flag("--mmap"));
-    for recorder in probes.chain([inline::recorder(target.pid(), Hook::Inline, 1)]) {
+    // Programs that look for targets by a rule need more room.
+    let by_rule = Recorder::new().interval(1 << 20).option("--comm", "mix").option("--hook", "inline");
+    for recorder in probes.chain([inline::recorder(target.pid(), Hook::Inline, 1), by_rule]) {
         let recording = recorder.start();
         let programs = kernel::machine_code_at_probes(recording.pid());
         recording.stop();

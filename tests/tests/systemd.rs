@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::environment::{fixtures_folder, heapbpf, skipped, tool, turn};
+use heapbpf_tests::guardian::{changed_bytes_of_libc, guardians_of, kill, leaks};
 use heapbpf_tests::program::program;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
+use tempfile::TempDir;
 
 fn unit() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/heapbpf.service")
@@ -18,29 +20,43 @@ fn unit() -> PathBuf {
 /// Bits of the capabilities that the unit grants: DAC_READ_SEARCH, SYS_PTRACE, PERFMON, BPF, CHECKPOINT_RESTORE.
 const GRANTED: u64 = 1 << 2 | 1 << 19 | 1 << 38 | 1 << 39 | 1 << 40;
 
+/// A service by the unit, under a manager of its own.
+struct Service {
+    /// The manager's script, which waits for lines.
+    script: Target,
+    port: u16,
+    folder: TempDir,
+}
+
+impl Service {
+    /// Starts it; `None`, said loudly, where that is not possible. It is ready, as it has told systemd itself.
+    fn start(case: &str) -> Option<Self> {
+        if !Path::new("/lib/systemd/systemd").exists() || tool("systemctl").is_none() {
+            skipped(case, "no systemd (Debian: systemd)");
+            return None;
+        }
+        if Path::new("/run/systemd/system").exists() {
+            let why = "systemd is the first process here: a second manager by root would meddle with its cgroups";
+            skipped(case, why);
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
+        let (script, unit) = (fixtures_folder().join("unit.sh"), unit());
+        let (binary, number) = (heapbpf().canonicalize().expect("it was built"), port.to_string());
+        let words: [&OsStr; 4] = [folder.path().as_ref(), unit.as_ref(), binary.as_ref(), number.as_ref()];
+        let mut command = Command::new("bash");
+        command.arg(script).args(words);
+        Some(Self { script: Target::start_command(&mut command), port, folder })
+    }
+}
+
 #[test]
 fn the_unit_runs_under_systemd_with_all_its_restrictions() {
     let case = "the_unit_runs_under_systemd_with_all_its_restrictions";
     let Some(_turn) = turn(case) else { return };
-    if !Path::new("/lib/systemd/systemd").exists() || tool("systemctl").is_none() {
-        return skipped(case, "no systemd (Debian: systemd)");
-    }
-    if Path::new("/run/systemd/system").exists() {
-        return skipped(
-            case,
-            "systemd is the first process here: a second manager by root would meddle with its cgroups",
-        );
-    }
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
-    let (script, unit) = (fixtures_folder().join("unit.sh"), unit());
-    let (binary, number) = (heapbpf().canonicalize().expect("it was built"), port.to_string());
-    let words: [&OsStr; 4] = [folder.path().as_ref(), unit.as_ref(), binary.as_ref(), number.as_ref()];
     let mut known = Target::start(&program("mix"), ["20000"]);
-    let mut command = Command::new("bash");
-    command.arg(script).args(words);
-    // Ready is what the service itself told systemd.
-    let mut service = Target::start_command(&mut command);
+    let Some(Service { script: mut service, port, folder }) = Service::start(case) else { return };
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
     known.run();
     let of_known = format!("heapbpf_process_alloc_bytes_total{{pid=\"{}\"", known.pid());
@@ -65,6 +81,32 @@ fn the_unit_runs_under_systemd_with_all_its_restrictions() {
     let last = folder.path().join("config/heapbpf/last.pb.gz");
     assert!(fs::metadata(&last).is_ok_and(|file| file.len() > 500), "no last profile");
     assert!(service.end().success());
+}
+
+/// systemd leaves the guardian of a killed daemon to its work: a second SIGKILL would keep it from removing probes, as it keeps the
+/// daemon.
+#[test]
+fn a_service_that_is_killed_leaves_no_probe() {
+    let case = "a_service_that_is_killed_leaves_no_probe";
+    let Some(_turn) = turn(case) else { return };
+    for _ in 0..4 {
+        let mut target = Target::start(&program("forking"), [""; 0]);
+        let Some(Service { script: mut service, port, folder: _folder }) = Service::start(case) else { return };
+        let main = service_pid(port);
+        until("probes", || changed_bytes_of_libc(target.pid()) > 0);
+        let guardians = guardians_of(main);
+        assert!(!guardians.is_empty());
+        kill([main]);
+        until("the end of the guardian", || guardians_of(main).is_empty());
+        until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
+        assert_eq!(leaks(&guardians.into_iter().chain([main]).collect()), Vec::<String>::new());
+        service.go();
+        assert_eq!(service.line().trim(), "signal killed KILL");
+        assert!(service.end().success());
+        target.go();
+        assert_eq!(target.line(), "all children ended well");
+        assert!(target.end().success());
+    }
 }
 
 /// The process that serves at a port: the one whose command line has it, and that is no manager of it.

@@ -85,11 +85,17 @@ pub extern "C" fn inline_reallocating(ctx: *mut c_void) -> u32 {
     let lose = move || live::report_without_state(block);
     let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
     note_calls(ctx, state, register(ctx, RAX));
-    if config!(live) == 0 {
-        return 0;
+    if config!(live) != 0 {
+        begin_reallocation(ctx, state, block);
     }
+    0
+}
+
+/// Takes the old block out of the live map, by a function of its own, for its stack.
+#[inline(never)]
+fn begin_reallocation(ctx: *mut c_void, state: &mut ThreadState, block: u64) {
     // It may be a sample of an earlier recording.
-    let Some(old) = live::take_out(state, block) else { return 0 };
+    let Some(old) = live::take_out(state, block) else { return };
     let sp = arch::stack_pointer(ctx);
     let slot = state.open_slot(sp) & (SLOTS - 1);
     state.slots[slot] = Pending {
@@ -107,7 +113,6 @@ pub extern "C" fn inline_reallocating(ctx: *mut c_void) -> u32 {
         return_sites_probed: 0,
         may_throw: 0,
     };
-    0
 }
 
 /// Before a sampled call whose result will not be seen.
