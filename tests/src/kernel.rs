@@ -129,13 +129,21 @@ fn program_info(id: u32, code: &mut [u8]) -> Option<ProgramInfo> {
         info[CODE_BYTES_WORD] = code.len() as u64;
         info[CODE_WORD] = code.as_mut_ptr() as u64;
     }
+    object_info(program.as_fd(), &mut info).ok().map(|()| info)
+}
+
+/// Has the kernel write what it says of a BPF object.
+fn object_info(object: BorrowedFd<'_>, info: &mut [u64]) -> std::io::Result<()> {
     let address = info.as_mut_ptr() as u64;
     let mut attributes = Attributes::default();
-    attributes.words[0] = program.as_raw_fd().cast_unsigned();
-    attributes.words[1] = size_of_val(&info) as u32;
+    attributes.words[0] = object.as_raw_fd().cast_unsigned();
+    attributes.words[1] = size_of_val(info) as u32;
     attributes.words[2] = address as u32;
     attributes.words[3] = (address >> 32) as u32;
-    (bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) == 0).then_some(info)
+    match bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
 
 /// The name of a BPF map, as the kernel cuts it.
@@ -145,15 +153,7 @@ fn program_info(id: u32, code: &mut [u8]) -> Option<ProgramInfo> {
 pub fn map_name(map: BorrowedFd<'_>) -> std::io::Result<String> {
     // `struct bpf_map_info`: six words, then the name.
     let mut info = [0_u64; 16];
-    let address = info.as_mut_ptr() as u64;
-    let mut attributes = Attributes::default();
-    attributes.words[0] = map.as_raw_fd().cast_unsigned();
-    attributes.words[1] = size_of_val(&info) as u32;
-    attributes.words[2] = address as u32;
-    attributes.words[3] = (address >> 32) as u32;
-    if bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
+    object_info(map, &mut info)?;
     let bytes = info[3..5].iter().flat_map(|word| word.to_ne_bytes());
     Ok(bytes.take_while(|byte| *byte != 0).map(char::from).collect())
 }

@@ -32,13 +32,12 @@ impl Drop for Cleaner {
     fn drop(&mut self) {
         let Some(process) = &mut self.0 else { return };
         // Without the word that all is well, it looks for what a panic may have left.
-        if !std::thread::panicking()
-            && let Some(mut pipe) = process.stdin.take()
-        {
+        if std::thread::panicking() {
+            return;
+        }
+        if let Some(mut pipe) = process.stdin.take() {
             let _ = pipe.write_all(&[0]);
         }
-        if !std::thread::panicking() {
-            let _ = process.wait();
-        }
+        let _ = process.wait();
     }
 }
