@@ -183,7 +183,7 @@ fn measure(bench: &mut Bench, work: &Work, who: &Who, few: bool) -> anyhow::Resu
     await_stillness(started.pid)?;
     let before = clock(started.pid).context("it has ended")?;
     let asked = if work.name == "redis" {
-        let asked = requests(operations, &bench.files.inputs).output().context("cannot ask the server")?;
+        let asked = requests(operations, &bench.files.inputs)?.output().context("cannot ask the server")?;
         anyhow::ensure!(asked.status.success(), "the server was not asked all");
         true
     } else {
@@ -196,8 +196,9 @@ fn measure(bench: &mut Bench, work: &Work, who: &Who, few: bool) -> anyhow::Resu
         last = clock(started.pid).unwrap_or(last).max(last);
         std::thread::sleep(LOOK);
     }
-    drop(tool.map(Tool::stop));
+    // What heaptrack has injected ends with the program, and heaptrack with that.
     drop(started);
+    drop(tool.map(Tool::stop));
     for file in fs::read_dir(bench.results.path())?.flatten() {
         let _ = fs::remove_file(file.path());
     }

@@ -175,7 +175,7 @@ impl Target {
 
     fn serve(&self) -> anyhow::Result<Done> {
         let (begun, before) = (Instant::now(), process::cpu_seconds(self.pid()));
-        let asked = requests(self.operations, &self.inputs).output().context("cannot ask the server")?;
+        let asked = requests(self.operations, &self.inputs)?.output().context("cannot ask the server")?;
         let wall_ns = u64::try_from(begun.elapsed().as_nanos())?;
         if !asked.status.success() {
             bail!("the server was not asked all: {}", String::from_utf8_lossy(&asked.stderr));

@@ -49,6 +49,8 @@ pub struct Workload {
 pub const GLIBC: &str = "libc.so.6";
 /// Name of jemalloc's library, which Debian's redis is linked with.
 pub const JEMALLOC: &str = "libjemalloc.so.2";
+/// Where Debian has them.
+const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
 const OWN: Workload = Workload {
     name: "",
@@ -183,13 +185,31 @@ pub fn socket(inputs: &Path) -> PathBuf {
 }
 
 /// The program that requests this number of operations from a server and waits for the last answer.
-pub fn requests(operations: u64, inputs: &Path) -> Command {
+///
+/// # Errors
+/// If the client's libraries cannot be copied.
+pub fn requests(operations: u64, inputs: &Path) -> anyhow::Result<Command> {
     let mut command = Command::new(REDIS_BENCHMARK);
+    command.env("LD_LIBRARY_PATH", own_libraries(inputs)?);
     // Eight connections with four pending requests each, values of 64 bytes, 10,000 different keys.
     command.args(["-q", "-c", "8", "-P", "4", "-d", "64", "-r", "10000"]);
     let each = operations / REDIS_REQUESTS.len() as u64;
     command.args(["-t", &REDIS_REQUESTS.join(","), "-n", &each.to_string(), "-s"]).arg(socket(inputs));
-    command
+    Ok(command)
+}
+
+/// A folder with copies of the allocators' libraries. Who runs with these does not trap at probes on the files of the server, as
+/// the children of a recorded command would.
+fn own_libraries(inputs: &Path) -> anyhow::Result<PathBuf> {
+    let folder = inputs.join("own-libraries");
+    if !folder.exists() {
+        fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        for library in [GLIBC, JEMALLOC] {
+            let path = Path::new(LIBRARIES).join(library);
+            fs::copy(&path, folder.join(library)).with_context(|| format!("cannot copy {}", path.display()))?;
+        }
+    }
+    Ok(folder)
 }
 
 /// A file with this content, written once.
