@@ -73,6 +73,8 @@ const CONDITIONS: [(&str, Who); 8] = [
 
 /// Longest wait for a program or a profiler to get ready.
 const PATIENCE: Duration = Duration::from_secs(40);
+/// Longest wait for a program to end that was asked to.
+const PATIENCE_AT_END: Duration = Duration::from_secs(2);
 /// A program waits that takes no CPU time for this long.
 const STILL: Duration = Duration::from_millis(150);
 /// Time between looks at a program's clock: what it takes after the last one is missing.
@@ -166,7 +168,11 @@ impl Drop for Started {
             // The program of a killed heapbpf ends at the end of its input, or is a server.
             // SAFETY: sends a signal to our child, or to a child of it that has not ended as long as it is there itself.
             unsafe { libc::kill(self.pid.cast_signed(), libc::SIGTERM) };
-            std::thread::sleep(Duration::from_millis(50));
+            // A server removes its socket when it ends, which must not be the next one's.
+            let begun = Instant::now();
+            while !is_dead(self.pid) && begun.elapsed() < PATIENCE_AT_END {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -184,7 +190,8 @@ fn measure(bench: &mut Bench, work: &Work, who: &Who, few: bool) -> anyhow::Resu
     let before = clock(started.pid).context("it has ended")?;
     let asked = if work.name == "redis" {
         let asked = requests(operations, &bench.files.inputs)?.output().context("cannot ask the server")?;
-        anyhow::ensure!(asked.status.success(), "the server was not asked all");
+        let said = String::from_utf8_lossy(&asked.stderr);
+        anyhow::ensure!(asked.status.success(), "the server was not asked all ({}): {said}", asked.status);
         true
     } else {
         let mut pipe = started.input.take().context("piped")?;
@@ -205,10 +212,15 @@ fn measure(bench: &mut Bench, work: &Work, who: &Who, few: bool) -> anyhow::Resu
     Ok((last - before) as f64 / operations as f64)
 }
 
+/// Whether a process is gone, or waits to be waited for.
+fn is_dead(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']))
+}
+
 /// Whether the program has ended.
 fn is_over(started: &mut Started) -> anyhow::Result<bool> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", started.pid)).unwrap_or_default();
-    let is_dead = stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']));
+    let is_dead = is_dead(started.pid);
     if let Some(status) = started.child.try_wait()? {
         anyhow::ensure!(status.success(), "the program failed: {status}");
         return Ok(true);
