@@ -31,6 +31,9 @@ pub struct Selection {
     /// Run this heapbpf, instead of building one
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
+    /// Skip a kernel that cannot be fetched, and say so, instead of failing
+    #[arg(long)]
+    skip_unavailable: bool,
     /// Write what was found into docs/kernels.md, instead of comparing
     #[arg(long)]
     record: bool,
@@ -66,7 +69,13 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
     let mut wrong = Vec::new();
     for version in &kernels {
         let begun = Instant::now();
-        let kernel = archive::kernel(context, version)?;
+        let kernel = match archive::kernel(context, version) {
+            Err(error) if selection.skip_unavailable => {
+                say!("skipped: Linux {version} cannot be fetched: {error:#}");
+                continue;
+            }
+            kernel => kernel?,
+        };
         say!("Linux {version}: {}", kernel.package);
         let said = boot(context, &kernel.image, &image, &folder.join(format!("{version}.log")))?;
         let findings = Findings::of(&said);
