@@ -32,6 +32,48 @@ pub fn run(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Resu
             row(options, &mut workload, (threads, interval), heapbpf)?;
         }
     }
+    sampled(options, library, heapbpf)
+}
+
+/// An interval at which enough is sampled to tell it from the rest of a pair, and the daemon keeps up.
+const SAMPLED_INTERVAL: u32 = 4096;
+/// Pairs of a slice: their samples find room in the ring.
+const SAMPLED_PAIRS: u64 = 40_000;
+const SAMPLED_SLICES: usize = 15;
+/// Time for the daemon to empty the ring.
+const BETWEEN: Duration = Duration::from_millis(30);
+
+/// Measures and prints what a sampled allocation takes, with its stack: what a pair takes more than where nothing is sampled, by
+/// the share of pairs that are.
+fn sampled(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Result<()> {
+    let mut workload = library.start(&options.pairs, &["1"])?;
+    let interval = SAMPLED_INTERVAL.to_string();
+    let rows: [(&str, &[&str]); 3] = [
+        ("nothing sampled", &["-i", "0"]),
+        ("an allocation, its stack", &["-i", &interval, "--no-live"]),
+        ("the same, and its free", &["-i", &interval]),
+    ];
+    let share = 1.0 - (1.0 - 1.0 / f64::from(SAMPLED_INTERVAL)).powf(options.size as f64);
+    let mut taken = vec![Vec::new(); rows.len()];
+    for _ in 0..options.rounds.div_ceil(8).max(3) {
+        for ((_, arguments), taken) in rows.iter().zip(&mut taken) {
+            let arguments = [&["--hook", "inline", "--no-follow"], *arguments].concat();
+            let mut running = start(heapbpf, workload.pid(), &arguments)?;
+            wait_until_still(running.id())?;
+            let mut slices = Vec::new();
+            for _ in 0..SAMPLED_SLICES {
+                slices.push(workload.run(SAMPLED_PAIRS, options.size)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
+                std::thread::sleep(BETWEEN);
+            }
+            stop(&mut running)?;
+            taken.push(median(&slices));
+        }
+    }
+    println!("\n{:<32} {:>9}  ns per sampled one [quartiles]", "inline hooks, sampled", "ns a pair");
+    for ((name, _), each) in rows.iter().zip(&taken) {
+        let more: Vec<f64> = each.iter().zip(&taken[0]).map(|(ns, nothing)| (ns - nothing) / share).collect();
+        println!("{name:<32} {:>9.1}  {}", median(each), spread(&more));
+    }
     Ok(())
 }
 
