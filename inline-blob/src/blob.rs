@@ -76,6 +76,7 @@ global_asm!(
     S_BYTES = const offset_of!(Slot, bytes),
     S_SAMPLED = const offset_of!(Slot, sampled),
     S_SAMPLED_CALL = const offset_of!(Slot, sampled_call),
+    S_SAMPLED_BYTES = const offset_of!(Slot, sampled_bytes),
     S_REPORTED = const offset_of!(Slot, reported),
     S_FAILED = const offset_of!(Slot, failed),
     S_UNSAMPLED_FAILED = const offset_of!(Slot, unsampled_failed),

@@ -144,6 +144,8 @@ heapbpf_inline_code:
     mov [rsp + 8], r9
     or dword ptr [rsp + 24], {SAMPLED}
     lock inc qword ptr [r10 + {S_SAMPLED}]
+    mov rcx, [rsp + 40]
+    lock add [r10 + {S_SAMPLED_BYTES}], rcx
     mov rcx, [r10 + {S_CALLS}]
     mov [r10 + {S_SAMPLED_CALL}], rcx
     jmp .Lawait
@@ -263,6 +265,7 @@ site .Lsite_result
     test dword ptr [rsp + 24], {SAMPLED}
     jz 1f
     lock inc qword ptr [r10 + {S_FAILED}]
+    lock sub [r10 + {S_SAMPLED_BYTES}], rcx
     jmp 2f
 1:  lock inc qword ptr [r10 + {S_UNSAMPLED_FAILED}]
 2:  # The twin failed; the function itself may throw.

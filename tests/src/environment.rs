@@ -80,14 +80,18 @@ pub fn tool(name: &str) -> Option<PathBuf> {
     candidates.into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 
-/// Whether internal functions of libc have names here, by its own symbols or by a debug file.
-pub fn libc_has_names() -> bool {
+/// The C library of this process.
+pub fn libc_file() -> Option<PathBuf> {
     let maps = Process::myself().and_then(|process| process.maps());
-    let libc = maps.iter().flatten().find_map(|map| match &map.pathname {
+    maps.into_iter().flatten().find_map(|map| match map.pathname {
         MMapPath::Path(path) if path.ends_with("libc.so.6") => Some(path),
         _ => None,
-    });
-    let (Some(libc), Some(readelf)) = (libc, tool("readelf")) else { return false };
+    })
+}
+
+/// Whether internal functions of libc have names here, by its own symbols or by a debug file.
+pub fn libc_has_names() -> bool {
+    let (Some(libc), Some(readelf)) = (libc_file(), tool("readelf")) else { return false };
     let read = Command::new(readelf).args(["--wide", "--sections", "--notes"]).arg(libc).output();
     let text = read.map(|read| String::from_utf8_lossy(&read.stdout).into_owned()).unwrap_or_default();
     let own = text.contains(" .symtab ") || text.contains(" .gnu_debugdata ");

@@ -79,6 +79,13 @@ pub fn links_to(pid: u32, file: &Path) -> usize {
     infos(pid).filter(is_to).count()
 }
 
+/// Processes that hold links to a file, as far as the kernel tells.
+pub fn holders_of_links_to(file: &Path) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| links_to(*pid, file) > 0).collect()
+}
+
 fn infos(pid: u32) -> impl Iterator<Item = String> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
     entries.filter_map(|entry| std::fs::read_to_string(entry.path()).ok())

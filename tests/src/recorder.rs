@@ -449,4 +449,23 @@ impl Outcome {
         checks::always(&profile, &stats);
         (profile, stats)
     }
+
+    /// A warning not to trust figures, on standard output or error, in the profile, or in its report.
+    ///
+    /// # Panics
+    /// If there is no profile.
+    pub fn alarm(&self) -> Option<String> {
+        let report = Command::new(heapbpf()).arg("report").arg(self.file("profile.json")).output().expect("it runs");
+        let report = String::from_utf8_lossy(&report.stdout).into_owned();
+        assert!(report.contains("in use"), "{report}");
+        let profile: Profile = output::read(&self.file("profile.json"));
+        let texts = [&self.stdout, &self.stderr, &report, &profile.notes.join("\n")];
+        // Lines are folded.
+        let folded = texts.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
+        let alarm = |text: &String| {
+            let at = text.find("do not trust")?;
+            Some(text[text[..at].rfind('!').unwrap_or(0)..at + "do not trust".len()].to_owned())
+        };
+        folded.iter().find_map(alarm)
+    }
 }

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::environment::{heapbpf, skipped};
+use crate::cgroup::Cgroup;
+use crate::environment::{heapbpf, libc_file, skipped};
 use crate::guardian::changed_bytes_of_libc;
 use crate::inline::{Hook, is_hooked, mapped};
-use crate::kernel::orphaned_links;
+use crate::kernel::{holders_of_links_to, orphaned_links};
 use crate::output::Stats;
 use crate::program::{library, program};
 use crate::recorder::{Outcome, Recorder, Recording};
@@ -142,8 +143,12 @@ pub fn nothing_stays_in(pid: u32) {
             !is_hooked(pid)
         });
     }
-    // Another tool may record the whole host for a moment.
-    until("a target without probes", || changed_bytes_of_libc(pid) == 0);
+    // Another tool may record the whole host for a moment, or another heapbpf for longer.
+    let others = || libc_file().map(|libc| holders_of_links_to(&libc)).unwrap_or_default();
+    until("a target without probes", || changed_bytes_of_libc(pid) == 0 || !others().is_empty());
+    if changed_bytes_of_libc(pid) != 0 {
+        println!("processes {:?} record the whole host: whether probes of ours stay cannot be told", others());
+    }
 }
 
 /// BPF links that no process holds, other than those of before.
@@ -182,6 +187,53 @@ pub fn was_killed(recording: Recording) -> bool {
     let outcome = recording.ends();
     readable(&outcome.stderr);
     outcome.status.signal() == Some(libc::SIGKILL)
+}
+
+/// A cgroup whose processes can be killed at once, removed when dropped.
+pub struct Doomed {
+    group: Cgroup,
+    has_memory: bool,
+}
+
+impl Doomed {
+    /// Makes one; `None` if there is no writable cgroup2 mount, or its kernel cannot kill groups (before Linux 5.14).
+    pub fn new(name: &str) -> Option<Self> {
+        let group = Cgroup::named(name)?;
+        let has = |file: &str| group.path().join(file).exists();
+        let has_memory = has("memory.oom.group") && has("memory.max");
+        (has_memory || has("cgroup.kill")).then(|| Self { has_memory, group })
+    }
+
+    /// A command line before another one, which is started in the group.
+    pub fn words(&self) -> [String; 4] {
+        let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.group.path().display());
+        ["sh".into(), "-c".into(), script, "sh".into()]
+    }
+
+    /// Its processes.
+    ///
+    /// # Panics
+    /// If they cannot be read.
+    pub fn processes(&self) -> Vec<u32> {
+        let list = std::fs::read_to_string(self.group.path().join("cgroup.procs")).expect("our own group");
+        list.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Has the kernel kill all of them: for want of memory, if the mount has a controller for memory. Returns how.
+    ///
+    /// # Panics
+    /// If the kernel refuses.
+    pub fn kill_all(&self) -> &'static str {
+        let write = |file: &str, text: &str| std::fs::write(self.group.path().join(file), text).expect("our own group");
+        if self.has_memory {
+            write("memory.oom.group", "1");
+            write("memory.max", "0");
+            "memory.oom.group"
+        } else {
+            write("cgroup.kill", "1");
+            "cgroup.kill"
+        }
+    }
 }
 
 /// A small file system in memory, unmounted when dropped.

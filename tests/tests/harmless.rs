@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::doctor_of;
-use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::environment::{libc_file, skipped, tool_or_install, turn};
+use heapbpf_tests::kernel::holders_of_links_to;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until, wait};
@@ -144,7 +145,14 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
         return;
     }
     let Some(gdb) = tool_or_install("gdb", "gdb") else { return skipped(case, "no gdb (Debian: gdb)") };
-    let mut target = Target::start(&program("mix"), ["50"]);
+    let Some(libc) = libc_file() else { return skipped(case, "no libc.so.6") };
+    // A file of its own: the kernel takes a breakpoint for a probe if there is one at this place of the file, for whatever
+    // process. Another recording on this host may have one.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let own_libc = folder.path().join("libc.so.6");
+    std::fs::copy(libc, &own_libc).expect("our own folder");
+    let mut command = Command::new(program("mix"));
+    let mut target = Target::start_command(command.arg("50").env("LD_LIBRARY_PATH", folder.path()));
     // The instruction that would be probed.
     let (_, found) = doctor_of(target.pid());
     let attach = found["attach"].as_array().expect("a list");
@@ -152,7 +160,6 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     let probe = attach.iter().find(|entry| entry["function"] == "free").expect("it is hooked");
     let (before, offset) = (reason_of(probe), probe["offset"].as_u64().expect("an offset"));
     let place = before.split_whitespace().next().expect("an offset");
-    let folder = tempfile::tempdir().expect("a temporary folder");
     let (ready, hits) = (folder.path().join("ready"), folder.path().join("hits"));
     let script = format!(
         "import gdb\n\
@@ -180,11 +187,19 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     let recording = Recorder::of(target.pid(), 1).start();
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
+    // One of the whole host, or by name, is there as well.
+    let others = holders_of_links_to(&own_libc);
     target.end();
     wait(&mut debugger, "gdb");
     checks::sites(&profile, &truth, 1, Compare::All);
     let free = stats.attach.iter().find(|probe| probe.function == "free").expect("it is hooked");
     assert_ne!(free.reason, before);
     let hits: u64 = std::fs::read_to_string(hits).expect("gdb has written it").parse().expect("a number");
-    assert!(hits > 0, "the breakpoint was hit {hits} times");
+    if hits == 0 && !others.is_empty() {
+        return skipped(
+            case,
+            &format!("processes {others:?} record the whole host, with a probe where the breakpoint is"),
+        );
+    }
+    assert!(hits > 0, "the breakpoint was not hit");
 }

@@ -1,13 +1,12 @@
 //! Memory in use is correct at every moment: for a program with constant memory in use, slow and at full speed, with one and
 //! eight threads, with each kind of link, in the final profile, snapshots and scrapes, however the recording ends.
 
-use std::process::Command;
 use std::time::Duration;
 
 use heapbpf_tests::checks;
 use heapbpf_tests::constant::{Cut, Judge, Load, numbers_of_snapshots};
-use heapbpf_tests::environment::{heapbpf, skipped, turn};
-use heapbpf_tests::output::{self, Profile};
+use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::output;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::{Target, until};
@@ -22,22 +21,6 @@ const DURATION_TOLERANCE: [f64; 2] = [0.05, 0.5];
 const MOMENTS: u32 = 5;
 /// Ring size for what eight threads send while the daemon does not get to run.
 const ROOM: &str = "64MiB";
-
-/// All warnings about figures: on standard error, in the profile, and in its report.
-fn alarm(outcome: &Outcome) -> Option<String> {
-    let report = Command::new(heapbpf()).arg("report").arg(outcome.file("profile.json")).output().expect("it runs");
-    let report = String::from_utf8_lossy(&report.stdout).into_owned();
-    assert!(report.contains("in use"), "{report}");
-    let profile: Profile = output::read(&outcome.file("profile.json"));
-    let texts = [&outcome.stdout, &outcome.stderr, &report, &profile.notes.join("\n")];
-    // Lines are folded.
-    let folded = texts.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
-    let alarm = |text: &String| {
-        let at = text.find("do not trust")?;
-        Some(text[text[..at].rfind('!').unwrap_or(0)..at + "do not trust".len()].to_owned())
-    };
-    folded.iter().find_map(alarm)
-}
 
 /// Records a load twice with some options, checks each cut with `judge`, and returns the problems. The first recording is
 /// scraped five times, takes five snapshots on a signal and is ended by Ctrl-C; the second takes periodic snapshots and ends
@@ -81,7 +64,7 @@ fn follow(
         found.remark(format!("{} s recorded instead of {seconds}", profile.duration_seconds));
     }
     let outcomes = vec![asked, timed];
-    outcomes.iter().filter_map(alarm).for_each(|alarm| found.remark(alarm));
+    outcomes.iter().filter_map(Outcome::alarm).for_each(|alarm| found.remark(alarm));
     (found.into_wrong(), outcomes)
 }
 
@@ -169,7 +152,7 @@ fn constant_until(end: End) {
         let mut judge = Judge::new(&load, &truth);
         judge.exact(&Cut::of_figures(format!("{end:?}"), &profile.totals));
         judge.exact(&Cut::of_figures(format!("{end:?}, its process"), &profile.process(pid).figures));
-        alarm(&outcome).into_iter().for_each(|alarm| judge.remark(alarm));
+        outcome.alarm().into_iter().for_each(|alarm| judge.remark(alarm));
         wrong.extend(judge.into_wrong());
         let ended = matches!(end, End::TargetExits | End::TargetIsKilled);
         assert_eq!(profile.process(pid).ended, ended, "{:?}", profile.process(pid));
@@ -223,7 +206,7 @@ fn constant_until_the_command_ends() {
         let mut judge = Judge::new(&load, &truth);
         let all = if stats.other["allocations_reconciled"] > 0 { &profile.totals } else { &figures };
         judge.exact(&Cut::of_figures("the command", all));
-        alarm(&outcome).into_iter().for_each(|alarm| judge.remark(format!("{alarm}: {stats:?}")));
+        outcome.alarm().into_iter().for_each(|alarm| judge.remark(format!("{alarm}: {stats:?}")));
         wrong.extend(judge.into_wrong());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

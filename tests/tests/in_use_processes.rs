@@ -31,6 +31,7 @@ struct Pair {
     living: (u32, Truth),
     ended: (u32, Truth),
     profile: Profile,
+    stats: Stats,
 }
 
 /// Records two processes, one of which exits before the recording ends.
@@ -44,9 +45,9 @@ fn pair(recorder: impl FnOnce([u32; 2]) -> Recorder) -> Pair {
     let truths = [living.run(), ending.run()];
     assert!(ending.end().success());
     std::thread::sleep(std::time::Duration::from_millis(500));
-    let (profile, _) = recording.stop().results();
+    let (profile, stats) = recording.stop().results();
     let [living, ended] = truths;
-    Pair { living: (pids[0], living), ended: (pids[1], ended), profile }
+    Pair { living: (pids[0], living), ended: (pids[1], ended), profile, stats }
 }
 
 /// What exited processes held, as a cut.
@@ -88,7 +89,9 @@ fn only_the_living(pair: &Pair, interval: u64, is_all: bool) {
         assert_eq!(at_exit, [0.0; 2], "it lives: {process:?}");
     }
     let wrong = [living.into_wrong(), ended.into_wrong()].concat();
-    assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), profile.notes.join("\n"));
+    let told =
+        || format!("{} {:?} {:?} {one:?} {other:?}", profile.notes.join("\n"), pair.stats.lost, pair.stats.other);
+    assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), told());
 }
 
 #[test]

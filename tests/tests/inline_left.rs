@@ -1,11 +1,12 @@
 //! A heapbpf that is killed leaves a target that goes on. Its cleaner takes its hooks out; if that was killed, too, the next heapbpf
 //! or `doctor --clean` does.
 
+use std::collections::BTreeSet;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::guardian::{cleaners_of, guardians_of, kill, kill_all_of};
 use heapbpf_tests::inline::{counted_exactly, hooked_processes, is_hooked, mapped};
 use heapbpf_tests::kernel::orphaned_links;
@@ -35,6 +36,36 @@ fn clean(pid: u32) -> (String, Option<i32>) {
     let output = output.expect("the binary under test runs");
     let said = [output.stdout, output.stderr].concat();
     (String::from_utf8_lossy(&said).into_owned(), output.status.code())
+}
+
+/// The list of a process's mappings takes long to read if there are many, so nobody reads it while the process is stopped: the
+/// thread that stops a process does not.
+#[test]
+fn what_is_mapped_is_read_before_a_process_is_stopped() {
+    let case = "inline_what_is_mapped_is_read_before_a_process_is_stopped";
+    let Some(_turn) = turn(case) else { return };
+    let Some(strace) = tool("strace") else { return skipped(case, "no strace (Debian: strace)") };
+    let target = Target::start(&program("crowded"), ["code", "15000", "1000"]);
+    let pid = target.pid();
+    left_hooked(pid);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let calls = folder.path().join("calls");
+    let output = Command::new(strace)
+        .args(["-f", "-e", "trace=openat,ptrace", "-o"])
+        .arg(&calls)
+        .arg(heapbpf())
+        .args(["doctor", "--clean", "--pid", &pid.to_string()])
+        .output();
+    assert!(output.expect("strace runs").status.success());
+    assert!(!is_hooked(pid));
+    let calls = std::fs::read_to_string(calls).expect("strace has written it");
+    let threads = |call: &str| -> BTreeSet<String> {
+        let lines = calls.lines().filter(|line| line.contains(call));
+        lines.filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect()
+    };
+    let (readers, tracers) = (threads(&format!("\"/proc/{pid}/maps\"")), threads("PTRACE_SEIZE"));
+    assert!(!readers.is_empty() && !tracers.is_empty(), "{readers:?} {tracers:?}");
+    assert!(readers.is_disjoint(&tracers), "{readers:?} {tracers:?}");
 }
 
 #[test]

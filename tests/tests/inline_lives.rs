@@ -1,12 +1,13 @@
 //! Lives of processes whose calls are counted inside them: ends, children, other programs.
 
 use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::constant::numbers_of_snapshots;
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::inline::{counted_exactly, is_hooked};
-use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, recorder};
+use heapbpf_tests::output::{self, Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
 
 const HALF_MIB: u64 = 512 << 10;
@@ -44,6 +45,40 @@ fn inline_counts_are_exact_when_a_process_is_killed() {
     for interval in [1, HALF_MIB] {
         let (_, stats, truth) = to_its_end("endings", &["sigkill", "5000"], interval);
         counted_exactly(&stats, &truth);
+    }
+}
+
+/// Calls that go on when figures are taken are in none of them. Those that the process's end cuts off are lost, with their
+/// bytes, so that nobody takes the difference to the samples for a fault. By probes as well.
+#[test]
+fn inline_calls_that_the_end_cuts_off_are_lost_with_their_bytes() {
+    let Some(_turn) = turn("inline_calls_that_the_end_cuts_off_are_lost_with_their_bytes") else { return };
+    const THREADS: u64 = 8;
+    for hook in [Hook::Inline, Hook::Probe] {
+        let mut target = Target::start(&program("cut_off"), [THREADS.to_string()]);
+        let pid = target.pid();
+        let recording = recorder(pid, hook, 1).start();
+        assert_eq!(is_hooked(pid), hook == Hook::Inline);
+        let truth = target.run();
+        assert_eq!(truth.abandoned, THREADS);
+        recording.signal(libc::SIGUSR1);
+        until("a snapshot", || numbers_of_snapshots(&recording.folder()).contains(&1));
+        let meanwhile: Profile = output::read(&recording.folder().join("profile.0001.json"));
+        target.end();
+        let outcome = recording.finish();
+        let (profile, stats) = outcome.results();
+        let figures = |profile: &Profile| {
+            let [bytes, objects] = [&profile.totals.alloc_bytes, &profile.totals.alloc_objects];
+            (bytes.exact, bytes.value(), objects.exact, objects.value())
+        };
+        let (bytes, objects) = (truth.bytes() as f64, truth.allocs() as f64);
+        assert_eq!(figures(&meanwhile), (Some(bytes), bytes, Some(objects), objects), "{hook:?}");
+        let (all_bytes, all_objects) = (bytes + (THREADS * 5000) as f64, objects + THREADS as f64);
+        // What was lost is known to the byte, so totals have it.
+        let all = (Some(all_bytes), all_bytes, Some(all_objects), all_objects);
+        assert_eq!(figures(&profile), all, "{hook:?}: {stats:?}");
+        assert_eq!((stats.lost["abandoned"], stats.lost()), (THREADS, THREADS), "{hook:?}: {stats:?}");
+        assert_eq!(outcome.alarm(), None, "{hook:?}: {stats:?}");
     }
 }
 

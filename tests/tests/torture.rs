@@ -1,13 +1,14 @@
 //! What is done to heapbpf, and what its targets must not notice. Each test is a row of `cargo xtask torture`, which repeats
 //! it; here it is a short round. `tests/torture_targets.rs` has what is done to the targets.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks;
 use heapbpf_tests::environment::{heapbpf, turn};
-use heapbpf_tests::guardian::{cleaners_of, guardians_of};
+use heapbpf_tests::guardian::{cleaners_of, guardians_of, leaks};
 use heapbpf_tests::inline::{Hook, is_hooked};
 use heapbpf_tests::kernel::{links_of, links_that_stay, orphaned_links};
 use heapbpf_tests::output::{Profile, Stats};
@@ -15,8 +16,8 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, cpu_time, until};
 use heapbpf_tests::torture::{
-    Limited, Small, Unharmed, accounted, hooks, lasting, name_of, no_link_is_orphaned, not_run, nothing_stays_in,
-    readable, recorder, seen, times, was_killed,
+    Doomed, Limited, Small, Unharmed, accounted, hooks, lasting, name_of, no_link_is_orphaned, not_run,
+    nothing_stays_in, readable, recorder, seen, times, was_killed,
 };
 
 /// Comes and goes again and again, at intervals that sample much and little.
@@ -123,6 +124,57 @@ fn killed_for_want_of_memory() {
         }
         no_link_is_orphaned(&before);
         seen(fault, name_of(hook), times(1), &format!("{kills} killed by the kernel; nothing left, target right"));
+    }
+}
+
+/// The kernel kills heapbpf, its guardian and its cleaner at the same moment, as for want of memory in a cgroup with
+/// `memory.oom.group`. Nobody is there to take inline hooks out: the target goes on with them, until the next recording or
+/// `doctor --clean`, by turns.
+#[test]
+#[ignore = "cargo xtask torture runs it"]
+fn killed_with_all_its_helpers() {
+    let fault = "heapbpf, guardian and cleaner killed at once";
+    let Some(_turn) = turn("torture_killed_with_all_its_helpers") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let name = format!("heapbpf-torture-all-{}-{}", std::process::id(), name_of(hook));
+        let Some(group) = Doomed::new(&name) else {
+            not_run(fault, name_of(hook), "no cgroup2 whose processes can be killed at once");
+            return;
+        };
+        let target = Unharmed::start();
+        let (mut killed, mut hooked, mut how) = (BTreeSet::new(), 0, "");
+        for time in 0..times(2) {
+            let words = group.words();
+            let recording = recorder(target.pid(), hook, 4096).through(&words.each_ref().map(OsStr::new)).start();
+            let heapbpf = recording.pid();
+            let was_hooked = is_hooked(target.pid());
+            let mut all: BTreeSet<u32> = guardians_of(heapbpf).into_iter().chain(cleaners_of(heapbpf)).collect();
+            all.insert(heapbpf);
+            assert_eq!(all, group.processes().into_iter().collect(), "all are in the group");
+            how = group.kill_all();
+            assert!(was_killed(recording), "it was not killed");
+            until("an empty group", || group.processes().is_empty());
+            assert_eq!(is_hooked(target.pid()), was_hooked, "nobody is left to take hooks out");
+            killed.extend(all);
+            hooked += u32::from(was_hooked);
+            if time % 2 == 0 {
+                nothing_stays_in(target.pid());
+            } else {
+                let stats = accounted(&recorder(target.pid(), hook, 4096).start().stop());
+                assert!(stats.hits > 0, "{stats:?}");
+            }
+        }
+        no_link_is_orphaned(&before);
+        let told = target.ends_well();
+        let leaks = leaks(&killed);
+        let what = format!(
+            "{} processes killed by {how}; {hooked} times hooks stayed, and the next heapbpf or doctor --clean took them out; \
+             {} probes leaked by the kernel; target right ({told})",
+            killed.len(),
+            leaks.len()
+        );
+        seen(fault, name_of(hook), times(2), &what);
     }
 }
 

@@ -133,6 +133,15 @@ const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "all-killed",
+        fault: "heapbpf, guardian and cleaner killed at once",
+        promised: "target right, no probe left; inline hooks stay until the next heapbpf takes them out",
+        test: "killed_with_all_its_helpers",
+        times: 20,
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
         name: "files",
         fault: "no file descriptors",
         promised: "it says so; target right, nothing left",

@@ -34,7 +34,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// First word of [`Header`] and [`Control`]: `HEAPBPFi`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HEAPBPFi");
 /// Version of this layout. Another version's blob is not touched.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Name of the memfd; `/proc/PID/maps` shows `/memfd:heapbpf-inline (deleted)`.
 pub const MEMFD_NAME: &str = "heapbpf-inline";
 
@@ -248,10 +248,10 @@ pub struct Slot {
     pub zero_reallocs: u64,
     /// `calls` when the last one was sampled, with it. A sampled call that did not end and is not the last was left by a jump.
     pub sampled_call: u64,
+    /// Bytes that sampled calls requested, less those that are known to have failed.
+    pub sampled_bytes: u64,
     /// While a function of an object allocator runs, the stack pointer at its call; else 0. Never set in the shared slot.
     pub inside: u64,
-    /// Zero.
-    pub reserved: u64,
 }
 
 /// Counts of the whole process, at [`STATE`].
@@ -288,4 +288,5 @@ const _: () = assert!(
         && offset_of!(SlotSums, frees_matched) == offset_of!(Slot, frees_matched)
         && offset_of!(SlotSums, zero_reallocs) == offset_of!(Slot, zero_reallocs)
         && offset_of!(SlotSums, sampled_call) == offset_of!(Slot, sampled_call)
+        && offset_of!(SlotSums, sampled_bytes) == offset_of!(Slot, sampled_bytes)
 );

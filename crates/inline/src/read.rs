@@ -27,6 +27,8 @@ pub struct Counts {
     pub bytes: u64,
     /// Sampled calls.
     pub sampled: u64,
+    /// Bytes that they requested, less those that are known to have failed.
+    pub sampled_bytes: u64,
     /// Sampled calls that succeeded.
     pub reported: u64,
     /// Sampled calls that failed.
@@ -55,6 +57,7 @@ impl From<&SlotSums> for Counts {
             calls: sums.calls,
             bytes: sums.bytes,
             sampled: sums.sampled,
+            sampled_bytes: sums.sampled_bytes,
             reported: sums.reported,
             failed: sums.failed,
             abandoned: sums.sampled_call,
@@ -91,6 +94,7 @@ impl Counts {
                 (&mut counts.calls, slot.calls),
                 (&mut counts.bytes, slot.bytes),
                 (&mut counts.sampled, slot.sampled),
+                (&mut counts.sampled_bytes, slot.sampled_bytes),
                 (&mut counts.reported, slot.reported),
                 (&mut counts.failed, slot.failed),
                 (&mut counts.unsampled_failed, slot.unsampled_failed),
@@ -110,6 +114,7 @@ impl Counts {
             calls: bounded(self.calls),
             bytes: bounded(self.bytes),
             sampled: bounded(self.sampled),
+            sampled_bytes: bounded(self.sampled_bytes),
             reported: bounded(self.reported),
             failed: bounded(self.failed),
             abandoned: bounded(self.abandoned),

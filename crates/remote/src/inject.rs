@@ -412,8 +412,11 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
     if found.text.is_none() && !found.is_hooked() {
         return remove_inert(target, found, stop).map(|()| true);
     }
+    // Closing the memfd is an injector's last step.
+    let is_finished = target.descriptors_of(found).is_empty();
     stop.stop_all()?;
-    if !target.is_same_process() || has_changed(stop.pid, found) {
+    let is_as_found = if is_finished { is_there(stop.pid, found) } else { !has_changed(stop.pid, found) };
+    if !target.is_same_process() || !is_as_found {
         return Err(Failure::Busy(Busy::Changed));
     }
     let restored =
@@ -445,6 +448,14 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         Ok(is_free)
     })();
     remote.end(stop).and(result)
+}
+
+/// Whether a blob that nobody goes on mapping is still where it was found. All mappings of the process need not be read for
+/// that: if it has hundreds of thousands, that takes longer than it may be stopped.
+fn is_there(pid: i32, found: &Found) -> bool {
+    let is_of_blob =
+        |range: &std::ops::Range<u64>| FileId::of(pid, range).is_some_and(|file| file.inode == found.inode);
+    found.text.iter().all(is_of_blob) && found.replaced().all(|range| is_of_blob(&range))
 }
 
 /// Whether a blob is not as it was found: a thread has finished the last call of an injector that was killed meanwhile.

@@ -30,7 +30,7 @@ const ELF_NATIVE: (u8, u16) = (2, 62);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileId {
     device: u64,
-    inode: u64,
+    pub(crate) inode: u64,
 }
 
 impl FileId {

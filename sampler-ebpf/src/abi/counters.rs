@@ -99,6 +99,8 @@ pub struct Counters {
     /// Samples that the process announced itself. They are among [`Counters::calls`] and [`Counters::sampled`]; what it
     /// allocated besides is not counted.
     pub announced: u64,
+    /// Bytes that the calls in [`Counters::inline_sampled`] requested.
+    pub inline_sampled_bytes: u64,
 }
 
 impl Counters {

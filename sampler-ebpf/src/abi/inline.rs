@@ -129,6 +129,8 @@ pub struct SlotSums {
     pub zero_reallocs: u64,
     /// A slot's calls when the last one was sampled; in sums, sampled calls that were left by a jump.
     pub sampled_call: u64,
+    /// Bytes that sampled calls requested, less those that are known to have failed.
+    pub sampled_bytes: u64,
 }
 
 /// Most allocators that are hooked in one process: each has code and slots of its own.

@@ -28,8 +28,8 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         KernelOffsets: 120 { task_mm: 0, task_group_leader: 8, task_start_boottime: 16, task_self_exec_id: 24, task_tgid: 32, task_comm: 40, task_signal: 48, task_thread_pointer: 56, signal_live: 64, mm_owner: 72, mm_start_stack: 80, mm_brk: 88, mm_total_vm: 96, mm_data_vm: 104, signal_rlim: 112 }
         Control: 16 { draw: 0, targets_generation: 8 }
         Progress: 24 { threads: 0, threads_flushed: 8, records_lost: 16 }
-        Counters: 312 { calls: 0, unsampled: 8, unsampled_bytes: 16, frees_seen: 24, frees_matched: 32, reentrant: 40, zero_reallocs: 48, sampled: 56, sampled_bytes: 64, unsampled_failed: 72, submitted: 80, failed: 88, lost_ring_full: 96, lost_abandoned: 104, lost_in_flight: 112, lost_undecided: 120, lost_no_thread_state: 128, lost_result_unreadable: 136, untracked: 144, untracked_bytes: 152, lost_ring_full_bytes: 160, lost_call_bytes: 168, frees_lost: 176, frees_lost_bytes: 184, mappings_lost: 192, mappings_lost_bytes: 200, unmaps_lost: 208, unmaps_lost_bytes: 216, stacks_lost: 224, process_events_lost: 232, stale_replaced: 240, frees_no_thread_state: 248, system_calls_lost: 256, removals_refused: 264, threads: 272, inline_sampled: 280, counted_inside: 288, inline_frees: 296, announced: 304 }
-        ThreadRecord: 368 { process: 0, tid: 16, in_flight: 20, counters: 24, reallocated: 336 }
+        Counters: 320 { calls: 0, unsampled: 8, unsampled_bytes: 16, frees_seen: 24, frees_matched: 32, reentrant: 40, zero_reallocs: 48, sampled: 56, sampled_bytes: 64, unsampled_failed: 72, submitted: 80, failed: 88, lost_ring_full: 96, lost_abandoned: 104, lost_in_flight: 112, lost_undecided: 120, lost_no_thread_state: 128, lost_result_unreadable: 136, untracked: 144, untracked_bytes: 152, lost_ring_full_bytes: 160, lost_call_bytes: 168, frees_lost: 176, frees_lost_bytes: 184, mappings_lost: 192, mappings_lost_bytes: 200, unmaps_lost: 208, unmaps_lost_bytes: 216, stacks_lost: 224, process_events_lost: 232, stale_replaced: 240, frees_no_thread_state: 248, system_calls_lost: 256, removals_refused: 264, threads: 272, inline_sampled: 280, counted_inside: 288, inline_frees: 296, announced: 304, inline_sampled_bytes: 312 }
+        ThreadRecord: 376 { process: 0, tid: 16, in_flight: 20, counters: 24, reallocated: 344 }
         AllocationRecord: 136 { kind: 0, tid: 4, process: 8, space: 24, sample: 40, time_ns: 48, address: 56, size_bytes: 64, interval: 72, trials: 80, offset: 88, caller: 96, site: 104, stack_kind: 108, stack_id: 112, untracked: 116, thread_name: 120 }
         FreeRecord: 56 { kind: 0, tid: 4, space: 8, sample: 24, time_ns: 32, size_bytes: 40, temporary: 48, reserved: 52 }
         UnmapRecord: 48 { kind: 0, tid: 4, space: 8, start: 24, end: 32, time_ns: 40 }
@@ -43,9 +43,9 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         PythonCodeRecord: 2400 { mark: 0, space: 8, check: 24, head: 32, name: 304, file: 832, lines: 1360 }
         Site: 64 { offset: 0, reentrant_start: 8, reentrant_end: 16, file: 24, function: 28, size_argument: 30, times_argument: 31, old_argument: 32, out_argument: 33, flags: 34, reserved: 35, operands: 40 }
         FileRanges: 520 { count: 0, ranges: 8 }
-        InlineProcess: 184 { bases: 0, state: 32, unread_pages: 36, memory_of: 40, hooked: 56, counts: 72 }
+        InlineProcess: 192 { bases: 0, state: 32, unread_pages: 36, memory_of: 40, hooked: 56, counts: 72 }
         Handover: 65552 { tgid: 0, reserved: 4, count: 8, blocks: 16 }
-        SlotSums: 112 { threads: 0, countdown: 8, calls: 16, bytes: 24, sampled: 32, reported: 40, failed: 48, unsampled_failed: 56, interval: 64, random: 72, discard: 80, frees_matched: 88, zero_reallocs: 96, sampled_call: 104 }
+        SlotSums: 120 { threads: 0, countdown: 8, calls: 16, bytes: 24, sampled: 32, reported: 40, failed: 48, unsampled_failed: 56, interval: 64, random: 72, discard: 80, frees_matched: 88, zero_reallocs: 96, sampled_call: 104, sampled_bytes: 112 }
         DrawConstants: 24 { interval: 0, multiplier: 8, shift: 16 }
     }
 }
@@ -56,5 +56,5 @@ fn counters_are_an_array() {
     let mut counters = Counters { calls: 1, threads: 3, ..Counters::default() };
     counters.as_mut_array()[1] = 2;
     assert_eq!(counters.unsampled, 2);
-    assert_eq!((counters.as_array()[0], counters.as_array()[COUNTERS - 5]), (1, 3));
+    assert_eq!((counters.as_array()[0], counters.as_array()[COUNTERS - 6]), (1, 3));
 }

@@ -48,7 +48,7 @@ fn flags(ctx: *mut c_void) -> u32 {
 pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
     use_kernel_stack(ctx);
     let sampled = flags(ctx) & flag::SAMPLED != 0;
-    let lose = move || lose(sampled);
+    let lose = move || lose(sampled, register(ctx, RSI));
     let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
     if register(ctx, R9) != 0 {
         end_reallocation(ctx, state);
@@ -120,7 +120,7 @@ fn begin_reallocation(ctx: *mut c_void, state: &mut ThreadState, block: u64) {
 #[unsafe(link_section = "uprobe/inline_unseen")]
 pub extern "C" fn inline_unseen(ctx: *mut c_void) -> u32 {
     use_kernel_stack(ctx);
-    let Some(state) = ThreadState::of_any_target(move || lose(true)) else { return 0 };
+    let Some(state) = ThreadState::of_any_target(move || lose(true, register(ctx, R11))) else { return 0 };
     let draw = register(ctx, RAX);
     state.moments = state.moments.wrapping_add(1);
     let call = Sampled { size: register(ctx, R11), offset: draw & 0xffff_ffff, interval: draw >> UPPER_HALF };
@@ -147,6 +147,7 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u6
     state.calls += 1;
     state.counters.sampled += 1;
     state.counters.inline_sampled += 1;
+    state.counters.inline_sampled_bytes += call.size;
     let sp = arch::stack_pointer(ctx);
     let pending = state.keep_inline_call(Pending {
         sp,
@@ -177,9 +178,9 @@ fn end_reallocation(ctx: *mut c_void, state: &mut ThreadState) {
     }
 }
 
-/// Counts a sampled call by a thread without state. The target has counted the call.
+/// Counts a sampled call that requested `size` bytes by a thread without state. The target has counted the call.
 #[inline(never)]
-fn lose(sampled: bool) {
+fn lose(sampled: bool, size: u64) {
     if !sampled {
         return;
     }
@@ -188,6 +189,7 @@ fn lose(sampled: bool) {
         unsafe {
             add_shared(&raw mut (*counters).lost_no_thread_state, 1);
             add_shared(&raw mut (*counters).inline_sampled, 1);
+            add_shared(&raw mut (*counters).inline_sampled_bytes, size);
         }
     }
 }

@@ -168,6 +168,7 @@ fn add(address: u64, sums: &mut SlotSums, tells_left: u64) {
     sums.failed = sums.failed.wrapping_add(slot.failed);
     sums.unsampled_failed = sums.unsampled_failed.wrapping_add(slot.unsampled_failed);
     sums.frees_matched = sums.frees_matched.wrapping_add(slot.frees_matched);
+    sums.sampled_bytes = sums.sampled_bytes.wrapping_add(slot.sampled_bytes);
     sums.zero_reallocs = sums.zero_reallocs.wrapping_add(slot.zero_reallocs);
     let open = slot.sampled.wrapping_sub(slot.reported).wrapping_sub(slot.failed);
     // 1 if the last call was sampled, and may be in progress.

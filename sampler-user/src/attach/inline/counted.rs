@@ -7,9 +7,10 @@ use heapbpf_inline::read::Counts;
 use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, inline_state};
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
+use super::figures::{self, Seen};
+use super::memory;
 use super::refused::Refused;
 use super::removal::{take_out, take_out_inherited};
-use super::{figures, memory};
 use crate::attach::files::FileKey;
 use crate::kernel::inline::{InlineLinks, InlineMap};
 use crate::kernel::totals;
@@ -57,7 +58,7 @@ struct Process {
     /// Whether these are its last.
     has_left: bool,
     /// Sampled calls by ended processes that ran in its memory.
-    seen_of_others: u64,
+    seen_of_others: Seen,
 }
 
 fn bases(entry: &InlineProcess) -> Vec<u64> {
@@ -74,7 +75,7 @@ impl Process {
             hooked: entry.hooked,
             counts: [Counts::default(); 2],
             has_left: false,
-            seen_of_others: 0,
+            seen_of_others: Seen::default(),
         }
     }
 
@@ -99,8 +100,9 @@ impl Process {
     }
 
     /// What is to be added to the kernel's counters, which have `seen` of its sampled calls.
-    fn addition(&self, seen: u64) -> Counters {
-        let seen_here = seen.wrapping_add(self.seen_of_others);
+    fn addition(&self, seen: Seen) -> Counters {
+        let mut seen_here = seen;
+        seen_here.add(self.seen_of_others);
         if self.has_left {
             figures::at_end(&self.counts[1], seen_here)
         } else {
@@ -224,13 +226,13 @@ impl Counted {
     /// Adds what all have counted to the kernel's counters.
     pub(super) fn add_to(&self, counts: &mut totals::Counts) {
         // The memory of a process has the counts of all that run in it.
-        let mut seen: HashMap<ProcessKey, u64> = HashMap::new();
+        let mut seen: HashMap<ProcessKey, Seen> = HashMap::new();
         for (process, it) in &self.processes {
-            let own = counts.processes.get(process).map_or(0, |counters| counters.inline_sampled);
-            *seen.entry(it.memory_of).or_default() += own;
+            let own = counts.processes.get(process).map(Seen::of).unwrap_or_default();
+            seen.entry(it.memory_of).or_default().add(own);
         }
         for (process, it) in self.processes.iter().filter(|(process, it)| it.memory_of == **process) {
-            let added = it.addition(seen.get(process).copied().unwrap_or(0));
+            let added = it.addition(seen.get(process).copied().unwrap_or_default());
             if added != Counters::default() {
                 counts.processes.entry(*process).or_default().add(&added);
             }
@@ -247,7 +249,7 @@ impl Counted {
         }
         if it.memory_of != process {
             if let Some(owner) = self.processes.get_mut(&it.memory_of) {
-                owner.seen_of_others = owner.seen_of_others.wrapping_add(kernel.inline_sampled);
+                owner.seen_of_others.add(Seen::of(kernel));
             }
             return Counters::default();
         }
@@ -255,7 +257,7 @@ impl Counted {
             self.unread_ends += 1;
             log::warn!("process {}: what it counted in its last moments is not known", process.tgid);
         }
-        it.addition(kernel.inline_sampled)
+        it.addition(Seen::of(kernel))
     }
 
     /// Processes whose last counts could not be read. Their totals are too small.

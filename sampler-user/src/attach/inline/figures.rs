@@ -11,6 +11,7 @@ pub fn plus(one: &Counts, other: &Counts) -> Counts {
         calls: one.calls.wrapping_add(other.calls),
         bytes: one.bytes.wrapping_add(other.bytes),
         sampled: one.sampled.wrapping_add(other.sampled),
+        sampled_bytes: one.sampled_bytes.wrapping_add(other.sampled_bytes),
         reported: one.reported.wrapping_add(other.reported),
         failed: one.failed.wrapping_add(other.failed),
         abandoned: one.abandoned.wrapping_add(other.abandoned),
@@ -23,31 +24,76 @@ pub fn plus(one: &Counts, other: &Counts) -> Counts {
     }
 }
 
-/// What is to be added to the kernel's counters of a process. `seen`: the sampled calls that are in these already
-/// ([`Counters::inline_sampled`]), read after the target's counts were `before` and before they were `now`.
+/// Sampled calls of a process that are in the kernel's counters already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// [`Counters::inline_sampled`].
+    pub calls: u64,
+    /// [`Counters::inline_sampled_bytes`].
+    pub bytes: u64,
+}
+
+impl Seen {
+    /// Those in the counters of a process.
+    pub const fn of(counters: &Counters) -> Self {
+        Self { calls: counters.inline_sampled, bytes: counters.inline_sampled_bytes }
+    }
+
+    /// Adds those of a process in the same memory.
+    pub const fn add(&mut self, other: Self) {
+        self.calls = self.calls.wrapping_add(other.calls);
+        self.bytes = self.bytes.wrapping_add(other.bytes);
+    }
+}
+
+/// What is to be added to the kernel's counters of a process, in which calls have been `seen`. These were read after the
+/// target's counts were `before` and before they were `now`.
 ///
 /// The sum's hits are the calls that the target has counted, however many the kernel saw. So the accounting identity breaks
 /// if sampled calls did not arrive, and more of them than can be on the way.
-pub fn addition(before: &Counts, now: &Counts, seen: u64) -> Counters {
+pub fn addition(before: &Counts, now: &Counts, seen: Seen) -> Counters {
+    difference(before, now, seen, false)
+}
+
+/// The same for a process that has left its memory: there is no later read, and no call goes on.
+pub fn at_end(last: &Counts, seen: Seen) -> Counters {
+    difference(last, last, seen, true)
+}
+
+fn difference(before: &Counts, now: &Counts, seen: Seen, has_ended: bool) -> Counters {
     let mut now = *now;
     // The target has ended since it was last read: at least these calls were made, too.
-    let unread = seen.saturating_sub(now.reported);
+    let unread = seen.calls.saturating_sub(now.reported);
     for counter in [&mut now.calls, &mut now.sampled, &mut now.reported] {
         *counter = counter.wrapping_add(unread);
     }
-    let under_way = if may_be_on_the_way(before, seen) { now.reported.saturating_sub(seen) } else { 0 };
+    let unread_bytes = seen.bytes.saturating_sub(now.sampled_bytes);
+    for counter in [&mut now.bytes, &mut now.sampled_bytes] {
+        *counter = counter.wrapping_add(unread_bytes);
+    }
+    let is_on_the_way = may_be_on_the_way(before, seen.calls);
+    let under_way = if is_on_the_way { now.reported.saturating_sub(seen.calls) } else { 0 };
     let open = now.sampled.saturating_sub(now.reported).saturating_sub(now.failed);
+    let abandoned = now.abandoned.min(open);
+    let in_flight = open.saturating_sub(now.abandoned).saturating_add(under_way);
+    let (lost_abandoned, lost_in_flight) =
+        if has_ended { (abandoned.saturating_add(in_flight), 0) } else { (abandoned, in_flight) };
+    // What did not arrive for no known reason must show as a difference between exact and estimated figures.
+    let open_bytes = if is_on_the_way { now.sampled_bytes.saturating_sub(seen.bytes) } else { 0 };
+    // Which part of it is of abandoned calls is unknown. If there are any, all of it is taken to be lost.
+    let (in_flight_bytes, lost_call_bytes) = if lost_abandoned == 0 { (open_bytes, 0) } else { (0, open_bytes) };
     Counters {
-        calls: now.calls.wrapping_add(now.zero_reallocs).wrapping_sub(seen),
+        calls: now.calls.wrapping_add(now.zero_reallocs).wrapping_sub(seen.calls),
         unsampled: now.calls.saturating_sub(now.sampled),
-        unsampled_bytes: now.bytes,
+        unsampled_bytes: now.bytes.wrapping_sub(in_flight_bytes),
         zero_reallocs: now.zero_reallocs,
-        sampled: now.sampled.wrapping_sub(seen),
+        sampled: now.sampled.wrapping_sub(seen.calls),
         unsampled_failed: now.unsampled_failed,
         failed: now.failed,
-        lost_abandoned: now.abandoned.min(open),
-        lost_in_flight: open.saturating_sub(now.abandoned).saturating_add(under_way),
-        counted_inside: now.calls.saturating_sub(seen),
+        lost_abandoned,
+        lost_in_flight,
+        lost_call_bytes,
+        counted_inside: now.calls.saturating_sub(seen.calls),
         inline_frees: now.frees_matched,
         ..Counters::default()
     }
@@ -57,14 +103,6 @@ pub fn addition(before: &Counts, now: &Counts, seen: u64) -> Counters {
 /// each thread, which may be off its CPU there for as long as it takes, or have been killed.
 const fn may_be_on_the_way(counts: &Counts, seen: u64) -> bool {
     counts.reported.saturating_sub(seen) <= counts.threads
-}
-
-/// The same for a process that has left its memory: there is no later read.
-pub fn at_end(last: &Counts, seen: u64) -> Counters {
-    let mut added = addition(last, last, seen);
-    added.lost_abandoned = added.lost_abandoned.saturating_add(added.lost_in_flight);
-    added.lost_in_flight = 0;
-    added
 }
 
 /// Offsets, from the blob's base, of the slots of threads that sample nothing yet and count down from afar.
@@ -92,6 +130,7 @@ mod tests {
         calls: 100,
         bytes: 5000,
         sampled: 20,
+        sampled_bytes: 1800,
         reported: 17,
         failed: 2,
         abandoned: 0,
@@ -103,11 +142,21 @@ mod tests {
         set_full: 0,
     };
 
+    /// The kernel's counters after it has seen this many sampled calls, of 100 bytes each.
+    fn kernel(seen: u64) -> Counters {
+        Counters {
+            calls: seen,
+            sampled: seen,
+            submitted: seen,
+            inline_sampled: seen,
+            inline_sampled_bytes: seen * 100,
+            ..Counters::default()
+        }
+    }
+
     fn sum(before: &Counts, seen: u64) -> Counters {
-        let kernel =
-            Counters { calls: seen, sampled: seen, submitted: seen, inline_sampled: seen, ..Counters::default() };
-        let mut sum = addition(before, &NOW, seen);
-        sum.add(&kernel);
+        let mut sum = addition(before, &NOW, Seen::of(&kernel(seen)));
+        sum.add(&kernel(seen));
         sum
     }
 
@@ -119,15 +168,28 @@ mod tests {
     fn hits_are_the_calls_of_the_target_and_each_is_accounted_for() {
         let sum = sum(&NOW, 17);
         assert_eq!((sum.hits(), accounted(&sum)), (100, 100));
-        assert_eq!((sum.sampled, sum.lost_in_flight, sum.unsampled_bytes), (20, 1, 5000));
+        assert_eq!((sum.sampled, sum.lost_in_flight, sum.unsampled_bytes), (20, 1, 4900));
         assert_eq!(sum.counted_inside + sum.inline_sampled, 100, "each reached a probe or did not");
     }
 
     #[test]
     fn a_call_that_was_left_is_not_in_flight() {
         let left = Counts { abandoned: 1, ..NOW };
-        let added = addition(&left, &left, 17);
+        let added = addition(&left, &left, Seen::of(&kernel(17)));
         assert_eq!((added.lost_abandoned, added.lost_in_flight), (1, 0));
+        assert_eq!((added.lost_call_bytes, added.unsampled_bytes), (100, 5000));
+    }
+
+    /// Exact figures have a call that was cut off, as samples have not. So its bytes must be among the losses.
+    #[test]
+    fn the_bytes_of_calls_count_where_the_calls_do() {
+        let of = |added: Counters| (added.unsampled_bytes, added.lost_call_bytes);
+        assert_eq!(of(addition(&NOW, &NOW, Seen::of(&kernel(17)))), (4900, 0), "one is in flight");
+        assert_eq!(of(addition(&NOW, &NOW, Seen::of(&kernel(16)))), (4800, 0), "one more is at its site");
+        assert_eq!(of(at_end(&NOW, Seen::of(&kernel(17)))), (5000, 100));
+        assert_eq!(of(at_end(&NOW, Seen::of(&kernel(16)))), (5000, 200));
+        assert_eq!(of(at_end(&NOW, Seen::of(&kernel(15)))), (5000, 0), "what is broken stays visible");
+        assert_eq!(of(addition(&NOW, &NOW, Seen::of(&kernel(19)))), (5100, 0), "it has ended unread");
     }
 
     #[test]
@@ -157,10 +219,8 @@ mod tests {
     #[test]
     fn what_the_end_cut_off_is_abandoned_and_more_breaks_the_identity() {
         let accounted = |seen: u64| {
-            let kernel =
-                Counters { calls: seen, sampled: seen, submitted: seen, inline_sampled: seen, ..Counters::default() };
-            let mut sum = at_end(&NOW, seen);
-            sum.add(&kernel);
+            let mut sum = at_end(&NOW, Seen::of(&kernel(seen)));
+            sum.add(&kernel(seen));
             (sum.hits(), accounted(&sum), sum.lost_abandoned)
         };
         assert_eq!(accounted(17), (100, 100, 1), "a call that never returned");
