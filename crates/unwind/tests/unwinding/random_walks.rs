@@ -223,8 +223,9 @@ fn compare(
         let loses = |module: &Module| module.with_row(lookup, |row, _| loses_frame_pointer(row, at, &mut read));
         lost |= module.and_then(loses).unwrap_or(false);
         let next = match theirs.unwind_frame(address, &mut state, cache, &mut read) {
+            // A return address of zero.
+            Ok(None | Some(0)) => Next::Entry,
             Ok(Some(ip)) => Next::Caller { ip, sp: Some(state.sp()), fp: Some(state.bp()) },
-            Ok(None) => Next::Entry,
             Err(_) => Next::Stuck,
         };
         let ours = Next::ours(stack, index, nowhere);
