@@ -1,11 +1,9 @@
 //! Demangling of any symbol name.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use sampler_user::symbols::demangle::demangle;
+#[path = "../shared/demangle.rs"]
+mod shared;
 
-fuzz_target!(|name: &str| {
-    let _ = demangle(name);
-    let _ = demangle(&format!("_Z{name}"));
-    let _ = demangle(&format!("_R{name}"));
-});
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| shared::check(data));

@@ -2,23 +2,19 @@
 //! and written.
 #![no_main]
 
-use heapbpf_profile::formats::{FORMATS, WriteOptions};
-use heapbpf_profile::read;
-use heapbpf_profile::report::{ReportOptions, report};
+#[path = "../shared/profile.rs"]
+mod shared;
+
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
-    #[cfg_attr(not(feature = "daemon"), expect(unused_mut, reason = "only symbolization changes the profile"))]
-    let Ok(mut profile) = read::parse(data) else { return };
-    #[cfg(feature = "daemon")]
-    {
-        use sampler_user::symbols::{offline, symbolizer::Options};
-        offline::symbolize(&mut profile, Options { debug_directories: vec![], ..Options::default() });
-    }
-    let text = report(&profile, &ReportOptions { color: false, ..ReportOptions::default() });
-    assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "no escape sequence of a file reaches a terminal");
-    for format in FORMATS {
-        // A format may refuse a profile, with a reason.
-        let _ = format.write(&profile, &WriteOptions::default(), &mut std::io::sink());
-    }
-});
+#[cfg(feature = "daemon")]
+fn symbolize(profile: &mut heapbpf_profile::model::Profile) {
+    use sampler_user::symbols::{offline, symbolizer::Options};
+
+    offline::symbolize(profile, Options { debug_directories: vec![], ..Options::default() });
+}
+
+#[cfg(not(feature = "daemon"))]
+fn symbolize(_: &mut heapbpf_profile::model::Profile) {}
+
+fuzz_target!(|data: &[u8]| shared::check(data, symbolize));

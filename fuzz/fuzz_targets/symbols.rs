@@ -1,19 +1,9 @@
 //! Symbol tables and debug information of a module: every address gets a name or a reason.
 #![no_main]
 
-mod one_module;
-
-use std::sync::Arc;
+#[path = "../shared/symbols.rs"]
+mod shared;
 
 use libfuzzer_sys::fuzz_target;
-use one_module::{BASE, MODULE, OneModule};
-use sampler_user::symbols::symbolizer::{Options, Symbolizer};
 
-fuzz_target!(|data: &[u8]| {
-    let mut module = OneModule(Arc::new(data.to_vec()));
-    assert_eq!(module.mappings()[0].start, BASE);
-    let mut symbolizer = Symbolizer::new(Options { debug_directories: vec![], ..Options::default() });
-    let offsets: Vec<u64> = (0..data.len() as u64).step_by(131).collect();
-    symbolizer.symbolize(&mut module, offsets.iter().map(|offset| (MODULE, *offset)));
-    assert!(offsets.iter().all(|offset| !symbolizer.get(MODULE, *offset).is_empty()), "a name or a reason");
-});
+fuzz_target!(|data: &[u8]| shared::check(data));

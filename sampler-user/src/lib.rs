@@ -27,6 +27,8 @@ pub mod cost;
 pub mod crash;
 pub mod demo;
 pub mod doctor;
+#[cfg(test)]
+mod fuzzed;
 pub mod heap;
 pub mod host;
 pub mod http_client;
@@ -46,3 +48,7 @@ pub mod symbols;
 pub mod terminal;
 pub mod top;
 pub mod view;
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as sampler_user;

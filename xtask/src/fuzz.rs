@@ -218,4 +218,37 @@ mod tests {
         let targets = targets(&folder).expect("the manifest can be read");
         assert!(targets.len() > 9 && targets.iter().all(|target| !target.features.is_empty()));
     }
+
+    /// It is not the workspace's, so that no other command notices when it is out of date.
+    #[test]
+    fn the_lock_file_knows_what_the_crates_need() {
+        use std::collections::HashMap;
+
+        use cargo_metadata::DependencyKind;
+
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("fuzz");
+        let lock = fs::read_to_string(folder.join("Cargo.lock")).expect("it can be read");
+        let mut entries = HashMap::new();
+        for entry in lock.split("[[package]]").skip(1) {
+            let line = |of: &str| entry.lines().find_map(|line| line.strip_prefix(of)).unwrap_or_default();
+            let (name, version) = (line("name = ").trim_matches('"'), line("version = "));
+            assert_eq!(entries.insert((name, version), entry), None, "{name} {version} is there twice");
+        }
+        let metadata = MetadataCommand::new().manifest_path(folder.with_file_name("Cargo.toml")).no_deps().exec();
+        for package in metadata.expect("the workspace's manifests can be read").packages {
+            let version = format!("\"{}\"", package.version);
+            let Some(entry) = entries.get(&(package.name.as_str(), version.as_str())) else { continue };
+            for needed in &package.dependencies {
+                let is_needed = needed.kind != DependencyKind::Development && !needed.optional;
+                let is_known = entry.contains(&format!("\n \"{}\"", needed.name))
+                    || entry.contains(&format!("\n \"{} ", needed.name));
+                assert!(
+                    !is_needed || is_known,
+                    "fuzz/Cargo.lock: {} needs {}: run cargo check in fuzz",
+                    package.name,
+                    needed.name
+                );
+            }
+        }
+    }
 }

@@ -26,11 +26,17 @@ pub mod debug_link;
 pub mod debugdata;
 mod error;
 pub mod file;
+#[cfg(test)]
+mod fuzzed;
 pub mod headers;
 pub mod image;
 pub mod section;
 pub mod symbols;
 mod tables;
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_elf;
 
 pub use bounded::Pieces;
 pub use error::ElfError;

@@ -32,6 +32,9 @@ impl Displaced {
                 return Err(if ends_in_call { Refusal::Call } else { Refusal::TooShort });
             }
             let instruction = decoder.decode();
+            if differs_by_processor(&instruction, code.get(displaced.length..).unwrap_or_default()) {
+                return Err(Refusal::Immovable);
+            }
             displaced.falls_through = movable(&instruction)?;
             displaced.length += instruction.len();
             displaced.instructions.push(instruction);
@@ -74,6 +77,13 @@ impl Displaced {
 /// Whether `instruction` has a target within its bytes.
 pub(crate) fn is_branch(instruction: &Instruction) -> bool {
     instruction.is_jmp_short_or_near() || instruction.is_jcc_short_or_near() || instruction.is_call_near()
+}
+
+/// Whether processors of AMD take `bytes` for another instruction than those of Intel: a near branch with an operand-size
+/// prefix has a 16-bit distance there, and leads to a 16-bit address.
+fn differs_by_processor(instruction: &Instruction, bytes: &[u8]) -> bool {
+    let amd = Decoder::with_ip(64, bytes, instruction.ip(), DecoderOptions::AMD).decode();
+    !amd.eq_all_bits(instruction)
 }
 
 /// Whether control goes on behind `instruction`, which may be moved.

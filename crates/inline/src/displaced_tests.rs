@@ -70,6 +70,10 @@ fn what_cannot_be_moved_is_refused() {
         // hlt, int3
         (&[0xf4, 0x90, 0x90, 0x90, 0x90], Refusal::Immovable),
         (&[0xcc, 0x90, 0x90, 0x90, 0x90], Refusal::Immovable),
+        // data16 jmp, data16 call, data16 jne: another instruction on AMD's processors.
+        (&[0x66, 0xe9, 0x10, 0, 0, 0], Refusal::Immovable),
+        (&[0x66, 0xe8, 0x10, 0, 0, 0], Refusal::Immovable),
+        (&[0x66, 0x0f, 0x85, 0x10, 0, 0, 0], Refusal::Immovable),
         // 0: push %rbx; 1: push %rbp; 2: mov %rdi,%rbx; 5: dec %edi; 7: jne 1
         (&[0x53, 0x55, 0x48, 0x89, 0xfb, 0xff, 0xcf, 0x75, 0xf8], Refusal::JumpedInto),
     ] {

@@ -10,6 +10,8 @@ mod code;
 mod displaced;
 mod elf_file;
 mod error;
+#[cfg(test)]
+mod fuzzed;
 pub mod gap;
 mod image;
 pub mod noted;
@@ -18,6 +20,10 @@ mod plan;
 pub mod read;
 mod redirect;
 mod stub;
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_inline;
 
 pub use code::{Code, Entries, FRAME_BYTES};
 pub use error::{BuildError, ForeignBlob, Refusal};

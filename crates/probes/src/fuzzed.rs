@@ -1,14 +1,18 @@
-//! Replays inputs of the fuzz target `objects`, and variants of them.
+//! Replays inputs of the fuzz target `objects`, and variants of them, and the seeds of `attach`.
 
 use std::collections::BTreeSet;
 
 use crate::{KernelRules, Machine, Table, examine_avoiding};
 
+#[path = "../../../fuzz/shared/attach.rs"]
+mod attach;
 #[path = "../../elf/src/tests/build.rs"]
 #[allow(dead_code, reason = "the tests of another crate need more of it")]
 mod build;
 #[path = "../../../fuzz/shared/damage.rs"]
 mod damage;
+#[path = "../../../fuzz/shared/seeds.rs"]
+mod seeds;
 #[path = "../../../fuzz/shared/objects.rs"]
 mod shared;
 
@@ -76,4 +80,9 @@ fn the_input_s_table_is_found() {
     assert_eq!(objects.functions, [0, 1, 2, 3].map(|number| OWN + 0x10 * number));
     assert_eq!(objects.domains, [DATA + 8, DATA + 0x48]);
     assert!(objects.detours().is_some());
+}
+
+#[test]
+fn seeds_of_attach_are_checked() {
+    seeds::replay("attach", attach::check);
 }

@@ -12,6 +12,8 @@ pub mod escape;
 pub mod estimates;
 pub mod filter;
 pub mod formats;
+#[cfg(test)]
+mod fuzzed;
 pub mod group;
 mod intern;
 mod loss_bounds;
@@ -33,6 +35,10 @@ pub mod units;
 pub mod unnamed;
 pub mod value;
 pub mod workload;
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_profile;
 
 pub use estimates::Pool;
 pub use formats::{FORMATS, Format, WriteOptions};

@@ -78,6 +78,8 @@ mod cache;
 pub mod cfi;
 pub mod dwarf;
 pub mod frame_pointer;
+#[cfg(test)]
+mod fuzzed;
 pub mod image;
 pub mod mapping;
 pub mod memory;
@@ -89,6 +91,10 @@ pub mod runtime;
 mod state;
 mod trampoline;
 mod walk;
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_unwind;
 
 pub use address_bits::AddressBits;
 pub use sampler_ebpf::abi::{InFlightCall, ProcessKey, Registers};

@@ -127,6 +127,11 @@ impl<'a, M: Memory> Walk<'a, M> {
         if self.is_return_probe(self.state.ip) {
             return truncated(Reason::ReturnProbe);
         }
+        // No code was called from there: whatever the frame pointer leads to, it is no caller of this. (An interrupted
+        // instruction at zero is a call through a null pointer.)
+        if self.state.ip == 0 && !self.is_exact && !self.was_synthetic {
+            return truncated(Reason::NullReturnAddress);
+        }
         if let Some(left) = self.leave_runtime() {
             return left;
         }

@@ -9,4 +9,6 @@ mod hostile;
 mod made_up;
 mod plain;
 #[cfg(target_arch = "x86_64")]
+mod random_walks;
+#[cfg(target_arch = "x86_64")]
 mod runtime;

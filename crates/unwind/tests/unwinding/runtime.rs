@@ -122,6 +122,9 @@ fn what_a_runtime_cannot_leave_ends_the_stack_and_is_asked_again() {
     // A caller in no mapping.
     let nowhere = RuntimeFrame { ip: 0x1234, sp: STACK + 0x30, fp: None };
     assert_eq!(reason_of(Left::To(nowhere), 64).0, Reason::UnmappedAddress);
+    // Nothing calls from zero: the frame pointer, which leads to a function, has no part in this.
+    let zero = RuntimeFrame { ip: 0, sp: STACK + 0x20, fp: Some(STACK + 0x20) };
+    assert_eq!(reason_of(Left::To(zero), 64), (Reason::NullReturnAddress, 1, 1));
     // Without it, code without a file is as ever.
     let (reason, frames, _) = reason_of(Left::NotMine, 64);
     assert_eq!((reason, frames), (Reason::NoUnwindInformation(ModuleId(1)), 2));
