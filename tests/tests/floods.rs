@@ -126,7 +126,10 @@ fn of_stacks() {
         let samples: u64 = profile.stacks.iter().map(|stack| stack.samples).sum();
         assert_eq!(samples, stats.submitted, "samples of all rows");
         let of_their_own = profile.stacks.iter().filter(|stack| stack.samples == 1).count() as u64;
-        assert!(of_their_own + without_copy + together >= stats.submitted, "{of_their_own}, {without_copy}, {together}");
+        assert!(
+            of_their_own + without_copy + together >= stats.submitted,
+            "{of_their_own}, {without_copy}, {together}"
+        );
     }
     let is_told = |what: &str| profile.notes.iter().any(|note| note.contains(what));
     assert!(without_copy == 0 || is_told("have no stack but their caller"), "{:?}", profile.notes);
