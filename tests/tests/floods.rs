@@ -118,8 +118,25 @@ fn of_stacks() {
     let (profile, stats, cost) = recorded_exactly(target, recorder);
     let fault = format!("target with 2^{levels} stacks");
     let overflow = profile.stacks.iter().filter(|stack| stack.has("[other stacks]")).count();
+    // Each allocation is on a stack of its own, and each has its place: a row of its own, one with others beyond the limit, or, if its
+    // copy did not fit into its ring, the row of its caller. None is missing, and the reader is told.
+    let counter = |name: &str| profile.counters[name].as_u64().unwrap_or_else(|| panic!("{name} is counted"));
+    let (without_copy, together) = (counter("stacks_lost"), stats.other["stacks_put_together"]);
+    if stats.lost() == 0 {
+        let samples: u64 = profile.stacks.iter().map(|stack| stack.samples).sum();
+        assert_eq!(samples, stats.submitted, "samples of all rows");
+        let of_their_own = profile.stacks.iter().filter(|stack| stack.samples == 1).count() as u64;
+        assert!(
+            of_their_own + without_copy + together >= stats.submitted,
+            "{of_their_own}, {without_copy}, {together}"
+        );
+    }
+    let is_told = |what: &str| profile.notes.iter().any(|note| note.contains(what));
+    assert!(without_copy == 0 || is_told("have no stack but their caller"), "{:?}", profile.notes);
+    assert!(together == 0 || is_told("[other stacks]"), "{:?}", profile.notes);
     let what = format!(
-        "totals exact; {} stacks kept, the rest in {overflow} rows of other stacks; {} samples lost; {cost}",
+        "totals exact; {} stacks kept, {together} put together in {overflow} rows of other stacks, {without_copy} with their caller alone; {} samples \
+         lost; {cost}",
         profile.stacks.len(),
         stats.lost()
     );

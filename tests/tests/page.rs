@@ -418,30 +418,45 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
     recording.stop();
 }
 
-/// What a refresh of the page costs the daemon, beside a scrape of the same 5,000 stacks; prints the figures.
+/// What a refresh of the page costs the daemon, in turn with a scrape of the same 5,000 stacks, and then a profile with lifetimes;
+/// prints the figures. First every allocation is a sample, and then one per 2,000 bytes, so that intervals are computed.
 #[test]
 #[ignore = "a benchmark: cargo xtask bench page"]
 fn cost_of_a_refresh() {
-    const TIMES: u32 = 10;
+    const TURNS: usize = 6;
+    const SCRAPE: &str = "/debug/pprof/heap";
+    const REFRESH: &str = "/page/data";
+    const LIFETIMES: &str = "/debug/pprof/heap?format=json";
     let _turn = turn("cost_of_a_refresh").expect("root and BPF");
-    let mut target = Target::start(&program("branches"), ["5000", "1000"]);
-    let (recording, address) = Recorder::of(target.pid(), 1).without_outputs().serve();
-    target.go();
-    let stacks = || {
-        let data: serde_json::Value = serde_json::from_slice(&get(address, "/page/data").body).expect("JSON");
-        data["profile"]["stacks"]["id"].as_array().map_or(0, Vec::len)
-    };
-    until("all stacks are there", || stacks() >= 5_000);
-    let cost = |path: &str| {
-        let before = cpu_time(recording.pid());
-        let bytes = (0..TIMES).map(|_| get_with(address, path, "Accept-Encoding: gzip\r\n").body.len()).sum::<usize>();
-        let each = (cpu_time(recording.pid()) - before) / TIMES;
-        println!("{path}: {:.1} ms of CPU time, {} bytes", each.as_secs_f64() * 1e3, bytes / TIMES as usize);
-    };
-    for _ in 0..2 {
-        ["/debug/pprof/heap", "/debug/pprof/heap?format=json", "/page/data"].into_iter().for_each(cost);
+    for (interval, least) in [(1, 5_000), (2_000, 100)] {
+        let mut target = Target::start(&program("branches"), ["5000", "1000"]);
+        let (recording, address) = Recorder::of(target.pid(), interval).without_outputs().serve();
+        target.go();
+        let stacks = || {
+            let data: serde_json::Value = serde_json::from_slice(&get(address, REFRESH).body).expect("JSON");
+            data["profile"]["stacks"]["id"].as_array().map_or(0, Vec::len)
+        };
+        until("all stacks are there", || stacks() >= least);
+        // Milliseconds of CPU time.
+        let cost = |path: &str, times: u32| {
+            let before = cpu_time(recording.pid());
+            let bytes =
+                (0..times).map(|_| get_with(address, path, "Accept-Encoding: gzip\r\n").body.len()).sum::<usize>();
+            let each = (cpu_time(recording.pid()) - before).as_secs_f64() * 1e3 / f64::from(times);
+            println!("-i {interval} {path}: {each:.1} ms of CPU time, {} bytes", bytes / times as usize);
+            each
+        };
+        // The first of each is not counted: what it makes is used again.
+        [SCRAPE, REFRESH].map(|path| cost(path, 1));
+        let turns: Vec<[f64; 2]> = (0..TURNS).map(|_| [SCRAPE, REFRESH].map(|path| cost(path, 10))).collect();
+        let [scrape, refresh] = [0, 1].map(|of| turns.iter().map(|turn| turn[of]).sum::<f64>() / TURNS as f64);
+        println!(
+            "-i {interval}: a refresh takes {refresh:.1} ms, a scrape {scrape:.1} ms: {:.2} of it",
+            refresh / scrape
+        );
+        cost(LIFETIMES, 5);
+        recording.stop();
     }
-    recording.stop();
 }
 
 /// What the browser needs for a page of 50,000 stacks, which `HEAPBPF_LARGE_PAGE` names; prints the figures.
@@ -453,6 +468,8 @@ fn speed_of_a_large_page() {
     let long_tasks = "globalThis.tasks = []; new PerformanceObserver(list => tasks.push(...list.getEntries().map(it => it.duration))).observe({type: 'longtask', buffered: true})";
     let script = serde_json::json!({ "source": long_tasks });
     browser.call("Page.addScriptToEvaluateOnNewDocument", script);
+    // From now on, durations are CPU time of the page's thread: what else runs does not count.
+    browser.call("Performance.enable", serde_json::json!({ "timeDomain": "threadTicks" }));
     println!("page: {} bytes", std::fs::metadata(&file).expect("is there").len());
     for _ in 0..3 {
         browser.open_file(&file, "performance.getEntriesByName('heapbpf-shown').length && document.querySelector('.flame canvas').width > 500");
@@ -463,7 +480,23 @@ fn speed_of_a_large_page() {
             "shown after {shown} ms, of which until the script began {begun} ms; long tasks: {}",
             browser.value("tasks.map(Math.round)")
         );
-        let zoom = "(async () => { const frame = () => new Promise(requestAnimationFrame); await frame(); const box = document.querySelector('.flame canvas'), at = box.getBoundingClientRect(), times = []; for (const row of [2, 6, 10, 3, 1, 0]) { const begun = performance.now(); box.dispatchEvent(new MouseEvent('click', {clientX: at.x + 300, clientY: at.y + row * 19 + 9, bubbles: true})); times.push(Math.round(performance.now() - begun)); await frame() } return times })()";
-        println!("zooms, in ms: {}", browser.value(zoom));
+        for row in [2, 6, 10, 3, 1, 0] {
+            browser.value("new Promise(requestAnimationFrame).then(() => 0)");
+            let before = script_seconds(&mut browser);
+            let zoom = format!(
+                "(() => {{ const box = document.querySelector('.flame canvas'), at = box.getBoundingClientRect(), begun = performance.now(); box.dispatchEvent(new MouseEvent('click', {{clientX: at.x + 300, clientY: at.y + {row} * 19 + 9, bubbles: true}})); return performance.now() - begun }})()"
+            );
+            let took = browser.value(&zoom).as_f64().expect("a number");
+            let cpu = 1e3 * (script_seconds(&mut browser) - before);
+            println!("zoom at row {row}: {took:.0} ms, of which {cpu:.1} ms of CPU time");
+        }
     }
+}
+
+/// Time that the page's scripts have run, in seconds, by the clock that was chosen.
+fn script_seconds(browser: &mut Browser) -> f64 {
+    let metrics = browser.call("Performance.getMetrics", serde_json::json!({}));
+    let metrics = metrics["metrics"].as_array().expect("a list");
+    let metric = metrics.iter().find(|metric| metric["name"] == "ScriptDuration").expect("one of Chromium's");
+    metric["value"].as_f64().expect("a number")
 }

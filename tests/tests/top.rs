@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
@@ -92,6 +93,46 @@ fn top_shows_a_program_live_and_leaves_the_terminal_as_it_was() {
     let written = tmux.folder().join(format!("heapbpf-growing-{}.json.gz", target.pid()));
     let report = Command::new(heapbpf()).arg("report").arg(&written).output().expect("it runs");
     assert!(String::from_utf8_lossy(&report.stdout).contains("site_00"), "{report:?}");
+}
+
+/// Resizes come all the time while a window's edge is dragged. A key that is pressed then is obeyed at once, not with the next one.
+#[test]
+fn keys_that_come_with_resizes_are_obeyed() {
+    let case = "keys_that_come_with_resizes_are_obeyed";
+    let Some(_turn) = turn(case) else { return };
+    let target = growing();
+    let command = top(&format!("--pid {} -i 4096", target.pid()));
+    let Some(tmux) = Tmux::run(&command, 80, 24) else { return skipped(case, "there is no tmux") };
+    tmux.await_text("LIVE");
+    let pid = tmux.program().cast_signed();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&is_over);
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                // SAFETY: no pointers; `tmux` keeps the process's parent.
+                unsafe { libc::kill(pid, libc::SIGWINCH) };
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        });
+        for state in ["FROZEN", "LIVE", "FROZEN", "LIVE"] {
+            tmux.press(&["Space"]);
+            tmux.await_text(state);
+        }
+    });
+    tmux.resize(120, 40);
+    tmux.await_text("LAST MINUTE");
+    tmux.press(&["q"]);
+    tmux.await_text("exit 0");
+}
+
+/// Says so when it is dropped, also by a panic.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]

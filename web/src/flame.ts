@@ -2,13 +2,15 @@
 
 import { figure, hash, percent, shown } from "./format.ts";
 import { element } from "./dom.ts";
+import { faded, hsl, Rows, type Colour } from "./pixels.ts";
 import { FIRST_GROUP, INCOMPLETE, type Tree } from "./tree.ts";
 
 const ROW = 19;
 /** Narrowest box that is drawn, in pixels. */
 const LEAST = 0.5;
-/** More boxes than there ever are. */
-const BOXES = 2 ** 24;
+/** Narrowest box with a text, in pixels. */
+const LEAST_TEXT = 28;
+const FOUND = hsl(306, 70, 70), GREY = hsl(217, 10, 75), PLAIN = hsl(216, 10, 81);
 
 export interface Shown {
   tree: Tree;
@@ -27,7 +29,33 @@ export interface Options {
   onZoom(node: number): void;
 }
 
-interface Boxes { node: Int32Array; x: Float64Array; width: Float64Array; level: Int32Array; count: number; levels: number }
+/** Boxes, by columns. */
+class Boxes {
+  node = new Int32Array(16384);
+  x = new Float64Array(16384);
+  width = new Float64Array(16384);
+  level = new Int32Array(16384);
+  count = 0;
+  levels = 0;
+
+  put(node: number, x: number, width: number, level: number) {
+    if (this.count === this.node.length) this.grow();
+    const i = this.count++;
+    this.node[i] = node;
+    this.x[i] = x;
+    this.width[i] = width;
+    this.level[i] = level;
+    if (level >= this.levels) this.levels = level + 1;
+  }
+
+  private grow() {
+    const larger = <T extends Int32Array | Float64Array>(old: T, all: T): T => (all.set(old), all), room = 2 * this.count;
+    this.node = larger(this.node, new Int32Array(room));
+    this.x = larger(this.x, new Float64Array(room));
+    this.width = larger(this.width, new Float64Array(room));
+    this.level = larger(this.level, new Int32Array(room));
+  }
+}
 
 export class FlameGraph {
   readonly root: HTMLElement;
@@ -41,7 +69,11 @@ export class FlameGraph {
   private selected = 0;
   private pattern: RegExp | null = null;
   private matches = new Map<number, boolean>();
-  private colours = new Map<number, string>();
+  private colours = new Map<number, Colour>();
+  private texts = new Map<number, string>();
+  private readonly letters = new Float64Array(128);
+  /** Of the picture that is drawn: a larger one than the last needs no other memory, if it fits into the window. */
+  private memory = new ArrayBuffer(0);
   private boxes: Boxes | null = null;
   private width = 0;
   private scheduled = 0;
@@ -78,6 +110,7 @@ export class FlameGraph {
     if (other) {
       this.colours.clear();
       this.matches.clear();
+      this.texts.clear();
     }
     if (shown.significant) this.colours.clear();
     this.zoom = zoom < shown.tree.count ? zoom : 0;
@@ -116,15 +149,17 @@ export class FlameGraph {
     // From the root, which may be below.
     const scrolled = this.options.icicle ? this.scroller.scrollTop : this.scroller.scrollHeight - this.scroller.scrollTop;
     this.width = this.scroller.clientWidth;
-    this.boxes = boxesOf(this.shown, this.zoom, this.width);
+    this.boxes = boxesOf(this.shown, this.zoom, this.width, this.boxes);
     const height = this.boxes.levels * ROW;
     this.spacer.style.height = `${height}px`;
     this.spacer.style.minHeight = `${ROW}px`;
     const tall = Math.min(height, this.scroller.clientHeight || height);
     const ratio = window.devicePixelRatio || 1;
     this.canvas.style.height = `${tall}px`;
-    this.canvas.width = Math.max(1, Math.round(this.width * ratio));
-    this.canvas.height = Math.max(1, Math.round(tall * ratio));
+    const across = Math.max(1, Math.round(this.width * ratio)), down = Math.max(1, Math.round(tall * ratio));
+    // A canvas whose size is set is made again, even if it has that size.
+    if (this.canvas.width !== across) this.canvas.width = across;
+    if (this.canvas.height !== down) this.canvas.height = down;
     this.scroller.scrollTop = this.options.icicle ? (stays ? scrolled : 0) : height - (stays ? scrolled : 0);
     this.draw();
   }
@@ -147,54 +182,44 @@ export class FlameGraph {
   }
 
   private draw() {
-    const { boxes, shown: it } = this;
+    const { boxes, shown: it, pattern } = this;
     if (!boxes || !it) return;
-    const pen = this.canvas.getContext("2d")!, ratio = window.devicePixelRatio || 1;
-    const tall = this.canvas.height / ratio, ancestors = it.tree.depth[this.zoom];
+    const pen = this.canvas.getContext("2d")!, ratio = window.devicePixelRatio || 1, { width: across, height: down } = this.canvas;
+    const ancestors = it.tree.depth[this.zoom], { level: levels, node: nodes, x: left, width: widths } = boxes, texts: number[] = [];
+    if (this.memory.byteLength < 4 * across * down) this.memory = new ArrayBuffer(4 * across * Math.max(down, Math.ceil(innerHeight * ratio)));
+    const bytes = new Uint8ClampedArray(this.memory, 0, 4 * across * down);
+    const scrolled = this.scroller.scrollTop, y = (level: number) => this.row(level) * ROW - scrolled;
+    const rows = new Rows(bytes, across, down, boxes.levels, level => y(level) * ratio, level => (y(level) + ROW - 1) * ratio);
+    const fades = (level: number, found: boolean) => level < ancestors || (pattern !== null && !found);
+    for (let i = 0; i < boxes.count; i++) {
+      const level = levels[i];
+      if (!rows.has(level)) continue;
+      const node = nodes[i], label = it.tree.label[node], found = pattern !== null && this.matching(label);
+      const colour = found ? FOUND : this.colour(node, label);
+      rows.box(level, left[i] * ratio, (left[i] + widths[i]) * ratio, fades(level, found) ? faded(colour) : colour, found);
+      if (widths[i] > LEAST_TEXT) texts.push(i);
+    }
+    rows.finish();
+    pen.putImageData(new ImageData(bytes, across, down), 0, 0);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, this.width, tall);
     pen.font = "12px system-ui, sans-serif";
     pen.textBaseline = "middle";
     pen.direction = "ltr";
-    const letter = pen.measureText("abcdefghijklmnopqrstuvwxyz").width / 26;
-    // There may be tens of thousands of boxes: what the browser is asked or told for each takes most of the time.
-    const { pattern } = this, { level: levels, node: nodes, x: left, width: widths } = boxes, scrolled = this.scroller.scrollTop;
-    // Of boxes narrower than a pixel, one is drawn in each: the last column with one, by level.
-    const column = new Int32Array(boxes.levels).fill(-1), texts: number[] = [];
-    // Boxes of a function are drawn one after the other, because they have one colour.
-    const order = new Float64Array(boxes.count);
-    let count = 0;
-    for (let i = 0; i < boxes.count; i++) {
-      const level = levels[i], y = this.row(level) * ROW - scrolled;
-      if (y < -ROW || y > tall) continue;
-      const width = widths[i];
-      if (width < 1 && pattern === null) {
-        if (column[level] === Math.floor(left[i])) continue;
-        column[level] = Math.floor(left[i]);
-      }
-      if (width > 28) texts.push(i);
-      order[count++] = it.tree.label[nodes[i]] * BOXES + i;
-    }
-    let alpha = 1, style = "";
-    const fade = (level: number, found: boolean) => {
-      const wanted = level < ancestors || (pattern && !found) ? 0.5 : 1;
-      if (wanted !== alpha) pen.globalAlpha = alpha = wanted;
-    };
-    for (const key of order.subarray(0, count).sort()) {
-      const label = Math.floor(key / BOXES), i = key - label * BOXES, found = pattern !== null && this.matching(label);
-      fade(levels[i], found);
-      const colour = found ? "#e87bdc" : this.colour(nodes[i], label);
-      if (colour !== style) pen.fillStyle = style = colour;
-      pen.fillRect(left[i], this.row(levels[i]) * ROW - scrolled, Math.max(widths[i] - 0.6, 0.4), ROW - 1);
-    }
     pen.fillStyle = "#14181c";
     for (const i of texts) {
-      const label = it.tree.label[nodes[i]];
-      fade(levels[i], pattern !== null && this.matching(label));
-      pen.fillText(fitted(pen, shown(it.tree.short(label), 200), widths[i] - 8, letter), left[i] + 4, this.row(levels[i]) * ROW - scrolled + ROW / 2);
+      const label = it.tree.label[nodes[i]], text = fitted(pen, this.text(label), widths[i] - 8, this.letters);
+      if (!text) continue;
+      pen.globalAlpha = fades(levels[i], pattern !== null && this.matching(label)) ? 0.5 : 1;
+      pen.fillText(text, left[i] + 4, y(levels[i]) + ROW / 2);
     }
     pen.globalAlpha = 1;
     if (document.activeElement === this.canvas) this.outline(pen);
+  }
+
+  private text(label: number): string {
+    let text = this.texts.get(label);
+    if (text === undefined) this.texts.set(label, (text = shown(this.shown!.tree.short(label), 200)));
+    return text;
   }
 
   private outline(pen: CanvasRenderingContext2D) {
@@ -206,19 +231,19 @@ export class FlameGraph {
     pen.strokeRect(boxes.x[i] + 1, this.y(boxes.level[i]) + 1, Math.max(boxes.width[i] - 2.6, 1), ROW - 3);
   }
 
-  private colour(node: number, label: number): string {
+  private colour(node: number, label: number): Colour {
     const it = this.shown!;
     if (it.significant) {
       const share = it.significant[node];
-      return share > 0 ? `hsl(12 ${40 + share * 45}% ${78 - share * 18}%)` : node === 0 ? "#b9bec6" : "#c9cdd3";
+      return share > 0 ? hsl(12, 40 + share * 45, 78 - share * 18) : node === 0 ? GREY : PLAIN;
     }
     let colour = this.colours.get(label);
     if (colour === undefined) {
       const h = (hash(it.tree.name(label)) % 1000) / 1000;
-      if (label <= FIRST_GROUP) colour = `hsl(${210 + h * 30} 40% ${74 + h * 8}%)`;
-      else if (label < 0) colour = label === INCOMPLETE ? "hsl(30 30% 72%)" : "#b9bec6";
-      else if (it.tree.name(label).startsWith("[")) colour = `hsl(30 ${20 + h * 15}% ${68 + h * 8}%)`;
-      else colour = `hsl(${95 + h * 70} ${42 + h * 18}% ${62 + h * 14}%)`;
+      if (label <= FIRST_GROUP) colour = hsl(210 + h * 30, 40, 74 + h * 8);
+      else if (label < 0) colour = label === INCOMPLETE ? hsl(30, 30, 72) : GREY;
+      else if (it.tree.name(label).startsWith("[")) colour = hsl(30, 20 + h * 15, 68 + h * 8);
+      else colour = hsl(95 + h * 70, 42 + h * 18, 62 + h * 14);
       this.colours.set(label, colour);
     }
     return colour;
@@ -288,11 +313,27 @@ function childrenOf({ tree, size }: Shown, node: number): number[] {
   return all.sort((a, b) => size[b] - size[a]);
 }
 
-/** Text that fits into so many pixels. */
-function fitted(pen: CanvasRenderingContext2D, text: string, room: number, letter: number): string {
-  // Short enough for sure, or measured.
-  if (text.length * letter * 0.8 <= room && pen.measureText(text).width <= room) return text;
-  let low = 0, high = Math.min(text.length, Math.ceil(room / (letter * 0.35)));
+/** The beginning of a text that fits into so many pixels. `letters`: widths of plain letters; 0 where they are not known yet. */
+function fitted(pen: CanvasRenderingContext2D, text: string, room: number, letters: Float64Array): string {
+  const width = (letter: number) => letters[letter] || (letters[letter] = pen.measureText(String.fromCharCode(letter)).width);
+  // No text has the letter 0 here.
+  const dots = letters[0] || (letters[0] = pen.measureText("…").width);
+  let used = 0, cut = 0;
+  for (let i = 0; i < text.length; i++) {
+    const letter = text.charCodeAt(i);
+    // Widths of other writing do not add up.
+    if (letter > 127) return measured(pen, text, room);
+    used += width(letter);
+    if (used + dots <= room) cut = i + 1;
+    if (used > room) return cut > 1 ? `${text.slice(0, cut)}…` : "";
+  }
+  return text;
+}
+
+/** The same for any writing: each length that is tried is measured. */
+function measured(pen: CanvasRenderingContext2D, text: string, room: number): string {
+  if (pen.measureText(text).width <= room) return text;
+  let low = 0, high = text.length;
   while (low < high) {
     const middle = (low + high + 1) >> 1;
     if (pen.measureText(`${text.slice(0, middle)}…`).width <= room) low = middle;
@@ -301,48 +342,41 @@ function fitted(pen: CanvasRenderingContext2D, text: string, room: number, lette
   return low > 1 ? `${text.slice(0, low)}…` : "";
 }
 
-/** Where everything is that is wide enough to be seen. */
-export function boxesOf(it: Shown, zoom: number, width: number): Boxes {
-  const { tree, size } = it;
-  let room = 4096;
-  const boxes: Boxes = {
-    node: new Int32Array(room), x: new Float64Array(room), width: new Float64Array(room), level: new Int32Array(room), count: 0, levels: 0,
-  };
-  const put = (node: number, x: number, wide: number, level: number) => {
-    if (boxes.count === room) {
-      room *= 2;
-      const larger = <T extends Int32Array | Float64Array>(old: T, all: T): T => (all.set(old), all);
-      boxes.node = larger(boxes.node, new Int32Array(room));
-      boxes.x = larger(boxes.x, new Float64Array(room));
-      boxes.width = larger(boxes.width, new Float64Array(room));
-      boxes.level = larger(boxes.level, new Int32Array(room));
-    }
-    const i = boxes.count++;
-    boxes.node[i] = node;
-    boxes.x[i] = x;
-    boxes.width[i] = wide;
-    boxes.level[i] = level;
-    boxes.levels = Math.max(boxes.levels, level + 1);
-  };
-  for (let up = tree.parent[zoom]; up >= 0; up = tree.parent[up]) put(up, 0, width, tree.depth[up]);
+/** Where everything is that is wide enough to be seen. `old`: boxes that are no longer needed, whose memory is used again. */
+export function boxesOf(it: Shown, zoom: number, width: number, old: Boxes | null = null): Boxes {
+  const { tree, size } = it, boxes = old ?? new Boxes();
+  boxes.count = boxes.levels = 0;
+  for (let up = tree.parent[zoom]; up >= 0; up = tree.parent[up]) boxes.put(up, 0, width, tree.depth[up]);
   if (!(size[zoom] > 0)) {
-    put(zoom, 0, width, tree.depth[zoom]);
+    boxes.put(zoom, 0, width, tree.depth[zoom]);
     return boxes;
   }
-  // Two lists, because one of whole numbers and others is slow.
-  const scale = width / size[zoom], pending = [zoom], places = [0], seen: number[] = [];
+  const scale = width / size[zoom], pending = [zoom], places = [0];
   while (pending.length) {
-    const node = pending.pop()!;
+    const node = pending.pop()!, first = pending.length;
     let x = places.pop()!;
-    put(node, x, size[node] * scale, tree.depth[node]);
-    seen.length = 0;
-    for (let child = tree.first[node]; child >= 0; child = tree.next[child]) if (size[child] * scale >= LEAST) seen.push(child);
-    if (seen.length > 1) seen.sort((a, b) => size[b] - size[a]);
-    for (const child of seen) {
-      pending.push(child);
+    boxes.put(node, x, size[node] * scale, tree.depth[node]);
+    for (let child = tree.first[node]; child >= 0; child = tree.next[child]) if (size[child] * scale >= LEAST) pending.push(child);
+    largestFirst(pending, first, size);
+    for (let i = first; i < pending.length; i++) {
       places.push(x);
-      x += size[child] * scale;
+      x += size[pending[i]] * scale;
     }
   }
   return boxes;
+}
+
+/** Sorts the nodes from `first` on. There are mostly few, for which a call of the language's own sort takes longer. */
+function largestFirst(nodes: number[], first: number, size: Float64Array) {
+  if (nodes.length - first > 32) {
+    const sorted = nodes.splice(first).sort((a, b) => size[b] - size[a]);
+    for (const node of sorted) nodes.push(node);
+    return;
+  }
+  for (let i = first + 1; i < nodes.length; i++) {
+    const node = nodes[i], own = size[node];
+    let at = i;
+    for (; at > first && size[nodes[at - 1]] < own; at--) nodes[at] = nodes[at - 1];
+    nodes[at] = node;
+  }
 }

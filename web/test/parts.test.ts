@@ -7,6 +7,7 @@ import { axisTime, bytes, figure, interval, pattern, percent, seconds, shown } f
 import { History, nearest, rates, thinned, type Point } from "../src/history.ts";
 import { refreshPause, retryPause } from "../src/live.ts";
 import { columns, Sheet, TEMPORARY, type KeptData, type PageData } from "../src/model.ts";
+import { faded, hsl, Rows } from "../src/pixels.ts";
 import { allocatedBetween, ends, keptText } from "../src/range.ts";
 import { fragment, INITIAL, parse } from "../src/state.ts";
 import { lost } from "../src/summary.ts";
@@ -134,6 +135,39 @@ test("only what can be seen is laid out", () => {
   assert.equal(zoomed.count, 2 + inside.reduce((sum, it) => sum + it, 0));
   assert.ok(boxesOf({ tree, size, unit: "bytes" }, 0, 4).count < tree.count);
   assert.equal(boxesOf({ tree, size: new Float64Array(tree.count), unit: "bytes" }, 0, 100).count, 1, "nothing is one box");
+});
+
+test("the largest child comes first, however many there are, and boxes are used again", () => {
+  const chains = Array.from({ length: 100 }, (_, i) => ["main", `f${String(i).padStart(3, "0")}`]);
+  const it = sheet(chains), { tree, leaf } = callTree(it);
+  const size = sizes(tree, leaf, Float64Array.from(chains, (_, i) => 1 + ((i * 37) % 100)));
+  const first = boxesOf({ tree, size, unit: "bytes" }, 0, 100_000), order = Array.from(first.node.subarray(0, first.count));
+  assert.equal(first.count, tree.count);
+  const leaves = order.filter(node => tree.depth[node] === 2).map(node => first.x[order.indexOf(node)]);
+  assert.deepEqual(leaves.toSorted((a, b) => b - a), leaves, "the last to be pushed is laid out first");
+  const widths = order.filter(node => tree.depth[node] === 2).map(node => size[node]);
+  assert.deepEqual(widths.toSorted((a, b) => a - b), widths);
+  const again = boxesOf({ tree, size, unit: "bytes" }, leaf[0], 100, first);
+  assert.ok(again === first && again.count === 3 && again.levels === 3);
+});
+
+test("boxes are pixels in all lines of their row that are in sight", () => {
+  const bytes = new Uint8ClampedArray(4 * 10 * 6), red = hsl(0, 100, 50), green = hsl(120, 100, 50);
+  assert.deepEqual([red, green, faded(red)], [0xff0000ff, 0xff00ff00, 0x800000ff]);
+  // Three rows of four pixels with a gap of one; half of the first is out of sight, and so is all of the last.
+  const rows = new Rows(bytes, 10, 6, 3, row => row * 4 - 2, row => row * 4 + 1);
+  assert.deepEqual([0, 1, 2].map(row => rows.has(row)), [true, true, false]);
+  rows.box(0, 0, 10, red, false);
+  rows.box(1, 2.2, 5.1, green, false);
+  // Narrower than a pixel: the first stays, if none prevails.
+  rows.box(1, 6.1, 6.3, green, false);
+  rows.box(1, 6.3, 6.4, red, false);
+  rows.box(1, 7.1, 7.2, green, false);
+  rows.box(1, 7.2, 7.3, red, true);
+  rows.box(1, 9.9, 10, red, false);
+  rows.finish();
+  const text = (line: number) => Array.from(rows.pixels.subarray(line * 10, line * 10 + 10), it => (it === red ? "r" : it === green ? "g" : it ? "?" : ".")).join("");
+  assert.deepEqual([0, 1, 2, 3, 4, 5].map(text), ["rrrrrrrrr.", "..........", "..gg..gr.r", "..gg..gr.r", "..gg..gr.r", ".........."]);
 });
 
 test("a link opens the same view, and nonsense is nothing", () => {

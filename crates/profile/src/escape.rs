@@ -46,6 +46,10 @@ pub fn pretty_json<T: serde::Serialize>(value: &T) -> serde_json::Result<String>
 
 /// JSON as [`JsonText`] writes it.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
+    // Mostly there is nothing but plain letters, of which many are looked at at once.
+    if json.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\n')) {
+        return Cow::Borrowed(json);
+    }
     // Below the space, encoded JSON has only the line feeds of its layout.
     let is_escaped = |c: char| c > ' ' && is_escaped(c);
     if !json.contains(is_escaped) {

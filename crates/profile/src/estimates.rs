@@ -1,7 +1,10 @@
 //! Estimates from pooled rows.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::loss_bounds::{Kind, LossBounds, Lost, LostOf};
 use super::model::{LossBound, Profile, Row};
@@ -33,11 +36,13 @@ pub const IN_USE_ALONE: &str = "of Go's own heap only what is in use is known";
 pub const NO_OFFSETS: &str = "the samples' offsets are not known";
 
 /// Sums of rows by sampling interval, from which their total is estimated.
+///
+/// A profile has as many pools as stacks, and most are of one process and one interval: these need no memory of their own.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
-    parts: Vec<PoolPart>,
+    parts: SmallVec<[PoolPart; 1]>,
     /// Processes of the rows.
-    processes: BTreeSet<usize>,
+    processes: ProcessSet,
     /// Further processes whose rows may all have been lost.
     covered: BTreeSet<usize>,
     /// What the lost samples of these rows stand for.
@@ -74,9 +79,45 @@ impl Lacking {
     }
 }
 
+/// Processes, by their indices, which ascend. One needs no memory of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct ProcessSet {
+    first: Option<usize>,
+    others: BTreeSet<usize>,
+}
+
+impl ProcessSet {
+    fn insert(&mut self, process: usize) {
+        match self.first {
+            Some(first) if first == process => {}
+            Some(first) => {
+                self.first = Some(first.min(process));
+                self.others.insert(first.max(process));
+            }
+            None => self.first = Some(process),
+        }
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> + Clone + '_ {
+        self.first.into_iter().chain(self.others.iter().copied())
+    }
+
+    fn contains(&self, process: usize) -> bool {
+        self.first == Some(process) || self.others.contains(&process)
+    }
+}
+
 /// Bounds on lost samples that pools of the same processes share.
 #[derive(Debug, Default)]
-pub(crate) struct SharedLosses(HashMap<u64, HashMap<BTreeSet<usize>, Arc<LostOf>>>);
+pub(crate) struct SharedLosses {
+    known: HashMap<(u64, ProcessSet), Arc<LostOf>>,
+    /// The last of them: stacks are mostly of the same processes as the stack before.
+    last: Option<(u64, ProcessSet, Arc<LostOf>)>,
+}
 
 impl SharedLosses {
     /// Gives a pool that is complete the bounds on its losses.
@@ -85,15 +126,16 @@ impl SharedLosses {
             return;
         }
         let largest = pool.largest_interval();
-        let of_interval = self.0.entry(largest).or_default();
-        let lost = match of_interval.get(&pool.processes) {
-            Some(lost) => Arc::clone(lost),
-            None => {
-                let lost = Arc::new(LostOf::new(profile, &pool.processes, largest));
-                of_interval.insert(pool.processes.clone(), Arc::clone(&lost));
-                lost
-            }
-        };
+        let last = self.last.as_ref().filter(|(of, processes, _)| *of == largest && *processes == pool.processes);
+        if let Some((.., lost)) = last {
+            return pool.set_lost(Arc::clone(lost));
+        }
+        let lost = self
+            .known
+            .entry((largest, pool.processes.clone()))
+            .or_insert_with(|| Arc::new(LostOf::new(profile, pool.processes.iter(), largest)));
+        let lost = Arc::clone(lost);
+        self.last = Some((largest, pool.processes.clone(), Arc::clone(&lost)));
         pool.set_lost(lost);
     }
 }
@@ -111,7 +153,7 @@ struct PoolPart {
 impl Pool {
     /// An empty pool for the rows of one process (by its index).
     pub fn of_process(process: usize) -> Self {
-        Self { processes: BTreeSet::from([process]), ..Self::default() }
+        Self { processes: ProcessSet { first: Some(process), ..ProcessSet::default() }, ..Self::default() }
     }
 
     /// Pools rows.
@@ -135,7 +177,7 @@ impl Pool {
 
     /// Makes it the pool of these processes, even if it has no row of one.
     pub(crate) fn is_of(&mut self, processes: impl IntoIterator<Item = usize>) {
-        self.processes.extend(processes);
+        processes.into_iter().for_each(|process| self.processes.insert(process));
     }
 
     /// Sets the losses of all processes that its rows may be of.
@@ -148,11 +190,12 @@ impl Pool {
     /// # Errors
     ///
     /// The reason why no bound can be given.
-    pub(crate) fn losses(&self, profile: &Profile, value: Value) -> Lost {
+    pub(crate) fn losses(&self, profile: &Profile, value: Value) -> Cow<'_, Lost> {
         if let Some(lost) = &self.lost {
-            return lost.of(value).clone();
+            return Cow::Borrowed(lost.of(value));
         }
-        LossBounds::of(profile, self.processes.union(&self.covered).copied(), value, self.largest_interval())
+        let covered = self.covered.iter().copied().filter(|process| !self.processes.contains(*process));
+        Cow::Owned(LossBounds::of(profile, self.processes.iter().chain(covered), value, self.largest_interval()))
     }
 
     /// Largest sampling interval of its rows, in trials.
@@ -162,7 +205,8 @@ impl Pool {
 
     /// Whether lost events may have affected a value.
     pub fn is_touched(&self, profile: &Profile, value: Value) -> bool {
-        profile.header.samples_known && self.losses(profile, value).map_or(true, |losses| !losses.is_none())
+        profile.header.samples_known
+            && self.losses(profile, value).as_ref().as_ref().map_or(true, |losses| !losses.is_none())
     }
 
     /// Adds a row.
@@ -214,16 +258,18 @@ impl Pool {
             return NONE;
         }
         let losses = self.losses(profile, value);
-        let of_samples = of_parts(profile, &self.sample_parts(value), losses, value, confidence);
+        let of_samples = of_parts(profile, &self.sample_parts(value), &losses, value, confidence);
         self.lost_samples.added_to(of_samples, value)
     }
 
     /// Whether a value at exit is known to be zero: none of the processes has ended, or what ended processes held
     /// counts as in use.
     fn has_none(&self, profile: &Profile, value: Value) -> bool {
-        let may_hold = profile.header.ended_apart && self.processes.is_empty()
-            || self.processes.iter().any(|process| profile.may_hold_at_exit(*process));
-        value.is_at_exit() && !may_hold && self.samples(value) == 0 && self.total(value) == 0.0
+        let may_hold = || {
+            profile.header.ended_apart && self.processes.is_empty()
+                || self.processes.iter().any(|process| profile.may_hold_at_exit(process))
+        };
+        value.is_at_exit() && !may_hold() && self.samples(value) == 0 && self.total(value) == 0.0
     }
 
     /// The unbiased estimate, without corrections, with its interval at `confidence`.
@@ -243,11 +289,11 @@ impl Pool {
             return NONE;
         }
         let largest = self.largest_interval();
-        let losses = self.losses(profile, value).map(|mut losses| {
+        let losses = self.losses(profile, value).into_owned().map(|mut losses| {
             losses.add_missing(largest.max(profile.header.interval).max(1), more);
             losses
         });
-        let of_samples = raw_of_parts(profile, &self.sample_parts(value), losses, value, confidence);
+        let of_samples = raw_of_parts(profile, &self.sample_parts(value), &losses, value, confidence);
         self.lost_samples.added_to(of_samples, value)
     }
 
@@ -263,10 +309,10 @@ impl Pool {
         if value.is_inuse() && self.parts.iter().any(|part| part.of_go) {
             return Err(NO_OFFSETS);
         }
-        guaranteed(profile, &self.sample_parts(value), self.losses(profile, value), value, confidence)
+        guaranteed(profile, &self.sample_parts(value), &self.losses(profile, value), value, confidence)
     }
 
-    fn sample_parts(&self, value: Value) -> Vec<Part<'_>> {
+    fn sample_parts(&self, value: Value) -> SmallVec<[Part<'_>; 2]> {
         self.sums(value).map(|(interval, sums)| Part::new(interval, sums)).collect()
     }
 
@@ -274,12 +320,12 @@ impl Pool {
     pub fn knows(&self, profile: &Profile, value: Value) -> bool {
         !value.needs_frees()
             || profile.header.live
-                && (self.processes.is_empty() || self.processes.iter().any(|it| profile.knows_inuse(*it)))
+                && (self.processes.is_empty() || self.processes.iter().any(|it| profile.knows_inuse(it)))
     }
 
     /// Whether a value is known for some of the processes only, so that it is their total alone.
     pub fn is_partial(&self, profile: &Profile, value: Value) -> bool {
-        value.needs_frees() && self.knows(profile, value) && self.processes.iter().any(|it| !profile.knows_inuse(*it))
+        value.needs_frees() && self.knows(profile, value) && self.processes.iter().any(|it| !profile.knows_inuse(it))
     }
 
     /// The point estimate, in bytes or allocations.
@@ -344,7 +390,7 @@ pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Es
     let (lost, nothing) = (Lacking::of(row), SampleSums::default());
     let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
     let losses = LossBounds::of(profile, [row.key.process], value, row.key.interval);
-    lost.added_to(of_parts(profile, &[Part::new(row.key.interval, sums)], losses, value, confidence), value)
+    lost.added_to(of_parts(profile, &[Part::new(row.key.interval, sums)], &losses, value, confidence), value)
 }
 
 /// The interval of the bytes of one row whose coverage is guaranteed; see [`Pool::guaranteed`].
@@ -367,13 +413,13 @@ pub fn guaranteed_of_row(
     let nothing = SampleSums::default();
     let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
     let parts = [Part::new(row.key.interval, sums)];
-    guaranteed(profile, &parts, LossBounds::of(profile, [row.key.process], value, row.key.interval), value, confidence)
+    guaranteed(profile, &parts, &LossBounds::of(profile, [row.key.process], value, row.key.interval), value, confidence)
 }
 
 fn guaranteed(
     profile: &Profile,
     parts: &[Part<'_>],
-    losses: Lost,
+    losses: &Lost,
     value: Value,
     confidence: f64,
 ) -> Result<Interval, &'static str> {
@@ -382,12 +428,14 @@ fn guaranteed(
         _ if profile.header.time_windows && !value.needs_frees() => Err(TIME_WINDOWS),
         (_, false) => Err(NO_INTERVAL_KNOWN),
         _ if !profile.header.offsets_known => Err(NO_OFFSETS),
-        _ => losses?
+        _ => losses
+            .as_ref()
+            .map_err(|reason| *reason)?
             .widen_guaranteed(parts, |parts| estimate::guaranteed_bytes(parts, profile.header.criterion, confidence)),
     }
 }
 
-fn of_parts(profile: &Profile, parts: &[Part<'_>], losses: Lost, value: Value, confidence: f64) -> Estimate {
+fn of_parts(profile: &Profile, parts: &[Part<'_>], losses: &Lost, value: Value, confidence: f64) -> Estimate {
     if value.is_bytes() && profile.header.estimator != Estimator::HorvitzThompson {
         return widened(profile, parts, losses, value, confidence, |parts| {
             estimate::bytes_by(profile.header.estimator, parts, confidence)
@@ -402,7 +450,7 @@ fn of_parts(profile: &Profile, parts: &[Part<'_>], losses: Lost, value: Value, c
     Estimate { estimate, ..raw }
 }
 
-fn raw_of_parts(profile: &Profile, parts: &[Part<'_>], losses: Lost, value: Value, confidence: f64) -> Estimate {
+fn raw_of_parts(profile: &Profile, parts: &[Part<'_>], losses: &Lost, value: Value, confidence: f64) -> Estimate {
     let of = if value.is_bytes() { estimate::bytes } else { estimate::objects };
     widened(profile, parts, losses, value, confidence, |parts| of(parts, profile.header.criterion, confidence))
 }
@@ -410,14 +458,14 @@ fn raw_of_parts(profile: &Profile, parts: &[Part<'_>], losses: Lost, value: Valu
 fn widened(
     profile: &Profile,
     parts: &[Part<'_>],
-    losses: Lost,
+    losses: &Lost,
     value: Value,
     confidence: f64,
     of: impl Fn(&[Part<'_>]) -> Estimate,
 ) -> Estimate {
     match losses {
         Ok(losses) => losses.widen(parts, Kind::of(profile, value), confidence, of),
-        Err(reason) => Estimate { low: None, high: None, reason: Some(reason), ..of(parts) },
+        Err(reason) => Estimate { low: None, high: None, reason: Some(*reason), ..of(parts) },
     }
 }
 

@@ -1,8 +1,6 @@
 //! Bounds on the effect of lost events on an estimate: its interval is widened by samples that may be missing from the
 //! sums and by samples in them that may have been freed. `docs/sampling.md` derives the formulas.
 
-use std::collections::BTreeSet;
-
 use super::model::{Criterion, LossBound, Losses, Process, Profile};
 use super::value::Value;
 use heapbpf_statistics::estimate::{Estimate, Part};
@@ -51,8 +49,8 @@ pub struct LostOf {
 
 impl LostOf {
     /// Sums over processes; see [`LossBounds::of`].
-    pub fn new(profile: &Profile, processes: &BTreeSet<usize>, largest: u64) -> Self {
-        let of = |value| LossBounds::of(profile, processes.iter().copied(), value, largest);
+    pub fn new(profile: &Profile, processes: impl Iterator<Item = usize> + Clone, largest: u64) -> Self {
+        let of = |value| LossBounds::of(profile, processes.clone(), value, largest);
         Self { alloc: of(Value::AllocSpace), inuse: of(Value::InuseSpace), at_exit: of(Value::AtExitSpace) }
     }
 

@@ -7,7 +7,6 @@ use super::interval::{self, Interval, Sampled};
 pub use super::part::Part;
 use super::weight::trials_of_weight;
 use crate::criterion::Criterion;
-use crate::sums::SampleSums;
 
 /// A figure estimated from samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -50,12 +49,19 @@ impl Estimate {
     }
 
     /// The sum of independent parts, with its interval by MOVER or the first reason why a part has none.
-    fn combine(total: f64, parts: impl Iterator<Item = (f64, Result<Interval, &'static str>)>) -> Self {
-        let intervals: Result<Vec<_>, _> = parts.map(|(estimate, interval)| Ok((estimate, interval?))).collect();
-        match intervals {
-            Ok(intervals) if intervals.is_empty() => Self::without_interval(total, NO_INTERVAL_KNOWN),
+    fn combine(total: f64, mut parts: impl Iterator<Item = (f64, Result<Interval, &'static str>)>) -> Self {
+        let Some(first) = parts.next() else { return Self::without_interval(total, NO_INTERVAL_KNOWN) };
+        let second = parts.next();
+        if second.is_none() {
             // The interval of a single part stays exact to the last digit.
-            Ok(intervals) if intervals.len() == 1 => Self::with_interval(total, intervals[0].1),
+            return first.1.map_or_else(
+                |reason| Self::without_interval(total, reason),
+                |interval| Self::with_interval(total, interval),
+            );
+        }
+        let all = std::iter::once(first).chain(second).chain(parts);
+        let intervals: Result<Vec<_>, _> = all.map(|(estimate, interval)| Ok((estimate, interval?))).collect();
+        match intervals {
             Ok(intervals) => Self::with_interval(total, interval::sum(intervals).1),
             Err(reason) => Self::without_interval(total, reason),
         }
@@ -102,7 +108,7 @@ pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f6
 
 /// Bytes by another estimator, with the interval that belongs to it or the reason why there is none. Trials must be bytes.
 ///
-/// [`SampleSums::bytes_correction`] of each part must hold the difference between the result of
+/// [`SampleSums::bytes_correction`](crate::sums::SampleSums::bytes_correction) of each part must hold the difference between the result of
 /// [`estimators::bytes_of_sums`] and [`SampleSums::bytes`].
 pub fn bytes_by(estimator: Estimator, parts: &[Part<'_>], confidence: f64) -> Estimate {
     let figure = |part: &Part<'_>| part.sums.bytes + part.sums.bytes_correction;
@@ -139,15 +145,19 @@ enum Size {
 }
 
 fn common_size(parts: &[Part<'_>]) -> Size {
-    let mut all = SampleSums::default();
-    for part in parts {
-        all.add(part.sums);
+    let (mut samples, mut smallest, mut largest) = (0_u64, u64::MAX, 0);
+    for sums in parts.iter().map(|part| part.sums) {
+        if sums.samples > 0 {
+            smallest = smallest.min(sums.smallest_bytes);
+        }
+        largest = largest.max(sums.largest_bytes);
+        samples = samples.saturating_add(sums.samples);
     }
-    match all.samples {
+    match samples {
         0 => Size::None,
-        _ if all.smallest_bytes != all.largest_bytes => Size::Mixed,
+        _ if smallest != largest => Size::Mixed,
         1 => Size::Single,
-        _ => Size::One(all.largest_bytes),
+        _ => Size::One(largest),
     }
 }
 
@@ -233,6 +243,7 @@ fn trial_interval(part: &Part<'_>, trials: f64, confidence: f64) -> Interval {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sums::SampleSums;
 
     fn sums(interval: u64, sizes: &[u64]) -> SampleSums {
         let mut sums = SampleSums::default();

@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -169,7 +169,11 @@ fn unknown_of(profile: &Profile, from: SystemTime) -> Vec<String> {
 
 fn json(value: &impl Serialize) -> io::Result<Bytes> {
     let text = serde_json::to_string(value)?;
-    Ok(escaped_json(&text).into_owned().into())
+    let escaped = match escaped_json(&text) {
+        Cow::Owned(escaped) => Some(escaped),
+        Cow::Borrowed(_) => None,
+    };
+    Ok(escaped.unwrap_or(text).into())
 }
 
 /// Compresses an answer.
@@ -180,14 +184,17 @@ pub fn compressed(bytes: &[u8]) -> io::Result<Bytes> {
     compressed_while_written(|gzip| gzip.write_all(bytes))
 }
 
+/// Bytes that the compressor gets at once. Each call of it costs as much as some thousand bytes: it clears room for its output.
+const AT_ONCE: usize = 64 << 10;
+
 /// What `write` writes, compressed.
 ///
 /// # Errors
 /// As of `write`.
 pub fn compressed_while_written(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Bytes> {
-    let mut gzip = GzEncoder::new(Vec::new(), COMPRESSION);
+    let mut gzip = BufWriter::with_capacity(AT_ONCE, GzEncoder::new(Vec::new(), COMPRESSION));
     write(&mut gzip)?;
-    Ok(gzip.finish()?.into())
+    Ok(gzip.into_inner()?.finish()?.into())
 }
 
 /// The formats that a page offers.

@@ -13,12 +13,11 @@ use heapbpf_top::{Action, Options, Status, Theme, Top};
 use super::Look;
 use super::feed::{Feed, News};
 use super::keys::key;
-use super::terminal::{Frames, Input, Terminal};
+use super::terminal::{Frames, Input, Terminal, leave_resizes_to_looks};
 use crate::clock::thread_cpu_time;
 use crate::output::{Output, default_path};
 
-/// Time between two looks at the size of the terminal. If a key is pressed before the look after a resize, crossterm 0.29 keeps that
-/// key until the next one: it leaves the events that come together with a signal.
+/// Time between two looks at the size of the terminal.
 const TICK: Duration = Duration::from_millis(100);
 /// After so many profiles, their number and the time are logged.
 const SAID_EVERY: u64 = 20;
@@ -35,6 +34,9 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
     let mut frames = ratatui_core::terminal::Terminal::new(Frames::new(Arc::clone(terminal)))?;
     let mut size = frames.size()?;
     let mut changed = true;
+    // From its first call on, crossterm listens for resizes.
+    event::poll(Duration::ZERO)?;
+    leave_resizes_to_looks();
     let (begun, mut shown) = (Instant::now(), 0_u64);
     loop {
         let before = thread_cpu_time();

@@ -126,6 +126,13 @@ impl Terminal {
     }
 }
 
+/// Ends the signals of resizes, which are seen by looks at the size. crossterm 0.29 keeps a key that comes together with such a signal
+/// until the next key is pressed: it answers the signal, and is told of the key only once.
+pub fn leave_resizes_to_looks() {
+    // SAFETY: no pointer but that of the default action, which ignores the signal.
+    unsafe { libc::signal(libc::SIGWINCH, libc::SIG_DFL) };
+}
+
 impl Drop for Terminal {
     fn drop(&mut self) {
         self.leave();

@@ -45,12 +45,13 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
         reason => Estimate { estimate: pool.total(value), reason, ..Estimate::default() },
     };
     let (was_figure, is_figure) = (figure(before, was), figure(after, is));
-    let lost = |side: &Side, pool: &Pool| pool.losses(side.profile, value);
-    let p_value = match (unknown(before).or(unknown(after)), lost(before, was), lost(after, is)) {
+    let (lost_before, lost_after) = (was.losses(before.profile, value), is.losses(after.profile, value));
+    let p_value = match (unknown(before).or(unknown(after)), &*lost_before, &*lost_after) {
         (None, Ok(lost_before), Ok(lost_after)) => {
-            p_value(before, (&was_parts, &lost_before), after, (&is_parts, &lost_after))
+            p_value(before, (&was_parts, lost_before), after, (&is_parts, lost_after))
         }
-        (Some(reason), ..) | (_, Err(reason), _) | (.., Err(reason)) => Err(reason),
+        (Some(reason), ..) => Err(reason),
+        (_, Err(reason), _) | (.., Err(reason)) => Err(*reason),
     };
     let touched = was.is_touched(before.profile, value) || is.is_touched(after.profile, value);
     Change {

@@ -102,7 +102,7 @@ impl<'a> LostRows<'a> {
             processes.entry(groups.name(row).into_owned()).or_default().insert(row.key.process);
         }
         let largest = intervals_used(profile).last().copied().unwrap_or(0);
-        let unseen = Arc::new(LostOf::new(profile, &unseen, largest));
+        let unseen = Arc::new(LostOf::new(profile, unseen.iter().copied(), largest));
         Self { profile, processes, unseen, known: HashMap::new(), largest }
     }
 
@@ -111,7 +111,7 @@ impl<'a> LostRows<'a> {
         if let Some(known) = self.known.get(group) {
             return Arc::clone(known);
         }
-        let all = Arc::new(LostOf::new(self.profile, processes, self.largest).with(&self.unseen));
+        let all = Arc::new(LostOf::new(self.profile, processes.iter().copied(), self.largest).with(&self.unseen));
         self.known.insert(group.to_owned(), Arc::clone(&all));
         all
     }

@@ -30,10 +30,8 @@ impl Format for Firefox {
     }
 
     fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let mut gzip = flate2::write::GzEncoder::new(io::BufWriter::new(out), flate2::Compression::new(5));
-        serde_json::to_writer(JsonText(&mut gzip), &converted(profile, options.group_of(profile)))?;
-        io::Write::flush(&mut gzip.finish()?)?;
-        Ok(())
+        let converted = converted(profile, options.group_of(profile));
+        super::gzipped(out, |gzip| Ok(serde_json::to_writer(JsonText(gzip), &converted)?))
     }
 
     fn how_to_open(&self, file: &str) -> String {

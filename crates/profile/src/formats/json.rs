@@ -65,10 +65,7 @@ impl Format for JsonGz {
     }
 
     fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let mut gzip = flate2::write::GzEncoder::new(io::BufWriter::new(out), flate2::Compression::new(5));
-        Json.write(profile, options, &mut gzip)?;
-        io::Write::flush(&mut gzip.finish()?)?;
-        Ok(())
+        super::gzipped(out, |gzip| Json.write(profile, options, gzip))
     }
 
     fn how_to_open(&self, file: &str) -> String {

@@ -57,6 +57,22 @@ impl Default for WriteOptions {
     }
 }
 
+/// What `write` writes, compressed. The compressor gets large pieces: each call of it costs as much as some thousand bytes, because
+/// it clears room for its output, and encoders write a number at a time.
+#[cfg(any(feature = "firefox", feature = "pprof"))]
+fn gzipped(
+    out: &mut dyn io::Write,
+    write: impl FnOnce(&mut dyn io::Write) -> Result<(), FormatError>,
+) -> Result<(), FormatError> {
+    const AT_ONCE: usize = 64 << 10;
+    let gzip = flate2::write::GzEncoder::new(io::BufWriter::new(out), flate2::Compression::new(5));
+    let mut pieces = io::BufWriter::with_capacity(AT_ONCE, gzip);
+    write(&mut pieces)?;
+    let gzip = pieces.into_inner().map_err(io::IntoInnerError::into_error)?;
+    io::Write::flush(&mut gzip.finish()?)?;
+    Ok(())
+}
+
 impl WriteOptions {
     /// The value to write.
     pub fn value_of(&self, profile: &Profile) -> Result<Value, FormatError> {

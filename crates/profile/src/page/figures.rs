@@ -41,7 +41,9 @@ pub(super) struct Column {
 
 impl Column {
     pub(super) fn of(profile: &Profile, pools: &[&Pool], value: Value, confidence: f64) -> Self {
-        let mut column = Self::default();
+        let (low, high, samples) =
+            (Vec::with_capacity(pools.len()), Vec::with_capacity(pools.len()), Vec::with_capacity(pools.len()));
+        let mut column = Self { low, high, samples, ..Self::default() };
         let mut estimates = Vec::with_capacity(pools.len());
         for pool in pools {
             let Estimate { estimate, low, high, .. } = pool.estimate(profile, value, confidence);

@@ -116,7 +116,9 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     }
     let cut: u64 = profile.rows.iter().filter(|row| row.key.stack.cut.is_some()).map(|row| row.alloc.samples).sum();
     if cut * 100 > samples {
-        add(format!("whole stacks of {} of the samples", share(cut, samples)), "--stack-bytes");
+        // Most lack a stack because there was no room for its copy, or a copy was too short.
+        let remedy = if count("stacks_lost").saturating_mul(2) > cut { "--ring-bytes" } else { "--stack-bytes" };
+        add(format!("whole stacks of {} of the samples", share(cut, samples)), remedy);
     }
     found
 }
