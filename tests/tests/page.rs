@@ -447,7 +447,9 @@ fn cost_of_a_refresh() {
             each
         };
         // The first of each is not counted: what it makes is used again.
-        [SCRAPE, REFRESH].map(|path| cost(path, 1));
+        for path in [SCRAPE, REFRESH] {
+            cost(path, 1);
+        }
         let turns: Vec<[f64; 2]> = (0..TURNS).map(|_| [SCRAPE, REFRESH].map(|path| cost(path, 10))).collect();
         let [scrape, refresh] = [0, 1].map(|of| turns.iter().map(|turn| turn[of]).sum::<f64>() / TURNS as f64);
         println!(

@@ -156,7 +156,7 @@ fn any_number_of_intervals_is_bounded() {
         profile.processes.push(Process { losses, ..profile.processes[0].clone() });
     }
     let pool = Pool::whole(&profile);
-    let losses = pool.losses(&profile, Value::AllocSpace).expect("bounded");
+    let losses = pool.losses(&profile, Value::AllocSpace).into_owned().expect("bounded");
     assert_eq!((losses.missing.len(), losses.largest_interval()), (MOST_INTERVALS, 8_099));
     assert_eq!(total(&losses.missing), bound(2_100, 21_000));
     let found = pool.estimate(&profile, Value::AllocSpace, 0.95);
