@@ -12,6 +12,7 @@ mod traced;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use heapbpf_elf::{Elf, ElfFile, Symbols};
 use heapbpf_inline::abi::{Function, HEADER, Header, MAX_FUNCTIONS, NO_ARGUMENT, TEXT_BYTES};
@@ -102,15 +103,21 @@ struct Machine {
     at_rest: State,
     /// Random words, a piece of which memory begins with.
     words: Vec<u8>,
+    /// Dropped last.
+    _only: MutexGuard<'static, ()>,
 }
+
+/// Held by the only machine of this process: all of them are at the same addresses.
+static ONLY: Mutex<()> = Mutex::new(());
 
 impl Machine {
     fn new() -> Self {
+        let only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
         let (text, blob) = (Area::map(TEXT, TEXT_SPAN), Area::map(BLOB, TEXT_BYTES as usize));
         let (stack, scratch) = (Area::map(STACK, STACK_BYTES), Area::map(SCRATCH, SCRATCH_BYTES));
         let child = Child::fork(&[&text, &blob]);
         let at_rest = child.state();
-        Self { text, blob, stack, scratch, child, at_rest, words: words(256 << 10) }
+        Self { text, blob, stack, scratch, child, at_rest, words: words(256 << 10), _only: only }
     }
 
     /// Random registers: mostly pointers into the scratch memory, as arguments are.
