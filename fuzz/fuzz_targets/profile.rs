@@ -9,9 +9,9 @@ use libfuzzer_sys::fuzz_target;
 
 #[cfg(feature = "daemon")]
 fn symbolize(profile: &mut heapbpf_profile::model::Profile) {
-    use sampler_user::symbols::{offline, symbolizer::Options};
+    use sampler_user::symbols::{offline, progress::Progress, symbolizer::Options};
 
-    offline::symbolize(profile, Options { debug_directories: vec![], ..Options::default() });
+    offline::symbolize(profile, Options { debug_directories: vec![], ..Options::default() }, Progress::default().into());
 }
 
 #[cfg(not(feature = "daemon"))]
