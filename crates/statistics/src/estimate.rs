@@ -108,8 +108,8 @@ pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f6
 
 /// Bytes by another estimator, with the interval that belongs to it or the reason why there is none. Trials must be bytes.
 ///
-/// [`SampleSums::bytes_correction`](crate::sums::SampleSums::bytes_correction) of each part must hold the difference between the result of
-/// [`estimators::bytes_of_sums`] and [`SampleSums::bytes`].
+/// [`bytes_correction`](crate::sums::SampleSums::bytes_correction) of each part must hold the difference between the result of
+/// [`estimators::bytes_of_sums`] and its [`bytes`](crate::sums::SampleSums::bytes).
 pub fn bytes_by(estimator: Estimator, parts: &[Part<'_>], confidence: f64) -> Estimate {
     let figure = |part: &Part<'_>| part.sums.bytes + part.sums.bytes_correction;
     let total = parts.iter().map(figure).sum::<f64>() + 0.0;
