@@ -1,5 +1,6 @@
 //! A profile whose functions have hostile names.
 
+use crate::environment::programs_folder;
 use crate::program::program;
 use crate::recorder::Recorder;
 use crate::target::Target;
@@ -22,6 +23,10 @@ pub fn profile() -> serde_json::Value {
     let outcome = recording.stop();
     let long = "x".repeat(10_000);
     let text = std::fs::read_to_string(outcome.file("profile.json")).expect("the profile");
+    // Pictures for the documents show where the sources are.
+    let sources = programs_folder().display().to_string();
+    assert!(text.contains(&sources), "source lines");
+    let text = text.replace(&sources, "/usr/src/heapbpf/tests/programs");
     let mut profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     for stack in profile["stacks"].as_array_mut().expect("stacks") {
         for frame in stack["frames"].as_array_mut().expect("frames") {

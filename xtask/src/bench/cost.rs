@@ -19,6 +19,13 @@ pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op
 /// too.
 const STAGES: [&str; 5] = ["allocation-cookie", "allocation-state", "free-cookie", "free-state", "free-count"];
 
+/// Debian's packages with the allocators that `--inline` measures.
+const ALLOCATORS: [(&str, &str); 3] = [
+    ("libjemalloc2", "an allocator to measure"),
+    ("libgoogle-perftools4", "an allocator to measure"),
+    ("musl-tools", "a C library to measure"),
+];
+
 /// Builds heapbpf and the workload, and runs the benchmark as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let pairs = workload(context, "pair_loop")?;
@@ -38,6 +45,10 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let mut command = context.privilege.command("measure with BPF programs", &program, [])?;
     command.arg("--pairs").arg(pairs).arg("--heapbpf").arg(heapbpf).args(objects);
     command.args(args.iter().filter(|word| *word != "--stages"));
+    if args.iter().any(|word| word == "--inline") {
+        packages::install(context, &ALLOCATORS.map(|(name, purpose)| Package::new(name, purpose)))?;
+        command.arg("--musl-pairs").arg(compile_by(context, "musl-gcc", "pair_loop", "pair_loop_musl", &["-static"])?);
+    }
     if args.iter().any(|word| word == "--scaling") && !args.iter().any(|word| word == "--quick") {
         command.arg("--document").arg(context.root.join("docs/overhead.md"));
         command.arg("--charts").arg(context.root.join("docs/charts"));
@@ -58,16 +69,21 @@ pub fn compile(context: &Context, name: &str, flags: &[&str]) -> anyhow::Result<
             &[Package::new("gcc", "compiles the workload"), Package::new("libc6-dev", "its C library")],
         )?;
     }
+    compile_by(context, "cc", name, name, flags)
+}
+
+/// Does the same with a given compiler and the program's name.
+fn compile_by(context: &Context, compiler: &str, source: &str, name: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
     let folder = context.target().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let program = folder.join(name);
-    let mut compile = Command::new("cc");
+    let mut compile = Command::new(compiler);
     compile
         .args(["-O2", "-g", "-D_GNU_SOURCE", "-pthread"])
         .args(flags)
         .arg("-o")
         .arg(&program)
-        .arg(context.root.join("tests/programs").join(name).with_extension("c"))
+        .arg(context.root.join("tests/programs").join(source).with_extension("c"))
         .arg("-lm");
     run_command(&mut compile, context.options.verbose)?;
     Ok(program)

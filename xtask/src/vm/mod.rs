@@ -109,7 +109,18 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
 /// Boots a kernel with these files, and returns what the machine wrote to its serial console, which is in `log`.
 fn boot(context: &Context, kernel: &Path, image: &Path, log: &Path) -> anyhow::Result<String> {
     let mut command = Command::new("timeout");
-    command.args([SECONDS, "qemu-system-x86_64", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", "2G"]);
+    command.args([
+        SECONDS,
+        "qemu-system-x86_64",
+        "-accel",
+        "tcg,thread=single",
+        "-cpu",
+        "max",
+        "-smp",
+        "2",
+        "-m",
+        "2G",
+    ]);
     // On a busy machine the emulated timer is late, which a kernel takes for a broken one.
     command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"]);
     command.args(["-nodefaults", "-display", "none", "-no-reboot"]);

@@ -3,36 +3,70 @@
 use std::path::Path;
 use std::time::Duration;
 
-use sampler_user::cost::quantiles::{median, spread};
+use sampler_user::cost::quantiles::{median, quantile, spread};
 use sampler_user::cost::workload::Workload;
 
 use super::Options;
 use super::command::{start, stop};
 use super::pinned::Library;
 
-/// Pairs of a slice, of each thread: some tens of milliseconds.
+/// Pairs of a slice, of all threads together: some tens of milliseconds.
 const PAIRS: u64 = 4_000_000;
-/// Slices of one measurement, of which the median counts.
-const SLICES: usize = 5;
+/// Slices of one measurement.
+const SLICES: usize = 40;
+/// Of a measurement's slices this quantile counts. What else runs on the core, such as a virtual machine's neighbour, makes
+/// a pair take twice as long for seconds, hooked or not; it never makes one faster.
+const UNDISTURBED: f64 = 0.25;
 /// A daemon that used no CPU time for that long is through with starting. Until then it takes the execution units that its
 /// core shares with another one, and a pair takes up to twice as long there.
 const STILL: Duration = Duration::from_millis(300);
 /// The longest wait for that.
 const STILL_TRIES: usize = 30;
-/// Numbers of threads.
-const THREADS: [&str; 2] = ["1", "4"];
-const INTERVALS: [&str; 3] = ["512KiB", "64KiB", "0"];
+/// What is measured: allocator, threads and interval.
+const ROWS: [(&str, &str, &str); 9] = [
+    (GLIBC, "1", "0"),
+    (GLIBC, "1", "512KiB"),
+    (GLIBC, "1", "64KiB"),
+    (GLIBC, "4", "0"),
+    (GLIBC, "4", "512KiB"),
+    (GLIBC, "16", "512KiB"),
+    ("jemalloc", "1", "512KiB"),
+    ("tcmalloc", "1", "512KiB"),
+    (MUSL, "1", "512KiB"),
+];
+const GLIBC: &str = "glibc";
+/// Linked statically.
+const MUSL: &str = "musl";
 
-/// Measures and prints a pair with `--hook inline`, for several intervals and numbers of threads.
+/// Measures and prints a pair with `--hook inline`, for several allocators, numbers of threads and intervals.
 pub fn run(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Result<()> {
-    println!("\n{:<32} {:>9} {:>9}  of bare [quartiles]", "inline hooks, per pair", "bare ns", "ns");
-    for threads in THREADS {
-        let mut workload = library.start(&options.pairs, &[threads])?;
-        for interval in INTERVALS {
-            row(options, &mut workload, (threads, interval), heapbpf)?;
-        }
+    println!(
+        "\n{:<32} {:>8} {:>8}  {:<21}  {:<21}",
+        "inline hooks, per pair", "bare ns", "ns", "of bare", "once let go"
+    );
+    for what in ROWS {
+        row(options, library, what, heapbpf)?;
     }
     sampled(options, library, heapbpf)
+}
+
+/// Starts the loop with this allocator.
+fn start_loop(
+    options: &Options,
+    library: &Library,
+    allocator: &str,
+    threads: &str,
+) -> anyhow::Result<Option<Workload>> {
+    let preloaded = match allocator {
+        GLIBC => None,
+        MUSL => {
+            let Some(program) = &options.musl_pairs else { return Ok(None) };
+            return library.start(program, &[threads]).map(Some);
+        }
+        "jemalloc" => Some("libjemalloc.so.2"),
+        _ => Some("libtcmalloc.so.4"),
+    };
+    library.start_with(&options.pairs, &[threads], preloaded).map(Some)
 }
 
 /// An interval at which enough is sampled to tell it from the rest of a pair, and the daemon keeps up.
@@ -66,7 +100,7 @@ fn sampled(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Resu
                 std::thread::sleep(BETWEEN);
             }
             stop(&mut running)?;
-            taken.push(median(&slices));
+            taken.push(quantile(&slices, UNDISTURBED));
         }
     }
     println!("\n{:<32} {:>9}  ns per sampled one [quartiles]", "inline hooks, sampled", "ns a pair");
@@ -79,41 +113,46 @@ fn sampled(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Resu
 
 fn row(
     options: &Options,
-    workload: &mut Workload,
-    (threads, interval): (&str, &str),
+    library: &Library,
+    (allocator, threads, interval): (&str, &str, &str),
     heapbpf: &Path,
 ) -> anyhow::Result<()> {
-    let of_all = PAIRS as f64 * threads.parse::<f64>()?;
-    let pair = |workload: &mut Workload| -> anyhow::Result<f64> {
-        let mut slices = Vec::new();
-        for _ in 0..SLICES {
-            slices.push(workload.run(PAIRS, options.size)?.cpu_ns as f64 / of_all);
-        }
-        Ok(median(&slices))
+    let name = format!("{allocator}, -i {interval}, {threads} threads");
+    let Some(mut workload) = start_loop(options, library, allocator, threads)? else {
+        println!("{name:<32} was not measured: there is no such program");
+        return Ok(());
     };
-    let (mut bare_ns, mut ns, mut ratios, mut refused) = (vec![], vec![], vec![], 0);
+    let of_each = PAIRS / threads.parse::<u64>()?;
+    let slices = |workload: &mut Workload| -> anyhow::Result<Vec<f64>> {
+        let slice = || Ok(workload.run(of_each, options.size)?.cpu_ns as f64 / PAIRS as f64);
+        std::iter::repeat_with(slice).take(SLICES).collect()
+    };
+    let undisturbed = |slices: &[f64]| quantile(slices, UNDISTURBED);
+    let (mut bare_ns, mut ns, mut ratios, mut left, mut refused) = (vec![], vec![], vec![], vec![], 0);
     for _ in 0..options.rounds.div_ceil(8).max(3) {
-        let before = pair(workload)?;
+        let before = slices(&mut workload)?;
         let mut running = start(heapbpf, workload.pid(), &["--hook", "inline", "--no-follow", "-i", interval])?;
         let is_hooked =
             std::fs::read_to_string(format!("/proc/{}/maps", workload.pid()))?.contains("/memfd:heapbpf-inline");
         wait_until_still(running.id())?;
-        let hooked = if is_hooked { pair(workload)? } else { 0.0 };
+        let hooked = if is_hooked { undisturbed(&slices(&mut workload)?) } else { 0.0 };
         stop(&mut running)?;
         if !is_hooked {
             refused += 1;
             continue;
         }
-        let bare = 0.5 * (before + pair(workload)?);
+        let after = slices(&mut workload)?;
+        let bare = undisturbed(&[before.as_slice(), &after].concat());
         bare_ns.push(bare);
         ns.push(hooked);
         ratios.push(hooked / bare);
+        left.push(undisturbed(&after) / undisturbed(&before));
     }
-    let name = format!("-i {interval}, {threads} threads");
     if ratios.is_empty() {
         println!("{name:<32} was refused in each of {refused} rounds");
     } else {
-        println!("{name:<32} {:>9.2} {:>9.2}  {}", median(&bare_ns), median(&ns), spread(&ratios));
+        let (bare, ns) = (median(&bare_ns), median(&ns));
+        println!("{name:<32} {bare:>8.2} {ns:>8.2}  {:<21}  {:<21}", spread(&ratios), spread(&left));
     }
     Ok(())
 }

@@ -20,6 +20,9 @@ pub struct Options {
     /// The program `pair_loop`
     #[arg(long)]
     pairs: PathBuf,
+    /// The same program, linked statically with musl
+    #[arg(long)]
+    musl_pairs: Option<PathBuf>,
     /// The program `heapbpf`; without it only the programs in the kernel are measured
     #[arg(long)]
     heapbpf: Option<PathBuf>,

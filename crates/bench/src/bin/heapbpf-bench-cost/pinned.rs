@@ -18,7 +18,20 @@ impl Library {
 
     /// Starts `pair_loop` with the copy, on another CPU than this program.
     pub fn start(&self, program: &std::path::Path, arguments: &[&str]) -> anyhow::Result<Workload> {
-        let workload = Workload::start(Command::new(program).args(arguments).env("LD_LIBRARY_PATH", self.0.folder()))?;
+        self.start_with(program, arguments, None)
+    }
+
+    /// Does the same with a library that is loaded before all others.
+    pub fn start_with(
+        &self,
+        program: &std::path::Path,
+        arguments: &[&str],
+        preloaded: Option<&str>,
+    ) -> anyhow::Result<Workload> {
+        let mut command = Command::new(program);
+        command.args(arguments).env("LD_LIBRARY_PATH", self.0.folder());
+        command.envs(preloaded.map(|library| ("LD_PRELOAD", library)));
+        let workload = Workload::start(&mut command)?;
         pin(workload.pid(), |cpu| cpu != 0);
         Ok(workload)
     }

@@ -59,13 +59,17 @@ enum Who {
 
 const HEAPTRACK: &str = "/usr/bin/heaptrack";
 
+/// Of Python alone.
+const WITHOUT_OBJECTS: &str = "the same, 512 KiB, --python-objects=no";
+
 /// Who profiles, and its name in the table.
-const CONDITIONS: [(&str, Who); 8] = [
+const CONDITIONS: [(&str, Who); 9] = [
     ("bare", Who::Nobody),
     ("heapbpf -- COMMAND, 512 KiB", Who::Starting(&["-i", "512KiB"])),
     ("heapbpf -- COMMAND, 64 KiB", Who::Starting(&["-i", "64KiB"])),
     ("heapbpf --hook inline --pid, 512 KiB", Who::Coming(&["-i", "512KiB"])),
     ("heapbpf --hook inline --pid, 64 KiB", Who::Coming(&["-i", "64KiB"])),
+    (WITHOUT_OBJECTS, Who::Coming(&["-i", "512KiB", "--python-objects=no"])),
     ("heaptrack", Who::Peer("heaptrack")),
     ("heaptrack -p", Who::Injected),
     ("bcc memleak", Who::Peer("bcc memleak")),
@@ -86,44 +90,44 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     let wanted = |(name, who): &&(&str, Who)| matches!(who, Who::Nobody) || super::is_wanted(name, &options.only);
     let conditions: Vec<&(&str, Who)> = CONDITIONS.iter().filter(wanted).collect();
     let mut taken = vec![vec![Vec::new(); works.len()]; conditions.len()];
-    let (mut bare_ns, mut failures) = (vec![Vec::new(); works.len()], Vec::new());
+    // Bare, many operations and few.
+    let mut bare = vec![[Vec::new(), Vec::new()]; works.len()];
+    let mut failures = Vec::new();
     for round in 0..options.rounds {
         for (column, work) in works.iter().enumerate() {
             if let Some(file) = super::missing(work.name, &[work.needs], round) {
                 failures.push(format!("{}: there is no {file}", work.name));
                 continue;
             }
-            // Bare, before and after, few and many: each is compared with as many operations of the same round.
-            let bare = |bench: &mut Bench, few| measure(bench, work, &Who::Nobody, few);
-            let before = [bare(bench, false)?, bare(bench, true)?];
-            let mut figures = Vec::new();
+            for few in [false, true, false] {
+                bare[column][usize::from(few)].push(measure(bench, work, &Who::Nobody, few)?);
+            }
             for (row, (name, who)) in conditions.iter().enumerate() {
+                if *name == WITHOUT_OBJECTS && work.name != "python3" {
+                    continue;
+                }
                 match measure(bench, work, who, is_slow(who)) {
-                    Ok(ns) => figures.push((row, ns, usize::from(is_slow(who)))),
+                    Ok(ns) => taken[row][column].push(ns),
                     Err(error) => {
                         eprintln!("{name} on {}: {error:#}", work.name);
                         failures.push(format!("{name} on {}: {error:#}", work.name));
                     }
                 }
             }
-            let after = [bare(bench, false)?, bare(bench, true)?];
-            bare_ns[column].push(0.5 * (before[0] + after[0]));
-            for (row, ns, few) in figures {
-                taken[row][column].push(ns / (0.5 * (before[few] + after[few])));
-            }
             eprintln!("round {} of {}: {} done", round + 1, options.rounds, work.name);
         }
     }
     let head: Vec<String> =
-        works.iter().zip(&bare_ns).map(|(work, ns)| heading(work, median(ns.clone()).unwrap_or(0.0))).collect();
+        works.iter().zip(&bare).map(|(work, [many, _])| heading(work, least(many).unwrap_or(0.0))).collect();
     let mut text = format!(
-        "{}\n\n| | {} |\n|{}\n",
-        super::machine(options.rounds),
+        "{} {LEAST}\n\n| | {} |\n|{}\n",
+        super::machine(options.rounds).replace("medians of", "least and median of"),
         head.join(" | "),
         "---|".repeat(head.len() + 1)
     );
-    for ((name, _), row) in conditions.iter().zip(taken) {
-        let cells: Vec<String> = row.into_iter().map(cell).collect();
+    for ((name, who), row) in conditions.iter().zip(taken) {
+        let few = usize::from(is_slow(who));
+        let cells: Vec<String> = row.into_iter().zip(&bare).map(|(ns, bare)| cell(ns, &bare[few])).collect();
         text += &format!("| {name} | {} |\n", cells.join(" | "));
     }
     failures.sort_unstable();
@@ -140,12 +144,21 @@ fn heading(work: &Work, ns: f64) -> String {
     format!("{} ({} ns per {})", work.name, figures(ns), work.unit)
 }
 
-/// The median, and what it is between.
-fn cell(ratios: Vec<f64>) -> String {
-    let (low, high) = (ratios.iter().copied().reduce(f64::min), ratios.iter().copied().reduce(f64::max));
-    match (median(ratios), low, high) {
-        (Some(middle), Some(low), Some(high)) if middle < 10.0 => format!("{middle:.3} ({low:.3}–{high:.3})"),
-        (Some(middle), ..) => figures(middle),
+/// Why the table has what it has.
+const LEAST: &str = "Figures are the least time of all rounds, as a ratio of the least bare time, and the same of the medians in \
+                     brackets: what else runs on the machine makes programs slower for seconds, by up to twice, and never faster.";
+
+fn least(values: &[f64]) -> Option<f64> {
+    values.iter().copied().reduce(f64::min)
+}
+
+/// The least time as a ratio of the least bare one, and the same of the medians.
+fn cell(ns: Vec<f64>, bare: &[f64]) -> String {
+    let ratio = |of: Option<f64>, to: Option<f64>| Some(of? / to?);
+    let (smallest, middle) = (ratio(least(&ns), least(bare)), ratio(median(ns), median(bare.to_vec())));
+    match (smallest, middle) {
+        (Some(smallest), Some(middle)) if middle < 10.0 => format!("{smallest:.3} ({middle:.3})"),
+        (Some(smallest), _) => figures(smallest),
         _ => "–".into(),
     }
 }
