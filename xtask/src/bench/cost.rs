@@ -20,10 +20,11 @@ pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op
 const STAGES: [&str; 5] = ["allocation-cookie", "allocation-state", "free-cookie", "free-state", "free-count"];
 
 /// Debian's packages with the allocators that `--inline` measures.
-const ALLOCATORS: [(&str, &str); 3] = [
+const ALLOCATORS: [(&str, &str); 4] = [
     ("libjemalloc2", "an allocator to measure"),
     ("libgoogle-perftools4", "an allocator to measure"),
     ("musl-tools", "a C library to measure"),
+    ("python3", "objects to measure"),
 ];
 
 /// Builds heapbpf and the workload, and runs the benchmark as root.
@@ -48,6 +49,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     if args.iter().any(|word| word == "--inline") {
         packages::install(context, &ALLOCATORS.map(|(name, purpose)| Package::new(name, purpose)))?;
         command.arg("--musl-pairs").arg(compile_by(context, "musl-gcc", "pair_loop", "pair_loop_musl", &["-static"])?);
+        command.arg("--python-pairs").arg(context.root.join("tests/programs/python_pairs.py"));
     }
     if args.iter().any(|word| word == "--scaling") && !args.iter().any(|word| word == "--quick") {
         command.arg("--document").arg(context.root.join("docs/overhead.md"));

@@ -12,6 +12,8 @@ use super::pinned::Library;
 
 /// Pairs of a slice, of all threads together: some tens of milliseconds.
 const PAIRS: u64 = 4_000_000;
+/// The same where a bare pair takes some 100 ns.
+const SLOW_PAIRS: u64 = 400_000;
 /// Slices of one measurement.
 const SLICES: usize = 40;
 /// Of a measurement's slices this quantile counts. What else runs on the core, such as a virtual machine's neighbour, makes
@@ -23,7 +25,7 @@ const STILL: Duration = Duration::from_millis(300);
 /// The longest wait for that.
 const STILL_TRIES: usize = 30;
 /// What is measured: allocator, threads and interval.
-const ROWS: [(&str, &str, &str); 9] = [
+const ROWS: [(&str, &str, &str); 11] = [
     (GLIBC, "1", "0"),
     (GLIBC, "1", "512KiB"),
     (GLIBC, "1", "64KiB"),
@@ -33,10 +35,14 @@ const ROWS: [(&str, &str, &str); 9] = [
     ("jemalloc", "1", "512KiB"),
     ("tcmalloc", "1", "512KiB"),
     (MUSL, "1", "512KiB"),
+    (PYTHON, "1", "0"),
+    (PYTHON, "1", "512KiB"),
 ];
 const GLIBC: &str = "glibc";
 /// Linked statically.
 const MUSL: &str = "musl";
+/// Objects of the Python of `/usr/bin`, in a loop of Python.
+const PYTHON: &str = "Python objects";
 
 /// Measures and prints a pair with `--hook inline`, for several allocators, numbers of threads and intervals.
 pub fn run(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Result<()> {
@@ -62,6 +68,10 @@ fn start_loop(
         MUSL => {
             let Some(program) = &options.musl_pairs else { return Ok(None) };
             return library.start(program, &[threads]).map(Some);
+        }
+        PYTHON => {
+            let Some(program) = options.python_pairs.as_deref().and_then(Path::to_str) else { return Ok(None) };
+            return library.start(Path::new("/usr/bin/python3"), &[program]).map(Some);
         }
         "jemalloc" => Some("libjemalloc.so.2"),
         _ => Some("libtcmalloc.so.4"),
@@ -122,9 +132,10 @@ fn row(
         println!("{name:<32} was not measured: there is no such program");
         return Ok(());
     };
-    let of_each = PAIRS / threads.parse::<u64>()?;
+    let pairs = if matches!(allocator, MUSL | PYTHON) { SLOW_PAIRS } else { PAIRS };
+    let of_each = pairs / threads.parse::<u64>()?;
     let slices = |workload: &mut Workload| -> anyhow::Result<Vec<f64>> {
-        let slice = || Ok(workload.run(of_each, options.size)?.cpu_ns as f64 / PAIRS as f64);
+        let slice = || Ok(workload.run(of_each, options.size)?.cpu_ns as f64 / pairs as f64);
         std::iter::repeat_with(slice).take(SLICES).collect()
     };
     let undisturbed = |slices: &[f64]| quantile(slices, UNDISTURBED);

@@ -23,6 +23,9 @@ pub struct Options {
     /// The same program, linked statically with musl
     #[arg(long)]
     musl_pairs: Option<PathBuf>,
+    /// The same for Python's objects, in Python
+    #[arg(long)]
+    python_pairs: Option<PathBuf>,
     /// The program `heapbpf`; without it only the programs in the kernel are measured
     #[arg(long)]
     heapbpf: Option<PathBuf>,
