@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use cargo_metadata::{MetadataCommand, Target};
@@ -29,6 +30,9 @@ pub struct Selection {
     /// Most seconds that each target runs
     #[arg(long, value_name = "N", default_value = "60")]
     seconds: u64,
+    /// Begin no target after so many seconds, and say which were not run; another one is the first each day
+    #[arg(long, value_name = "N")]
+    within: Option<u64>,
     /// Without the address sanitizer: about twice as many inputs a second
     #[arg(long)]
     fast: bool,
@@ -81,7 +85,17 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     }
     let mut table =
         String::from("| target | inputs | a second | edges taken | of all in the program |\n|---|---|---|---|---|\n");
+    let begun = Instant::now();
+    if selection.within.is_some() {
+        let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 3600));
+        let first = days as usize % targets.len().max(1);
+        targets.rotate_left(first);
+    }
     for target in &targets {
+        if selection.within.is_some_and(|seconds| begun.elapsed().as_secs() >= seconds) {
+            say!("skipped: {} was not fuzzed, because the time was over", target.name);
+            continue;
+        }
         if selection.replay {
             replay(context, &folder, target)?;
             continue;

@@ -36,12 +36,12 @@ const PYTHON: &str = "/usr/bin/python3";
 const REDIS: &str = "/usr/bin/redis-server";
 const COMPILER: &str = "/usr/bin/gcc";
 
-/// About a second or two each.
+/// Some tenths of a second each: short enough to be left alone by the rest of the machine now and then.
 const WORKS: [Work; 4] = [
-    Work { name: "sqlite3", unit: "row", operations: 200_000, few: 3_000, allocator: GLIBC, needs: SQLITE },
-    Work { name: "redis", unit: "request", operations: 600_000, few: 12_000, allocator: JEMALLOC, needs: REDIS },
-    Work { name: "python3", unit: "dumps and loads", operations: 12_000, few: 1_000, allocator: GLIBC, needs: PYTHON },
-    Work { name: "cc1", unit: "function", operations: 500, few: 30, allocator: GLIBC, needs: COMPILER },
+    Work { name: "sqlite3", unit: "row", operations: 40_000, few: 3_000, allocator: GLIBC, needs: SQLITE },
+    Work { name: "redis", unit: "request", operations: 150_000, few: 12_000, allocator: JEMALLOC, needs: REDIS },
+    Work { name: "python3", unit: "dumps and loads", operations: 3_000, few: 1_000, allocator: GLIBC, needs: PYTHON },
+    Work { name: "cc1", unit: "function", operations: 100, few: 30, allocator: GLIBC, needs: COMPILER },
 ];
 
 /// Who profiles.

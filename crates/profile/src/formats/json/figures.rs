@@ -1,0 +1,126 @@
+//! Figures with their intervals.
+
+use heapbpf_statistics::estimate::Estimate;
+use heapbpf_statistics::interval::Interval;
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
+
+use crate::estimates::{NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, of_row};
+use crate::model::{Profile, Row};
+use crate::value::Value;
+
+/// An estimate, with the variance that sums over profiles need.
+#[derive(Serialize)]
+struct Figure {
+    estimate: Option<f64>,
+    low: Option<f64>,
+    high: Option<f64>,
+    exact: Option<u64>,
+    variance: Option<f64>,
+    /// What calibration, another estimator or time windows added to the unbiased estimate. The interval belongs to the
+    /// latter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    correction: Option<f64>,
+    /// For bytes, the interval whose coverage is guaranteed for every mix of sizes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guaranteed: Option<Interval>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+}
+
+impl Figure {
+    fn new(
+        profile: &Profile,
+        estimate: Estimate,
+        variance: f64,
+        correction: f64,
+        guaranteed: Result<Interval, &'static str>,
+    ) -> Self {
+        Self {
+            estimate: Some(estimate.estimate),
+            low: estimate.low,
+            high: estimate.high,
+            exact: estimate.exact,
+            variance: profile.header.samples_known.then_some(variance),
+            correction: Some(correction).filter(|correction| *correction != 0.0),
+            guaranteed: guaranteed.ok(),
+            reason: estimate.reason,
+        }
+    }
+
+    const NOT_LIVE: Self = Self {
+        estimate: None,
+        low: None,
+        high: None,
+        exact: None,
+        variance: None,
+        correction: None,
+        guaranteed: None,
+        reason: Some(NOT_FOLLOWED),
+    };
+}
+
+/// The figures of a stack, of a process or of the profile.
+#[derive(Serialize)]
+pub(super) struct Figures {
+    alloc_bytes: Figure,
+    alloc_objects: Figure,
+    inuse_bytes: Figure,
+    inuse_objects: Figure,
+    at_exit_bytes: Figure,
+    at_exit_objects: Figure,
+}
+
+impl Figures {
+    fn new(known: impl Fn(Value) -> bool, figure: impl Fn(Value) -> Figure) -> Self {
+        let figure = |value: Value| if known(value) { figure(value) } else { Figure::NOT_LIVE };
+        Self {
+            alloc_bytes: figure(Value::AllocSpace),
+            alloc_objects: figure(Value::AllocObjects),
+            inuse_bytes: figure(Value::InuseSpace),
+            inuse_objects: figure(Value::InuseObjects),
+            at_exit_bytes: figure(Value::AtExitSpace),
+            at_exit_objects: figure(Value::AtExitObjects),
+        }
+    }
+
+    /// Of a process given by its index, or of the whole profile.
+    pub(super) fn of_pool(profile: &Profile, confidence: f64, pool: &Pool, process: Option<usize>) -> Self {
+        let known = |value: Value| {
+            pool.knows(profile, value) && process.is_none_or(|it| !value.needs_frees() || profile.knows_inuse(it))
+        };
+        let lacks = |value: Value| process.is_none() && value.needs_frees() && profile.without_inuse() > 0;
+        Self::new(known, |value| {
+            let mut estimate = pool.estimate(profile, value, confidence);
+            estimate.exact = exact(profile, process, value).or(estimate.exact);
+            estimate.reason = if lacks(value) { Some(SOME_NOT_FOLLOWED) } else { estimate.reason };
+            let correction = pool.total(value) - pool.raw_total(value);
+            let guaranteed = pool.guaranteed(profile, value, confidence);
+            Figure::new(profile, estimate, pool.variance(value), correction, guaranteed)
+        })
+    }
+
+    pub(super) fn of_row(profile: &Profile, confidence: f64, row: &Row) -> Self {
+        Self::new(
+            |value| !value.needs_frees() || profile.knows_inuse(row.key.process),
+            |value| {
+                let sums = value.sums(row);
+                let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
+                let correction = if value.is_bytes() { sums.bytes_correction } else { sums.objects_correction };
+                let estimate = of_row(profile, row, value, confidence);
+                let guaranteed = guaranteed_of_row(profile, row, value, confidence);
+                Figure::new(profile, estimate, variance, correction, guaranteed)
+            },
+        )
+    }
+
+    /// Adds them to the fields of what they are of.
+    pub(super) fn fields<S: Serializer>(&self, fields: &mut S::SerializeStruct) -> Result<(), S::Error> {
+        fields.serialize_field("alloc_bytes", &self.alloc_bytes)?;
+        fields.serialize_field("alloc_objects", &self.alloc_objects)?;
+        fields.serialize_field("inuse_bytes", &self.inuse_bytes)?;
+        fields.serialize_field("inuse_objects", &self.inuse_objects)?;
+        fields.serialize_field("at_exit_bytes", &self.at_exit_bytes)?;
+        fields.serialize_field("at_exit_objects", &self.at_exit_objects)
+    }
+}

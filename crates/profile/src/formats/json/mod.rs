@@ -1,0 +1,160 @@
+//! JSON: the whole profile, with confidence intervals. [`read`](crate::read) reads it back without loss, but for which process
+//! of a program a stack is of, unless stacks are grouped by process.
+
+mod figures;
+mod frames;
+mod processes;
+mod stacks;
+
+use std::io;
+
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
+
+use super::{Format, FormatError, WriteOptions};
+use crate::escape::JsonText;
+use crate::estimates::Pool;
+use crate::group::GroupBy;
+use crate::intern::Interned;
+use crate::model::{Profile, Unread};
+use crate::programs;
+use crate::units;
+
+use self::figures::Figures;
+use self::frames::EncodedFrame;
+use self::processes::{Audits, Programs, processes};
+use self::stacks::Stacks;
+
+pub(super) struct Json;
+
+impl Format for Json {
+    fn name(&self) -> &'static str {
+        "json"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".json"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        let group_by = options.group_of(profile);
+        if group_by.separates_processes() {
+            return write(profile, options, out);
+        }
+        write(&programs::put_together(profile, group_by == GroupBy::Cgroup), options, out)
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!("heapbpf report {file}")
+    }
+}
+
+/// The same, compressed.
+#[cfg(feature = "pprof")]
+pub(super) struct JsonGz;
+
+#[cfg(feature = "pprof")]
+impl Format for JsonGz {
+    fn name(&self) -> &'static str {
+        "json.gz"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".json.gz"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        super::gzipped(out, |gzip| Json.write(profile, options, gzip))
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        Json.how_to_open(file)
+    }
+}
+
+fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let interned = Interned::new(profile);
+    let frames = interned.frames.iter().map(|frame| EncodedFrame::of(profile, frame)).collect::<Result<Vec<_>, _>>()?;
+    let writer = Writer(Stacks { profile, confidence: options.confidence, interned: &interned, frames: &frames });
+    serde_json::to_writer(JsonText(&mut *out), &writer)?;
+    out.write_all(b"\n")?;
+    Ok(())
+}
+
+/// A profile, by its stacks.
+struct Writer<'a>(Stacks<'a>);
+
+impl Serialize for Writer<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (profile, confidence) = (self.0.profile, self.0.confidence);
+        let mut top = serializer.serialize_struct("Profile", 23)?;
+        top.serialize_field("version", &profile.header.version)?;
+        top.serialize_field("interval_bytes", &profile.header.interval)?;
+        top.serialize_field("criterion", profile.header.criterion.name())?;
+        top.serialize_field("unwind", &profile.header.unwind)?;
+        top.serialize_field("started", &units::rfc3339(profile.header.started))?;
+        top.serialize_field("time", &units::rfc3339(profile.header.time))?;
+        if let Some(unread) = profile.header.unread {
+            top.serialize_field("unread", &UnreadJson::of(unread))?;
+        }
+        top.serialize_field("duration_seconds", &profile.header.duration.as_secs_f64())?;
+        top.serialize_field("recordings", &profile.header.recordings)?;
+        top.serialize_field("host", &profile.header.host)?;
+        top.serialize_field("live", &profile.header.live)?;
+        top.serialize_field("ended_apart", &profile.header.ended_apart)?;
+        top.serialize_field("samples_known", &profile.header.samples_known)?;
+        top.serialize_field("estimator", profile.header.estimator.name())?;
+        top.serialize_field("time_windows", &profile.header.time_windows)?;
+        top.serialize_field("confidence", &confidence)?;
+        top.serialize_field("totals", &Figures::of_pool(profile, confidence, &Pool::whole(profile), None))?;
+        let apart = programs::by_process(profile);
+        let audit = Audits::of(&apart);
+        top.serialize_field("processes", &processes(&apart, confidence, &audit, &Programs::of(profile)))?;
+        top.serialize_field("audit", &audit.files)?;
+        top.serialize_field("modules", &modules(profile))?;
+        top.serialize_field("stacks", &self.0)?;
+        top.serialize_field("counters", &profile.counters)?;
+        top.serialize_field("notes", &profile.notes)?;
+        top.end()
+    }
+}
+
+fn modules(profile: &Profile) -> Vec<ModuleJson<'_>> {
+    let modules = profile.modules.iter().map(|module| ModuleJson {
+        path: &module.path,
+        build_id: module.build_id.as_deref().map(units::hex),
+        start: module.start,
+        end: module.end,
+        file_offset: module.file_offset,
+        reason: module.reason.as_deref(),
+    });
+    modules.collect()
+}
+
+/// Records that were not read in time.
+#[derive(Serialize)]
+struct UnreadJson {
+    records: u64,
+    of: u64,
+    share: f64,
+}
+
+impl UnreadJson {
+    fn of(unread: Unread) -> Self {
+        Self { records: unread.records, of: unread.of, share: unread.share() }
+    }
+}
+
+#[derive(Serialize)]
+struct ModuleJson<'a> {
+    path: &'a str,
+    build_id: Option<String>,
+    start: u64,
+    end: u64,
+    file_offset: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+//! Processes, with what is told of each.
+
+use std::collections::HashMap;
+
+use heapbpf_audit::{FileAudit, Hook, Missing};
+use heapbpf_statistics::sums::SampleSums;
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
+
+use super::figures::Figures;
+use crate::estimates::{Pool, intervals_used};
+use crate::model::{Process, Profile, Row};
+use crate::units;
+
+/// One entry for each process by itself.
+pub(super) fn processes<'a>(
+    profile: &'a Profile,
+    confidence: f64,
+    audits: &Audits<'a>,
+    programs: &Programs,
+) -> Vec<ProcessJson<'a>> {
+    let mut pools: Vec<Pool> = (0..profile.processes.len()).map(Pool::of_process).collect();
+    for row in &profile.rows {
+        if let Some(pool) = pools.get_mut(row.key.process) {
+            pool.add(row);
+        }
+    }
+    let intervals = intervals_used(profile);
+    for (index, pool) in pools.iter_mut().enumerate() {
+        // Nothing is hooked in a program that is Go's alone.
+        if profile.processes[index].hook != Some(Hook::GoRuntime) {
+            pool.allow_for_others(&intervals);
+        }
+        pool.cover([index]);
+    }
+    let processes = profile.processes.iter().zip(pools).enumerate();
+    processes
+        .map(|(index, (process, pool))| ProcessJson {
+            process,
+            program: programs.of_process[index],
+            totals: programs.of_process[index].map(|_| TotalJson::all(profile, index)).unwrap_or_default(),
+            audit: process.audit.iter().filter_map(|file| audits.numbers.get(&**file).copied()).collect(),
+            live: profile.knows_inuse(index),
+            figures: Figures::of_pool(profile, confidence, &pool, Some(index)),
+        })
+        .collect()
+}
+
+/// The audit of each file, once for all processes that map it.
+#[derive(Default)]
+pub(super) struct Audits<'a> {
+    pub(super) files: Vec<&'a FileAudit>,
+    numbers: HashMap<&'a FileAudit, usize>,
+}
+
+impl<'a> Audits<'a> {
+    pub(super) fn of(profile: &'a Profile) -> Self {
+        let mut audits = Self::default();
+        for file in profile.processes.iter().flat_map(|process| &process.audit) {
+            audits.numbers.entry(&**file).or_insert_with(|| {
+                audits.files.push(&**file);
+                audits.files.len() - 1
+            });
+        }
+        audits
+    }
+}
+
+/// Programs whose processes' rows were put together, numbered.
+pub(super) struct Programs {
+    /// For each process by itself the program that it is a member of.
+    of_process: Vec<Option<usize>>,
+    /// For each entry of the profile its number as a program, and that of its first process.
+    pub(super) of_entry: Vec<(Option<usize>, usize)>,
+}
+
+impl Programs {
+    pub(super) fn of(profile: &Profile) -> Self {
+        let mut programs = Self { of_process: Vec::new(), of_entry: Vec::new() };
+        let mut number = 0;
+        for process in &profile.processes {
+            let first = programs.of_process.len();
+            if process.members.is_empty() {
+                programs.of_process.push(None);
+                programs.of_entry.push((None, first));
+            } else {
+                programs.of_process.extend(process.members.iter().map(|_| Some(number)));
+                programs.of_entry.push((Some(number), first));
+                number += 1;
+            }
+        }
+        programs
+    }
+}
+
+/// Totals of a process whose rows were put together with those of others, for readers.
+#[derive(Serialize)]
+struct TotalJson {
+    interval: u64,
+    alloc: SampleSums,
+    inuse: SampleSums,
+    at_exit: SampleSums,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak: Option<SampleSums>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<&'static str>,
+}
+
+impl TotalJson {
+    fn all(profile: &Profile, process: usize) -> Vec<Self> {
+        let rows = profile.rows.iter().filter(|row| row.key.process == process);
+        let total = |row: &Row| Self {
+            interval: row.key.interval,
+            alloc: row.alloc,
+            inuse: row.inuse,
+            at_exit: row.at_exit,
+            peak: row.peak,
+            source: row.key.stack.source(),
+        };
+        rows.map(total).collect()
+    }
+}
+
+pub(super) struct ProcessJson<'a> {
+    process: &'a Process,
+    /// The program that its stacks are put together under.
+    program: Option<usize>,
+    totals: Vec<TotalJson>,
+    /// Indices of its files in `audit`.
+    audit: Vec<usize>,
+    /// Whether its frees were followed.
+    live: bool,
+    figures: Figures,
+}
+
+impl Serialize for ProcessJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let process = self.process;
+        let mut fields = serializer.serialize_struct("Process", 27)?;
+        fields.serialize_field("pid", &process.pid)?;
+        fields.serialize_field("namespace_pid", &process.namespace_pid)?;
+        if let Some(program) = self.program {
+            fields.serialize_field("program", &program)?;
+            fields.serialize_field("sums", &self.totals)?;
+        }
+        if process.stands_for > 1 {
+            fields.serialize_field("stands_for", &process.stands_for)?;
+        }
+        fields.serialize_field("comm", &process.comm)?;
+        fields.serialize_field("exe", &process.exe)?;
+        fields.serialize_field("cgroup", &process.cgroup)?;
+        for (name, value) in process.placement.known() {
+            fields.serialize_field(name, value)?;
+        }
+        fields.serialize_field("allocators", &process.allocators)?;
+        if let Some(hook) = process.hook {
+            fields.serialize_field("hook", hook.name())?;
+        }
+        if let Some(why) = &process.not_inline {
+            fields.serialize_field("not_inline", why)?;
+        }
+        fields.serialize_field("audit", &self.audit)?;
+        let missing: Vec<&Missing> =
+            process.audit.iter().flat_map(|file| &file.missing).chain(&process.missing).collect();
+        fields.serialize_field("missing", &missing)?;
+        fields.serialize_field("coverage", &process.coverage)?;
+        fields.serialize_field("ended", &process.ended)?;
+        fields.serialize_field("live", &self.live)?;
+        if let Some(since) = process.inuse_since.filter(|_| self.live) {
+            fields.serialize_field("inuse_since", &units::rfc3339(since))?;
+        }
+        if !process.losses.is_none() {
+            fields.serialize_field("losses", &process.losses)?;
+        }
+        if !process.slack.is_none() {
+            fields.serialize_field("slack", &process.slack)?;
+        }
+        if let Some(resident) = process.resident.filter(|resident| resident.total_bytes() > 0) {
+            fields.serialize_field("resident", &resident)?;
+        }
+        self.figures.fields::<S>(&mut fields)?;
+        fields.end()
+    }
+}

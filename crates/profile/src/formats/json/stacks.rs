@@ -1,0 +1,138 @@
+//! Stacks, with their figures, samples and lifetimes.
+
+use heapbpf_statistics::sums::SampleSums;
+use serde::ser::{SerializeSeq as _, SerializeStruct as _};
+use serde::{Serialize, Serializer};
+
+use super::figures::Figures;
+use super::frames::EncodedFrame;
+use super::processes::Programs;
+use crate::intern::Interned;
+use crate::model::{Lifetimes, Profile, Row};
+
+/// All stacks of a profile.
+#[derive(Clone, Copy)]
+pub(super) struct Stacks<'a> {
+    pub(super) profile: &'a Profile,
+    pub(super) confidence: f64,
+    pub(super) interned: &'a Interned<'a>,
+    /// Distinct frames, encoded once, as most frames are in many stacks.
+    pub(super) frames: &'a [EncodedFrame],
+}
+
+impl Serialize for Stacks<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let rows = &self.profile.rows;
+        let programs = Programs::of(self.profile);
+        let mut sequence = serializer.serialize_seq(Some(rows.len()))?;
+        for (row, &stack) in rows.iter().zip(&self.interned.stack_of_row) {
+            sequence.serialize_element(&RowJson { all: *self, row, stack, programs: &programs })?;
+        }
+        sequence.end()
+    }
+}
+
+struct RowJson<'a> {
+    all: Stacks<'a>,
+    row: &'a Row,
+    stack: u32,
+    programs: &'a Programs,
+}
+
+impl RowJson<'_> {
+    /// The program that the row is of, and its process, if it is of one alone: index and pid.
+    fn owner(&self) -> (Option<usize>, Option<(usize, u32)>) {
+        let Some(process) = self.all.profile.processes.get(self.row.key.process) else { return (None, None) };
+        let (program, first) = self.programs.of_entry[self.row.key.process];
+        let only = match (process.members.is_empty(), self.row.member) {
+            (true, _) => Some((first, process.pid)),
+            (false, Some(member)) => process.members.get(member).map(|it| (first + member, it.process.pid)),
+            (false, None) => None,
+        };
+        (program, only)
+    }
+}
+
+impl Serialize for RowJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (row, profile) = (self.row, self.all.profile);
+        let mut fields = serializer.serialize_struct("Row", 38)?;
+        let (program, only) = self.owner();
+        // The index tells apart processes that had the same pid one after the other.
+        fields.serialize_field("process", &only.map(|(index, _)| index))?;
+        fields.serialize_field("pid", &only.map(|(_, pid)| pid))?;
+        if let Some(program) = program {
+            fields.serialize_field("program", &program)?;
+        }
+        fields.serialize_field("thread", &*row.key.thread)?;
+        fields.serialize_field("function", &*row.key.function)?;
+        if let Some(source) = row.key.stack.source() {
+            fields.serialize_field("source", source)?;
+        }
+        fields.serialize_field("interval", &row.key.interval)?;
+        fields.serialize_field("samples", &row.alloc.samples)?;
+        fields.serialize_field("zero_byte_samples", &row.alloc.zero_byte_samples)?;
+        fields.serialize_field("sampled_bytes", &row.alloc.sampled_bytes)?;
+        let offsets = |sums: &SampleSums| profile.header.offsets_known.then_some(sums.offset_sum);
+        fields.serialize_field("offset_sum", &offsets(&row.alloc))?;
+        fields.serialize_field("smallest_bytes", &row.alloc.smallest_bytes)?;
+        fields.serialize_field("largest_bytes", &row.alloc.largest_bytes)?;
+        if profile.knows_inuse(row.key.process) {
+            fields.serialize_field("inuse_samples", &row.inuse.samples)?;
+            fields.serialize_field("inuse_zero_byte_samples", &row.inuse.zero_byte_samples)?;
+            fields.serialize_field("inuse_sampled_bytes", &row.inuse.sampled_bytes)?;
+            fields.serialize_field("inuse_offset_sum", &offsets(&row.inuse))?;
+            fields.serialize_field("inuse_smallest_bytes", &row.inuse.smallest_bytes)?;
+            fields.serialize_field("inuse_largest_bytes", &row.inuse.largest_bytes)?;
+        }
+        // Most stacks hold nothing at exit.
+        if profile.knows_inuse(row.key.process) && row.at_exit.samples > 0 {
+            fields.serialize_field("at_exit_samples", &row.at_exit.samples)?;
+            fields.serialize_field("at_exit_zero_byte_samples", &row.at_exit.zero_byte_samples)?;
+            fields.serialize_field("at_exit_sampled_bytes", &row.at_exit.sampled_bytes)?;
+            fields.serialize_field("at_exit_offset_sum", &offsets(&row.at_exit))?;
+            fields.serialize_field("at_exit_smallest_bytes", &row.at_exit.smallest_bytes)?;
+            fields.serialize_field("at_exit_largest_bytes", &row.at_exit.largest_bytes)?;
+        }
+        fields.serialize_field("complete", &row.key.stack.cut.is_none())?;
+        fields.serialize_field("cut", &row.key.stack.cut.as_deref())?;
+        fields.serialize_field("unwinder", row.key.stack.unwinder)?;
+        fields.serialize_field("frames", &Frames { all: self.all, stack: self.stack })?;
+        Figures::of_row(profile, self.all.confidence, row).fields::<S>(&mut fields)?;
+        if let Some(peak) = &row.peak {
+            fields.serialize_field("peak", peak)?;
+        }
+        if let Some(lifetimes) = &row.lifetimes {
+            fields.serialize_field("lifetimes", &LifetimesJson(lifetimes))?;
+        }
+        fields.end()
+    }
+}
+
+struct LifetimesJson<'a>(&'a Lifetimes);
+
+impl Serialize for LifetimesJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Lifetimes", 4)?;
+        fields.serialize_field("median_seconds", &self.0.median_seconds)?;
+        fields.serialize_field("temporary", &self.0.temporary)?;
+        fields.serialize_field("survival", &self.0.survival)?;
+        if !self.0.ages.is_empty() {
+            let ages: Vec<_> = self.0.ages.iter().map(|age| (age.exponent, age.freed, age.left)).collect();
+            fields.serialize_field("ages", &ages)?;
+        }
+        fields.end()
+    }
+}
+
+struct Frames<'a> {
+    all: Stacks<'a>,
+    stack: u32,
+}
+
+impl Serialize for Frames<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let ids = self.all.interned.frame_ids(self.stack);
+        serializer.collect_seq(ids.iter().map(|&id| self.all.frames[id as usize].next()))
+    }
+}

@@ -1,0 +1,309 @@
+//! What the file has, as far as a profile is made from it.
+
+use std::collections::BTreeMap;
+
+use heapbpf_audit::{FileAudit, Missing};
+use heapbpf_statistics::estimators::Estimator;
+use heapbpf_statistics::sums::SampleSums;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::model::{LossBound, Losses, Resident, Unread};
+
+/// The parts of the schema that a profile is made from. Fields that other versions leave out are optional.
+#[derive(Deserialize)]
+pub(super) struct Top<'a> {
+    #[serde(default)]
+    pub(super) version: String,
+    pub(super) interval_bytes: u64,
+    pub(super) criterion: String,
+    #[serde(default)]
+    pub(super) unwind: String,
+    pub(super) started: String,
+    #[serde(default)]
+    pub(super) time: Option<String>,
+    #[serde(default)]
+    pub(super) unread: Option<Unread>,
+    pub(super) duration_seconds: f64,
+    #[serde(default)]
+    pub(super) host: String,
+    #[serde(default = "yes")]
+    pub(super) live: bool,
+    #[serde(default)]
+    pub(super) ended_apart: bool,
+    #[serde(default = "yes")]
+    pub(super) samples_known: bool,
+    #[serde(default)]
+    pub(super) recordings: u32,
+    #[serde(default)]
+    pub(super) estimator: Estimator,
+    #[serde(default)]
+    pub(super) time_windows: bool,
+    pub(super) processes: Vec<ProcessJson>,
+    #[serde(default)]
+    pub(super) audit: Vec<FileAudit>,
+    #[serde(default)]
+    pub(super) modules: Vec<ModuleJson>,
+    #[serde(borrow)]
+    pub(super) stacks: Vec<RowJson<'a>>,
+    #[serde(default)]
+    pub(super) counters: BTreeMap<String, u64>,
+    #[serde(default)]
+    pub(super) notes: Vec<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn unknown_size() -> u64 {
+    u64::MAX
+}
+
+#[derive(Deserialize)]
+pub(super) struct ProcessJson {
+    pub(super) pid: u32,
+    /// Number of the program that its stacks are put together under.
+    #[serde(default)]
+    pub(super) program: Option<usize>,
+    #[serde(default)]
+    pub(super) sums: Vec<TotalJson>,
+    #[serde(default)]
+    pub(super) stands_for: u64,
+    #[serde(default)]
+    pub(super) namespace_pid: Option<u32>,
+    pub(super) comm: String,
+    #[serde(default)]
+    pub(super) exe: String,
+    #[serde(default)]
+    pub(super) cgroup: String,
+    #[serde(default)]
+    pub(super) container: String,
+    #[serde(default)]
+    pub(super) pod: String,
+    #[serde(default)]
+    pub(super) unit: String,
+    #[serde(default)]
+    pub(super) allocators: Vec<String>,
+    /// A word that this version does not know is no reason to refuse the file.
+    #[serde(default)]
+    pub(super) hook: Option<String>,
+    #[serde(default)]
+    pub(super) not_inline: Option<String>,
+    /// Indices of its files in the audit of the profile.
+    #[serde(default)]
+    pub(super) audit: Vec<usize>,
+    #[serde(default)]
+    pub(super) missing: Vec<Missing>,
+    #[serde(default)]
+    pub(super) coverage: f64,
+    #[serde(default)]
+    pub(super) ended: bool,
+    #[serde(default = "yes")]
+    pub(super) live: bool,
+    #[serde(default)]
+    pub(super) inuse_since: Option<String>,
+    #[serde(default)]
+    pub(super) losses: Losses,
+    #[serde(default)]
+    pub(super) slack: LossBound,
+    #[serde(default)]
+    pub(super) resident: Option<Resident>,
+    #[serde(default)]
+    pub(super) alloc_bytes: Figure,
+    #[serde(default)]
+    pub(super) alloc_objects: Figure,
+}
+
+/// Totals of a process whose rows were put together with those of others.
+#[derive(Deserialize)]
+pub(super) struct TotalJson {
+    pub(super) interval: u64,
+    pub(super) alloc: SampleSums,
+    #[serde(default)]
+    pub(super) inuse: SampleSums,
+    #[serde(default)]
+    pub(super) at_exit: SampleSums,
+    #[serde(default)]
+    pub(super) peak: Option<SampleSums>,
+    #[serde(default)]
+    pub(super) source: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct ModuleJson {
+    pub(super) path: String,
+    pub(super) build_id: Option<String>,
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) file_offset: u64,
+    #[serde(default)]
+    pub(super) reason: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+pub(super) struct Figure {
+    pub(super) estimate: Option<f64>,
+    #[serde(default)]
+    pub(super) exact: Option<u64>,
+    #[serde(default)]
+    pub(super) variance: Option<f64>,
+    #[serde(default)]
+    pub(super) correction: f64,
+}
+
+#[derive(Deserialize)]
+pub(super) struct RowJson<'a> {
+    #[serde(default)]
+    pub(super) process: Option<usize>,
+    #[serde(default)]
+    pub(super) pid: Option<u32>,
+    #[serde(default)]
+    pub(super) program: Option<usize>,
+    pub(super) thread: String,
+    pub(super) function: String,
+    pub(super) interval: u64,
+    pub(super) samples: u64,
+    #[serde(default)]
+    pub(super) zero_byte_samples: u64,
+    pub(super) sampled_bytes: u64,
+    #[serde(default)]
+    pub(super) offset_sum: Option<u64>,
+    /// Missing sizes are assumed to differ, so that no interval is claimed for a count.
+    #[serde(default)]
+    pub(super) smallest_bytes: u64,
+    #[serde(default = "unknown_size")]
+    pub(super) largest_bytes: u64,
+    #[serde(default)]
+    pub(super) inuse_samples: u64,
+    #[serde(default)]
+    pub(super) inuse_zero_byte_samples: u64,
+    #[serde(default)]
+    pub(super) inuse_sampled_bytes: u64,
+    #[serde(default)]
+    pub(super) inuse_offset_sum: Option<u64>,
+    #[serde(default)]
+    pub(super) inuse_smallest_bytes: u64,
+    #[serde(default = "unknown_size")]
+    pub(super) inuse_largest_bytes: u64,
+    #[serde(default)]
+    pub(super) at_exit_samples: u64,
+    #[serde(default)]
+    pub(super) at_exit_zero_byte_samples: u64,
+    #[serde(default)]
+    pub(super) at_exit_sampled_bytes: u64,
+    #[serde(default)]
+    pub(super) at_exit_offset_sum: Option<u64>,
+    #[serde(default)]
+    pub(super) at_exit_smallest_bytes: u64,
+    #[serde(default)]
+    pub(super) at_exit_largest_bytes: Option<u64>,
+    pub(super) complete: bool,
+    #[serde(default)]
+    pub(super) cut: Option<String>,
+    #[serde(default)]
+    pub(super) unwinder: String,
+    /// Frames are kept as text at first, so that equal ones are parsed once.
+    #[serde(borrow)]
+    pub(super) frames: Vec<&'a RawValue>,
+    pub(super) alloc_bytes: Figure,
+    pub(super) alloc_objects: Figure,
+    #[serde(default)]
+    pub(super) inuse_bytes: Figure,
+    #[serde(default)]
+    pub(super) inuse_objects: Figure,
+    #[serde(default)]
+    pub(super) at_exit_bytes: Figure,
+    #[serde(default)]
+    pub(super) at_exit_objects: Figure,
+    #[serde(default)]
+    pub(super) peak: Option<SampleSums>,
+    #[serde(default)]
+    pub(super) lifetimes: Option<LifetimesJson>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct LifetimesJson {
+    pub(super) median_seconds: Option<f64>,
+    pub(super) temporary: f64,
+    pub(super) survival: Vec<(f64, f64)>,
+    #[serde(default)]
+    pub(super) ages: Vec<(u32, u64, u64)>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
+pub(super) struct FrameJson {
+    pub(super) function: Option<String>,
+    #[serde(default)]
+    pub(super) system_name: Option<String>,
+    #[serde(default)]
+    pub(super) file: Option<String>,
+    #[serde(default)]
+    pub(super) line: Option<u32>,
+    #[serde(default)]
+    pub(super) module: Option<String>,
+    #[serde(default)]
+    pub(super) build_id: Option<String>,
+    #[serde(default)]
+    pub(super) address: u64,
+    #[serde(default)]
+    pub(super) inlined: bool,
+    #[serde(default)]
+    pub(super) reason: Option<String>,
+    #[serde(default)]
+    pub(super) file_offset: Option<u64>,
+    #[serde(default)]
+    pub(super) function_start: Option<u64>,
+}
+
+impl RowJson<'_> {
+    pub(super) fn alloc(&self) -> SampleSums {
+        SampleSums {
+            samples: self.samples,
+            zero_byte_samples: self.zero_byte_samples,
+            sampled_bytes: self.sampled_bytes,
+            offset_sum: self.offset_sum.unwrap_or(0),
+            smallest_bytes: self.smallest_bytes,
+            largest_bytes: self.largest_bytes,
+            ..estimates(&self.alloc_bytes, &self.alloc_objects)
+        }
+    }
+
+    pub(super) fn inuse(&self) -> SampleSums {
+        SampleSums {
+            samples: self.inuse_samples,
+            zero_byte_samples: self.inuse_zero_byte_samples,
+            sampled_bytes: self.inuse_sampled_bytes,
+            offset_sum: self.inuse_offset_sum.unwrap_or(0),
+            smallest_bytes: self.inuse_smallest_bytes,
+            largest_bytes: self.inuse_largest_bytes,
+            ..estimates(&self.inuse_bytes, &self.inuse_objects)
+        }
+    }
+
+    pub(super) fn at_exit(&self) -> SampleSums {
+        let largest_if_missing = if self.at_exit_samples > 0 { unknown_size() } else { 0 };
+        SampleSums {
+            samples: self.at_exit_samples,
+            zero_byte_samples: self.at_exit_zero_byte_samples,
+            sampled_bytes: self.at_exit_sampled_bytes,
+            offset_sum: self.at_exit_offset_sum.unwrap_or(0),
+            smallest_bytes: self.at_exit_smallest_bytes,
+            largest_bytes: self.at_exit_largest_bytes.unwrap_or(largest_if_missing),
+            ..estimates(&self.at_exit_bytes, &self.at_exit_objects)
+        }
+    }
+}
+
+/// The estimates of sums; their whole numbers are separate fields.
+fn estimates(bytes: &Figure, objects: &Figure) -> SampleSums {
+    SampleSums {
+        bytes: bytes.estimate.unwrap_or(0.0) - bytes.correction,
+        bytes_variance: bytes.variance.unwrap_or(0.0),
+        objects: objects.estimate.unwrap_or(0.0) - objects.correction,
+        objects_variance: objects.variance.unwrap_or(0.0),
+        bytes_correction: bytes.correction,
+        objects_correction: objects.correction,
+        ..SampleSums::default()
+    }
+}
