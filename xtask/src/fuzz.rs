@@ -30,7 +30,8 @@ pub struct Selection {
     /// Most seconds that each target runs
     #[arg(long, value_name = "N", default_value = "60")]
     seconds: u64,
-    /// Begin no target after so many seconds, and say which were not run; another one is the first each day
+    /// Begin no target after so many seconds, and say which were not run; another one is the first each day, and those that
+    /// link the daemon are the last ones
     #[arg(long, value_name = "N")]
     within: Option<u64>,
     /// Without the address sanitizer: about twice as many inputs a second
@@ -88,8 +89,11 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     let begun = Instant::now();
     if selection.within.is_some() {
         let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 3600));
-        let first = days as usize % targets.len().max(1);
-        targets.rotate_left(first);
+        // Those that link the daemon take longer to build than to run.
+        targets.sort_by_key(|target| target.features.iter().any(|feature| feature == "daemon"));
+        let light = targets.partition_point(|target| !target.features.iter().any(|feature| feature == "daemon"));
+        let first = days as usize % light.max(1);
+        targets[..light].rotate_left(first);
     }
     for target in &targets {
         if selection.within.is_some_and(|seconds| begun.elapsed().as_secs() >= seconds) {

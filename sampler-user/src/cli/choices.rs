@@ -83,7 +83,7 @@ impl From<HookArg> for Hook {
 /// Whether Python's own objects are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PythonObjectsArg {
-    /// In processes that are hooked inline, where they cost little
+    /// In processes that are hooked inline, where each costs a few nanoseconds
     #[default]
     Auto,
     /// Also by probes, if no process is to be hooked inline: each object traps when it is allocated, when that returns, and when it is freed, so the program is much slower
