@@ -176,7 +176,9 @@ fn minimise(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result
     let (corpus, seeds) = (folder.join("corpus").join(&target.name), seeds_of(folder, target));
     fs::create_dir_all(&seeds)?;
     let mut command = cargo_fuzz(context, "run", target, true)?;
-    command.args([&seeds, &corpus]).args(["--", "-merge=1", "-timeout=10", "-max_len=4096"]);
+    // As few inputs as take all edges, however often; for each count of each edge there would be several times as many.
+    command.args([&seeds, &corpus]).args(["--", "-set_cover_merge=1", "-use_counters=0"]);
+    command.args(["-timeout=10", "-max_len=4096"]);
     run(command.stderr(Stdio::null()), context.options.verbose)
 }
 

@@ -41,6 +41,12 @@ impl Segment {
         self.is_loaded() && self.flags.contains(elf::PF_W)
     }
 
+    /// The same segment with what a file of `length_bytes` has of it.
+    #[must_use]
+    pub fn within(self, length_bytes: u64) -> Self {
+        Self { file_bytes: self.file_bytes.min(length_bytes.saturating_sub(self.offset)), ..self }
+    }
+
     /// The addresses that it takes in memory, as the file states them.
     #[must_use]
     pub fn addresses(&self) -> std::ops::Range<u64> {

@@ -1,4 +1,4 @@
-//! Replays inputs of the fuzz target `go`, and variants of them.
+//! Replays inputs of the fuzz target `go`, variants of them, and its seeds.
 
 use crate::buckets::hash_of;
 
@@ -7,6 +7,8 @@ use crate::buckets::hash_of;
 mod build;
 #[path = "../../../fuzz/shared/damage.rs"]
 mod damage;
+#[path = "../../../fuzz/shared/seeds.rs"]
+mod seeds;
 #[path = "../../../fuzz/shared/go.rs"]
 mod shared;
 
@@ -101,6 +103,11 @@ fn input(file: &[u8]) -> Vec<u8> {
         put(address + 64, &[5, 2, 5 * size, 2 * size]);
     }
     input
+}
+
+#[test]
+fn seeds_are_checked() {
+    seeds::replay("go", shared::check);
 }
 
 #[test]

@@ -1,9 +1,11 @@
-//! Replays inputs of the fuzz target `java`, and variants of them.
+//! Replays inputs of the fuzz target `java`, variants of them, and its seeds.
 
 use crate::testing::{CALL_STUB_RETURN, HEAP, Sparse, jvm, put_blob, put_method};
 
 #[path = "../../../fuzz/shared/damage.rs"]
 mod damage;
+#[path = "../../../fuzz/shared/seeds.rs"]
+mod seeds;
 #[path = "../../../fuzz/shared/java.rs"]
 mod shared;
 
@@ -44,6 +46,11 @@ fn memory() -> Sparse {
         memory.word(address, word);
     }
     memory
+}
+
+#[test]
+fn seeds_are_checked() {
+    seeds::replay("java", shared::check);
 }
 
 #[test]

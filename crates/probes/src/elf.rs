@@ -148,7 +148,7 @@ impl FileImage {
             code: Vec::new(),
             symbols: Symbols::default(),
             read_only: Vec::new(),
-            segments: headers.segments.iter().filter(|segment| segment.is_loaded()).copied().collect(),
+            segments: segments_in(bytes, headers),
             imports: HashMap::new(),
             runtime_sections: Vec::new(),
             own_addresses: HashMap::new(),
@@ -415,6 +415,12 @@ fn function_bounds(address: u64, bytes: &[u8]) -> Vec<(u64, u64)> {
     }
     bounds.sort_unstable();
     bounds
+}
+
+/// The segments that are mapped, as far as the file has them: the kernel refuses probes beyond its end.
+fn segments_in(file: &dyn Image, headers: &Elf) -> Vec<Segment> {
+    let length_bytes = file.length_bytes().unwrap_or(u64::MAX);
+    headers.segments.iter().filter(|segment| segment.is_loaded()).map(|segment| segment.within(length_bytes)).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Replays inputs of the fuzz target `objects`, and variants of them, and the seeds of `attach`.
+//! Replays inputs of the fuzz target `objects`, variants of them, and the seeds of `objects` and `attach`.
 
 use std::collections::BTreeSet;
 
@@ -83,6 +83,23 @@ fn the_input_s_table_is_found() {
 }
 
 #[test]
+fn seeds_of_objects_are_checked() {
+    seeds::replay("objects", shared::check);
+}
+
+#[test]
 fn seeds_of_attach_are_checked() {
     seeds::replay("attach", attach::check);
+}
+
+/// Found by the fuzzer: the program header of the code leads beyond the file.
+#[test]
+fn code_beyond_the_end_of_the_file_gets_no_probes() {
+    let mut file = interpreter();
+    // p_offset of the first program header.
+    file[64 + 8..64 + 16].copy_from_slice(&(1_u64 << 50).to_le_bytes());
+    shared::check(&file);
+    let (table, rules) = (Table::default().with_objects(true), KernelRules::of(Machine::X86_64, (6, 18)));
+    let found = examine_avoiding(&file, "python3", &rules, &table, &BTreeSet::new());
+    assert!(found.plan.map_or(true, |plan| plan.sites.is_empty()));
 }

@@ -1,11 +1,18 @@
-//! Replays inputs of the fuzz target `python`, and variants of them.
+//! Replays inputs of the fuzz target `python`, variants of them, and its seeds.
 
 use crate::debug_offsets;
 
 #[path = "../../../fuzz/shared/damage.rs"]
 mod damage;
+#[path = "../../../fuzz/shared/seeds.rs"]
+mod seeds;
 #[path = "../../../fuzz/shared/python.rs"]
 mod shared;
+
+#[test]
+fn seeds_are_checked() {
+    seeds::replay("python", shared::check);
+}
 
 #[test]
 fn inputs_of_the_fuzz_target_are_checked() {
