@@ -93,6 +93,11 @@ pub const MOST_MISSING_PAGES: u32 = 64;
 /// Most bytes of stack that a copy can have.
 pub const LARGEST_STACK_COPY: u64 = 1 << 20;
 
+/// Fewest bytes of stack that a copy may be allowed: a page, and one byte. With a page or less, all longer copies are dead code, and the
+/// kernel's verifier (6.18) removes a function that it still finds called: "verifier bug: No program to jit", with a warning in its
+/// log.
+pub const SMALLEST_STACK_COPY: u64 = (4 << 10) + 1;
+
 /// Bits that select which processes are targets besides those in the `TARGETS` map.
 pub mod target_rule {
     /// Every process.
@@ -153,7 +158,7 @@ pub struct Config {
     pub faults: u32,
     /// What a trial is, one of `trials::CRITERION_*`.
     pub criterion: u64,
-    /// Most bytes of stack copied, at most [`LARGEST_STACK_COPY`].
+    /// Most bytes of stack copied: 0 where none are, else [`SMALLEST_STACK_COPY`] to [`LARGEST_STACK_COPY`].
     pub stack_bytes: u64,
     /// Seed of the draws; 0 for an unpredictable one.
     pub seed: u64,
@@ -167,6 +172,8 @@ pub struct Config {
     pub memory_bytes: u64,
     /// Page size as the kernel counts pages, bytes.
     pub page_bytes: u64,
+    /// The first sample of a thread wakes the daemon if none has for this long, ns; 0: none does.
+    pub first_sample_pause_ns: u64,
     /// Pattern for [`target_rule::COMM`], NUL-padded; `*` and `?` as in a shell.
     pub comm_pattern: [u8; 16],
     /// Offsets in the kernel's own structures, from its BTF.

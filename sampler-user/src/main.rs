@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use heapbpf_profile::escape::escaped_lines;
+use heapbpf_profile::escape::{escaped, escaped_lines};
 use sampler_user::cli::args::{Cli, Command, DemoArgs, TopArgs};
 use sampler_user::cli::error::exit_status;
 use sampler_user::cli::plan;
@@ -16,7 +16,7 @@ use sampler_user::doctor::cleaner;
 use sampler_user::host::limits;
 use sampler_user::host::name_services::use_built_in;
 use sampler_user::host::own_memory::return_what_is_free;
-use sampler_user::kernel::guardian;
+use sampler_user::kernel::{KernelError, guardian};
 use sampler_user::privileges::hide_memory;
 use sampler_user::{cli, cost, demo, run};
 
@@ -55,11 +55,22 @@ fn main() -> ExitCode {
     };
     outcome.map_or_else(
         |error| {
-            let _ = writeln!(std::io::stderr(), "heapbpf: {}", escaped_lines(&told(&error)));
+            let text = told(&error);
+            // Only the verifier's log has lines. Names of files and processes bring none along.
+            let text = if has_kernel_log(&error) { escaped_lines(&text) } else { escaped(&text).into_owned() };
+            let _ = writeln!(std::io::stderr(), "heapbpf: {text}");
             ExitCode::from(exit_status(&error))
         },
         ExitCode::from,
     )
+}
+
+/// Whether the error tells what the kernel logged, in lines.
+fn has_kernel_log(error: &anyhow::Error) -> bool {
+    let of_kernel = |cause: &(dyn std::error::Error + 'static)| {
+        matches!(cause.downcast_ref(), Some(KernelError::Program { .. } | KernelError::BtfRefused { .. }))
+    };
+    error.chain().any(of_kernel)
 }
 
 /// The error and its causes. A cause that a message already contains is not repeated.

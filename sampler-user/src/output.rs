@@ -17,8 +17,8 @@ use heapbpf_profile::model::Profile;
 use tempfile::NamedTempFile;
 use thiserror::Error;
 
-pub use self::place::Place;
 use self::place::{Destination, Naming};
+pub use self::place::{Place, same_file};
 use crate::invoking_user::invoking_user;
 
 /// Why an output cannot be written.

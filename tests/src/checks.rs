@@ -192,6 +192,16 @@ pub fn exact(process: &Process) -> (Option<u64>, Option<u64>) {
     (process.figures.alloc_bytes.exact.map(|n| n as u64), process.figures.alloc_objects.exact.map(|n| n as u64))
 }
 
+/// Exact calls and bytes of processes, in all.
+///
+/// # Panics
+/// If those of one were not counted.
+pub fn exact_of_all<'a>(processes: impl IntoIterator<Item = &'a Process>) -> [u64; 2] {
+    processes.into_iter().map(exact).fold([0; 2], |[all_calls, all_bytes], (bytes, calls)| {
+        [all_calls + calls.expect("calls are counted"), all_bytes + bytes.expect("bytes are counted")]
+    })
+}
+
 /// Checks z = (exact − estimated)/σ of a total. σ is taken from its 95 % confidence interval, whose distance to the estimate
 /// on that side is at least 1.96 σ for sums of many samples.
 pub fn z(total: &Estimate) -> f64 {

@@ -162,12 +162,14 @@ impl Recorder {
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let heed_interrupts = || {
-            // SAFETY: `signal` with the default action is async-signal-safe, as needed between fork and exec.
-            unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+            for signal in [libc::SIGINT, libc::SIGHUP] {
+                // SAFETY: `signal` with the default action is async-signal-safe, as needed between fork and exec.
+                unsafe { libc::signal(signal, libc::SIG_DFL) };
+            }
             Ok(())
         };
-        // A shell script's background processes ignore SIGINT, and so would heapbpf if these tests run in one.
-        // SAFETY: the closure makes one async-signal-safe call and does not allocate, as needed between fork and exec.
+        // A shell script's background processes ignore SIGINT, those of nohup SIGHUP, and so would heapbpf if these tests run in one.
+        // SAFETY: the closure makes async-signal-safe calls and does not allocate, as needed between fork and exec.
         unsafe { command.pre_exec(heed_interrupts) };
         if self.linking.is_other() {
             run_on(self.linking, &mut command).expect("the kernel has filters with listeners");
@@ -281,6 +283,17 @@ pub struct Recording {
     folder: TempDir,
 }
 
+/// Waits until a number stays as it is. Links are made one right after the other, but a busy machine may hold that up.
+fn settled(what: &str, mut number: impl FnMut() -> usize) {
+    let (mut before, mut equal) = (0, 0);
+    until(what, || {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = number();
+        equal = if std::mem::replace(&mut before, now) == now { equal + 1 } else { 0 };
+        equal == 3
+    });
+}
+
 impl Recording {
     /// heapbpf's process id.
     ///
@@ -298,13 +311,7 @@ impl Recording {
         let pid = self.pid();
         let added = |known: &BTreeSet<u32>| kernel::links_of(pid).difference(known).next().is_some();
         until("links for a child", || added(&self.links));
-        // The links are made one right after the other.
-        let mut before = 0;
-        until("all links for the child", || {
-            std::thread::sleep(Duration::from_millis(100));
-            let now = kernel::links_of(pid).len();
-            std::mem::replace(&mut before, now) == now
-        });
+        settled("all links for the child", || kernel::links_of(pid).len());
         self.links.extend(kernel::links_of(pid));
     }
 
@@ -317,12 +324,8 @@ impl Recording {
         if !kernel::tells_files_of_links(pid) {
             return self.await_more_links();
         }
-        let mut before = 0;
-        until("links of a file", || {
-            let now = kernel::links_to(pid, file);
-            std::thread::sleep(Duration::from_millis(100));
-            now > 0 && std::mem::replace(&mut before, now) == now
-        });
+        until("links of a file", || kernel::links_to(pid, file) > 0);
+        settled("all links of a file", || kernel::links_to(pid, file));
         self.links.extend(kernel::links_of(pid));
     }
 

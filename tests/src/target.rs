@@ -159,6 +159,16 @@ impl Target {
         self.lines.next().expect("the program ended without a report")
     }
 
+    /// Waits for a line of sums, `SUM` and as many numbers.
+    ///
+    /// # Panics
+    /// If it prints another line, or ends instead.
+    pub fn sums<const N: usize>(&self) -> [u64; N] {
+        let line = self.line();
+        let mut numbers = line.strip_prefix("SUM ").expect("sums").split(' ').map(|number| number.parse());
+        [(); N].map(|()| numbers.next().expect("enough numbers").expect("a number"))
+    }
+
     /// Waits for its report, the truth. It keeps running, with its live blocks in place.
     ///
     /// # Panics

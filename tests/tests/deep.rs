@@ -150,16 +150,17 @@ fn repeated_stacks_come_from_the_cache() {
     assert!(repeated as f64 >= 0.95 * unwound as f64, "{stats:?}");
 }
 
-/// `report --fold-recursion` shows a recursion once, whatever its depth.
+/// `report` shows a recursion once, whatever its depth, unless told otherwise.
 #[test]
-fn recursion_is_folded_on_request() {
-    let Some(_turn) = turn("recursion_is_folded_on_request") else { return };
+fn recursion_is_folded_unless_told_otherwise() {
+    let Some(_turn) = turn("recursion_is_folded_unless_told_otherwise") else { return };
     let (_, _, outcome) = record(1, 40, 40, &[]);
     let report = |options: &[&str]| {
         let mut command = Command::new(heapbpf());
         let output = command.arg("report").arg(outcome.file("profile.json")).args(options).output();
         String::from_utf8(output.expect("the binary under test runs").stdout).expect("text")
     };
-    assert_eq!(report(&["--fold-recursion"]).matches("descend").count(), 1, "{}", report(&["--fold-recursion"]));
-    assert!(report(&[]).matches("descend").count() > 1, "{}", report(&[]));
+    assert_eq!(report(&[]).matches("descend").count(), 1, "{}", report(&[]));
+    let whole = report(&["--no-fold-recursion"]);
+    assert!(whole.matches("descend").count() > 1, "{whole}");
 }

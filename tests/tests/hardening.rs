@@ -217,6 +217,9 @@ fn hostile_names_reach_no_terminal_and_break_no_format() {
         }
         let outcome = recording.stop();
         outcome.results();
+        for line in outcome.stderr.lines() {
+            assert!(line.starts_with("heapbpf: "), "a name brought a line along: {line}");
+        }
         let mut texts = vec![metrics, outcome.stdout.clone(), outcome.stderr.clone()];
         for file in ["profile.json", "profile.folded", "p.html", "p.svg", "p.heap", "p.speedscope.json"] {
             texts.push(fs::read_to_string(outcome.file(file)).expect("UTF-8"));

@@ -67,7 +67,7 @@ fn what_could_not_be_read_in_time_is_told() {
     std::thread::sleep(Duration::from_secs(4));
     recording.signal(libc::SIGCONT);
     recording.signal(libc::SIGINT);
-    // heapbpf waits two seconds for the rings to be read.
+    // heapbpf waits ten seconds for the rings to be read.
     std::thread::sleep(Duration::from_secs(5));
     drop(target);
     let outcome = recording.finish();

@@ -187,19 +187,23 @@ fn custom_allocators_are_exact() {
     assert!(target.end().success());
 }
 
-/// Static programs of musl: commands, from their first call on, with and without threads. (Without signal handlers they have no
-/// code that returns from one.)
+/// Static programs: commands, from their first call on, with and without threads. (Those of musl without signal handlers have no code
+/// that returns from one. Those of glibc that may be anywhere have no header of their headers.)
 #[test]
-fn static_commands_of_musl_are_exact() {
-    let case = "static_commands_of_musl_are_exact";
+fn static_commands_are_exact() {
+    let case = "static_commands_are_exact";
     let Some(_turn) = turn(case) else { return };
     if !Path::new("/usr/lib/x86_64-linux-musl/musl-gcc.specs").exists() {
         return skipped(case, "no musl (Debian: musl-tools, musl-dev)");
     }
-    for (name, flags) in
-        [("anywhere", &[MUSL, "-static"][..]), ("threads", &[MUSL, "-static"]), ("pairs", &[MUSL, "-static-pie"])]
-    {
-        let command = program_with(name, &format!("{name}-musl-command"), flags);
+    for (name, library, flags) in [
+        ("anywhere", "musl", &[MUSL, "-static"][..]),
+        ("threads", "musl", &[MUSL, "-static"]),
+        ("pairs", "musl", &[MUSL, "-static-pie"]),
+        ("pairs", "glibc", &["-static-pie"]),
+        ("pairs", "fixed-glibc", &["-static"]),
+    ] {
+        let command = program_with(name, &format!("{name}-{library}-command"), flags);
         for hook in ["inline", "auto"] {
             let recorder = Recorder::new().interval(1).option("--hook", hook).variable("FREE_RUNNING", "1".as_ref());
             let outcome = recorder.command(&command, ["1280"]).start().finish();

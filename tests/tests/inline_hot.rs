@@ -1,7 +1,10 @@
 //! `--hook inline` with names of processes: what is hot goes over from probes to inline hooks while it runs.
 
+use std::path::Path;
+use std::process::Command;
+
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::turn;
+use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::inline::{counted_exactly, is_hooked};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
@@ -128,4 +131,47 @@ fn what_is_hot_goes_over_before_anything_is_given_up() {
     counted_exactly(&stats, &truth);
     assert!(profile.totals.inuse_bytes.is_some() && !profile.time_windows, "{:?}", profile.notes);
     assert_eq!(hook(&profile, &stats, target.pid()), ("inline".into(), None));
+}
+
+/// The C library's `reallocarray` calls the other allocator's `realloc`, where it counts.
+#[test]
+fn a_hot_process_with_another_allocator_than_the_c_librarys_goes_over() {
+    let Some(_turn) = turn("inline_a_hot_process_with_another_allocator_goes_over") else { return };
+    let jemalloc = Path::new("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2");
+    if !jemalloc.exists() {
+        return skipped("inline_a_hot_process_with_another_allocator", "no libjemalloc.so.2 (Debian: libjemalloc2)");
+    }
+    let mut command = Command::new(program("warming"));
+    let mut target = Target::start_command(command.args(["400", "2", "2000"]).env("LD_PRELOAD", jemalloc));
+    let recording = record("warming", 1);
+    target.go();
+    target.step();
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    target.go();
+    until("it is hooked inline", || is_hooked(target.pid()));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    target.go();
+    let truth = target.truth();
+    let (profile, stats) = recording.stop().results();
+    counted_exactly(&stats, &truth);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!(hook(&profile, &stats, target.pid()), ("inline".into(), None));
+}
+
+/// Of some 60 execs, those just before a process was to go over went wrong before it was asked which incarnation lives: its calls
+/// were taken for the one's that had ended, and were missing at its end. Without that question this fails nearly always.
+#[test]
+fn a_hot_process_that_replaces_its_program_is_counted_whole() {
+    let Some(_turn) = turn("inline_a_hot_process_that_replaces_its_program") else { return };
+    let recording = record("replaced", 1 << 20);
+    let started = (1..=6).map(|seed| Target::start(&program("replaced"), ["10".to_owned(), seed.to_string()]));
+    let mut targets: Vec<Target> = started.collect();
+    targets.iter_mut().for_each(Target::go);
+    let sums = targets.iter().map(Target::sums);
+    let sums = sums.fold([0; 2], |sum, [calls, bytes]| [sum[0] + calls, sum[1] + bytes]);
+    let (profile, stats) = recording.stop().results();
+    let counted = checks::exact_of_all(&profile.processes);
+    assert_eq!((counted, stats.hits, stats.lost()), (sums, sums[0], 0), "{:?}", profile.notes);
+    let inline = profile.processes.iter().filter(|process| process.hook.as_deref() == Some("inline")).count();
+    assert!(inline > 10, "{inline} of 60 went over");
 }

@@ -174,3 +174,43 @@ fn inline_threads_come_and_go() {
         assert_eq!((stats.hits, stats.lost()), (stats.exact_alloc_objects, 0), "{stats:?}");
     }
 }
+
+/// The links are there before the new program runs: no call of it comes too early.
+#[test]
+fn the_first_calls_after_an_exec_are_counted() {
+    let Some(_turn) = turn("inline_the_first_calls_after_an_exec_are_counted") else { return };
+    let mut target = Target::start(&program("replaced"), ["3", "7"]);
+    let recording = inline(&target, 1);
+    target.go();
+    let sums = target.sums::<2>();
+    let (profile, stats) = recording.stop().results();
+    let counted = checks::exact_of_all(&profile.processes);
+    assert_eq!((counted, stats.hits, stats.lost()), (sums, sums[0], 0), "{:?}", profile.notes);
+}
+
+/// A shell runs each command by vfork. Until its exec, or its end, a child counts in its parent's memory, by the slot of the parent's
+/// thread; what each did is told apart all the same.
+#[test]
+fn inline_calls_of_vfork_children_are_their_own() {
+    let Some(_turn) = turn("inline_calls_of_vfork_children_are_their_own") else { return };
+    for (follow, interval) in [(true, 1), (false, 1), (true, 16 << 10)] {
+        let mut target = Target::start(&program("shelling"), ["40"]);
+        let recorder = Recorder::of(target.pid(), interval).option("--hook", "inline");
+        let recording = if follow { recorder } else { recorder.flag("--no-follow") }.start();
+        target.go();
+        let [calls, bytes, of_children, bytes_of_children] = target.sums();
+        let (profile, _) = recording.stop().results();
+        let what = format!("follow {follow}, interval {interval}: {:?}", profile.notes);
+        let process = profile.process(target.pid());
+        assert_eq!(checks::exact(process), (Some(bytes), Some(calls)), "{what}");
+        let children = || profile.processes.iter().filter(|it| it.comm == "shelling" && it.pid != target.pid());
+        let of_followed = if follow { [of_children, bytes_of_children] } else { [0; 2] };
+        assert_eq!(checks::exact_of_all(children()), of_followed, "{what}");
+        for process in children().chain([process]) {
+            let figures = &process.figures;
+            let difference = figures.alloc_bytes.value() - figures.alloc_bytes.exact.expect("counted");
+            assert!(interval > 1 || difference.abs() < 0.5, "{what}: {difference} of {}", process.pid);
+        }
+        assert!(!profile.notes.join(" ").contains("do not trust"), "{what}");
+    }
+}

@@ -254,6 +254,34 @@ fn the_accounting_is_replaced_only_if_forced() {
     outcome.results();
 }
 
+/// One would replace the other at the end of a recording that cannot be repeated.
+#[test]
+fn two_outputs_of_one_name_are_refused_first() {
+    let Some(_turn) = turn("two_outputs_of_one_name_are_refused_first") else { return };
+    let target = Target::start(&program("pairs"), ["10"]);
+    for (force, other) in [(false, "x.json"), (true, "x.json"), (true, "./x.json")] {
+        for option in ["-o", "--stats"] {
+            let recorder = forced(Recorder::of(target.pid(), 4096).without_outputs(), force);
+            let refused = recorder.option("-o", "x.json").option(option, other).refused();
+            refused.check(2, &["are the same file"]);
+            assert!(!refused.folder.path().join("x.json").exists());
+        }
+    }
+}
+
+/// The accounting on standard output is all there is on it.
+#[test]
+fn the_accounting_has_standard_output_for_itself() {
+    let Some(_turn) = turn("the_accounting_has_standard_output_for_itself") else { return };
+    let mut target = Target::start(&program("pairs"), ["500"]);
+    let recorder = Recorder::of(target.pid(), 4096).without_outputs();
+    let recording = recorder.option("-o", "x.json").option("--stats", "-").start();
+    target.run();
+    let outcome = recording.stop();
+    serde_json::from_str::<Stats>(&outcome.stdout).expect("the accounting alone");
+    assert!(outcome.stderr.contains("By bytes"), "the closing table: {}", outcome.stderr);
+}
+
 /// A folder that every user can reach, with heapbpf and a small profile in it.
 fn offline(case: &str) -> Option<TempDir> {
     if !is_root() {

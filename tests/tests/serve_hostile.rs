@@ -161,13 +161,36 @@ fn no_endpoint_shows_more_than_a_token_may_see() {
     recording.stop();
 }
 
+/// A page in a browser can have a name of its own that leads here, and no other way to read the answers.
+#[test]
+fn without_tokens_other_names_are_refused() {
+    let Some(_turn) = turn("without_tokens_other_names_are_refused") else { return };
+    let target = Target::start(&program("pairs"), ["1000"]);
+    let (recording, address) = Recorder::of(target.pid(), 4096).without_outputs().serve();
+    let ask = |path: &str, host: &str| {
+        send(address, &format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"))
+    };
+    for path in ["/", "/metrics", "/page/data", "/debug/pprof/heap"] {
+        for host in ["evil.example", "evil.example:6060", "localhost.evil.example"] {
+            let answer = ask(path, host);
+            assert_eq!(answer.status, 421, "{path} {host}: {}", answer.text());
+            assert!(answer.text().contains("--token-file"), "{}", answer.text());
+        }
+        for host in ["localhost", "localhost:6060", "127.0.0.1", "[::1]:6060"] {
+            assert_eq!(ask(path, host).status, 200, "{path} {host}");
+        }
+    }
+    recording.stop();
+}
+
 #[test]
 fn requests_beyond_measure_are_refused() {
     let Some(_turn) = turn("requests_beyond_measure_are_refused") else { return };
     let target = Target::start(&program("pairs"), ["1000"]);
     let (recording, address) = Recorder::of(target.pid(), 4096).without_outputs().serve();
-    let head =
-        |line: String, headers: String| format!("{line} HTTP/1.1\r\nHost: x\r\n{headers}Connection: close\r\n\r\n");
+    let head = |line: String, headers: String| {
+        format!("{line} HTTP/1.1\r\nHost: localhost\r\n{headers}Connection: close\r\n\r\n")
+    };
     let plain = |headers: String| head("GET /metrics".into(), headers);
     let cases = [
         ("a path", head(format!("GET /{}", "x".repeat(64 << 10)), String::new())),
@@ -204,8 +227,8 @@ fn slow_and_many_clients_are_shed_and_losses_counted() {
         let mut stream = TcpStream::connect(address).ok()?;
         let said: &[u8] = match number % 3 {
             0 => b"",
-            1 => b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-",
-            _ => b"GET /debug/pprof/heap HTTP/1.1\r\nHost: x\r\n\r\n",
+            1 => b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-",
+            _ => b"GET /debug/pprof/heap HTTP/1.1\r\nHost: localhost\r\n\r\n",
         };
         stream.write_all(said).ok()?;
         Some(stream)
@@ -280,7 +303,7 @@ fn tls_answers_who_trusts_its_certificate() {
     // Who does not speak TLS gets nothing, and who says nothing is sent away.
     let mut plain = TcpStream::connect(address).expect("it listens");
     plain.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
-    plain.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("it listens");
+    plain.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("it listens");
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!answer.windows(7).any(|window| window == b"heapbpf"), "{answer:?}");

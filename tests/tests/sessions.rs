@@ -158,9 +158,9 @@ fn a_commands_exit_status_is_heapbpfs() {
 }
 
 #[test]
-fn ctrl_c_and_sigterm_write_the_profile() {
-    let Some(_turn) = turn("ctrl_c_and_sigterm_write_the_profile") else { return };
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+fn ctrl_c_sigterm_and_a_lost_terminal_write_the_profile() {
+    let Some(_turn) = turn("ctrl_c_sigterm_and_a_lost_terminal_write_the_profile") else { return };
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let mut target = Target::start(&program("pairs"), ["5000"]);
         let recording = Recorder::of(target.pid(), 1).start();
         let truth = target.run();

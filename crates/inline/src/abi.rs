@@ -278,6 +278,8 @@ const _: () = assert!(
         && memory::SHARED_SLOT == STATE + offset_of!(Totals, shared) as u64
         && memory::SLOTS == SLOTS_OFFSET
         && memory::SLOT_COUNT == SLOTS as u64
+        && memory::HASH == HASH as u64
+        && memory::HASH_SHIFT == HASH_SHIFT
         && memory::SLOT_BYTES == size_of::<Slot>() as u64
         && offset_of!(SlotSums, calls) == offset_of!(Slot, calls)
         && offset_of!(SlotSums, bytes) == offset_of!(Slot, bytes)

@@ -24,6 +24,7 @@ pub mod merge;
 pub mod model;
 pub mod naming;
 pub mod page;
+pub mod process_pools;
 pub mod programs;
 pub mod proto;
 pub mod read;

@@ -51,7 +51,8 @@ pub struct ReportOptions {
     pub functions: usize,
     /// The grouping of stacks; `None`: by program if there are several processes.
     pub group_by: Option<GroupBy>,
-    /// Whether stacks that differ only in the depth of recursion are one.
+    /// Whether stacks that differ only in the depth of recursion are one. Those that differ in a line of a function that never
+    /// recurses stay apart.
     pub fold_recursion: bool,
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
@@ -152,6 +153,11 @@ fn default_sort(profile: &Profile, whole: &Pool) -> Value {
     if value == Value::InuseSpace && whole.total(value) <= 0.0 { Value::AllocSpace } else { value }
 }
 
+/// Whether a profile has figures of this value: those in use and at exit need the frees.
+fn has(profile: &Profile, value: Value) -> bool {
+    profile.header.live || !value.needs_frees()
+}
+
 /// What all sections share.
 struct Context<'a> {
     profile: &'a Profile,
@@ -167,7 +173,7 @@ struct Context<'a> {
 impl<'a> Context<'a> {
     fn new(profile: &'a Profile, options: &'a ReportOptions) -> Self {
         let whole = Pool::whole(profile);
-        let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
+        let sort = options.sort.filter(|sort| has(profile, *sort)).unwrap_or_else(|| default_sort(profile, &whole));
         let intervals = intervals_used(profile);
         let group_by = options.group_by.unwrap_or_else(|| GroupBy::default_of(profile));
         Self { profile, options, width: options.width.max(LEAST_WIDTH), sort, group_by, whole, intervals }

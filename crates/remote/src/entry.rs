@@ -28,6 +28,8 @@ const MAX_WORDS: usize = 1 << 20;
 /// Bytes of a program header; most that are read.
 const HEADER_BYTES: u64 = 56;
 const MAX_HEADERS: u64 = 128;
+/// The first bytes of an ELF file.
+const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
 
 /// Why a process does not wait at its entry point. It runs as ever.
 #[derive(Debug, thiserror::Error)]
@@ -193,12 +195,22 @@ impl Vector {
     /// Where the program's text ends.
     fn end_of_text(&self, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
         let headers = (0..self.header_count.min(MAX_HEADERS)).map(|index| self.headers + index * HEADER_BYTES);
-        let headers: Option<Vec<[u64; 5]>> =
-            headers.map(|at| Some([word(at)?, word(at + 16)?, word(at + 32)?, word(at + 40)?, at])).collect();
+        let headers: Option<Vec<[u64; 5]>> = headers
+            .map(|at| Some([word(at)?, word(at + 16)?, word(at + 32)?, word(at + 40)?, word(at + 8)?]))
+            .collect();
         let headers = headers?;
         let kind = |header: &[u64; 5]| header[0] as u32;
         let own = headers.iter().find(|header| kind(header) == libc::PT_PHDR);
-        let bias = own.map_or(0, |own| self.headers.wrapping_sub(own[1]));
+        // A static program has no header of the headers themselves. They follow the file's, which is where its beginning is mapped.
+        let file = self.headers & !(PAGE_BYTES - 1);
+        let first = headers.iter().find(|header| kind(header) == libc::PT_LOAD && header[4] == 0);
+        let is_file =
+            word(file).is_some_and(|word| word as u32 == ELF_MAGIC) && word(file + 32) == Some(self.headers - file);
+        let bias = match (own, first) {
+            (Some(own), _) => self.headers.wrapping_sub(own[1]),
+            (None, Some(first)) if is_file => file.wrapping_sub(first[1]),
+            _ => 0,
+        };
         let is_text = |header: &&[u64; 5]| {
             let start = bias.wrapping_add(header[1]);
             let is_executable = (header[0] >> 32) as u32 & libc::PF_X != 0;
@@ -278,6 +290,20 @@ mod tests {
         let found = Vector::find(&word, STACK).expect("a vector");
         assert_eq!((found.entry, found.entry_at), (0x55_0000_1080, STACK + 13 * 8));
         assert_eq!(found.end_of_text(&word), Some(0x55_0000_12a5));
+    }
+
+    #[test]
+    fn a_static_program_is_where_its_file_begins() {
+        let vector = Vector { entry: 0x1080 + HEADERS, entry_at: 0, headers: HEADERS + 64, header_count: 2 };
+        let load = |flags: u64, offset, bytes| {
+            [u64::from(libc::PT_LOAD) | flags << 32, offset, offset, offset, bytes, bytes, 0x1000]
+        };
+        let file = [u64::from(ELF_MAGIC), 0, 0, 0, 64, 0, 0, 0];
+        let word = memory(Vec::new(), [&file[..], &load(4, 0, 0x600), &load(5, 0x1000, 0x2a5)].concat());
+        assert_eq!(vector.end_of_text(&word), Some(HEADERS + 0x12a5));
+        // Not without the file's beginning: then it is where its headers say.
+        let word = memory(Vec::new(), [&[0; 8][..], &load(4, 0, 0x600), &load(5, 0x1000, 0x2a5)].concat());
+        assert_eq!(vector.end_of_text(&word), None);
     }
 
     #[test]

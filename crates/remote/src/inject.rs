@@ -1,4 +1,4 @@
-//! Carries out a plan, or takes out what is found, while the process is stopped.
+//! Carries out a plan while the process is stopped.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use crate::error::Busy;
 use crate::failure::Failure;
-use crate::found::Found;
-use crate::maps::Maps;
 use crate::outcome::{Hooked, Mapped};
 use crate::plan::{Kept, Pages, Part, Plan, Step, Undo, Write, is_same_code, writes};
 use crate::remote::Remote;
@@ -363,7 +361,7 @@ impl Injection<'_> {
 }
 
 /// Writes code, while all threads are stopped.
-fn write(tid: i32, writes: &[Write]) -> Result<(), Failure> {
+pub(crate) fn write(tid: i32, writes: &[Write]) -> Result<(), Failure> {
     writes.iter().try_for_each(|(address, bytes)| {
         sys::poke(tid, *address, *bytes).map_err(|error| Failure::Trace("writing a jump", error))
     })
@@ -395,7 +393,7 @@ fn move_pages(remote: &mut Remote, from: u64, to: u64, bytes: u64) -> Result<(),
     remote.call("mremap", libc::SYS_mremap, [from, bytes, bytes, MOVE_AND_KEEP as u64, to, 0]).map(drop)
 }
 
-fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Result<(), Failure> {
+pub(crate) fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Result<(), Failure> {
     match undo {
         Undo::PutBack(Kept { start, spare, bytes }) => move_pages(remote, spare, start, bytes),
         Undo::Unmap => {
@@ -404,119 +402,4 @@ fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Re
         }
         Undo::Close | Undo::MoveBack | Undo::Restore => Ok(()),
     }
-}
-
-/// Takes a blob out. Whether it could be unmapped; else its jumps are gone and it stays, inert, because a thread may come
-/// back to it.
-pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &mut Stop) -> Result<bool, Failure> {
-    if found.text.is_none() && !found.is_hooked() {
-        return remove_inert(target, found, stop).map(|()| true);
-    }
-    // Closing the memfd is an injector's last step.
-    let is_finished = target.descriptors_of(found).is_empty();
-    stop.stop_all()?;
-    let is_as_found = if is_finished { is_there(stop.pid, found) } else { !has_changed(stop.pid, found) };
-    if !target.is_same_process() || !is_as_found {
-        return Err(Failure::Busy(Busy::Changed));
-    }
-    let restored =
-        found.pages.iter().map(|kept| original_code(stop, found, *kept)).collect::<Result<Vec<_>, _>>()?.concat();
-    let is_free = is_unmapped && !is_referenced(stop, found)?;
-    let is_awkward = |tid, _: &Registers| target.may_be_filtered(tid);
-    let mut remote = match Remote::begin(stop, target.gadgets, is_awkward) {
-        // It has confined itself since it was hooked. The jumps can be taken out without its help; the rest leads nowhere.
-        Err(Failure::Refused(_)) => {
-            let tid = stop.stopped_threads().next().ok_or(Failure::Ended)?;
-            return write(tid, &restored).map(|()| false);
-        }
-        remote => remote?,
-    };
-    let result = (|| {
-        write(remote.tid(), &restored)?;
-        for kept in &found.pages {
-            take_out(&mut remote, Undo::PutBack(*kept), &found.range)?;
-        }
-        // A thread may be about to make a call for an injector that was killed: it maps nothing without the descriptor.
-        for fd in target.descriptors_of(found) {
-            remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
-        }
-        // Nobody can come to the text any more.
-        remote.release_others(stop);
-        if is_free && found.is_mapped {
-            take_out(&mut remote, Undo::Unmap, &found.range)?;
-        }
-        Ok(is_free)
-    })();
-    remote.end(stop).and(result)
-}
-
-/// Whether a blob that nobody goes on mapping is still where it was found. All mappings of the process need not be read for
-/// that: if it has hundreds of thousands, that takes longer than it may be stopped.
-fn is_there(pid: i32, found: &Found) -> bool {
-    let is_of_blob =
-        |range: &std::ops::Range<u64>| FileId::of(pid, range).is_some_and(|file| file.inode == found.inode);
-    found.text.iter().all(is_of_blob) && found.replaced().all(|range| is_of_blob(&range))
-}
-
-/// Whether a blob is not as it was found: a thread has finished the last call of an injector that was killed meanwhile.
-fn has_changed(pid: i32, found: &Found) -> bool {
-    let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, 0));
-    let Ok(maps) = maps else { return true };
-    let now = crate::found::find(&maps).into_iter().find(|now| now.range == found.range && now.inode == found.inode);
-    found.is_mapped != now.is_some() || now.is_some_and(|now| now.pages != found.pages || now.text != found.text)
-}
-
-/// Takes out what has no code to which a thread could come back, while all threads but one run.
-fn remove_inert(target: &Target, found: &Found, stop: &mut Stop) -> Result<(), Failure> {
-    let mut remote = Remote::alone(stop, target.gadgets, &target.threads())?;
-    let mut result = target
-        .descriptors_of(found)
-        .into_iter()
-        .try_for_each(|fd| remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop));
-    if found.is_mapped && result.is_ok() {
-        result = take_out(&mut remote, Undo::Unmap, &found.range);
-    }
-    remote.end(stop).and(result)
-}
-
-/// What to write over the jumps in pages that were replaced: the memfd has the original code.
-fn original_code(stop: &Stop, found: &Found, kept: Kept) -> Result<Vec<Write>, Failure> {
-    let Kept { start, spare, bytes } = kept;
-    let changed = |_| Failure::Busy(Busy::Changed);
-    let file = File::open(format!("/proc/{}/map_files/{:x}-{:x}", stop.pid, start, start + bytes)).map_err(changed)?;
-    if file.metadata().map_err(changed)?.ino() != found.inode {
-        return Err(Failure::Busy(Busy::Changed));
-    }
-    let (mut original, mut memory) = (vec![0; bytes as usize], vec![0; bytes as usize]);
-    file.read_exact_at(&mut original, spare - found.range.start).map_err(changed)?;
-    if sys::read_memory(stop.pid, start, &mut memory).map_err(changed)? != memory.len() {
-        return Err(Failure::Busy(Busy::Changed));
-    }
-    Ok(writes(start, &memory, &original))
-}
-
-/// Whether a thread may come back to the text: by a register, a word of a stack, or a restartable sequence.
-fn is_referenced(stop: &Stop, found: &Found) -> Result<bool, Failure> {
-    let Some(text) = &found.text else { return Ok(false) };
-    for (tid, registers) in stop.registers() {
-        let r = &registers;
-        let general = [
-            r.rip, r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14,
-            r.r15,
-        ];
-        let words = stack_words(stop, r);
-        if general.iter().any(|value| text.contains(value)) || !words.is_complete || words.contain(text) {
-            return Ok(true);
-        }
-        let sequence = sys::rseq_area(tid).map(|area| {
-            let mut word = [0; 8];
-            let read = sys::read_memory(stop.pid, area + 8, &mut word);
-            read.map(|_| u64::from_le_bytes(word))
-        });
-        if sequence.is_some_and(|at| at.map_or(true, |at| found.range.contains(&at))) {
-            return Ok(true);
-        }
-        stop.check_time(Busy::Late)?;
-    }
-    Ok(false)
 }

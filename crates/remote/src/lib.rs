@@ -41,6 +41,7 @@ mod inject;
 mod interrupted;
 #[cfg(target_arch = "x86_64")]
 mod remote;
+mod remove;
 #[cfg(target_arch = "x86_64")]
 mod run;
 #[cfg(target_arch = "x86_64")]

@@ -7,9 +7,10 @@ use std::time::Duration;
 use crate::error::{Busy, Error};
 use crate::failure::Failure;
 use crate::found::Found;
-use crate::inject::{self, Injection, NO_QUESTION};
+use crate::inject::{Injection, NO_QUESTION};
 use crate::outcome::{Hooked, Mapped, Stopped, TakeOut};
 use crate::plan::Plan;
+use crate::remove;
 use crate::stop::Stop;
 use crate::sys;
 use crate::target::{FileId, Target};
@@ -106,7 +107,7 @@ impl Target {
             return Err(Error::Damaged(found.range.start));
         }
         let (target, found) = (self.copy()?, found.clone());
-        stopped(self.pid(), limit, move |stop| inject::remove(&target, &found, what == TakeOut::All, stop))
+        stopped(self.pid(), limit, move |stop| remove::remove(&target, &found, what == TakeOut::All, stop))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use crate::error::Busy;
@@ -18,6 +19,8 @@ const PATIENCE: Duration = Duration::from_millis(2);
 const LATEST: Duration = Duration::from_secs(1);
 /// Most threads that are stopped.
 const MAX_THREADS: usize = 1 << 16;
+/// Links of a folder without folders.
+const FOLDER_LINKS: u64 = 2;
 
 /// What a traced thread is doing.
 #[derive(Clone, Copy)]
@@ -31,7 +34,26 @@ enum State {
 pub(crate) struct Thread {
     pub(crate) tid: i32,
     state: State,
+    /// Those with which it goes on, once it is stopped; none if it is being killed.
+    registers: Option<Registers>,
     is_interrupted: bool,
+}
+
+impl Thread {
+    /// Takes in what the thread did. Whether it stopped with its process, by job control.
+    fn take(&mut self, report: Report) -> bool {
+        match report {
+            Report::Ended => self.state = State::Gone,
+            Report::Interrupted | Report::JobControl => {
+                self.state = State::Stopped;
+                self.registers = if report == Report::Interrupted { repaired(self.tid) } else { None };
+            }
+            // The request to stop stays pending.
+            Report::Signal(signal) => drop(sys::cont(self.tid, signal)),
+            Report::SystemCall => drop(sys::cont(self.tid, 0)),
+        }
+        report == Report::JobControl
+    }
 }
 
 /// The threads of a process that the calling thread traces. When that thread ends, however it ends, the kernel lets all of
@@ -65,8 +87,8 @@ impl Stop {
             return Ok(false);
         }
         sys::set_real_time(true);
-        let start = *self.since.insert(Instant::now());
-        self.wait_for_all(start)?;
+        self.since = Some(Instant::now());
+        self.wait_for_all()?;
         Ok(self.stopped_threads().any(|stopped| stopped == tid))
     }
 
@@ -89,10 +111,10 @@ impl Stop {
             self.alone = self.since.map_or(Duration::ZERO, |since| since.elapsed());
             self.since = None;
         }
-        let start = *self.since.get_or_insert_with(Instant::now);
-        self.wait_for_all(start)?;
-        while self.seize_new()? {
-            self.wait_for_all(start)?;
+        self.since.get_or_insert_with(Instant::now);
+        self.wait_for_all()?;
+        while !self.is_complete() && self.seize_new()? {
+            self.wait_for_all()?;
         }
         if self.stopped_threads().next().is_none() {
             return Err(Failure::Ended);
@@ -100,13 +122,23 @@ impl Stop {
         Ok(())
     }
 
+    /// Whether the process has no other threads than those that are stopped: the kernel counts them among the links of this
+    /// folder (`proc_task_getattr`). That is quicker than to list them.
+    fn is_complete(&self) -> bool {
+        let links = fs::metadata(format!("/proc/{}/task", self.pid)).map(|folder| folder.nlink());
+        links.is_ok_and(|links| links == FOLDER_LINKS + self.stopped_threads().count() as u64)
+    }
+
     /// Stops all threads that are traced.
-    fn wait_for_all(&mut self, start: Instant) -> Result<(), Failure> {
+    fn wait_for_all(&mut self) -> Result<(), Failure> {
         self.interrupt_new()?;
+        let mut last = Instant::now();
         while self.threads.iter().any(|thread| matches!(thread.state, State::Running)) {
-            if !self.take_reports()? {
+            if self.take_reports_of_running()? {
+                last = Instant::now();
+            } else {
                 self.check_time(Busy::Slow)?;
-                sys::pause(start);
+                sys::pause(last);
                 self.forget_vanished();
             }
         }
@@ -137,7 +169,7 @@ impl Stop {
         match sys::seize(tid, libc::PTRACE_O_TRACESYSGOOD) {
             Ok(()) => {
                 self.known.insert(tid, Some(self.threads.len()));
-                self.threads.push(Thread { tid, state: State::Running, is_interrupted: false });
+                self.threads.push(Thread { tid, state: State::Running, registers: None, is_interrupted: false });
                 Ok(true)
             }
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
@@ -159,38 +191,30 @@ impl Stop {
         Ok(())
     }
 
-    /// Takes in what threads did. Whether there was anything.
-    fn take_reports(&mut self) -> Result<bool, Failure> {
-        let mut is_any = false;
-        loop {
-            let Some((tid, report)) = sys::look(-1).map_err(|error| Failure::Trace("waiting", error))? else {
-                return Ok(is_any);
-            };
-            is_any = true;
-            let state = match report {
-                Report::Ended => State::Gone,
-                Report::Interrupted => {
-                    repair(tid);
-                    State::Stopped
-                }
-                Report::JobControl => {
-                    self.has_job_control = true;
-                    State::Stopped
-                }
-                // The request to stop stays pending.
-                Report::Signal(signal) => {
-                    let _ = sys::cont(tid, signal);
-                    State::Running
-                }
-                Report::SystemCall => {
-                    let _ = sys::cont(tid, 0);
-                    State::Running
-                }
-            };
+    /// Takes in what threads did that were not asked to stop so far.
+    fn take_reports(&mut self) -> Result<(), Failure> {
+        while let Some((tid, report)) = look(-1)? {
             if let Some(place) = self.known.get(&tid).copied().flatten() {
-                self.threads[place].state = state;
+                self.has_job_control |= self.threads[place].take(report);
             }
         }
+        Ok(())
+    }
+
+    /// Takes in what threads did that are to stop. Whether there was anything. Each is asked for by itself: the kernel goes
+    /// through all threads of its tracer to find any of them.
+    fn take_reports_of_running(&mut self) -> Result<bool, Failure> {
+        let mut is_any = false;
+        for thread in self.threads.iter_mut().filter(|thread| matches!(thread.state, State::Running)) {
+            while let Some((_, report)) = look(thread.tid)? {
+                is_any = true;
+                self.has_job_control |= thread.take(report);
+                if !matches!(thread.state, State::Running) {
+                    break;
+                }
+            }
+        }
+        Ok(is_any)
     }
 
     /// A thread that another one's exec replaced is never reported.
@@ -230,10 +254,10 @@ impl Stop {
         self.threads.iter().filter(|thread| matches!(thread.state, State::Stopped)).map(|thread| thread.tid)
     }
 
-    /// Their registers.
+    /// The registers with which they go on.
     pub(crate) fn registers(&self) -> impl Iterator<Item = (i32, Registers)> {
-        // A thread that was killed meanwhile has none.
-        self.stopped_threads().filter_map(|tid| Some((tid, sys::registers(tid).ok()?)))
+        let stopped = self.threads.iter().filter(|thread| matches!(thread.state, State::Stopped));
+        stopped.filter_map(|thread| Some((thread.tid, thread.registers?)))
     }
 
     /// What `/proc` says of a thread.
@@ -273,7 +297,7 @@ impl Stop {
                     late -= 1;
                     let signal = if let Report::Signal(signal) = report { signal } else { 0 };
                     if report == Report::Interrupted {
-                        repair(tid);
+                        repaired(tid);
                     }
                     let _ = sys::detach(tid, signal);
                 }
@@ -284,15 +308,21 @@ impl Stop {
     }
 }
 
-/// Lets the kernel restart a system call that only the stop interrupted. At once: should we die, it is done.
-fn repair(tid: i32) {
-    let Ok(mut registers) = sys::registers(tid) else { return };
+fn look(tid: i32) -> Result<Option<(i32, Report)>, Failure> {
+    sys::look(tid).map_err(|error| Failure::Trace("waiting", error))
+}
+
+/// Lets the kernel restart a system call that only the stop interrupted. At once: should we die, it is done. The registers with
+/// which the thread goes on; a thread that was killed meanwhile has none.
+fn repaired(tid: i32) -> Option<Registers> {
+    let mut registers = sys::registers(tid).ok()?;
     if interrupted::has_restart_block(&registers) && !may_restart(tid, &registers) {
         registers = interrupted::restarted_by_hand(&registers);
     } else if !interrupted::repair(&mut registers) {
-        return;
+        return Some(registers);
     }
-    let _ = sys::set_registers(tid, &registers);
+    sys::set_registers(tid, &registers).ok()?;
+    Some(registers)
 }
 
 /// Whether the thread's seccomp filters let the kernel go on with an interrupted call. It does so by another call,

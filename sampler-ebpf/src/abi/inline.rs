@@ -95,6 +95,13 @@ pub mod memory {
     pub const SLOT_BYTES: u64 = 128;
     /// Slots in a page of memory.
     pub const SLOTS_OF_PAGE: u64 = 32;
+    /// A thread's slot is the one at these bits of its thread pointer times this number, shifted by [`HASH_SHIFT`], or one of the
+    /// next; [`TRIES`] in all.
+    pub const HASH: u64 = 0x1e37_79b1;
+    /// See [`HASH`].
+    pub const HASH_SHIFT: u32 = 25;
+    /// See [`HASH`].
+    pub const TRIES: u64 = 32;
 }
 
 /// The words of a slot that are added up.
@@ -145,13 +152,15 @@ pub struct InlineProcess {
     pub bases: [u64; MAX_ALLOCATORS],
     /// One of [`inline_state`].
     pub state: u32,
-    /// Pages of slots that could not be read at the end, because they were not in memory.
+    /// Pages of slots that could not be read at the end, because they were not in memory. Of a process in another's memory: 1 once
+    /// `counts` is what it counted itself.
     pub unread_pages: u32,
-    /// Whose memory it runs in: its own, or after `vfork` its parent's, which has the counts.
+    /// Whose memory it runs in: its own, or after `vfork` its parent's, where both count.
     pub memory_of: ProcessKey,
     /// The process that was hooked: itself, or the one it descends from.
     pub hooked: ProcessKey,
-    /// What had been counted when it left its memory; zeros before.
+    /// What had been counted when it left its memory; zeros before. Of a process in another's memory: what its thread's slot held when it
+    /// began, until it leaves that memory.
     pub counts: SlotSums,
 }
 

@@ -24,7 +24,7 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         ProcessKey: 16 { start_ns: 0, tgid: 8, exec_id: 12 }
         LiveKey: 24 { space: 0, address: 16 }
         LiveValue: 56 { sample: 0, time_ns: 8, thread_calls: 16, size_bytes: 24, trials: 32, interval: 40, offset: 44, tid: 48, site: 52 }
-        Config: 224 { target_rules: 0, follow: 4, live: 8, stack_kind: 12, self_tgid: 16, faults: 20, criterion: 24, stack_bytes: 32, seed: 40, wake_share: 48, cgroup_id: 56, cgroup_level: 64, memory_bytes: 72, page_bytes: 80, comm_pattern: 88, offsets: 104 }
+        Config: 232 { target_rules: 0, follow: 4, live: 8, stack_kind: 12, self_tgid: 16, faults: 20, criterion: 24, stack_bytes: 32, seed: 40, wake_share: 48, cgroup_id: 56, cgroup_level: 64, memory_bytes: 72, page_bytes: 80, first_sample_pause_ns: 88, comm_pattern: 96, offsets: 112 }
         KernelOffsets: 120 { task_mm: 0, task_group_leader: 8, task_start_boottime: 16, task_self_exec_id: 24, task_tgid: 32, task_comm: 40, task_signal: 48, task_thread_pointer: 56, signal_live: 64, mm_owner: 72, mm_start_stack: 80, mm_brk: 88, mm_total_vm: 96, mm_data_vm: 104, signal_rlim: 112 }
         Control: 16 { draw: 0, targets_generation: 8 }
         Progress: 24 { threads: 0, threads_flushed: 8, records_lost: 16 }

@@ -26,6 +26,7 @@ pub extern "C" fn inline_exec(_: *mut c_void) -> u32 {
     // SAFETY: the pointer is to the map's value, which consists of integers.
     unsafe { (*entry).state = inline_state::LEAVES };
     keep(task, process, entry);
+    keep_apart(task, process, entry);
     0
 }
 
@@ -42,6 +43,7 @@ pub extern "C" fn inline_exit(_: *mut c_void) -> u32 {
     let state = unsafe { (*entry).state };
     if is_last || state == inline_state::LEAVES {
         keep(task, process, entry);
+        keep_apart(task, process, entry);
     }
     if is_last {
         // SAFETY: as above.
@@ -62,6 +64,13 @@ pub fn replaced(process: ProcessKey) {
 /// Notes a child of a process with inline hooks, in the context of the parent. It has them too, and counts from zero.
 #[inline(always)]
 pub fn fork(parent: u64, child: u64) {
+    list_child(parent, child);
+    begin_apart(child);
+}
+
+/// Lists a child. (By a function of its own: programs have 512 bytes of stack, with all that they call.)
+#[inline(never)]
+fn list_child(parent: u64, child: u64) {
     let Some(entry) = INLINE.get_ptr(process_of(parent)) else { return };
     // SAFETY: the pointer is to the map's value, in which these fields never change.
     let (bases, parents, hooked) = unsafe { ((*entry).bases, (*entry).memory_of, (*entry).hooked) };
@@ -104,6 +113,71 @@ fn keep(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
         if sum.slots.calls >= (*entry).counts.calls {
             (*entry).unread_pages = sum.unread_pages as u32;
             (*entry).counts = sum.slots;
+        }
+    }
+}
+
+/// Notes what the slot of a child's thread holds when it begins in its parent's memory.
+#[inline(never)]
+fn begin_apart(child: u64) {
+    let process = process_of(child);
+    let Some(entry) = INLINE.get_ptr_mut(process) else { return };
+    // SAFETY: the pointer is to the map's value, which consists of integers.
+    if unsafe { (*entry).memory_of } != process {
+        add_slots_of(child, entry);
+    }
+}
+
+/// Keeps what a process has counted in another's memory: what its thread's slot has more than when it began. After `vfork` the slot is
+/// that of the parent's thread, which waits meanwhile.
+#[inline(never)]
+fn keep_apart(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
+    let has_left = read_kernel::<u64>(task + config!(offsets.task_mm)) == 0;
+    // SAFETY: the callers pass a pointer to the map's value, which consists of integers.
+    unsafe {
+        if has_left || (*entry).memory_of == process || (*entry).unread_pages != 0 {
+            return;
+        }
+        // What there was is taken off, and what there is added.
+        let kept = (&raw mut (*entry).counts).cast::<u64>();
+        let mut word = 0;
+        while word < size_of::<SlotSums>() / size_of::<u64>() {
+            *kept.add(word) = (*kept.add(word)).wrapping_neg();
+            word += 1;
+        }
+        add_slots_of(task, entry);
+        (*entry).unread_pages = 1;
+    }
+}
+
+/// Adds the slots of a task's thread, one of each allocator, to what is kept of a process.
+#[inline(never)]
+fn add_slots_of(task: u64, entry: *mut InlineProcess) {
+    let thread_pointer = read_kernel(task + config!(offsets.task_thread_pointer));
+    let mut allocator = 0;
+    while allocator < MAX_ALLOCATORS {
+        // SAFETY: the callers pass a pointer to the map's value, which consists of integers.
+        unsafe {
+            if (*entry).bases[allocator] != 0 {
+                add_slot_of(thread_pointer, (*entry).bases[allocator], &mut (*entry).counts);
+            }
+        }
+        allocator += 1;
+    }
+}
+
+/// Adds the slot of a thread, if it has one.
+#[inline(never)]
+fn add_slot_of(thread_pointer: u64, base: u64, sums: &mut SlotSums) {
+    const SLOTS_BYTES: u64 = memory::SLOT_COUNT * memory::SLOT_BYTES;
+    let first = (thread_pointer.wrapping_mul(memory::HASH) >> memory::HASH_SHIFT) & (SLOTS_BYTES - memory::SLOT_BYTES);
+    let mut tried = 0;
+    while tried < memory::TRIES {
+        let slot = base + memory::SLOTS + ((first + tried * memory::SLOT_BYTES) & (SLOTS_BYTES - 1));
+        match read_user::<u64>(slot) {
+            Some(key) if key == thread_pointer => return add(slot, sums, 1),
+            Some(key) if key != 0 => tried += 1,
+            _ => return,
         }
     }
 }

@@ -38,7 +38,7 @@ pub static TOTALS: HashMap<ProcessKey, Counters, 65536, { BPF_F_NO_PREALLOC as u
 pub static TARGETS: HashMap<u32, u32, 65536, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 /// Processes that inline hooks count.
 #[btf_map]
-pub static INLINE: HashMap<ProcessKey, InlineProcess, 65536, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+pub static INLINE: HashMap<ProcessKey, InlineProcess, 16384, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 /// Blocks that are sampled in a process that is about to go over to inline hooks.
 #[btf_map]
 pub static HANDOVER: Array<Handover, 1> = Array::new();
@@ -70,6 +70,9 @@ pub static PROGRESS: Array<Progress, 1> = Array::new();
 /// 1 while the daemon sleeps; the next event wakes it.
 #[btf_map]
 pub static SLEEP: Array<u32, 1> = Array::new();
+/// When a thread's first sample last woke the daemon (CLOCK_MONOTONIC).
+#[btf_map]
+pub static WOKEN: Array<u64, 1> = Array::new();
 /// Trials per allocation of each size class, for the size-class criterion.
 #[btf_map]
 pub static TRIALS: Array<u64, { sampler_ebpf::trials::SIZE_CLASSES }> = Array::new();

@@ -269,8 +269,14 @@ impl<L: ProbeLinks> Hooks<L> {
 
     /// Kinds of the probed instructions in hooked files: of freeing functions if `frees`, of allocating ones otherwise.
     pub fn kinds(&self, frees: bool) -> impl Iterator<Item = ProbeKind> + '_ {
-        let plans = self.hooked.keys().filter_map(|key| self.files.plan(*key));
-        plans.flat_map(|plan| &plan.sites).filter(move |site| site.return_needed != frees).map(|site| site.kind)
+        self.hooked.keys().flat_map(move |key| self.kinds_in(*key, frees))
+    }
+
+    /// The same in one file; none if it is not hooked.
+    pub fn kinds_in(&self, key: FileKey, frees: bool) -> impl Iterator<Item = ProbeKind> + '_ {
+        let plan = self.hooked.get(&key).and_then(|_| self.files.plan(key));
+        let sites = plan.into_iter().flat_map(|plan| &plan.sites);
+        sites.filter(move |site| site.return_needed != frees).map(|site| site.kind)
     }
 
     /// Number of hooked files.

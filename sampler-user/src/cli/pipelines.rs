@@ -5,6 +5,7 @@ use super::record_args::{RecordArgs, ServeArgs, SnapshotArgs};
 use crate::output::{self, Output, OutputError};
 use crate::serve::push::{PushPlan, SpoolOptions};
 use heapbpf_profile::formats;
+use std::path::Path;
 
 /// The push destinations, with their queues.
 ///
@@ -61,8 +62,41 @@ pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
             log::warn!("{} is {place}: it gets no snapshots, only the profile at the end", output.path().display());
         }
     }
-    if outputs.iter().filter(|output| output.is_standard_output()).count() > 1 {
-        return Err(PlanError::Usage("-o -: standard output takes one profile".into()));
-    }
+    let own = args.output.outputs.iter().map(|path| ("-o", path.as_path()));
+    each_has_its_own(own.chain(args.output.stats.as_deref().map(|path| ("--stats", path))), args.output.force)?;
     Ok(outputs)
+}
+
+/// Checks that no two outputs go to standard output or to the same file, where one would replace the other. Each comes with the
+/// option that names it.
+///
+/// # Errors
+/// Names the first two that do.
+pub(super) fn each_has_its_own<'a>(
+    outputs: impl Iterator<Item = (&'a str, &'a Path)> + Clone,
+    force: bool,
+) -> Result<(), PlanError> {
+    let is_standard = |path: &Path| path.as_os_str() == output::STANDARD_OUTPUT;
+    let standard: Vec<&str> = outputs.clone().filter(|(_, path)| is_standard(path)).map(|(option, _)| option).collect();
+    match standard.as_slice() {
+        [] | [_] => {}
+        [.., "--stats"] => {
+            return Err(PlanError::Usage(
+                "-o - and --stats -: standard output takes one of them; name a file for the other".into(),
+            ));
+        }
+        _ => return Err(PlanError::Usage("-o -: standard output takes one profile".into())),
+    }
+    let files = outputs.filter(|(_, path)| !is_standard(path));
+    let Some((first, second)) = output::same_file(files.clone().map(|(_, path)| path), force) else { return Ok(()) };
+    let option = if files.last().is_some_and(|(option, path)| option == "--stats" && std::ptr::eq(path, second)) {
+        "--stats"
+    } else {
+        "-o"
+    };
+    Err(PlanError::Usage(format!(
+        "-o {} and {option} {} are the same file: give each a name of its own",
+        first.display(),
+        second.display()
+    )))
 }

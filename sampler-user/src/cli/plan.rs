@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
+use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, SMALLEST_STACK_COPY, stack_kind};
 
 use super::allocators;
 use super::choices::{HookArg, PythonObjectsArg};
@@ -109,6 +109,12 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
 fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
     if args.sampling.no_live && At::from(args.output.at) == At::Peak {
         return Err(PlanError::Usage("--at peak is about what is in use, which --no-live leaves out".into()));
+    }
+    if let Some(value) = args.output.value.filter(|value| args.sampling.no_live && value.needs_frees()) {
+        return Err(PlanError::Usage(format!(
+            "--value {} needs the frees, which --no-live leaves out: choose alloc_space or alloc_objects",
+            value.name()
+        )));
     }
     let rules = rules(&args.target)?;
     if rules.targets.is_empty() && args.target.command.is_empty() {
@@ -253,9 +259,14 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
         self_tgid: std::process::id(),
         memory_bytes: memory_bytes(),
         page_bytes: procfs::page_size(),
-        stack_bytes: stacks.stack_bytes,
+        stack_bytes: stacks.stack_bytes.max(SMALLEST_STACK_COPY),
         seed: args.sampling.seed.unwrap_or(0),
         wake_share: WAKE_SHARE,
+        // Hot processes go over to inline hooks; a sample tells of one first.
+        first_sample_pause_ns: match limits.hook {
+            HookArg::Inline if target_rules(targets) != 0 => FIRST_SAMPLE_PAUSE_NS,
+            _ => 0,
+        },
         cgroup_id: rules.cgroup.as_ref().map_or(0, |group| group.id),
         cgroup_level: rules.cgroup.as_ref().map_or(0, level_of),
         comm_pattern: rules.comm_pattern,
@@ -270,6 +281,8 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
     KernelPlan { config, sizes, rings, link: limits.link.kind(), hook: limits.hook.into() }
 }
 
+/// Shortest time between two wake-ups by first samples of threads. A turn of the daemon takes some 50 µs.
+const FIRST_SAMPLE_PAUSE_NS: u64 = 10_000_000;
 /// Sampling interval under `-i auto` until the call rate is known. That takes a short time, and this interval is
 /// small enough that it hardly widens error bars.
 const AUTOMATIC_START: u64 = 64 << 10;
@@ -352,6 +365,13 @@ mod tests {
             (&["--all", "--no-live", "--at", "peak"], "--no-live"),
             (&["--all", "--no-live", "--at-bytes", "1GiB"], "--no-live"),
             (&["--all", "--no-live", "--at-peak"], "--no-live"),
+            (&["--all", "--no-live", "--value", "inuse_space"], "choose alloc_space"),
+            (&["--all", "--no-live", "--value", "at_exit_objects", "-o", "x.folded"], "--no-live"),
+            (&["--all", "-o", "x.json", "--stats", "x.json"], "-o x.json and --stats x.json are the same file"),
+            (&["--all", "-o", "x.json", "--stats", "src/../x.json", "--force"], "--stats src/../x.json"),
+            (&["--all", "-o", "x.json", "-o", "./x.json"], "-o ./x.json are the same file"),
+            (&["--all", "--format", "json", "-o", "-", "-o", "-"], "standard output"),
+            (&["--all", "--format", "json", "-o", "-", "--stats", "-"], "standard output"),
             (&["--comm", "a-name-of-17-byte"], "pattern"),
         ] {
             let (message, status) = refusal(words);

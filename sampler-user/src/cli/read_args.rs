@@ -149,9 +149,12 @@ pub struct ReportArgs {
     /// Estimate bytes by another rule, to compare: horvitz-thompson, count-of-successes, size-over-interval, offset
     #[arg(long, value_name = "NAME", default_value = "horvitz-thompson", value_parser = parse_estimator, conflicts_with = "calibrate")]
     pub estimator: Estimator,
-    /// Fold recursion in stacks
-    #[arg(long)]
+    /// Fold recursion in stacks: those that differ in its depth alone are one (default)
+    #[arg(long, overrides_with = "no_fold_recursion")]
     pub fold_recursion: bool,
+    /// Every stack by itself, with all calls of a recursion
+    #[arg(long)]
+    pub no_fold_recursion: bool,
     /// Put stacks together by: program, pid, comm, exe, cgroup, thread, none
     #[arg(long, value_name = "GROUP")]
     pub group_by: Option<GroupBy>,

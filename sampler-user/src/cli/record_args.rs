@@ -137,7 +137,7 @@ pub struct OutputArgs {
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence, help_heading = "Output")]
     pub confidence: f64,
-    /// Write the accounting as JSON at the end
+    /// Write the accounting as JSON at the end; `-` is standard output
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub stats: Option<PathBuf>,
 }
@@ -148,7 +148,7 @@ pub struct StackArgs {
     /// How stacks are found
     #[arg(long, value_enum, default_value_t, help_heading = "Stacks")]
     pub unwind: UnwindArg,
-    /// Most bytes of stack that are copied per sample. A copy is only as long as the stack is deep
+    /// Most bytes of stack that are copied per sample; less than a page counts as a page. A copy is only as long as the stack is deep
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size, help_heading = "Stacks")]
     pub stack_bytes: u64,
     /// Most frames per stack

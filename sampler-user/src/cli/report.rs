@@ -71,7 +71,7 @@ fn options(args: &ReportArgs) -> ReportOptions {
         suspects: args.suspects,
         top: args.top.unwrap_or(ROWS),
         functions: args.functions,
-        fold_recursion: args.fold_recursion,
+        fold_recursion: !args.no_fold_recursion,
         confidence: args.confidence,
         guaranteed: args.guaranteed,
         source: args.profiles.first().map(|path| path.display().to_string()),

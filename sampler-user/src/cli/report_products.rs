@@ -13,6 +13,7 @@ use heapbpf_profile::report::{ReportOptions, Tree, data};
 use super::choices::PlotArg;
 use super::error::PlanError;
 use super::pictures::{Picture, write_bytes};
+use super::pipelines;
 use super::read_args::ReportArgs;
 use crate::output::{Output, STANDARD_OUTPUT};
 
@@ -77,6 +78,7 @@ pub fn products(args: &ReportArgs, options: &ReportOptions) -> Result<Vec<Produc
         }
         (paths, _) => paths,
     };
+    pipelines::each_has_its_own(paths.iter().map(|path| ("-o", path.as_path())), args.force)?;
     paths.iter().map(|path| product(path, format, args, options)).collect()
 }
 

@@ -19,6 +19,37 @@ pub struct ProbeCosts {
     pub sample_ns: f64,
 }
 
+/// The mean of what probes cost in several processes, by their calls: probes on some kinds of instruction cost twenty times what
+/// others do, and each process has files of its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MeanCosts {
+    allocations: f64,
+    allocation_ns: f64,
+    frees: f64,
+    free_ns: f64,
+}
+
+impl MeanCosts {
+    /// Adds a process.
+    pub fn add(&mut self, used: &Use, costs: &ProbeCosts) {
+        self.allocations += used.allocations;
+        self.allocation_ns += used.allocations * costs.allocation_ns;
+        self.frees += used.frees;
+        self.free_ns += used.frees * costs.free_ns;
+    }
+
+    /// The mean; `otherwise` where there were no calls.
+    #[must_use]
+    pub fn mean(&self, otherwise: &ProbeCosts) -> ProbeCosts {
+        let mean = |sum: f64, calls: f64, otherwise: f64| if calls > 0.0 { sum / calls } else { otherwise };
+        ProbeCosts {
+            allocation_ns: mean(self.allocation_ns, self.allocations, otherwise.allocation_ns),
+            free_ns: mean(self.free_ns, self.frees, otherwise.free_ns),
+            sample_ns: otherwise.sample_ns,
+        }
+    }
+}
+
 /// Cost of a probe in real programs relative to the measuring loop, where everything is cached: lowest, typical and highest
 /// ratio found (docs/overhead.md). Estimates use the typical one.
 pub const IN_PROGRAMS: [f64; 3] = [0.9, 1.2, 1.6];
@@ -279,6 +310,19 @@ fn automatic_interval_inline(used: &Use, costs: &ProbeCosts, budget: Option<f64>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_quiet_process_with_dear_probes_makes_the_others_no_dearer() {
+        let dear = ProbeCosts { allocation_ns: 20.0 * COSTS.allocation_ns, ..COSTS };
+        let used = |allocations| Use { allocations, frees: 10.0, ..Use::default() };
+        let mut mean = MeanCosts::default();
+        assert_eq!(mean.mean(&COSTS), COSTS);
+        mean.add(&used(99_000.0), &COSTS);
+        mean.add(&used(1_000.0), &dear);
+        let expected = ProbeCosts { allocation_ns: 1.19 * COSTS.allocation_ns, ..COSTS };
+        assert!((mean.mean(&COSTS).allocation_ns - expected.allocation_ns).abs() < 1e-6);
+        assert_eq!(mean.mean(&COSTS).free_ns, COSTS.free_ns);
+    }
 
     #[test]
     fn windows_assume_the_lowest_cost_of_a_probe() {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use heapbpf_probes::ProbeKind;
 use serde::{Deserialize, Serialize};
 
 use super::budget::ProbeCosts;
@@ -64,6 +65,18 @@ impl Measured {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
         let fits = |cost: f64, kind| nothing(kind).is_none_or(|nothing| PROBES.contains(&(cost / nothing)));
         fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind)
+    }
+
+    /// Costs in programs with probes on instructions of these kinds: those of the most expensive ones, or of the measured ones if
+    /// there are none.
+    pub fn costs_on(&self, allocation_kinds: &[ProbeKind], free_kinds: &[ProbeKind]) -> ProbeCosts {
+        let cost = |kind: &String| self.nothing_ns.get(kind).copied().unwrap_or(0.0);
+        let worst = |kinds: &[ProbeKind], otherwise: &str| {
+            let names = kinds.iter().map(ToString::to_string);
+            names.max_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or_else(|| otherwise.to_owned())
+        };
+        let allocation = worst(allocation_kinds, &self.allocation_kind);
+        self.costs_at(&allocation, &worst(free_kinds, &self.free_kind)).in_programs()
     }
 
     /// The costs for probes on instructions of other kinds than the measured ones.

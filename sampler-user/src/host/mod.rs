@@ -14,6 +14,7 @@ pub mod mappings;
 pub mod modules;
 pub mod name_services;
 pub mod open;
+pub mod own_code;
 pub mod own_memory;
 pub mod perf_ring;
 pub mod placement;

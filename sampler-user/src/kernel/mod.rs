@@ -6,6 +6,7 @@ pub mod control;
 mod filter;
 pub mod guardian;
 pub mod handover;
+pub mod incarnations;
 pub mod inline;
 pub mod live_map;
 pub mod loader;

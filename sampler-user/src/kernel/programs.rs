@@ -448,7 +448,7 @@ mod tests {
     use super::*;
     use crate::kernel::loader::MapSizes;
     use heapbpf_testing::{cannot_load_programs, skipped};
-    use sampler_ebpf::abi::{Config, stack_kind};
+    use sampler_ebpf::abi::{Config, SMALLEST_STACK_COPY, stack_kind};
 
     #[test]
     fn every_kind_of_link_loads_with_every_kind_of_stack() {
@@ -461,7 +461,9 @@ mod tests {
         };
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 21, live_max: 1024, stack_traces_max: 1024 };
         let (none, walked, copied) = (stack_kind::NONE, stack_kind::FRAME_POINTERS, stack_kind::COPIED);
-        for (stack_kind, stack_bytes) in [(none, 0), (walked, 0), (copied, 65536), (copied, 1 << 20)] {
+        for (stack_kind, stack_bytes) in
+            [(none, 0), (walked, 0), (copied, SMALLEST_STACK_COPY), (copied, 65536), (copied, 1 << 20)]
+        {
             for live in [0, 1] {
                 let config = Config { live, stack_kind, stack_bytes, ..Config::default() };
                 let loader = Loader::new(object, &config, &sizes).unwrap();

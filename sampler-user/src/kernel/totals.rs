@@ -9,6 +9,7 @@ use zerocopy::FromBytes as _;
 
 use super::KernelError;
 use super::abi_value::Abi;
+use super::incarnations;
 use super::loader::Loader;
 use super::programs::Programs;
 use super::sys;
@@ -167,11 +168,7 @@ impl Totals {
 /// # Errors
 /// The read fails.
 pub fn living(programs: &Programs) -> Result<Vec<ProcessKey>, KernelError> {
-    let failed = |source| KernelError::Read { what: "the list of processes", source };
-    let mut bytes = Vec::new();
-    let mut iterator = sys::start_iterator(programs.process_iterator_link()).map_err(failed)?;
-    iterator.read_to_end(&mut bytes).map_err(failed)?;
-    Ok(bytes.chunks_exact(size_of::<ProcessKey>()).flat_map(ProcessKey::read_from_bytes).collect())
+    incarnations::living(programs.process_iterator_link())
 }
 
 /// Maximum number of in-flight sampled calls of one thread when its counters are read: those with a return probe, and

@@ -165,6 +165,27 @@ fn follow(link: &Path, owner: u32, force: bool) -> Result<PathBuf, OutputError> 
     }
 }
 
+/// The first two of these paths that lead to the same file, so that one output would replace the other. Devices, FIFOs and
+/// sockets can be written to more than once.
+pub fn same_file<'a>(paths: impl IntoIterator<Item = &'a Path>, force: bool) -> Option<(&'a Path, &'a Path)> {
+    let mut seen: Vec<(PathBuf, &Path)> = Vec::new();
+    for path in paths {
+        let at = match find(path, force, Naming::ByUser) {
+            Ok(found) if found.place.is_special() => continue,
+            Ok(found) => found.path,
+            // Why it cannot be written is told for each by itself.
+            Err(_) => path.to_path_buf(),
+        };
+        let folder = folder_of(&at);
+        let whole = fs::canonicalize(folder).unwrap_or_else(|_| folder.into()).join(at.file_name().unwrap_or_default());
+        if let Some((_, earlier)) = seen.iter().find(|(other, _)| *other == whole) {
+            return Some((earlier, path));
+        }
+        seen.push((whole, path));
+    }
+    None
+}
+
 impl Destination {
     fn io_error(&self, source: io::Error) -> OutputError {
         OutputError::Io { path: self.path.clone(), source }

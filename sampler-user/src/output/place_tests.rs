@@ -16,7 +16,7 @@ use heapbpf_testing::skipped;
 use tempfile::TempDir;
 
 use super::place::{Destination, LinkRule, Naming, Place, find, link_rule};
-use super::{Output, OutputError, check_new_file, write_whole};
+use super::{Output, OutputError, check_new_file, same_file, write_whole};
 
 const TEXT: &[u8] = b"what is written";
 /// Id of a user that no test runs as.
@@ -463,4 +463,26 @@ fn if_the_encoder_fails_a_fifo_stays_and_its_reader_gets_nothing() {
     });
     assert!(result.is_err());
     assert!(reader.join().unwrap().is_empty());
+}
+
+#[test]
+fn paths_that_lead_to_the_same_file_are_found() {
+    let (folder, other) = (folder(), folder());
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("sub")).unwrap();
+    symlink(folder.path(), other.path().join("again")).unwrap();
+    symlink(at("a.json"), other.path().join("link.json")).unwrap();
+    fs::write(at("b.json"), "").unwrap();
+    let [a, b, c] = ["a.json", "b.json", "c.json"].map(at);
+    let (around, linked) = (at("sub/../a.json"), other.path().join("again/a.json"));
+    let link = other.path().join("link.json");
+    let same = |paths: &[&Path], force| same_file(paths.iter().copied(), force).is_some();
+    assert!(!same(&[&a, &b, &c], true));
+    for other in [&a, &around, &linked] {
+        assert!(same(&[&b, &a, other], true) && same(&[&b, &a, other], false), "{}", other.display());
+    }
+    assert!(same(&[&b, &b], false), "it exists");
+    assert!(same(&[&a, &link], true), "a link is followed with --force");
+    assert!(!same(&[Path::new("/dev/null"), Path::new("/dev/null")], true), "a device takes both");
+    assert!(same(&[&at("missing/x"), &at("missing/x")], false));
 }

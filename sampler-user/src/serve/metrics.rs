@@ -20,8 +20,8 @@ use super::push::PushStatus;
 use crate::record::requests::Made;
 use heapbpf_profile::escape;
 use heapbpf_profile::estimates::Pool;
-use heapbpf_profile::model::LOST_PREFIX;
-use heapbpf_profile::model::{Process, Profile, Resident, Row};
+use heapbpf_profile::model::{LOST_PREFIX, Process, Profile, Resident, Row};
+use heapbpf_profile::process_pools::pools_of_processes;
 use heapbpf_profile::value::Value;
 
 /// Maximum number of processes with series of their own.
@@ -135,10 +135,7 @@ impl Metrics {
 
     fn processes(&mut self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let profile = &made.profile;
-        let mut rows: HashMap<usize, Vec<&Row>> = HashMap::new();
-        for row in &profile.rows {
-            rows.entry(row.key.process).or_default().push(row);
-        }
+        let pools = pools_of_processes(profile);
         let mut bytes = Family::new(
             "heapbpf_process_alloc_bytes_total",
             "counter",
@@ -164,15 +161,15 @@ impl Metrics {
             "gauge",
             "How calls of a process are counted: by probes of the kernel, or inline, in the process itself; always 1.",
         );
-        let (mut other_bytes, mut other_calls, mut other_rows, mut other_seen) = (0u64, 0u64, Vec::new(), false);
+        let (mut other_bytes, mut other_calls, mut other_inuse, mut other_seen) = (0u64, 0u64, 0.0, false);
         for (index, process) in profile.processes.iter().enumerate().filter(|(_, process)| visible(process)) {
-            let of_process = rows.remove(&index).unwrap_or_default();
+            let pool = &pools[index];
             let (exact_bytes, exact_calls) =
                 (process.exact_alloc_bytes.unwrap_or(0), process.exact_alloc_objects.unwrap_or(0));
             let Some(slot) = made.keys.get(index).and_then(|key| self.slots.get_mut(key)) else {
                 other_bytes = other_bytes.saturating_add(exact_bytes);
                 other_calls = other_calls.saturating_add(exact_calls);
-                other_rows.extend(of_process);
+                other_inuse += pool.total(Value::InuseSpace);
                 other_seen = true;
                 continue;
             };
@@ -184,7 +181,6 @@ impl Metrics {
             }
             bytes.add(&labels, slot.0);
             calls.add(&labels, slot.1);
-            let pool = Pool::of(of_process);
             samples.add(&labels, pool.samples(Value::AllocSpace));
             if profile.knows_inuse(index) {
                 let estimate = pool.estimate(profile, Value::InuseSpace, CONFIDENCE);
@@ -206,8 +202,7 @@ impl Metrics {
             single(out, "heapbpf_other_allocs_total", "counter", help, other_calls);
             if profile.header.live {
                 let help = "Bytes in use by processes that found no room for series of their own, as far as frees are followed.";
-                let inuse = Pool::of(other_rows).total(Value::InuseSpace);
-                single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(inuse));
+                single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(other_inuse));
             }
         }
     }
@@ -224,6 +219,8 @@ impl Metrics {
             let labels = labels(process);
             let labels = labels.strip_suffix('}').unwrap_or(&labels);
             for (part, bytes) in process.resident.iter().flat_map(Resident::parts) {
+                // As JSON and the documentation call it.
+                let part = part.replace(' ', "_").to_lowercase();
                 family.add(&format!("{labels},part=\"{part}\"}}"), bytes);
             }
         }

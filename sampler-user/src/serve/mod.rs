@@ -4,6 +4,7 @@
 //! [`RecordingHandle`](crate::record::requests::RecordingHandle). Each snapshot answers every client that asked
 //! before it was taken, so many scrapers cost the event path no more than one.
 
+mod admission;
 mod connections;
 mod delta;
 pub mod filter;

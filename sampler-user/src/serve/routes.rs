@@ -15,6 +15,7 @@ use flate2::read::GzDecoder;
 use prost::Message as _;
 use tokio::sync::SemaphorePermit;
 
+use super::admission::{check_form, check_host};
 use super::delta::{Inuse, difference};
 use super::filter::{Filter, shown};
 use super::metrics::{Metrics, Serving};
@@ -136,14 +137,11 @@ pub fn router(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStat
 
 /// Checks whether a client may come in, and what it may see.
 async fn admit(State(server): State<Arc<ServerState>>, mut request: Request, next: Next) -> Result<Response, Refusal> {
+    let refused = |(status, reason)| Refusal(status, reason);
+    check_form(&request).map_err(refused)?;
     let headers = request.headers();
-    let has_body = headers.contains_key(header::TRANSFER_ENCODING)
-        || headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
-    if has_body {
-        return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here".into()));
-    }
     let client = match &server.tokens {
-        None => Client::default(),
+        None => check_host(&request).map(|()| Client::default()).map_err(refused)?,
         // Health is not secret, nor is the page without its data.
         Some(_) if matches!(request.uri().path(), "/healthz" | "/") => Client::default(),
         Some(tokens) => {

@@ -12,8 +12,32 @@ const MOST_LISTS: usize = 20_000;
 /// Most bytes that are read of a list.
 const MOST_BYTES: u64 = 16 << 20;
 
+/// Most files whose packages are remembered.
+const MOST_KNOWN: usize = 10_000;
+
+/// Packages of files, each of which is looked for once: reading all lists takes milliseconds.
+#[derive(Debug, Default)]
+pub struct KnownOwners(HashMap<String, Option<String>>);
+
+impl KnownOwners {
+    /// Looks for the packages of those of `paths` that are not known, in the lists in `folder`.
+    pub fn learn<'a>(&mut self, folder: &Path, paths: impl Iterator<Item = &'a str>) {
+        if self.0.len() > MOST_KNOWN {
+            self.0.clear();
+        }
+        let new: Vec<&str> = paths.filter(|path| !self.0.contains_key(*path)).collect();
+        let mut found = owners(folder, new.iter().copied());
+        self.0.extend(new.into_iter().map(|path| (path.to_owned(), found.remove(path))));
+    }
+
+    /// The package of a file, as far as it was looked for.
+    pub fn get(&self, path: &str) -> Option<&str> {
+        self.0.get(path)?.as_deref()
+    }
+}
+
 /// The package of each of `paths` that one of the lists in `folder` has. All lists are read once, if there are paths.
-pub fn owners<'a>(folder: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'a str, String> {
+fn owners<'a>(folder: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'a str, String> {
     let wanted: HashMap<&[u8], &str> = paths.map(|path| (merged(path.as_bytes()), path)).collect();
     let mut owners = HashMap::new();
     if wanted.is_empty() {
@@ -73,5 +97,15 @@ mod tests {
         assert_eq!(package("/usr/lib/x86_64-linux-gnu/libc.so.6").as_deref(), Some("libc6-dbg"));
         assert_eq!(package("/usr/bin/other"), None);
         assert!(owners(Path::new("/nonexistent"), paths.into_iter()).is_empty());
+    }
+
+    #[test]
+    fn a_file_is_looked_for_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut known = KnownOwners::default();
+        known.learn(folder.path(), ["/usr/bin/git"].into_iter());
+        fs::write(folder.path().join("git.list"), "/usr/bin/git\n/usr/bin/git-shell\n").expect("writes");
+        known.learn(folder.path(), ["/usr/bin/git", "/usr/bin/git-shell"].into_iter());
+        assert_eq!(["/usr/bin/git", "/usr/bin/git-shell"].map(|path| known.get(path)), [None, Some("git")]);
     }
 }

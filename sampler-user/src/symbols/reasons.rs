@@ -6,7 +6,7 @@ use std::sync::Arc;
 use heapbpf_elf::Elf;
 use heapbpf_profile::naming::base_name;
 
-use super::packages;
+use super::packages::{self, KnownOwners};
 use crate::host::mappings::ModuleId;
 
 /// A module that lacks names because it is stripped.
@@ -20,10 +20,10 @@ pub struct Stripped {
 }
 
 /// The reasons of those modules that a package has debug symbols for, with the package.
-pub fn with_packages(stripped: &[Stripped]) -> Vec<(ModuleId, String)> {
-    let owners = packages::owners(Path::new(packages::DPKG_LISTS), stripped.iter().map(|it| &*it.path));
+pub fn with_packages(stripped: &[Stripped], owners: &mut KnownOwners) -> Vec<(ModuleId, String)> {
+    owners.learn(Path::new(packages::DPKG_LISTS), stripped.iter().map(|it| &*it.path));
     let with_package = |it: &Stripped| {
-        let package = packages::debug_package(owners.get(&*it.path)?);
+        let package = packages::debug_package(owners.get(&it.path)?);
         Some((it.module, stripped_text(&it.path, &package, it.refusal.as_deref())))
     };
     stripped.iter().filter_map(with_package).collect()

@@ -16,6 +16,7 @@ use super::debuginfod::Debuginfod;
 use super::debuginfod::settings::Settings;
 use super::demangle::{demangle, is_mapping_symbol};
 use super::linked_dwarf::{LinkedDwarf, Places};
+use super::packages::KnownOwners;
 use super::progress::Progress;
 use super::reasons::{self, Stripped};
 use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
@@ -98,6 +99,7 @@ pub struct Symbolizer {
     reasons: HashMap<ModuleId, Arc<str>>,
     /// Modules of the current batch that lack names because they are stripped, with their paths.
     stripped: Vec<Stripped>,
+    packages: KnownOwners,
     /// Size of the cache at which it is cleared, addresses.
     pub(super) most_addresses: usize,
     /// Debug information used in the current batch, bytes.
@@ -129,6 +131,7 @@ impl Symbolizer {
             notes: BTreeSet::new(),
             reasons: HashMap::new(),
             stripped: Vec::new(),
+            packages: KnownOwners::default(),
             most_addresses: MOST_ADDRESSES,
             worked_bytes: 0,
             progress,
@@ -357,7 +360,7 @@ impl Symbolizer {
     /// Completes the reasons of stripped modules with the package that has their debug symbols.
     fn advise(&mut self) {
         let stripped = std::mem::take(&mut self.stripped);
-        for (module, reason) in reasons::with_packages(&stripped) {
+        for (module, reason) in reasons::with_packages(&stripped, &mut self.packages) {
             let reason = self.text(&reason);
             self.reasons.insert(module, reason);
         }

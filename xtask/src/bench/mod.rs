@@ -4,6 +4,7 @@ mod cost;
 mod crowd;
 mod fleet;
 mod heap;
+mod host;
 mod memory;
 mod page;
 mod peers;
@@ -38,6 +39,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
     Bench { name: "crowd", about: crowd::ABOUT, run: crowd::run },
     Bench { name: "fleet", about: fleet::ABOUT, run: fleet::run },
+    Bench { name: "host", about: host::ABOUT, run: host::run },
     Bench { name: "growth", about: statistics::ABOUT_GROWTH, run: statistics::growth },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "python", about: python::ABOUT, run: python::run },

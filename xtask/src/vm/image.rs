@@ -33,8 +33,9 @@ mount -t cgroup2 cgroup /sys/fs/cgroup
 ip link set lo up
 dmesg -n 1
 /heapbpf/target/debug/deps/kernels --test-threads=1 --nocapture @CASE@
+code=$?
 echo
-echo \"tests ended: $?\"
+echo \"tests ended: $code\"
 poweroff -f
 ";
 

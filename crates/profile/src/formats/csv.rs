@@ -10,7 +10,9 @@ use crate::group::Groups;
 use crate::intern::Interned;
 use crate::model::{Lifetimes, Profile};
 use crate::naming::frame_name;
+use crate::round::largest_remainder;
 use crate::value::Value;
+use heapbpf_statistics::estimate::Estimate;
 use heapbpf_statistics::survival;
 
 pub(super) struct Csv;
@@ -36,7 +38,9 @@ impl Format for Csv {
         }
         header.extend(["median_lifetime_seconds".to_owned(), "temporary".to_owned()]);
         writer.write_record(&header).map_err(into_format_error)?;
-        for line in &lines {
+        let columns = values.iter().map(|&value| figures(profile, &lines, value, options.confidence));
+        let columns: Vec<Vec<_>> = columns.collect();
+        for (index, line) in lines.iter().enumerate() {
             let samples = line.pool.samples(Value::AllocSpace);
             let mut record = vec![
                 line.group.clone(),
@@ -44,15 +48,17 @@ impl Format for Csv {
                 escaped(line.cut.unwrap_or("")).into_owned(),
                 samples.to_string(),
             ];
-            for &value in values {
+            for column in &columns {
                 // Empty: not known.
-                if !line.pool.knows(profile, value) {
+                let Some((estimate, figure)) = &column[index] else {
                     record.extend([String::new(), String::new(), String::new()]);
                     continue;
-                }
-                let estimate = line.pool.estimate(profile, value, options.confidence);
-                let end = |end: Option<f64>| end.map_or_else(String::new, rounded);
-                record.extend([rounded(estimate.estimate), end(estimate.low), end(estimate.high)]);
+                };
+                // The figure may have been moved by up to one, out of a narrow interval.
+                let low = estimate.low.map(|low| (low.round() as i64).min(*figure));
+                let high = estimate.high.map(|high| (high.round() as i64).max(*figure));
+                let end = |end: Option<i64>| end.map_or_else(String::new, |end| end.to_string());
+                record.extend([figure.to_string(), end(low), end(high)]);
             }
             let lives = survival::pooled(&line.lifetimes);
             let median = lives.as_ref().and_then(|lives| lives.median_seconds);
@@ -68,9 +74,14 @@ impl Format for Csv {
     }
 }
 
-/// An estimate without digits that nobody can know: bytes and objects are whole.
-fn rounded(value: f64) -> String {
-    format!("{value:.0}")
+/// The estimates of a value for each line, and these as whole numbers that add up to the rounded total, as in pprof. `None`: not known.
+fn figures(profile: &Profile, lines: &[Line], value: Value, confidence: f64) -> Vec<Option<(Estimate, i64)>> {
+    let estimate =
+        |line: &Line| line.pool.knows(profile, value).then(|| line.pool.estimate(profile, value, confidence));
+    let estimates: Vec<Option<Estimate>> = lines.iter().map(estimate).collect();
+    let known: Vec<f64> = estimates.iter().flatten().map(|estimate| estimate.estimate).collect();
+    let mut rounded = largest_remainder(&known).into_iter();
+    estimates.into_iter().map(|estimate| estimate.and_then(|estimate| Some((estimate, rounded.next()?)))).collect()
 }
 
 fn into_format_error(error: csv::Error) -> FormatError {
@@ -137,13 +148,14 @@ mod tests {
 
     #[test]
     fn lines_add_up_to_the_totals_and_intervals_hold_their_estimates() {
-        let profile = testing::small();
+        let mut profile = testing::small();
+        // Fractions that are rounded down each.
+        profile.rows.iter_mut().for_each(|row| row.alloc.objects = row.alloc.objects.floor() + 0.4);
         let (header, records) = table(&profile);
         for value in Value::COLUMNS {
             let at = column(&header, value.name());
-            let sum: f64 = records.iter().map(|record| record[at].parse::<f64>().expect("a number")).sum();
-            let total = Pool::whole(&profile).total(value);
-            assert!((sum - total).abs() <= records.len() as f64, "{value:?}: {sum} for {total}");
+            let sum: i64 = records.iter().map(|record| record[at].parse::<i64>().expect("a whole number")).sum();
+            assert_eq!(sum, Pool::whole(&profile).total(value).round() as i64, "{value:?}");
             for record in &records {
                 let [estimate, low, high] = [0, 1, 2].map(|more| record[at + more].parse::<f64>());
                 if let (Ok(estimate), Ok(low), Ok(high)) = (estimate, low, high) {

@@ -3,6 +3,7 @@
 //! A file may be damaged or hostile, so every size is bounded, every index is checked, and every error is a sentence
 //! for the user.
 
+mod foreign;
 mod heap_v2;
 mod json;
 mod newer;
@@ -166,12 +167,10 @@ fn parse_content(bytes: &[u8]) -> Result<Profile, ContentError> {
     if start.starts_with(b"heap_v2") || start.starts_with(b"heap profile:") {
         return heap_v2::parse(bytes);
     }
-    for (magic, what) in KNOWN_FOREIGN {
-        if start.starts_with(magic) {
-            return Err(ContentError::Foreign((*what).into()));
-        }
+    match foreign::kind(bytes) {
+        Some(what) => Err(ContentError::Foreign(what.into())),
+        None => parse_pprof(bytes),
     }
-    parse_pprof(bytes)
 }
 
 #[cfg(feature = "parquet")]
@@ -195,10 +194,6 @@ fn parse_pprof(bytes: &[u8]) -> Result<Profile, ContentError> {
     let like_pprof = bytes.first() == Some(&0x0a);
     Err(if like_pprof { ContentError::NotBuilt("pprof") } else { ContentError::Foreign("no profile".into()) })
 }
-
-/// Magic numbers of files that users might mistake for profiles.
-const KNOWN_FOREIGN: &[(&[u8], &str)] =
-    &[(b"<", "HTML, XML or SVG"), (b"\x7fELF", "a program"), (b"PERFILE2", "perf's data"), (b"[", "a JSON array")];
 
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,8 @@ const LEAST_SHARE: f64 = 0.01;
 const FEW_SAMPLES: u64 = 30;
 /// Share of stacks without names from which on names come first.
 const UNNAMED: f64 = 0.1;
+/// What remarks say of calls that are in no figure.
+const IS_MISSING: &str = "is missing";
 /// Columns of a line's title.
 const TITLE: usize = 13;
 
@@ -40,6 +42,11 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
     if let [first, rest @ ..] = not_hooked.as_slice() {
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         missed.push(format!("{first}{more} (heapbpf doctor)"));
+    }
+    let told = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
+    if told > 0 {
+        let say = if told == 1 { "says" } else { "say" };
+        missed.push(format!("what {} below {say}", plural(told, "remark")));
     }
     if missed.is_empty() {
         lines.extend(said(context, "missed", "nothing", Style::Dim));

@@ -3,7 +3,7 @@
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival;
 
-use super::stacks::groups;
+use super::stacks::{Told, groups_told};
 use super::{Context, ReportOptions};
 use crate::estimates::Pool;
 use crate::group::Groups;
@@ -26,9 +26,11 @@ pub struct StackFigures {
     pub design_effect: f64,
 }
 
-/// The stacks of a report, the largest in its value first.
+/// The stacks of a report, the largest in its value first. They are told apart by functions, with recursion folded, so that those of
+/// one recording are found again in another.
 pub fn figures_of_stacks(profile: &Profile, options: &ReportOptions) -> Vec<StackFigures> {
-    let context = Context::new(profile, options);
+    let options = ReportOptions { fold_recursion: true, ..options.clone() };
+    let context = Context::new(profile, &options);
     let names = Groups::comparable(profile, context.group_by);
     let figures = |group: &super::stacks::Group| StackFigures {
         group: names.name(group.row).into_owned(),
@@ -38,7 +40,7 @@ pub fn figures_of_stacks(profile: &Profile, options: &ReportOptions) -> Vec<Stac
         lifetimes: survival::pooled(&group.lifetimes),
         design_effect: design_effect(&group.alloc),
     };
-    groups(&context).iter().map(figures).collect()
+    groups_told(&context, Told::Functions).iter().map(figures).collect()
 }
 
 /// Σw² is the variance Σ w (w − 1) plus Σw.

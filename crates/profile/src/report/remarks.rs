@@ -32,6 +32,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
 /// All remarks, each in one line.
 pub(super) fn all(context: &Context) -> Vec<String> {
     let mut remarks = Vec::new();
+    remarks.extend(without_wanted(context));
     remarks.extend(unread(context.profile));
     remarks.extend(losses(context));
     if context.profile.header.samples_known {
@@ -60,6 +61,16 @@ fn limited(mut remarks: Vec<String>) -> Vec<String> {
         remarks.push(format!("and {} of this kind", plural(more as u64, "more remark")));
     }
     remarks
+}
+
+/// The value to sort by is none of this profile.
+fn without_wanted(context: &Context) -> Option<String> {
+    let wanted = context.options.sort.filter(|wanted| !super::has(context.profile, *wanted))?;
+    let instead = context.sort.title();
+    Some(format!(
+        "there is no {} here: frees were not followed (--no-live); sorted by {instead} instead",
+        wanted.name()
+    ))
 }
 
 /// Records that were sent before the time of the figures but not read.

@@ -1,7 +1,7 @@
 //! The top stacks.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::Context;
 use super::chain::{self, Call, Chain};
@@ -9,7 +9,7 @@ use super::figures::FigureTable;
 use crate::estimates::Pool;
 use crate::group::Groups;
 use crate::intern::Interned;
-use crate::model::{Lifetimes, Row};
+use crate::model::{Lifetimes, Profile, Row};
 use crate::report::text::{Style, clip};
 use crate::units;
 use crate::value::Value;
@@ -116,33 +116,65 @@ impl PartialEq for ByName<'_> {
 /// Name of the group, calls, and why the stack was cut.
 type GroupKey<'a, 'b> = (Cow<'a, str>, &'b [u32], Option<&'a str>);
 
-/// Groups of rows, largest first.
+/// What stacks are told apart by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// Their calls, with the lines of these.
+    Calls,
+    /// The same with recursion folded. Lines of functions that recurse anywhere in the profile do not count: where a recursion ends
+    /// may be at any of them.
+    FoldedCalls,
+    /// Names of functions, with recursion folded.
+    Functions,
+}
+
+/// Groups of rows as the options say, largest first.
 pub(super) fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
+    groups_told(context, if context.options.fold_recursion { Told::FoldedCalls } else { Told::Calls })
+}
+
+/// What is the same in two stacks that are one, for each stack of the profile.
+fn stack_keys(profile: &Profile, interned: &Interned, told: Told) -> Vec<Box<[u32]>> {
+    let calls: Vec<Call> = interned.frames.iter().map(|frame| chain::call(profile, frame)).collect();
+    let frames = |stack: u32| {
+        let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
+        interned.frame_ids(stack)[skipped..].iter().map(|&frame| frame as usize)
+    };
+    let stacks = 0..interned.stacks.len() as u32;
+    let mut recursive: HashSet<&str> = HashSet::new();
+    if told == Told::FoldedCalls {
+        let folded = stacks.clone().flat_map(|stack| chain::fold_recursion(frames(stack).map(|at| &*calls[at].name)));
+        recursive.extend(folded.filter(|(_, repeated)| *repeated).map(|(name, _)| name));
+    }
+    let mut ids: HashMap<(&str, &str), u32> = HashMap::new();
+    let id_of_frame: Vec<u32> = calls
+        .iter()
+        .map(|call| {
+            let has_place = match told {
+                Told::Calls => true,
+                Told::FoldedCalls => !recursive.contains(call.name.as_str()),
+                Told::Functions => false,
+            };
+            let next = ids.len() as u32;
+            *ids.entry((&call.name, if has_place { &call.place } else { "" })).or_insert(next)
+        })
+        .collect();
+    let key = |stack| {
+        let ids = frames(stack).map(|at| id_of_frame[at]);
+        match told {
+            Told::Calls => ids.collect(),
+            _ => chain::fold_recursion(ids).into_iter().map(|(id, _)| id).collect(),
+        }
+    };
+    stacks.map(key).collect()
+}
+
+/// Groups of rows whose stacks are told apart in this way, largest first.
+pub(super) fn groups_told<'a>(context: &'a Context, told: Told) -> Vec<Group<'a>> {
     let profile = context.profile;
     let groups_of = Groups::new(profile, context.group_by);
-    let fold = context.options.fold_recursion;
     let interned = Interned::new(profile);
-    // With recursion folded, a stack is identified by its functions, otherwise by its calls with their lines.
-    let mut call_ids: HashMap<Call, u32> = HashMap::new();
-    let id_of_frame: Vec<u32> = interned
-        .frames
-        .iter()
-        .map(|frame| {
-            let mut call = chain::call(profile, frame);
-            if fold {
-                call.place.clear();
-            }
-            let next = call_ids.len() as u32;
-            *call_ids.entry(call).or_insert(next)
-        })
-        .collect();
-    let key_of_stack: Vec<Box<[u32]>> = (0..interned.stacks.len() as u32)
-        .map(|stack| {
-            let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
-            let ids = interned.frame_ids(stack)[skipped..].iter().map(|&frame| id_of_frame[frame as usize]);
-            if fold { chain::fold_recursion(ids).into_iter().map(|(id, _)| id).collect() } else { ids.collect() }
-        })
-        .collect();
+    let key_of_stack = stack_keys(profile, &interned, told);
     let mut index_of: HashMap<GroupKey<'a, '_>, usize> = HashMap::new();
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
@@ -169,4 +201,42 @@ pub(super) fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
         b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
     });
     groups
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::model::{Profile, Stack};
+    use crate::report::{ReportOptions, report};
+    use crate::testing;
+
+    /// The small profile with one more row, whose stack is that of another but for the line of a function.
+    fn with_other_lines(from: usize, function: &str, line: u32) -> Profile {
+        let mut profile = testing::small().only_process(0);
+        let mut row = profile.rows[from].clone();
+        let mut stack = Stack::clone(&row.key.stack);
+        let found = stack.frames.iter_mut().rfind(|frame| frame.function.as_deref() == Some(function));
+        Arc::make_mut(found.expect("it is in the stack")).line = Some(line);
+        row.key.stack = stack.into();
+        profile.rows.push(row);
+        profile
+    }
+
+    #[test]
+    fn call_sites_are_apart_unless_their_function_recurses() {
+        let stacks = |profile: &Profile, fold_recursion: bool| {
+            let text = report(profile, &ReportOptions { fold_recursion, ..ReportOptions::default() });
+            let heading = text.lines().find(|line| line.starts_with("By bytes")).expect("a table").to_owned();
+            heading.split(" · ").nth(1).expect("how many").to_owned()
+        };
+        let profile = testing::small().only_process(0);
+        assert_eq!([true, false].map(|fold| stacks(&profile, fold)), ["all 2 stacks"; 2]);
+        for function in ["main", "grow"] {
+            let sites = with_other_lines(0, function, 44);
+            assert_eq!([true, false].map(|fold| stacks(&sites, fold)), ["all 3 stacks"; 2], "{function}");
+        }
+        let deeper = with_other_lines(0, "parse_value", 44);
+        assert_eq!([true, false].map(|fold| stacks(&deeper, fold)), ["all 2 stacks", "all 3 stacks"]);
+    }
 }

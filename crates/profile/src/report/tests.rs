@@ -211,6 +211,21 @@ fn what_ended_processes_held_has_a_line_a_column_and_a_section() {
     assert!(!text.contains("at exit") && !text.contains("as of"), "{text}");
 }
 
+#[test]
+fn a_value_that_the_profile_has_not_is_not_claimed() {
+    let mut profile = testing::small();
+    profile.header.live = false;
+    for sort in [Value::InuseSpace, Value::AtExitObjects] {
+        let text = report(&profile, &ReportOptions { sort: Some(sort), ..ReportOptions::default() });
+        assert!(text.contains("By bytes allocated") && !text.contains("By bytes in use"), "{text}");
+        assert!(!text.contains("held at exit"), "{text}");
+        let remark = format!("there is no {} here: frees were not followed (--no-live); sorted by bytes", sort.name());
+        assert!(text.contains(&remark), "{text}");
+    }
+    let known = report(&profile, &ReportOptions { sort: Some(Value::AllocObjects), ..ReportOptions::default() });
+    assert!(known.contains("By allocations") && !known.contains("there is no"), "{known}");
+}
+
 /// A profile in which every allocation was sampled: five blocks of 100 bytes.
 fn all_sampled() -> Profile {
     let mut profile = testing::small();

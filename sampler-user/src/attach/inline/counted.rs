@@ -28,6 +28,8 @@ pub(super) struct Counted {
     linked: HashMap<ProcessKey, Vec<Linked>>,
     /// Whether children are targets.
     follows: bool,
+    /// Whether all calls have been sampled so far.
+    samples_all: bool,
     /// Processes whose last counts could not be read.
     unread_ends: u64,
     /// Children that were found since somebody asked.
@@ -57,8 +59,12 @@ struct Process {
     counts: [Counts; 2],
     /// Whether these are its last.
     has_left: bool,
-    /// Sampled calls by ended processes that ran in its memory.
+    /// Whether these are what it counted itself in another's memory.
+    counts_apart: bool,
+    /// Sampled calls by ended processes that ran in its memory, of which it is not known what they counted.
     seen_of_others: Seen,
+    /// What those counted of which it is known.
+    of_others: Counts,
 }
 
 fn bases(entry: &InlineProcess) -> Vec<u64> {
@@ -75,7 +81,9 @@ impl Process {
             hooked: entry.hooked,
             counts: [Counts::default(); 2],
             has_left: false,
+            counts_apart: false,
             seen_of_others: Seen::default(),
+            of_others: Counts::default(),
         }
     }
 
@@ -99,22 +107,33 @@ impl Process {
         is_complete
     }
 
-    /// What is to be added to the kernel's counters, which have `seen` of its sampled calls.
-    fn addition(&self, seen: Seen) -> Counters {
+    /// What is to be added to the kernel's counters, which have `seen` of its sampled calls. `samples_all`: all calls are sampled.
+    fn addition(&self, seen: Seen, samples_all: bool) -> Counters {
         let mut seen_here = seen;
         seen_here.add(self.seen_of_others);
-        if self.has_left {
-            figures::at_end(&self.counts[1], seen_here)
-        } else {
-            figures::addition(&self.counts[0], &self.counts[1], seen_here)
-        }
+        let own = self.counts.map(|counts| figures::minus(&counts, &self.of_others));
+        let [before, now] = if samples_all { own.map(|counts| figures::of_every_call(&counts)) } else { own };
+        if self.has_left { figures::at_end(&now, seen_here) } else { figures::addition(&before, &now, seen_here) }
     }
 }
 
 impl Counted {
     /// None so far.
     pub(super) fn new(map: InlineMap, follows: bool) -> Self {
-        Self { map, processes: HashMap::new(), linked: HashMap::new(), follows, unread_ends: 0, heirs: Vec::new() }
+        Self {
+            map,
+            processes: HashMap::new(),
+            linked: HashMap::new(),
+            follows,
+            samples_all: true,
+            unread_ends: 0,
+            heirs: Vec::new(),
+        }
+    }
+
+    /// Notes a sampling interval that processes are about to use.
+    pub(super) const fn will_sample(&mut self, interval_bytes: u64) {
+        self.samples_all &= interval_bytes == 1;
     }
 
     /// Lists a process, to whose allocator jumps are about to be written. Children that it has from now on are listed by their
@@ -173,21 +192,53 @@ impl Counted {
 
     /// Finds new children, and processes that have left their memory.
     pub(super) fn look(&mut self) {
-        for (process, entry) in self.map.entries() {
+        let mut entries = self.map.entries();
+        // Whoever runs in another's memory comes after that one.
+        entries.sort_by_key(|(process, entry)| entry.memory_of != *process);
+        for (process, entry) in entries {
             let is_child = entry.hooked != process;
             if is_child && !self.follows {
-                self.let_go(process, &entry);
+                let is_over = entry.state == inline_state::LEFT;
+                if entry.memory_of == process {
+                    self.let_go(process, &entry);
+                } else if is_over {
+                    self.take_from_owner(&entry);
+                    self.map.remove(process);
+                }
                 continue;
             }
             if is_child && entry.state != inline_state::LEFT && !self.processes.contains_key(&process) {
                 self.heirs.push(process.tgid);
             }
             let known = self.processes.entry(process).or_insert_with(|| Process::new(process, &entry));
-            if entry.state == inline_state::LEFT && !known.has_left && !known.leave(&entry) {
+            if entry.state != inline_state::LEFT || known.has_left {
+                continue;
+            }
+            if known.memory_of != process {
+                known.has_left = true;
+                if let Some(counted) = self.take_from_owner(&entry)
+                    && let Some(known) = self.processes.get_mut(&process)
+                {
+                    (known.counts_apart, known.counts) = (true, [counted; 2]);
+                }
+            } else if !known.leave(&entry) {
                 self.unread_ends += 1;
                 log::warn!("process {}: what it counted at its end was not read in whole", process.tgid);
             }
         }
+    }
+
+    /// What the kernel found that a process counted in another's memory is no longer that one's. `None` if it stays, because it is not
+    /// known, or that one has been forgotten.
+    fn take_from_owner(&mut self, entry: &InlineProcess) -> Option<Counts> {
+        let counted = (entry.unread_pages != 0).then(|| Counts::from(&entry.counts))?;
+        let owner = self.processes.get_mut(&entry.memory_of)?;
+        owner.of_others = figures::plus(&owner.of_others, &counted);
+        // What was read last may have a part of it only.
+        if !owner.has_left {
+            owner.counts[1] = owner.now().unwrap_or(owner.counts[1]);
+        }
+        Some(counted)
     }
 
     /// Children that were found to have the hooks of their parents since the last call, by process id.
@@ -227,12 +278,14 @@ impl Counted {
     pub(super) fn add_to(&self, counts: &mut totals::Counts) {
         // The memory of a process has the counts of all that run in it.
         let mut seen: HashMap<ProcessKey, Seen> = HashMap::new();
+        let is_apart = |process: &ProcessKey, it: &Process| it.memory_of == *process || it.counts_apart;
         for (process, it) in &self.processes {
             let own = counts.processes.get(process).map(Seen::of).unwrap_or_default();
-            seen.entry(it.memory_of).or_default().add(own);
+            let counted_as = if is_apart(process, it) { *process } else { it.memory_of };
+            seen.entry(counted_as).or_default().add(own);
         }
-        for (process, it) in self.processes.iter().filter(|(process, it)| it.memory_of == **process) {
-            let added = it.addition(seen.get(process).copied().unwrap_or_default());
+        for (process, it) in self.processes.iter().filter(|(process, it)| is_apart(process, it)) {
+            let added = it.addition(seen.get(process).copied().unwrap_or_default(), self.samples_all);
             if added != Counters::default() {
                 counts.processes.entry(*process).or_default().add(&added);
             }
@@ -247,7 +300,7 @@ impl Counted {
         if !self.processes.values().any(|other| other.hooked == it.hooked) {
             self.linked.remove(&it.hooked);
         }
-        if it.memory_of != process {
+        if it.memory_of != process && !it.counts_apart {
             if let Some(owner) = self.processes.get_mut(&it.memory_of) {
                 owner.seen_of_others.add(Seen::of(kernel));
             }
@@ -257,7 +310,7 @@ impl Counted {
             self.unread_ends += 1;
             log::warn!("process {}: what it counted in its last moments is not known", process.tgid);
         }
-        it.addition(Seen::of(kernel))
+        it.addition(Seen::of(kernel), self.samples_all)
     }
 
     /// Processes whose last counts could not be read. Their totals are too small.

@@ -24,6 +24,23 @@ pub fn plus(one: &Counts, other: &Counts) -> Counts {
     }
 }
 
+/// What was counted less what others counted of it.
+pub fn minus(all: &Counts, of_others: &Counts) -> Counts {
+    Counts {
+        calls: all.calls.saturating_sub(of_others.calls),
+        bytes: all.bytes.saturating_sub(of_others.bytes),
+        sampled: all.sampled.saturating_sub(of_others.sampled),
+        sampled_bytes: all.sampled_bytes.saturating_sub(of_others.sampled_bytes),
+        reported: all.reported.saturating_sub(of_others.reported),
+        failed: all.failed.saturating_sub(of_others.failed),
+        abandoned: all.abandoned.saturating_sub(of_others.abandoned),
+        unsampled_failed: all.unsampled_failed.saturating_sub(of_others.unsampled_failed),
+        frees_matched: all.frees_matched.saturating_sub(of_others.frees_matched),
+        zero_reallocs: all.zero_reallocs.saturating_sub(of_others.zero_reallocs),
+        ..*all
+    }
+}
+
 /// Sampled calls of a process that are in the kernel's counters already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
@@ -97,6 +114,17 @@ fn difference(before: &Counts, now: &Counts, seen: Seen, has_ended: bool) -> Cou
         inline_frees: now.frees_matched,
         ..Counters::default()
     }
+}
+
+/// Counts by a process that samples every call (at an interval of 1 from its first call on). What was counted and not sampled is
+/// a call between these two steps, at most one of each thread: it was read, or its thread was killed, in the middle. It is sampled.
+pub fn of_every_call(counts: &Counts) -> Counts {
+    let decided = counts.sampled.saturating_add(counts.unsampled_failed);
+    let undecided = counts.calls.saturating_sub(decided);
+    if undecided == 0 || undecided > counts.threads {
+        return *counts;
+    }
+    Counts { sampled: counts.sampled + undecided, sampled_bytes: counts.bytes.max(counts.sampled_bytes), ..*counts }
 }
 
 /// Whether what `counts` report and the kernel has not seen can be between counting a call and its site: at most one call of
@@ -190,6 +218,20 @@ mod tests {
         assert_eq!(of(at_end(&NOW, Seen::of(&kernel(16)))), (5000, 200));
         assert_eq!(of(at_end(&NOW, Seen::of(&kernel(15)))), (5000, 0), "what is broken stays visible");
         assert_eq!(of(addition(&NOW, &NOW, Seen::of(&kernel(19)))), (5100, 0), "it has ended unread");
+    }
+
+    #[test]
+    fn a_call_that_was_counted_and_not_yet_sampled_is_no_unsampled_one() {
+        let all = Counts { calls: 21, bytes: 1900, ..NOW };
+        // 20 are sampled by now, 17 of them have arrived, two failed, one is in the allocator. One failed unsampled: its size fits in
+        // no memory.
+        let every = of_every_call(&Counts { calls: 22, ..all });
+        assert_eq!((every.sampled, every.sampled_bytes, every.reported), (21, 1900, 17));
+        let added = at_end(&every, Seen::of(&kernel(17)));
+        assert_eq!((added.unsampled, added.lost_abandoned, added.lost_call_bytes), (1, 2, 200));
+        assert_eq!(of_every_call(&all), all, "all are decided");
+        let broken = Counts { calls: 23, ..all };
+        assert_eq!(of_every_call(&broken), broken, "more than there are threads");
     }
 
     #[test]

@@ -66,9 +66,14 @@ impl Boundary {
             }
             let probe = site.site.offset.wrapping_sub(place.mapping.offset).wrapping_add(place.mapping.range.start);
             let function = functions.iter().find(|function| function.contains(&probe));
-            let Some(function) = function.filter(|function| is_replaced(draft, function.start)) else {
-                return Err(Refused::ProbeAlone(site.function.clone()));
-            };
+            let function = function.ok_or_else(|| Refused::ProbeAlone(site.function.clone()))?;
+            if !is_replaced(draft, function.start) {
+                // It passes its calls on to another file's allocator, and they count there. Its probe must be gone then.
+                if !is_in_replaced_page(draft, probe) {
+                    return Err(Refused::ProbeAlone(site.function.clone()));
+                }
+                continue;
+            }
             boundary.entries.insert(function.start);
             if probe > function.start {
                 boundary.before_probes.push(function.start + 1..probe + 1);
@@ -98,6 +103,12 @@ fn is_replaced(draft: &Draft, function: u64) -> bool {
         let [original, edited] = [&pages.original, &pages.edited].map(|bytes| bytes.get(at..at + JUMP_BYTES));
         original.is_some() && original != edited
     })
+}
+
+/// Whether a page is mapped over what is at an address. Probes belong to the file, so there is none in it.
+fn is_in_replaced_page(draft: &Draft, address: u64) -> bool {
+    let offset = |start| address.checked_sub(start).and_then(|at| usize::try_from(at).ok());
+    draft.pages.iter().any(|pages| offset(pages.start).is_some_and(|at| at < pages.original.len()))
 }
 
 /// What probes have done of a process's calls. To be asked while the process is stopped.

@@ -28,6 +28,7 @@ use std::mem::offset_of;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 use std::time::Instant;
 
 use heapbpf_inline::abi::{CONTROL, Lead, Slot};
@@ -49,6 +50,7 @@ pub use self::refused::Refused;
 use self::removal::take_out;
 use crate::attach::files::FileKey;
 use crate::kernel::KernelError;
+use crate::kernel::incarnations::Incarnations;
 use crate::kernel::inline::{InlineMap, InlinePrograms};
 use crate::kernel::totals;
 
@@ -85,6 +87,7 @@ pub struct Sampling {
 /// The inline hooks of a recording.
 pub struct InlineHooks {
     programs: InlinePrograms,
+    incarnations: Arc<Incarnations>,
     criterion: u32,
     control: ControlPage,
     /// Whether nothing was sampled for a while: threads then count down from afar.
@@ -142,13 +145,21 @@ impl Prepared {
 
 impl InlineHooks {
     /// No process is hooked yet. `follows`: children are targets.
-    pub fn new(programs: InlinePrograms, map: InlineMap, sampling: Sampling, follows: bool) -> Self {
+    pub fn new(
+        programs: InlinePrograms,
+        (map, incarnations): (InlineMap, Incarnations),
+        sampling: Sampling,
+        follows: bool,
+    ) -> Self {
+        let mut counted = Counted::new(map, follows);
+        counted.will_sample(sampling.draw.interval);
         Self {
             programs,
+            incarnations: Arc::new(incarnations),
             criterion: sampling.criterion,
             control: ControlPage::new(sampling.draw, sampling.seed),
             has_paused: sampling.draw.interval == 0,
-            counted: Counted::new(map, follows),
+            counted,
             prepared: HashMap::new(),
             decided: HashMap::new(),
             sites: HashMap::new(),
@@ -231,7 +242,10 @@ impl InlineHooks {
             return Err(refused);
         }
         let Prepared { target, plan, mapped, .. } = &prepared;
-        let error = match target.replace(plan, mapped, STOP_LIMIT) {
+        // By an exec nobody has told of yet, it would be counted as another one.
+        let incarnations = Arc::clone(&self.incarnations);
+        let is_it = move |_: &[(i32, u64)]| incarnations.lives(process);
+        let error = match target.replace_if(plan, mapped, STOP_LIMIT, is_it) {
             Ok(stopped) => {
                 log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);
                 self.counted.add(process, prepared.linked);
@@ -275,8 +289,9 @@ impl InlineHooks {
             .is_some_and(|(of, service)| *of == process && *service == Service::Inline)
     }
 
-    /// Children that were found to have the hooks of their parents, by process id.
-    pub fn take_heirs(&mut self) -> Vec<u32> {
+    /// Children that were found to have the hooks of their parents since the last call, by process id.
+    pub fn look_for_heirs(&mut self) -> Vec<u32> {
+        self.counted.look();
         self.counted.take_heirs()
     }
 
@@ -360,6 +375,7 @@ impl InlineHooks {
     /// Changes the sampling interval. Each thread uses it from its next draw on, and at once if nothing was sampled before.
     pub fn set_draw(&mut self, draw: DrawConstants) {
         self.has_paused |= self.control.interval() == 0;
+        self.counted.will_sample(draw.interval);
         let changes = self.control.set(draw);
         // Children that were forked before have what their parents had then.
         self.counted.look();

@@ -16,10 +16,11 @@ use crate::attach::files::FileKey;
 use crate::kernel::KernelError;
 
 /// How often a process is stopped in a row to go over from probes, until none of its calls is in progress.
-const HANDOVER_STOPS: usize = 8;
+const HANDOVER_STOPS: u32 = 6;
 /// How often the live map is read for it, until the blocks that come meanwhile fit into the programs' list.
 const HANDOVER_ROUNDS: usize = 3;
-/// For how long it runs in between.
+/// For how long it runs after the first of these; twice as long after each further one. On a busy host, a thread that is at a probe may get
+/// no CPU before it is stopped again.
 const HANDOVER_PAUSE: Duration = Duration::from_millis(1);
 
 impl InlineHooks {
@@ -36,6 +37,9 @@ impl InlineHooks {
         from: &mut FromProbes<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
+        if !self.incarnations.lives(process) {
+            return Err(Refused::Replaced);
+        }
         let prepared = self.prepare((process.tgid, key), file, wanted, add_sites)?;
         let gone = self.hand_over(process, &prepared, sites, from);
         // What it cannot take back costs the programs no more than an entry in a list.
@@ -92,9 +96,10 @@ impl InlineHooks {
             add(&seen.blocks().ok_or(Refused::Fast)?)?;
             self.counted.list(process, base)?;
             let question = (Arc::clone(&boundary), Arc::clone(&noted), Arc::clone(&seen));
+            let incarnations = Arc::clone(&self.incarnations);
             let is_now = move |positions: &[(i32, u64)]| {
                 let (boundary, noted, seen) = &question;
-                is_moment(process, seen.as_ref(), boundary, positions, &mut lock(noted))
+                incarnations.lives(process) && is_moment(process, seen.as_ref(), boundary, positions, &mut lock(noted))
             };
             stops += 1;
             let error = match target.replace_if(plan, mapped, STOP_LIMIT, is_now) {
@@ -109,7 +114,10 @@ impl InlineHooks {
             if !may_pass || stops == HANDOVER_STOPS {
                 return Err(error.into());
             }
-            std::thread::sleep(HANDOVER_PAUSE);
+            if !self.incarnations.lives(process) {
+                return Err(Refused::Replaced);
+            }
+            std::thread::sleep(HANDOVER_PAUSE * (1 << (stops - 1)));
         }
     }
 }

@@ -62,6 +62,9 @@ pub enum Refused {
     /// It has ended.
     #[error("it has ended")]
     Ended,
+    /// It has made an exec, and the record of that is still to come.
+    #[error("it has replaced its program")]
+    Replaced,
     /// Each allocator has counts of its own.
     #[error("it has more allocators than can be counted inside a process")]
     Allocators,
@@ -105,6 +108,7 @@ impl Refused {
                 | Self::Place(_)
                 | Self::Stays
                 | Self::Fast
+                | Self::Replaced
         )
     }
 }

@@ -108,6 +108,24 @@ impl Attaching {
             .map(|reason| format!("not hooked: {reason}"))
             .chain(unseen)
             .chain(self.missed.remark(seen))
+            .chain(self.gaps_after_exec())
             .chain(mappings)
+    }
+
+    /// Says of which named targets the first calls after an exec are missing. The new program may have no line in the profile that
+    /// could tell: perhaps these were its only ones.
+    fn gaps_after_exec(&self) -> Option<String> {
+        /// Most processes that are named.
+        const NAMED: usize = 3;
+        let gaps = if self.global { Vec::new() } else { self.targets.gaps_after_exec() };
+        let named = gaps.iter().take(NAMED).map(|(pid, gap_ns)| format!("{:.1} ms of {pid}", *gap_ns as f64 * 1e-6));
+        let named = named.collect::<Vec<_>>().join(", ");
+        let more = if gaps.len() > NAMED { ", …" } else { "" };
+        let who = match gaps.len() {
+            0 => return None,
+            1 => "a process".to_owned(),
+            n => format!("{n} processes"),
+        };
+        Some(format!("what {who} allocated just after an exec is missing: the first {named}{more}"))
     }
 }

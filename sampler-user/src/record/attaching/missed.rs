@@ -67,8 +67,9 @@ impl Missed {
         let others = if names.len() > Self::NAMES { ", …" } else { "" };
         let named = if named.is_empty() { named } else { format!(" ({named}{others})") };
         let (n, s) = (missed.len(), if missed.len() == 1 { "" } else { "es" });
+        let they = if n == 1 { "it" } else { "they" };
         (n > 0).then(|| {
-            format!("{n} process{s}{named} ended before an allocator could be hooked: what they allocated is missing")
+            format!("{n} process{s}{named} ended before an allocator could be hooked: what {they} allocated is missing")
         })
     }
 }

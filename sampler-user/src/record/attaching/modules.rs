@@ -41,7 +41,9 @@ pub(super) enum Unhooked {
 
 impl Attaching {
     /// Hooks a module in a process, if it has an allocator: inline if that is wanted and possible, else by the links that
-    /// serve the process. Where shared links serve it, they are made in any case: its children may run other programs.
+    /// serve the process. The links are made in any case: it, or a child, may run another program, whose first calls nobody else would
+    /// see. In the pages that inline hooks replace they have no breakpoints. (Not for `--alloc`: a plugin may come again in the same
+    /// program, and blocks that links have sampled by then would keep it on probes.)
     pub(super) fn hook_module_in(&mut self, host: &mut Host, module: ModuleId, pid: u32) -> Result<Hooked, Unhooked> {
         let link = self.link_for(pid);
         let key = self.file_of(host, module);
@@ -57,11 +59,17 @@ impl Attaching {
         }
         match key.map_or(Service::Probes, |key| self.hook_inline(host, pid, key, None)) {
             Service::Waits { .. } => return Err(Unhooked::Waits),
-            Service::Inline if link.is_some() => {}
+            Service::Inline if link.is_some() && self.is_custom(key) => {}
             Service::Inline => drop(self.hook_module(host, module, link)),
             Service::Probes => return self.hook_module(host, module, link),
         }
         Ok(Hooked::Already)
+    }
+
+    /// Whether a file's allocator is described by `--alloc`.
+    fn is_custom(&self, key: Option<FileKey>) -> bool {
+        let examined = key.and_then(|key| self.hooks.files.get(key));
+        examined.is_some_and(|examined| self.custom.iter().any(|custom| custom.is_for(&examined.path)))
     }
 
     /// Hooks a module if it has an allocator, by probes.

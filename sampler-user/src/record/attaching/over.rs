@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use heapbpf_probes::ProbeKind;
 use sampler_ebpf::abi::{ProcessKey, Site};
 
 use super::modules::modules_of;
@@ -93,9 +94,18 @@ impl Attaching {
         }
     }
 
+    /// Kinds of the probed instructions in the files that a process maps: of freeing functions if `frees`, of allocating ones
+    /// otherwise. None if it has ended.
+    pub(in crate::record) fn kinds_in(&self, host: &Host, pid: u32, frees: bool) -> Vec<ProbeKind> {
+        let modules = modules_of(host, pid);
+        let keys: BTreeSet<FileKey> =
+            modules.iter().filter_map(|module| self.modules.get(module).and_then(Look::file)).collect();
+        keys.into_iter().flat_map(|key| self.hooks.kinds_in(key, frees)).collect()
+    }
+
     /// Notes children that have the hooks of their parents.
     pub(in crate::record) fn note_heirs(&mut self) {
-        for pid in self.inline.iter_mut().flat_map(|inline| inline.take_heirs()).collect::<Vec<_>>() {
+        for pid in self.inline.iter_mut().flat_map(|inline| inline.look_for_heirs()).collect::<Vec<_>>() {
             self.standing.note(pid, Ok(()));
         }
     }

@@ -108,6 +108,14 @@ impl TargetSet {
         self.coverages.get(&pid).map_or(1.0, |coverage| coverage.share(now_ns))
     }
 
+    /// Processes whose last exec left a gap, in which nothing counted, and its length, ns.
+    pub fn gaps_after_exec(&self) -> Vec<(u32, u64)> {
+        let gap = |pid: &u32| Some((*pid, self.coverages.get(pid)?.uncovered_ns)).filter(|(_, gap_ns)| *gap_ns > 0);
+        let mut gaps: Vec<(u32, u64)> = self.replaced.keys().filter_map(gap).collect();
+        gaps.sort_unstable();
+        gaps
+    }
+
     /// Private anonymous memory that was resident when a process joined the recording, bytes; `None` if unknown.
     pub fn at_attach_bytes(&self, pid: u32) -> Option<u64> {
         self.coverages.get(&pid)?.at_attach_bytes
@@ -153,11 +161,13 @@ mod tests {
         targets.incarnation_began(1, 100);
         assert_eq!(targets.coverage(1, 500), 1.0 - 190.0 / 400.0);
         assert_eq!(targets.coverage_before(1, 100), 1.0);
+        assert_eq!(targets.gaps_after_exec(), [(1, 190)]);
         // Hooked long before the exec: the next incarnation has no gap.
         targets.begin(2, 50);
         targets.hooked(2, 60, 80);
         targets.incarnation_began(2, 100);
         assert_eq!((targets.coverage(2, 500), targets.coverage_before(2, 100)), (1.0, 1.0 - 20.0 / 50.0));
+        assert_eq!(targets.gaps_after_exec(), [(1, 190)]);
         // A gap that spans an exec is divided.
         targets.begin(3, 50);
         targets.hooked(3, 60, 200);

@@ -148,18 +148,9 @@ impl OverheadController {
         self.looks.last = Use { seconds: now_ns as f64 * 1e-9, cpu_seconds, ..Use::default() };
     }
 
-    /// Sets the kinds of instruction that are probed now (the most expensive ones).
-    pub fn set_kinds(&mut self, allocation: Option<&str>, free: Option<&str>) {
-        if let Some(measured) = &self.measured {
-            let allocation = allocation.unwrap_or(&measured.allocation_kind);
-            let free = free.unwrap_or(&measured.free_kind);
-            self.costs = Some(measured.costs_at(allocation, free).in_programs());
-        }
-    }
-
-    /// Cost of a probe on that kind of instruction, for comparisons.
-    pub fn cost_of_kind(&self, kind: &str) -> f64 {
-        self.measured.as_ref().and_then(|measured| measured.nothing_ns.get(kind).copied()).unwrap_or(0.0)
+    /// Sets what probes cost the targets from now on, on average.
+    pub fn set_costs(&mut self, costs: ProbeCosts) {
+        self.costs = Some(costs);
     }
 
     /// Probe costs measured on this machine.

@@ -10,6 +10,9 @@ use crate::attach::inline::attempts::Attempts;
 /// Calls of allocation functions per second from which on a process is hot. Below, probes take less than about a thousandth of
 /// a CPU.
 const HOT_CALLS_PER_SECOND: f64 = 1000.0;
+/// Fewest calls after which a process is hooked: by then, its probes have taken as much time as hooking it takes. So whatever it does next,
+/// both together take at most twice what the better choice would have.
+const FEWEST_CALLS: u64 = 4000;
 /// Most processes that are hooked inline at once. Each has links of its own, which take time to make and to remove, and is stopped
 /// a few times, for about a millisecond.
 const MOST_AT_ONCE: usize = 512;
@@ -39,6 +42,8 @@ pub struct Heat {
     looked_ns: u64,
     looks: u32,
     due: VecDeque<ProcessKey>,
+    /// Whether the last look found processes that the one before did not.
+    has_new: bool,
     /// How many hot processes the last look found that may be hooked, now or later.
     waiting: usize,
     /// Since when there are some (CLOCK_MONOTONIC).
@@ -53,14 +58,19 @@ impl Heat {
         self.looked_ns = now_ns;
         self.looks = self.looks.saturating_add(1);
         self.waiting = 0;
+        self.has_new = false;
         let mut hot = Vec::new();
         let mut before = std::mem::take(&mut self.processes);
         for (process, counters) in counts {
             let calls = probed_calls(counters);
-            let mut known = before.remove(process).unwrap_or_default();
+            let mut known = before.remove(process).unwrap_or_else(|| {
+                self.has_new = true;
+                Known::default()
+            });
             let rate = calls.saturating_sub(known.calls) as f64 / seconds;
             known.calls = calls;
-            if !is_first && rate > HOT_CALLS_PER_SECOND && known.not_before_ns != u64::MAX {
+            let is_hot = rate > HOT_CALLS_PER_SECOND && calls >= FEWEST_CALLS;
+            if !is_first && is_hot && known.not_before_ns != u64::MAX {
                 self.waiting += 1;
                 if known.not_before_ns <= now_ns {
                     hot.push((Reverse(rate as u64), *process));
@@ -83,6 +93,11 @@ impl Heat {
         }
         let since_ns = *self.waiting_since_ns.get_or_insert(now_ns);
         now_ns.saturating_sub(since_ns) < LONGEST_WAIT_NS
+    }
+
+    /// Whether the last look found processes that the one before did not: of those, some may get hot soon.
+    pub fn has_new(&self) -> bool {
+        self.has_new
     }
 
     /// The next process that is to be tried.
@@ -140,8 +155,13 @@ mod tests {
         let mut heat = Heat::default();
         // What was counted before the first look says nothing of a rate.
         assert!(look(&mut heat, &[(1, 1_000_000), (2, 0)], SECOND).is_empty());
-        let calls = [(1, 1_000_900), (2, 1_100), (3, 9_000), (4, 8_000), (5, 7_000), (6, 6_000), (7, 5_000)];
-        assert_eq!(look(&mut heat, &calls, 2 * SECOND), [3, 4, 5, 6, 7, 2]);
+        let calls = [(1, 1_000_900), (2, 3_900), (3, 9_000), (4, 8_000), (5, 7_000), (6, 6_000), (7, 5_000)];
+        assert_eq!(look(&mut heat, &calls, 2 * SECOND), [3, 4, 5, 6, 7]);
+        assert!(heat.has_new());
+        // It has made enough calls now, and still makes them fast enough.
+        let calls = [(1, 1_001_800), (2, 5_000), (3, 9_000)];
+        assert_eq!(look(&mut heat, &calls, 3 * SECOND), [2]);
+        assert!(!heat.has_new());
     }
 
     #[test]

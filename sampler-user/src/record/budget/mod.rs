@@ -7,5 +7,6 @@ pub mod heat;
 pub mod inline_advice;
 pub mod overhead;
 pub mod slowed;
+pub mod spent;
 pub mod window_progress;
 pub mod window_times;

@@ -4,6 +4,7 @@ use super::controller::OverheadController;
 use super::free_groups::Calls;
 use super::inline_advice::InlineAdvice;
 use super::slowed::SlowedTargets;
+use super::spent::Spent;
 use super::window_progress::WindowProgress;
 use super::window_times::WindowTimes;
 use crate::cost::cpu_time::CpuTime;
@@ -12,6 +13,8 @@ use crate::cost::cpu_time::CpuTime;
 pub struct Overhead {
     /// The controller that decides.
     pub controller: OverheadController,
+    /// The time that probes took so far.
+    pub spent: Spent,
     /// Calls counted up to its last look.
     pub calls: Calls,
     /// CPU time of the targets.
@@ -31,6 +34,7 @@ impl Overhead {
     pub fn new(controller: OverheadController) -> Self {
         Self {
             controller,
+            spent: Spent::default(),
             calls: Calls::default(),
             cpu_time: CpuTime::begin(),
             slowed: SlowedTargets::default(),

@@ -28,6 +28,8 @@ pub struct Seen<'a> {
     pub comm: &'a str,
     /// What it has called so far, and the CPU time that it has used.
     pub used: Use,
+    /// What its probes cost.
+    pub costs: ProbeCosts,
 }
 
 /// Targets that probes slow down.
@@ -57,11 +59,10 @@ impl SlowedTargets {
         &mut self,
         targets: impl Iterator<Item = Seen<'a>>,
         tracking: Tracking,
-        costs: &ProbeCosts,
         seconds: f64,
     ) -> Vec<String> {
         let (mut seen, mut lines) = (HashMap::new(), Vec::new());
-        for Seen { process, comm, used } in targets {
+        for Seen { process, comm, used, costs } in targets {
             if self.told.contains(&process) {
                 continue;
             }
@@ -75,9 +76,9 @@ impl SlowedTargets {
                 continue;
             }
             seen.insert(process, used);
-            if since.share(costs) > WORTH_A_WORD && self.told.len() < MOST_TOLD {
+            if since.share(&costs) > WORTH_A_WORD && self.told.len() < MOST_TOLD {
                 self.told.insert(process);
-                let line = line(&since, comm, process.tgid, tracking, costs);
+                let line = line(&since, comm, process.tgid, tracking, &costs);
                 self.notes.push(format!("after {seconds:.1} s: {line}"));
                 lines.push(line);
             }
@@ -134,11 +135,11 @@ mod tests {
             cpu_seconds,
             ..Use::default()
         };
-        Seen { process: key(tgid), comm: "octave", used }
+        Seen { process: key(tgid), comm: "octave", used, costs: COSTS }
     }
 
     fn look(slowed: &mut SlowedTargets, targets: Vec<Seen<'static>>) -> Vec<String> {
-        slowed.look(targets.into_iter(), FULL, &COSTS, 0.8)
+        slowed.look(targets.into_iter(), FULL, 0.8)
     }
 
     #[test]
@@ -176,11 +177,11 @@ mod tests {
         let mut slowed = SlowedTargets::default();
         let every = Tracking { interval: 1, ..FULL };
         let with = |pairs: f64, cpu_seconds| {
-            let Seen { process, comm, used } = seen(7, pairs, cpu_seconds);
-            Seen { process, comm, used: Use { samples: pairs, ..used } }
+            let Seen { process, comm, used, costs } = seen(7, pairs, cpu_seconds);
+            Seen { process, comm, used: Use { samples: pairs, ..used }, costs }
         };
-        slowed.look(std::iter::once(with(0.0, 0.0)), every, &COSTS, 0.4);
-        let lines = slowed.look(std::iter::once(with(60_000.0, 0.4)), every, &COSTS, 0.8);
+        slowed.look(std::iter::once(with(0.0, 0.0)), every, 0.4);
+        let lines = slowed.look(std::iter::once(with(60_000.0, 0.4)), every, 0.8);
         assert!(lines[0].contains("; -i 64MiB would take") || lines[0].contains(": -i 64MiB would take"), "{lines:?}");
         assert!(!lines[0].contains("does not help"), "{lines:?}");
     }

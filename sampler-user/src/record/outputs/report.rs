@@ -19,19 +19,29 @@ use heapbpf_profile::report::{self, ReportOptions};
 pub struct Closing<'a> {
     /// All requested outputs.
     pub outputs: &'a [Output],
+    /// Where the accounting was written.
+    pub stats: Option<&'a Path>,
     /// Files of the last profile.
     pub files: Written,
     /// How many snapshots were written, and where the last one is.
     pub snapshots: Option<(u64, PathBuf)>,
 }
 
-/// Prints the closing table to standard output, or to standard error if a profile goes to standard output.
+impl Closing<'_> {
+    /// Whether a profile or the accounting goes to standard output, which has room for nothing else then.
+    fn takes_standard_output(&self) -> bool {
+        let stats = self.stats.is_some_and(|path| path.as_os_str() == output::STANDARD_OUTPUT);
+        stats || self.outputs.iter().any(Output::is_standard_output)
+    }
+}
+
+/// Prints the closing table to standard output, or to standard error if a profile or the accounting goes to standard output.
 pub fn show_report(profile: &Profile, display: Display, write: &WriteOptions, closing: Closing<'_>) {
     if display.quiet {
         return;
     }
-    let Closing { outputs, files, snapshots } = closing;
-    let to_error = outputs.iter().any(Output::is_standard_output);
+    let to_error = closing.takes_standard_output();
+    let Closing { files, snapshots, .. } = closing;
     let terminal = if to_error { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
     let options = ReportOptions {
         width: terminal::width().unwrap_or(100),
@@ -66,4 +76,26 @@ pub fn write_stats(path: &Path, force: bool, stats: &Stats) -> anyhow::Result<()
         out.write_all(text.as_bytes()).map_err(|source| output::OutputError::Io { path: path.to_path_buf(), source })
     })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heapbpf_profile::formats;
+
+    /// The table would be in the middle of what a program reads.
+    #[test]
+    fn the_table_leaves_standard_output_to_a_profile_or_the_accounting() {
+        for (output, stats, taken) in [
+            ("x.json", None, false),
+            ("-", None, true),
+            ("x.json", Some("-"), true),
+            ("x.json", Some("stats.json"), false),
+        ] {
+            let outputs = [Output::new(output, formats::by_name("json").expect("known"), false)];
+            let stats = stats.map(Path::new);
+            let closing = Closing { outputs: &outputs, stats, files: Vec::new(), snapshots: None };
+            assert_eq!(closing.takes_standard_output(), taken, "{output} {stats:?}");
+        }
+    }
 }

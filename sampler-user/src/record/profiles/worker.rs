@@ -135,6 +135,10 @@ impl ProfileWorker {
 
 /// A profile that comes sooner after the last one than this needs the same memory again.
 const SOON: Duration = Duration::from_secs(10);
+/// Longest time for which exited processes wait to be named, unless a profile is made. Each batch reads the files anew.
+const LONGEST_UNNAMED: Duration = Duration::from_secs(15);
+/// Most rows and exited processes that wait.
+const MOST_UNNAMED: usize = 4096;
 /// Time after which memory is given back even if profiles come soon. It takes milliseconds, and using pages again as well.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 
@@ -153,13 +157,34 @@ struct Worker {
     /// The rows' stacks of the last snapshot for a client that asks often, and what they were symbolized to.
     last_stacks: Vec<(UnsymbolizedStack, Arc<Stack>)>,
     emptied: Emptied,
+    unnamed: Unnamed,
     /// How often the worker has panicked, and what it said the last time.
     panics: (u64, String),
 }
 
+/// Exited processes that have not been moved to the overflow bucket yet.
+#[derive(Default)]
+struct Unnamed {
+    retired: Vec<Retired>,
+    /// When the first of them came.
+    since: Option<Instant>,
+}
+
+impl Unnamed {
+    fn add(&mut self, retired: Retired) {
+        self.since.get_or_insert_with(Instant::now);
+        self.retired.push(retired);
+    }
+
+    fn is_due(&self) -> bool {
+        let size: usize = self.retired.iter().map(|it| it.rows.len() + it.processes.len()).sum();
+        size >= MOST_UNNAMED || self.since.is_some_and(|since| since.elapsed() >= LONGEST_UNNAMED)
+    }
+}
+
 impl Worker {
     fn new(template: Profile, adjustments: Adjustments, symbolization: Symbolization) -> Self {
-        let (overflow, go, gave_back, last_made, resident, last_stacks, emptied, panics) = Default::default();
+        let (overflow, go, gave_back, last_made, resident, last_stacks, emptied, unnamed) = Default::default();
         Self {
             template,
             adjustments,
@@ -171,7 +196,8 @@ impl Worker {
             resident,
             last_stacks,
             emptied,
-            panics,
+            unnamed,
+            panics: Default::default(),
         }
     }
 
@@ -187,12 +213,19 @@ impl Worker {
         while let Ok(job) = queue.recv() {
             match job {
                 Job::Make(snapshot, then) => {
+                    self.retire_all();
                     then(self.make(*snapshot));
                     self.give_back();
                 }
-                Job::Retire(retired) => self.retire(*retired),
+                Job::Retire(retired) => {
+                    self.unnamed.add(*retired);
+                    if self.unnamed.is_due() {
+                        self.retire_all();
+                    }
+                }
                 Job::JitCode(process, code) => self.symbolization.open_jit_code(process, code),
                 Job::Tidy(living) => {
+                    self.retire_all();
                     self.symbolization.keep_only(living.iter());
                     drop(living);
                     give_memory_back();
@@ -365,8 +398,27 @@ impl Worker {
         }
     }
 
+    /// Moves the exited processes that wait to the overflow bucket.
+    fn retire_all(&mut self) {
+        let mut retired = std::mem::take(&mut self.unnamed).retired;
+        let mut facts = Facts::default();
+        for Facts { modules, jit_code } in retired.iter_mut().map(|it| std::mem::take(&mut it.facts)) {
+            facts.modules.extend(modules);
+            facts.jit_code.extend(jit_code);
+        }
+        let rows = retired.iter().flat_map(|it| &it.rows);
+        if !retired.is_empty() {
+            self.name(rows.filter_map(|row| row.key.stack.as_ref()), facts);
+        }
+        for it in retired {
+            // Others, and the profile that is to be made, do without it.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.retire(it))) {
+                self.has_panicked(&*panic);
+            }
+        }
+    }
+
     fn retire(&mut self, retired: Retired) {
-        self.name(retired.rows.iter().filter_map(|row| row.key.stack.as_ref()), retired.facts);
         let programs: Vec<usize> = retired.processes.iter().map(|process| self.overflow.program(process)).collect();
         for (program, process) in programs.iter().zip(&retired.processes) {
             self.overflow.add_counts(*program, process);

@@ -322,6 +322,27 @@ fn a_panic_ends_its_job_and_no_other() {
     thread.join().unwrap();
 }
 
+#[test]
+fn ended_processes_wait_to_be_named_until_there_are_many_or_for_some_time() {
+    let retired = |rows: u32| Retired {
+        keys: vec![key(2)],
+        processes: vec![process(2, false)],
+        rows: (0..rows).map(|stack| row(0, stack, 0, 1)).collect(),
+        facts: Facts::default(),
+    };
+    let mut few = Unnamed::default();
+    assert!(!few.is_due());
+    few.add(retired(1));
+    assert!(!few.is_due());
+    few.since = Instant::now().checked_sub(LONGEST_UNNAMED);
+    assert!(few.is_due());
+    let mut many = Unnamed::default();
+    many.add(retired(MOST_UNNAMED as u32 / 2));
+    assert!(!many.is_due());
+    many.add(retired(MOST_UNNAMED as u32 / 2 - 2));
+    assert!(many.is_due(), "two processes, and their rows");
+}
+
 /// A client that asks often gets what others get: stacks that are as before, new ones, and those that have gone.
 #[test]
 fn a_client_that_asks_often_gets_the_same_rows() {

@@ -254,9 +254,9 @@ impl ActiveRecording {
         let options = &plan.outputs.write;
         let (files, written) = write_outputs(outputs, &made.profile, options, |it| self.line.writing(it));
         self.line.clear();
-        let stats = plan.outputs.stats.as_ref();
+        let stats = plan.outputs.stats.as_deref();
         let accounted = stats.map_or(Ok(()), |path| write_stats(path, plan.outputs.force, &made.stats));
-        let closing = Closing { outputs: &self.outputs, files, snapshots: self.files.written() };
+        let closing = Closing { outputs: &self.outputs, stats, files, snapshots: self.files.written() };
         show_report(&made.profile, plan.display, options, closing);
         written?;
         accounted?;

@@ -21,6 +21,8 @@ use heapbpf_unwind::raw::RawStack;
 /// Longest time to read the rings up to a cut's moment. When it runs out, the cut is incomplete and the profile says
 /// so.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// The same of the last cut: no other will have what it leaves.
+const LONGEST_LAST_WAIT: Duration = Duration::from_secs(10);
 /// How long ends of lives are remembered at least, for a record that comes after the census that found the end.
 const REMEMBER_ENDS_NS: u64 = 10_000_000_000;
 /// Pause before reading a ring again whose next record is still being written.
@@ -33,7 +35,9 @@ impl Session {
         if !self.may_try(Step::Counters) {
             return None;
         }
-        let cut = self.cut();
+        // It must not make the recording longer.
+        let left = self.schedule.until_end(monotonic_ns()).filter(|left| !left.is_zero()).unwrap_or(LONGEST_WAIT);
+        let cut = self.cut(LONGEST_WAIT.min(left));
         let cut = self.errors.note(Step::Counters, cut, monotonic_ns());
         let result = cut.map(|cut| then(self, &cut));
         self.recorder.end_cut();
@@ -45,7 +49,7 @@ impl Session {
         let deadline = Instant::now() + LONGEST_WAIT;
         let mut pause = LOOK_AGAIN;
         let cut = loop {
-            let cut = self.cut();
+            let cut = self.cut(LONGEST_LAST_WAIT);
             if let Some(cut) = self.errors.note(Step::Counters, cut, monotonic_ns()) {
                 break cut;
             }
@@ -69,15 +73,13 @@ impl Session {
         let reserved = self.kernel.events.reserved_up_to();
         let begun =
             BegunCut { records_lost, counts, total: self.cuts.last_total, reading: None, census: None, reserved };
-        let whole = self.take_in_until(Instant::now() + LONGEST_WAIT, |session| session.has_reached(&begun));
+        let whole = self.take_in_until(Instant::now() + LONGEST_LAST_WAIT, |session| session.has_reached(&begun));
         Cut { has_counters: false, ..self.complete(begun, whole) }
     }
 
-    fn cut(&mut self) -> anyhow::Result<Cut> {
+    fn cut(&mut self, longest: Duration) -> anyhow::Result<Cut> {
         let _priority = RaisedPriority::begin();
-        // A cut during the recording must not make it longer; the last cut gets the time that it needs.
-        let left = self.schedule.until_end(monotonic_ns()).filter(|left| !left.is_zero()).unwrap_or(LONGEST_WAIT);
-        let deadline = Instant::now() + LONGEST_WAIT.min(left);
+        let deadline = Instant::now() + longest;
         // This cut finds everything that the waiting one would find.
         if self.cuts.waiting.take().is_some() {
             self.recorder.heap.abandon_reconciliation();

@@ -17,6 +17,7 @@ impl Session {
     pub(super) fn note_new_lives(&mut self) {
         for (process, time_ns) in self.recorder.take_new_lives() {
             self.lives.begin(process, time_ns);
+            self.hot.iter_mut().for_each(|hot| hot.looks.sampled(monotonic_ns()));
         }
     }
 

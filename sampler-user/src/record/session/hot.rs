@@ -7,11 +7,9 @@ use super::hot_processes::Hot;
 use super::state::Session;
 use crate::attach::inline::FromProbes;
 use crate::clock::monotonic_ns;
+use crate::kernel::totals::Counts;
 use crate::record::attaching::over::GoneOver;
 use crate::record::attaching::probes::is_alive;
-
-/// Time between looks for hot processes.
-const LOOK_NS: u64 = 1_000_000_000;
 
 impl Session {
     /// Looks for hot processes, if it is time, or hooks one of those that were found. One at a time: records are taken in
@@ -22,16 +20,25 @@ impl Session {
         if hot.heat.is_due() {
             return self.hook_hottest(now_ns);
         }
-        if now_ns < hot.next_ns || self.attaching.is_over() || !self.may_try(Step::Counters) {
+        if now_ns < hot.looks.next_ns || self.attaching.is_over() || !self.may_try(Step::Counters) {
             return;
         }
-        let counted = self.counts();
+        // What is counted inside is no heat, and takes long to read.
+        let counted = self.kernel.totals.read(&self.attaching.programs).map_err(anyhow::Error::from);
         let counted = self.errors.note(Step::Counters, counted, monotonic_ns());
         self.attaching.note_heirs();
-        let (Some((counts, _)), Some(hot)) = (counted, &mut self.hot) else { return };
+        if let Some(counts) = counted {
+            self.look_for_hot(&counts);
+        }
+    }
+
+    /// Looks for hot processes in counts that were just read.
+    pub(super) fn look_for_hot(&mut self, counts: &Counts) {
+        let may = self.attaching.hooks_the_hot();
+        let Some(hot) = self.hot.as_mut().filter(|_| may) else { return };
         let now_ns = monotonic_ns();
         hot.heat.look(counts.processes.iter(), now_ns);
-        hot.next_ns = now_ns + LOOK_NS;
+        hot.looked(now_ns);
     }
 
     /// Whether hot processes are about to leave the probes.
@@ -68,7 +75,7 @@ impl Session {
     pub(super) fn until_hot(&self) -> Option<Duration> {
         let hot = self.hot.as_ref().filter(|_| self.attaching.hooks_the_hot())?;
         let now_ns = monotonic_ns();
-        let until = Duration::from_nanos(hot.next_ns.saturating_sub(now_ns));
+        let until = Duration::from_nanos(hot.looks.next_ns.saturating_sub(now_ns));
         let until = until.max(self.errors.until_retry(Step::Counters, now_ns));
         Some(if hot.heat.is_due() { Duration::ZERO } else { until })
     }

@@ -3,17 +3,88 @@
 use crate::kernel::handover::HandoverMap;
 use crate::record::budget::heat::Heat;
 
+/// Time between looks for hot processes.
+const LOOK_NS: u64 = 1_000_000_000;
+/// The same while new processes come: a program that runs for a second or two would be over before a look found it twice.
+const LOOK_AT_NEW_NS: u64 = LOOK_NS / 4;
+/// The same after a process had its first sample: it may be hot by now.
+const LOOK_AT_SAMPLED_NS: u64 = LOOK_NS / 200;
+/// How long looks come so often.
+const SAMPLED_NS: u64 = LOOK_NS / 20;
+
 /// Processes that are hooked inline once they are hot.
 pub(super) struct Hot {
     pub(super) heat: Heat,
     pub(super) handover: HandoverMap,
-    /// When hot ones are looked for next (CLOCK_MONOTONIC).
-    pub(super) next_ns: u64,
+    pub(super) looks: Looks,
 }
 
 impl Hot {
     /// None is known.
     pub(super) fn new(handover: HandoverMap) -> Self {
-        Self { heat: Heat::default(), handover, next_ns: 0 }
+        Self { heat: Heat::default(), handover, looks: Looks::default() }
+    }
+
+    /// It was looked for hot processes.
+    pub(super) fn looked(&mut self, now_ns: u64) {
+        self.looks.looked(self.heat.has_new(), now_ns);
+    }
+}
+
+/// When hot processes are looked for. Times are CLOCK_MONOTONIC.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    /// The next look.
+    pub(super) next_ns: u64,
+    last_ns: u64,
+    /// When it was last known of a process that it has its first sample.
+    sampled_ns: Option<u64>,
+}
+
+impl Looks {
+    /// A process has its first sample, as is known now.
+    pub(super) fn sampled(&mut self, now_ns: u64) {
+        self.sampled_ns = Some(now_ns);
+        self.next_ns = self.next_ns.min(self.last_ns + LOOK_AT_SAMPLED_NS);
+    }
+
+    /// A look found processes that the one before did not, or none.
+    fn looked(&mut self, has_new: bool, now_ns: u64) {
+        self.last_ns = now_ns;
+        let pause_ns = match self.sampled_ns {
+            Some(sampled_ns) if now_ns < sampled_ns + SAMPLED_NS => LOOK_AT_SAMPLED_NS,
+            _ if has_new => LOOK_AT_NEW_NS,
+            _ => LOOK_NS,
+        };
+        self.next_ns = now_ns + pause_ns;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_come_often_for_a_moment_after_a_first_sample() {
+        let mut looks = Looks::default();
+        looks.looked(false, 7 * LOOK_NS);
+        assert_eq!(looks.next_ns, 8 * LOOK_NS);
+        looks.looked(true, 8 * LOOK_NS);
+        assert_eq!(looks.next_ns, 8 * LOOK_NS + LOOK_AT_NEW_NS);
+        // Of one that is long over the next look is due at once, and then there are a few more.
+        let sampled_ns = 8 * LOOK_NS + LOOK_AT_NEW_NS / 2;
+        looks.sampled(sampled_ns);
+        assert!(looks.next_ns < sampled_ns);
+        let mut often = 0;
+        looks.looked(false, sampled_ns);
+        while looks.next_ns - looks.last_ns == LOOK_AT_SAMPLED_NS {
+            often += 1;
+            looks.looked(false, looks.next_ns);
+        }
+        assert_eq!(often, SAMPLED_NS / LOOK_AT_SAMPLED_NS);
+        // Another sample right after a look does not bring the next one at once.
+        let last_ns = looks.last_ns;
+        looks.sampled(last_ns + 1);
+        assert_eq!(looks.next_ns, last_ns + LOOK_AT_SAMPLED_NS);
     }
 }

@@ -8,10 +8,14 @@ use super::errors::Step;
 use super::moment::Cut;
 use super::state::Session;
 use crate::clock::monotonic_ns;
+use crate::cost::budget::{MeanCosts, ProbeCosts};
 use crate::cost::cpu_time;
+use crate::cost::measure::Measured;
 use crate::heap::windows::Weights;
+use crate::host::Host;
 use crate::host::process::Target;
 use crate::kernel::totals::Counts;
+use crate::record::attaching::probes::Attaching;
 use crate::record::budget::controller::{Action, usage};
 use crate::record::budget::free_groups::{Calls, groups};
 use crate::record::budget::overhead::Overhead;
@@ -47,9 +51,11 @@ impl Session {
         if self.overhead.controller.next_ns().is_none_or(|at| at > now) || self.unfinished.attach {
             return;
         }
-        self.learn_kinds();
         let Some(Counted { counts, total, window }) = self.count() else { return };
+        self.learn_costs(&counts, &total);
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
+        // Whoever has become hot since the last look goes over before anything is given up for it.
+        self.look_for_hot(&counts);
         if !self.overhead.controller.has_windows() && self.is_about_to_cool(now) {
             let Overhead { controller, calls, .. } = &mut self.overhead;
             controller.pass(&total, cpu_seconds, now);
@@ -204,18 +210,24 @@ impl Session {
         if self.next_look_for_slowed().is_none_or(|at| at > begun) || !self.may_try(Step::Counters) {
             return;
         }
-        self.learn_kinds();
-        let Some((costs, tracking)) = self.overhead.controller.costs() else { return };
+        if self.overhead.controller.costs().is_none() {
+            return;
+        }
         let counted = self.counts();
-        let Some((counts, _)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
+        let Some((counts, total)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
+        self.learn_costs(&counts, &total);
         let processes = self.host.processes();
+        let (controller, attaching) = (&self.overhead.controller, &self.attaching);
+        let (Some(measured), Some((mean, tracking))) = (controller.measured(), controller.costs()) else { return };
         let targets = counts.processes.iter().filter_map(|(process, counters)| {
             let cpu_seconds = cpu_time::of_process(process.tgid)?;
             let comm = processes.current(process.tgid).map_or("", |incarnation| &*incarnation.info.comm);
-            Some(Seen { process: *process, comm, used: usage(counters, cpu_seconds, begun as f64 * 1e-9) })
+            let used = usage(counters, cpu_seconds, begun as f64 * 1e-9);
+            let costs = costs_of(measured, attaching, &self.host, process.tgid).unwrap_or(mean);
+            Some(Seen { process: *process, comm, used, costs })
         });
         let seconds = begun.saturating_sub(self.schedule.started_ns) as f64 * 1e-9;
-        let lines = self.overhead.slowed.look(targets, tracking, &costs, seconds);
+        let lines = self.overhead.slowed.look(targets, tracking, seconds);
         if !self.plan.display.quiet {
             lines.iter().for_each(|line| log::warn!("{line}"));
         }
@@ -275,14 +287,26 @@ impl Session {
         }
     }
 
-    /// Tells the controller the most expensive kinds of instruction that are probed.
-    pub(super) fn learn_kinds(&mut self) {
-        let controller = &self.overhead.controller;
-        let worst = |frees: bool| {
-            let kinds = self.attaching.hooks.kinds(frees).map(|kind| kind.to_string());
-            kinds.max_by(|a, b| controller.cost_of_kind(a).total_cmp(&controller.cost_of_kind(b)))
-        };
-        let (allocation, free) = (worst(false), worst(true));
-        self.overhead.controller.set_kinds(allocation.as_deref(), free.as_deref());
+    /// Tells the controller what probes cost the targets on average, and notes what was spent on them.
+    pub(super) fn learn_costs(&mut self, counts: &Counts, total: &Counters) {
+        let Overhead { controller, spent, .. } = &mut self.overhead;
+        let Some(measured) = controller.measured() else { return };
+        let mut mean = MeanCosts::default();
+        for (process, counters) in &counts.processes {
+            if let Some(costs) = costs_of(measured, &self.attaching, &self.host, process.tgid) {
+                mean.add(&usage(counters, 0.0, 0.0), &costs);
+            }
+        }
+        // Of processes that have ended it is not known any more which files they mapped.
+        let kinds = |frees| self.attaching.hooks.kinds(frees).collect::<Vec<_>>();
+        let costs = mean.mean(&measured.costs_on(&kinds(false), &kinds(true)));
+        controller.set_costs(costs);
+        spent.note(total, &costs);
     }
+}
+
+/// What probes cost a process; `None` if that is not known.
+fn costs_of(measured: &Measured, attaching: &Attaching, host: &Host, pid: u32) -> Option<ProbeCosts> {
+    let [allocation, free] = [false, true].map(|frees| attaching.kinds_in(host, pid, frees));
+    (!allocation.is_empty() || !free.is_empty()).then(|| measured.costs_on(&allocation, &free))
 }

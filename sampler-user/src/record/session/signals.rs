@@ -8,9 +8,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::record::attaching::command::Process;
 
-/// Signals that are passed on to a command. Without a command only the first two are handled: they end the recording.
+/// Signals that are passed on to a command. Without a command only the first [`ENDING`] are handled: they end the recording.
 const PASSED_ON: [libc::c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+
+/// How many signals end a recording. The last of these, SIGHUP, comes when a terminal or a connection is lost.
+const ENDING: usize = 3;
 
 /// What a signal means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,10 +40,8 @@ impl Signals {
     /// # Errors
     /// The kernel refuses a signal handler.
     pub fn listen(command: Option<Process>) -> io::Result<Self> {
-        let wanted = if command.is_some() { PASSED_ON.len() } else { 2 };
-        let streams = PASSED_ON[..wanted]
-            .iter()
-            .map(|&number| Ok((number, signal(SignalKind::from_raw(number))?)))
+        let streams = listened_to(command.is_some(), is_ignored(libc::SIGHUP))
+            .map(|number| Ok((number, signal(SignalKind::from_raw(number))?)))
             .collect::<io::Result<_>>()?;
         Ok(Self { streams, command, asked: false })
     }
@@ -76,6 +77,21 @@ impl Signals {
     }
 }
 
+/// The signals to handle. `nohup`: SIGHUP was ignored when heapbpf was started, so that it outlives its terminal.
+fn listened_to(command: bool, nohup: bool) -> impl Iterator<Item = libc::c_int> {
+    let wanted = if command { PASSED_ON.len() } else { ENDING };
+    PASSED_ON.into_iter().take(wanted).filter(move |number| !(nohup && *number == libc::SIGHUP))
+}
+
+/// Whether a signal is ignored by this process.
+fn is_ignored(number: libc::c_int) -> bool {
+    // SAFETY: `sigaction` is plain integers, for which zero is a valid value.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action nothing is changed, and `now` outlives the call.
+    let status = unsafe { libc::sigaction(number, std::ptr::null(), &raw mut now) };
+    status == 0 && now.sa_sigaction == libc::SIG_IGN
+}
+
 /// What a signal means. `asked`: the end was asked for before. `terminal`: Ctrl-C at our terminal reaches us and the
 /// command.
 fn meaning(number: libc::c_int, command: bool, asked: bool, terminal: bool) -> Meaning {
@@ -102,9 +118,19 @@ mod tests {
 
     #[test]
     fn without_a_command_signals_end_the_recording() {
-        for number in [libc::SIGINT, libc::SIGTERM] {
+        for number in listened_to(false, false) {
             assert_eq!(meaning(number, false, false, true), Meaning::Stop);
         }
+    }
+
+    #[test]
+    fn a_lost_terminal_ends_a_recording_unless_nohup_said_otherwise() {
+        assert!(listened_to(false, false).eq([libc::SIGINT, libc::SIGTERM, libc::SIGHUP]));
+        assert!(listened_to(false, true).eq([libc::SIGINT, libc::SIGTERM]));
+        assert!(listened_to(true, false).eq(PASSED_ON));
+        assert!(!listened_to(true, true).any(|number| number == libc::SIGHUP));
+        // The runtime ignores this one in every program.
+        assert!(is_ignored(libc::SIGPIPE) && !is_ignored(libc::SIGSEGV));
     }
 
     #[test]

@@ -62,6 +62,7 @@ impl Session {
         };
         let slack = cut.slack.values().map(|blocks| blocks.samples).sum();
         let missing = Missing::of(total.submitted, daemon.allocations_taken_in, slack, cut.unread.is_some());
+        self.learn_costs(&cut.counts, &total);
         let stats = self.stats(&total, missing, &daemon);
         let go = self.go_targets();
         let also = go.iter().map(|target| target.process).collect();
@@ -126,9 +127,8 @@ impl Session {
     fn stats(&mut self, total: &Counters, missing: Missing, daemon: &DaemonCounters) -> Stats {
         let estimated = self.recorder.heap.estimated().alloc_bytes;
         let audits = self.attaching.hooks.audit();
-        self.learn_kinds();
         let controller = &self.overhead.controller;
-        let probe_seconds = controller.probe_seconds(total);
+        let probe_seconds = controller.costs().map(|_| self.overhead.spent.seconds());
         Stats {
             probe_costs: controller.measured().cloned(),
             ..accounting::stats(total, missing, daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits)

@@ -20,11 +20,13 @@ use crate::clock::monotonic_ns;
 use crate::cost::measure;
 use crate::heap::live::Heap;
 use crate::host::limits::{links_need_admin, module_files};
+use crate::host::own_code::leave_the_file;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
 use crate::kernel::guardian::Guardian;
 use crate::kernel::handover::HandoverMap;
+use crate::kernel::incarnations::Incarnations;
 use crate::kernel::inline::{InlineEnds, InlineMap, InlinePrograms};
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
@@ -116,6 +118,12 @@ impl Session {
     /// Loads the BPF programs and opens the maps. Attaches nothing.
     pub(super) fn new(plan: RecordPlan) -> anyhow::Result<Self> {
         let object = object::object().ok_or(KernelError::NoObject)?;
+        // Probes that serve more than one process would trap in this one, too.
+        if (plan.targets.follow || !plan.targets.are_named())
+            && let Err(error) = leave_the_file()
+        {
+            log::info!("our own allocations trap at probes of the whole host: {error}");
+        }
         let (sampling, kernel) = (&plan.sampling, &plan.kernel);
         let loader = Loader::new(object, &kernel.config, &kernel.sizes)?;
         let mut control = ControlMaps::open(&loader)?;
@@ -154,7 +162,10 @@ impl Session {
         // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
         let follows = plan.targets.follow || !plan.targets.are_named();
         let inline = inline
-            .map(|programs| Ok::<_, KernelError>(InlineHooks::new(programs, InlineMap::open(&loader)?, how, follows)))
+            .map(|hooking| {
+                let maps = (InlineMap::open(&loader)?, Incarnations::open(&programs)?);
+                Ok::<_, KernelError>(InlineHooks::new(hooking, maps, how, follows))
+            })
             .transpose()?;
         let hot = inline.is_some().then(|| HandoverMap::open(&loader, &programs)).transpose()?.map(Hot::new);
         let names = Arc::new(RuntimeFunctions::default());

@@ -59,6 +59,17 @@ fn every_line_has_its_family_and_numbers_are_the_profiles() {
     }
 }
 
+/// Of a small process nothing may have been sampled. What it has in use is less than what a sample would be likely for.
+#[test]
+fn a_process_without_a_sample_has_an_upper_end() {
+    let profile = of(vec![process(7, "quiet", 4096)]);
+    let labels = labels(&profile.processes[0]);
+    let text = Metrics::default().write(&made(profile, vec![key(7, 0)]), &[&Filter::default()], Serving::default());
+    let series = |end: &str| value(&text, &format!("heapbpf_process_inuse{end}_bytes{labels}"));
+    assert_eq!((series(""), series("_low")), (Some(0.0), Some(0.0)), "{text}");
+    assert!(series("_high").is_some_and(|high| high > 0.0), "{text}");
+}
+
 #[test]
 fn since_when_frees_are_followed_is_a_series_where_they_were_given_up() {
     let profile = testing::followed_again();
@@ -77,6 +88,8 @@ fn resident_memory_is_a_series_per_part() {
     let labels = labels(&profile.processes[0]).replace('}', ",part=\"heap\"}");
     let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
     assert_eq!(value(&text, &format!("heapbpf_process_resident_bytes{labels}")), Some(314_572_800.0), "{text}");
+    let parts: Vec<&str> = text.split("part=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert_eq!(parts, ["heap", "files", "stacks", "shared", "jit_code", "other"]);
 }
 
 #[test]

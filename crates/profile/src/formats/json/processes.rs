@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use heapbpf_audit::{FileAudit, Hook, Missing};
+use heapbpf_audit::{FileAudit, Missing};
 use heapbpf_statistics::sums::SampleSums;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use super::figures::Figures;
-use crate::estimates::{Pool, intervals_used};
 use crate::model::{Process, Profile, Row};
+use crate::process_pools::pools_of_processes;
 use crate::units;
 
 /// One entry for each process by itself.
@@ -19,21 +19,7 @@ pub(super) fn processes<'a>(
     audits: &Audits<'a>,
     programs: &Programs,
 ) -> Vec<ProcessJson<'a>> {
-    let mut pools: Vec<Pool> = (0..profile.processes.len()).map(Pool::of_process).collect();
-    for row in &profile.rows {
-        if let Some(pool) = pools.get_mut(row.key.process) {
-            pool.add(row);
-        }
-    }
-    let intervals = intervals_used(profile);
-    for (index, pool) in pools.iter_mut().enumerate() {
-        // Nothing is hooked in a program that is Go's alone.
-        if profile.processes[index].hook != Some(Hook::GoRuntime) {
-            pool.allow_for_others(&intervals);
-        }
-        pool.cover([index]);
-    }
-    let processes = profile.processes.iter().zip(pools).enumerate();
+    let processes = profile.processes.iter().zip(pools_of_processes(profile)).enumerate();
     processes
         .map(|(index, (process, pool))| ProcessJson {
             process,

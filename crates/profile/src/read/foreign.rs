@@ -1,0 +1,102 @@
+//! What a file is that is no profile, as far as its beginning shows it.
+
+/// Magic numbers of files that users might mistake for profiles.
+const KNOWN: &[(&[u8], &str)] = &[
+    (b"<", "HTML, XML or SVG"),
+    (b"\x7fELF", "a program"),
+    (b"PERFILE2", "perf's data"),
+    (b"[", "a JSON array"),
+    (b"group,stack,incomplete,", "a table (CSV)"),
+];
+
+/// Longest first line that is looked at, in bytes.
+const LONGEST_LINE: usize = 64 << 10;
+
+/// What a file is that begins like this; `None` if it may be a pprof profile, or something else.
+pub(super) fn kind(bytes: &[u8]) -> Option<&'static str> {
+    // A name may begin as JSON does: `[unknown]`.
+    if is_folded(bytes) {
+        return Some("folded stacks, for flame graphs");
+    }
+    let start = bytes.trim_ascii_start();
+    if let Some((_, what)) = KNOWN.iter().find(|(magic, _)| start.starts_with(magic)) {
+        return Some(what);
+    }
+    // A pprof profile begins with a value type (field 1), whose fields 1 and 2 are integers.
+    let [0x0a, rest @ ..] = bytes else { return None };
+    let length = rest.iter().position(|byte| byte & 0x80 == 0)? + 1;
+    match rest.get(length..)? {
+        // A resource (field 1), with its attributes (field 1), each with a key (field 1).
+        [0x0a, inner @ ..] => is_attributes(inner).then_some("an OpenTelemetry profile (OTLP)"),
+        // A clock snapshot: field 6.
+        [0x32, ..] => Some("a Perfetto trace"),
+        _ => None,
+    }
+}
+
+/// Whether a message has a message in its field 1, whose field 1 has a length, too.
+fn is_attributes(mut bytes: &[u8]) -> bool {
+    for _ in 0..2 {
+        let Some(length) = bytes.iter().position(|byte| byte & 0x80 == 0) else { return false };
+        let Some([0x0a, inner @ ..]) = bytes.get(length + 1..) else { return false };
+        bytes = inner;
+    }
+    true
+}
+
+/// Whether the first line is `function;function;… number`.
+fn is_folded(bytes: &[u8]) -> bool {
+    let start = &bytes[..bytes.len().min(LONGEST_LINE)];
+    let Some(end) = start.iter().position(|byte| *byte == b'\n') else { return false };
+    let Ok(line) = std::str::from_utf8(&start[..end]) else { return false };
+    let Some((stack, value)) = line.rsplit_once(' ') else { return false };
+    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    is_number && !stack.is_empty() && !stack.contains(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::{FORMATS, WriteOptions};
+    use crate::testing;
+
+    /// Every format that heapbpf writes is read, or named.
+    #[test]
+    fn formats_that_are_not_read_are_named() {
+        let mut named = 0;
+        for format in FORMATS {
+            let mut out = Vec::new();
+            let profile = testing::small().only_process(0);
+            format.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+            let expected = match format.name() {
+                "folded" => "it is folded stacks",
+                "otlp" => "it is an OpenTelemetry profile",
+                "perfetto" => "it is a Perfetto trace",
+                "csv" => "it is a table (CSV)",
+                "svg" | "html" => "it is HTML, XML or SVG",
+                "speedscope" => "it is a profile for speedscope",
+                "dhat" | "firefox" => "it is JSON, but not a profile of heapbpf",
+                _ => {
+                    super::super::parse(&out).expect("a format that is read");
+                    continue;
+                }
+            };
+            let text = super::super::parse(&out).map(|_| ()).expect_err("no format that is read").to_string();
+            assert!(text.starts_with(expected), "{}: {text}", format.name());
+            named += 1;
+        }
+        assert!(named >= 6, "{named}");
+    }
+
+    #[test]
+    fn text_with_a_number_at_its_end_is_folded_stacks() {
+        for folded in ["main;f 12\n", "[unknown];std::vector<int, a b> 1\nx"] {
+            assert_eq!(kind(folded.as_bytes()), Some("folded stacks, for flame graphs"), "{folded}");
+        }
+        for other in
+            ["", "\n", "main;f\n", "main;f x\n", " 12\n", "main;\x01 12\n", "main;f 12", "\x0a\x04\x08\x01\x10\x02"]
+        {
+            assert_eq!(kind(other.as_bytes()), None, "{other:?}");
+        }
+    }
+}

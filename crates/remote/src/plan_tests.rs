@@ -1,0 +1,127 @@
+use super::*;
+
+const MAPS: &str = "7f0000000000-7f0000010000 r-xp 00001000 fe:00 9 /lib/libc.so.6\n\
+                    7f0000010000-7f0000020000 rw-p 00011000 fe:00 9 /lib/libc.so.6\n";
+const LIBC: u64 = 0x7f00_0000_0000;
+const BASE: u64 = 0x7e00_0000_0000;
+
+fn draft() -> Draft {
+    let page = |start| Pages { start, original: vec![1; 4096], edited: vec![2; 4096] };
+    Draft {
+        name: "heapbpf-test".into(),
+        base: BASE,
+        bytes: 0x4000,
+        text: vec![0x90; 0x1000],
+        data: vec![
+            Data { range: 0x1000..0x2000, is_wiped_on_fork: false, initial: vec![7] },
+            Data { range: 0x3000..0x4000, is_wiped_on_fork: true, initial: vec![] },
+        ],
+        pages: vec![page(LIBC + 0x2000), page(LIBC + 0x1000)],
+        displaced: vec![Displaced { range: LIBC + 0x2010..LIBC + 0x2016, copies: vec![(LIBC + 0x2012, BASE + 0x20)] }],
+    }
+}
+
+fn plan(change: impl FnOnce(&mut Draft)) -> Result<Plan, PlanError> {
+    let mut draft = draft();
+    change(&mut draft);
+    Plan::new(draft, &Maps::parse(MAPS, 0))
+}
+
+#[test]
+fn data_comes_before_text_and_text_before_jumps() {
+    let plan = plan(|_| {}).expect("it is right");
+    let expected = [
+        Step::Create,
+        Step::Reserve,
+        Step::MapData(0),
+        Step::FillData(0),
+        Step::MapData(1),
+        Step::WipeOnFork(1),
+        Step::MapText,
+        Step::StopAll,
+        Step::SetAside(0),
+        Step::Replace(0),
+        Step::SetAside(1),
+        Step::Replace(1),
+        Step::MoveThreads,
+        Step::Write,
+        Step::Close,
+    ];
+    assert_eq!(plan.steps(), expected);
+    assert_eq!([plan.steps_of(Part::Map), plan.steps_of(Part::Replace)].concat(), expected);
+    assert_eq!(plan.steps_of(Part::Replace)[0], Step::StopAll, "until then one thread is stopped");
+    assert_eq!(plan.range(), BASE..BASE + 0x6000);
+    assert_eq!(plan.memfd_name(), "heapbpf-test-7e0000000000-6000");
+    let offsets: Vec<u64> = plan.contents().map(|(offset, _)| offset).collect();
+    assert_eq!(offsets, [0, 0x4000, 0x5000]);
+    assert_eq!(plan.mappings(), [LIBC..LIBC + 0x10000, LIBC..LIBC + 0x10000]);
+}
+
+#[test]
+fn every_step_that_leaves_something_has_an_undo() {
+    let plan = plan(|_| {}).expect("it is right");
+    let undo: Vec<Undo> = plan.steps().into_iter().rev().filter_map(|step| plan.undo(step)).collect();
+    let kept = |start, spare| Undo::PutBack(Kept { start, spare, bytes: 0x1000 });
+    let expected = [
+        Undo::Restore,
+        Undo::MoveBack,
+        kept(LIBC + 0x1000, BASE + 0x5000),
+        kept(LIBC + 0x2000, BASE + 0x4000),
+        Undo::Unmap,
+        Undo::Close,
+    ];
+    assert_eq!(undo, expected);
+}
+
+#[test]
+fn threads_within_displaced_instructions_move_to_the_copy() {
+    let plan = plan(|_| {}).expect("it is right");
+    assert_eq!(plan.moved(LIBC + 0x2010), Ok(None), "the jump itself");
+    assert_eq!(plan.moved(LIBC + 0x2012), Ok(Some(BASE + 0x20)));
+    assert_eq!(plan.moved(LIBC + 0x2013), Err(LIBC + 0x2013));
+    assert_eq!(plan.moved(LIBC + 0x2016), Ok(None));
+}
+
+#[test]
+fn drafts_that_do_not_fit_are_no_plans() {
+    let shape = |change: fn(&mut Draft)| matches!(plan(change), Err(PlanError::Shape(_)));
+    assert!(shape(|draft| draft.base += 1));
+    assert!(shape(|draft| draft.base = u64::MAX - 4095));
+    assert!(shape(|draft| draft.bytes = MAX_BYTES));
+    assert!(shape(|draft| draft.text.clear()));
+    assert!(shape(|draft| draft.text.resize(0x5000, 0)));
+    assert!(shape(|draft| draft.data[0].range.start = 0));
+    assert!(shape(|draft| draft.data[1].range.end = 0x5000));
+    assert!(shape(|draft| draft.data[0].initial.resize(0x1001, 0)));
+    assert!(shape(|draft| draft.pages[0].edited.push(0)));
+    assert!(shape(|draft| draft.pages[0].start = draft.pages[1].start));
+    assert!(matches!(plan(|draft| draft.name = "other".into()), Err(PlanError::Name(_))));
+    assert!(matches!(plan(|draft| draft.name.push('/')), Err(PlanError::Name(_))));
+    assert!(matches!(plan(|draft| draft.base = LIBC - 0x1000), Err(PlanError::Occupied(_))));
+    assert!(matches!(plan(|draft| draft.pages[0].start = LIBC + 0x10000), Err(PlanError::NotText(_))));
+    assert!(matches!(plan(|draft| draft.pages[0].start = LIBC - 0x1000), Err(PlanError::NotText(_))));
+    assert!(matches!(plan(|draft| draft.displaced[0].copies[0].1 = BASE + 0x1000), Err(PlanError::Displaced(_))));
+    assert!(matches!(plan(|draft| draft.displaced[0].range = LIBC..LIBC + 5), Err(PlanError::Displaced(_))));
+}
+
+#[test]
+fn a_jump_is_one_write() {
+    let (before, mut after) = ([1; 24], [1; 24]);
+    assert_eq!(writes(0x1000, &before, &after), []);
+    after[3..8].fill(2);
+    after[22] = 3;
+    assert_eq!(
+        writes(0x1000, &before, &after),
+        [(0x1003, [2, 2, 2, 2, 2, 1, 1, 1]), (0x1010, [1, 1, 1, 1, 1, 1, 3, 1])]
+    );
+}
+
+#[test]
+fn probes_of_others_do_not_make_code_another() {
+    let file = [0x55, 0x0f, 0x1f, 0x44, 0, 0, 0x90];
+    assert!(is_same_code(&file, &file));
+    assert!(is_same_code(&file, &[0xcc, 0x0f, 0x1f, 0x44, 0, 0, 0x90]));
+    assert!(is_same_code(&file, &[0x55, 0xe8, 1, 2, 3, 4, 0x90]));
+    assert!(!is_same_code(&file, &[0xe9, 1, 2, 3, 4, 0, 0x90]));
+    assert!(!is_same_code(&file, &file[..6]));
+}

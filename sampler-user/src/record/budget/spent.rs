@@ -1,0 +1,47 @@
+//! The time that probes took so far. Pure.
+
+use sampler_ebpf::abi::Counters;
+
+use super::controller::usage;
+use crate::cost::budget::{ProbeCosts, Use};
+
+/// The time that probes took so far: targets with dearer probes come and go, and what was spent stays spent.
+#[derive(Debug, Default)]
+pub struct Spent {
+    seconds: f64,
+    on: Use,
+}
+
+impl Spent {
+    /// Adds what was called since the last time, at what it costs now. `total`: all that was called so far.
+    pub fn note(&mut self, total: &Counters, costs: &ProbeCosts) {
+        let used = usage(total, 0.0, 0.0);
+        self.seconds += used.since(&self.on).probe_seconds(costs).max(0.0);
+        self.on = used;
+    }
+
+    /// Seconds.
+    pub const fn seconds(&self) -> f64 {
+        self.seconds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COSTS: ProbeCosts = ProbeCosts { allocation_ns: 500.0, free_ns: 400.0, sample_ns: 1000.0 };
+
+    #[test]
+    fn what_was_spent_stays_spent_when_probes_get_cheaper_or_dearer() {
+        let total = |calls| Counters { calls, unsampled: calls, frees_seen: calls, ..Counters::default() };
+        let dear = ProbeCosts { allocation_ns: 10_000.0, ..COSTS };
+        let mut spent = Spent::default();
+        let mut noted = |calls, costs| {
+            spent.note(&total(calls), costs);
+            (spent.seconds() * 1e6).round()
+        };
+        assert_eq!([noted(1000, &COSTS), noted(1000, &dear), noted(1100, &dear)], [900.0, 900.0, 1940.0]);
+        assert_eq!(noted(2100, &COSTS), 2840.0);
+    }
+}

@@ -1,0 +1,113 @@
+//! What a request must be like, whatever it asks for.
+
+use std::net::IpAddr;
+
+use axum::extract::Request;
+use axum::http::uri::Authority;
+use axum::http::{StatusCode, header};
+
+/// Checks that a request without a body has parameters that can be decoded.
+///
+/// # Errors
+/// Returns the status and a sentence for the client.
+pub fn check_form(request: &Request) -> Result<(), (StatusCode, String)> {
+    let headers = request.headers();
+    let has_body = headers.contains_key(header::TRANSFER_ENCODING)
+        || headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
+    if has_body {
+        return Err((StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here".into()));
+    }
+    let query = request.uri().query().unwrap_or("");
+    match bad_escape(query) {
+        Some(escape) => Err((
+            StatusCode::BAD_REQUEST,
+            format!("{escape:?} in the parameters is no escape: it takes two hexadecimal digits, and % itself is %25"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The first percent sign of a query that two hexadecimal digits do not follow, with what does follow.
+fn bad_escape(query: &str) -> Option<String> {
+    let is_escape = |at: usize| {
+        let digits = query.as_bytes().get(at + 1..at + 3);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let bad = query.match_indices('%').map(|(at, _)| at).find(|&at| !is_escape(at))?;
+    Some(query[bad..].chars().take(3).collect())
+}
+
+/// Checks that a request names this host in a way that no other can take for itself: by an IP address, or as `localhost`. A page in
+/// a browser on this host could have a name of its own that leads to 127.0.0.1 (DNS rebinding), and read the answers.
+///
+/// # Errors
+/// Returns the status and a sentence for the client.
+pub fn check_host(request: &Request) -> Result<(), (StatusCode, String)> {
+    let named = |bytes: &[u8]| Authority::try_from(bytes).map(|authority| authority.host().to_owned());
+    let headers = request.headers().get_all(header::HOST).iter().map(|value| named(value.as_bytes()));
+    let hosts = headers.chain(request.uri().host().map(|host| Ok(host.to_owned())));
+    for host in hosts {
+        if !host.as_deref().is_ok_and(is_this_host) {
+            return Err((
+                StatusCode::MISDIRECTED_REQUEST,
+                "without tokens, this host answers to its IP address and to localhost, not to other names: use one of these, or start \
+                 heapbpf with --token-file"
+                    .into(),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn is_this_host(host: &str) -> bool {
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    address.parse::<IpAddr>().is_ok() || host.trim_end_matches('.').eq_ignore_ascii_case("localhost")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+
+    fn request(uri: &str, headers: &[(&str, &str)]) -> Request {
+        let mut request = Request::builder().uri(uri);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(Body::empty()).expect("a request")
+    }
+
+    #[test]
+    fn names_that_others_can_have_are_refused() {
+        for host in
+            ["127.0.0.1", "127.0.0.1:6060", "[::1]:6060", "localhost", "LocalHost:6060", "localhost.", "10.1.2.3"]
+        {
+            assert_eq!(check_host(&request("/metrics", &[("host", host)])), Ok(()), "{host}");
+        }
+        for host in
+            ["evil.example", "evil.example:6060", "127.0.0.1.evil.example", "localhost.evil.example", "", "a b", "::1"]
+        {
+            let (status, reason) = check_host(&request("/metrics", &[("host", host)])).unwrap_err();
+            assert_eq!(status, StatusCode::MISDIRECTED_REQUEST, "{host}");
+            assert!(reason.contains("localhost") && reason.contains("--token-file"), "{reason}");
+        }
+        assert_eq!(check_host(&request("/metrics", &[])), Ok(()), "HTTP/1.0, which browsers do not speak");
+        assert!(check_host(&request("http://evil.example/metrics", &[])).is_err(), "HTTP/2 has it in the URI");
+        let two = [("host", "localhost"), ("host", "evil.example")];
+        assert!(check_host(&request("/metrics", &two)).is_err());
+    }
+
+    #[test]
+    fn escapes_that_are_none_are_refused() {
+        for good in ["/", "/x?comm=a%20b&pid=%37", "/x?comm=%25zz", "/x?comm=*"] {
+            assert_eq!(check_form(&request(good, &[("content-length", "0")])), Ok(()), "{good}");
+        }
+        for (bad, told) in [("/x?comm=%zz", "%zz"), ("/x?comm=a%", "%"), ("/x?comm=%4", "%4"), ("/x?%g1=1", "%g1")] {
+            let (status, reason) = check_form(&request(bad, &[])).unwrap_err();
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{bad}");
+            assert!(reason.starts_with(&format!("{told:?} in the parameters")), "{reason}");
+        }
+        let (status, _) = check_form(&request("/", &[("content-length", "3")])).unwrap_err();
+        assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    }
+}
