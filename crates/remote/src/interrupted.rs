@@ -60,9 +60,14 @@ pub(crate) fn repair(registers: &mut Registers) -> bool {
         && registers.rax == EINTR
         && RETURN_EINTR.iter().any(|number| registers.orig_rax == number.cast_unsigned());
     if is_ours {
-        registers.rax = ERESTARTNOHAND;
+        begin_anew(registers);
     }
     is_ours
+}
+
+/// Makes the kernel begin the call anew when the thread goes on, or end it with EINTR if a handler runs then.
+pub(crate) fn begin_anew(registers: &mut Registers) {
+    registers.rax = ERESTARTNOHAND;
 }
 
 /// Whether the kernel keeps what it needs to restart the call, and forgets it when a signal frame is left.

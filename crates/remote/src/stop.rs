@@ -48,8 +48,12 @@ impl Thread {
                 self.state = State::Stopped;
                 self.registers = if report == Report::Interrupted { repaired(self.tid) } else { None };
             }
-            // The request to stop stays pending.
-            Report::Signal(signal) => drop(sys::cont(self.tid, signal)),
+            // The request to stop stays pending. The signal may be one that nobody would have noticed if the thread were not
+            // traced, so its call must not end by it; the kernel ends the call if a handler runs.
+            Report::Signal(signal) => {
+                repaired(self.tid);
+                let _ = sys::cont(self.tid, signal);
+            }
             Report::SystemCall => drop(sys::cont(self.tid, 0)),
         }
         report == Report::JobControl
@@ -296,7 +300,7 @@ impl Stop {
                 Ok(Some((tid, report))) => {
                     late -= 1;
                     let signal = if let Report::Signal(signal) = report { signal } else { 0 };
-                    if report == Report::Interrupted {
+                    if matches!(report, Report::Interrupted | Report::Signal(_)) {
                         repaired(tid);
                     }
                     let _ = sys::detach(tid, signal);
@@ -317,7 +321,7 @@ fn look(tid: i32) -> Result<Option<(i32, Report)>, Failure> {
 fn repaired(tid: i32) -> Option<Registers> {
     let mut registers = sys::registers(tid).ok()?;
     if interrupted::has_restart_block(&registers) && !may_restart(tid, &registers) {
-        registers = interrupted::restarted_by_hand(&registers);
+        interrupted::begin_anew(&mut registers);
     } else if !interrupted::repair(&mut registers) {
         return Some(registers);
     }

@@ -1,5 +1,6 @@
 //! System calls in progress behave as without us.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use heapbpf_remote::Target;
@@ -27,6 +28,42 @@ fn blocking_calls_are_unaffected() {
     program::tell("hooking blocked threads", times);
     program::tell_vain();
     eprintln!("{cycles} cycles: {}", program.finish().trim());
+}
+
+/// Signals that a process ignores are thrown away where they are sent, but not if their receiver is traced (`sig_ignored` in
+/// the kernel). They wake it then, and its calls must not tell.
+#[test]
+fn ignored_signals_end_no_call() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("blocking", &[]);
+    let (pid, threads) = (program.pid(), program.threads());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // It ends by itself if the test fails.
+            let start = Instant::now();
+            while !is_over.load(Relaxed) && start.elapsed() < Duration::from_secs(30) {
+                for tid in &threads {
+                    // SAFETY: no pointers; the process has not been waited for.
+                    unsafe { libc::syscall(libc::SYS_tgkill, pid, *tid, libc::SIGURG) };
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        for _ in 0..100 {
+            program::hook(pid, program.hooked);
+            std::thread::sleep(Duration::from_millis(23));
+            program::take_out(pid);
+            std::thread::sleep(Duration::from_millis(7));
+            program.assert_runs();
+        }
+        is_over.store(true, Relaxed);
+    });
+    program::tell_vain();
+    eprintln!("{}", program.finish().trim());
 }
 
 /// In every mode in which a filter lets the process live: it refuses calls, logs them, or leaves them to a tracer.

@@ -114,6 +114,12 @@ impl Program {
         assert!(status.is_none(), "it ended: {status:?}");
     }
 
+    /// IDs of its threads.
+    pub fn threads(&self) -> Vec<i32> {
+        let list = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs").flatten();
+        list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    }
+
     /// A letter: R, S, T and so on.
     pub fn state(&self) -> String {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it runs");
