@@ -234,6 +234,16 @@ impl Doomed {
             "cgroup.kill"
         }
     }
+
+    /// Lets processes live in it again.
+    ///
+    /// # Panics
+    /// If the kernel refuses.
+    pub fn recover(&self) {
+        if self.has_memory {
+            std::fs::write(self.group.path().join("memory.max"), "max").expect("our own group");
+        }
+    }
 }
 
 /// A small file system in memory, unmounted when dropped.

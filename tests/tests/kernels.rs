@@ -2,16 +2,18 @@
 //! about its feature (`kernel: feature: value`), which docs/kernels.md has in its tables.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::sync::OnceLock;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{Turn, is_root, turn};
+use heapbpf_tests::environment::{Turn, is_root, skipped, turn};
 use heapbpf_tests::inline::{self, Hook};
 use heapbpf_tests::kernel;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::torture::{Doomed, was_killed};
 use serde_json::Value;
 
 /// Everything was as the program says of itself.
@@ -199,6 +201,33 @@ fn losses() {
     assert_eq!((stats.hits, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
     assert_eq!(profile.totals.inuse_objects.as_ref().map(|figure| figure.value()), Some(0.0));
     tell("losses", "counted");
+}
+
+/// The kernel kills heapbpf, its guardian and its cleaner at the same moment: for want of memory, if the mount has a controller
+/// for it. The target's calls go on as they should, and the next recording has all of them.
+#[test]
+fn killed_with_all_its_helpers() {
+    let Some(_usable) = usable("killed_with_all_its_helpers") else { return };
+    for hook in [Hook::Probe, Hook::Inline] {
+        let Some(group) = Doomed::new(&format!("heapbpf-killed-{}", std::process::id())) else {
+            return skipped("killed_with_all_its_helpers", "no cgroup2 whose processes can be killed at once");
+        };
+        let mut target = Target::start(&program("threads"), ["128"]);
+        let words = group.words();
+        let killed = inline::recorder(target.pid(), hook, 1).through(&words.each_ref().map(OsStr::new)).start();
+        assert!(group.processes().len() >= 2, "heapbpf has helpers");
+        assert_eq!(inline::is_hooked(target.pid()), hook == Hook::Inline);
+        let how = group.kill_all();
+        assert!(was_killed(killed), "it was not killed");
+        until("an empty group", || group.processes().is_empty());
+        group.recover();
+        let recording = inline::recorder(target.pid(), hook, 1).start();
+        let truth = target.run();
+        let (profile, _) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        println!("{hook:?}: killed by {how}");
+    }
+    tell("killed with all its helpers, the next one is", EXACT);
 }
 
 /// The instructions that the verifier followed for each program of a recording, whose limit is a million.

@@ -155,6 +155,7 @@ fn killed_with_all_its_helpers() {
             how = group.kill_all();
             assert!(was_killed(recording), "it was not killed");
             until("an empty group", || group.processes().is_empty());
+            group.recover();
             assert_eq!(is_hooked(target.pid()), was_hooked, "nobody is left to take hooks out");
             killed.extend(all);
             hooked += u32::from(was_hooked);

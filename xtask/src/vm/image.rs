@@ -30,6 +30,7 @@ mount -t tmpfs tmp /tmp
 mount -t tracefs tracefs /sys/kernel/tracing
 mkdir -p /sys/fs/cgroup
 mount -t cgroup2 cgroup /sys/fs/cgroup
+echo +memory > /sys/fs/cgroup/cgroup.subtree_control
 ip link set lo up
 dmesg -n 1
 /heapbpf/target/debug/deps/kernels --test-threads=1 --nocapture @CASE@
