@@ -111,6 +111,8 @@ pub struct AllocatorFile {
     /// Exact code ranges of the hooked functions and their local helpers, as file offsets. Calls from there are
     /// reentrant.
     pub ranges: FileRanges,
+    /// Whether its calls may lead to another file's allocator. Such calls count once only if both are counted in one way.
+    pub may_call_out: bool,
     /// Functions that need no probe because they only jump to another function, which has one.
     pub covered: Vec<Covered>,
     /// What is not hooked although it should be, and why.
@@ -229,12 +231,15 @@ fn plan(
     let planning =
         Planning { image, rules, table, graph: &graph, found: &found, reentrant: &reentrant, leaving, avoided };
     let sites = planning.sites(&mut missing, &mut covered);
+    let may_call_out =
+        reentrant.passes_on_to.is_some() || sites.iter().any(|planned| planned.site.flags & SITE_CALLS_OUT != 0);
     Ok(AllocatorFile {
         allocator: defined.allocators.join(", "),
         kind: image.kind,
         build_id: image.build_id.clone(),
         sites,
         ranges: reentrant.ranges,
+        may_call_out,
         covered,
         missing,
         limits: defined

@@ -84,6 +84,7 @@ pub fn announced(file: &dyn Image, rules: &KernelRules) -> Result<Option<Allocat
         build_id: build_id::of(file).unwrap_or_default(),
         sites,
         ranges: FileRanges::default(),
+        may_call_out: false,
         covered: Vec::new(),
         missing: Vec::new(),
         limits,

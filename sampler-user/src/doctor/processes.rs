@@ -96,8 +96,12 @@ impl InlineAudit {
                 has_seccomp_filter: is_filtered,
                 ..Self::default()
             },
-            Err(refused) => Self { file, why_not: Some(refused.to_string()), ..Self::default() },
+            Err(refused) => Self::refused(&file, refused.to_string()),
         }
+    }
+
+    fn refused(file: &str, why: String) -> Self {
+        Self { file: file.to_owned(), why_not: Some(why), ..Self::default() }
     }
 }
 
@@ -205,11 +209,13 @@ struct Found {
     jvm: Option<Library>,
     /// Files without an allocator whose programs announce their samples.
     announcing: Vec<FileAudit>,
+    /// A file that cannot be hooked inline, whose calls may lead to another one's allocator.
+    calls_out: Option<String>,
 }
 
 impl Found {
     const fn of(audit: ProcessAudit) -> Self {
-        Self { audit, refused: Vec::new(), reads_go: false, jvm: None, announcing: Vec::new() }
+        Self { audit, refused: Vec::new(), reads_go: false, jvm: None, announcing: Vec::new(), calls_out: None }
     }
 
     /// Notes a language runtime with a heap of its own.
@@ -254,8 +260,13 @@ impl Found {
     }
 
     fn finish(self, hooks: &Hooks) -> ProcessAudit {
-        let Self { mut audit, refused, reads_go, announcing, .. } = self;
+        let Self { mut audit, refused, reads_go, announcing, calls_out, .. } = self;
         audit.missing.extend(refused);
+        if let Some(outer) = calls_out {
+            let why = format!("calls of {outer} may lead here, and are counted by probes, which count both together");
+            let others = audit.inline.iter_mut().filter(|inline| inline.why_not.is_none());
+            others.for_each(|inline| *inline = InlineAudit::refused(&inline.file, why.clone()));
+        }
         let is_probed = !audit.attach.is_empty();
         for file in announcing {
             if is_probed {
@@ -362,6 +373,9 @@ impl Auditor<'_> {
         }
         if let Some(pid) = found.audit.pid {
             let preview = inline::preview::preview(pid, (path, file), self.hooks.files.table());
+            if preview.is_err() && self.hooks.files.plan(key).is_some_and(|plan| plan.may_call_out) {
+                found.calls_out = Some(path.to_owned());
+            }
             found.audit.inline.push(InlineAudit::of(path, preview));
         }
         let Some(file) = self.hooks.audit_of(key, self.link.unwrap_or(LinkKind::Perf)) else { return };

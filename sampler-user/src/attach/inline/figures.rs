@@ -116,12 +116,15 @@ fn difference(before: &Counts, now: &Counts, seen: Seen, has_ended: bool) -> Cou
     }
 }
 
-/// Counts by a process that samples every call (at an interval of 1 from its first call on). What was counted and not sampled is
-/// a call between these two steps, at most one of each thread: it was read, or its thread was killed, in the middle. It is sampled.
+/// Counts by a process that samples every call (at an interval of 1 from its first call on). What was counted and not sampled, or
+/// sampled without its bytes, is a call between two steps, at most one of each thread: it was read, or its thread was killed, in
+/// the middle. It is sampled.
 pub fn of_every_call(counts: &Counts) -> Counts {
     let decided = counts.sampled.saturating_add(counts.unsampled_failed);
     let undecided = counts.calls.saturating_sub(decided);
-    if undecided == 0 || undecided > counts.threads {
+    let ended = counts.reported.saturating_add(counts.failed);
+    let open = counts.sampled.saturating_sub(ended).saturating_add(undecided);
+    if open == 0 || undecided > counts.threads {
         return *counts;
     }
     Counts { sampled: counts.sampled + undecided, sampled_bytes: counts.bytes.max(counts.sampled_bytes), ..*counts }
@@ -230,6 +233,13 @@ mod tests {
         let added = at_end(&every, Seen::of(&kernel(17)));
         assert_eq!((added.unsampled, added.lost_abandoned, added.lost_call_bytes), (1, 2, 200));
         assert_eq!(of_every_call(&all), all, "all are decided");
+        // The last call is sampled, its bytes are not yet.
+        let without_bytes =
+            Counts { calls: 21, sampled: 21, bytes: 1900, sampled_bytes: 1800, unsampled_failed: 0, ..NOW };
+        let added = at_end(&of_every_call(&without_bytes), Seen { calls: 17, bytes: 1700 });
+        assert_eq!((added.unsampled, added.lost_abandoned, added.lost_call_bytes), (0, 2, 200));
+        let ended = Counts { reported: 18, failed: 3, ..without_bytes };
+        assert_eq!(of_every_call(&ended), ended, "no call is open");
         let broken = Counts { calls: 23, ..all };
         assert_eq!(of_every_call(&broken), broken, "more than there are threads");
     }

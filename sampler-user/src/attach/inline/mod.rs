@@ -289,6 +289,14 @@ impl InlineHooks {
             .is_some_and(|(of, service)| *of == process && *service == Service::Inline)
     }
 
+    /// Whether calls of a process are counted inline.
+    pub fn counts(&self, pid: u32) -> bool {
+        let is_inline = |(of, service): &(ProcessKey, Service)| {
+            of.tgid == pid && *service == Service::Inline && self.counted.runs(*of)
+        };
+        self.decided.values().any(is_inline) || self.has_inherited(pid)
+    }
+
     /// Children that were found to have the hooks of their parents since the last call, by process id.
     pub fn look_for_heirs(&mut self) -> Vec<u32> {
         self.counted.look();
@@ -449,9 +457,9 @@ impl Drop for InlineHooks {
 /// Address in a process less address in the file, of a file that it runs.
 ///
 /// # Errors
-/// The process cannot be looked at, or does not map the file's code in one piece.
+/// The process cannot be looked at, or maps the file's code not at all, or more than once.
 pub fn bias(pid: u32, file: &File) -> Result<u64, Refused> {
-    plan::place(&Target::look(pid)?, file).map(|place| place.bias)
+    plan::bias(&Target::look(pid)?, file)
 }
 
 /// Has the code that is mapped, and to which no jump leads yet, know blocks that are sampled already.

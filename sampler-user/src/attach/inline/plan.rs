@@ -29,14 +29,36 @@ pub(super) struct Place {
     pub(super) end: u64,
 }
 
-/// Finds the allocator's code.
-pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
+/// The executable mappings of a file in a process. Pages that were replaced are not among them, wherever they are kept until the end,
+/// also if their file was unloaded in the meantime.
+fn texts<'a>(target: &'a Target, file: &File) -> Result<Vec<&'a Mapping>, Refused> {
     let inode = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?.ino();
-    // Pages that were replaced are kept until the end, also if their file was unloaded in the meantime.
     let is_kept = |mapping: &Mapping| target.found().iter().any(|found| found.range.contains(&mapping.range.start));
     let is_text = |mapping: &&Mapping| mapping.is_executable && mapping.inode == inode && !is_kept(mapping);
-    let mut found = target.maps().as_slice().iter().filter(is_text);
-    let (Some(mapping), None) = (found.next(), found.next()) else { return Err(Refused::Mappings) };
+    Ok(target.maps().as_slice().iter().filter(is_text).collect())
+}
+
+/// Address in the target less address in the file. Some of its pages may be replaced, so that its code is mapped in pieces.
+pub(super) fn bias(target: &Target, file: &File) -> Result<u64, Refused> {
+    let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
+    let bias = |mapping: &&Mapping| {
+        let mut segments = elf.segments.iter().filter(|segment| segment.is_loaded() && segment.is_executable());
+        let segment = segments.find(|segment| {
+            let start = segment.offset & !(PAGE_BYTES - 1);
+            start <= mapping.offset && mapping.offset < segment.offset.saturating_add(segment.file_bytes)
+        })?;
+        let address = segment.address.wrapping_sub(segment.offset).wrapping_add(mapping.offset);
+        Some(mapping.range.start.wrapping_sub(address))
+    };
+    let biases: Option<HashSet<u64>> = texts(target, file)?.iter().map(bias).collect();
+    let mut biases = biases.unwrap_or_default().into_iter();
+    let (Some(bias), None) = (biases.next(), biases.next()) else { return Err(Refused::Mappings) };
+    Ok(bias)
+}
+
+/// Finds the allocator's code.
+pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
+    let [mapping] = texts(target, file)?[..] else { return Err(Refused::Mappings) };
     let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
     let mut segments = elf.segments.iter().filter(|segment| segment.is_loaded() && segment.is_executable());
     let segment = segments.find(|segment| segment.offset & !(PAGE_BYTES - 1) == mapping.offset);

@@ -61,6 +61,7 @@ impl Attaching {
             Service::Waits { .. } => return Err(Unhooked::Waits),
             Service::Inline if link.is_some() && self.is_custom(key) => {}
             Service::Inline => drop(self.hook_module(host, module, link)),
+            Service::Probes if key.is_some_and(|key| self.would_count_twice(pid, key)) => return Err(Unhooked::Known),
             Service::Probes => return self.hook_module(host, module, link),
         }
         Ok(Hooked::Already)
@@ -114,9 +115,16 @@ impl Attaching {
     /// Hooks a process inline that waits at its entry point. Probes have counted what its libraries did so far, and sampled
     /// `blocks`.
     pub(in crate::record) fn hook_at_entry(&mut self, host: &mut Host, pid: u32, blocks: &[u64]) {
+        self.hook_all_inline(host, pid, Some(blocks));
+    }
+
+    /// Hooks all allocators of a process inline, as [`hook_inline`](Self::hook_inline) does each.
+    pub(super) fn hook_all_inline(&mut self, host: &mut Host, pid: u32, sampled: Option<&[u64]>) {
         for module in modules_of(host, pid) {
-            let Some(key) = self.file_of(host, module) else { continue };
-            self.hook_inline(host, pid, key, Some(blocks));
+            let _ = self.file_of(host, module);
+        }
+        for key in self.allocators_of(host, pid) {
+            self.hook_inline(host, pid, key, sampled);
         }
     }
 
@@ -141,6 +149,9 @@ impl Attaching {
             let Self { inline: Some(inline), hooks, .. } = self else { return Service::Probes };
             if let Some(decided) = inline.decided((pid, key), !is_at_rest && hooks.serving(key, link).is_some()) {
                 return decided;
+            }
+            if let Some(service) = self.unless_outer_are_inline(host, pid, key, sampled) {
+                return service;
             }
             let objects = self.objects_above(host, pid, key);
             let Self { inline: Some(inline), hooks, control, programs, .. } = self else { return Service::Probes };
@@ -179,11 +190,56 @@ impl Attaching {
         }
     }
 
-    /// Whether every allocator of a process could be hooked inline. Nothing is done to it.
-    pub(in crate::record) fn could_be_hooked_inline(&self, host: &Host, pid: u32) -> bool {
+    /// The files with allocators that a process has mapped, those first whose calls may lead to others' allocators: as long as
+    /// probes count these calls, they count the others' too.
+    pub(super) fn allocators_of(&self, host: &Host, pid: u32) -> Vec<FileKey> {
         let modules = modules_of(host, pid);
         let keys: BTreeSet<FileKey> =
             modules.iter().filter_map(|module| self.modules.get(module).and_then(Look::file)).collect();
+        let mut keys = Vec::from_iter(keys);
+        keys.sort_by_key(|key| !self.may_call_out(*key));
+        keys
+    }
+
+    /// Whether calls of a file's allocator may lead to another file's.
+    fn may_call_out(&self, key: FileKey) -> bool {
+        self.hooks.files.plan(key).is_some_and(|plan| plan.may_call_out)
+    }
+
+    /// How another allocator of a process is counted whose calls may lead to this one, if not inline.
+    fn unless_outer_are_inline(
+        &mut self,
+        host: &mut Host,
+        pid: u32,
+        key: FileKey,
+        sampled: Option<&[u64]>,
+    ) -> Option<Service> {
+        if self.may_call_out(key) {
+            return None;
+        }
+        let outer: Vec<FileKey> =
+            self.allocators_of(host, pid).into_iter().take_while(|key| self.may_call_out(*key)).collect();
+        let mut services = outer.into_iter().map(|outer| self.hook_inline(host, pid, outer, sampled));
+        services.find(|service| *service != Service::Inline)
+    }
+
+    /// Whether probes in a file would count what inline hooks of a process count, too. (Where links serve all processes, they are there
+    /// all the same.) That is told.
+    fn would_count_twice(&mut self, pid: u32, key: FileKey) -> bool {
+        let is_inline = self.inline.as_ref().is_some_and(|inline| inline.counts(pid));
+        if !is_inline || !self.may_call_out(key) {
+            return false;
+        }
+        let file = self.hooks.files.path(key).unwrap_or_default();
+        let is_hooked = self.link_for(pid).is_none();
+        let outcome = if is_hooked { "such calls count twice" } else { "it is not hooked" };
+        self.refuse(format!("process {pid}: {file} may call another allocator, which is hooked inline: {outcome}"));
+        !is_hooked
+    }
+
+    /// Whether every allocator of a process could be hooked inline. Nothing is done to it.
+    pub(in crate::record) fn could_be_hooked_inline(&self, host: &Host, pid: u32) -> bool {
+        let keys = self.allocators_of(host, pid);
         let can_be = |key: &FileKey| {
             let Some(examined) = self.hooks.files.get(*key) else { return false };
             preview(pid, (&examined.path, &examined.file), self.hooks.files.table()).is_ok()

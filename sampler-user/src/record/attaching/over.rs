@@ -1,13 +1,11 @@
 //! Processes that probes count and that go over to inline hooks while they run.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use heapbpf_probes::ProbeKind;
 use sampler_ebpf::abi::{ProcessKey, Site};
 
-use super::modules::modules_of;
-use super::probes::{Attaching, Look};
+use super::probes::Attaching;
 use crate::attach::files::FileKey;
 use crate::attach::inline::{FromProbes, Refused, Wanted};
 use crate::host::Host;
@@ -37,9 +35,7 @@ impl Attaching {
         from: &mut FromProbes<'_>,
     ) -> GoneOver {
         let pid = process.tgid;
-        let modules = modules_of(host, pid);
-        let keys: BTreeSet<FileKey> =
-            modules.iter().filter_map(|module| self.modules.get(module).and_then(Look::file)).collect();
+        let keys = self.allocators_of(host, pid);
         if keys.is_empty() {
             return GoneOver::NotYet("its allocator is not known yet".to_owned());
         }
@@ -97,10 +93,7 @@ impl Attaching {
     /// Kinds of the probed instructions in the files that a process maps: of freeing functions if `frees`, of allocating ones
     /// otherwise. None if it has ended.
     pub(in crate::record) fn kinds_in(&self, host: &Host, pid: u32, frees: bool) -> Vec<ProbeKind> {
-        let modules = modules_of(host, pid);
-        let keys: BTreeSet<FileKey> =
-            modules.iter().filter_map(|module| self.modules.get(module).and_then(Look::file)).collect();
-        keys.into_iter().flat_map(|key| self.hooks.kinds_in(key, frees)).collect()
+        self.allocators_of(host, pid).into_iter().flat_map(|key| self.hooks.kinds_in(key, frees)).collect()
     }
 
     /// Notes children that have the hooks of their parents.

@@ -73,10 +73,7 @@ impl Attaching {
         // Links serve processes that are not hooked inline: none is there before all have been tried.
         let is_inline = self.inline.is_some();
         for process in running.iter().filter(|_| is_inline) {
-            for module in modules_of(host, process.pid) {
-                let Some(key) = self.file_of(host, module) else { continue };
-                self.hook_inline(host, process.pid, key, None);
-            }
+            self.hook_all_inline(host, process.pid, None);
         }
         let mut without = Vec::new();
         for process in &running {

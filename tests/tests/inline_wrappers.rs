@@ -1,0 +1,105 @@
+//! Inline hooks and libraries whose malloc calls the next one: an allocation counts once, whichever file the daemon looks at first.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::inline::{counted_exactly, hooked_files, is_hooked};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::{library, program};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::Truth;
+
+const WHY: &str = "it may call another allocator, whose calls would count too";
+
+/// Libraries to preload: one calls the next malloc, one jumps to it.
+fn wrappers() -> [PathBuf; 2] {
+    [("calls.so", "-fno-optimize-sibling-calls"), ("jumps.so", "-foptimize-sibling-calls")]
+        .map(|(output, flag)| library("interposer", output, &[flag, "-fomit-frame-pointer", "-ldl"]))
+}
+
+/// Each allocation is there once, and the process is probed, for a reason that is told.
+fn counts_once(profile: &Profile, stats: &Stats, truth: &Truth) {
+    checks::sites(profile, truth, 1, Compare::All);
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    let hooked = &stats.hooks[stats.hooks.len() - 1];
+    assert_eq!(hooked.hook, "probe", "{stats:?}");
+    assert!(hooked.not_inline.as_ref().is_some_and(|why| why.contains(WHY)), "{stats:?}");
+}
+
+#[test]
+fn a_wrapper_keeps_a_running_process_on_probes() {
+    let Some(_turn) = turn("inline_a_wrapper_keeps_a_running_process_on_probes") else { return };
+    for wrapper in wrappers() {
+        let mut command = Command::new(program("pairs"));
+        let mut target = Target::start_command(command.args(["2000", "2", "100"]).env("LD_PRELOAD", &wrapper));
+        let recording = Recorder::of(target.pid(), 1).option("--hook", "inline").start();
+        assert!(!is_hooked(target.pid()), "neither file is");
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        counts_once(&profile, &stats, &truth);
+        counted_exactly(&stats, &truth);
+    }
+}
+
+#[test]
+fn a_wrapper_keeps_a_command_on_probes() {
+    let Some(_turn) = turn("inline_a_wrapper_keeps_a_command_on_probes") else { return };
+    for wrapper in wrappers() {
+        let recorder =
+            Recorder::new().interval(1).option("--hook", "inline").variable("LD_PRELOAD", wrapper.as_os_str());
+        let recorder = recorder.variable("FREE_RUNNING", "1".as_ref());
+        let outcome = recorder.command(&program("pairs"), ["2000", "2", "100"]).start().finish();
+        let report = outcome.stdout.lines().find(|line| line.starts_with('{')).expect("a report");
+        let truth: Truth = serde_json::from_str(report).expect("a report");
+        let (profile, stats) = outcome.results();
+        counts_once(&profile, &stats, &truth);
+    }
+}
+
+#[test]
+fn a_wrapper_keeps_a_hot_process_on_probes() {
+    let Some(_turn) = turn("inline_a_wrapper_keeps_a_hot_process_on_probes") else { return };
+    for wrapper in wrappers() {
+        let mut command = Command::new(program("warming"));
+        let mut target = Target::start_command(command.args(["400", "1", "2000"]).env("LD_PRELOAD", &wrapper));
+        let recorder = Recorder::new().option("--comm", "warming").interval(1).option("--hook", "inline");
+        let recording = recorder.option("--max-overhead", "none").flag("-v").start();
+        target.go();
+        target.step();
+        target.go();
+        while !recording.next_line().contains(WHY) {}
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!is_hooked(target.pid()), "neither file is");
+        target.go();
+        let truth = target.truth();
+        let (profile, stats) = recording.stop().results();
+        counts_once(&profile, &stats, &truth);
+        counted_exactly(&stats, &truth);
+    }
+}
+
+/// The C library's allocator is hooked inline by then. The wrapper's calls count there.
+#[test]
+fn a_wrapper_that_is_loaded_later_is_not_hooked() {
+    let Some(_turn) = turn("inline_a_wrapper_that_is_loaded_later_is_not_hooked") else { return };
+    for wrapper in wrappers() {
+        let mut target = Target::start(&program("newcomer"), [&wrapper]);
+        let recording = Recorder::of(target.pid(), 1).option("--hook", "inline").start();
+        target.go();
+        target.step();
+        while !recording.next_line().contains(WHY) {}
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(hooked_files(target.pid()).iter().all(|path| path.contains("libc.so")) && is_hooked(target.pid()));
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        checks::identity(&stats);
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        let told = profile.notes.iter().any(|note| note.contains("which is hooked inline: it is not hooked"));
+        assert!(told, "{:?}", profile.notes);
+    }
+}
