@@ -12,9 +12,9 @@ use crate::allocators::LOADERS;
 use crate::call_graph::{CallGraph, Extent};
 use crate::elf::{Code, FileImage};
 use crate::error::AttachError;
+use crate::found::{Found, double_counts, once_per_address, why_nothing};
 use crate::leaving::{Leaving, Reader};
 use crate::machine::Machine;
-use crate::plan::{Found, double_counts, once_per_address, why_nothing};
 use crate::reentrant::reentrant_code;
 use crate::table::Table;
 

@@ -46,6 +46,7 @@ mod elf;
 mod error;
 
 mod flow;
+mod found;
 #[cfg(test)]
 mod fuzzed;
 mod inline;

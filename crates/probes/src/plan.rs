@@ -1,6 +1,6 @@
 //! The plan for one file: the sites to probe, the ranges of reentrant code, and what cannot be hooked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
 use heapbpf_elf::Image;
@@ -12,20 +12,17 @@ use sampler_ebpf::abi::{
 use crate::allocators::LOADERS;
 use crate::arch;
 use crate::call_graph::{CallGraph, Extent};
-use crate::elf::{FileImage, Symbol};
+use crate::elf::FileImage;
 use crate::error::AttachError;
 use crate::flow::Target;
+use crate::found::{Found, double_counts, nearest_symbols, once_per_address, why_nothing};
 use crate::leaving::{Leaving, Reader};
 use crate::object_search;
 use crate::object_table::ObjectTable;
 use crate::placement::{KernelRules, Needs};
 use crate::reentrant::{ReentrantCode, reentrant_code};
-use crate::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
 use crate::runtimes::Runtime;
-use crate::table::{Row, Table};
-
-/// Most similar names in the message about an unknown one.
-const SUGGESTIONS: usize = 3;
+use crate::table::Table;
 
 /// A probe to place.
 #[derive(Clone, Debug)]
@@ -119,26 +116,6 @@ pub struct AllocatorFile {
     pub missing: Vec<Missing>,
     /// What probes cannot follow in this allocator, if the program uses it.
     pub limits: Vec<Missing>,
-}
-
-/// A function of the file to hook.
-pub(crate) struct Found<'a> {
-    pub(crate) number: u16,
-    pub(crate) row: &'a Row,
-    pub(crate) extent: Extent,
-    /// Its symbols.
-    pub(crate) names: Vec<&'a str>,
-    /// Whether a resolver (IFUNC) chooses it.
-    is_chosen: bool,
-}
-
-impl Found<'_> {
-    /// Its name in the plan: that of the row, unless it was found under another public one (`mi_memalign`).
-    pub(crate) fn name(&self) -> &str {
-        let row = self.row.name.as_str();
-        let public = |symbol: &&&str| !row.contains(' ') && !symbol.starts_with('_') && !self.names.contains(&row);
-        self.names.first().filter(public).copied().unwrap_or(row)
-    }
 }
 
 /// Reads the file that was found at `path`, and plans its probes. Of a file without an allocator, only the symbols are
@@ -249,90 +226,6 @@ fn plan(
             .chain(object_search::copies(image, table))
             .collect(),
     })
-}
-
-/// Why no function of a file can be hooked; `defines` tells whether it has any in its symbols.
-pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<Missing>) -> AttachError {
-    match missing {
-        Some(Missing { what, why }) if defines || table.has_objects() && image.has_objects() => {
-            AttachError::Unhookable { what, why }
-        }
-        _ if image.is_go => AttachError::Go,
-        _ => {
-            let stripped = image.functions().next().is_none();
-            if stripped && image.kind == FileKind::StaticExecutable {
-                return AttachError::StaticStripped;
-            }
-            AttachError::NoAllocator { looked_for: table.names(), stripped }
-        }
-    }
-}
-
-/// Calls that may count twice because the ranges of reentrant code do not tell them apart.
-pub(crate) fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec<Missing> {
-    let mut missing = Vec::new();
-    if reentrant.left_out > 0 {
-        let why = format!(
-            "{} code ranges did not fit: such calls from there count as calls of their own",
-            reentrant.left_out
-        );
-        missing.push(Missing::new("calls of the allocator into itself", why));
-    }
-    for extent in &reentrant.between {
-        let name =
-            image.functions().find(|(_, s)| s.address == extent.start).map_or("a local function", |(name, _)| name);
-        let why = "calls the allocator and is called by it as well as by others: those calls may count twice";
-        missing.push(Missing::new(name, why));
-    }
-    missing
-}
-
-/// The functions to hook, by address: aliases are one function, which belongs to the row that comes first.
-pub(crate) fn once_per_address<'a>(
-    image: &'a FileImage,
-    table: &'a Table,
-    functions: &[(u16, Symbol)],
-    missing: &mut Vec<Missing>,
-    covered: &mut Vec<Covered>,
-) -> Vec<Found<'a>> {
-    let mut by_address: BTreeMap<u64, Found<'a>> = BTreeMap::new();
-    let mut resolvers = Resolvers::new(image);
-    for (number, symbol) in functions {
-        let Some(row) = table.row(*number) else { continue };
-        let name = image.name(symbol);
-        let mut extents = Vec::new();
-        if symbol.indirect {
-            let choices = resolvers.choices(symbol);
-            if !choices.is_whole {
-                let why = "chosen when the program starts (IFUNC), in a way that cannot be read off its code: calls of \
-                           what is not hooked here are missed";
-                missing.push(Missing::new(row.name.clone(), why));
-            }
-            for by in choices.imported {
-                if table.shape_of(&by) == Some(row.shape) {
-                    covered.push(Covered { function: row.name.clone(), by });
-                } else {
-                    missing.push(Missing::new(row.name.clone(), format!("may be {by} of another file (IFUNC)")));
-                }
-            }
-            extents.extend(choices.functions);
-        } else {
-            let size = if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES };
-            extents.push(Extent { start: symbol.address, end: symbol.address.saturating_add(size) });
-        }
-        for extent in extents {
-            if !image.is_executable(extent.start) || image.code_between(extent.start, extent.end).is_empty() {
-                missing.push(Missing::new(row.name.clone(), "its symbol points outside of the file's code"));
-                continue;
-            }
-            let found = || Found { number: *number, row, extent, names: Vec::new(), is_chosen: symbol.indirect };
-            by_address.entry(extent.start).or_insert_with(found).names.push(name);
-        }
-    }
-    // A symbol may be in both symbol tables.
-    missing.dedup();
-    covered.dedup();
-    by_address.into_values().collect()
 }
 
 /// What the planning of one file's sites is based on.
@@ -497,18 +390,6 @@ impl Planning<'_> {
 fn bounding_range(reentrant: &ReentrantCode) -> (u64, u64) {
     let used = || reentrant.ranges.ranges.iter().take(reentrant.ranges.count as usize);
     (used().map(|r| r[0]).min().unwrap_or(0), used().map(|r| r[1]).max().unwrap_or(0))
-}
-
-/// The defined functions whose names are most like `symbol`, best first.
-fn nearest_symbols(image: &FileImage, symbol: &str) -> Vec<String> {
-    let mut scored: Vec<(f64, &str)> = image
-        .functions()
-        .map(|(name, _)| (strsim::jaro_winkler(name, symbol), name))
-        .filter(|(score, _)| *score > 0.6)
-        .collect();
-    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
-    scored.dedup_by(|a, b| a.1 == b.1);
-    scored.into_iter().take(SUGGESTIONS).map(|(_, name)| name.to_owned()).collect()
 }
 
 #[cfg(test)]

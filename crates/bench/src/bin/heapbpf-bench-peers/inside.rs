@@ -35,13 +35,16 @@ const SQLITE: &str = "/usr/bin/sqlite3";
 const PYTHON: &str = "/usr/bin/python3";
 const REDIS: &str = "/usr/bin/redis-server";
 const COMPILER: &str = "/usr/bin/gcc";
+/// The Rust compiler, wherever its toolchain is. jemalloc is in the program, so that no preloaded allocator gets its calls.
+const RUSTC: &str = "rustc";
 
 /// Some tenths of a second each: short enough to be left alone by the rest of the machine now and then.
-const WORKS: [Work; 4] = [
+const WORKS: [Work; 5] = [
     Work { name: "sqlite3", unit: "row", operations: 40_000, few: 3_000, allocator: GLIBC, needs: SQLITE },
     Work { name: "redis", unit: "request", operations: 150_000, few: 12_000, allocator: JEMALLOC, needs: REDIS },
     Work { name: "python3", unit: "dumps and loads", operations: 3_000, few: 1_000, allocator: GLIBC, needs: PYTHON },
     Work { name: "cc1", unit: "function", operations: 100, few: 30, allocator: GLIBC, needs: COMPILER },
+    Work { name: RUSTC, unit: "function", operations: 100, few: 10, allocator: RUSTC, needs: "" },
 ];
 
 /// Who profiles.
@@ -63,7 +66,7 @@ const HEAPTRACK: &str = "/usr/bin/heaptrack";
 const WITHOUT_OBJECTS: &str = "the same, 512 KiB, --python-objects=no";
 
 /// Who profiles, and its name in the table.
-const CONDITIONS: [(&str, Who); 9] = [
+const CONDITIONS: [(&str, Who); 13] = [
     ("bare", Who::Nobody),
     ("heapbpf -- COMMAND, 512 KiB", Who::Starting(&["-i", "512KiB"])),
     ("heapbpf -- COMMAND, 64 KiB", Who::Starting(&["-i", "64KiB"])),
@@ -73,6 +76,10 @@ const CONDITIONS: [(&str, Who); 9] = [
     ("heaptrack", Who::Peer("heaptrack")),
     ("heaptrack -p", Who::Injected),
     ("bcc memleak", Who::Peer("bcc memleak")),
+    ("jemalloc, no profiler", Who::Peer("jemalloc, no profiler")),
+    ("its profiler, 512 KiB, of that", Who::Peer("jemalloc's profiler, 512 KiB")),
+    ("tcmalloc, no profiler", Who::Peer("tcmalloc, no profiler")),
+    ("its sampler, 512 KiB, of that", Who::Peer("tcmalloc's sampler, 512 KiB")),
 ];
 
 /// Longest wait for a program or a profiler to get ready.
@@ -95,7 +102,8 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     let mut failures = Vec::new();
     for round in 0..options.rounds {
         for (column, work) in works.iter().enumerate() {
-            if let Some(file) = super::missing(work.name, &[work.needs], round) {
+            let needed = if work.name == RUSTC && rust_compiler().is_err() { RUSTC } else { work.needs };
+            if let Some(file) = super::missing(work.name, &[needed], round) {
                 failures.push(format!("{}: there is no {file}", work.name));
                 continue;
             }
@@ -103,7 +111,8 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
                 bare[column][usize::from(few)].push(measure(bench, work, &Who::Nobody, few)?);
             }
             for (row, (name, who)) in conditions.iter().enumerate() {
-                if *name == WITHOUT_OBJECTS && work.name != "python3" {
+                let is_for_python = *name == WITHOUT_OBJECTS;
+                if is_for_python && work.name != "python3" || work.name == RUSTC && is_preloaded(who) {
                     continue;
                 }
                 match measure(bench, work, who, is_slow(who)) {
@@ -125,9 +134,11 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
         head.join(" | "),
         "---|".repeat(head.len() + 1)
     );
-    for ((name, who), row) in conditions.iter().zip(taken) {
+    for ((name, who), row) in conditions.iter().zip(&taken) {
         let few = usize::from(is_slow(who));
-        let cells: Vec<String> = row.into_iter().zip(&bare).map(|(ns, bare)| cell(ns, &bare[few])).collect();
+        let same_allocator = conditions.iter().position(|(_, other)| is_without_profiler(other, who));
+        let against = |column: usize| same_allocator.map_or(&bare[column][few], |row| &taken[row][column]);
+        let cells: Vec<String> = row.iter().enumerate().map(|(column, ns)| cell(ns.clone(), against(column))).collect();
         text += &format!("| {name} | {} |\n", cells.join(" | "));
     }
     failures.sort_unstable();
@@ -161,6 +172,17 @@ fn cell(ns: Vec<f64>, bare: &[f64]) -> String {
         (Some(smallest), _) => figures(smallest),
         _ => "–".into(),
     }
+}
+
+/// Whether somebody comes by a library that is loaded before others.
+fn is_preloaded(who: &Who) -> bool {
+    matches!(who, Who::Peer(name) if peer(name).is_ok_and(|peer| matches!(peer.how, How::Preload(_))))
+}
+
+/// Whether `other` is the allocator of a sampler without that.
+fn is_without_profiler(other: &Who, sampler: &Who) -> bool {
+    let (Who::Peer(other), Who::Peer(sampler)) = (other, sampler) else { return false };
+    peer(sampler).is_ok_and(|sampler| sampler.against == *other)
 }
 
 fn is_slow(who: &Who) -> bool {
@@ -259,6 +281,15 @@ fn prepared(bench: &Bench, work: &Work, operations: u64) -> anyhow::Result<(Vec<
             let socket = socket(inputs).display().to_string();
             (text(&[REDIS, "--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"]), Vec::new())
         }
+        RUSTC => {
+            let object = inputs.join("functions.o").display().to_string();
+            let options = ["--crate-name", "functions", "--crate-type", "lib", "--edition", "2021"];
+            let optimized = ["-C", "opt-level=1", "-C", "codegen-units=1", "--emit", "obj", "-o", &object, "-"];
+            (
+                text(&[&[&*rust_compiler()?], &options[..], &optimized[..]].concat()),
+                rust_functions(operations).into_bytes(),
+            )
+        }
         _ => {
             let found = Command::new(COMPILER).arg("-print-prog-name=cc1").output().context("no gcc")?;
             let compiler = String::from_utf8(found.stdout)?.trim().to_owned();
@@ -266,6 +297,28 @@ fn prepared(bench: &Bench, work: &Work, operations: u64) -> anyhow::Result<(Vec<
             (text(&[&compiler, "-quiet", "-O1", "-", "-o", "/dev/null"]), source)
         }
     })
+}
+
+/// The compiler itself: what rustup has on the path only starts it.
+fn rust_compiler() -> anyhow::Result<String> {
+    let found = Command::new(RUSTC).args(["--print", "sysroot"]).output().context("no rustc")?;
+    anyhow::ensure!(found.status.success(), "rustc does not say where it is");
+    Ok(format!("{}/bin/rustc", String::from_utf8(found.stdout)?.trim()))
+}
+
+/// Rust source with generic containers, loops and matches, to keep a compiler busy.
+fn rust_functions(count: u64) -> String {
+    let function = |i: u64| {
+        let (length, factor) = (i % 9 + 1, i % 13 + 1);
+        format!(
+            "#[derive(Clone, Debug, PartialEq)]\npub struct Node{i} {{ pub values: [i64; {length}], pub name: String }}\n\
+             pub fn walk{i}(nodes: &mut Vec<Node{i}>, limit: i64) -> Option<i64> {{\n    nodes.retain(|node| \
+             node.values.iter().any(|value| *value > limit));\n    nodes.sort_by_key(|node| node.name.len());\n    let sum: \
+             i64 = nodes.iter().flat_map(|node| node.values.iter().map(|value| value * {factor})).sum();\n    match sum & 7 \
+             {{ 0 => None, 3 => Some(sum * 5), 5 => nodes.first().map(|node| node.values[0]), _ => Some(sum + limit) }}\n}}\n"
+        )
+    };
+    (0..count).map(function).collect()
 }
 
 /// Starts a program, and waits until it waits.

@@ -1,0 +1,131 @@
+//! The functions of a file that are to be hooked, whichever way, and what is said of others.
+
+use std::collections::BTreeMap;
+
+use heapbpf_audit::{Covered, FileKind, Missing};
+
+use crate::call_graph::Extent;
+use crate::elf::{FileImage, Symbol};
+use crate::error::AttachError;
+use crate::reentrant::ReentrantCode;
+use crate::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
+use crate::table::{Row, Table};
+
+/// Most similar names in the message about an unknown one.
+const SUGGESTIONS: usize = 3;
+
+/// A function of the file to hook.
+pub(crate) struct Found<'a> {
+    pub(crate) number: u16,
+    pub(crate) row: &'a Row,
+    pub(crate) extent: Extent,
+    /// Its symbols.
+    pub(crate) names: Vec<&'a str>,
+    /// Whether a resolver (IFUNC) chooses it.
+    pub(crate) is_chosen: bool,
+}
+
+impl Found<'_> {
+    /// Its name in the plan: that of the row, unless it was found under another public one (`mi_memalign`).
+    pub(crate) fn name(&self) -> &str {
+        let row = self.row.name.as_str();
+        let public = |symbol: &&&str| !row.contains(' ') && !symbol.starts_with('_') && !self.names.contains(&row);
+        self.names.first().filter(public).copied().unwrap_or(row)
+    }
+}
+
+/// Why no function of a file can be hooked; `defines` tells whether it has any in its symbols.
+pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<Missing>) -> AttachError {
+    match missing {
+        Some(Missing { what, why }) if defines || table.has_objects() && image.has_objects() => {
+            AttachError::Unhookable { what, why }
+        }
+        _ if image.is_go => AttachError::Go,
+        _ => {
+            let stripped = image.functions().next().is_none();
+            if stripped && image.kind == FileKind::StaticExecutable {
+                return AttachError::StaticStripped;
+            }
+            AttachError::NoAllocator { looked_for: table.names(), stripped }
+        }
+    }
+}
+
+/// Calls that may count twice because the ranges of reentrant code do not tell them apart.
+pub(crate) fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec<Missing> {
+    let mut missing = Vec::new();
+    if reentrant.left_out > 0 {
+        let why = format!(
+            "{} code ranges did not fit: such calls from there count as calls of their own",
+            reentrant.left_out
+        );
+        missing.push(Missing::new("calls of the allocator into itself", why));
+    }
+    for extent in &reentrant.between {
+        let name =
+            image.functions().find(|(_, s)| s.address == extent.start).map_or("a local function", |(name, _)| name);
+        let why = "calls the allocator and is called by it as well as by others: those calls may count twice";
+        missing.push(Missing::new(name, why));
+    }
+    missing
+}
+
+/// The functions to hook, by address: aliases are one function, which belongs to the row that comes first.
+pub(crate) fn once_per_address<'a>(
+    image: &'a FileImage,
+    table: &'a Table,
+    functions: &[(u16, Symbol)],
+    missing: &mut Vec<Missing>,
+    covered: &mut Vec<Covered>,
+) -> Vec<Found<'a>> {
+    let mut by_address: BTreeMap<u64, Found<'a>> = BTreeMap::new();
+    let mut resolvers = Resolvers::new(image);
+    for (number, symbol) in functions {
+        let Some(row) = table.row(*number) else { continue };
+        let name = image.name(symbol);
+        let mut extents = Vec::new();
+        if symbol.indirect {
+            let choices = resolvers.choices(symbol);
+            if !choices.is_whole {
+                let why = "chosen when the program starts (IFUNC), in a way that cannot be read off its code: calls of \
+                           what is not hooked here are missed";
+                missing.push(Missing::new(row.name.clone(), why));
+            }
+            for by in choices.imported {
+                if table.shape_of(&by) == Some(row.shape) {
+                    covered.push(Covered { function: row.name.clone(), by });
+                } else {
+                    missing.push(Missing::new(row.name.clone(), format!("may be {by} of another file (IFUNC)")));
+                }
+            }
+            extents.extend(choices.functions);
+        } else {
+            let size = if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES };
+            extents.push(Extent { start: symbol.address, end: symbol.address.saturating_add(size) });
+        }
+        for extent in extents {
+            if !image.is_executable(extent.start) || image.code_between(extent.start, extent.end).is_empty() {
+                missing.push(Missing::new(row.name.clone(), "its symbol points outside of the file's code"));
+                continue;
+            }
+            let found = || Found { number: *number, row, extent, names: Vec::new(), is_chosen: symbol.indirect };
+            by_address.entry(extent.start).or_insert_with(found).names.push(name);
+        }
+    }
+    // A symbol may be in both symbol tables.
+    missing.dedup();
+    covered.dedup();
+    by_address.into_values().collect()
+}
+
+/// The defined functions whose names are most like `symbol`, best first.
+pub(crate) fn nearest_symbols(image: &FileImage, symbol: &str) -> Vec<String> {
+    let mut scored: Vec<(f64, &str)> = image
+        .functions()
+        .map(|(name, _)| (strsim::jaro_winkler(name, symbol), name))
+        .filter(|(score, _)| *score > 0.6)
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.dedup_by(|a, b| a.1 == b.1);
+    scored.into_iter().take(SUGGESTIONS).map(|(_, name)| name.to_owned()).collect()
+}
