@@ -158,6 +158,7 @@ fn plan() -> AllocatorFile {
             planned("free", 3, FREE, false, &[]),
         ],
         ranges: FileRanges::default(),
+        may_call_out: false,
         covered: Vec::new(),
         missing: Vec::new(),
         limits: Vec::new(),
