@@ -17,4 +17,4 @@ fn symbolize(profile: &mut heapbpf_profile::model::Profile) {
 #[cfg(not(feature = "daemon"))]
 fn symbolize(_: &mut heapbpf_profile::model::Profile) {}
 
-fuzz_target!(|data: &[u8]| shared::check(data, symbolize));
+fuzz_target!(|data: &[u8]| shared::check(data, false, symbolize));

@@ -7,5 +7,5 @@ mod seeds;
 
 #[test]
 fn seeds_of_profile_are_checked() {
-    seeds::replay("profile", |seed| profile::check(seed, |_| {}));
+    seeds::replay("profile", |seed| profile::check(seed, true, |_| {}));
 }
