@@ -44,7 +44,7 @@ const WORKS: [Work; 5] = [
     Work { name: "redis", unit: "request", operations: 150_000, few: 12_000, allocator: JEMALLOC, needs: REDIS },
     Work { name: "python3", unit: "dumps and loads", operations: 3_000, few: 1_000, allocator: GLIBC, needs: PYTHON },
     Work { name: "cc1", unit: "function", operations: 100, few: 30, allocator: GLIBC, needs: COMPILER },
-    Work { name: RUSTC, unit: "function", operations: 100, few: 10, allocator: RUSTC, needs: "" },
+    Work { name: RUSTC, unit: "function", operations: 10, few: 2, allocator: RUSTC, needs: "" },
 ];
 
 /// Who profiles.
