@@ -29,6 +29,16 @@ impl Segment {
         self.kind == elf::PT_LOAD.0
     }
 
+    /// How far the addresses of a process are from those that the file states, if the process has mapped the file at `start` from
+    /// `file_offset` on, which is of this segment. A mapping begins at a page, and may begin before its segment. `page_bytes` is the
+    /// size of a page, a power of two.
+    #[must_use]
+    pub fn bias(&self, start: u64, file_offset: u64, page_bytes: u64) -> Option<u64> {
+        let first = self.offset & !page_bytes.checked_sub(1)?;
+        let is_mapped = (first..self.offset.saturating_add(self.file_bytes)).contains(&file_offset);
+        is_mapped.then(|| start.wrapping_sub(file_offset).wrapping_sub(self.address.wrapping_sub(self.offset)))
+    }
+
     /// Whether it is mapped for execution.
     #[must_use]
     pub fn is_executable(&self) -> bool {

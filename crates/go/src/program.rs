@@ -75,13 +75,7 @@ impl Program {
     /// `start` for execution.
     #[must_use]
     pub fn bias(&self, start: u64, file_offset: u64) -> Option<u64> {
-        // A mapping begins at a page, and may begin before its segment.
-        let holds = |segment: &&Segment| {
-            let first = segment.offset & !0xfff;
-            (first..segment.offset.saturating_add(segment.file_bytes)).contains(&file_offset)
-        };
-        let segment = self.segments.iter().find(holds)?;
-        Some(start.wrapping_sub(file_offset).wrapping_sub(segment.address.wrapping_sub(segment.offset)))
+        self.segments.iter().find_map(|segment| segment.bias(start, file_offset, 0x1000))
     }
 }
 

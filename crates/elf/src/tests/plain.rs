@@ -26,6 +26,10 @@ fn addresses_and_file_offsets() {
     assert_eq!(elf.segment_end(0x50_1010), Some(0x50_1800));
     assert_eq!(elf.address_in_code(0x1000, 0x10, 4096), Some(0x50_1010));
     assert_eq!(elf.address_in_code(0x1000, 0x1000, 4096), None);
+    // Mapped whole, and from its middle on; what lies behind it is another's.
+    let bias = |start, offset| elf.segments[1].bias(start, offset, 4096);
+    assert_eq!([bias(0x7f50_1000, 0x1000), bias(0x7f50_1400, 0x1400)], [Some(0x7f00_0000); 2]);
+    assert_eq!([bias(0x7f50_1800, 0x1800), bias(0x7f50_0000, 0)], [None; 2]);
     assert!(elf.segments.iter().any(|segment| segment.kind == crate::PT_GNU_EH_FRAME));
 }
 

@@ -42,13 +42,8 @@ fn texts<'a>(target: &'a Target, file: &File) -> Result<Vec<&'a Mapping>, Refuse
 pub(super) fn bias(target: &Target, file: &File) -> Result<u64, Refused> {
     let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
     let bias = |mapping: &&Mapping| {
-        let mut segments = elf.segments.iter().filter(|segment| segment.is_loaded() && segment.is_executable());
-        let segment = segments.find(|segment| {
-            let start = segment.offset & !(PAGE_BYTES - 1);
-            start <= mapping.offset && mapping.offset < segment.offset.saturating_add(segment.file_bytes)
-        })?;
-        let address = segment.address.wrapping_sub(segment.offset).wrapping_add(mapping.offset);
-        Some(mapping.range.start.wrapping_sub(address))
+        let mut code = elf.segments.iter().filter(|segment| segment.is_executable());
+        code.find_map(|segment| segment.bias(mapping.range.start, mapping.offset, PAGE_BYTES))
     };
     let biases: Option<HashSet<u64>> = texts(target, file)?.iter().map(bias).collect();
     let mut biases = biases.unwrap_or_default().into_iter();
@@ -60,11 +55,10 @@ pub(super) fn bias(target: &Target, file: &File) -> Result<u64, Refused> {
 pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
     let [mapping] = texts(target, file)?[..] else { return Err(Refused::Mappings) };
     let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
-    let mut segments = elf.segments.iter().filter(|segment| segment.is_loaded() && segment.is_executable());
-    let segment = segments.find(|segment| segment.offset & !(PAGE_BYTES - 1) == mapping.offset);
+    let mut code = elf.segments.iter().filter(|segment| segment.is_executable());
+    let segment = code.find(|segment| segment.offset & !(PAGE_BYTES - 1) == mapping.offset);
     let segment = segment.ok_or(Refused::Mappings)?;
-    let address = segment.address.wrapping_sub(segment.offset - mapping.offset);
-    let bias = mapping.range.start.wrapping_sub(address);
+    let bias = segment.bias(mapping.range.start, mapping.offset, PAGE_BYTES).ok_or(Refused::Mappings)?;
     let end = segment.address.saturating_add(segment.file_bytes).wrapping_add(bias);
     Ok(Place { mapping: mapping.clone(), bias, end })
 }

@@ -226,8 +226,8 @@ impl Attaching {
     /// Whether probes in a file would count what inline hooks of a process count, too. (Where links serve all processes, they are there
     /// all the same.) That is told.
     fn would_count_twice(&mut self, pid: u32, key: FileKey) -> bool {
-        let is_inline = self.inline.as_ref().is_some_and(|inline| inline.counts(pid));
-        if !is_inline || !self.may_call_out(key) {
+        // Whether it is inline asks the kernel, and few files call others.
+        if !self.may_call_out(key) || !self.inline.as_ref().is_some_and(|inline| inline.counts(pid)) {
             return false;
         }
         let file = self.hooks.files.path(key).unwrap_or_default();
