@@ -41,6 +41,7 @@ mod inject;
 mod interrupted;
 #[cfg(target_arch = "x86_64")]
 mod remote;
+#[cfg(target_arch = "x86_64")]
 mod remove;
 #[cfg(target_arch = "x86_64")]
 mod run;
