@@ -1,6 +1,7 @@
 //! Carries out a plan while the process is stopped.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::Duration;
 
@@ -54,13 +55,19 @@ pub(crate) const NO_QUESTION: Option<Question> = None;
 /// first page that is replaced, so it must not be left there.
 const AT_MOST_LONGER: Duration = Duration::from_millis(80);
 
-/// Whether it is the moment, and early enough.
+/// Whether it is the moment, and early enough. If so, the calls that the process is to make have more time, too.
 fn ask(
     stop: &mut Stop,
+    remote: &mut Remote,
     is_moment: impl FnOnce(&[(i32, u64)]) -> bool,
     positions: &[(i32, u64)],
 ) -> Result<(), Failure> {
-    if is_moment(positions) { stop.extend(AT_MOST_LONGER) } else { Err(Failure::Busy(Busy::NotNow)) }
+    if !is_moment(positions) {
+        return Err(Failure::Busy(Busy::NotNow));
+    }
+    stop.extend(AT_MOST_LONGER)?;
+    remote.renew(stop);
+    Ok(())
 }
 
 impl Injection<'_> {
@@ -121,7 +128,7 @@ impl Injection<'_> {
                 Step::Create => self.create(stop, &mut remote).map(|made| mapped = Some(made)),
                 Step::StopAll => self.stop_all(stop, &mut remote, mapped.as_ref()).and_then(|(found, positions)| {
                     frames = found;
-                    is_moment.take().map_or(Ok(()), |is_moment| ask(stop, is_moment, &positions))
+                    is_moment.take().map_or(Ok(()), |is_moment| ask(stop, &mut remote, is_moment, &positions))
                 }),
                 Step::MoveThreads => {
                     let is_in_time = stop.check_time(Busy::Late);
@@ -212,7 +219,7 @@ impl Injection<'_> {
                     frames.push((at, address));
                 }
             }
-            stop.check_time(Busy::Late)?;
+            stop.check_time(Busy::Slow)?;
         }
         Ok(frames)
     }
@@ -259,7 +266,13 @@ impl Injection<'_> {
         match step {
             Step::Reserve => {
                 let flags = libc::MAP_PRIVATE | libc::MAP_FIXED_NOREPLACE;
-                map(remote, range.start, range.end - range.start, libc::PROT_NONE, flags, fd, 0)
+                let reserved = map(remote, range.start, range.end - range.start, libc::PROT_NONE, flags, fd, 0);
+                // Something is mapped there since the plan was made: a call of an attempt that was given up may come late.
+                let is_taken = |error: &io::Error| error.raw_os_error() == Some(libc::EEXIST);
+                match reserved {
+                    Err(Failure::Call(_, error)) if is_taken(&error) => Err(Failure::Busy(Busy::Changed)),
+                    reserved => reserved,
+                }
             }
             Step::MapData(at) => {
                 let (start, bytes) = data(at);

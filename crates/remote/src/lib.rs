@@ -40,6 +40,8 @@ mod inject;
 #[cfg(target_arch = "x86_64")]
 mod interrupted;
 #[cfg(target_arch = "x86_64")]
+mod priority;
+#[cfg(target_arch = "x86_64")]
 mod remote;
 #[cfg(target_arch = "x86_64")]
 mod remove;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::interrupted;
+use crate::priority::Raised;
 use crate::seccomp::{Answer, Call, Filters};
 use crate::status::Status;
 use crate::sys::{self, Registers, Report};
@@ -75,6 +76,8 @@ pub(crate) struct Stop {
     has_job_control: bool,
     /// How long the process was stopped, once it is let go.
     stopped: Option<Duration>,
+    /// The priority of the calling thread meanwhile.
+    raised: Option<Raised>,
 }
 
 impl Stop {
@@ -82,7 +85,7 @@ impl Stop {
     pub(crate) fn new(pid: i32, limit: Duration) -> Self {
         let (threads, known) = (Vec::new(), HashMap::new());
         let (since, alone, stopped) = (None, Duration::ZERO, None);
-        Self { pid, threads, known, since, alone, limit, has_job_control: false, stopped }
+        Self { pid, threads, known, since, alone, limit, has_job_control: false, stopped, raised: None }
     }
 
     /// Stops one thread. Whether it is there.
@@ -90,7 +93,7 @@ impl Stop {
         if !self.seize(tid)? {
             return Ok(false);
         }
-        sys::set_real_time(true);
+        self.raised.get_or_insert_with(Raised::begin);
         self.since = Some(Instant::now());
         self.wait_for_all()?;
         Ok(self.stopped_threads().any(|stopped| stopped == tid))
@@ -110,7 +113,7 @@ impl Stop {
         while self.seize_new()? {
             self.take_reports()?;
         }
-        sys::set_real_time(true);
+        self.raised.get_or_insert_with(Raised::begin);
         if self.threads.iter().any(|thread| matches!(thread.state, State::Running)) {
             self.alone = self.since.map_or(Duration::ZERO, |since| since.elapsed());
             self.since = None;
@@ -280,7 +283,7 @@ impl Stop {
         }
         let since = self.since;
         self.stopped.get_or_insert_with(|| since.map_or(Duration::ZERO, |since| since.elapsed()));
-        sys::set_real_time(false);
+        self.raised = None;
     }
 
     /// Lets all threads go; how long the process was stopped.

@@ -288,14 +288,6 @@ pub(crate) fn shares_memory(pid: i32, other: i32) -> Option<bool> {
     (order >= 0).then_some(order == 0)
 }
 
-/// Makes the calling thread run before all ordinary ones, or stop doing so. Without the permission nothing changes.
-pub(crate) fn set_real_time(is_real_time: bool) {
-    let policy = if is_real_time { libc::SCHED_FIFO } else { libc::SCHED_OTHER };
-    let parameters = libc::sched_param { sched_priority: i32::from(is_real_time) };
-    // SAFETY: the kernel only reads the parameters; 0 is the calling thread.
-    let _ = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
-}
-
 /// Forbids that a memfd is ever written or resized again.
 pub(crate) fn seal(file: &std::fs::File) -> io::Result<()> {
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;

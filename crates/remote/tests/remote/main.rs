@@ -5,6 +5,7 @@
 mod calls;
 mod cycles;
 mod kills;
+mod limits;
 mod places;
 mod program;
 mod refusals;

@@ -163,6 +163,34 @@ fn a_plan_for_a_process_that_has_changed_touches_nothing() {
     program.finish();
 }
 
+/// A call of an attempt that was given up may come late, where the next one looked and found nothing.
+#[test]
+fn a_plan_for_addresses_that_were_taken_since_may_be_made_anew() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let program = Program::start("torture", &["2", "0"]);
+    let target = Target::look(program.pid()).expect("it runs");
+    let plan = program::plan(&target, program.hooked);
+    let again = || loop {
+        match target.map(&plan, STOP_LIMIT) {
+            Err(Error::Busy { why: Busy::Slow | Busy::Late, .. }) => drop(program::take_out(program.pid())),
+            mapped => break mapped,
+        }
+    };
+    again().expect("there is room");
+    let before = program::traces(program.pid());
+    let error = again().expect_err("there is no room any more");
+    assert!(matches!(error, Error::Busy { why: Busy::Changed, .. }), "{error}");
+    assert_eq!(program::traces(program.pid()), before, "what is there was not touched");
+    while !program::take_out(program.pid()).outcome {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(program::traces(program.pid()), [""; 0]);
+    program.finish();
+}
+
 #[test]
 fn what_a_limit_leaves_is_harmless_and_can_be_taken_out() {
     let _turn = program::turn();
