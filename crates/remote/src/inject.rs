@@ -275,7 +275,8 @@ impl Injection<'_> {
                 }
             }
             Step::MapData(at) => {
-                let (start, bytes) = data(at);
+                let range = self.plan.adjacent_data(at);
+                let (start, bytes) = (draft.base + range.start, range.end - range.start);
                 map(remote, start, bytes, libc::PROT_READ | libc::PROT_WRITE, PRIVATE_ANONYMOUS, NO_FILE, 0)
             }
             Step::WipeOnFork(at) => {

@@ -28,6 +28,22 @@ fn plan(change: impl FnOnce(&mut Draft)) -> Result<Plan, PlanError> {
 }
 
 #[test]
+fn adjacent_data_is_mapped_at_once() {
+    let data = |range| Data { range, is_wiped_on_fork: true, initial: vec![1] };
+    let plan = plan(|draft| {
+        draft.bytes = 0x6000;
+        draft.data = vec![data(0x1000..0x2000), data(0x2000..0x3000), data(0x4000..0x5000), data(0x5000..0x6000)];
+    });
+    let plan = plan.expect("it is right");
+    let steps = plan.steps();
+    let mapped = steps.iter().filter_map(|step| if let Step::MapData(at) = step { Some(*at) } else { None });
+    let mapped: Vec<_> = mapped.map(|at| (at, plan.adjacent_data(at))).collect();
+    assert_eq!(mapped, [(0, 0x1000..0x3000), (2, 0x4000..0x6000)]);
+    let of_each = steps.iter().filter(|step| matches!(step, Step::WipeOnFork(_) | Step::FillData(_)));
+    assert_eq!(of_each.count(), 8);
+}
+
+#[test]
 fn data_comes_before_text_and_text_before_jumps() {
     let plan = plan(|_| {}).expect("it is right");
     let expected = [

@@ -323,11 +323,13 @@ impl Remote {
 
     /// Takes the frame away. If the thread gets no processor in time, all others are let go before it.
     pub(crate) fn end(mut self, stop: &mut Stop) -> Result<(), Failure> {
+        let is_call_late = self.stage != Stage::Still;
         let mut result = self.leave();
         if matches!(result, Err(Failure::Busy(Busy::Late))) {
             self.release_others(stop);
-            // The error stays: what was to be done after a call that came late was not done.
-            result = self.leave().and(result);
+            let left = self.leave();
+            // What was to be done after a call that came late was not done: that error stays. Leaving late harms nothing.
+            result = if is_call_late { left.and(result) } else { left };
         }
         if self.is_stop_wanted {
             sys::kill(self.pid, libc::SIGSTOP);
