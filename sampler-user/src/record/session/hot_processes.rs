@@ -7,10 +7,9 @@ use crate::record::budget::heat::Heat;
 const LOOK_NS: u64 = 1_000_000_000;
 /// The same while new processes come: a program that runs for a second or two would be over before a look found it twice.
 const LOOK_AT_NEW_NS: u64 = LOOK_NS / 4;
-/// The same after a process had its first sample: it may be hot by now.
+/// The least time between looks after a process had its first sample: it may be hot by now. Looks come less and less often then, each
+/// when twice as much time has gone by, so that probes count a process at most for twice as long as it takes to get hot.
 const LOOK_AT_SAMPLED_NS: u64 = LOOK_NS / 200;
-/// How long looks come so often.
-const SAMPLED_NS: u64 = LOOK_NS / 20;
 
 /// Processes that are hooked inline once they are hot.
 pub(super) struct Hot {
@@ -51,12 +50,9 @@ impl Looks {
     /// A look found processes that the one before did not, or none.
     fn looked(&mut self, has_new: bool, now_ns: u64) {
         self.last_ns = now_ns;
-        let pause_ns = match self.sampled_ns {
-            Some(sampled_ns) if now_ns < sampled_ns + SAMPLED_NS => LOOK_AT_SAMPLED_NS,
-            _ if has_new => LOOK_AT_NEW_NS,
-            _ => LOOK_NS,
-        };
-        self.next_ns = now_ns + pause_ns;
+        let longest_ns = if has_new { LOOK_AT_NEW_NS } else { LOOK_NS };
+        let since_ns = self.sampled_ns.map_or(LOOK_NS, |sampled_ns| now_ns.saturating_sub(sampled_ns));
+        self.next_ns = now_ns + since_ns.clamp(LOOK_AT_SAMPLED_NS, longest_ns);
     }
 }
 
@@ -65,23 +61,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_come_often_for_a_moment_after_a_first_sample() {
+    fn looks_come_often_after_a_first_sample_and_less_and_less_so() {
         let mut looks = Looks::default();
         looks.looked(false, 7 * LOOK_NS);
         assert_eq!(looks.next_ns, 8 * LOOK_NS);
         looks.looked(true, 8 * LOOK_NS);
         assert_eq!(looks.next_ns, 8 * LOOK_NS + LOOK_AT_NEW_NS);
-        // Of one that is long over the next look is due at once, and then there are a few more.
+        // Of one that is long over the next look is due at once, and then there are more.
         let sampled_ns = 8 * LOOK_NS + LOOK_AT_NEW_NS / 2;
         looks.sampled(sampled_ns);
         assert!(looks.next_ns < sampled_ns);
-        let mut often = 0;
+        let mut after_ms = Vec::new();
         looks.looked(false, sampled_ns);
-        while looks.next_ns - looks.last_ns == LOOK_AT_SAMPLED_NS {
-            often += 1;
+        while looks.next_ns - looks.last_ns < LOOK_NS {
+            after_ms.push((looks.next_ns - sampled_ns) / 1_000_000);
             looks.looked(false, looks.next_ns);
         }
-        assert_eq!(often, SAMPLED_NS / LOOK_AT_SAMPLED_NS);
+        assert_eq!(after_ms, [5, 10, 20, 40, 80, 160, 320, 640, 1280]);
         // Another sample right after a look does not bring the next one at once.
         let last_ns = looks.last_ns;
         looks.sampled(last_ns + 1);
