@@ -1,7 +1,8 @@
 /* Allocates by an allocator that announces its samples (USDT), compiled in or from a library that is opened later, and never
  * by malloc. Arguments: interval, rounds, mode (0, or 1 for weights by crossings, 2 to let a child do it, 3 if nobody needs to
- * listen), library. */
+ * listen, 4 to repeat it until a line comes), library. */
 #include <dlfcn.h>
+#include <poll.h>
 #include "truth.h"
 #include "otel_memory.h"
 
@@ -34,6 +35,11 @@ static void run(uint64_t rounds) {
   }
 }
 
+static int line_waits(void) {
+  struct pollfd input = {0, POLLIN, 0};
+  return poll(&input, 1, 0) != 0;
+}
+
 int main(int argc, char **argv) {
   uint64_t interval = argument(argc, argv, 1, 65536), rounds = argument(argc, argv, 2, 100000);
   uint64_t mode = argument(argc, argv, 3, 0);
@@ -49,7 +55,7 @@ int main(int argc, char **argv) {
     begin(interval);
 #endif
     step();
-  } else if (mode != 3 && !otel_memory_alloc_semaphore)
+  } else if (mode < 3 && !otel_memory_alloc_semaphore)
     die("nobody listens");
   if (mode == 2) {
     pid_t child = fork();
@@ -57,8 +63,13 @@ int main(int argc, char **argv) {
     int status;
     waitpid(child, &status, 0);
     if (status) die("the child failed");
-  } else
+  } else {
     run(rounds);
+    if (mode == 4) {
+      while (!line_waits()) run(rounds);
+      wait_line();
+    }
+  }
   report();
   if (otel_memory_alloc_semaphore || otel_memory_free_semaphore) die("somebody still listens");
   return 0;

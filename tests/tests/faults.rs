@@ -279,8 +279,8 @@ fn rings_that_cannot_grow_or_be_watched_lose_nothing_in_silence() {
     for (what, faults) in [("mapping", Faults::of_shared_mappings()), ("watching", Faults::of_watching())] {
         let mut target = Case::Growth.target();
         let (recording, address) = Case::Growth.recorder(target.pid(), 0).failing(&faults).serve();
-        // Once it answers, it watches its rings. If it cannot at the start, it says so and records nothing.
-        assert_eq!(get(address, "/healthz").status, 200);
+        // Once it gives figures, it watches its rings. If it cannot at the start, it says so and records nothing.
+        assert_eq!(get(address, "/metrics").status, 200);
         faults.fail_one_in(2);
         let truth = Case::Growth.work(&mut target, &recording);
         std::thread::sleep(Duration::from_millis(1200));

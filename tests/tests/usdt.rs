@@ -8,14 +8,13 @@ use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::{library, program, program_with, rust_program};
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::scrape::get;
+use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
 
 /// The interval at which the programs sample.
 const INTERVAL: u64 = 16 << 10;
 const ROUNDS: &str = "200000";
-/// Some seconds.
-const LONG: &str = "5000000";
 
 /// A static program without symbols, whose malloc nobody can find.
 fn alone() -> PathBuf {
@@ -176,11 +175,16 @@ fn a_whole_host_has_both_sources() {
     let interval = INTERVAL.to_string();
     let mut targets = [alone(), program("announced")].map(|path| Target::start(&path, [&*interval, ROUNDS, "3"]));
     // Named like both programs, for a short time.
-    let recording = Recorder::new().option("--comm", "announced*").start();
+    let (recording, address) = Recorder::new().option("--comm", "announced*").serve();
     let truths = targets.each_mut().map(Target::run);
-    // It starts while the recording runs, and is listed a little later.
-    let mut late = Target::start(&alone(), [&*interval, LONG, "3"]);
-    let late_truth = late.run();
+    // It starts while the recording runs, is listed a little later, and allocates until then.
+    let processes = || get(address, "/metrics").metric("heapbpf_processes").expect("a figure");
+    until("samples of what came first", || processes() > 0.0);
+    let mut late = Target::start(&alone(), [&*interval, ROUNDS, "4"]);
+    late.go();
+    until("samples of what came late", || processes() > 1.0);
+    late.go();
+    let late_truth = late.truth();
     let (profile, stats) = recording.stop().results();
     let hook = |pid: u32| profile.process(pid).hook.clone();
     assert_eq!(hook(targets[0].pid()).as_deref(), Some("usdt"));

@@ -124,8 +124,8 @@ impl ActiveRecording {
     /// # Errors
     /// The command cannot be executed, or the system provides no descriptors to wait with. Nothing was recorded.
     pub async fn run(&mut self, mut requests: mpsc::Receiver<Request>) -> anyhow::Result<Option<String>> {
-        notify::ready();
         let mut wakers = Wakers::watch(&self.session).context("cannot wait for events")?;
+        notify::ready();
         self.release_command()?;
         let mut triggers = Triggers::new(self.session.plan.outputs.triggers, self.begun);
         while let Some(pause) = self.turn(&mut triggers) {
