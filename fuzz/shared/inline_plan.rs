@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use heapbpf_inline::read::{Counts, Found, control};
-use heapbpf_inline::{Code, Entries, Inputs, Plan, Settings, Text, Wanted};
+use heapbpf_inline::{Code, Entries, Inputs, Jumps, Plan, Settings, Text, Wanted};
 use sampler_ebpf::abi::Site;
 
 const TEXT: u64 = 0x5555_0000_0000;
@@ -42,9 +42,15 @@ pub fn check(data: &[u8]) {
         stubs: &none,
         slots: &none,
         objects: &[],
+        jumps: None,
         base: TEXT - (1 << 28),
     };
-    let Ok(plan) = Plan::new(&code, &settings, &inputs) else { return };
+    let plan = Plan::new(&code, &settings, &inputs);
+    // Found in the file, wherever it is mapped.
+    let jumps = Jumps::new(&[Text { address: 0, bytes: data }], wanted.iter().map(|wanted| wanted.address - TEXT));
+    let again = Plan::new(&code, &settings, &Inputs { jumps: Some(&jumps.moved(TEXT)), ..inputs });
+    assert_eq!(format!("{plan:?}"), format!("{again:?}"));
+    let Ok(plan) = plan else { return };
     for patch in &plan.patches {
         assert_eq!(texts[0].range(patch.address, patch.address + patch.before.len() as u64), Some(&*patch.before));
     }

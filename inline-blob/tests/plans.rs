@@ -38,8 +38,16 @@ fn plan(path: &str) -> Option<(Plan, Vec<String>)> {
     let stubs = found.slots.iter().filter(|s| s.stub != s.slot).map(|s| (s.stub + bias, s.function)).collect();
     let slots = found.slots.iter().map(|s| (s.slot + bias, s.function)).collect();
     let base = 1 << 29;
-    let inputs =
-        Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, objects: &[], base };
+    let inputs = Inputs {
+        texts: &texts,
+        wanted: &wanted,
+        inner: &inner,
+        stubs: &stubs,
+        slots: &slots,
+        objects: &[],
+        jumps: None,
+        base,
+    };
     let plan = Plan::new(&heapbpf_inline_blob::code().unwrap(), &SETTINGS, &inputs).unwrap();
     Some((plan, found.functions.into_iter().map(|f| f.name).collect()))
 }

@@ -30,4 +30,4 @@ pub use error::{BuildError, ForeignBlob, Refusal};
 pub use image::{Settings, code_hash, site_offsets};
 pub use patch::Patch;
 pub use plan::{Inputs, ObjectFunction, Plan, Run, Twin, Wanted};
-pub use redirect::{Text, reaches};
+pub use redirect::{Jumps, Text, reaches};

@@ -18,7 +18,7 @@ use crate::displaced::{Displaced, JUMP_BYTES};
 use crate::error::{BuildError, Refusal};
 use crate::image::{self, Settings};
 use crate::patch::Patch;
-use crate::redirect::{Text, inner_calls, jumped_into, leads};
+use crate::redirect::{Jumps, Text, inner_calls, leads};
 use crate::stub::{Parts, Stub, far_jump};
 
 /// End of user addresses.
@@ -64,6 +64,8 @@ pub struct Inputs<'a> {
     pub slots: &'a HashMap<u64, usize>,
     /// Functions of an interpreter's object allocator, which calls wanted functions.
     pub objects: &'a [ObjectFunction<'a>],
+    /// [`Jumps`] into the wanted functions; `None` if they are to be looked for.
+    pub jumps: Option<&'a Jumps>,
     /// Where the blob will be: within reach of every text. See [`crate::gap`].
     pub base: u64,
 }
@@ -226,12 +228,17 @@ fn candidates(inputs: &Inputs<'_>, refused: &mut Vec<(usize, Refusal)>) -> Vec<C
             Err(refusal) => refused.push((index, refusal)),
         }
     }
-    ranges.sort_unstable();
-    for text in inputs.texts {
-        for entered in jumped_into(text, &ranges) {
-            if let Some(at) = found.iter().position(|c| inputs.wanted[c.wanted].address == ranges[entered][0]) {
-                refused.push((found.remove(at).wanted, Refusal::JumpedInto));
-            }
+    let looked;
+    let jumps = match inputs.jumps {
+        Some(jumps) => jumps,
+        None => {
+            looked = Jumps::new(inputs.texts, ranges.iter().map(|[start, _]| *start));
+            &looked
+        }
+    };
+    for entered in jumps.entered(&ranges) {
+        if let Some(at) = found.iter().position(|c| inputs.wanted[c.wanted].address == ranges[entered][0]) {
+            refused.push((found.remove(at).wanted, Refusal::JumpedInto));
         }
     }
     found

@@ -90,7 +90,11 @@ impl Made {
         let code = Code { bytes: &bytes, entries: entries() };
         let texts = [Text { address: TEXT, bytes: &self.text }];
         let Self { wanted, inner, stubs, slots, .. } = self;
-        Plan::new(&code, settings, &Inputs { texts: &texts, wanted, inner, stubs, slots, objects: &[], base: BASE })
+        Plan::new(
+            &code,
+            settings,
+            &Inputs { texts: &texts, wanted, inner, stubs, slots, objects: &[], jumps: None, base: BASE },
+        )
     }
 
     fn plan(&self) -> Plan {
@@ -229,7 +233,7 @@ fn what_is_out_of_reach_is_refused() {
     let code = Code { bytes: &bytes, entries: entries() };
     let texts = [Text { address: TEXT, bytes: &made.text }];
     let Made { wanted, inner, stubs, slots, .. } = &made;
-    let far = Inputs { texts: &texts, wanted, inner, stubs, slots, objects: &[], base: TEXT + (3 << 30) };
+    let far = Inputs { texts: &texts, wanted, inner, stubs, slots, objects: &[], jumps: None, base: TEXT + (3 << 30) };
     assert_eq!(Plan::new(&code, &SETTINGS, &far).unwrap_err(), BuildError::NothingToHook);
 }
 
@@ -246,7 +250,8 @@ fn impossible_settings_are_refused() {
     let code = Code { bytes: &long, entries: entries() };
     let texts = [Text { address: TEXT, bytes: &many.text }];
     let Made { wanted, inner, stubs, slots, .. } = &many;
-    let inputs = Inputs { texts: &texts, wanted: &wanted[..1], inner, stubs, slots, objects: &[], base: BASE };
+    let inputs =
+        Inputs { texts: &texts, wanted: &wanted[..1], inner, stubs, slots, objects: &[], jumps: None, base: BASE };
     assert_eq!(Plan::new(&code, &SETTINGS, &inputs).unwrap_err(), BuildError::CodeTooLong(0x2000));
 }
 
@@ -329,7 +334,7 @@ fn any_code_is_planned_or_refused() {
     let bytes = vec![0x90; 256];
     let texts = [Text { address: u64::MAX - 100, bytes: &made.text }];
     let Made { wanted, inner, stubs, slots, .. } = &made;
-    let high = Inputs { texts: &texts, wanted, inner, stubs, slots, objects: &[], base: BASE };
+    let high = Inputs { texts: &texts, wanted, inner, stubs, slots, objects: &[], jumps: None, base: BASE };
     let code = Code { bytes: &bytes, entries: entries() };
     assert_eq!(Plan::new(&code, &SETTINGS, &high).unwrap_err(), BuildError::NothingToHook);
 }

@@ -1,9 +1,11 @@
 //! Calls and jumps from the allocator's own code to hooked functions: they lead to the original, so that only the
 //! outermost call counts, and whatever jumps where.
 
+use std::collections::BTreeSet;
+
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 
-use crate::displaced::is_branch;
+use crate::displaced::{JUMP_BYTES, is_branch};
 use crate::error::Refusal;
 use crate::patch::Patch;
 
@@ -90,35 +92,85 @@ fn condition(instruction: &Instruction) -> Option<u8> {
     (instruction.is_jcc_near()).then(|| instruction.condition_code() as u8)?.checked_sub(1)
 }
 
-/// Whether anything in `text` that looks like a call or jump with a 32-bit distance leads into one of the `ranges`
-/// (sorted, not overlapping), each after its first byte. It may be no instruction, and no harm is done then.
-/// `None` stands for those jumps' absence; otherwise the index of the range.
-pub(crate) fn jumped_into(text: &Text<'_>, ranges: &[[u64; 2]]) -> Vec<usize> {
-    let mut found = Vec::new();
-    let (Some([first, _]), Some([_, last])) = (ranges.first(), ranges.last()) else { return found };
-    for byte in memchr::memchr3_iter(0xe8, 0xe9, 0x0f, text.bytes) {
-        let at = if text.bytes[byte] == 0x0f { byte + 1 } else { byte };
-        let Some((&opcode, distance)) = text.bytes.get(at..at + 5).and_then(<[u8]>::split_first) else { continue };
-        // A conditional jump has a byte before its opcode.
-        if at > byte && opcode & 0xf0 != 0x80 {
-            continue;
+/// Most bytes that a jump displaces: all but the last instruction are shorter than it.
+const MOST_DISPLACED: u64 = JUMP_BYTES as u64 - 1 + 15;
+
+/// What looks like calls and jumps with a 32-bit distance that lead into functions' first instructions, each after its first byte. It may
+/// be no instruction, and no harm is done then. To find it takes a look at all code of a file, so it may be kept for the next process that
+/// maps the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Jumps(BTreeSet<Jump>);
+
+/// What leads into a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Jump {
+    /// Address of the function.
+    function: u64,
+    /// How far behind it leads, bytes.
+    into: u64,
+    /// How far behind it the opcode is, bytes; `None` if not among the function's first instructions.
+    from: Option<u64>,
+}
+
+impl Jumps {
+    /// Those in `texts` that lead into functions which begin at these addresses.
+    #[must_use]
+    pub fn new(texts: &[Text<'_>], functions: impl IntoIterator<Item = u64>) -> Self {
+        let mut functions: Vec<u64> = functions.into_iter().collect();
+        functions.sort_unstable();
+        let (Some(first), Some(last)) = (functions.first(), functions.last()) else { return Self::default() };
+        let all = *first..last.saturating_add(MOST_DISPLACED);
+        let mut jumps = BTreeSet::new();
+        for text in texts {
+            for (from, to) in near_branches(text) {
+                // Most lead somewhere else altogether.
+                if !all.contains(&to) {
+                    continue;
+                }
+                let before = &functions[..functions.partition_point(|function| *function < to)];
+                for function in before.iter().rev().take_while(|function| to - **function < MOST_DISPLACED) {
+                    let from = from.checked_sub(*function).filter(|from| *from < MOST_DISPLACED);
+                    jumps.insert(Jump { function: *function, into: to - function, from });
+                }
+            }
         }
-        let Ok(distance) = <[u8; 4]>::try_from(distance) else { continue };
-        let from = text.address + at as u64;
-        let target = (from + 5).wrapping_add_signed(i64::from(i32::from_le_bytes(distance)));
-        // Most lead somewhere else altogether.
-        if !(*first..*last).contains(&target) {
-            continue;
-        }
-        let index = ranges.partition_point(|[start, _]| *start < target);
-        let Some(index) = index.checked_sub(1) else { continue };
-        let [start, end] = ranges[index];
-        // What the displaced bytes themselves say is decided where they are decoded.
-        if (start + 1..end).contains(&target) && !(start..end).contains(&from) && !found.contains(&index) {
-            found.push(index);
-        }
+        Self(jumps)
     }
-    found
+
+    /// The same in a process where all addresses are larger by `bias`, or wrap around.
+    #[must_use]
+    pub fn moved(&self, bias: u64) -> Self {
+        let moved = |jump: &Jump| Jump { function: jump.function.wrapping_add(bias), ..*jump };
+        Self(self.0.iter().map(moved).collect())
+    }
+
+    /// Which of the `ranges` are entered after their first bytes, by index.
+    pub(crate) fn entered(&self, ranges: &[[u64; 2]]) -> BTreeSet<usize> {
+        let entered = |jump: &Jump| {
+            let index = ranges.iter().position(|[start, _]| *start == jump.function)?;
+            let [start, end] = ranges[index];
+            let length = end - start;
+            // What the displaced bytes themselves say is decided where they are decoded.
+            let is_entered = jump.into < length && jump.from.is_none_or(|from| from >= length);
+            is_entered.then_some(index)
+        };
+        self.0.iter().filter_map(entered).collect()
+    }
+}
+
+/// What looks like calls and jumps with a 32-bit distance: the address of the opcode, and where it leads.
+fn near_branches(text: &Text<'_>) -> impl Iterator<Item = (u64, u64)> {
+    memchr::memchr3_iter(0xe8, 0xe9, 0x0f, text.bytes).filter_map(|byte| {
+        // A conditional jump has a byte before its opcode.
+        let at = if text.bytes[byte] == 0x0f { byte + 1 } else { byte };
+        let (&opcode, distance) = text.bytes.get(at..at + 5)?.split_first()?;
+        if at > byte && opcode & 0xf0 != 0x80 {
+            return None;
+        }
+        let distance = i32::from_le_bytes(<[u8; 4]>::try_from(distance).ok()?);
+        let from = text.address + at as u64;
+        Some((from, (from + 5).wrapping_add_signed(i64::from(distance))))
+    })
 }
 
 /// Whether code in `[start, end)` calls or jumps to one of these addresses, or through a slot at one.
@@ -145,4 +197,45 @@ pub(crate) fn leads(
         return function_behind(instruction.ip_rel_memory_address()).map_or(Leads::Elsewhere, Leads::ThroughSlot);
     }
     Leads::Elsewhere
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call at `from` that leads to `to`.
+    fn call(code: &mut [u8], from: u64, to: u64) {
+        code[from as usize] = 0xe8;
+        code[from as usize + 1..from as usize + 5].copy_from_slice(&((to as i32 - from as i32 - 5).to_le_bytes()));
+    }
+
+    #[test]
+    fn jumps_are_those_into_first_instructions_wherever_the_code_is() {
+        const FUNCTIONS: [u64; 3] = [0x100, 0x10a, 0x200];
+        let entered = |calls: &[(u64, u64)], ranges: &[[u64; 2]]| {
+            let mut code = vec![0x90; 0x300];
+            calls.iter().for_each(|(from, to)| call(&mut code, *from, *to));
+            let jumps = Jumps::new(&[Text { address: 0, bytes: &code }], FUNCTIONS);
+            // Below 0 as well.
+            for bias in [0, 0x5555_0000_0000, 0_u64.wrapping_sub(0x80)] {
+                let moved: Vec<_> = ranges.iter().map(|range| range.map(|at| at.wrapping_add(bias))).collect();
+                assert_eq!(jumps.moved(bias).entered(&moved), jumps.entered(ranges));
+            }
+            jumps.entered(ranges).into_iter().collect::<Vec<_>>()
+        };
+        let ranges = [[0x200, 0x206], [0x100, 0x107]];
+        assert_eq!(entered(&[(0x10, 0x100), (0x20, 0x206), (0x30, 0x107), (0x40, 0x201)], &ranges), [0]);
+        assert_eq!(entered(&[(0x10, 0x106), (0x20, 0x101), (0x30, 0x205)], &ranges), [0, 1]);
+        // A loop over the first instructions themselves, and one from behind them.
+        assert_eq!(entered(&[(0x101, 0x103)], &ranges), []);
+        assert_eq!(entered(&[(0x108, 0x103)], &ranges), [1]);
+        // Behind the beginning of the next function, which is not hooked.
+        assert_eq!(entered(&[(0x10, 0x10c)], &[[0x100, 0x110]]), [0]);
+        assert_eq!(entered(&[(0x10, 0x10c)], &[[0x100, 0x10a], [0x10a, 0x110]]), [1]);
+        assert_eq!(
+            entered(&[(0x10, 0x10a)], &[[0x100, 0x110]]),
+            [0],
+            "the function may be unknown to whoever displaces code"
+        );
+    }
 }

@@ -16,8 +16,8 @@ use crate::sys;
 
 /// Most bytes of code that are looked through for instructions we can use.
 const MAX_CODE_BYTES: u64 = 128 << 20;
-/// Bytes of code that are read at a time, and how much of it again with the next.
-const PIECE: usize = 1 << 20;
+/// Bytes of code that are read at a time, and how much of it again with the next. C libraries have them near the beginning.
+const PIECE: usize = 64 << 10;
 const OVERLAP: usize = 16;
 /// Most descriptors of a process that are looked at.
 const MAX_DESCRIPTORS: usize = 1 << 16;

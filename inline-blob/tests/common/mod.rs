@@ -177,6 +177,7 @@ impl Hooked {
             stubs: &stubs,
             slots: &slots,
             objects: &options.objects,
+            jumps: None,
             base,
         };
         let plan = Plan::new(&code, &settings, &inputs).unwrap();

@@ -225,8 +225,16 @@ fn plan(originals: &[Original]) -> Plan {
         originals.iter().map(|original| Text { address: original.address, bytes: &original.bytes }).collect();
     let none = HashMap::new();
     let settings = Settings { criterion: 0, set_log2: 12, has_rdrand: false, file: [0; 3] };
-    let inputs =
-        Inputs { texts: &texts, wanted: &wanted, inner: &[], stubs: &none, slots: &none, objects: &[], base: BLOB };
+    let inputs = Inputs {
+        texts: &texts,
+        wanted: &wanted,
+        inner: &[],
+        stubs: &none,
+        slots: &none,
+        objects: &[],
+        jumps: None,
+        base: BLOB,
+    };
     Plan::new(&code, &settings, &inputs).expect("the first function can be hooked")
 }
 

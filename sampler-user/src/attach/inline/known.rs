@@ -1,14 +1,17 @@
-//! What was found in allocators' files, kept for the next process that maps one of them: to read a C library takes tens of
-//! milliseconds.
+//! What was found in files, kept for the next process that maps them: to read a C library takes tens of milliseconds, and to look a
+//! name up in one a tenth of one.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
-use heapbpf_probes::{InlineFile, Table};
+use heapbpf_elf::Image;
+use heapbpf_inline::{Jumps, Text};
+use heapbpf_probes::{AttachError, InlineFile, Table, inline_functions};
 
-use super::{Refused, preview};
+use super::Refused;
 
 /// Most bytes of code that are kept: a C library has less than 2 MiB. Of larger files, nothing is.
 const MOST_BYTES: usize = 16 << 20;
@@ -36,19 +39,41 @@ impl Content {
     }
 }
 
-/// Files, the one that was read last at the end.
+/// What inline hooks need to know of an allocator's file.
+pub(super) struct Known {
+    /// What is to be hooked in it.
+    pub(super) found: InlineFile,
+    /// What leads into the functions, at their addresses in the file.
+    pub(super) jumps: Jumps,
+}
+
+impl Known {
+    /// Reads the file that was found at `path`.
+    pub(super) fn read((path, file): (&str, &dyn Image), table: &Table) -> Result<Self, Refused> {
+        if cfg!(not(target_arch = "x86_64")) {
+            return Err(Refused::Machine);
+        }
+        let found = inline_functions(file, path, table)?;
+        let texts: Vec<Text<'_>> =
+            found.code.iter().map(|code| Text { address: code.address, bytes: &code.bytes }).collect();
+        let jumps = Jumps::new(&texts, found.functions.iter().map(|function| function.address));
+        Ok(Self { found, jumps })
+    }
+}
+
+/// Allocators' files, the one that was read last at the end.
 #[derive(Default)]
-pub(super) struct KnownFiles(VecDeque<(Content, Arc<InlineFile>)>);
+pub(super) struct KnownFiles(VecDeque<(Content, Arc<Known>)>);
 
 impl KnownFiles {
     /// What is to be hooked in a file. The table must always be the same.
-    pub(super) fn functions(&mut self, (path, file): (&str, &File), table: &Table) -> Result<Arc<InlineFile>, Refused> {
+    pub(super) fn functions(&mut self, (path, file): (&str, &File), table: &Table) -> Result<Arc<Known>, Refused> {
         let failed = |source| Refused::Read { what: "the allocator's file", source };
         let content = Content::of(file).map_err(failed)?;
         if let Some((_, known)) = self.0.iter().find(|(known, _)| *known == content) {
             return Ok(Arc::clone(known));
         }
-        let found = Arc::new(preview::functions((path, file), table)?);
+        let found = Arc::new(Known::read((path, file), table)?);
         // It may have been written to while it was read.
         if Content::of(file).is_ok_and(|now| now == content) {
             self.0.push_back((content, Arc::clone(&found)));
@@ -61,7 +86,48 @@ impl KnownFiles {
 
     /// Bytes of code that are kept.
     fn bytes(&self) -> usize {
-        self.0.iter().flat_map(|(_, found)| &found.code).map(|code| code.bytes.len()).sum()
+        self.0.iter().flat_map(|(_, known)| &known.found.code).map(|code| code.bytes.len()).sum()
+    }
+}
+
+/// Most files of which names are kept.
+const MOST_FILES: usize = 256;
+
+/// Which names files define, the file that was looked at last at the end.
+#[derive(Default)]
+pub(super) struct KnownNames(RefCell<VecDeque<(Content, HashMap<String, bool>)>>);
+
+impl KnownNames {
+    /// Whether a file defines a function for others under this name. One that cannot be read may define everything.
+    pub(super) fn defines(&self, file: &File, name: &str) -> bool {
+        let Ok(content) = Content::of(file) else { return true };
+        let known = |files: &VecDeque<(Content, HashMap<String, bool>)>| {
+            files.iter().find(|(known, _)| *known == content)?.1.get(name).copied()
+        };
+        if let Some(defines) = known(&self.0.borrow()) {
+            return defines;
+        }
+        let defines = match heapbpf_probes::defines(file, name) {
+            Ok(defines) => defines,
+            Err(AttachError::NotElf) => false,
+            Err(_) => return true,
+        };
+        // It may have been written to while it was read.
+        if Content::of(file).is_ok_and(|now| now == content) {
+            self.keep(content, name, defines);
+        }
+        defines
+    }
+
+    fn keep(&self, content: Content, name: &str, defines: bool) {
+        let mut files = self.0.borrow_mut();
+        let at = files.iter().position(|(known, _)| *known == content);
+        let mut names = at.and_then(|at| files.remove(at)).map_or_else(HashMap::new, |(_, names)| names);
+        names.insert(name.to_owned(), defines);
+        files.push_back((content, names));
+        if files.len() > MOST_FILES {
+            files.pop_front();
+        }
     }
 }
 
@@ -100,5 +166,19 @@ mod tests {
             known.functions((name, &file), &table).unwrap();
         });
         assert!(known.bytes() <= MOST_BYTES && known.0.len() < 22, "{}", known.0.len());
+    }
+
+    #[test]
+    fn a_name_is_looked_up_again_once_its_file_has_changed() {
+        let Some(path) = libc() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        let copy = folder.path().join("libc.so.6");
+        std::fs::copy(path, &copy).unwrap();
+        let names = KnownNames::default();
+        let defines = |name| names.defines(&File::open(&copy).unwrap(), name);
+        assert!(defines("malloc") && !defines("je_malloc"));
+        assert!(defines("malloc") && !defines("je_malloc"), "it is known now");
+        std::fs::write(&copy, b"text").unwrap();
+        assert!(!defines("malloc"), "what is no ELF file defines nothing");
     }
 }

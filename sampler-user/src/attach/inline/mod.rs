@@ -43,7 +43,7 @@ use self::control::ControlPage;
 use self::counted::{Counted, Linked};
 pub use self::handover::FromProbes;
 use self::handover::Noted;
-use self::known::KnownFiles;
+use self::known::{KnownFiles, KnownNames};
 use self::objects::ObjectHook;
 use self::plan::Place;
 pub use self::refused::Refused;
@@ -100,6 +100,7 @@ pub struct InlineHooks {
     /// Index of the first of a file's sites.
     sites: HashMap<FileKey, u32>,
     files: KnownFiles,
+    names: KnownNames,
     /// Processes that were stopped for too long as they went over from probes.
     late: u64,
     /// Processes in which an interpreter was to be led to the mapped code, and why it is not.
@@ -164,6 +165,7 @@ impl InlineHooks {
             decided: HashMap::new(),
             sites: HashMap::new(),
             files: KnownFiles::default(),
+            names: KnownNames::default(),
             late: 0,
             led: HashMap::new(),
             _cleaner: Cleaner::started(),
@@ -325,20 +327,21 @@ impl InlineHooks {
         wanted: Wanted<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<Prepared, Refused> {
-        let found = self.files.functions((path, file), wanted.table)?;
+        let known = self.files.functions((path, file), wanted.table)?;
+        let functions = &known.found.functions;
         let target = self.without_what_was_left(pid)?;
         let first_site = match self.sites.get(&key) {
             Some(first) => *first,
             None => {
-                let sites: Vec<Site> = found.functions.iter().map(|function| function.site).collect();
+                let sites: Vec<Site> = functions.iter().map(|function| function.site).collect();
                 *self.sites.entry(key).or_insert(add_sites(&sites)?)
             }
         };
         let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
         let place = plan::place(&target, file)?;
-        let found_in = (&target, &place);
-        let (plan, leads) = preview::plan(found_in, (&found, wanted.objects), file, &settings, first_site)?;
-        let functions = found.functions.iter().map(|function| {
+        let what = (known.as_ref(), wanted.objects);
+        let (plan, leads) = preview::plan((&target, &place), what, &self.names, file, (&settings, first_site))?;
+        let functions = functions.iter().map(|function| {
             let start = function.address.wrapping_add(place.bias);
             start..start.saturating_add(function.length)
         });

@@ -7,12 +7,13 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use heapbpf_elf::Elf;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, mapped_bytes};
 use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, Twin, Wanted, reaches};
-use heapbpf_probes::{AttachError, InlineFile, InlineSlot};
+use heapbpf_probes::InlineSlot;
 use heapbpf_remote::{Data, Displaced, Draft, Mapping, PAGE_BYTES, Pages, Target};
 use sampler_ebpf::abi::Site;
 use zerocopy::IntoBytes as _;
 
 use super::Refused;
+use super::known::Known;
 use super::loaded::{self, Word};
 use super::objects::ObjectHook;
 
@@ -73,13 +74,15 @@ pub(super) struct Bindings<'a> {
 
 /// Makes the plan. `sites`: index of each function's site.
 pub(super) fn inline_plan(
-    (found, objects): (&InlineFile, &[ObjectHook]),
+    (known, objects): (&Known, &[ObjectHook]),
     sites: &[u32],
     place: &Place,
     (base, settings): (u64, &Settings),
     bindings: &Bindings<'_>,
 ) -> Result<Plan, Refused> {
     let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
+    let Known { found, jumps } = known;
+    let jumps = &jumps.moved(place.bias);
     let at = |address: u64| address.wrapping_add(place.bias);
     let texts: Vec<Text<'_>> =
         found.code.iter().map(|code| Text { address: at(code.address), bytes: &code.bytes }).collect();
@@ -121,7 +124,8 @@ pub(super) fn inline_plan(
         .map(|hook| ObjectFunction { name: &hook.name, address: hook.address, word: hook.word, site: hook.site })
         .collect();
     let (stubs, slots) = (&stubs, &slots);
-    let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs, slots, objects: &objects, base };
+    let (objects, jumps) = (&objects, Some(jumps));
+    let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs, slots, objects, jumps, base };
     let plan = Plan::new(&code, settings, &inputs).map_err(|error| Refused::Plan(error.to_string()))?;
     match plan.refused.iter().find(|(function, _)| !forwarding.contains(function)) {
         // Some of an allocator's functions would count, and others not.
@@ -140,9 +144,9 @@ fn is_unbound(address: u64, texts: &[Text<'_>]) -> bool {
     code.is_some_and(|code| code[0] == PUSH || code.starts_with(&LANDING_PAD) && code[LANDING_PAD.len()] == PUSH)
 }
 
-/// Whether a symbol lookup in the target finds a function in another file than the allocator's: in one that the loader has
-/// loaded before. If its list cannot be read, any file counts. One that cannot be read may define everything.
-pub(super) fn is_defined_elsewhere(target: &Target, place: &Place, word: &Word<'_>, name: &str) -> bool {
+/// Files in which a symbol lookup in the target looks before it does in the allocator's: those that the loader has loaded before. If its
+/// list cannot be read, all others. Of one that cannot be opened there is `None`.
+pub(super) fn files_before(target: &Target, place: &Place, word: &Word<'_>) -> Vec<Option<File>> {
     let mut seen = HashSet::new();
     let listed = loaded::dynamic_sections(target.pid().unsigned_abs(), word);
     let maps = target.maps();
@@ -152,17 +156,14 @@ pub(super) fn is_defined_elsewhere(target: &Target, place: &Place, word: &Word<'
     };
     let of_files = of_files.into_iter().filter(|mapping| mapping.inode != 0);
     let is_own = |mapping: &&Mapping| (&mapping.device, mapping.inode) == (&place.mapping.device, place.mapping.inode);
-    let mut others = of_files
+    let others = of_files
         .take_while(|mapping| listed.is_none() || !is_own(mapping))
         .filter(|mapping| !is_own(mapping) && seen.insert((mapping.device.as_str(), mapping.inode)));
-    others.any(|mapping| {
+    let open = |mapping: &Mapping| {
         let path = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
-        File::open(path).map_or(true, |file| match heapbpf_probes::defines(&file, name) {
-            Ok(defines) => defines,
-            Err(AttachError::NotElf) => false,
-            Err(_) => true,
-        })
-    })
+        File::open(path).ok()
+    };
+    others.map(open).collect()
 }
 
 /// The same for the injector. Behind the end of the file's code, a command may have instructions by which it waits: these stay.

@@ -1,16 +1,18 @@
 //! What inline hooks would do to a process, found out without touching it; and what they cost, on a process of our own.
 
+use std::cell::LazyCell;
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::Duration;
 
 use heapbpf_inline::Settings;
 use heapbpf_inline::abi::{Control, Lead, mapped_bytes};
-use heapbpf_probes::{InlineFile, Table, inline_functions};
+use heapbpf_probes::Table;
 use heapbpf_remote::{Plan, Target};
 use sampler_ebpf::geometric::DrawConstants;
 
 use super::control::ControlPage;
+use super::known::{Known, KnownNames};
 use super::left::{self, Left};
 use super::objects::ObjectHook;
 use super::plan::Place;
@@ -38,7 +40,7 @@ pub struct Preview {
 /// # Errors
 /// It cannot be hooked inline.
 pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, Refused> {
-    let found = functions(file, table)?;
+    let known = Known::read((file.0, file.1), table)?;
     let file = file.1;
     let target = Target::look(pid)?;
     if let Some(hooks) = target.found().iter().find(|found| found.is_hooked()) {
@@ -49,11 +51,16 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
         });
     }
     let place = super::plan::place(&target, file)?;
-    let (plan, _) = plan((&target, &place), (&found, &[]), file, &Sampled::nothing(), 0)?;
+    let (plan, _) = plan((&target, &place), (&known, &[]), &KnownNames::default(), file, (&Sampled::nothing(), 0))?;
     let replaced_bytes = plan.draft().pages.iter().map(|pages| pages.original.len() as u64).sum();
     let range = plan.range();
     let mapped_bytes = range.end - range.start;
-    Ok(Preview { functions: found.functions.len(), replaced_bytes, mapped_bytes, is_filtered: target.is_filtered() })
+    Ok(Preview {
+        functions: known.found.functions.len(),
+        replaced_bytes,
+        mapped_bytes,
+        is_filtered: target.is_filtered(),
+    })
 }
 
 /// A process that counts inline, and of which nothing is sampled. Dropping it takes everything out.
@@ -66,11 +73,11 @@ impl Trial {
     /// # Errors
     /// It cannot be hooked inline. It runs on as before.
     pub fn begin(pid: u32, file: (&str, &File), table: &Table) -> Result<Self, Refused> {
-        let found = functions(file, table)?;
+        let known = Known::read((file.0, file.1), table)?;
         let file = file.1;
         let target = Target::look(pid)?;
         let place = super::plan::place(&target, file)?;
-        let (plan, _) = plan((&target, &place), (&found, &[]), file, &Sampled::nothing(), 0)?;
+        let (plan, _) = plan((&target, &place), (&known, &[]), &KnownNames::default(), file, (&Sampled::nothing(), 0))?;
         // From here on there may be something to take out.
         let trial = Self(pid);
         target.hook(&plan, PATIENCE)?;
@@ -82,14 +89,6 @@ impl Drop for Trial {
     fn drop(&mut self) {
         take_out(self.0);
     }
-}
-
-/// What is to be hooked in a file.
-pub(super) fn functions((path, file): (&str, &File), table: &Table) -> Result<InlineFile, Refused> {
-    if cfg!(not(target_arch = "x86_64")) {
-        return Err(Refused::Machine);
-    }
-    Ok(inline_functions(file, path, table)?)
 }
 
 /// What is sampled at first.
@@ -110,10 +109,10 @@ impl Sampled {
 /// to the process. `first_site` is the index of the first of the file's sites.
 pub(super) fn plan(
     (target, place): (&Target, &Place),
-    (found, objects): (&InlineFile, &[ObjectHook]),
+    (known, objects): (&Known, &[ObjectHook]),
+    names: &KnownNames,
     file: &File,
-    sampled: &Sampled,
-    first_site: u32,
+    (sampled, first_site): (&Sampled, u32),
 ) -> Result<(Plan, Vec<Lead>), Refused> {
     let memory = memory::open(target.pid().unsigned_abs())
         .map_err(|source| Refused::Read { what: "the target's memory", source })?;
@@ -131,10 +130,12 @@ pub(super) fn plan(
         has_rdrand: has_rdrand(),
         file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
     };
-    let sites: Vec<u32> = (first_site..).take(found.functions.len()).collect();
-    let is_elsewhere = |name: &str| super::plan::is_defined_elsewhere(target, place, &word, name);
+    let sites: Vec<u32> = (first_site..).take(known.found.functions.len()).collect();
+    let before = LazyCell::new(|| super::plan::files_before(target, place, &word));
+    let is_elsewhere =
+        |name: &str| before.iter().any(|file| file.as_ref().is_none_or(|file| names.defines(file, name)));
     let bindings = super::plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
-    let inline_plan = super::plan::inline_plan((found, objects), &sites, place, (base, &settings), &bindings)?;
+    let inline_plan = super::plan::inline_plan((known, objects), &sites, place, (base, &settings), &bindings)?;
     let draft = super::plan::draft(&inline_plan, place, (file, &memory), SET_LOG2, &sampled.control)?;
     super::plan::check_memory(&draft, &memory)?;
     Ok((Plan::new(draft, target.maps())?, inline_plan.leads))
