@@ -12,7 +12,7 @@ use crate::attach::inline::attempts::Attempts;
 const HOT_CALLS_PER_SECOND: f64 = 1000.0;
 /// Fewest calls after which a process is hooked: by then, its probes have taken as much time as hooking it takes. So whatever it does next,
 /// both together take at most twice what the better choice would have.
-const FEWEST_CALLS: u64 = 4000;
+const FEWEST_CALLS: u64 = 3000;
 /// Most processes that are hooked inline at once. Each has links of its own, which take time to make and to remove, and is stopped
 /// a few times, for about a millisecond.
 const MOST_AT_ONCE: usize = 512;
@@ -155,11 +155,11 @@ mod tests {
         let mut heat = Heat::default();
         // What was counted before the first look says nothing of a rate.
         assert!(look(&mut heat, &[(1, 1_000_000), (2, 0)], SECOND).is_empty());
-        let calls = [(1, 1_000_900), (2, 3_900), (3, 9_000), (4, 8_000), (5, 7_000), (6, 6_000), (7, 5_000)];
+        let calls = [(1, 1_000_900), (2, 2_900), (3, 9_000), (4, 8_000), (5, 7_000), (6, 6_000), (7, 5_000)];
         assert_eq!(look(&mut heat, &calls, 2 * SECOND), [3, 4, 5, 6, 7]);
         assert!(heat.has_new());
         // It has made enough calls now, and still makes them fast enough.
-        let calls = [(1, 1_001_800), (2, 5_000), (3, 9_000)];
+        let calls = [(1, 1_001_800), (2, 4_000), (3, 9_000)];
         assert_eq!(look(&mut heat, &calls, 3 * SECOND), [2]);
         assert!(!heat.has_new());
     }

@@ -147,6 +147,10 @@ impl Pythons {
         native: &RawStack,
         is_jit_code: &dyn Fn(ModuleId) -> bool,
     ) -> Option<RawStack> {
+        // Where no process runs Python, nothing is looked up.
+        if self.runtimes.is_empty() && self.waiting.is_empty() {
+            return None;
+        }
         let walked = self.waiting.remove(&head.sample);
         let module = native.frames.iter().find_map(|frame| frame.module.filter(|it| self.runtimes.contains_key(it)));
         let module = module?;
