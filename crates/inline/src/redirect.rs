@@ -168,8 +168,9 @@ fn near_branches(text: &Text<'_>) -> impl Iterator<Item = (u64, u64)> {
             return None;
         }
         let distance = i32::from_le_bytes(<[u8; 4]>::try_from(distance).ok()?);
-        let from = text.address + at as u64;
-        Some((from, (from + 5).wrapping_add_signed(i64::from(distance))))
+        // A file may say anything of where its code is.
+        let from = text.address.wrapping_add(at as u64);
+        Some((from, from.wrapping_add(5).wrapping_add_signed(i64::from(distance))))
     })
 }
 
@@ -202,6 +203,14 @@ pub(crate) fn leads(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_may_be_said_to_be_at_the_end_of_all_addresses() {
+        let code = [0xe8, 0xf8, 0xff, 0xff, 0xff, 0x0f, 0x84, 1, 0, 0, 0];
+        let texts = [Text { address: u64::MAX - 2, bytes: &code }];
+        let jumps = Jumps::new(&texts, [u64::MAX - 10, u64::MAX - 6, u64::MAX]);
+        assert_eq!(jumps.entered(&[[u64::MAX - 10, u64::MAX - 4]]).into_iter().collect::<Vec<_>>(), [0]);
+    }
 
     /// A call at `from` that leads to `to`.
     fn call(code: &mut [u8], from: u64, to: u64) {
