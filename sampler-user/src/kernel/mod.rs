@@ -1,7 +1,6 @@
 //! The interface to the kernel: the only module that calls `bpf(2)`.
 
 mod abi_value;
-mod batches;
 pub mod btf;
 pub mod control;
 mod filter;

@@ -9,17 +9,14 @@ use zerocopy::FromBytes as _;
 
 use super::KernelError;
 use super::abi_value::Abi;
-use super::batches;
 use super::incarnations;
 use super::loader::Loader;
 use super::programs::Programs;
-use super::sys::{self, HashMapFd};
+use super::sys;
 use crate::clock::monotonic_ns;
 
 /// The reading end of all counters.
 pub struct Totals {
-    /// Counters of ended threads, by process; to be read at once.
-    ended: HashMapFd<ProcessKey, Counters>,
     processes: KernelHashMap<MapData, Abi<ProcessKey>, Abi<Counters>>,
     unattributed: Array<MapData, Abi<Counters>>,
     progress: Array<MapData, Abi<Progress>>,
@@ -60,9 +57,6 @@ impl Counts {
     }
 }
 
-/// Entries read per call.
-const BATCH: usize = 64;
-
 /// Maximum number of reads. A thread that exits during a read may be counted twice or not at all, so the read is
 /// repeated.
 const ATTEMPTS: usize = 8;
@@ -74,9 +68,7 @@ impl Totals {
     /// The object lacks a map.
     pub fn open(loader: &Loader) -> Result<Self, KernelError> {
         let failed = |error: aya::maps::MapError| KernelError::Object(error.to_string());
-        let ended = loader.map("TOTALS")?.try_clone_to_owned().and_then(HashMapFd::new);
         Ok(Self {
-            ended: ended.map_err(|source| KernelError::Read { what: "the ended threads' counters", source })?,
             processes: KernelHashMap::try_from(loader.typed_map("TOTALS")?).map_err(failed)?,
             unattributed: Array::try_from(loader.typed_map("UNATTRIBUTED")?).map_err(failed)?,
             progress: Array::try_from(loader.typed_map("PROGRESS")?).map_err(failed)?,
@@ -141,9 +133,10 @@ impl Totals {
     fn read_once(&self, programs: &Programs) -> Result<Counts, KernelError> {
         let failed = |source| KernelError::Read { what: "the threads' counters", source };
         let mut counts = Counts { unattributed: self.unattributed()?, ..Counts::default() };
-        let read = |cursor, keys: &mut [_], values: &mut [_]| self.ended.lookup_batch(cursor, keys, values);
-        batches::scan(BATCH, (&mut Vec::new(), &mut Vec::new()), read, |entries| counts.processes.extend(entries))
-            .map_err(|source| KernelError::Read { what: "the ended threads' counters", source })?;
+        for entry in self.processes.iter() {
+            let (process, counters) = entry.map_err(|error| KernelError::Object(error.to_string()))?;
+            counts.processes.insert(process.0, counters.0);
+        }
         let mut bytes = Vec::new();
         let mut iterator = sys::start_iterator(programs.iterator_link()).map_err(failed)?;
         // Everything read before this point changes only when a thread exits.
