@@ -93,7 +93,7 @@ pub struct Run {
 }
 
 /// The plan.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Where the blob will be.
     pub base: u64,
