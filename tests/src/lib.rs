@@ -4,6 +4,7 @@
 //! a [`recorder::Recorder`], and compares the [`recorder::Outcome`] with the program's [`truth::Truth`].
 
 pub mod browser;
+pub mod busy;
 pub mod certificates;
 pub mod cgroup;
 pub mod checks;

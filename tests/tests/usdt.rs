@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use heapbpf_tests::busy::Busy;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output::{Profile, Stats};
@@ -197,6 +198,31 @@ fn a_whole_host_has_both_sources() {
     assert!(late > 0.0 && late < 1.1, "{late}");
     let announced = |pid: u32| profile.stacks.iter().any(|it| it.pid == pid && it.function == "otel_memory:alloc");
     assert!(!announced(targets[1].pid()), "its malloc is hooked, and it calls that never");
+}
+
+/// The kernel tells of a program's mappings before its exec ends. A program that gets hardly any time may be listed in between.
+#[test]
+fn a_program_that_has_to_wait_while_it_begins_is_followed() {
+    let Some(_turn) = turn_here("a_program_that_has_to_wait_while_it_begins_is_followed") else { return };
+    const PROGRAMS: usize = 8;
+    let interval = INTERVAL.to_string();
+    let (recording, address) = Recorder::new().option("--comm", "announced*").serve();
+    let path = alone();
+    let mut targets: Vec<Target> = {
+        let _busy = Busy::begin();
+        let start = || {
+            let mut nice = Command::new("nice");
+            Target::start_command(nice.args(["-n", "19"]).arg(&path).args([&*interval, "2000", "4"]))
+        };
+        (0..PROGRAMS).map(|_| start()).collect()
+    };
+    targets.iter_mut().for_each(Target::go);
+    // Each allocates until samples of all have come.
+    let processes = || get(address, "/metrics").metric("heapbpf_processes").expect("a figure");
+    until("samples of all programs", || processes() >= PROGRAMS as f64);
+    targets.iter_mut().for_each(Target::go);
+    let (profile, _) = recording.stop().results();
+    assert!(targets.iter().all(|it| profile.process(it.pid()).hook.as_deref() == Some("usdt")), "{profile:?}");
 }
 
 #[test]

@@ -18,6 +18,9 @@ pub mod kind {
     pub const EXIT: u32 = 5;
     /// [`super::UnmapRecord`]: addresses are no longer mapped.
     pub const UNMAP: u32 = 6;
+    /// [`super::ProcessRecord`]: an exec dropped what the daemon had noted of a process. It may have noted that of the new
+    /// program: the kernel tells of its mappings before the exec ends.
+    pub const RESET: u32 = 7;
 }
 
 /// Values in place of a [`Site`](super::Site)'s index, in records of mappings that a program made itself (`--mmap`).

@@ -57,7 +57,7 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
 pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     let next = process_of(current_task());
-    target::announce_no_more(next.tgid);
+    let announced = target::announce_no_more(next.tgid);
     if target::is_target(next.tgid) {
         target::list_by_rule(next.tgid);
     }
@@ -65,7 +65,10 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
         target::leave_own_links(next.tgid);
     }
     let mut ended = ProcessKey { exec_id: next.exec_id.wrapping_sub(1), ..next };
-    let _ = PYTHON.remove(next.tgid);
+    let ran_python = PYTHON.remove(next.tgid).is_ok();
+    if (announced || ran_python) && !output::submit_process(kind::RESET, 0, next, ProcessKey::default()) {
+        count_process_event_lost();
+    }
     let mut was_tracked = false;
     if let Some(state) = THREADS.current() {
         if state.is_tracked() {

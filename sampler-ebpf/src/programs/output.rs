@@ -171,14 +171,14 @@ fn write_free(record: &'static mut FreeRecord, tid: u32, space: ProcessKey, valu
     unsafe { submit(record) };
 }
 
-/// Reports that a process forked, exec'ed or exited. Returns whether the record fit.
+/// Reports an event in the life of a process. Returns whether the record fit.
 #[inline(always)]
 pub fn submit_process(event: u32, child_tgid: u32, process: ProcessKey, next: ProcessKey) -> bool {
     let Some(record) = reserve::<ProcessRecord>() else { return false };
     *record = ProcessRecord { kind: event, child_tgid, time_ns: now(), process, next };
-    if event == kind::FORK && config!(target_rules) == 0 {
-        // Every target is named: the child's allocations are not seen until the daemon has linked its probes, so it is
-        // woken at once.
+    if event == kind::RESET || event == kind::FORK && config!(target_rules) == 0 {
+        // What the process allocates is not seen, or not named, until the daemon has looked at it, so it is woken at once. (Of
+        // children, that is where every target is named.)
         // SAFETY: `record` was reserved above, and is not used afterwards.
         unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP)) };
     } else {

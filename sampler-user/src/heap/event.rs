@@ -22,6 +22,8 @@ pub enum Event {
     Exec(ProcessRecord),
     /// A process ended.
     Exit(ProcessRecord),
+    /// An exec dropped what was noted of a process.
+    Reset(ProcessRecord),
 }
 
 /// Decodes a record; `None` if it is too short or of an unknown kind, as from a BPF object of another version.
@@ -34,6 +36,7 @@ pub fn decode(bytes: &[u8]) -> Option<Event> {
         kind::FORK => Event::Fork(read(bytes)?),
         kind::EXEC => Event::Exec(read(bytes)?),
         kind::EXIT => Event::Exit(read(bytes)?),
+        kind::RESET => Event::Reset(read(bytes)?),
         _ => return None,
     })
 }
@@ -48,7 +51,7 @@ pub fn time_ns_of(bytes: &[u8]) -> u64 {
         kind::ALLOCATION => offset_of!(AllocationRecord, time_ns),
         kind::FREE => offset_of!(FreeRecord, time_ns),
         kind::UNMAP => offset_of!(UnmapRecord, time_ns),
-        kind::FORK | kind::EXEC | kind::EXIT => offset_of!(ProcessRecord, time_ns),
+        kind::FORK | kind::EXEC | kind::EXIT | kind::RESET => offset_of!(ProcessRecord, time_ns),
         _ => return 0,
     };
     word(at).unwrap_or(0)
@@ -93,7 +96,7 @@ impl Event {
             Self::Allocation(record) => bytes_of(&record),
             Self::Free(record) => bytes_of(&record),
             Self::Unmap(record) => bytes_of(&record),
-            Self::Fork(record) | Self::Exec(record) | Self::Exit(record) => bytes_of(&record),
+            Self::Fork(record) | Self::Exec(record) | Self::Exit(record) | Self::Reset(record) => bytes_of(&record),
         }
     }
 }
@@ -122,6 +125,7 @@ mod tests {
             process(kind::FORK),
             process(kind::EXEC),
             process(kind::EXIT),
+            process(kind::RESET),
         ] {
             assert_eq!(time_ns_of(&bytes), time_ns);
             assert_eq!(time_ns_of(&bytes[..8]), 0);

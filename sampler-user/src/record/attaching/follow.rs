@@ -178,6 +178,19 @@ impl Attaching {
         }
     }
 
+    /// Handles the end of an exec that dropped what was noted of a process: that it announces its samples, or where its
+    /// interpreter is. If that had been noted of the new program, whose mappings are known before, it is noted again.
+    pub fn note_anew(&mut self, pid: u32, host: &mut Host) {
+        if self.is_over() {
+            return;
+        }
+        self.standing.note_announcing(pid, false);
+        let Some(incarnation) = host.processes().current(pid).map(|incarnation| incarnation.id) else { return };
+        for module in modules_of(host, pid) {
+            self.mapped(host, incarnation, module, false);
+        }
+    }
+
     /// When the file of a module was first hooked for every process (CLOCK_MONOTONIC).
     fn shared_since(&self, module: ModuleId) -> Option<u64> {
         self.hooks.shared_since(self.modules.get(&module)?.probed_file()?)

@@ -65,6 +65,11 @@ pub enum ProcessEvent {
         /// CLOCK_MONOTONIC.
         time_ns: u64,
     },
+    /// An exec dropped what was noted of a process, which may have been noted of its new program.
+    Reset {
+        /// Process id.
+        pid: u32,
+    },
 }
 
 /// Source of stacks that the kernel walked by frame pointers.
@@ -327,6 +332,7 @@ impl Recorder {
             Event::Exit(record) => {
                 processes.push(ProcessEvent::Ended { process: record.process, time_ns: record.time_ns });
             }
+            Event::Reset(record) => processes.push(ProcessEvent::Reset { pid: record.process.tgid }),
         }
     }
 

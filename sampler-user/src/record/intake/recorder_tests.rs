@@ -136,10 +136,12 @@ fn what_happens_to_processes_is_handed_over_in_order_and_frees_end_blocks() {
         Event::Allocation(allocation(1, stack_kind::FRAME_POINTERS)),
         Event::Fork(process(kind::FORK, 20)),
         Event::Exec(process(kind::EXEC, 60)),
+        Event::Reset(process(kind::RESET, 50)),
     ];
     let processes = take_in(&mut recorder, &mut host, &events);
     let expected = [
         ProcessEvent::Forked { parent: PROCESS, child: 9, time_ns: 20 },
+        ProcessEvent::Reset { pid: PROCESS.tgid },
         ProcessEvent::Replaced { ended: PROCESS, time_ns: 60 },
         ProcessEvent::Ended { process: PROCESS, time_ns: 70 },
     ];

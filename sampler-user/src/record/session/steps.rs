@@ -104,6 +104,11 @@ impl Session {
                     self.exited(process, time_ns);
                 }
             }
+            ProcessEvent::Reset { pid } => {
+                // The host told of the exec before it ended.
+                self.recorder.poll(&mut self.host);
+                self.attaching.note_anew(pid, &mut self.host);
+            }
         }
         self.recorder.counters.ends_found = self.lives.found();
     }
