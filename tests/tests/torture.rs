@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks;
@@ -59,11 +59,20 @@ fn killed() {
         for kill in 0..times(4) {
             let mut command = Command::new(heapbpf());
             command.args(["-i", "4KiB", "--no-follow", "--hook", name_of(hook), "--pid", &pid]);
-            command.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let said = folder.path().join("said");
+            let stderr = std::fs::File::create(&said).expect("our own folder");
+            command.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
             let mut daemon = command.spawn().expect("the binary under test runs");
+            let still_runs = |daemon: &mut Child| {
+                let said = || std::fs::read_to_string(&said).unwrap_or_default();
+                assert!(daemon.try_wait().expect("our child").is_none(), "heapbpf ended by itself: {}", said());
+            };
             // One in four is killed anywhere; most while links are made or soon after.
             if kill % 4 != 0 {
-                until("a link", || !links_of(daemon.id()).is_empty());
+                until("a link", || {
+                    still_runs(&mut daemon);
+                    !links_of(daemon.id()).is_empty()
+                });
             }
             // Every other of the rest while the target is hooked; on a busy machine it is late, or probes.
             let patience = Instant::now() + Duration::from_secs(15);
@@ -72,7 +81,7 @@ fn killed() {
             }
             std::thread::sleep(Duration::from_millis(u64::from(kill * 37 % 300)));
             let held = guardians_of(daemon.id()).into_iter().chain([daemon.id()]).flat_map(links_of).collect();
-            assert!(daemon.try_wait().expect("our child").is_none(), "heapbpf ended by itself");
+            still_runs(&mut daemon);
             hooked += u32::from(is_hooked(target.pid()));
             daemon.kill().expect("it runs");
             daemon.wait().expect("our child");

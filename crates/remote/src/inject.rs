@@ -91,7 +91,7 @@ impl Injection<'_> {
 
     /// Unmaps what was mapped, and what no jump has led to.
     pub(crate) fn unmap(&self, stop: &mut Stop, mapped: &Mapped) -> Result<(), Failure> {
-        let mut remote = Remote::alone(stop, self.target.gadgets, &self.target.threads())?;
+        let mut remote = Remote::alone(stop, self.target)?;
         let undo = self.plan.steps_of(Part::Map).into_iter().filter_map(|step| self.plan.undo(step));
         let is_there = self.is_ours(mapped);
         // Somebody else closed the memfd.
@@ -114,7 +114,7 @@ impl Injection<'_> {
         mut mapped: Option<Mapped>,
         mut is_moment: Option<F>,
     ) -> Result<(Moved, Option<Mapped>), Failure> {
-        let mut remote = Remote::alone(stop, self.target.gadgets, &self.target.threads())?;
+        let mut remote = Remote::alone(stop, self.target)?;
         let mut frames = Vec::new();
         let mut moved = Moved::default();
         let mut undo = Vec::new();

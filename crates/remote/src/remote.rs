@@ -14,6 +14,7 @@ use crate::interrupted::{SYSCALL_BYTES, has_restart_block, restarted_by_hand};
 use crate::seccomp::{Answer, Call, Filters};
 use crate::stop::Stop;
 use crate::sys::{self, Registers, Report};
+use crate::target::Target;
 
 /// Most threads that are tried.
 const MAX_TRIES: usize = 16;
@@ -85,6 +86,8 @@ pub(crate) struct Remote {
     frame: Frame,
     /// What was where the frame is.
     below: Vec<u8>,
+    /// Whether nobody but the thread uses what is there. Else all others wait until the frame is gone.
+    is_below_its_own: bool,
     registers: Registers,
     mask: u64,
     is_stop_wanted: bool,
@@ -92,6 +95,15 @@ pub(crate) struct Remote {
     stage: Stage,
     /// When to give up waiting for the thread.
     deadline: Option<Instant>,
+}
+
+/// On which stacks threads may be that are put under a frame.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stacks {
+    /// Those that threads were given: others run meanwhile.
+    Given,
+    /// Any: all are stopped.
+    Any,
 }
 
 /// What the thread is doing for us.
@@ -108,37 +120,59 @@ enum Stage {
 }
 
 impl Remote {
-    /// Stops one thread, whichever can, and prepares it. The first of `tids` are tried first.
-    pub(crate) fn alone(stop: &mut Stop, gadgets: Gadgets, tids: &[i32]) -> Result<Self, Failure> {
-        let mut why = Failure::Busy(Busy::NoThread);
-        for (tries, tid) in tids.iter().take(MAX_TRIES).enumerate() {
-            if !stop.stop_one(*tid)? {
+    /// Stops one thread, whichever can, and prepares it. If none is on a stack of its own, all are stopped.
+    pub(crate) fn alone(stop: &mut Stop, target: &Target) -> Result<Self, Failure> {
+        let (mut why, mut may_another) = (Failure::Busy(Busy::NoThread), false);
+        let tids = target.threads();
+        for (tries, tid) in tids.iter().copied().take(MAX_TRIES).enumerate() {
+            if !stop.stop_one(tid)? {
                 continue;
             }
             // It had better be in no call that a frame ends; but waiting threads often all are.
             let is_good = tries >= GOOD_TRIES
                 || tries + 1 >= tids.len()
-                || sys::registers(*tid).is_ok_and(|registers| !has_restart_block(&registers));
-            let remote =
-                if is_good { Self::begin(stop, gadgets, |_, _| false) } else { Err(Failure::Busy(Busy::NoThread)) };
+                || sys::registers(tid).is_ok_and(|registers| !has_restart_block(&registers));
+            let remote = if is_good && target.owns(tid) {
+                Self::begin_with(stop, target, Stacks::Given, |_, _| false)
+            } else {
+                Err(Failure::Busy(Busy::NoThread))
+            };
             match remote {
-                Err(Failure::Busy(Busy::NoThread)) => stop.release_one(*tid),
+                Err(Failure::Busy(Busy::NoThread)) => {
+                    stop.release_one(tid);
+                    may_another = true;
+                }
                 Err(refused @ Failure::Refused(_)) => {
-                    stop.release_one(*tid);
+                    stop.release_one(tid);
                     why = refused;
                 }
                 result => return result,
             }
         }
+        if may_another {
+            stop.stop_all()?;
+            return Self::begin(stop, target, |_, _| false);
+        }
         Err(why)
     }
 
-    /// Prepares one of the stopped threads. `is_awkward` tells threads that had better not be taken.
+    /// Prepares one of the threads, all of which are stopped. `is_awkward` tells threads that had better not be taken.
     pub(crate) fn begin(
         stop: &Stop,
-        gadgets: Gadgets,
+        target: &Target,
         is_awkward: impl Fn(i32, &Registers) -> bool,
     ) -> Result<Self, Failure> {
+        Self::begin_with(stop, target, Stacks::Any, is_awkward)
+    }
+
+    /// Prepares one of the stopped threads on one of these stacks.
+    fn begin_with(
+        stop: &Stop,
+        target: &Target,
+        stacks: Stacks,
+        is_awkward: impl Fn(i32, &Registers) -> bool,
+    ) -> Result<Self, Failure> {
+        let gadgets = target.gadgets;
         let has = |address, code: &[u8]| {
             let mut bytes = vec![0; code.len()];
             sys::read_memory(stop.pid, address, &mut bytes).is_ok_and(|read| read == code.len()) && bytes == code
@@ -147,10 +181,13 @@ impl Remote {
             return Err(Failure::Busy(Busy::Changed));
         }
         let mut threads: Vec<_> = stop.registers().filter(|(_, registers)| registers.cs == CODE_SEGMENT).collect();
-        threads.sort_by_cached_key(|(tid, registers)| (has_restart_block(registers), is_awkward(*tid, registers)));
+        threads.sort_by_cached_key(|(tid, registers)| {
+            let is_given = target.has_given(*tid, registers, registers.rsp);
+            (!is_given, has_restart_block(registers), is_awkward(*tid, registers))
+        });
         let mut why = Failure::Busy(Busy::NoThread);
         for (tid, registers) in threads.into_iter().take(MAX_TRIES) {
-            match Self::with(stop, gadgets, tid, registers) {
+            match Self::with(stop, target, stacks, (tid, registers)) {
                 Ok(Some(remote)) => return Ok(remote),
                 Ok(None) => {}
                 Err(refused @ Failure::Refused(_)) => why = refused,
@@ -182,10 +219,20 @@ impl Remote {
     }
 
     /// Puts this thread under a frame, if it can be.
-    fn with(stop: &Stop, gadgets: Gadgets, tid: i32, registers: Registers) -> Result<Option<Self>, Failure> {
+    fn with(
+        stop: &Stop,
+        target: &Target,
+        stacks: Stacks,
+        (tid, registers): (i32, Registers),
+    ) -> Result<Option<Self>, Failure> {
+        let gadgets = target.gadgets;
         let (Ok(mask), Ok(state)) = (sys::signal_mask(tid), sys::extended_state(tid)) else { return Ok(None) };
         let frame = Frame::new(&restarted_by_hand(&registers), mask, &state, &gadgets);
         let Some(frame) = frame.filter(|_| !sys::has_system_call_dispatch(tid)) else { return Ok(None) };
+        let is_below_its_own = target.has_given(tid, &registers, frame.address);
+        if !is_below_its_own && stacks == Stacks::Given {
+            return Ok(None);
+        }
         let mut below = vec![0; frame.bytes.len()];
         if !sys::read_memory(stop.pid, frame.address, &mut below).is_ok_and(|read| read == below.len()) {
             return Ok(None);
@@ -205,6 +252,7 @@ impl Remote {
             gadgets,
             frame,
             below,
+            is_below_its_own,
             registers,
             mask,
             is_stop_wanted: false,
@@ -315,18 +363,22 @@ impl Remote {
         self.deadline = stop.deadline();
     }
 
-    /// Lets all other threads go. What is left to do has time.
+    /// Lets all other threads go. What is left to do has time. If what the frame covers is theirs, they wait until it is gone.
     pub(crate) fn release_others(&mut self, stop: &mut Stop) {
-        stop.release_others(self.tid);
-        self.deadline = Some(Instant::now() + LATEST);
+        if self.is_below_its_own {
+            stop.release_others(self.tid);
+            self.deadline = Some(Instant::now() + LATEST);
+        }
     }
 
-    /// Takes the frame away. If the thread gets no processor in time, all others are let go before it.
+    /// Takes the frame away. If the thread gets no processor in time, all others are let go before it, unless the frame covers what
+    /// is theirs.
     pub(crate) fn end(mut self, stop: &mut Stop) -> Result<(), Failure> {
         let is_call_late = self.stage != Stage::Still;
         let mut result = self.leave();
         if matches!(result, Err(Failure::Busy(Busy::Late))) {
             self.release_others(stop);
+            self.deadline = Some(Instant::now() + LATEST);
             let left = self.leave();
             // What was to be done after a call that came late was not done: that error stays. Leaving late harms nothing.
             result = if is_call_late { left.and(result) } else { left };

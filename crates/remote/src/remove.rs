@@ -31,7 +31,7 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         found.pages.iter().map(|kept| original_code(stop, found, *kept)).collect::<Result<Vec<_>, _>>()?.concat();
     let is_free = is_unmapped && !is_referenced(stop, found)?;
     let is_awkward = |tid, _: &Registers| target.may_be_filtered(tid);
-    let mut remote = match Remote::begin(stop, target.gadgets, is_awkward) {
+    let mut remote = match Remote::begin(stop, target, is_awkward) {
         // It has confined itself since it was hooked. The jumps can be taken out without its help; the rest leads nowhere.
         Err(Failure::Refused(_)) => {
             let tid = stop.stopped_threads().next().ok_or(Failure::Ended)?;
@@ -76,7 +76,7 @@ fn has_changed(pid: i32, found: &Found) -> bool {
 
 /// Takes out what has no code to which a thread could come back, while all threads but one run.
 fn remove_inert(target: &Target, found: &Found, stop: &mut Stop) -> Result<(), Failure> {
-    let mut remote = Remote::alone(stop, target.gadgets, &target.threads())?;
+    let mut remote = Remote::alone(stop, target)?;
     let mut result = target
         .descriptors_of(found)
         .into_iter()

@@ -1,8 +1,10 @@
-//! Reads the words of a stopped thread's stacks, bounded. Pure.
+//! The stacks of a stopped thread: whose they are, and their words, bounded. Pure.
 
 use std::ops::Range;
 
 use crate::frame::SEGMENTS;
+use crate::maps::Maps;
+use crate::sys::Registers;
 
 /// Most bytes that are read of one stack.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
@@ -11,6 +13,18 @@ const PIECE: usize = 8 << 10;
 /// Most stacks of one thread: each signal handler may run on another.
 const MAX_STACKS: usize = 4;
 const WORD: u64 = 8;
+
+/// Whether a thread is on the stack that it was given when it began, with room down to `lowest`: what is below the stack pointer is
+/// nobody else's. A coroutine's stack may be small, and in the middle of data that other threads change.
+pub(crate) fn is_given(maps: &Maps, registers: &Registers, is_main: bool, lowest: u64) -> bool {
+    let Some(mapping) = maps.at(registers.rsp) else { return false };
+    if is_main {
+        return mapping.name == "[stack]";
+    }
+    // C libraries keep the thread pointer at the end of a thread's stack, and a guard page at its beginning.
+    let is_private = mapping.is_writable && !mapping.is_shared;
+    is_private && (registers.rsp..mapping.range.end).contains(&registers.fs_base) && mapping.range.start <= lowest
+}
 
 /// The words of a thread's stacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -95,6 +109,24 @@ mod tests {
             into[..count].copy_from_slice(&from[..count]);
             count
         }
+    }
+
+    #[test]
+    fn a_thread_is_on_its_own_stack_below_its_thread_pointer_or_where_the_kernel_says_so() {
+        let maps = "10000-50000 rw-p 0 0:0 0 [heap]\n60000-80000 rw-p 0 0:0 0\n90000-a0000 rw-p 0 0:0 0 [stack]\n\
+                    b0000-c0000 rw-s 0 0:0 0\n";
+        let maps = Maps::parse(maps, 0);
+        let is_given = |rsp: u64, fs_base: u64, is_main| {
+            // SAFETY: a struct of integers.
+            let zeros: Registers = unsafe { std::mem::zeroed() };
+            is_given(&maps, &Registers { rsp, fs_base, ..zeros }, is_main, rsp - 0x1000)
+        };
+        assert!(is_given(0x9f000, 0x7f000, true) && is_given(0x70000, 0x7f000, false));
+        // In the heap, or in another mapping, as coroutines; above the thread pointer; where the mapping ends.
+        assert!(!is_given(0x20000, 0x7f000, true) && !is_given(0x20000, 0x7f000, false));
+        assert!(!is_given(0x70000, 0x7f000, true) && !is_given(0x9f000, 0x7f000, false));
+        assert!(!is_given(0x7f800, 0x7f000, false) && !is_given(0x60800, 0x7f000, false));
+        assert!(!is_given(0xb8000, 0xbf000, false) && !is_given(0x85000, 0x86000, false));
     }
 
     #[test]

@@ -6,13 +6,15 @@ use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::Arc;
 
 use crate::code::{Gadgets, Search};
 use crate::error::Refusal;
 use crate::found::{self, Found};
 use crate::maps::{Mapping, Maps};
+use crate::stack;
 use crate::status::{Status, start_and_heap};
-use crate::sys;
+use crate::sys::{self, Registers};
 
 /// Most bytes of code that are looked through for instructions we can use.
 const MAX_CODE_BYTES: u64 = 128 << 20;
@@ -48,7 +50,7 @@ pub struct Target {
     pid: i32,
     handle: OwnedFd,
     start: u64,
-    maps: Maps,
+    maps: Arc<Maps>,
     pub(crate) gadgets: Gadgets,
     /// Per thread, whether it had a seccomp filter.
     filtered: HashMap<i32, bool>,
@@ -70,11 +72,11 @@ impl Target {
         let (start, heap) = start_of(pid).map_err(|error| gone(pid, "its start time", error))?;
         check_program(pid)?;
         let filtered = check_threads(pid)?;
-        check_memory(number, &status)?;
+        check_memory(number, &status, filtered.keys())?;
         let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
         let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
         let gadgets = find_gadgets(number, &maps).ok_or(Refusal::NoSystemCall)?;
-        Ok(Self { pid: number, handle, start, maps, gadgets, filtered })
+        Ok(Self { pid: number, handle, start, maps: Arc::new(maps), gadgets, filtered })
     }
 
     /// Its id.
@@ -107,13 +109,23 @@ impl Target {
     /// For the thread that stops the process.
     pub(crate) fn copy(&self) -> Result<Self, Refusal> {
         let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process", source })?;
-        let (maps, filtered) = (Maps::default(), self.filtered.clone());
+        let (maps, filtered) = (Arc::clone(&self.maps), self.filtered.clone());
         Ok(Self { pid: self.pid, handle, start: self.start, maps, gadgets: self.gadgets, filtered })
     }
 
     /// Whether it has not ended since, and its id been given to another.
     pub(crate) fn is_same_process(&self) -> bool {
         start_of(self.pid.unsigned_abs()).is_ok_and(|(start, _)| start == self.start)
+    }
+
+    /// Whether a thread that is traced is one of its own. By now the id may be another process's thread's.
+    pub(crate) fn owns(&self, tid: i32) -> bool {
+        self.is_same_process() && fs::exists(format!("/proc/{}/task/{tid}", self.pid)).unwrap_or(false)
+    }
+
+    /// Whether a thread of it is on a stack of its own, with room down to `lowest`.
+    pub(crate) fn has_given(&self, tid: i32, registers: &Registers, lowest: u64) -> bool {
+        stack::is_given(&self.maps, registers, tid == self.pid, lowest)
     }
 
     /// Its threads, as of the look: those without a seccomp filter first.
@@ -227,9 +239,12 @@ fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
 }
 
 /// Another process in the same memory is not stopped, so it must not be there. A parent in vfork(2) does not stop at all.
-fn check_memory(pid: i32, status: &Status) -> Result<(), Refusal> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let children = children.split_ascii_whitespace().filter_map(|child| child.parse().ok());
+fn check_memory<'a>(pid: i32, status: &Status, threads: impl Iterator<Item = &'a i32>) -> Result<(), Refusal> {
+    // Each thread has the children that it started.
+    let children = |tid: &i32| fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+    let children: Vec<String> = threads.map(children).filter(|list| !list.is_empty()).collect();
+    let children =
+        children.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|child| child.parse().ok());
     let relatives = [status.parent.cast_signed()].into_iter().chain(children.take(MAX_CHILDREN));
     for other in relatives.filter(|other| *other > 0) {
         if sys::shares_memory(pid, other) == Some(true) {

@@ -116,3 +116,19 @@ fn handlers_return_to_the_copies_of_displaced_instructions() {
     meet_handlers(&[]);
     meet_handlers(&["alternate"]);
 }
+
+/// A thread makes our calls under a frame below its stack pointer. What is there may be another's, if it is not on the stack that it
+/// was given.
+#[test]
+fn data_below_small_stacks_comes_to_no_harm() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    for stacks in ["all", "sleeping"] {
+        let mut program = Program::start("small_stacks", &[stacks]);
+        cycle(&mut program, Duration::from_secs(3));
+        assert_eq!(program::traces(program.pid()), [""; 0]);
+        eprintln!("{stacks}: {}", program.finish().trim());
+    }
+}

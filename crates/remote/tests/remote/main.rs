@@ -9,4 +9,5 @@ mod limits;
 mod places;
 mod program;
 mod refusals;
+mod reused;
 mod words;

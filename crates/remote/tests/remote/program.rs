@@ -1,6 +1,6 @@
 //! Target programs, and a patch that counts the calls of their hooked function.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
@@ -87,6 +87,12 @@ impl Program {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("it can be read");
         line
+    }
+
+    /// Writes to its standard input, which is piped.
+    pub fn tell(&mut self, line: &str) {
+        let input = self.child.stdin.as_mut().expect("it is piped");
+        input.write_all(line.as_bytes()).expect("it reads");
     }
 
     pub fn pid(&self) -> u32 {
