@@ -5,6 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), String> {
+    if env::var_os("CARGO_FEATURE_DAEMON").is_none() {
+        // Nothing of what is left embeds it.
+        println!("cargo::rerun-if-changed=build.rs");
+        return Ok(());
+    }
     let variable = |name: &str| env::var_os(name).ok_or(format!("cargo did not set {name}"));
     let embedded = Path::new(&variable("OUT_DIR")?).join("heapbpf-probes");
     let crate_folder = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);

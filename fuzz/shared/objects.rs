@@ -1,15 +1,18 @@
 //! The table of CPython's object allocator, in a file that is the fuzzer's.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use heapbpf_probes::{KernelRules, Machine, Table, examine_avoiding};
+
+/// It is the same for all files.
+static TABLE: LazyLock<Table> = LazyLock::new(|| Table::default().with_objects(true));
 
 /// Checks a file: what is found is in its code, and probes are in the file.
 pub fn check(data: &[u8]) {
     let file = data.to_vec();
-    let table = Table::default().with_objects(true);
     let rules = KernelRules::of(Machine::X86_64, (6, 18));
-    let found = examine_avoiding(&file, "python3", &rules, &table, &BTreeSet::new());
+    let found = examine_avoiding(&file, "python3", &rules, &TABLE, &BTreeSet::new());
     if let Ok(plan) = &found.plan {
         assert!(plan.sites.iter().all(|planned| planned.site.offset < data.len() as u64));
     }

@@ -5,25 +5,23 @@ use std::sync::Arc;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::mapping::{Mapping, ModuleId};
 
-/// Identifier of the module.
-pub const MODULE: ModuleId = ModuleId(0);
 /// Address that it is mapped at.
 pub const BASE: u64 = 0x5555_5555_4000;
 
-/// The module, by its bytes.
-pub struct OneModule(pub Arc<Vec<u8>>);
+/// The module: its identifier and its bytes.
+pub struct OneModule(pub ModuleId, pub Arc<Vec<u8>>);
 
 impl OneModule {
     /// The whole file, mapped executable at [`BASE`].
     pub fn mappings(&self) -> Vec<Mapping> {
-        let end = BASE + self.0.len() as u64;
-        vec![Mapping { start: BASE, end, file_offset: 0, module: MODULE, since_ns: 0 }]
+        let end = BASE + self.1.len() as u64;
+        vec![Mapping { start: BASE, end, file_offset: 0, module: self.0, since_ns: 0 }]
     }
 }
 
 impl ModuleFiles for OneModule {
     fn image(&mut self, _: ModuleId) -> Result<Arc<dyn Image>, String> {
-        Ok(self.0.clone())
+        Ok(self.1.clone())
     }
 
     fn path(&self, _: ModuleId) -> Arc<str> {

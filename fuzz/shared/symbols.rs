@@ -1,20 +1,44 @@
 //! Symbol tables and debug information of a module: every address gets a name or a reason.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
+use sampler_user::host::mappings::ModuleId;
 use sampler_user::symbols::symbolizer::{Options, Symbolizer};
 
 #[path = "one_module.rs"]
 mod one_module;
 
-use one_module::{BASE, MODULE, OneModule};
+use one_module::{BASE, OneModule};
+
+/// Inputs that one symbolizer is given.
+const INPUTS: u32 = 4096;
+
+thread_local! {
+    /// The symbolizer, and how many inputs it was given. A new one would read the lists of all packages of the host for each input, to
+    /// say which one has the symbols. Each input is another module.
+    static SYMBOLIZER: RefCell<(Symbolizer, u32)> = RefCell::new((symbolizer(), 0));
+}
+
+fn symbolizer() -> Symbolizer {
+    Symbolizer::new(Options { debug_directories: vec![], ..Options::default() })
+}
 
 /// Checks a file.
 pub fn check(data: &[u8]) {
-    let mut module = OneModule(Arc::new(data.to_vec()));
+    SYMBOLIZER.with_borrow_mut(|(known, inputs)| {
+        if *inputs == INPUTS {
+            (*known, *inputs) = (symbolizer(), 0);
+        }
+        symbolize(known, ModuleId(*inputs), data);
+        *inputs += 1;
+    });
+}
+
+fn symbolize(symbolizer: &mut Symbolizer, id: ModuleId, data: &[u8]) {
+    let mut module = OneModule(id, Arc::new(data.to_vec()));
     assert_eq!(module.mappings()[0].start, BASE);
-    let mut symbolizer = Symbolizer::new(Options { debug_directories: vec![], ..Options::default() });
     let offsets: Vec<u64> = (0..data.len() as u64).step_by(131).collect();
-    symbolizer.symbolize(&mut module, offsets.iter().map(|offset| (MODULE, *offset)));
-    assert!(offsets.iter().all(|offset| !symbolizer.get(MODULE, *offset).is_empty()), "a name or a reason");
+    symbolizer.symbolize(&mut module, offsets.iter().map(|offset| (id, *offset)));
+    assert!(offsets.iter().all(|offset| !symbolizer.get(id, *offset).is_empty()), "a name or a reason");
 }

@@ -66,6 +66,32 @@ fn every_function_of_each_allocator_is_exact() {
     }
 }
 
+/// The kernel may leave the allocator's text in several mappings when hooks are taken out.
+#[test]
+fn a_process_is_hooked_again_with_each_allocator() {
+    let case = "a_process_is_hooked_again_with_each_allocator";
+    let Some(_turn) = turn(case) else { return };
+    for file in PRELOADED {
+        let Some(command) = with_allocator(case, file, &program("anywhere"), &["90"]) else { continue };
+        let command = std::cell::RefCell::new(command);
+        let start = || {
+            let target = Target::start_command(&mut command.borrow_mut());
+            for _ in 0..2 {
+                recorder(target.pid(), Hook::Inline, 1).start().stop();
+            }
+            target
+        };
+        let (mut target, recording) =
+            begin(&start, Hook::Inline, if file.is_empty() { "libc.so.6" } else { file }, 1, &[]);
+        target.go();
+        target.line();
+        let truth = target.truth();
+        let (profile, stats) = recording.stop().results();
+        exact(&profile, &stats, &truth);
+        assert!(target.end().success(), "{file}: it comes to no harm");
+    }
+}
+
 #[test]
 fn aligned_blocks_and_calls_that_fail_are_exact() {
     let Some(_turn) = turn("aligned_blocks_and_calls_that_fail_are_exact") else { return };

@@ -31,7 +31,7 @@ pub struct Selection {
     #[arg(long, value_name = "N", default_value = "60")]
     seconds: u64,
     /// Begin no target after so many seconds, and say which were not run; another one is the first each day, and those that
-    /// link the daemon are the last ones
+    /// link most of the daemon's crate are the last ones
     #[arg(long, value_name = "N")]
     within: Option<u64>,
     /// Without the address sanitizer: about twice as many inputs a second
@@ -89,7 +89,7 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     let begun = Instant::now();
     if selection.within.is_some() {
         let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 3600));
-        // Those that link the daemon take longer to build than to run.
+        // Those of the daemon's crate may take longer to build than to run.
         targets.sort_by_key(|target| target.features.iter().any(|feature| feature == "daemon"));
         let light = targets.partition_point(|target| !target.features.iter().any(|feature| feature == "daemon"));
         let first = days as usize % light.max(1);

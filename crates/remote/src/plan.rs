@@ -3,7 +3,8 @@
 //! ```text
 //!  base ┬ text          ┐ the caller's blob: text from the memfd, at offset = address − base,
 //!       ├ data …        ┘ and anonymous data
-//!       └ spare places  ─ where the original pages are kept; the memfd has copies of them at these offsets
+//!       └ spare places  ─ where the original pages are kept; the memfd has copies of them at these offsets. A page apart, so that what
+//!                         is mapped of the memfd next to each other does not become one mapping
 //! ```
 //! All of it is reserved by one private mapping of the memfd, whose name says where it begins and how long it is. So
 //! `/proc/PID/maps` alone tells what was done to a process, and how to undo it.
@@ -84,10 +85,11 @@ pub struct Draft {
     pub displaced: Vec<Displaced>,
 }
 
-/// Bytes that a blob needs, with spare places for this many bytes of replaced pages.
+/// Bytes that a blob needs, with spare places for this many bytes of replaced pages, in so many runs.
 #[must_use]
-pub const fn reserved_bytes(blob: u64, replaced: u64) -> u64 {
-    blob.saturating_add(replaced)
+pub const fn reserved_bytes(blob: u64, replaced: u64, runs: usize) -> u64 {
+    let between = (runs as u64).saturating_sub(1).saturating_mul(PAGE_BYTES);
+    blob.saturating_add(replaced).saturating_add(between)
 }
 
 /// Why a draft is no plan.
@@ -192,7 +194,7 @@ impl Plan {
             return Err(PlanError::Name(draft.name));
         }
         let replaced = draft.pages.iter().map(|pages| pages.original.len() as u64).fold(0, u64::saturating_add);
-        let reserved = reserved_bytes(draft.bytes, replaced);
+        let reserved = reserved_bytes(draft.bytes, replaced, draft.pages.len());
         check_blob(&draft, reserved)?;
         let whole = draft.base..draft.base + reserved;
         let is_free = |mapping: &crate::maps::Mapping| !overlap(&mapping.range, &whole);
@@ -248,7 +250,7 @@ impl Plan {
     /// Where the pages of this number go.
     pub(crate) fn kept(&self, at: usize) -> Kept {
         let length = |pages: &Pages| pages.original.len() as u64;
-        let before: u64 = self.draft.pages[..at].iter().map(length).sum();
+        let before: u64 = self.draft.pages[..at].iter().map(|pages| length(pages) + PAGE_BYTES).sum();
         let pages = &self.draft.pages[at];
         Kept { start: pages.start, spare: self.draft.base + self.draft.bytes + before, bytes: length(pages) }
     }

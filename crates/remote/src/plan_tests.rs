@@ -66,10 +66,10 @@ fn data_comes_before_text_and_text_before_jumps() {
     assert_eq!(plan.steps(), expected);
     assert_eq!([plan.steps_of(Part::Map), plan.steps_of(Part::Replace)].concat(), expected);
     assert_eq!(plan.steps_of(Part::Replace)[0], Step::StopAll, "until then one thread is stopped");
-    assert_eq!(plan.range(), BASE..BASE + 0x6000);
-    assert_eq!(plan.memfd_name(), "heapbpf-test-7e0000000000-6000");
+    assert_eq!(plan.range(), BASE..BASE + 0x7000, "a page apart");
+    assert_eq!(plan.memfd_name(), "heapbpf-test-7e0000000000-7000");
     let offsets: Vec<u64> = plan.contents().map(|(offset, _)| offset).collect();
-    assert_eq!(offsets, [0, 0x4000, 0x5000]);
+    assert_eq!(offsets, [0, 0x4000, 0x6000]);
     assert_eq!(plan.mappings(), [LIBC..LIBC + 0x10000, LIBC..LIBC + 0x10000]);
 }
 
@@ -81,7 +81,7 @@ fn every_step_that_leaves_something_has_an_undo() {
     let expected = [
         Undo::Restore,
         Undo::MoveBack,
-        kept(LIBC + 0x1000, BASE + 0x5000),
+        kept(LIBC + 0x1000, BASE + 0x6000),
         kept(LIBC + 0x2000, BASE + 0x4000),
         Undo::Unmap,
         Undo::Close,

@@ -144,7 +144,8 @@ impl Drop for Program {
 pub fn plan(target: &Target, hooked: u64) -> Plan {
     let page = hooked & !(PAGE_BYTES - 1);
     let mapping = target.maps().at(page).expect("the function is mapped");
-    let base = target.maps().gap(&mapping.range, reserved_bytes(2 * PAGE_BYTES, PAGE_BYTES)).expect("there is a gap");
+    let base =
+        target.maps().gap(&mapping.range, reserved_bytes(2 * PAGE_BYTES, PAGE_BYTES, 1)).expect("there is a gap");
     let file = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
     let mut original = vec![0; PAGE_BYTES as usize];
     let file = std::fs::File::open(file).expect("the program can be read");

@@ -22,8 +22,11 @@ const GAP_PAGES: u64 = 4;
 
 /// Where the allocator's code is in the target.
 pub(super) struct Place {
-    /// Its executable mapping.
+    /// Its executable mapping, or what several make together. The kernel does not always join what was taken apart: pages that were
+    /// replaced in an earlier recording may stay mappings of their own.
     pub(super) mapping: Mapping,
+    /// Where these mappings begin.
+    pub(super) starts: Vec<u64>,
     /// Address in the target less address in the file.
     pub(super) bias: u64,
     /// Where in the target the code ends that is the file's. The rest of its last page is nobody's.
@@ -54,14 +57,28 @@ pub(super) fn bias(target: &Target, file: &File) -> Result<u64, Refused> {
 
 /// Finds the allocator's code.
 pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
-    let [mapping] = texts(target, file)?[..] else { return Err(Refused::Mappings) };
+    let texts = texts(target, file)?;
+    let mapping = joined(&texts).ok_or(Refused::Mappings)?;
     let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
     let mut code = elf.segments.iter().filter(|segment| segment.is_executable());
     let segment = code.find(|segment| segment.offset & !(PAGE_BYTES - 1) == mapping.offset);
     let segment = segment.ok_or(Refused::Mappings)?;
     let bias = segment.bias(mapping.range.start, mapping.offset, PAGE_BYTES).ok_or(Refused::Mappings)?;
     let end = segment.address.saturating_add(segment.file_bytes).wrapping_add(bias);
-    Ok(Place { mapping: mapping.clone(), bias, end })
+    let starts = texts.iter().map(|text| text.range.start).collect();
+    Ok(Place { mapping, starts, bias, end })
+}
+
+/// The mapping that these make together: each begins, in memory and in the file, where the one before ends. `None` if they do not.
+fn joined(texts: &[&Mapping]) -> Option<Mapping> {
+    let (first, rest) = texts.split_first()?;
+    rest.iter().try_fold((*first).clone(), |mut whole, next| {
+        let follows = next.range.start == whole.range.end
+            && next.offset == whole.offset.checked_add(whole.bytes())?
+            && (next.is_writable, next.is_shared) == (whole.is_writable, whole.is_shared);
+        whole.range.end = next.range.end;
+        follows.then_some(whole)
+    })
 }
 
 /// What the loader has made of names in the target.
@@ -182,9 +199,9 @@ pub(super) fn draft(
         is_read && behind.is_none_or(|behind| memory.read_exact_at(behind, address + own as u64).is_ok())
     };
     let runs = plan.runs(GAP_PAGES, &read).ok_or(Refused::Changed)?;
-    let pages = runs.into_iter().map(|run| {
-        let mut original = vec![0; run.bytes.len()];
-        read(run.address, &mut original).then_some(Pages { start: run.address, original, edited: run.bytes })
+    let pages = runs.into_iter().flat_map(|run| split(run.address, run.bytes, &place.starts)).map(|(start, edited)| {
+        let mut original = vec![0; edited.len()];
+        read(start, &mut original).then_some(Pages { start, original, edited })
     });
     let pages = pages.collect::<Option<Vec<_>>>().ok_or(Refused::Changed)?;
     let bytes = mapped_bytes(set_log2);
@@ -200,6 +217,18 @@ pub(super) fn draft(
         pages,
         displaced: plan.patches.iter().filter_map(|patch| displaced(patch, plan)).collect(),
     })
+}
+
+/// The parts of a run of pages that lie in mappings which begin at `starts`: no call moves pages of two mappings.
+fn split(address: u64, mut bytes: Vec<u8>, starts: &[u64]) -> Vec<(u64, Vec<u8>)> {
+    let within = |start: &u64| start.checked_sub(address).and_then(|at| usize::try_from(at).ok());
+    let mut cuts: Vec<usize> = starts.iter().filter_map(within).filter(|at| (1..bytes.len()).contains(at)).collect();
+    cuts.sort_unstable();
+    let mut parts: Vec<(u64, Vec<u8>)> =
+        cuts.into_iter().rev().map(|at| (address + at as u64, bytes.split_off(at))).collect();
+    parts.push((address, bytes));
+    parts.reverse();
+    parts
 }
 
 /// Checks that the pages which are to be replaced hold the file's code, but for probes.
@@ -221,3 +250,7 @@ fn displaced(patch: &Patch, plan: &Plan) -> Option<Displaced> {
     let copies: Vec<(u64, u64)> = plan.moved.iter().filter(|(from, _)| range.contains(from)).copied().collect();
     (!copies.is_empty()).then_some(Displaced { range, copies })
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -121,7 +121,7 @@ pub(super) fn plan(
         memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
     };
     // What is replaced is at most the whole text.
-    let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes());
+    let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes(), place.starts.len());
     let base = target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?;
     let metadata = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?;
     let settings = Settings {

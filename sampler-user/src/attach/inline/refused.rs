@@ -29,8 +29,8 @@ pub enum Refused {
     /// The allocator's functions cannot be patched.
     #[error("{0}")]
     Plan(String),
-    /// More than one executable mapping, or none.
-    #[error("the allocator's code is not mapped in one piece")]
+    /// No executable mapping, or several that do not follow each other.
+    #[error("the allocator's code is mapped in pieces that do not follow each other")]
     Mappings,
     /// There is no room.
     #[error("there is no room for code within reach of the allocator")]
