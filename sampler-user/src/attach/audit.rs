@@ -31,7 +31,8 @@ pub(super) fn file_audit(
             missing.push(Missing::new(site.function.clone(), why));
             continue;
         }
-        match (site.end_seen(link == LinkKind::Session), site.return_probe) {
+        let end = site.end_seen(link == LinkKind::Session);
+        match (end, site.return_probe) {
             _ if !site.return_needed => {}
             (EndSeen::Unhookable, _) => {
                 missing.push(Missing::new(site.function.clone(), format!("{MAY_SWITCH}: it needs session links")));
@@ -52,8 +53,11 @@ pub(super) fn file_audit(
             function: site.function.clone(),
             offset,
             kind: site.kind,
-            // A session link also probes the return, which a freeing function does not need.
-            link: if link == LinkKind::Session && !site.return_needed { LinkKind::Multi } else { link },
+            // A session link also probes the return, which a freeing function does not need, and others do not bear.
+            link: match link {
+                LinkKind::Session if !site.return_needed || end != EndSeen::Returning => LinkKind::Multi,
+                link => link,
+            },
             reason: site.reason.clone(),
         });
     }

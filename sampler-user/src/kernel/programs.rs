@@ -21,7 +21,10 @@ pub struct Programs {
     links_one_process: bool,
     allocation: OwnedFd,
     allocation_return: Option<OwnedFd>,
-    /// For functions whose return address must stay where it is.
+    /// For the entry of functions whose return address must stay where it is, if `allocation` is a session: wherever the kernel
+    /// runs a session for another process than the one that it is for, it replaces the return address of the call.
+    allocation_without_return: Option<OwnedFd>,
+    /// For their return sites.
     return_site: OwnedFd,
     free: Option<OwnedFd>,
     /// For samples that programs announce themselves, and their frees.
@@ -93,7 +96,10 @@ impl Programs {
             ("process_fork", ProgramKind::RawTracepoint),
             ("process_exec", ProgramKind::RawTracepoint),
         ];
-        wanted.extend((kind != LinkKind::Session).then_some(("allocation_return", rest)));
+        wanted.push(match kind {
+            LinkKind::Session => ("allocation_entry", rest),
+            LinkKind::Multi | LinkKind::Perf => ("allocation_return", rest),
+        });
         wanted.extend(live.then_some(("free_entry", rest)));
         if announcements {
             let kind = single_kind(kind);
@@ -121,8 +127,10 @@ impl Programs {
     fn load_kind(loader: &Loader, live: bool, kind: LinkKind, guardian: &Guardian) -> Result<Self, KernelError> {
         let ((entry_name, entry_kind), rest_kind) = entry_and_rest(kind);
         let allocation = loader.program(entry_name, entry_kind)?;
-        let allocation_return =
-            if kind == LinkKind::Session { None } else { Some(loader.program("allocation_return", rest_kind)?) };
+        let (allocation_return, allocation_without_return) = match kind {
+            LinkKind::Session => (None, Some(loader.program("allocation_entry", rest_kind)?)),
+            LinkKind::Multi | LinkKind::Perf => (Some(loader.program("allocation_return", rest_kind)?), None),
+        };
         let free = if live { Some(loader.program("free_entry", rest_kind)?) } else { None };
         let mut programs = Self {
             guardian: guardian.clone(),
@@ -130,6 +138,7 @@ impl Programs {
             links_one_process: true,
             allocation,
             allocation_return,
+            allocation_without_return,
             return_site: loader.program("allocation_end", rest_kind)?,
             free,
             announcements: None,
@@ -200,12 +209,14 @@ impl Programs {
         let return_sites = with(&[Role::ReturnSite]);
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);
         let entry = if self.kind == LinkKind::Session { (sys::ATTACH_UPROBE_SESSION, 0) } else { multi };
+        let without_return = self.allocation_without_return.as_ref().unwrap_or(&self.allocation);
         // The order matters: probes that end a call are attached before probes that begin one.
         let parts = [
             (self.free.as_ref(), with(&[Role::Frees]), multi),
             (Some(&self.return_site), return_sites, multi),
             (self.allocation_return.as_ref(), with(&[Role::Allocates]), (sys::ATTACH_UPROBE_MULTI, sys::MULTI_RETURN)),
-            (Some(&self.allocation), with(&[Role::Allocates, Role::AllocatesWithoutReturn]), entry),
+            (Some(without_return), with(&[Role::AllocatesWithoutReturn]), multi),
+            (Some(&self.allocation), with(&[Role::Allocates]), entry),
         ];
         let mut links = Links::default();
         for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
