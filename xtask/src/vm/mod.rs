@@ -31,7 +31,7 @@ pub struct Selection {
     /// Run this heapbpf, instead of building one
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
-    /// Skip a kernel that cannot be fetched, and say so, instead of failing
+    /// Skip a kernel that cannot be fetched, or all if the emulator cannot be installed, and say so, instead of failing
     #[arg(long)]
     skip_unavailable: bool,
     /// Write what was found into docs/kernels.md, instead of comparing
@@ -61,7 +61,14 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
     } else {
         selection.kernels.clone()
     };
-    packages::install(context, &NEEDED.map(|(name, purpose)| Package::new(name, purpose)))?;
+    match packages::install(context, &NEEDED.map(|(name, purpose)| Package::new(name, purpose))) {
+        // Another version of a part of the emulator may be there, which would have to be removed.
+        Err(error) if selection.skip_unavailable => {
+            say!("skipped: Linux {} in an emulator: {error:#}", kernels.join(", "));
+            return Ok(ExitCode::SUCCESS);
+        }
+        installed => installed?,
+    }
     let heapbpf = selection.binary.clone().map_or_else(|| build::build(context), Ok)?;
     let folder = context.target().join("vm");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
