@@ -19,7 +19,7 @@
 //!                              files, report, HTTP ◄── encode ◄── symbolize ◄── snapshot: Profile
 //! ```
 //!
-//! Without the feature `daemon`, which is on by default, it is [`host`] and [`symbols`] alone.
+//! Without the feature `daemon`, which is on by default, it is [`host`], [`symbols`], and the [`clock`] and [`http_client`] that they use.
 
 #[cfg(feature = "daemon")]
 pub mod arch;
