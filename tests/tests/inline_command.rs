@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use heapbpf_tests::checks;
-use heapbpf_tests::environment::turn;
+use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::{library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
@@ -69,6 +69,31 @@ fn what_a_command_starts_goes_over_once_it_is_hot() {
         assert_eq!(steady.hook.as_deref(), Some(expected), "{script:?}, {hook}: {:?}", stats.hooks);
         let of_shell = profile.processes.iter().find(|process| process.comm == "sh").expect("the shell");
         assert_eq!(of_shell.hook.as_deref(), Some(shell), "{script:?}, {hook}: {:?}", stats.hooks);
+    }
+}
+
+/// The C library's `reallocarray` calls the preloaded allocator's `realloc`. That was hooked inline, as the C library was not mapped yet,
+/// whose probes from before the exec counted the same calls: twice as many as there are.
+#[test]
+fn a_program_with_a_preloaded_allocator_counts_no_call_twice() {
+    let Some(_turn) = turn("inline_a_program_with_a_preloaded_allocator") else { return };
+    const CALLS: u64 = 6000;
+    for allocator in ["libjemalloc.so.2", "libmimalloc.so.2"] {
+        let allocator = Path::new("/usr/lib/x86_64-linux-gnu").join(allocator);
+        if !allocator.exists() {
+            skipped("inline_a_program_with_a_preloaded_allocator", &format!("no {}", allocator.display()));
+            continue;
+        }
+        let script = format!("LD_PRELOAD={} exec {}", allocator.display(), program("resized").display());
+        let recorder = Recorder::new().interval(1).option("--hook", "inline").option("--max-overhead", "none");
+        let outcome = recorder.command(Path::new("/bin/sh"), ["-c", &script]).start().ends();
+        assert!(outcome.status.success(), "{}", outcome.stderr);
+        let (profile, stats) = outcome.results();
+        checks::identity(&stats);
+        let resized = profile.processes.iter().find(|process| process.comm == "resized").expect("a line");
+        let calls = checks::exact(resized).1.expect("calls are counted");
+        // Before the allocator is hooked, some are missed, which is told.
+        assert!((1..=CALLS).contains(&calls), "{calls}: {:?}, {stats:?}", profile.notes);
     }
 }
 

@@ -24,6 +24,9 @@ use crate::reentrant::{ReentrantCode, reentrant_code};
 use crate::runtimes::Runtime;
 use crate::table::Table;
 
+/// A function by which a C library is known: it calls `main`.
+const C_LIBRARY: &str = "__libc_start_main";
+
 /// A probe to place.
 #[derive(Clone, Debug)]
 pub struct PlannedSite {
@@ -110,6 +113,8 @@ pub struct AllocatorFile {
     pub ranges: FileRanges,
     /// Whether its calls may lead to another file's allocator. Such calls count once only if both are counted in one way.
     pub may_call_out: bool,
+    /// Whether they do so if that is loaded first, as any other is before a C library.
+    pub may_be_interposed: bool,
     /// Functions that need no probe because they only jump to another function, which has one.
     pub covered: Vec<Covered>,
     /// What is not hooked although it should be, and why.
@@ -217,6 +222,7 @@ fn plan(
         sites,
         ranges: reentrant.ranges,
         may_call_out,
+        may_be_interposed: reentrant.calls_by_name && graph.has_function(C_LIBRARY),
         covered,
         missing,
         limits: defined

@@ -371,3 +371,18 @@ fn a_rust_program_s_own_allocator() {
     let Some(default) = analysed("") else { return };
     assert!(matches!(default, Err(AttachError::NoAllocator { .. })), "{default:?}");
 }
+
+/// glibc's reallocarray jumps to the `realloc` that the loader finds first. Allocators that make such calls find their own.
+#[test]
+fn a_c_librarys_calls_may_be_another_allocators() {
+    for (path, may) in [
+        ("/lib/x86_64-linux-gnu/libc.so.6", true),
+        ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", false),
+        ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", false),
+        ("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", false),
+    ] {
+        if let Some((_, planned)) = plan(path) {
+            assert_eq!((planned.may_call_out, planned.may_be_interposed), (false, may), "{path}");
+        }
+    }
+}

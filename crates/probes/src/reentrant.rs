@@ -27,6 +27,9 @@ pub struct ReentrantCode {
     pub calls_out: bool,
     /// An allocation function of another file that some of the code calls or jumps to.
     pub passes_on_to: Option<String>,
+    /// Whether some of the code calls or jumps to an allocation function by its name, so that the loader decides whose it is: this
+    /// file's own, or that of another file that comes first (glibc's `reallocarray` jumps to `realloc` so).
+    pub calls_by_name: bool,
     /// Functions that call hooked ones and are called both by hooked ones and by others. Their calls count twice if a
     /// hooked function is their caller.
     pub between: Vec<Extent>,
@@ -57,10 +60,12 @@ pub fn reentrant_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &d
         .collect();
 
     let mut extents: BTreeSet<Extent> = hooked.iter().chain(&helpers).copied().collect();
-    let outward = |edge: &&Edge| {
-        graph.import_behind(edge.to).filter(|name| is_allocator(name) && !graph.has_function(name)).is_some()
-    };
-    let outward: Vec<&Edge> = extents.iter().flat_map(|e| graph.out_of(*e)).filter(outward).collect();
+    let by_name = |edge: &Edge| graph.import_behind(edge.to).filter(|name| is_allocator(name));
+    let named = extents.iter().flat_map(|e| graph.out_of(*e)).filter(|edge| by_name(edge).is_some());
+    let named: Vec<&Edge> = named.collect();
+    let calls_by_name = !named.is_empty();
+    let is_outward = |edge: &&&Edge| by_name(edge).is_some_and(|name| !graph.has_function(name));
+    let outward: Vec<&Edge> = named.iter().filter(is_outward).copied().collect();
     let calls_out = outward.iter().any(|edge| edge.is_call);
     let passes_on_to = outward.first().and_then(|edge| graph.import_behind(edge.to)).map(str::to_owned);
     let between = between(graph, &extents, hooked, &is_hooked);
@@ -80,7 +85,7 @@ pub fn reentrant_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &d
         ranges.count += 1;
     }
     let left_out = merged.len().saturating_sub(MAX_REENTRANT_RANGES);
-    ReentrantCode { ranges, may_tail_jump, may_call_inside, calls_out, passes_on_to, between, left_out }
+    ReentrantCode { ranges, may_tail_jump, may_call_inside, calls_out, passes_on_to, calls_by_name, between, left_out }
 }
 
 /// See [`ReentrantCode::between`].

@@ -85,6 +85,7 @@ pub fn announced(file: &dyn Image, rules: &KernelRules) -> Result<Option<Allocat
         sites,
         ranges: FileRanges::default(),
         may_call_out: false,
+        may_be_interposed: false,
         covered: Vec::new(),
         missing: Vec::new(),
         limits,

@@ -267,6 +267,11 @@ impl<L: ProbeLinks> Hooks<L> {
         self.links.contains_key(&(key, pid)).then(|| Served::of(key, pid))
     }
 
+    /// Files to which links serve one process, or every process.
+    pub fn served(&self, pid: Option<u32>) -> impl Iterator<Item = FileKey> + '_ {
+        self.links.keys().filter(move |(_, of)| *of == pid).map(|(key, _)| *key)
+    }
+
     /// Kinds of the probed instructions in hooked files: of freeing functions if `frees`, of allocating ones otherwise.
     pub fn kinds(&self, frees: bool) -> impl Iterator<Item = ProbeKind> + '_ {
         self.hooked.keys().flat_map(move |key| self.kinds_in(*key, frees))

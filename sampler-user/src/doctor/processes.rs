@@ -373,7 +373,9 @@ impl Auditor<'_> {
         }
         if let Some(pid) = found.audit.pid {
             let preview = inline::preview::preview(pid, (path, file), self.hooks.files.table());
-            if preview.is_err() && self.hooks.files.plan(key).is_some_and(|plan| plan.may_call_out) {
+            if preview.is_err()
+                && self.hooks.files.plan(key).is_some_and(|plan| plan.may_call_out || plan.may_be_interposed)
+            {
                 found.calls_out = Some(path.to_owned());
             }
             found.audit.inline.push(InlineAudit::of(path, preview));

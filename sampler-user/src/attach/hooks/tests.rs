@@ -159,6 +159,7 @@ fn plan() -> AllocatorFile {
         ],
         ranges: FileRanges::default(),
         may_call_out: false,
+        may_be_interposed: false,
         covered: Vec::new(),
         missing: Vec::new(),
         limits: Vec::new(),
@@ -384,13 +385,13 @@ fn frees_are_tracked_again_where_they_were_given_up() {
 }
 
 #[test]
-fn freeing_functions_get_no_session_link() {
+fn functions_that_may_throw_and_freeing_ones_get_no_session_link() {
     let (mut world, mut hooks) = (World::default(), hooks(true));
     let key = allocator(&mut hooks, "/libc.so.6");
     world.hook(&mut hooks, key, None).expect("links");
     let audit = hooks.audited(key).expect("hooked");
-    let kinds: Vec<LinkKind> = audit.attach.iter().map(|entry| entry.link).collect();
-    assert_eq!(kinds, [LinkKind::Session, LinkKind::Session, LinkKind::Multi]);
+    let kinds: Vec<(&str, LinkKind)> = audit.attach.iter().map(|entry| (&*entry.function, entry.link)).collect();
+    assert_eq!(kinds, [("malloc", LinkKind::Session), ("operator new", LinkKind::Multi), ("free", LinkKind::Multi)]);
     hooks.stop_tracking_frees_of(Served::File(key), LinkKind::Session);
     assert_eq!(hooks.audited(key).expect("hooked").attach.len(), 2);
 }

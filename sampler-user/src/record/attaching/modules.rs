@@ -39,6 +39,17 @@ pub(super) enum Unhooked {
     Waits,
 }
 
+/// Where calls of an allocator may lead, the outermost first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Nesting {
+    /// To another file's allocator.
+    Wraps,
+    /// To that of a file that is loaded before, if there is one: a C library's `reallocarray` calls its `realloc`.
+    Interposed,
+    /// Nowhere else.
+    Ends,
+}
+
 impl Attaching {
     /// Hooks a module in a process, if it has an allocator: inline if that is wanted and possible, else by the links that
     /// serve the process. The links are made in any case: it, or a child, may run another program, whose first calls nobody else would
@@ -197,8 +208,17 @@ impl Attaching {
         let keys: BTreeSet<FileKey> =
             modules.iter().filter_map(|module| self.modules.get(module).and_then(Look::file)).collect();
         let mut keys = Vec::from_iter(keys);
-        keys.sort_by_key(|key| !self.may_call_out(*key));
+        keys.sort_by_key(|key| self.nesting(*key));
         keys
+    }
+
+    /// What calls of a file's allocator may lead to.
+    fn nesting(&self, key: FileKey) -> Nesting {
+        match self.hooks.files.plan(key) {
+            Some(plan) if plan.may_call_out => Nesting::Wraps,
+            Some(plan) if plan.may_be_interposed => Nesting::Interposed,
+            _ => Nesting::Ends,
+        }
     }
 
     /// Whether calls of a file's allocator may lead to another file's.
@@ -214,13 +234,19 @@ impl Attaching {
         key: FileKey,
         sampled: Option<&[u64]>,
     ) -> Option<Service> {
-        if self.may_call_out(key) {
-            return None;
-        }
-        let outer: Vec<FileKey> =
-            self.allocators_of(host, pid).into_iter().take_while(|key| self.may_call_out(*key)).collect();
+        let nesting = self.nesting(key);
+        let mapped = self.allocators_of(host, pid);
+        let outer: Vec<FileKey> = mapped.iter().copied().take_while(|key| self.nesting(*key) < nesting).collect();
         let mut services = outer.into_iter().map(|outer| self.hook_inline(host, pid, outer, sampled));
-        services.find(|service| *service != Service::Inline)
+        if let Some(service) = services.find(|service| *service != Service::Inline) {
+            return Some(service);
+        }
+        // After an exec, a preloaded allocator is mapped before the C library, whose links from before count on. A process that waits
+        // at its entry point has mapped all.
+        let is_awaited = |key: FileKey| self.nesting(key) == Nesting::Interposed && !mapped.contains(&key);
+        let awaits =
+            sampled.is_none() && nesting == Nesting::Ends && self.hooks.served(self.link_for(pid)).any(is_awaited);
+        awaits.then_some(Service::Probes)
     }
 
     /// Whether probes in a file would count what inline hooks of a process count, too. (Where links serve all processes, they are there
