@@ -10,6 +10,7 @@ use heapbpf_tests::kernel::holders_of_links_to;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until, wait};
+use heapbpf_tests::truth::Truth;
 use serde_json::Value;
 
 /// Whether this is x86-64; if not, says that `case` is skipped.
@@ -102,6 +103,41 @@ fn stacks_may_be_switched_inside_an_allocator() {
             assert_eq!(stats.hits, truth.allocs(), "{what}");
             // Of many calls in flight at once, a sampled one may be lost, which is counted.
             assert!(stats.submitted > 10 * stats.lost(), "{what}");
+        }
+    }
+}
+
+/// The same with processes that have links of their own, of one recording or of two. The kernel runs a session for one process in the
+/// calls of the others as far as to replace their return addresses, in many calls at a time.
+#[test]
+fn stacks_may_be_switched_inside_an_allocator_beside_another_process() {
+    let case = "stacks_may_be_switched_inside_an_allocator_beside_another_process";
+    let Some(_turn) = turn(case) else { return };
+    if !is_x86_64(case) {
+        return;
+    }
+    let switching = program("switching");
+    for (mode, function) in [("inside", "fiber_take"), ("jumps", "fiber_jump")] {
+        let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
+        for recordings in [1, 2] {
+            let start = || Target::start(&switching, [mode, "hand", &switches(6000)]);
+            let mut targets = [start(), start()];
+            let [first, second] = targets.each_ref().map(Target::pid);
+            let of = |pid: u32| {
+                let recorder = Recorder::of(pid, 4096).option("--alloc", &allocator).option("--link", "session");
+                recorder.option("--hook", "probe").flag("--no-follow")
+            };
+            let recordings: Vec<_> = match recordings {
+                1 => vec![of(first).pid(second).start()],
+                _ => vec![of(first).start(), of(second).start()],
+            };
+            let truths = targets.each_mut().map(Target::run);
+            let outcomes = recordings.into_iter().map(|recording| recording.stop().results());
+            let stats: Vec<_> = outcomes.map(|(_, stats)| stats).collect();
+            stats.iter().for_each(checks::identity);
+            let counted: u64 = stats.iter().map(|stats| stats.hits).sum();
+            assert_eq!(counted, truths.iter().map(Truth::allocs).sum::<u64>(), "{mode}: {stats:?}");
+            assert!(targets.into_iter().all(|target| target.end().success()));
         }
     }
 }

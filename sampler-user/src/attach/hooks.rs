@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use heapbpf_audit::{FileAudit, LinkKind, ProbeKind};
-use heapbpf_probes::{AllocatorFile, AttachError, EndSeen, KernelRules, PlannedSite, Table};
+use heapbpf_probes::{AllocatorFile, AttachError, EndSeen, KernelRules, PlannedSite, ReturnProbe, Table};
 use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
 
 use super::audit::file_audit;
@@ -50,6 +50,15 @@ pub enum HookError {
         path: String,
         /// Why.
         source: KernelError,
+    },
+    /// See [`Hooks::must_be_shared`].
+    #[error(
+        "{path}: a function may call code that switches to another stack before it returns, and its returns cannot be read off its \
+         code: it needs links that serve every process, which a recording by name (--comm) or of all processes (--all) has"
+    )]
+    MustBeShared {
+        /// Its path.
+        path: String,
     },
 }
 
@@ -179,6 +188,9 @@ impl<L: ProbeLinks> Hooks<L> {
             Ok(plan) => plan,
             Err(source) => return Err(HookError::Unfit { path: path.clone(), source: Arc::clone(source) }),
         };
+        if pid.is_some() && self.must_be_shared(key, linker.kind()) {
+            return Err(HookError::MustBeShared { path: path.clone() });
+        }
         let refused = |source| HookError::Kernel { path: path.clone(), source };
         let wanted = Wanted {
             only: self.only,
@@ -270,6 +282,15 @@ impl<L: ProbeLinks> Hooks<L> {
     /// Files to which links serve one process, or every process.
     pub fn served(&self, pid: Option<u32>) -> impl Iterator<Item = FileKey> + '_ {
         self.links.keys().filter(move |(_, of)| *of == pid).map(|(key, _)| *key)
+    }
+
+    /// Whether links of this kind to a file must serve every process: a function's return may be awaited in one call of a thread at
+    /// a time. The programs see to that, but where a session is for one process, the kernel replaces the return address of each
+    /// call of other probed processes without asking them.
+    pub fn must_be_shared(&self, key: FileKey, link: LinkKind) -> bool {
+        let is_one_at_a_time = |site: &PlannedSite| site.return_needed && site.return_probe == ReturnProbe::OneAtATime;
+        let plan = self.files.plan(key).filter(|_| link == LinkKind::Session);
+        plan.is_some_and(|plan| plan.sites.iter().any(is_one_at_a_time))
     }
 
     /// Kinds of the probed instructions in hooked files: of freeing functions if `frees`, of allocating ones otherwise.

@@ -18,6 +18,7 @@ use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
 use crate::attach::inline::preview::Preview;
 use crate::attach::inline::{self, Refused};
+use crate::attach::linker::Linker as _;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
@@ -363,8 +364,9 @@ impl Auditor<'_> {
             return;
         }
         if let (Some((programs, control)), Some(pid)) = (self.loaded.as_deref_mut(), found.audit.pid) {
-            let hooked = self.hooks.hook(key, Some(pid), &*programs, control);
-            self.hooks.release(pid);
+            let is_shared = self.hooks.must_be_shared(key, programs.kind());
+            let hooked = self.hooks.hook(key, (!is_shared).then_some(pid), &*programs, control);
+            self.hooks.release_all();
             match hooked {
                 Ok(_) => {}
                 Err(error) if error.is_too_late() => {}

@@ -397,6 +397,21 @@ fn functions_that_may_throw_and_freeing_ones_get_no_session_link() {
 }
 
 #[test]
+fn a_session_that_awaits_one_return_at_a_time_serves_every_process() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let mut switching = plan();
+    switching.sites[0].return_probe = ReturnProbe::OneAtATime;
+    let key = hooks.files.add("/plugin.so", tempfile::tempfile().expect("a file"), Ok(switching));
+    assert!(hooks.must_be_shared(key, LinkKind::Session) && !hooks.must_be_shared(key, LinkKind::Multi));
+    let refused = world.hook(&mut hooks, key, P).expect_err("other processes would come to harm");
+    assert!(matches!(&refused, HookError::MustBeShared { path } if path == "/plugin.so"), "{refused}");
+    assert_eq!(world.kernel.links(), []);
+    assert_eq!(world.hook(&mut hooks, key, None).expect("links"), Hooked::Now);
+    let other = allocator(&mut hooks, "/libc.so.6");
+    assert!(!hooks.must_be_shared(other, LinkKind::Session));
+}
+
+#[test]
 fn a_pause_takes_every_probe_away_and_puts_it_back() {
     let (mut world, mut hooks) = (World::default(), hooks(true));
     let (key, late) = (allocator(&mut hooks, "/libc.so.6"), allocator(&mut hooks, "/late"));

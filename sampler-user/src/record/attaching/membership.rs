@@ -4,7 +4,9 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::modules::modules_of;
 use super::probes::Attaching;
+use crate::attach::files::FileKey;
 use crate::attach::hooks::MOST_OWN_LINKS;
+use crate::attach::linker::Linker as _;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{ProcessInfo, Stat, Target, descendants};
@@ -22,6 +24,8 @@ struct Named {
     links_one_process: bool,
     /// Most named processes that map one file with an allocator.
     users: usize,
+    /// Whether one of them maps a file whose links must serve every process.
+    must_share: bool,
     /// Whether children are expected: a command is started, or a process has or had some.
     have_children: bool,
     /// Whether children are targets.
@@ -32,7 +36,8 @@ impl Named {
     /// Links to one process spare all others, but never see a child: the kernel ignores its hits, and links of its own come
     /// too late for a short life. Where children are expected, links for every process are there before them.
     const fn counted_by(self) -> CountedBy {
-        let own = self.links_one_process && self.users <= MOST_OWN_LINKS && !(self.follow && self.have_children);
+        let have_children = self.follow && self.have_children;
+        let own = self.links_one_process && self.users <= MOST_OWN_LINKS && !have_children && !self.must_share;
         if own { CountedBy::OwnLinks } else { CountedBy::SharedLinks }
     }
 }
@@ -59,7 +64,10 @@ impl Attaching {
             || descendants(&pids).is_ok_and(|descendants| !descendants.is_empty());
         let links_one_process = self.programs.links_one_process();
         let users = self.most_users(targets, host);
-        let named = Named { links_one_process, users, have_children, follow: targets.follow };
+        let kind = self.programs.kind();
+        let keys: Vec<FileKey> = pids.iter().flat_map(|pid| self.allocators_of(host, *pid)).collect();
+        let must_share = keys.into_iter().any(|key| self.hooks.must_be_shared(key, kind));
+        let named = Named { links_one_process, users, must_share, have_children, follow: targets.follow };
         match named.counted_by() {
             CountedBy::OwnLinks => self.own.extend(pids.into_iter().chain(command)),
             CountedBy::SharedLinks | CountedBy::Announcements => self.shares = true,
@@ -143,7 +151,8 @@ impl Attaching {
 mod tests {
     use super::*;
 
-    const ALONE: Named = Named { links_one_process: true, users: 1, have_children: false, follow: true };
+    const ALONE: Named =
+        Named { links_one_process: true, users: 1, must_share: false, have_children: false, follow: true };
 
     #[test]
     fn links_of_its_own_spare_other_processes_unless_there_are_children() {
@@ -156,6 +165,7 @@ mod tests {
     fn many_processes_of_a_file_share_links() {
         assert_eq!(Named { users: MOST_OWN_LINKS, ..ALONE }.counted_by(), CountedBy::OwnLinks);
         assert_eq!(Named { users: MOST_OWN_LINKS + 1, ..ALONE }.counted_by(), CountedBy::SharedLinks);
+        assert_eq!(Named { must_share: true, follow: false, ..ALONE }.counted_by(), CountedBy::SharedLinks);
     }
 
     #[test]
