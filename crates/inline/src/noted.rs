@@ -65,6 +65,17 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_in_many_classes_and_neighbours_side_by_side() {
+        let class = |block: u64| {
+            let written = Noted::new(16).add(&[block]).expect("there is room");
+            written.iter().map(|(at, _)| *at).find(|at| *at < SET).expect("a byte of the filter")
+        };
+        let pages: BTreeSet<u64> = (0..1 << 15).map(|page| class(0x7f12_0000_0010 + (page << 12))).collect();
+        assert_eq!(pages.len(), 1 << 15);
+        assert_eq!(class(0x7f12_0000_0410) ^ class(0x7f12_0000_0400), 1);
+    }
+
+    #[test]
     fn what_has_no_room_is_refused() {
         let blocks: Vec<u64> = (1..2000).map(|index| index * 16).collect();
         assert_eq!(Noted::new(10).add(&blocks), None);
