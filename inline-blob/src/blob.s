@@ -166,8 +166,10 @@ heapbpf_inline_code:
     # malloc refuses it, too, and counts it.
     test dword ptr [r11 + {F_FLAGS}], {OF_OBJECTS}
     jnz .Lpass
+    # As the probes count it: sampled, and failed.
     lock inc qword ptr [r10 + {S_CALLS}]
-    lock inc qword ptr [r10 + {S_UNSAMPLED_FAILED}]
+    lock inc qword ptr [r10 + {S_SAMPLED}]
+    lock inc qword ptr [r10 + {S_FAILED}]
 .Lpass:
     load_arguments
     mov r11, [rsp + 48]

@@ -26,7 +26,7 @@ pub enum Refusal {
     /// A kernel thread has no memory of its own.
     #[error("it is a kernel thread")]
     KernelThread,
-    /// The process has ended, and its parent has not looked yet.
+    /// The process has ended, or is about to.
     #[error("it has ended")]
     Ended,
     /// The main thread has ended while others run: `/proc` shows nothing of such a process.

@@ -17,7 +17,12 @@ pub(crate) struct Status {
     pub(crate) has_shadow_stack: bool,
     /// Whether it has memory: kernel threads and dead processes have none.
     pub(crate) has_memory: bool,
+    /// Whether it is a kernel thread. Linux says so from 6.8 on.
+    pub(crate) is_kernel_thread: Option<bool>,
 }
+
+/// The process that starts all other kernel threads.
+const KTHREADD: u32 = 2;
 
 impl Status {
     /// Reads the text of a status file. The process's name is escaped there, so no line can be forged.
@@ -34,6 +39,7 @@ impl Status {
                 "Seccomp" => status.seccomp = number(),
                 "x86_Thread_features" => status.has_shadow_stack = value.split(' ').any(|word| word == "shstk"),
                 "VmSize" => status.has_memory = true,
+                "Kthread" => status.is_kernel_thread = Some(number() != 0),
                 _ => {}
             }
         }
@@ -43,6 +49,12 @@ impl Status {
     /// Whether it has ended.
     pub(crate) fn is_dead(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
+    }
+
+    /// Whether it is a kernel thread, if it has no memory: a process that is just ending has none, either.
+    pub(crate) fn is_of_kernel(&self) -> bool {
+        let is_by_descent = self.process == KTHREADD || self.parent == KTHREADD;
+        !self.has_memory && self.is_kernel_thread.unwrap_or(is_by_descent)
     }
 }
 
@@ -71,11 +83,23 @@ mod tests {
             seccomp: 2,
             has_shadow_stack: true,
             has_memory: true,
+            is_kernel_thread: None,
         };
         assert_eq!(Status::parse(text), expected);
         let dead = Status::parse("State:\tZ (zombie)\nx86_Thread_features:\t\n");
         assert!(dead.is_dead() && !dead.has_memory && !dead.has_shadow_stack);
         assert_eq!(Status::parse("State\nTgid:\tx\n"), Status::default());
+        for (text, is_of_kernel) in [
+            ("Tgid:\t9\nPPid:\t2\nKthread:\t1\n", true),
+            ("Tgid:\t2\nPPid:\t0\n", true),
+            ("Tgid:\t9\nPPid:\t2\n", true),
+            // About to end: its memory is gone, and it is not yet a zombie.
+            ("State:\tR\nTgid:\t9\nPPid:\t2\nKthread:\t0\n", false),
+            ("State:\tR\nTgid:\t9\nPPid:\t7\n", false),
+            ("Tgid:\t9\nPPid:\t2\nVmSize:\t1 kB\n", false),
+        ] {
+            assert_eq!(Status::parse(text).is_of_kernel(), is_of_kernel, "{text:?}");
+        }
     }
 
     #[test]

@@ -194,7 +194,7 @@ fn check_status(pid: u32, status: &Status) -> Result<(), Refusal> {
         return Err(if threads > 1 { Refusal::MainThreadEnded } else { Refusal::Ended });
     }
     if !status.has_memory {
-        return Err(Refusal::KernelThread);
+        return Err(if status.is_of_kernel() { Refusal::KernelThread } else { Refusal::Ended });
     }
     if status.tracer != 0 {
         return Err(Refusal::Traced(process_of(status.tracer)));

@@ -144,6 +144,9 @@ impl Symbolizer {
         if self.known.len() > self.most_addresses {
             self.known.clear();
             self.texts.clear();
+            // What is said of modules that come again is found again.
+            self.reasons.clear();
+            self.notes.clear();
         }
         let mut wanted: BTreeMap<ModuleId, Vec<u64>> = BTreeMap::new();
         for (module, offset) in addresses {

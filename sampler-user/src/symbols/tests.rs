@@ -257,6 +257,25 @@ fn vdso_has_names() {
     assert!(places.iter().any(is_clock));
 }
 
+/// On a host where programs come and go, modules without names do not add up.
+#[test]
+fn what_is_said_of_modules_goes_with_the_cache() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    if !run("strip", &[library.to_str().expect("UTF-8")]) {
+        return skipped("there is no program strip");
+    }
+    let mut one = One::file(&library);
+    let mut symbolizer = Symbolizer::new(no_debug_files());
+    symbolizer.most_addresses = 1;
+    for module in 0..10 {
+        symbolizer.symbolize(&mut one, [(ModuleId(module), 0x10), (ModuleId(module), 0x20)]);
+        assert!(symbolizer.reason(ModuleId(module)).is_some());
+    }
+    let kept: Vec<u32> = (0..10).filter(|module| symbolizer.reason(ModuleId(*module)).is_some()).collect();
+    assert_eq!(kept, [9]);
+}
+
 /// With mutated debug information, symbols and headers there is always a name or a reason, and no panic gets out.
 #[test]
 fn mutated_modules_give_names_or_reasons() {
