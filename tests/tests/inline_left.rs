@@ -174,6 +174,38 @@ fn doctor_takes_out_what_was_left_and_nothing_else() {
 
 /// What only looks like ours, or is another version's, stays as it is. A recording says why a process that seems to be hooked by it
 /// is not hooked inline, and counts nothing that is not there.
+/// A heapbpf has open what it mapped into its targets. The cleaner of another one that was killed took that for what was left open,
+/// closed it, and took the hooks out with the next look; `doctor --clean` did the same. Calls were missing from then on, in silence.
+#[test]
+fn what_another_heapbpf_uses_stays_when_one_is_killed_and_when_all_is_cleaned() {
+    let Some(_turn) = turn("inline_what_another_heapbpf_uses_stays") else { return };
+    let mut target = Target::start(&program("checked"), ["4", "100"]);
+    let other = Target::start(&program("checked"), ["4", "100"]);
+    target.go();
+    target.step();
+    let recording = inline(target.pid(), 1).start();
+    assert!(is_hooked(target.pid()), "{}", recording.said());
+    let killed: Recording = inline(other.pid(), 4096).without_outputs().start();
+    assert!(is_hooked(other.pid()), "{}", killed.said());
+    let cleaners = cleaners_of(killed.pid());
+    assert_eq!(cleaners.len(), 1);
+    drop(killed);
+    until("the end of the cleaner", || {
+        cleaners.iter().all(|cleaner| !std::path::Path::new(&format!("/proc/{cleaner}")).exists())
+    });
+    assert_eq!([target.pid(), other.pid()].map(is_hooked), [true, false]);
+    let output = Command::new(heapbpf()).args(["doctor", "--clean"]).output().expect("the binary under test runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let own = format!("process {} has inline hooks that are in use by a running heapbpf", target.pid());
+    assert!(said.contains(&own) && !said.contains(&format!("process {} ", recording.pid())), "{said}");
+    assert!(is_hooked(target.pid()));
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    counted_exactly(&stats, &truth);
+    assert!(target.end().success() && other.end().success(), "they come to no harm");
+}
+
 #[test]
 fn what_only_looks_like_ours_is_not_touched() {
     let Some(_turn) = turn("inline_what_only_looks_like_ours_is_not_touched") else { return };

@@ -57,6 +57,16 @@ impl Missing {
         Self::new("Python frames", format!("{why}: native frames are shown instead"))
     }
 
+    /// What is missing if a process was hooked inline when it ran already.
+    pub const EARLY_OBJECTS: &str = "Python's first objects";
+
+    /// Records that a process's objects of Python count only since it went over to inline hooks, `late_ns` after its beginning or the
+    /// recording's.
+    pub fn early_objects(late_ns: u64) -> Self {
+        let late = late_ns as f64 * 1e-9;
+        Self::new(Self::EARLY_OBJECTS, format!("they count since it went over to inline hooks, after {late:.1} s"))
+    }
+
     /// Records that stacks through a JVM lack its Java frames.
     pub fn java_frames(why: &impl std::fmt::Display) -> Self {
         Self::new("Java frames", format!("{why}: stacks end where Java code is"))

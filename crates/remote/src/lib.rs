@@ -20,6 +20,7 @@
 #![cfg(target_os = "linux")]
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "used where processes can be stopped"))]
 
+mod descriptors;
 mod error;
 mod found;
 mod maps;
@@ -62,6 +63,7 @@ mod unsupported;
 #[cfg(target_arch = "x86_64")]
 mod words;
 
+pub use descriptors::left_open;
 pub use error::{Busy, Error, Refusal};
 pub use found::{Found, blob_range};
 pub use maps::{Mapping, Maps, PAGE_BYTES};

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use crate::code::{Gadgets, Search};
+use crate::descriptors::left_open;
 use crate::error::Refusal;
 use crate::found::{self, Found};
 use crate::maps::{Mapping, Maps};
@@ -21,8 +22,6 @@ const MAX_CODE_BYTES: u64 = 128 << 20;
 /// Bytes of code that are read at a time, and how much of it again with the next. C libraries have them near the beginning.
 const PIECE: usize = 64 << 10;
 const OVERLAP: usize = 16;
-/// Most descriptors of a process that are looked at.
-const MAX_DESCRIPTORS: usize = 1 << 16;
 /// Most children whose memory is compared.
 const MAX_CHILDREN: usize = 256;
 /// Class and machine in an ELF header, of a 64-bit program for x86-64.
@@ -102,7 +101,7 @@ impl Target {
     #[must_use]
     pub fn found(&self) -> Vec<Found> {
         let mut found = found::find(&self.maps);
-        found::add_unmapped(&mut found, self.descriptors().map(|(_, link)| link));
+        found::add_unmapped(&mut found, left_open(self.pid.unsigned_abs()).map(|(_, link)| link));
         found
     }
 
@@ -154,16 +153,7 @@ impl Target {
             found.range.start,
             found.range.end - found.range.start
         );
-        self.descriptors().filter(|(_, other)| *other == link).map(|(fd, _)| fd).collect()
-    }
-
-    /// Descriptors of the process, and what they lead to.
-    fn descriptors(&self) -> impl Iterator<Item = (u64, String)> {
-        let list = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().map_while(Result::ok);
-        list.take(MAX_DESCRIPTORS).filter_map(|entry| {
-            let link = fs::read_link(entry.path()).ok()?;
-            Some((entry.file_name().to_str()?.parse().ok()?, link.to_str()?.to_owned()))
-        })
+        left_open(self.pid.unsigned_abs()).filter(|(_, other)| *other == link).map(|(fd, _)| fd).collect()
     }
 }
 

@@ -1,11 +1,12 @@
 //! `heapbpf doctor --clean`: takes out of processes what a heapbpf that was killed left in them.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 
-use heapbpf_remote::{NAME_PREFIX, STOP_LIMIT, TakeOut, Target};
+use heapbpf_remote::{NAME_PREFIX, STOP_LIMIT, TakeOut, Target, left_open};
 
 use crate::attach::inline::attempts::Attempts;
-use crate::attach::inline::left::{Left, judge};
+use crate::attach::inline::left::{Left, claim};
 use crate::attach::inline::objects::lead_back;
 
 /// What was done, and what stays.
@@ -42,14 +43,19 @@ fn all_processes() -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Whether a memfd of ours is mapped or open. Looking closer takes longer.
+/// Whether a memfd of ours is mapped or was left open. Looking closer takes longer. A heapbpf has the descriptors of those whom it hooks
+/// for moments, as if they were its own.
 fn has_ours(pid: u32) -> bool {
     let ours = format!("/memfd:{NAME_PREFIX}");
     let is_mapped = fs::read(format!("/proc/{pid}/maps"))
         .is_ok_and(|maps| String::from_utf8_lossy(&maps).lines().any(|line| line.contains(&ours)));
-    let mut open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    is_mapped
-        || open.any(|entry| fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().starts_with(&ours)))
+    is_mapped || !is_heapbpf(pid) && left_open(pid).next().is_some()
+}
+
+/// Whether a process runs this program.
+fn is_heapbpf(pid: u32) -> bool {
+    let program = |of: &str| fs::metadata(format!("/proc/{of}/exe")).map(|it| (it.dev(), it.ino())).ok();
+    program(&pid.to_string()).is_some_and(|its| Some(its) == program("self"))
 }
 
 fn clean_one(pid: u32, cleaned: &mut Cleaned) {
@@ -75,7 +81,9 @@ fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
         }
     };
     for found in target.found() {
-        match judge(pid, &found) {
+        // Until it is dropped, nobody begins to use what is taken out.
+        let claim = claim(pid, &found);
+        match claim.as_ref().map_or_else(|left| *left, |_| Left::Abandoned) {
             Left::InUse => {
                 cleaned.stays(format!("process {pid} has inline hooks that are in use by a running heapbpf"))
             }

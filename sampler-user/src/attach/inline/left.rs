@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt as _;
 use heapbpf_inline::ForeignBlob;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, TEXT_BYTES};
 use heapbpf_inline::read;
-use heapbpf_remote::Found;
+use heapbpf_remote::{Found, blob_range, left_open};
 
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,15 +26,33 @@ pub(super) fn open_mapped(pid: u32, range: &Range<u64>) -> io::Result<File> {
     File::open(format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end))
 }
 
+/// What is nobody's, and is taken out by whoever has this. Until it is dropped, nobody begins to use it; others may take it out, too.
+pub struct Claim(#[expect(dead_code, reason = "they hold the locks")] Vec<File>);
+
+/// Claims a blob that was found in a process.
+///
+/// # Errors
+/// It is somebody's: what [`judge`] says.
+pub fn claim(pid: u32, found: &Found) -> Result<Claim, Left> {
+    // Its heapbpf has locked it alone. One that has mapped it, and not locked it yet, finds it locked from here on.
+    let lock = |file: File| match file.try_lock_shared() {
+        Err(std::fs::TryLockError::WouldBlock) => Err(Left::InUse),
+        _ => Ok(file),
+    };
+    // Whoever maps a blob has not come far without its text; no jump leads to it.
+    let Some(text) = &found.text else {
+        let open = left_open(pid).filter(|(_, link)| blob_range(link).as_ref() == Some(&found.range));
+        let files = open.filter_map(|(fd, _)| File::open(format!("/proc/{pid}/fd/{fd}")).ok());
+        return files.map(lock).collect::<Result<_, _>>().map(Claim);
+    };
+    let file = open_mapped(pid, text).map_err(|_| Left::Foreign(ForeignBlob::Truncated)).and_then(lock)?;
+    check(pid, found.range.start, &file).map_err(Left::Foreign)?;
+    Ok(Claim(vec![file]))
+}
+
 /// Judges a blob that was found in a process.
 pub fn judge(pid: u32, found: &Found) -> Left {
-    // Whoever maps a blob has not come far without its text; no jump leads to it.
-    let Some(text) = &found.text else { return Left::Abandoned };
-    let Ok(file) = open_mapped(pid, text) else { return Left::Foreign(ForeignBlob::Truncated) };
-    if matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock)) {
-        return Left::InUse;
-    }
-    check(pid, found.range.start, &file).map_or_else(Left::Foreign, |()| Left::Abandoned)
+    claim(pid, found).map_or_else(|left| left, |_| Left::Abandoned)
 }
 
 /// Whether it is a blob of this build whose control page makes sense.

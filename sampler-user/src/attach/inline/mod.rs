@@ -373,10 +373,12 @@ impl InlineHooks {
 
     /// Links the programs to the code that is mapped at `base`.
     fn link(&self, (pid, key): (u32, FileKey), base: u64) -> Result<Linked, Refused> {
-        let failed = |what| move |source| Refused::Read { what, source };
         let range = base..base + heapbpf_inline::abi::TEXT_BYTES;
-        let text = left::open_mapped(pid, &range).map_err(failed("the mapped code"))?;
-        text.try_lock().map_err(|_| Refused::Hooked)?;
+        let text = left::open_mapped(pid, &range).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => Refused::Claimed,
+            _ => Refused::Read { what: "the mapped code", source },
+        })?;
+        text.try_lock().map_err(|_| Refused::Claimed)?;
         let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
         let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
         let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code))?;

@@ -44,6 +44,9 @@ pub enum Refused {
     /// Another recording's hooks.
     #[error("another recording hooks it inline; probes see nothing of it meanwhile")]
     Hooked,
+    /// What was mapped for us looked left behind, as nobody had locked it yet.
+    #[error("another heapbpf takes out of it what was left behind, at this moment")]
+    Claimed,
     /// Hooks that a killed heapbpf left, and that cannot be taken out.
     #[error(
         "it has inline hooks of a heapbpf that was killed, and these are not touched: {0}; probes see nothing of it"
@@ -106,6 +109,7 @@ impl Refused {
             Self::Hook(Remote::Busy { .. } | Remote::Refused(Refusal::SharedMemory(_)))
                 | Self::Target(Refusal::SharedMemory(_))
                 | Self::Place(_)
+                | Self::Claimed
                 | Self::Stays
                 | Self::Fast
                 | Self::Replaced

@@ -109,13 +109,15 @@ pub(super) fn take_out_inherited(pid: u32, bases: &[u64]) -> bool {
 
 /// Takes out what is found in a process, if it is nobody's or at `bases`. Whether all of it is unmapped.
 fn take_out_found(target: &Target, bases: &[u64]) -> Result<bool, Error> {
-    let take = |found: &Found| {
-        objects::lead_back(target, found)?;
-        target.take_out(found, TakeOut::All, STOP_LIMIT).map(|stopped| stopped.outcome)
-    };
     let pid = target.pid().unsigned_abs();
-    let found = target.found();
-    let is_ours = |found: &&Found| bases.contains(&found.range.start) || left::judge(pid, found) == Left::Abandoned;
-    let mut ours = found.iter().filter(is_ours);
-    ours.try_fold(true, |all, found| Ok(take(found)? && all))
+    target.found().iter().try_fold(true, |all, found| {
+        // Nobody begins to use it meanwhile.
+        let claim = left::claim(pid, found);
+        if claim.is_err() && !bases.contains(&found.range.start) {
+            return Ok(all);
+        }
+        objects::lead_back(target, found)?;
+        let taken = target.take_out(found, TakeOut::All, STOP_LIMIT)?;
+        Ok(taken.outcome && all)
+    })
 }

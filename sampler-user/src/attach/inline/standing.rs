@@ -15,8 +15,8 @@ pub struct Standing {
     announcing: HashSet<u32>,
     /// Whether announcements are all that counts.
     all_announce: bool,
-    /// Processes whose objects of Python are counted inside them, and why others' are not.
-    objects: HashMap<u32, Result<(), String>>,
+    /// Processes whose objects of Python are counted inside them, and since when (CLOCK_MONOTONIC), and why others' are not.
+    objects: HashMap<u32, Result<u64, String>>,
 }
 
 impl Standing {
@@ -61,8 +61,8 @@ impl Standing {
         }
     }
 
-    /// Notes whether a process's objects of Python are counted inside it, or why they are not.
-    pub fn note_objects(&mut self, pid: u32, result: Result<(), String>) {
+    /// Notes since when a process's objects of Python are counted inside it (CLOCK_MONOTONIC), or why they are not.
+    pub fn note_objects(&mut self, pid: u32, result: Result<u64, String>) {
         if self.objects.len() < MOST_REASONS || self.objects.contains_key(&pid) {
             self.objects.insert(pid, result);
         }
@@ -75,8 +75,9 @@ impl Standing {
         }
     }
 
-    /// Whether a process's objects of Python are counted inside it, or why they are not; `None` if nothing is known of them.
-    pub fn objects(&self, pid: u32) -> Option<Result<(), &str>> {
+    /// Since when a process's objects of Python are counted inside it (CLOCK_MONOTONIC), or why they are not; `None` if nothing is
+    /// known of them.
+    pub fn objects(&self, pid: u32) -> Option<Result<u64, &str>> {
         self.objects.get(&pid).map(|result| result.as_ref().copied().map_err(String::as_str))
     }
 

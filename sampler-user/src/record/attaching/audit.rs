@@ -23,6 +23,9 @@ const OBJECTS: &str = "Python objects";
 const FREE_LISTS: &str = "Python keeps freed floats, tuples, frames and others for itself: what it takes from there is no call, \
                           and what it puts there stays in use";
 
+/// Less time than this between a process's beginning and its inline hooks is not told, ns.
+const TOLD_FROM_NS: u64 = 20_000_000;
+
 /// What is hooked in a process, and what is not.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Audit {
@@ -56,10 +59,13 @@ impl Attaching {
         audit.missing.extend(modules.iter().filter_map(|module| self.missing_python(*module)));
         audit.missing.extend(modules.iter().filter_map(|module| self.missing_java(*module)));
         match self.standing.objects(incarnation.id.pid).filter(|_| runtimes.contains(&Runtime::Python)) {
-            Some(Ok(())) => {
+            Some(Ok(since_ns)) => {
                 runtimes.remove(&Runtime::Python);
                 audit.allocators.push(OBJECTS.to_owned());
                 audit.missing.push(Missing::new("free lists", FREE_LISTS));
+                let joined_ns = self.targets.coverages.get(&incarnation.id.pid).map_or(0, |it| it.since_ns);
+                let late_ns = since_ns.saturating_sub(joined_ns.max(incarnation.since_ns));
+                audit.missing.extend((late_ns >= TOLD_FROM_NS).then(|| Missing::early_objects(late_ns)));
             }
             Some(Err(why)) => {
                 runtimes.remove(&Runtime::Python);

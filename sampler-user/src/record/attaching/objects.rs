@@ -14,6 +14,7 @@ use crate::attach::detours::{Detours, Leads, NotLed};
 use crate::attach::files::FileKey;
 use crate::attach::inline;
 use crate::attach::inline::objects::{self, ObjectHook};
+use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::ModuleSource;
@@ -131,7 +132,9 @@ impl Attaching {
     /// Notes what came of it that an interpreter was to be led to the mapped code.
     pub(super) fn note_led(&mut self, pid: u32) {
         if let Some(led) = self.inline.as_mut().and_then(|inline| inline.take_led(pid)) {
-            self.standing.note_objects(pid, led);
+            // What is recorded begins when all that runs already is hooked.
+            let since_ns = if self.is_starting { 0 } else { monotonic_ns() };
+            self.standing.note_objects(pid, led.map(|()| since_ns));
         }
     }
 

@@ -70,14 +70,32 @@ pub fn runtimes(processes: &[Process]) -> Vec<String> {
     let remark = |runtime: Runtime| {
         let runs = |process: &&Process| process.missing.iter().any(|missing| missing.what == runtime.heap());
         let who: Vec<&Process> = processes.iter().filter(runs).collect();
-        let names: BTreeSet<&str> = who.iter().map(|process| &*process.comm).collect();
-        let others = if names.len() > MOST_NAMES { ", …" } else { "" };
-        let named = names.into_iter().take(MOST_NAMES).collect::<Vec<_>>().join(", ");
-        let number = if who.len() > 1 { format!(", {} processes", who.len()) } else { String::new() };
-        let text = format!("{} is not included ({named}{others}{number}): {}", runtime.heap(), runtime.advice());
+        let text = format!("{} is not included ({}): {}", runtime.heap(), some_names(&who), runtime.advice());
         (!who.is_empty()).then_some(text)
     };
     Runtime::ALL.into_iter().filter(|runtime| *runtime != Runtime::Go).filter_map(remark).collect()
+}
+
+/// A remark about processes whose objects of Python were not counted from the beginning, with their names.
+pub fn early_objects(processes: &[Process]) -> Option<String> {
+    let is_late = |process: &&Process| {
+        process.missing.iter().any(|missing| missing.what == heapbpf_audit::Missing::EARLY_OBJECTS)
+    };
+    let late: Vec<&Process> = processes.iter().filter(is_late).collect();
+    let text = format!(
+        "objects that Python made before the process went over to inline hooks are not included ({})",
+        some_names(&late)
+    );
+    (!late.is_empty()).then_some(text)
+}
+
+/// Names of processes, and how many they are.
+fn some_names(processes: &[&Process]) -> String {
+    let names: BTreeSet<&str> = processes.iter().map(|process| &*process.comm).collect();
+    let others = if names.len() > MOST_NAMES { ", …" } else { "" };
+    let named = names.into_iter().take(MOST_NAMES).collect::<Vec<_>>().join(", ");
+    let number = if processes.len() > 1 { format!(", {} processes", processes.len()) } else { String::new() };
+    format!("{named}{others}{number}")
 }
 
 /// A remark about processes that announce their samples, with their names.
@@ -318,6 +336,9 @@ mod tests {
         assert!(remarks[0].starts_with("Java's own heap is not included (java, kafka, 2 processes): "), "{remarks:?}");
         assert!(runtimes(&processes[2..]).is_empty());
         assert!(runtimes(&processes[..1])[0].starts_with("Java's own heap is not included (java): "));
+        assert_eq!(early_objects(&processes), None);
+        let late = process(4, "python3", vec![heapbpf_audit::Missing::early_objects(700_000_000)]);
+        assert!(early_objects(&[late]).is_some_and(|remark| remark.ends_with("(python3)")));
     }
     use crate::record::intake::counters::tests::counters;
     use heapbpf_profile::testing;

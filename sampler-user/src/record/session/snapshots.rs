@@ -87,6 +87,7 @@ impl Session {
             if last && go.is_empty() { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(&total, &daemon, &seen));
         notes.extend(accounting::runtimes(&processes));
+        notes.extend(accounting::early_objects(&processes));
         notes.extend(accounting::announcements(&processes));
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
         notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
