@@ -206,6 +206,31 @@ fn what_another_heapbpf_uses_stays_when_one_is_killed_and_when_all_is_cleaned() 
     assert!(target.end().success() && other.end().success(), "they come to no harm");
 }
 
+/// Who takes the hooks of a recording out nevertheless, as a heapbpf did that did not look at locks, is noticed and told.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn hooks_that_somebody_else_takes_out_are_missed() {
+    use heapbpf_remote::{STOP_LIMIT, TakeOut, Target as Process};
+
+    let Some(_turn) = turn("inline_hooks_that_somebody_else_takes_out_are_missed") else { return };
+    let mut target = Target::start(&program("checked"), ["4", "100"]);
+    let recording = inline(target.pid(), 4096).option("--every", "250ms").start();
+    assert!(is_hooked(target.pid()), "{}", recording.said());
+    target.go();
+    until("they are taken out", || {
+        let process = Process::look(target.pid()).expect("it may be stopped");
+        let found = process.found();
+        assert_eq!(found.len(), 1, "{found:?}");
+        process.take_out(&found[0], TakeOut::All, STOP_LIMIT).is_ok_and(|stopped| stopped.outcome)
+    });
+    assert!(!is_hooked(target.pid()));
+    while !recording.next_line().contains("somebody else took its inline hooks out") {}
+    target.step();
+    let (profile, stats) = recording.stop().results();
+    assert_eq!(stats.other["inline_incomplete"], 1, "{stats:?}");
+    assert!(profile.notes.iter().any(|note| note.contains("somebody else took the hooks out")), "{:?}", profile.notes);
+}
+
 #[test]
 fn what_only_looks_like_ours_is_not_touched() {
     let Some(_turn) = turn("inline_what_only_looks_like_ours_is_not_touched") else { return };

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::time::{Duration, Instant};
 
 use heapbpf_inline::read::Counts;
 use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, inline_state};
@@ -10,7 +11,7 @@ use sampler_ebpf::abi::{Counters, ProcessKey};
 use super::figures::{self, Seen};
 use super::memory;
 use super::refused::Refused;
-use super::removal::{take_out, take_out_inherited};
+use super::removal::{has_none_of_ours, take_out, take_out_inherited};
 use crate::attach::files::FileKey;
 use crate::kernel::inline::{InlineLinks, InlineMap};
 use crate::kernel::totals;
@@ -18,6 +19,9 @@ use crate::side_by_side::on_all_processors;
 
 /// Most rounds in which everything is taken out of processes, which may have children meanwhile.
 const ROUNDS: usize = 64;
+
+/// A process that has counts which cannot be read for this long runs without its hooks, unless it is about to leave.
+const TAKEN_OUT_AFTER: Duration = Duration::from_millis(500);
 
 /// The processes.
 pub(super) struct Counted {
@@ -32,6 +36,8 @@ pub(super) struct Counted {
     samples_all: bool,
     /// Processes whose last counts could not be read.
     unread_ends: u64,
+    /// Processes whose hooks somebody else took out.
+    taken_out: u64,
     /// Children that were found since somebody asked.
     heirs: Vec<u32>,
 }
@@ -59,6 +65,10 @@ struct Process {
     counts: [Counts; 2],
     /// Whether these are its last.
     has_left: bool,
+    /// Since when they cannot be read although it runs.
+    unread_since: Option<Instant>,
+    /// Whether its hooks were taken out, by somebody else.
+    was_taken_out: bool,
     /// Whether these are what it counted itself in another's memory.
     counts_apart: bool,
     /// Sampled calls by ended processes that ran in its memory, of which it is not known what they counted.
@@ -81,6 +91,8 @@ impl Process {
             hooked: entry.hooked,
             counts: [Counts::default(); 2],
             has_left: false,
+            unread_since: None,
+            was_taken_out: false,
             counts_apart: false,
             seen_of_others: Seen::default(),
             of_others: Counts::default(),
@@ -127,6 +139,7 @@ impl Counted {
             follows,
             samples_all: true,
             unread_ends: 0,
+            taken_out: 0,
             heirs: Vec::new(),
         }
     }
@@ -221,7 +234,7 @@ impl Counted {
                 {
                     (known.counts_apart, known.counts) = (true, [counted; 2]);
                 }
-            } else if !known.leave(&entry) {
+            } else if !known.leave(&entry) && !known.was_taken_out {
                 self.unread_ends += 1;
                 log::warn!("process {}: what it counted at its end was not read in whole", process.tgid);
             }
@@ -258,13 +271,35 @@ impl Counted {
     pub(super) fn read(&mut self) {
         // Those that end between these two steps are found by the next read.
         for process in self.processes.values_mut().filter(|process| !process.has_left) {
-            let now = process.now().unwrap_or(process.counts[1]);
-            process.counts = [process.counts[1], now];
+            let now = process.now();
+            if now.is_some() || process.memory.is_none() {
+                process.unread_since = None;
+            } else {
+                process.unread_since.get_or_insert_with(Instant::now);
+            }
+            process.counts = [process.counts[1], now.unwrap_or(process.counts[1])];
         }
         self.look();
+        self.find_taken_out();
         for process in self.processes.values_mut().filter(|process| !process.has_left && process.counts[1].threads == 0)
         {
             process.counts[1] = process.now().unwrap_or(process.counts[1]);
+        }
+    }
+
+    /// Finds processes that run on without their hooks.
+    fn find_taken_out(&mut self) {
+        let is_unread = |it: &&mut Process| it.unread_since.is_some_and(|since| since.elapsed() >= TAKEN_OUT_AFTER);
+        for (process, known) in &mut self.processes {
+            if known.has_left || known.was_taken_out || !is_unread(&known) || !has_none_of_ours(process.tgid) {
+                continue;
+            }
+            known.was_taken_out = true;
+            self.taken_out += 1;
+            log::warn!(
+                "process {}: somebody else took its inline hooks out; calls since then may be missing",
+                process.tgid
+            );
         }
     }
 
@@ -316,6 +351,11 @@ impl Counted {
     /// Processes whose last counts could not be read. Their totals are too small.
     pub(super) const fn unread_ends(&self) -> u64 {
         self.unread_ends
+    }
+
+    /// Processes whose hooks somebody else took out. Their totals are too small.
+    pub(super) const fn taken_out(&self) -> u64 {
+        self.taken_out
     }
 
     /// Takes everything out of all processes.

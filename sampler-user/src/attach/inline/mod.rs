@@ -441,9 +441,10 @@ impl InlineHooks {
         self.counted.take(process, kernel)
     }
 
-    /// Processes some of whose calls were not counted: at their end, or as they went over from probes.
+    /// Processes some of whose calls were not counted: at their end, as they went over from probes, or since somebody else took the
+    /// hooks out.
     pub const fn incomplete(&self) -> u64 {
-        self.counted.unread_ends() + self.late
+        self.counted.unread_ends() + self.counted.taken_out() + self.late
     }
 
     /// Takes everything out of all processes.

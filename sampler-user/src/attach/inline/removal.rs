@@ -67,7 +67,15 @@ pub(super) fn take_out(pid: u32) {
 
 /// Whether code of inline hooks is mapped into a process.
 fn has_mapped_ours(pid: u32) -> bool {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| is_any_ours(&maps))
+}
+
+/// Whether a process runs that has no code of inline hooks.
+pub(super) fn has_none_of_ours(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| !maps.is_empty() && !is_any_ours(&maps))
+}
+
+fn is_any_ours(maps: &str) -> bool {
     maps.lines().any(|line| line.find("/memfd:").is_some_and(|at| blob_range(&line[at..]).is_some()))
 }
 
