@@ -184,6 +184,15 @@ impl Target {
         self.truth()
     }
 
+    /// Checks that it has not ended.
+    ///
+    /// # Panics
+    /// If it has: with its exit status, and with what was done to it last.
+    pub fn assert_runs(&mut self, last: &str) {
+        let ended = self.child.try_wait().expect("our child");
+        assert!(ended.is_none(), "it came to harm: {ended:?}, after {last}");
+    }
+
     /// Lets it exit.
     pub fn end(mut self) -> ExitStatus {
         self.go();

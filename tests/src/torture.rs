@@ -117,6 +117,14 @@ impl Unharmed {
         self.0.pid()
     }
 
+    /// Checks that it has not ended.
+    ///
+    /// # Panics
+    /// If it has: with its exit status, and with what was done to it last.
+    pub fn assert_runs(&mut self, last: &str) {
+        self.0.assert_runs(last);
+    }
+
     /// Checks that it is right, and that nothing is left in it. Returns what it says that it did.
     ///
     /// # Panics

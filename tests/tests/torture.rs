@@ -52,7 +52,7 @@ fn killed() {
     let Some(_turn) = turn("torture_killed") else { return };
     for hook in hooks() {
         let before = orphaned_links();
-        let target = Unharmed::start();
+        let mut target = Unharmed::start();
         let pid = target.pid().to_string();
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (mut with_links, mut hooked) = (0, 0);
@@ -62,6 +62,7 @@ fn killed() {
             let said = folder.path().join("said");
             let stderr = std::fs::File::create(&said).expect("our own folder");
             command.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+            target.assert_runs(&format!("kill {kill}"));
             let mut daemon = command.spawn().expect("the binary under test runs");
             let still_runs = |daemon: &mut Child| {
                 let said = || std::fs::read_to_string(&said).unwrap_or_default();
