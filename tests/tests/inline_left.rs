@@ -172,8 +172,6 @@ fn doctor_takes_out_what_was_left_and_nothing_else() {
     assert!(target.end().success(), "its blocks are as they were");
 }
 
-/// What only looks like ours, or is another version's, stays as it is. A recording says why a process that seems to be hooked by it
-/// is not hooked inline, and counts nothing that is not there.
 /// A heapbpf has open what it mapped into its targets. The cleaner of another one that was killed took that for what was left open,
 /// closed it, and took the hooks out with the next look; `doctor --clean` did the same. Calls were missing from then on, in silence.
 #[test]
@@ -231,6 +229,8 @@ fn hooks_that_somebody_else_takes_out_are_missed() {
     assert!(profile.notes.iter().any(|note| note.contains("somebody else took the hooks out")), "{:?}", profile.notes);
 }
 
+/// What only looks like ours, or is another version's, stays as it is. A recording says why a process that seems to be hooked by it
+/// is not hooked inline, and counts nothing that is not there.
 #[test]
 fn what_only_looks_like_ours_is_not_touched() {
     let Some(_turn) = turn("inline_what_only_looks_like_ours_is_not_touched") else { return };

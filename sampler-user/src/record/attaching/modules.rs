@@ -221,11 +221,6 @@ impl Attaching {
         }
     }
 
-    /// Whether calls of a file's allocator may lead to another file's.
-    fn may_call_out(&self, key: FileKey) -> bool {
-        self.hooks.files.plan(key).is_some_and(|plan| plan.may_call_out)
-    }
-
     /// How another allocator of a process is counted whose calls may lead to this one, if not inline.
     fn unless_outer_are_inline(
         &mut self,
@@ -253,7 +248,7 @@ impl Attaching {
     /// all the same.) That is told.
     fn would_count_twice(&mut self, pid: u32, key: FileKey) -> bool {
         // Whether it is inline asks the kernel, and few files call others.
-        if !self.may_call_out(key) || !self.inline.as_ref().is_some_and(|inline| inline.counts(pid)) {
+        if self.nesting(key) != Nesting::Wraps || !self.inline.as_ref().is_some_and(|inline| inline.counts(pid)) {
             return false;
         }
         let file = self.hooks.files.path(key).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! The accounting of a recording: turns counters into the `--stats` output and into remarks for the user.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -91,22 +92,24 @@ pub fn early_objects(processes: &[Process]) -> Option<String> {
 
 /// Names of processes, and how many they are.
 fn some_names(processes: &[&Process]) -> String {
-    let names: BTreeSet<&str> = processes.iter().map(|process| &*process.comm).collect();
-    let others = if names.len() > MOST_NAMES { ", …" } else { "" };
-    let named = names.into_iter().take(MOST_NAMES).collect::<Vec<_>>().join(", ");
     let number = if processes.len() > 1 { format!(", {} processes", processes.len()) } else { String::new() };
-    format!("{named}{others}{number}")
+    names_of(&processes.iter().map(|process| &*process.comm).collect()) + &number
+}
+
+/// A few of many names.
+pub fn names_of<S: Borrow<str> + Ord>(names: &BTreeSet<S>) -> String {
+    let others = if names.len() > MOST_NAMES { ", …" } else { "" };
+    names.iter().take(MOST_NAMES).map(S::borrow).collect::<Vec<&str>>().join(", ") + others
 }
 
 /// A remark about processes that announce their samples, with their names.
 pub fn announcements(processes: &[Process]) -> Option<String> {
     let announcing = processes.iter().filter(|process| process.hook == Some(Hook::Usdt));
     let names: BTreeSet<&str> = announcing.map(|process| &*process.comm).collect();
-    let others = if names.len() > MOST_NAMES { ", …" } else { "" };
-    let named = names.iter().take(MOST_NAMES).copied().collect::<Vec<_>>().join(", ");
     let text = format!(
-        "{named}{others}: figures are of samples that the process announces (USDT), at an interval of its own; nothing \
-         counts what it allocates besides, so there are no exact totals"
+        "{}: figures are of samples that the process announces (USDT), at an interval of its own; nothing \
+         counts what it allocates besides, so there are no exact totals",
+        names_of(&names)
     );
     (!names.is_empty()).then_some(text)
 }

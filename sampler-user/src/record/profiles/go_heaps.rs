@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use sampler_ebpf::abi::ProcessKey;
 
+use super::accounting::names_of;
 use super::snapshot::{Detail, GoTarget};
 use crate::host::reader_thread::NoAnswer;
 use crate::symbols::go::GoNames;
@@ -148,7 +149,7 @@ fn included(rate: u64, of_one_moment: bool, names: BTreeSet<String>) -> String {
     format!(
         "Go's own heap is included ({}): what is in use since the process started, by its runtime's samples ({how}), which \
          are up to two garbage collections old{when}; not what was allocated",
-        names_of(names)
+        names_of(&names)
     )
 }
 
@@ -162,16 +163,9 @@ fn not_included(processes: &[Process]) -> Vec<String> {
     }
     let note = |(why, names)| {
         let why = str::strip_prefix(why, "not included, as ").unwrap_or(why);
-        format!("{} is not included ({}): {why}", Runtime::Go.heap(), names_of(names))
+        format!("{} is not included ({}): {why}", Runtime::Go.heap(), names_of(&names))
     };
     names_by_reason.into_iter().map(note).collect()
-}
-
-/// A few of many names.
-fn names_of(names: BTreeSet<String>) -> String {
-    const MOST: usize = 3;
-    let others = if names.len() > MOST { ", …" } else { "" };
-    names.into_iter().take(MOST).collect::<Vec<_>>().join(", ") + others
 }
 
 /// The module of a program in the profile, which is added if it is new.
