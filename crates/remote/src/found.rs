@@ -111,20 +111,21 @@ fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
         return;
     }
     let bytes = end - start;
-    let kept = at.map(|spare| Kept { start, spare, bytes }).filter(|kept| {
-        let is_inside = kept.spare.checked_add(bytes).is_some_and(|end| end <= found.range.end);
-        is_inside && is_text_of_a_file(maps, kept)
+    let kept = at.and_then(|spare| {
+        let end = spare.checked_add(bytes).filter(|end| *end <= found.range.end)?;
+        let offset = offset_of_text(maps, &(spare..end))?;
+        Some(Kept { start, spare, bytes, offset })
     });
     found.is_sound &= kept.is_some();
     found.pages.extend(kept);
 }
 
-/// Whether one mapping of another file holds all the pages that were kept.
-fn is_text_of_a_file(maps: &Maps, kept: &Kept) -> bool {
-    maps.at(kept.spare).is_some_and(|mapping| {
-        let is_text = mapping.is_executable && !mapping.is_writable && !mapping.is_shared && mapping.inode != 0;
-        is_text && mapping.covers(&(kept.spare..kept.spare + kept.bytes)) && parse_name(&mapping.name).is_none()
-    })
+/// Offset of pages that were kept in their file, if one mapping of another file than ours holds all of them.
+fn offset_of_text(maps: &Maps, kept: &Range<u64>) -> Option<u64> {
+    let mapping = maps.at(kept.start)?;
+    let is_text = mapping.is_executable && !mapping.is_writable && !mapping.is_shared && mapping.inode != 0;
+    let is_whole = is_text && mapping.covers(kept) && parse_name(&mapping.name).is_none();
+    is_whole.then(|| mapping.offset.saturating_add(kept.start - mapping.range.start))
 }
 
 #[cfg(test)]
@@ -166,7 +167,7 @@ mod tests {
             "7f0000000000-7f0000001000 r-xp 00005000 00:01 5 NAME",
         ]);
         assert_eq!(all.len(), 1);
-        let kept = Kept { start: 0x7f00_0000_0000, spare: 0x7e00_0000_5000, bytes: 0x1000 };
+        let kept = Kept { start: 0x7f00_0000_0000, spare: 0x7e00_0000_5000, bytes: 0x1000, offset: 0x29000 };
         assert_eq!((all[0].pages.as_slice(), all[0].is_sound, all[0].is_hooked()), (&[kept][..], true, true));
         assert_eq!(all[0].text, Some(0x7e00_0000_0000..0x7e00_0000_1000));
         assert!(all[0].replaced().eq(std::iter::once(0x7f00_0000_0000..0x7f00_0000_1000)));

@@ -9,6 +9,7 @@ use crate::error::Busy;
 use crate::failure::Failure;
 use crate::outcome::{Hooked, Mapped};
 use crate::plan::{Kept, Pages, Part, Plan, Step, Undo, Write, is_same_code, writes};
+use crate::probes::Spare;
 use crate::remote::Remote;
 use crate::stack::Words;
 use crate::stop::Stop;
@@ -293,11 +294,11 @@ impl Injection<'_> {
                 map(remote, draft.base, draft.text.len() as u64, READ_AND_RUN, flags, fd, 0)
             }
             Step::SetAside(at) => {
-                let Kept { start, spare, bytes } = self.plan.kept(at);
+                let Kept { start, spare, bytes, .. } = self.plan.kept(at);
                 move_pages(remote, start, spare, bytes)
             }
             Step::Replace(at) => {
-                let Kept { start, spare, bytes } = self.plan.kept(at);
+                let Kept { start, spare, bytes, .. } = self.plan.kept(at);
                 let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_POPULATE;
                 map(remote, start, bytes, READ_AND_RUN, flags, fd, spare - draft.base)
             }
@@ -409,7 +410,11 @@ fn move_pages(remote: &mut Remote, from: u64, to: u64, bytes: u64) -> Result<(),
 
 pub(crate) fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Result<(), Failure> {
     match undo {
-        Undo::PutBack(Kept { start, spare, bytes }) => move_pages(remote, spare, start, bytes),
+        Undo::PutBack(kept) => {
+            let spare = Spare::empty(remote, kept)?;
+            move_pages(remote, kept.spare, kept.start, kept.bytes)?;
+            spare.renew(remote)
+        }
         Undo::Unmap => {
             let arguments = [range.start, range.end - range.start, 0, 0, 0, 0];
             remote.call("munmap", libc::SYS_munmap, arguments).map(drop)

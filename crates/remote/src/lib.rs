@@ -43,6 +43,8 @@ mod interrupted;
 #[cfg(target_arch = "x86_64")]
 mod priority;
 #[cfg(target_arch = "x86_64")]
+mod probes;
+#[cfg(target_arch = "x86_64")]
 mod remote;
 #[cfg(target_arch = "x86_64")]
 mod remove;

@@ -171,6 +171,8 @@ pub(crate) struct Kept {
     pub(crate) start: u64,
     pub(crate) spare: u64,
     pub(crate) bytes: u64,
+    /// Offset of the first in its file.
+    pub(crate) offset: u64,
 }
 
 /// What is to be mapped into a process, checked.
@@ -181,6 +183,8 @@ pub struct Plan {
     reserved: u64,
     /// Per replaced pages: the mapping that they are part of.
     mappings: Vec<Range<u64>>,
+    /// The same: their offset in its file.
+    offsets: Vec<u64>,
 }
 
 impl Plan {
@@ -201,14 +205,15 @@ impl Plan {
         if !maps.as_slice().iter().all(is_free) {
             return Err(PlanError::Occupied(whole));
         }
-        let mappings = draft.pages.iter().map(|pages| check_pages(pages, maps)).collect::<Result<Vec<_>, _>>()?;
+        let places = draft.pages.iter().map(|pages| check_pages(pages, maps)).collect::<Result<Vec<_>, _>>()?;
+        let (mappings, offsets) = places.into_iter().unzip();
         for (at, pages) in draft.pages.iter().enumerate() {
             if draft.pages[..at].iter().any(|before| overlap(&before.range(), &pages.range())) {
                 return Err(PlanError::Shape("a replaced page"));
             }
         }
         draft.displaced.iter().try_for_each(|displaced| check_displaced(displaced, &draft))?;
-        Ok(Self { draft, reserved, mappings })
+        Ok(Self { draft, reserved, mappings, offsets })
     }
 
     /// What it was made of.
@@ -252,7 +257,8 @@ impl Plan {
         let length = |pages: &Pages| pages.original.len() as u64;
         let before: u64 = self.draft.pages[..at].iter().map(|pages| length(pages) + PAGE_BYTES).sum();
         let pages = &self.draft.pages[at];
-        Kept { start: pages.start, spare: self.draft.base + self.draft.bytes + before, bytes: length(pages) }
+        let (start, spare) = (pages.start, self.draft.base + self.draft.bytes + before);
+        Kept { start, spare, bytes: length(pages), offset: self.offsets[at] }
     }
 
     /// What is done to the stopped process, in this order: whatever an injector leaves that dies in between is harmless.
@@ -354,7 +360,8 @@ fn check_blob(draft: &Draft, reserved: u64) -> Result<(), PlanError> {
     Ok(())
 }
 
-fn check_pages(pages: &Pages, maps: &Maps) -> Result<Range<u64>, PlanError> {
+/// The mapping that pages are part of, and their offset in its file.
+fn check_pages(pages: &Pages, maps: &Maps) -> Result<(Range<u64>, u64), PlanError> {
     let bytes = pages.original.len();
     if bytes == 0 || bytes != pages.edited.len() || !is_whole(bytes as u64) || !is_whole(pages.start) {
         return Err(PlanError::Shape("a replaced page"));
@@ -364,7 +371,7 @@ fn check_pages(pages: &Pages, maps: &Maps) -> Result<Range<u64>, PlanError> {
         is_plain && mapping.inode != 0 && mapping.covers(&pages.range())
     };
     let mapping = maps.at(pages.start).filter(is_text).ok_or(PlanError::NotText(pages.start))?;
-    Ok(mapping.range.clone())
+    Ok((mapping.range.clone(), mapping.offset.saturating_add(pages.start - mapping.range.start)))
 }
 
 fn check_displaced(displaced: &Displaced, draft: &Draft) -> Result<(), PlanError> {

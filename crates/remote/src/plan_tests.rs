@@ -77,7 +77,7 @@ fn data_comes_before_text_and_text_before_jumps() {
 fn every_step_that_leaves_something_has_an_undo() {
     let plan = plan(|_| {}).expect("it is right");
     let undo: Vec<Undo> = plan.steps().into_iter().rev().filter_map(|step| plan.undo(step)).collect();
-    let kept = |start, spare| Undo::PutBack(Kept { start, spare, bytes: 0x1000 });
+    let kept = |start, spare| Undo::PutBack(Kept { start, spare, bytes: 0x1000, offset: 0x1000 + start - LIBC });
     let expected = [
         Undo::Restore,
         Undo::MoveBack,

@@ -262,6 +262,11 @@ impl Remote {
         }))
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
     /// The thread.
     pub(crate) fn tid(&self) -> i32 {
         self.tid

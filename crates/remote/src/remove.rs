@@ -89,7 +89,7 @@ fn remove_inert(target: &Target, found: &Found, stop: &mut Stop) -> Result<(), F
 
 /// What to write over the jumps in pages that were replaced: the memfd has the original code.
 fn original_code(stop: &Stop, found: &Found, kept: Kept) -> Result<Vec<Write>, Failure> {
-    let Kept { start, spare, bytes } = kept;
+    let Kept { start, spare, bytes, .. } = kept;
     let changed = |_| Failure::Busy(Busy::Changed);
     let file = File::open(format!("/proc/{}/map_files/{:x}-{:x}", stop.pid, start, start + bytes)).map_err(changed)?;
     if file.metadata().map_err(changed)?.ino() != found.inode {

@@ -82,7 +82,7 @@ fn calls_are_counted_while_hooked_and_children_start_empty() {
     assert!(program::counted(program.pid()) > first);
     let found = program::found(program.pid());
     assert!(found.is_hooked() && found.text.is_some());
-    assert!(found.replaced().eq(std::iter::once(program.hooked..program.hooked + 4096)));
+    assert!(found.replaced().eq(std::iter::once(program.hooked..program.hooked + program::REPLACED)));
     // The memfd is closed.
     assert!(program::traces(program.pid()).iter().all(|line| !line.starts_with("/memfd")));
     program.finish();

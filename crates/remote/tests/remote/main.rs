@@ -7,6 +7,7 @@ mod cycles;
 mod kills;
 mod limits;
 mod places;
+mod probes;
 mod program;
 mod refusals;
 mod reused;

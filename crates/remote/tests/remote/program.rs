@@ -14,6 +14,8 @@ use heapbpf_remote::{
     reserved_bytes,
 };
 
+/// Bytes of replaced pages: that of the function, and the next.
+pub const REPLACED: u64 = 2 * PAGE_BYTES;
 /// Offset of the data in the blob, and of the counter in it.
 const DATA: u64 = PAGE_BYTES;
 /// First instructions of the hooked function: `rdtsc; push; mov`, and where the second and the third begin.
@@ -144,12 +146,11 @@ impl Drop for Program {
 pub fn plan(target: &Target, hooked: u64) -> Plan {
     let page = hooked & !(PAGE_BYTES - 1);
     let mapping = target.maps().at(page).expect("the function is mapped");
-    let base =
-        target.maps().gap(&mapping.range, reserved_bytes(2 * PAGE_BYTES, PAGE_BYTES, 1)).expect("there is a gap");
+    let base = target.maps().gap(&mapping.range, reserved_bytes(2 * PAGE_BYTES, REPLACED, 1)).expect("there is a gap");
     let file = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
-    let mut original = vec![0; PAGE_BYTES as usize];
+    let mut original = vec![0; REPLACED as usize];
     let file = std::fs::File::open(file).expect("the program can be read");
-    file.read_exact_at(&mut original, page - mapping.range.start + mapping.offset).expect("the page can be read");
+    file.read_exact_at(&mut original, page - mapping.range.start + mapping.offset).expect("the pages can be read");
     let mut edited = original.clone();
     let at = (hooked - page) as usize;
     assert_eq!(original[at..at + 6], DISPLACED);

@@ -199,9 +199,11 @@ pub(super) fn draft(
         is_read && behind.is_none_or(|behind| memory.read_exact_at(behind, address + own as u64).is_ok())
     };
     let runs = plan.runs(GAP_PAGES, &read).ok_or(Refused::Changed)?;
-    let pages = runs.into_iter().flat_map(|run| split(run.address, run.bytes, &place.starts)).map(|(start, edited)| {
+    let parts = runs.into_iter().flat_map(|run| split(run.address, run.bytes, &place.starts));
+    let pages = parts.map(|(start, edited)| {
         let mut original = vec![0; edited.len()];
-        read(start, &mut original).then_some(Pages { start, original, edited })
+        let pages = read(start, &mut original).then_some(Pages { start, original, edited })?;
+        Some(not_alone(pages, place, &read))
     });
     let pages = pages.collect::<Option<Vec<_>>>().ok_or(Refused::Changed)?;
     let bytes = mapped_bytes(set_log2);
@@ -229,6 +231,31 @@ fn split(address: u64, mut bytes: Vec<u8>, starts: &[u64]) -> Vec<(u64, Vec<u8>)
     parts.push((address, bytes));
     parts.reverse();
     parts
+}
+
+/// A page with a neighbour of the same mapping, which stays as it is: the kernel puts probes back into two pages, not into one
+/// (`heapbpf_remote`, `probes`).
+fn not_alone(pages: Pages, place: &Place, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Pages {
+    let Pages { start, original, edited } = &pages;
+    let (end, whole) = (pages.range().end, &place.mapping.range);
+    let neighbour = |address| {
+        let mut page = vec![0; PAGE_BYTES as usize];
+        read(address, &mut page).then_some(page)
+    };
+    if end - start > PAGE_BYTES {
+        return pages;
+    }
+    let joined = |parts: [&[u8]; 2]| parts.concat();
+    if end < whole.end && !place.starts.contains(&end) {
+        let Some(next) = neighbour(end) else { return pages };
+        return Pages { start: *start, original: joined([original, &next]), edited: joined([edited, &next]) };
+    }
+    if *start > whole.start && !place.starts.contains(start) {
+        let before = start - PAGE_BYTES;
+        let Some(page) = neighbour(before) else { return pages };
+        return Pages { start: before, original: joined([&page, original]), edited: joined([&page, edited]) };
+    }
+    pages
 }
 
 /// Checks that the pages which are to be replaced hold the file's code, but for probes.

@@ -30,3 +30,29 @@ fn runs_end_where_mappings_do() {
     let parts = [(100, bytes(0..2)), (102, bytes(2..7)), (107, bytes(7..8))];
     assert_eq!(split(100, bytes(0..8), &[90, 107, 102]), parts);
 }
+
+#[test]
+fn a_page_is_not_replaced_alone_unless_it_is_its_mapping() {
+    let place = |starts: &[u64]| Place {
+        mapping: Mapping { range: 0x1000..0x5000, ..Mapping::default() },
+        starts: starts.to_vec(),
+        bias: 0,
+        end: 0x5000,
+    };
+    let read = |address: u64, bytes: &mut [u8]| {
+        bytes.fill((address / PAGE_BYTES) as u8);
+        true
+    };
+    let page = |start| Pages { start, original: vec![9; 4096], edited: vec![8; 4096] };
+    let replaced = |start, starts: &[u64]| {
+        let pages = not_alone(page(start), &place(starts), &read);
+        (pages.start, pages.original.chunks(4096).zip(pages.edited.chunks(4096)).map(|(a, b)| [a[0], b[0]]).collect())
+    };
+    let with_next: (u64, Vec<[u8; 2]>) = (0x1000, vec![[9, 8], [2, 2]]);
+    assert_eq!(replaced(0x1000, &[0x1000]), with_next);
+    assert_eq!(replaced(0x4000, &[0x1000]), (0x3000, vec![[3, 3], [9, 8]]), "the last one");
+    assert_eq!(replaced(0x2000, &[0x1000, 0x3000]), (0x1000, vec![[1, 1], [9, 8]]), "the next is another mapping's");
+    assert_eq!(replaced(0x2000, &[0x1000, 0x2000, 0x3000]), (0x2000, vec![[9, 8]]), "alone in its mapping");
+    let two = Pages { start: 0x1000, original: vec![9; 8192], edited: vec![8; 8192] };
+    assert_eq!(not_alone(two.clone(), &place(&[0x1000]), &read), two);
+}
