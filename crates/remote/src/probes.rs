@@ -1,8 +1,8 @@
 //! Probes of the kernel (uprobes) in pages that are put back.
 //!
 //! Whoever makes or removes a probe has the kernel list the places where its file is mapped, and then go through that list. A page
-//! that is moved in between is missed (Linux 3.5 to 6.18 at least): the breakpoint of a probe that is gone stays in it, and ends
-//! the process at the next call, by a SIGTRAP of which no log tells. So pages that have breakpoints are put back empty. What the
+//! that is moved in between is missed (seen on Linux 6.18): the breakpoint of a probe that is gone stays in it, and ends
+//! the process at the next call, by a SIGTRAP of which the log seldom tells. So pages that have breakpoints are put back empty. What the
 //! process then reads anew is the file's. The kernel puts the breakpoints of probes that are still there into it as it does into
 //! any new mapping: when one is taken apart (`uprobe_mmap` in `vma_complete`).
 
