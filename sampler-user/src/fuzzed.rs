@@ -6,6 +6,10 @@ mod demangle;
 mod mappings;
 #[path = "../../fuzz/shared/perf_map.rs"]
 mod perf_map;
+#[path = "../../fuzz/shared/records.rs"]
+mod records;
+#[path = "../../fuzz/shared/requests.rs"]
+mod requests;
 #[path = "../../fuzz/shared/seeds.rs"]
 mod seeds;
 #[path = "../../fuzz/shared/symbols.rs"]
@@ -35,4 +39,14 @@ fn seeds_of_perf_map_are_checked() {
 #[test]
 fn seeds_of_symbols_are_checked() {
     seeds::replay("symbols", symbols::check);
+}
+
+#[test]
+fn seeds_of_records_are_checked() {
+    seeds::replay("records", records::check);
+}
+
+#[test]
+fn seeds_of_requests_are_checked() {
+    seeds::replay("requests", requests::check);
 }

@@ -19,7 +19,8 @@
 //!                              files, report, HTTP ◄── encode ◄── symbolize ◄── snapshot: Profile
 //! ```
 //!
-//! Without the feature `daemon`, which is on by default, it is [`host`], [`symbols`], and the [`clock`] and [`http_client`] that they use.
+//! Without the feature `daemon`, which is on by default, it is what reads foreign bytes: [`host`], [`symbols`], the decoder of [`heap`], the
+//! parameters and tokens of [`serve`], and the [`clock`] and [`http_client`] that they use.
 
 #[cfg(feature = "daemon")]
 pub mod arch;
@@ -38,7 +39,6 @@ pub mod demo;
 pub mod doctor;
 #[cfg(test)]
 mod fuzzed;
-#[cfg(feature = "daemon")]
 pub mod heap;
 pub mod host;
 pub mod http_client;
@@ -60,7 +60,6 @@ pub mod record;
 pub mod run;
 #[cfg(feature = "daemon")]
 pub mod sampling;
-#[cfg(feature = "daemon")]
 pub mod serve;
 #[cfg(feature = "daemon")]
 pub mod side_by_side;

@@ -106,7 +106,7 @@ fn input(file: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn seeds_are_checked() {
+fn seeds_of_go_are_checked() {
     seeds::replay("go", shared::check);
 }
 

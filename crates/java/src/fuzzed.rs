@@ -49,7 +49,7 @@ fn memory() -> Sparse {
 }
 
 #[test]
-fn seeds_are_checked() {
+fn seeds_of_java_are_checked() {
     seeds::replay("java", shared::check);
 }
 

@@ -1,4 +1,4 @@
-//! Replays inputs of the fuzz target `objects`, variants of them, and the seeds of `objects` and `attach`.
+//! Replays inputs of the fuzz targets `objects` and `usdt`, variants of them, and the seeds of these, `attach` and `specs`.
 
 use std::collections::BTreeSet;
 
@@ -15,6 +15,10 @@ mod damage;
 mod seeds;
 #[path = "../../../fuzz/shared/objects.rs"]
 mod shared;
+#[path = "../../../fuzz/shared/specs.rs"]
+mod specs;
+#[path = "../../../fuzz/shared/usdt.rs"]
+mod usdt;
 
 use build::{Load, PROGRAM_HEADER_BYTES, Part};
 
@@ -102,4 +106,53 @@ fn code_beyond_the_end_of_the_file_gets_no_probes() {
     let (table, rules) = (Table::default().with_objects(true), KernelRules::of(Machine::X86_64, (6, 18)));
     let found = examine_avoiding(&file, "python3", &rules, &table, &BTreeSet::new());
     assert!(found.plan.map_or(true, |plan| plan.sites.is_empty()));
+}
+
+/// A program that announces its samples: one probe with a semaphore in registers and memory, one without.
+fn announcing() -> Vec<u8> {
+    let note = |words: [u64; 3], texts: [&str; 3]| {
+        let mut description: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        texts.iter().for_each(|text| description.extend([text.as_bytes(), b"\0"].concat()));
+        let head = [8, description.len() as u32, 3].map(u32::to_le_bytes);
+        description.resize(description.len().next_multiple_of(4), 0);
+        [head.as_flattened(), b"stapsdt\0", &description].concat()
+    };
+    let alloc = note([TEXT + 0x10, 0x7000, DATA + 8], ["otel_memory", "alloc", "8@%rdi -4@16(%rsp) 8@$512"]);
+    let notes = [alloc, note([TEXT + 0x40, 0x7000, 0], ["otel_memory", "free", "8@-0x10(%rbp)"])].concat();
+    let part = |name, kind, flags, address, bytes| Part { name, kind, flags, address, link: 0, bytes };
+    let parts = [
+        part(".text", 1, 6, TEXT, vec![0x90; CODE_BYTES as usize]),
+        part(".data", 1, 3, DATA, vec![0; DATA_BYTES as usize]),
+        part(".note.stapsdt", 7, 0, 0, notes),
+        part(".stapsdt.base", 1, 2, 0x7000, vec![0]),
+    ];
+    let loads = [
+        Load { kind: 1, flags: 5, offset: 0, address: 0x40_0000, bytes: CODE + CODE_BYTES },
+        Load { kind: 1, flags: 6, offset: CODE + CODE_BYTES, address: DATA, bytes: DATA_BYTES },
+    ];
+    build::file(&loads, &parts)
+}
+
+#[test]
+fn inputs_of_usdt_are_checked() {
+    damage::replay("usdt", "semaphore", &announcing(), usdt::check);
+}
+
+#[test]
+fn seeds_of_usdt_are_checked() {
+    seeds::replay("usdt", usdt::check);
+}
+
+/// The input reaches what it is made for.
+#[test]
+fn the_input_s_usdt_probes_are_found() {
+    let found = crate::announced(&announcing(), &KernelRules::of(Machine::X86_64, (6, 18)));
+    let found = found.expect("they can be used").expect("they are announced");
+    let offsets: Vec<u64> = found.sites.iter().map(|planned| planned.site.offset).collect();
+    assert_eq!(offsets, [CODE + 0x10, CODE + 0x40]);
+}
+
+#[test]
+fn seeds_of_specs_are_checked() {
+    seeds::replay("specs", specs::check);
 }

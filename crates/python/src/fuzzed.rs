@@ -10,7 +10,7 @@ mod seeds;
 mod shared;
 
 #[test]
-fn seeds_are_checked() {
+fn seeds_of_python_are_checked() {
     seeds::replay("python", shared::check);
 }
 

@@ -86,7 +86,11 @@ impl Tokens {
         if tokens.0.is_empty() { Err(unfit("has no token")) } else { Ok(tokens) }
     }
 
-    pub(super) fn parse(text: &str) -> Result<Self, (usize, String)> {
+    /// The tokens of a file's text.
+    ///
+    /// # Errors
+    /// A line, counted from 1, and what is wrong with it, without the token.
+    pub fn parse(text: &str) -> Result<Self, (usize, String)> {
         let mut tokens = Vec::new();
         for (line, text) in (1..).zip(text.lines()) {
             let mut words = text.split_ascii_whitespace();

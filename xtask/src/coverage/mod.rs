@@ -1,6 +1,7 @@
 //! `cargo xtask coverage`: how many lines of each crate its own tests run.
 
 mod lines;
+mod readers;
 mod table;
 mod tools;
 
@@ -50,6 +51,9 @@ pub struct Selection {
     /// Write the counts of lines to a file, in lcov's format
     #[arg(long, value_name = "FILE")]
     lcov: Option<PathBuf>,
+    /// Instead, how much of each reader of foreign bytes the seeds of its fuzz target run
+    #[arg(long, conflicts_with_all = ["packages", "files", "lcov"])]
+    seeds: bool,
 }
 
 /// Measures packages one by one and prints tables. The exit code is a failure if a test failed or a pure crate is below
@@ -58,11 +62,19 @@ pub fn measure(context: &Context, selection: &Selection) -> anyhow::Result<ExitC
     let packages = select(crates::packages(context)?, &selection.packages)?;
     let folder = Folder::prepare(context)?;
     let tools = tools::ensure(context)?;
+    if selection.seeds {
+        print!("{}", table::format("fuzz target", &readers::measure(context, &folder, &tools, &packages)?));
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut failed = false;
     let (mut rows, mut files, mut all) = (Vec::new(), Vec::new(), Lines::new());
     for package in &packages {
         say!("measuring {}", package.name);
-        let (lines, passed) = measure_package(context, &folder, &tools, package)?;
+        let (lines, passed) = measure_tests(context, &folder, &tools, package, &[])?;
+        let lines = lines::production(lines, &test_lines(package)?);
+        if lines.is_empty() {
+            bail!("the tests of {} measured nothing", package.name);
+        }
         failed |= !passed;
         let counts = lines.iter().map(|(file, counts)| (file, Count::of(counts)));
         files.extend(counts.clone().map(|(file, count)| Row {
@@ -141,12 +153,13 @@ impl Folder {
     }
 }
 
-/// The coverage of a package's production code by its own tests, and whether the tests passed.
-fn measure_package(
+/// What a package's own tests run, and whether they passed. `arguments` go to the test programs.
+fn measure_tests(
     context: &Context,
     folder: &Folder,
     tools: &Tools,
     package: &Package,
+    arguments: &[&str],
 ) -> anyhow::Result<(Lines, bool)> {
     let mut build = test_command(context, folder, package);
     let built = read(build.args(["--no-run", "--message-format=json-render-diagnostics"]))?;
@@ -154,7 +167,8 @@ fn measure_package(
     folder.clear()?;
     let mut test = test_command(context, folder, package);
     // One file for each process, because a process that is killed while it writes corrupts its file.
-    test.arg("--no-fail-fast").env("LLVM_PROFILE_FILE", folder.profiles.join("%p-%m.profraw"));
+    test.args(["--no-fail-fast", "--"]).args(arguments);
+    test.env("LLVM_PROFILE_FILE", folder.profiles.join("%p-%m.profraw"));
     let outcome = run_quietly(&mut test, context.options.verbose);
     if let Err(error) = &outcome {
         say!("tests of {} failed: {error:#}", package.name);
@@ -163,12 +177,7 @@ fn measure_package(
     let mut export = Command::new(&tools.cov);
     export.args(["export", "--format=lcov", "--instr-profile"]).arg(&merged);
     export.args(programs.iter().flat_map(|program| [OsString::from("--object"), program.into()]));
-    let lines = lines::parse(&read(&mut export)?)?;
-    let lines = lines::production(lines, &test_lines(package)?);
-    if lines.is_empty() {
-        bail!("the tests of {} measured nothing", package.name);
-    }
-    Ok((lines, outcome.is_ok()))
+    Ok((lines::parse(&read(&mut export)?)?, outcome.is_ok()))
 }
 
 /// A call of `cargo test` for all tests of a package but the end-to-end tests, instrumented.

@@ -1,0 +1,22 @@
+//! Records of both rings, of any length and content.
+
+use sampler_ebpf::abi::StackRecord;
+use sampler_user::heap::event::{Event, decode, decode_python, decode_python_code, decode_stack, time_ns_of};
+
+/// Checks a record.
+pub fn check(data: &[u8]) {
+    let time_ns = match decode(data) {
+        Some(Event::Allocation(record)) => record.time_ns,
+        Some(Event::Free(record)) => record.time_ns,
+        Some(Event::Unmap(record)) => record.time_ns,
+        Some(Event::Fork(record) | Event::Exec(record) | Event::Exit(record) | Event::Reset(record)) => record.time_ns,
+        // It may have a time and be too short for the rest.
+        None => time_ns_of(data),
+    };
+    assert_eq!(time_ns_of(data), time_ns);
+    if let Some((head, copy)) = decode_stack(data) {
+        assert_eq!(copy.len(), head.copied_bytes as usize);
+        assert!(data[size_of::<StackRecord>()..].starts_with(copy));
+    }
+    assert!(decode_python(data).is_none() || decode_python_code(data).is_none(), "a record is of one kind");
+}
