@@ -110,8 +110,7 @@ heapbpf_inline_code:
 .Larmed:
     xor r8d, r8d
     mov r9, [r10 + {S_INTERVAL}]
-    cmp r9, 1
-    cmc
+    call .Lcounts
     jmp .Ldecided
 
 .p2align 4, 0x90
@@ -418,36 +417,36 @@ site .Lsite_reallocating
     ret
 
 # r10: slot, rax: trials, rdx: trials until the next success before this call -> carry flag if sampled, r8: offset, r9:
-# interval. Keeps rax, r10. A success while the countdown was not armed, or was to be discarded, is none: the trials are
-# those of a fresh draw.
+# interval. Keeps rax, r10. Without a draw before, the trials are those of a fresh one.
 .Ldecide:
-    cmp qword ptr [r10 + {S_DISCARD}], 0
-    jne 1f
     cmp qword ptr [r10 + {S_INTERVAL}], 0
     je 1f
     test rdx, rdx
     jg 2f
 1:  call .Lnext_draw
-2:  mov r9, [r10 + {S_INTERVAL}]
-    cmp rax, rdx
+2:  cmp rax, rdx
     jge 3f
     sub rdx, rax
     mov [r10 + {S_COUNTDOWN}], rdx
     clc
     ret
-3:  test r9, r9
-    jz 4f
-    lea r8, [rdx - 1]
+3:  lea r8, [rdx - 1]
     push r8
+    mov r9, [r10 + {S_INTERVAL}]
     push r9
     call .Lnext_draw
     mov [r10 + {S_COUNTDOWN}], rdx
     pop r9
     pop r8
-    stc
+# r9: interval -> carry flag: a success counts. Clobbers rcx.
+.Lcounts:
+    address rcx, {CONTROL}
+    cmp qword ptr [rcx + {C_PAUSED}], 1
+    jae 4f
+    cmp r9, 1
+    cmc
     ret
-4:  mov qword ptr [r10 + {S_COUNTDOWN}], {LARGE_BYTES}
-    clc
+4:  clc
     ret
 
 # r10: slot -> rdx: trials until the next success. Keeps rax, r10.
@@ -476,7 +475,6 @@ site .Lsite_reallocating
     lea rsi, [rsi + rcx * 8 + {C_DRAWS}]
     mov rcx, [rsi]
     mov [r10 + {S_INTERVAL}], rcx
-    mov qword ptr [r10 + {S_DISCARD}], 0
     mov eax, {LARGE_BYTES}
     test rcx, rcx
     jz 2f

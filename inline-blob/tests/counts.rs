@@ -195,17 +195,7 @@ fn the_interval_can_change() {
     };
     assert_eq!(run(10_000), (10_000, 0));
     hooked.set_interval(10_000);
-    // A thread that samples nothing draws again only when it is told to.
-    unsafe {
-        let slots = (hooked.base() + heapbpf_inline::abi::SLOTS_OFFSET) as *mut heapbpf_inline::abi::Slot;
-        for slot in 0..heapbpf_inline::abi::SLOTS {
-            let slot = slots.add(slot);
-            if (*slot).key != 0 {
-                (&raw mut (*slot).discard).write_volatile(1);
-                (&raw mut (*slot).countdown).write_volatile(0);
-            }
-        }
-    }
+    // What was drawn before holds until its success, which is one of 65,536 bytes.
     // p = 1 − (1 − 1/10000)^100 = 0.00995; 200,000 calls: 1,990 ± 5 · 44. The seed is fixed.
     let (calls, sampled) = run(200_000);
     assert_eq!(calls, 200_000);
@@ -214,8 +204,38 @@ fn the_interval_can_change() {
     run(100_000);
     assert_eq!(run(1000), (1000, 1000));
     hooked.set_interval(0);
-    assert_eq!(run(1000).1, 1);
-    assert_eq!(run(100_000).1, 0);
+    assert_eq!(run(100_000), (100_000, 0));
+    hooked.set_interval(1);
+    assert_eq!(run(1000), (1000, 1000));
+}
+
+/// Sampling may be paused and go on at any moment: each byte in between counts as any other, the first as the last.
+#[test]
+fn what_was_drawn_before_a_pause_holds_after_it() {
+    let _turn = turn();
+    let hooked = glibc(&Options { interval: 10_000, ..Options::default() });
+    let f = hooked.functions();
+    record(false);
+    let mut bytes = 0;
+    let mut run = |calls: u64, size: u64| {
+        let before = hooked.counts();
+        for _ in 0..calls {
+            unsafe { (f.free)((f.malloc)(size as usize)) };
+        }
+        let after = hooked.counts();
+        bytes += calls * size;
+        assert_eq!(after.bytes, bytes, "whatever is drawn");
+        after.sampled - before.sampled
+    };
+    let mut sampled = 0;
+    for round in 0..20_000 {
+        hooked.set_interval(0);
+        assert_eq!(run(1, 1 + round % 30_000), 0);
+        hooked.set_interval(10_000);
+        sampled += run(10, 100);
+    }
+    // As above: 1,990 ± 5 · 44.
+    assert!((1770..2210).contains(&sampled), "{sampled}");
 }
 
 /// One trial per allocation.

@@ -109,6 +109,85 @@ fn the_file_has_symbols_and_frames() {
     assert_eq!(cfa_at(DESCRIPTION - 1), 8);
 }
 
+/// The registers that a function must preserve.
+const PRESERVED: [gimli::Register; 6] = [
+    gimli::X86_64::RBX,
+    gimli::X86_64::RBP,
+    gimli::X86_64::R12,
+    gimli::X86_64::R13,
+    gimli::X86_64::R14,
+    gimli::X86_64::R15,
+];
+
+/// Where the return address and the caller's registers are, as far as they are on the stack at distances from its pointer.
+fn frame_at(
+    frames: &gimli::EhFrame<gimli::EndianSlice<'_, gimli::LittleEndian>>,
+    at: u64,
+    address: u64,
+) -> Option<Vec<i64>> {
+    use gimli::UnwindSection as _;
+    let bases = gimli::BaseAddresses::default().set_eh_frame(at);
+    let mut context = gimli::UnwindContext::new();
+    let row = frames.unwind_info_for_address(&bases, &mut context, address, gimli::EhFrame::cie_from_offset).ok()?;
+    let gimli::CfaRule::RegisterAndOffset { register, offset } = row.cfa() else { return None };
+    if *register != gimli::X86_64::RSP {
+        return None;
+    }
+    let place = |register| match row.register(register) {
+        Some(gimli::RegisterRule::Offset(offset)) => offset,
+        _ => 0,
+    };
+    Some([*offset].into_iter().chain(PRESERVED.map(place)).collect())
+}
+
+/// Copied instructions say of the stack what the library says of them.
+#[test]
+fn frames_of_copied_instructions_are_those_of_the_library() {
+    use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+    let code = heapbpf_inline_blob::code().unwrap();
+    let mut all = 0;
+    for path in [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2",
+        "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
+        "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2",
+    ] {
+        use object::ObjectSection as _;
+        let Some((plan, _)) = plan(path) else { continue };
+        let library = std::fs::read(path).unwrap();
+        let (library, blob) = (object::File::parse(&*library).unwrap(), object::File::parse(&*plan.file).unwrap());
+        let sections = [&library, &blob].map(|file| file.section_by_name(".eh_frame").unwrap());
+        let frames = sections.each_ref().map(|it| gimli::EhFrame::new(it.data().unwrap(), gimli::LittleEndian));
+        let text = library.section_by_name(".text").unwrap();
+        let mut compared = 0;
+        for function in Found::check(plan.text(), &code).unwrap().functions {
+            let address = function.address - (1 << 30);
+            let bytes = &text.data().unwrap()[(address - text.address()) as usize..];
+            let original = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
+            let copied = &plan.file[function.original as usize..];
+            let copied = Decoder::with_ip(64, copied, u64::from(function.original), DecoderOptions::NONE);
+            let goes_on = |one: &Instruction| {
+                !matches!(one.flow_control(), FlowControl::Return | FlowControl::UnconditionalBranch)
+            };
+            let pairs = original.into_iter().zip(copied);
+            for (original, copied) in
+                pairs.take_while(|(one, other)| one.mnemonic() == other.mnemonic() && goes_on(one))
+            {
+                let [expected, found] = [(0, original.ip()), (1, copied.ip())]
+                    .map(|(of, ip)| frame_at(&frames[of], sections[of].address(), ip));
+                if let Some(expected) = expected {
+                    assert_eq!(found, Some(expected), "{path}: {:#x}: {original}", original.ip());
+                    compared += 1;
+                }
+            }
+        }
+        println!("{path}: {compared} instructions");
+        assert!(compared > 50, "{path}: {compared}");
+        all += compared;
+    }
+    assert!(all > 0);
+}
+
 #[test]
 fn a_blob_of_ours_is_recognized_and_another_is_not() {
     let Some((plan, names)) = plan("/lib/x86_64-linux-gnu/libc.so.6") else { return };

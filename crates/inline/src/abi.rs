@@ -34,7 +34,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// First word of [`Header`] and [`Control`]: `HEAPBPFi`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HEAPBPFi");
 /// Version of this layout. Another version's blob is not touched.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Name of the memfd; `/proc/PID/maps` shows `/memfd:heapbpf-inline (deleted)`.
 pub const MEMFD_NAME: &str = "heapbpf-inline";
 
@@ -49,11 +49,11 @@ pub const TABLES: u64 = 0x4000;
 /// Offset of the stubs.
 pub const STUBS: u64 = 0x5000;
 /// Bytes of one stub.
-pub const STUB_BYTES: u64 = 0x140;
+pub const STUB_BYTES: u64 = 0x180;
 /// Offset of what makes the memfd an ELF file: symbols and unwind information, by which tools name and unwind the code.
-pub const DESCRIPTION: u64 = 0x1_0000;
+pub const DESCRIPTION: u64 = 0x1_1000;
 /// Bytes of text, from the base: what is mapped of the memfd.
-pub const TEXT_BYTES: u64 = 0x1_4000;
+pub const TEXT_BYTES: u64 = 0x1_5000;
 /// Most functions of one blob.
 pub const MAX_FUNCTIONS: usize = ((DESCRIPTION - STUBS) / STUB_BYTES) as usize;
 /// Offset of [`Control`].
@@ -208,15 +208,18 @@ pub struct Control {
     /// [`VERSION`].
     pub version: u64,
     /// Index of the constants in use. Written last, and after `draws`. Each thread uses them from its next draw on, and at
-    /// once if nothing was sampled before.
+    /// once if it has not drawn before.
     pub draw: u64,
     /// Seed of the draws; 0 for unpredictable ones. Read when a thread begins.
     pub seed: u64,
+    /// Not 0: nothing is sampled. Threads draw and count down all the same, and what they have drawn holds when sampling goes on: each
+    /// trial is independent of all others.
+    pub paused: u64,
     /// Constants by index. An interval of 0 samples nothing.
     pub draws: [DrawConstants; DRAWS],
 }
 
-/// Counts of one thread. The blob writes it, and the daemon only [`Slot::discard`] and [`Slot::countdown`].
+/// Counts of one thread. The blob alone writes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Slot {
@@ -240,8 +243,8 @@ pub struct Slot {
     pub interval: u64,
     /// State of the random number generator; 0 if not seeded.
     pub random: u64,
-    /// The daemon sets it to 1, and then `countdown` to 0, to have the thread draw afresh at its next call.
-    pub discard: u64,
+    /// Zero.
+    pub reserved: u64,
     /// Frees of sampled blocks, those by realloc included.
     pub frees_matched: u64,
     /// `realloc(p, 0)` where it frees: not a call.

@@ -1,8 +1,12 @@
 //! The instructions that a jump at a function's entry displaces, and the same ones elsewhere.
 
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, MemoryOperand, Register};
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, MemoryOperand, Register,
+};
 
+use crate::abi::PAGE_BYTES;
 use crate::error::Refusal;
+use crate::frame_rows::change;
 
 /// Bytes of a jump with a 32-bit distance.
 pub const JUMP_BYTES: usize = 5;
@@ -16,6 +20,8 @@ pub struct Displaced {
     pub length: usize,
     /// Whether control goes on behind the last of them.
     pub falls_through: bool,
+    /// What follows them and may run elsewhere as well. It stays where it is for all who come there by another way.
+    pub following: Vec<Instruction>,
 }
 
 impl Displaced {
@@ -25,7 +31,7 @@ impl Displaced {
     /// A [`Refusal`] if they cannot run elsewhere, or the function's own jumps lead between them.
     pub fn read(address: u64, code: &[u8]) -> Result<Self, Refusal> {
         let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
-        let mut displaced = Self { instructions: Vec::new(), length: 0, falls_through: true };
+        let mut displaced = Self { instructions: Vec::new(), length: 0, falls_through: true, following: Vec::new() };
         while displaced.length < JUMP_BYTES {
             if !decoder.can_decode() || !displaced.falls_through {
                 let ends_in_call = displaced.instructions.last().is_some_and(is_call);
@@ -48,30 +54,93 @@ impl Displaced {
         {
             return Err(Refusal::JumpedInto);
         }
+        let mut infos = InstructionInfoFactory::new();
+        if displaced.falls_through && displaced.instructions.iter().all(|one| change(&mut infos, one).is_some()) {
+            displaced.following = following(&mut infos, address, displaced.length, code);
+        }
         Ok(displaced)
     }
 
-    /// The instructions to encode elsewhere: the same ones, and a jump to what follows them. `redirected` gives the address
-    /// to jump to in place of another. A call, which is the last one, still returns to the original, so that unwinders
-    /// find the function there.
+    /// How many of the instructions that follow are worth running elsewhere and take at most so many bytes more there. That saves the jump
+    /// back, if control leaves them by one of their own: these two jumps are half of what an unsampled call costs.
+    pub fn worth_copying(&self, room: usize) -> usize {
+        let (mut taken, mut worth) = (0, 0);
+        for (before, instruction) in self.following.iter().enumerate() {
+            taken += if instruction.is_jcc_short_or_near() {
+                NEAR_BRANCH_BYTES
+            } else if instruction.is_jmp_short_or_near() {
+                JUMP_BYTES
+            } else {
+                instruction.len()
+            };
+            // The jump back has its room already, and is not needed behind the last one.
+            let (leaves, may_leave) = (is_last(instruction), instruction.is_jcc_short_or_near());
+            if (leaves && taken <= room + JUMP_BYTES) || (may_leave && taken <= room) {
+                worth = before + 1;
+            }
+        }
+        worth
+    }
+
+    /// The instructions to encode elsewhere: the same ones, the first `following` of those that follow, and a jump to the rest.
+    /// `redirected` gives the address to jump to in place of another. A call, which is the last one, still returns to the original, so
+    /// that unwinders find the function there.
     ///
     /// # Errors
     /// [`Refusal::Branch`], [`Refusal::Call`].
-    pub fn elsewhere(&self, redirected: impl Fn(u64) -> u64) -> Result<Vec<Instruction>, Refusal> {
-        let mut moved = self.instructions.clone();
+    pub fn elsewhere(&self, following: usize, redirected: impl Fn(u64) -> u64) -> Result<Vec<Instruction>, Refusal> {
+        let following = self.following.get(..following).unwrap_or_default();
+        let mut moved: Vec<Instruction> = self.instructions.iter().chain(following).copied().collect();
         for instruction in moved.iter_mut().filter(|i| is_branch(i)) {
             instruction.as_near_branch();
             instruction.set_near_branch64(redirected(instruction.near_branch_target()));
         }
-        let after = self.instructions.last().map_or(0, Instruction::next_ip);
+        let after = moved.last().map_or(0, Instruction::next_ip);
+        let goes_on = self.falls_through && !following.last().is_some_and(is_last);
         if let Some(call) = moved.pop_if(|last| is_call(last)) {
             moved.extend(call_returning_to(&call, after)?);
         }
-        if self.falls_through {
+        if goes_on {
             moved.push(Instruction::with_branch(Code::Jmp_rel32_64, after).map_err(|_| Refusal::Branch)?);
         }
         Ok(moved)
     }
+}
+
+/// Bytes of a conditional jump with a 32-bit distance.
+const NEAR_BRANCH_BYTES: usize = 6;
+
+/// Instructions behind the first `displaced` bytes of a function that may run elsewhere: one after the other, in the page in which the
+/// displaced ones end, so that nobody has changed them. Of each it must be known what it does to the stack pointer, because whoever unwinds
+/// from there must find the return address; and none may call, as its callee would return there.
+fn following(infos: &mut InstructionInfoFactory, address: u64, displaced: usize, code: &[u8]) -> Vec<Instruction> {
+    let page_end = (address + displaced as u64).next_multiple_of(PAGE_BYTES);
+    let end = code.len().min((page_end - address) as usize);
+    let mut decoder = Decoder::with_ip(64, &code[..end], address, DecoderOptions::NONE);
+    if decoder.set_position(displaced).is_err() {
+        return Vec::new();
+    }
+    decoder.set_ip(address + displaced as u64);
+    let mut following = Vec::new();
+    while decoder.can_decode() {
+        let at = decoder.position();
+        let instruction = decoder.decode();
+        let is_known = !differs_by_processor(&instruction, &code[at..end]) && movable(&instruction).is_ok();
+        let leads_away = matches!(instruction.flow_control(), FlowControl::IndirectBranch) || is_call(&instruction);
+        if !is_known || leads_away || (!is_last(&instruction) && change(infos, &instruction).is_none()) {
+            break;
+        }
+        following.push(instruction);
+        if is_last(&instruction) {
+            break;
+        }
+    }
+    following
+}
+
+/// Whether control never goes on behind an instruction of [`following`].
+fn is_last(instruction: &Instruction) -> bool {
+    instruction.flow_control() == FlowControl::Return || instruction.is_jmp_short_or_near()
 }
 
 /// Whether `instruction` has a target within its bytes.

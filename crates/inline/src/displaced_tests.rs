@@ -17,7 +17,7 @@ fn as_many_whole_instructions_as_the_jump_overwrites() {
     // push %r12; push %rbp; push %rbx; mov %rdi,%rbx; ret
     let displaced = read(&[0x41, 0x54, 0x55, 0x53, 0x48, 0x89, 0xfb, 0xc3]).unwrap();
     assert_eq!((displaced.length, displaced.instructions.len(), displaced.falls_through), (7, 4, true));
-    let moved = displaced.elsewhere(|target| target).unwrap();
+    let moved = displaced.elsewhere(0, |target| target).unwrap();
     assert_eq!((moved.len(), moved[4].code(), moved[4].near_branch_target()), (5, Code::Jmp_rel32_64, AT + 7));
 }
 
@@ -25,11 +25,11 @@ fn as_many_whole_instructions_as_the_jump_overwrites() {
 fn a_short_branch_gets_a_long_distance() {
     // test %rdi,%rdi; je +0x20; nop
     let displaced = read(&[0x48, 0x85, 0xff, 0x74, 0x20, 0x90]).unwrap();
-    let moved = displaced.elsewhere(|target| target).unwrap();
+    let moved = displaced.elsewhere(0, |target| target).unwrap();
     assert_eq!(codes(&moved), [Code::Test_rm64_r64, Code::Je_rel32_64, Code::Jmp_rel32_64]);
     assert_eq!(moved[1].near_branch_target(), AT + 5 + 0x20);
     // jmp to another function, which is hooked: its original
-    let moved = read(&[0xe9, 0xfb, 0x0f, 0, 0]).unwrap().elsewhere(|target| target + 7).unwrap();
+    let moved = read(&[0xe9, 0xfb, 0x0f, 0, 0]).unwrap().elsewhere(0, |target| target + 7).unwrap();
     assert_eq!((codes(&moved), moved[0].near_branch_target()), (vec![Code::Jmp_rel32_64], AT + 0x1007));
 }
 
@@ -38,7 +38,7 @@ fn a_call_returns_to_where_it_was() {
     // sub $8,%rsp; call +0x100; pop %rax; ret
     let displaced = read(&[0x48, 0x83, 0xec, 8, 0xe8, 0, 1, 0, 0, 0x58, 0xc3]).unwrap();
     assert_eq!((displaced.length, displaced.falls_through), (9, false));
-    let moved = displaced.elsewhere(|target| target).unwrap();
+    let moved = displaced.elsewhere(0, |target| target).unwrap();
     assert_eq!(
         codes(&moved),
         [Code::Sub_rm64_imm8, Code::Lea_r64_m, Code::Mov_rm32_imm32, Code::Mov_rm32_imm32, Code::Jmp_rel32_64]
@@ -46,12 +46,12 @@ fn a_call_returns_to_where_it_was() {
     assert_eq!((moved[2].immediate32(), moved[3].immediate32()), ((AT + 9) as u32, 0));
     assert_eq!(moved[4].near_branch_target(), AT + 9 + 0x100);
     // call *0x10(%rip); through a slot
-    let moved = read(&[0xff, 0x15, 0x10, 0, 0, 0]).unwrap().elsewhere(|target| target).unwrap();
+    let moved = read(&[0xff, 0x15, 0x10, 0, 0, 0]).unwrap().elsewhere(0, |target| target).unwrap();
     assert_eq!((moved[3].code(), moved[3].ip_rel_memory_address()), (Code::Jmp_rm64, AT + 0x16));
     // call *8(%rsp)
     let call = read(&[0xff, 0x54, 0x24, 8, 0x90]).unwrap_err();
     assert_eq!(call, Refusal::Call, "it is not the last one");
-    assert_eq!(read(&[0xff, 0x94, 0x24, 8, 0, 0, 0]).unwrap().elsewhere(|t| t).unwrap_err(), Refusal::Call);
+    assert_eq!(read(&[0xff, 0x94, 0x24, 8, 0, 0, 0]).unwrap().elsewhere(0, |t| t).unwrap_err(), Refusal::Call);
 }
 
 #[test]
@@ -81,4 +81,71 @@ fn what_cannot_be_moved_is_refused() {
     }
     // A jump to the entry itself is no jump into it.
     assert!(read(&[0x53, 0x55, 0x48, 0x89, 0xfb, 0xff, 0xcf, 0x75, 0xf7]).is_ok());
+}
+
+/// `mov %rdi,%rax; mov %rdi,%rcx`, then `rest`.
+fn following(rest: &[u8]) -> Displaced {
+    read(&[&[0x48, 0x89, 0xf8, 0x48, 0x89, 0xf9], rest].concat()).unwrap()
+}
+
+#[test]
+fn a_fast_path_is_copied_up_to_its_end() {
+    // test %rax,%rax; je +16; mov (%rax),%rdx; ret; int3
+    let displaced = following(&[0x48, 0x85, 0xc0, 0x74, 0x10, 0x48, 0x8b, 0x10, 0xc3, 0xcc]);
+    assert_eq!((displaced.length, displaced.following.len()), (6, 4));
+    assert_eq!(displaced.worth_copying(100), 4);
+    let moved = displaced.elsewhere(4, |target| target + 0x1000).unwrap();
+    let codes: Vec<Code> = moved.iter().map(Instruction::code).collect();
+    assert_eq!(codes[2..], [Code::Test_rm64_r64, Code::Je_rel32_64, Code::Mov_r64_rm64, Code::Retnq]);
+    assert_eq!(moved[3].near_branch_target(), AT + 11 + 16 + 0x1000);
+    // A jump back, where the copy ends before.
+    let moved = displaced.elsewhere(2, |target| target).unwrap();
+    assert_eq!((moved.len(), moved[4].code(), moved[4].near_branch_target()), (5, Code::Jmp_rel32_64, AT + 11));
+}
+
+#[test]
+fn a_copy_has_only_what_there_is_room_for_and_what_saves_a_jump() {
+    // test, je, mov, ret: 3 + 6 + 3 + 1 bytes elsewhere, and no jump back.
+    let displaced = following(&[0x48, 0x85, 0xc0, 0x74, 0x10, 0x48, 0x8b, 0x10, 0xc3]);
+    let worth: Vec<usize> = [0, 7, 8, 9, 12, 13].map(|room| displaced.worth_copying(room)).to_vec();
+    assert_eq!(worth, [0, 0, 4, 4, 4, 4]);
+    // mov (%rax),%rdx alone: a jump back follows either way.
+    assert_eq!(following(&[0x48, 0x8b, 0x10, 0xcc]).worth_copying(100), 0);
+    // test, je, mov: up to the branch.
+    assert_eq!(following(&[0x48, 0x85, 0xc0, 0x74, 0x10, 0x48, 0x8b, 0x10, 0xcc]).worth_copying(100), 2);
+}
+
+#[test]
+fn a_copy_neither_calls_nor_moves_the_stack_anywhere_nor_waits_for_the_kernel() {
+    for (rest, why) in [
+        (&[0xe8, 0, 0, 0, 0][..], "call"),
+        (&[0xff, 0xd0], "call *%rax"),
+        (&[0xff, 0xe0], "jmp *%rax"),
+        (&[0x48, 0x89, 0xec], "mov %rbp,%rsp"),
+        (&[0x48, 0x83, 0xe4, 0xe0], "and $-32,%rsp"),
+        (&[0x5c], "pop %rsp"),
+        (&[0xc9], "leave"),
+        (&[0x0f, 0x05], "syscall"),
+        (&[0xcc], "int3"),
+        (&[0xe3, 0], "jrcxz"),
+        (&[0x66, 0xe9, 0, 0], "a jump that processors differ about"),
+    ] {
+        assert_eq!(following(rest).following, [], "{why}");
+    }
+    // push %rbp; sub $8,%rsp; mov 8(%rsp),%rax; add $8,%rsp; pop %rbp
+    let frame = [0x55, 0x48, 0x83, 0xec, 8, 0x48, 0x8b, 0x44, 0x24, 8, 0x48, 0x83, 0xc4, 8, 0x5d, 0xcc];
+    assert_eq!(following(&frame).following.len(), 5);
+    // and $-32,%rsp; nop; test %rax,%rax; ret
+    assert_eq!(read(&[0x48, 0x83, 0xe4, 0xe0, 0x90, 0x48, 0x85, 0xc0, 0xc3]).unwrap().following, []);
+}
+
+/// Further pages may have been changed by somebody.
+#[test]
+fn a_copy_ends_with_its_page() {
+    let code = [&[0x48, 0x89, 0xf8, 0x48, 0x89, 0xf9][..], &[0x90; 20], &[0xc3]].concat();
+    let at = AT.next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
+    assert_eq!(Displaced::read(at - 16, &code).unwrap().following.len(), 10);
+    assert_eq!(Displaced::read(at - 27, &code).unwrap().following.len(), 21);
+    assert_eq!(Displaced::read(at - 6, &code).unwrap().following.len(), 0);
+    assert_eq!(Displaced::read(at - 5, &code).unwrap().following.len(), 21);
 }

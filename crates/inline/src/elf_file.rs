@@ -2,6 +2,7 @@
 
 use crate::abi::{CODE, DESCRIPTION, STUBS, TABLES, TEXT_BYTES};
 use crate::code::{Entries, FRAME_BYTES};
+use crate::frame_rows::FrameRow;
 
 /// A function in the file.
 #[derive(Clone, Debug)]
@@ -59,8 +60,8 @@ impl Writer {
     }
 }
 
-/// Where something is on the stack above the return address: in the shared code, and between these addresses of stubs.
-type Framed<'a> = (&'a Entries, &'a [[u64; 2]]);
+/// Where something is on the stack below the return address: in the shared code, and in stubs by their offset in the file.
+type Framed<'a> = (&'a Entries, &'a [FrameRow]);
 
 /// Makes `text` an ELF file: with a header at its beginning, and from [`DESCRIPTION`] on what describes it. All of that is
 /// mapped, so that it can be read as long as the code is there. Symbols for which there is no room are left out, from the
@@ -162,16 +163,14 @@ fn frames((entries, stubs): Framed<'_>, at: u64) -> Vec<u8> {
     let [length_low, length_high] = ((entries.framed_end - entries.framed) as u16).to_le_bytes();
     let framed = FRAME_BYTES as u8 + 8;
     describe(CODE, TABLES, &[3, low, high, 0x0e, framed, 3, length_low, length_high, 0x0e, 8]);
-    // DW_CFA_advance_loc4, DW_CFA_def_cfa_offset
+    // DW_CFA_advance_loc2
     let mut rows = Vec::new();
-    let mut last = STUBS;
-    for [start, end] in stubs {
-        for (place, offset) in [(*start, 16), (*end, 8)] {
-            rows.push(4);
-            rows.extend_from_slice(&((place - last) as u32).to_le_bytes());
-            rows.extend_from_slice(&[0x0e, offset]);
-            last = place;
-        }
+    let mut last = STUBS as u32;
+    for row in stubs {
+        rows.push(3);
+        rows.extend_from_slice(&((row.at - last) as u16).to_le_bytes());
+        rows.extend_from_slice(&row.rules);
+        last = row.at;
     }
     describe(STUBS, DESCRIPTION, &rows);
     frames.u32(0);

@@ -12,6 +12,7 @@ use crate::abi::{
 use crate::code::Code;
 use crate::elf_file::{self, Symbol};
 use crate::error::BuildError;
+use crate::frame_rows::FrameRow;
 use crate::stub::Stub;
 
 /// What differs between blobs for the same functions.
@@ -77,16 +78,16 @@ pub(crate) fn file(
     put(&mut image, TABLES, LOGARITHMS.as_bytes());
     put(&mut image, TABLES + size_of_val(&LOGARITHMS) as u64, RECIPROCALS.as_bytes());
     let mut symbols = site_symbols(code);
-    let mut framed = Vec::new();
+    let mut frames = Vec::new();
     for (index, stub) in stubs.iter().enumerate() {
         let address = STUBS + index as u64 * STUB_BYTES;
         image[address as usize..][..STUB_BYTES as usize].fill(0xcc);
         put(&mut image, address, &stub.bytes);
-        framed.extend(stub.framed.map(|range| range.map(|at| address + u64::from(at))));
+        frames.extend(stub.frame.iter().map(|row| FrameRow { at: address as u32 + row.at, rules: row.rules.clone() }));
         let name = names.get(index).map_or_else(String::new, |name| format!("heapbpf_inline:{name}"));
         symbols.push(Symbol { name, address, bytes: STUB_BYTES });
     }
-    Ok(elf_file::wrap(&image, &symbols, (&code.entries, &framed)))
+    Ok(elf_file::wrap(&image, &symbols, (&code.entries, &frames)))
 }
 
 fn site_symbols(code: &Code<'_>) -> Vec<Symbol> {

@@ -241,6 +241,9 @@ fn candidates(inputs: &Inputs<'_>, refused: &mut Vec<(usize, Refusal)>) -> Vec<C
             refused.push((found.remove(at).wanted, Refusal::JumpedInto));
         }
     }
+    if jumps.restarts() {
+        found.iter_mut().for_each(|candidate| candidate.displaced.following.clear());
+    }
     found
 }
 
@@ -353,18 +356,24 @@ fn assemble(
     let function_behind = |slot: u64| of_wanted.get(inputs.slots.get(&slot)?).copied();
     let encode = |index: usize, redirected: &dyn Fn(u64) -> u64| -> Result<Stub, (usize, Refusal)> {
         let candidate = &candidates[index];
-        let original = candidate.displaced.elsewhere(redirected).map_err(|r| (index, r))?;
-        let parts = Parts {
-            base: inputs.base,
-            index,
-            entries: &code.entries,
-            function: &candidate.function,
-            criterion: settings.criterion,
-            original: &original,
-            displaced: candidate.displaced.instructions.len(),
-            may_be_inside: !inputs.objects.is_empty(),
+        let build = |following: usize| {
+            let original = candidate.displaced.elsewhere(following, redirected)?;
+            let parts = Parts {
+                base: inputs.base,
+                index,
+                entries: &code.entries,
+                function: &candidate.function,
+                criterion: settings.criterion,
+                original: &original,
+                displaced: candidate.displaced.instructions.len(),
+                may_be_inside: !inputs.objects.is_empty(),
+            };
+            parts.build()
         };
-        parts.build().map_err(|r| (index, r))
+        let shortest = build(0).map_err(|r| (index, r))?;
+        let following = candidate.displaced.worth_copying(STUB_BYTES as usize - shortest.bytes.len());
+        // What follows may refer to something that is out of reach.
+        Ok(if following == 0 { shortest } else { build(following).unwrap_or(shortest) })
     };
     // First with any near target for inner jumps, to learn where the originals are.
     let mut originals = Vec::new();

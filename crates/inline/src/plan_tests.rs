@@ -128,10 +128,10 @@ fn each_entry_leads_to_its_stub_and_back() {
         assert_eq!(patch_at(&plan, at(index)).near_branch_target(), stub);
         let described = function(&plan, index as usize);
         assert_eq!((described.number, described.displaced), (77 | (index as u32) << 16, 7));
-        // The displaced instructions, and back.
-        let original = decoded(&plan, u64::from(described.original), 5);
+        // The displaced instructions, and what follows them up to the end.
+        let original = decoded(&plan, u64::from(described.original), 6);
         assert_eq!(original[0].code(), Op::Push_r64);
-        assert_eq!((original[4].code(), original[4].near_branch_target()), (Op::Jmp_rel32_64, at(index) + 7));
+        assert_eq!([original[4].code(), original[5].code()], [Op::Nopd, Op::Retnq]);
         assert!(plan.moved.contains(&(at(index) + 2, BASE + u64::from(described.original) + 2)));
     }
     // The rest of the displaced bytes is never run.
@@ -337,4 +337,20 @@ fn any_code_is_planned_or_refused() {
     let high = Inputs { texts: &texts, wanted, inner, stubs, slots, objects: &[], jumps: None, base: BASE };
     let code = Code { bytes: &bytes, entries: entries() };
     assert_eq!(Plan::new(&code, &SETTINGS, &high).unwrap_err(), BuildError::NothingToHook);
+}
+
+/// The kernel tells a thread in a restartable sequence by its address, so no code of such a file runs elsewhere.
+#[test]
+fn code_of_a_file_with_restartable_sequences_stays_where_it_is() {
+    let copied = |made: Made| {
+        let plan = made.plan();
+        decoded(&plan, u64::from(function(&plan, 0).original), 6)[5].code()
+    };
+    assert_eq!(copied(made()), Op::Retnq);
+    let mut restarts = made();
+    restarts.text[64 * 15..][..8].copy_from_slice(&[0x0f, 0xb9, 0x3d, 0x53, 0x30, 0x05, 0x53, 0x90]);
+    assert_ne!(copied(restarts), Op::Retnq);
+    let mut registers = made();
+    registers.text[64 * 15..][..6].copy_from_slice(&[0x41, 0xba, 0x53, 0x30, 0x05, 0x53]);
+    assert_eq!(copied(registers), Op::Retnq, "a C library registers itself with the kernel");
 }

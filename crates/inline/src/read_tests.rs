@@ -43,6 +43,7 @@ fn a_control_page_must_make_sense() {
         version: u64::from(VERSION),
         draw: 3,
         seed: 0,
+        paused: 0,
         draws: [DrawConstants::default(); DRAWS],
     };
     assert_eq!(control(right.as_bytes()), Ok(right));

@@ -99,7 +99,20 @@ const MOST_DISPLACED: u64 = JUMP_BYTES as u64 - 1 + 15;
 /// be no instruction, and no harm is done then. To find it takes a look at all code of a file, so it may be kept for the next process that
 /// maps the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Jumps(BTreeSet<Jump>);
+pub struct Jumps {
+    into: BTreeSet<Jump>,
+    /// Whether the file may have restartable sequences.
+    restarts: bool,
+}
+
+/// What precedes the code to which the kernel leads a thread that it has interrupted in a restartable sequence (`RSEQ_SIG` of Linux).
+const RESTART_SIGNATURE: [u8; 4] = 0x5305_3053_u32.to_le_bytes();
+/// `mov $…,%r10d`: a C library that tells the kernel the signature, as a system call's fourth argument.
+const TELLS_KERNEL: [u8; 2] = [0x41, 0xba];
+
+fn has_restartable_sequences(code: &[u8]) -> bool {
+    memchr::memmem::find_iter(code, &RESTART_SIGNATURE).any(|at| !code[..at].ends_with(&TELLS_KERNEL))
+}
 
 /// What leads into a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -134,14 +147,20 @@ impl Jumps {
                 }
             }
         }
-        Self(jumps)
+        let restarts = texts.iter().any(|text| has_restartable_sequences(text.bytes));
+        Self { into: jumps, restarts }
+    }
+
+    /// Whether code of the file may run nowhere but at its own addresses: the kernel knows a restartable sequence by its addresses.
+    pub(crate) const fn restarts(&self) -> bool {
+        self.restarts
     }
 
     /// The same in a process where all addresses are larger by `bias`, or wrap around.
     #[must_use]
     pub fn moved(&self, bias: u64) -> Self {
         let moved = |jump: &Jump| Jump { function: jump.function.wrapping_add(bias), ..*jump };
-        Self(self.0.iter().map(moved).collect())
+        Self { into: self.into.iter().map(moved).collect(), restarts: self.restarts }
     }
 
     /// Which of the `ranges` are entered after their first bytes, by index.
@@ -154,7 +173,7 @@ impl Jumps {
             let is_entered = jump.into < length && jump.from.is_none_or(|from| from >= length);
             is_entered.then_some(index)
         };
-        self.0.iter().filter_map(entered).collect()
+        self.into.iter().filter_map(entered).collect()
     }
 }
 

@@ -13,6 +13,7 @@ use crate::abi::{
 };
 use crate::code::Entries;
 use crate::error::Refusal;
+use crate::frame_rows::{self, FrameRow};
 
 /// Registers of integer arguments, in order (System V ABI, §3.2.3).
 const ARGUMENT_REGISTERS: [Register; 6] =
@@ -40,8 +41,8 @@ pub(crate) struct Stub {
     pub(crate) original: u32,
     /// The offset of each displaced instruction.
     pub(crate) displaced: Vec<u32>,
-    /// Offsets between which one word is on the stack below the return address.
-    pub(crate) framed: Option<[u32; 2]>,
+    /// Where the return address is, from which offset on, if not where the stack pointer is.
+    pub(crate) frame: Vec<FrameRow>,
 }
 
 /// What the stub is made of.
@@ -292,9 +293,13 @@ impl Parts<'_> {
             return Err(Refusal::TooLong);
         }
         let offsets = &encoded.new_instruction_offsets;
-        let framed = framed.map(|framed| framed.map(|at| offsets.get(at).copied().unwrap_or_default()));
+        let end = encoded.code_buffer.len() as u32;
+        let place = |at: usize| offsets.get(at).copied().unwrap_or(end);
+        let of_call = framed.map(|[start, end]| [FrameRow::depth(place(start), 16), FrameRow::depth(place(end), 8)]);
+        let places: Vec<u32> = (original..=original + self.original.len()).map(place).collect();
+        let frame = of_call.into_iter().flatten().chain(frame_rows::rows(self.original, &places)).collect();
         let displaced = offsets.iter().skip(original).take(self.displaced).copied().collect();
-        let original = offsets.get(original).copied().unwrap_or_default();
-        Ok(Stub { original, displaced, framed, bytes: encoded.code_buffer })
+        let original_offset = offsets.get(original).copied().unwrap_or_default();
+        Ok(Stub { original: original_offset, displaced, frame, bytes: encoded.code_buffer })
     }
 }

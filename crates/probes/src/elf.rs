@@ -193,7 +193,9 @@ impl FileImage {
         let mut code_bytes = 0_u64;
         for section in headers.sections.iter().filter(|section| section.is_code()) {
             code_bytes = code_bytes.saturating_add(section.bytes);
-            let bytes = (code_bytes <= CODE_READ_MAX_BYTES)
+            // The kernel maps segments. A section that says something else has other bytes than those that run.
+            let is_mapped_so = headers.offset_of_address(section.address) == Some(section.offset);
+            let bytes = (code_bytes <= CODE_READ_MAX_BYTES && (is_mapped_so || section.bytes == 0))
                 .then(|| read_range(file, "code", section.offset, section.bytes, MAX_PIECE_BYTES).ok());
             match bytes.flatten() {
                 Some(bytes) => self.code.push(Code { address: section.address, bytes }),

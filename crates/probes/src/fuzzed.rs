@@ -156,3 +156,15 @@ fn the_input_s_usdt_probes_are_found() {
 fn seeds_of_specs_are_checked() {
     seeds::replay("specs", specs::check);
 }
+
+/// Found by the fuzzer: sections have the code at one place of the file, and segments at another, beyond its end.
+#[test]
+fn code_that_is_not_where_segments_map_it_gets_no_probes() {
+    let mut file = interpreter();
+    // p_offset of the first program header.
+    file[64 + 8..64 + 16].copy_from_slice(&0x500_u64.to_le_bytes());
+    shared::check(&file);
+    let (table, rules) = (Table::default().with_objects(true), KernelRules::of(Machine::X86_64, (6, 18)));
+    let found = examine_avoiding(&file, "python3", &rules, &table, &BTreeSet::new());
+    assert!(found.plan.map_or(true, |plan| plan.sites.is_empty()));
+}

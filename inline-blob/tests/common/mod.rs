@@ -31,6 +31,8 @@ pub fn turn() -> MutexGuard<'static, ()> {
 }
 
 pub const NONE: u8 = 0xff;
+/// What threads draw by while nothing is sampled.
+const PAUSED_INTERVAL: u64 = 1 << 16;
 
 pub struct Hooked {
     pub plan: Plan,
@@ -213,9 +215,11 @@ impl Hooked {
             version: u64::from(VERSION),
             draw: 0,
             seed: options.seed,
+            paused: u64::from(options.interval == 0),
             draws: [DrawConstants::default(); DRAWS],
         };
-        control.draws[0] = draw_constants(options.interval).unwrap();
+        let interval = if options.interval == 0 { PAUSED_INTERVAL } else { options.interval };
+        control.draws[0] = draw_constants(interval).unwrap();
         // SAFETY: the page was just mapped.
         unsafe { std::ptr::write((base + CONTROL) as *mut Control, control) };
         let mut text = self.plan.text().to_vec();
@@ -306,9 +310,15 @@ impl Hooked {
         self.base
     }
 
-    /// Changes the sampling interval, as the daemon does: the constants first, then their index.
+    /// Changes the sampling interval, as the daemon does: the constants first, then their index. With 0, nothing is sampled, but threads
+    /// go on drawing.
     pub fn set_interval(&self, interval: u64) {
         let control = self.control();
+        // SAFETY: the control page stays mapped.
+        unsafe { (&raw mut (*control).paused).write_volatile(u64::from(interval == 0)) };
+        if interval == 0 {
+            return;
+        }
         // SAFETY: the control page stays mapped.
         unsafe {
             let next = ((*control).draw + 1) % DRAWS as u64;

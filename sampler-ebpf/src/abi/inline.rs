@@ -80,15 +80,15 @@ pub const NUMBER_BITS: u32 = 16;
 /// Where the target's own counts are, from the base of what is mapped into it. `heapbpf_inline::abi` has the whole layout.
 pub mod memory {
     /// Offset of the control page, whose first word is [`MAGIC`].
-    pub const CONTROL: u64 = 0x1_4000;
+    pub const CONTROL: u64 = 0x1_5000;
     /// The first word of the control page.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"HEAPBPFi");
     /// Offset of the number of threads that have begun.
-    pub const THREADS: u64 = 0x1_5000;
+    pub const THREADS: u64 = 0x1_6000;
     /// Offset of the slot of all threads without one of their own.
-    pub const SHARED_SLOT: u64 = 0x1_5080;
+    pub const SHARED_SLOT: u64 = 0x1_6080;
     /// Offset of the threads' slots.
-    pub const SLOTS: u64 = 0x1_6000;
+    pub const SLOTS: u64 = 0x1_7000;
     /// Number of these.
     pub const SLOT_COUNT: u64 = 1024;
     /// Bytes from one to the next.
@@ -128,8 +128,8 @@ pub struct SlotSums {
     pub interval: u64,
     /// Without meaning in sums.
     pub random: u64,
-    /// Without meaning in sums.
-    pub discard: u64,
+    /// Zero.
+    pub reserved: u64,
     /// Frees of sampled blocks.
     pub frees_matched: u64,
     /// `realloc(p, 0)` that freed.

@@ -45,7 +45,7 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         FileRanges: 520 { count: 0, ranges: 8 }
         InlineProcess: 192 { bases: 0, state: 32, unread_pages: 36, memory_of: 40, hooked: 56, counts: 72 }
         Handover: 65552 { tgid: 0, reserved: 4, count: 8, blocks: 16 }
-        SlotSums: 120 { threads: 0, countdown: 8, calls: 16, bytes: 24, sampled: 32, reported: 40, failed: 48, unsampled_failed: 56, interval: 64, random: 72, discard: 80, frees_matched: 88, zero_reallocs: 96, sampled_call: 104, sampled_bytes: 112 }
+        SlotSums: 120 { threads: 0, countdown: 8, calls: 16, bytes: 24, sampled: 32, reported: 40, failed: 48, unsampled_failed: 56, interval: 64, random: 72, reserved: 80, frees_matched: 88, zero_reallocs: 96, sampled_call: 104, sampled_bytes: 112 }
         DrawConstants: 24 { interval: 0, multiplier: 8, shift: 16 }
     }
 }

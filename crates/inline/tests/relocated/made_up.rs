@@ -6,7 +6,7 @@ pub const BYTES: usize = 64;
 /// A function's first instructions. `code`: its address; `data`: where memory may be read and written.
 pub fn function(code: u64, data: &std::ops::Range<u64>, others: &[u64]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let enough = fastrand::usize(5..14);
+    let enough = if fastrand::bool() { fastrand::usize(5..14) } else { fastrand::usize(14..BYTES - 16) };
     while bytes.len() < enough {
         let at = code + bytes.len() as u64;
         bytes.extend(instruction(at, data, code, others));

@@ -1,7 +1,7 @@
-//! Displaced instructions are executed where they were and where a plan puts them, from the same registers, flags and memory.
-//! All of it must be the same afterwards, and control must have gone to the same place.
+//! Displaced instructions, and those behind them that are copied as well, are executed where they were and where a plan puts them, from the
+//! same registers, flags and memory. All of it must be the same afterwards, and control must have gone to the same place.
 //!
-//! Nothing but the displaced instructions is there: they lead to breakpoints. A child process, stopped before and after, runs
+//! Nothing but these instructions is there: they lead to breakpoints. A child process, stopped before and after, runs
 //! them; a fault is as good an end as any, if it is the same one.
 
 #![cfg(target_arch = "x86_64")]
@@ -15,9 +15,11 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use heapbpf_elf::{Elf, ElfFile, Symbols};
-use heapbpf_inline::abi::{Function, HEADER, Header, MAX_FUNCTIONS, NO_ARGUMENT, TEXT_BYTES};
+use heapbpf_inline::abi::{Function, HEADER, Header, MAX_FUNCTIONS, NO_ARGUMENT, STUB_BYTES, TEXT_BYTES};
 use heapbpf_inline::{Code, Entries, Inputs, Plan, Settings, Text, Wanted};
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
+use iced_x86::{
+    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+};
 use sampler_ebpf::abi::Site;
 use zerocopy::FromBytes as _;
 
@@ -66,7 +68,12 @@ struct Original {
 struct Relocated {
     /// Where its displaced instructions are.
     at: u64,
+    /// These, and those that are copied.
     instructions: Vec<Instruction>,
+    /// Where the instructions are.
+    places: Vec<u64>,
+    /// How many are copied and stay where they are.
+    copied: usize,
 }
 
 impl Relocated {
@@ -87,6 +94,8 @@ struct Batch {
 #[derive(Debug, Default)]
 struct Seen {
     functions: u64,
+    /// Functions that were run with more than what is displaced, and instructions of these.
+    with_copies: [u64; 2],
     refused: BTreeMap<String, u64>,
     /// Runs by how they ended.
     ends: BTreeMap<&'static str, u64>,
@@ -246,13 +255,39 @@ impl Batch {
             let Original { address, bytes } = &originals[*wanted];
             assert_eq!(function.address, *address);
             let displaced = &bytes[..function.displaced as usize];
-            let instructions = Decoder::with_ip(64, displaced, *address, DecoderOptions::NONE).into_iter().collect();
-            (*address, Relocated { at: BLOB + u64::from(function.original), instructions })
+            let displaced = Decoder::with_ip(64, displaced, *address, DecoderOptions::NONE).into_iter().count();
+            let original = Decoder::with_ip(64, bytes, *address, DecoderOptions::NONE).into_iter();
+            let at = BLOB + u64::from(function.original);
+            let blob = &plan.file[function.original as usize..];
+            let blob: Vec<Instruction> =
+                Decoder::with_ip(64, blob, at, DecoderOptions::NONE).into_iter().take(STUB_BYTES as usize).collect();
+            let mut relocated = Relocated { at, instructions: Vec::new(), places: Vec::new(), copied: 0 };
+            for (index, instruction) in original.enumerate() {
+                let is_there = blob.get(index).is_some_and(|there| there.mnemonic() == instruction.mnemonic());
+                let goes_on = relocated.instructions.last().is_none_or(|last| {
+                    !matches!(last.flow_control(), FlowControl::Return | FlowControl::UnconditionalBranch)
+                });
+                if index >= displaced && !(is_there && goes_on && index == relocated.places.len()) {
+                    break;
+                }
+                relocated.copied += usize::from(index >= displaced);
+                relocated.places.extend(is_there.then(|| blob[index].ip()));
+                relocated.instructions.push(instruction);
+            }
+            (*address, relocated)
         };
         let hooked: BTreeMap<u64, Relocated> = plan.hooked.iter().enumerate().map(of).collect();
-        let firsts = hooked.values().map(|function| (function.at, function.entry()));
-        let places = plan.moved.iter().map(|(instruction, place)| (*place, *instruction)).chain(firsts).collect();
+        let copies = hooked.values().flat_map(|function| {
+            function.places.iter().zip(&function.instructions).map(|(place, instruction)| (*place, instruction.ip()))
+        });
+        let places = plan.moved.iter().map(|(instruction, place)| (*place, *instruction)).chain(copies).collect();
         Self { hooked, places }
+    }
+
+    /// Whether one of the functions has an address.
+    fn holds(&self, address: u64) -> bool {
+        let before = self.hooked.range(..=address).next_back();
+        before.and_then(|(_, function)| function.instructions.last()).is_some_and(|last| address < last.next_ip())
     }
 
     /// The displaced instructions of a function, and of those that they lead to.
@@ -269,7 +304,7 @@ impl Batch {
 }
 
 /// Why a function's run would say nothing.
-fn left_out(instructions: &[Instruction]) -> Option<&'static str> {
+fn left_out(batch: &Batch, instructions: &[Instruction]) -> Option<&'static str> {
     let varies = |instruction: &Instruction| {
         use Mnemonic::{Cpuid, Rdpid, Rdpmc, Rdrand, Rdseed, Rdtsc, Rdtscp, Xgetbv};
         [Cpuid, Rdpid, Rdpmc, Rdrand, Rdseed, Rdtsc, Rdtscp, Xgetbv].contains(&instruction.mnemonic())
@@ -287,7 +322,34 @@ fn left_out(instructions: &[Instruction]) -> Option<&'static str> {
         let is_read = instruction.is_ip_rel_memory_operand() && instruction.mnemonic() != Mnemonic::Lea;
         is_read && (referred.start < TEXT || referred.end > TEXT + TEXT_SPAN as u64)
     };
-    if instructions.iter().any(varies) {
+    let leads_back = |instruction: &Instruction| {
+        let target = instruction.near_branch_target();
+        let is_ahead = instructions.iter().any(|other| other.ip() == target) && target > instruction.ip();
+        let is_back = batch.holds(target) && !is_ahead;
+        instruction.op0_kind() == OpKind::NearBranch64 && is_back
+    };
+    let has_own_address =
+        |instruction: &Instruction| instruction.is_ip_rel_memory_operand() && instruction.mnemonic() == Mnemonic::Lea;
+    let writes_through_register = |instruction: &Instruction| {
+        let mut infos = InstructionInfoFactory::new();
+        let memory = infos.info(instruction).used_memory();
+        let is_written = |access| !matches!(access, OpAccess::Read | OpAccess::CondRead);
+        memory.iter().any(|used| is_written(used.access()) && ![Register::RIP, Register::RSP].contains(&used.base()))
+    };
+    let writes_own = instructions.iter().any(has_own_address) && instructions.iter().any(writes_through_register);
+    let leads_anywhere = |instruction: &Instruction| {
+        use FlowControl::{IndirectBranch, IndirectCall, Return};
+        [IndirectBranch, IndirectCall, Return].contains(&instruction.flow_control())
+    };
+    // In the data, which may be anything.
+    let runs_own = instructions.iter().any(has_own_address) && instructions.iter().any(leads_anywhere);
+    if runs_own {
+        Some("it may jump to an address that it makes")
+    } else if instructions.iter().any(leads_back) {
+        Some("it jumps back, or between instructions")
+    } else if writes_own {
+        Some("it writes through an address that it makes")
+    } else if instructions.iter().any(varies) {
         Some("what it reads varies")
     } else if instructions.iter().any(stores_place) {
         Some("it stores where the last instruction of the x87 was")
@@ -339,7 +401,7 @@ fn end(stop: Stop, rip: u64) -> &'static str {
 
 /// Runs a function's displaced instructions in both places.
 fn compare(machine: &mut Machine, batch: &Batch, function: &Relocated, seen: &mut Seen) {
-    let Relocated { at, instructions } = function;
+    let Relocated { at, instructions, .. } = function;
     let reached = batch.reached(function.entry());
     let is_referred =
         |instruction: &&Instruction| instruction.is_ip_rel_memory_operand() && instruction.mnemonic() != Mnemonic::Lea;
@@ -395,10 +457,12 @@ fn compare_batch(machine: &mut Machine, originals: &[Original], times: usize, se
         machine.text.at(*address, bytes.len()).copy_from_slice(bytes);
     }
     for function in batch.hooked.values() {
-        if let Some(why) = left_out(&batch.reached(function.entry())) {
+        if let Some(why) = left_out(&batch, &batch.reached(function.entry())) {
             *seen.left_out.entry(why).or_default() += 1;
             continue;
         }
+        let copied = function.copied as u64;
+        seen.with_copies = [seen.with_copies[0] + u64::from(copied > 0), seen.with_copies[1] + copied];
         (0..times).for_each(|_| compare(machine, &batch, function, seen));
     }
     for (address, bytes) in &displaced {

@@ -1,9 +1,7 @@
 //! What a target with inline hooks counts itself, as counters beside those of the kernel. Pure.
 
-use heapbpf_inline::abi::{SLOTS, SLOTS_OFFSET, STATE, Slot, Totals};
 use heapbpf_inline::read::Counts;
 use sampler_ebpf::abi::Counters;
-use zerocopy::FromBytes as _;
 
 /// What two allocators of a process counted together.
 pub fn plus(one: &Counts, other: &Counts) -> Counts {
@@ -136,26 +134,9 @@ const fn may_be_on_the_way(counts: &Counts, seen: u64) -> bool {
     counts.reported.saturating_sub(seen) <= counts.threads
 }
 
-/// Offsets, from the blob's base, of the slots of threads that sample nothing yet and count down from afar.
-pub fn not_sampling(state: &[u8]) -> Vec<u64> {
-    let first = SLOTS_OFFSET - STATE;
-    let slot_bytes = size_of::<Slot>();
-    let slots = (0..SLOTS as u64).map(|index| first + index * slot_bytes as u64);
-    slots
-        .chain([std::mem::offset_of!(Totals, shared) as u64])
-        .filter(|at| {
-            let bytes = state.get(*at as usize..).and_then(|bytes| bytes.get(..slot_bytes));
-            let slot = bytes.and_then(|bytes| Slot::read_from_bytes(bytes).ok());
-            slot.is_some_and(|slot| slot.interval == 0 && slot.calls != 0 && slot.countdown.cast_signed() > 0)
-        })
-        .map(|at| STATE + at)
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zerocopy::IntoBytes as _;
 
     const NOW: Counts = Counts {
         calls: 100,
@@ -279,21 +260,5 @@ mod tests {
         assert_eq!(accounted(17), (100, 100, 1), "a call that never returned");
         assert_eq!(accounted(16), (100, 100, 2), "one of the only thread");
         assert_eq!(accounted(15), (100, 98, 1), "more than it can be");
-    }
-
-    #[test]
-    fn threads_that_began_before_sampling_did_are_found() {
-        let mut state = vec![0; heapbpf_inline::read::COUNTS_BYTES];
-        let mut put = |index: usize, slot: Slot| {
-            let at = (SLOTS_OFFSET - STATE) as usize + index * size_of::<Slot>();
-            state[at..][..size_of::<Slot>()].copy_from_slice(slot.as_bytes());
-            (STATE as usize + at) as u64
-        };
-        let far = Slot { key: 1, calls: 9, countdown: 1 << 29, ..Slot::default() };
-        let expected = put(3, far);
-        put(4, Slot { interval: 512, ..far });
-        put(5, Slot { countdown: 0, discard: 1, ..far });
-        assert_eq!(not_sampling(&state), [expected]);
-        assert!(not_sampling(&state[..100]).is_empty());
     }
 }

@@ -24,14 +24,13 @@ pub mod standing;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
-use std::mem::offset_of;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Instant;
 
-use heapbpf_inline::abi::{CONTROL, Lead, Slot};
+use heapbpf_inline::abi::{CONTROL, Lead};
 use heapbpf_probes::Table;
 use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Plan, STOP_LIMIT, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
@@ -90,8 +89,6 @@ pub struct InlineHooks {
     incarnations: Arc<Incarnations>,
     criterion: u32,
     control: ControlPage,
-    /// Whether nothing was sampled for a while: threads then count down from afar.
-    has_paused: bool,
     counted: Counted,
     /// Processes to which no jump could be written yet.
     prepared: HashMap<(u32, FileKey), Prepared>,
@@ -159,7 +156,6 @@ impl InlineHooks {
             incarnations: Arc::new(incarnations),
             criterion: sampling.criterion,
             control: ControlPage::new(sampling.draw, sampling.seed),
-            has_paused: sampling.draw.interval == 0,
             counted,
             prepared: HashMap::new(),
             decided: HashMap::new(),
@@ -385,9 +381,8 @@ impl InlineHooks {
         Ok(Linked { pid, key, base, text, links })
     }
 
-    /// Changes the sampling interval. Each thread uses it from its next draw on, and at once if nothing was sampled before.
+    /// Changes the sampling interval. Each thread uses it from its next draw on. With an interval of 0, nothing is sampled from now on.
     pub fn set_draw(&mut self, draw: DrawConstants) {
-        self.has_paused |= self.control.interval() == 0;
         self.counted.will_sample(draw.interval);
         let changes = self.control.set(draw);
         // Children that were forked before have what their parents had then.
@@ -402,31 +397,10 @@ impl InlineHooks {
                 log::debug!("process {pid} keeps its sampling interval: {error}");
             }
         }
-        self.begin_to_sample();
-    }
-
-    /// Has threads draw that have begun without sampling. One that writes its countdown at the same moment may miss it: the
-    /// next read repeats it. What they counted down from so far was not drawn, so nothing is lost.
-    fn begin_to_sample(&self) {
-        if !self.has_paused || self.control.interval() == 0 {
-            return;
-        }
-        for (pid, memory, base) in self.counted.memories() {
-            let begin = |slot: u64| {
-                memory.write_all_at(&1_u64.to_ne_bytes(), base + slot + offset_of!(Slot, discard) as u64)?;
-                memory.write_all_at(&0_u64.to_ne_bytes(), base + slot + offset_of!(Slot, countdown) as u64)
-            };
-            let state = memory::state(memory, base);
-            let begun = state.and_then(|state| figures::not_sampling(&state).into_iter().try_for_each(begin));
-            if let Err(error) = begun {
-                log::debug!("process {pid}: {error}");
-            }
-        }
     }
 
     /// Reads what hooked processes have counted. To be called before and after the kernel's counters are read.
     pub fn read(&mut self) {
-        self.begin_to_sample();
         self.counted.read();
     }
 
