@@ -158,11 +158,14 @@ fn frames_of_copied_instructions_are_those_of_the_library() {
         let (library, blob) = (object::File::parse(&*library).unwrap(), object::File::parse(&*plan.file).unwrap());
         let sections = [&library, &blob].map(|file| file.section_by_name(".eh_frame").unwrap());
         let frames = sections.each_ref().map(|it| gimli::EhFrame::new(it.data().unwrap(), gimli::LittleEndian));
-        let text = library.section_by_name(".text").unwrap();
         let mut compared = 0;
         for function in Found::check(plan.text(), &code).unwrap().functions {
             let address = function.address - (1 << 30);
-            let bytes = &text.data().unwrap()[(address - text.address()) as usize..];
+            let holds = |section: &object::Section<'_, '_>| {
+                (section.address()..section.address() + section.size()).contains(&address)
+            };
+            let section = library.sections().find(holds).unwrap();
+            let bytes = &section.data().unwrap()[(address - section.address()) as usize..];
             let original = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
             let copied = &plan.file[function.original as usize..];
             let copied = Decoder::with_ip(64, copied, u64::from(function.original), DecoderOptions::NONE);
@@ -175,10 +178,12 @@ fn frames_of_copied_instructions_are_those_of_the_library() {
             {
                 let [expected, found] = [(0, original.ip()), (1, copied.ip())]
                     .map(|(of, ip)| frame_at(&frames[of], sections[of].address(), ip));
-                if let Some(expected) = expected {
-                    assert_eq!(found, Some(expected), "{path}: {:#x}: {original}", original.ip());
-                    compared += 1;
-                }
+                let Some(mut expected) = expected else { continue };
+                // GCC does not say that a register was popped: its value is below the stack pointer as well.
+                let depth = expected[0];
+                expected[1..].iter_mut().filter(|place| **place < -depth).for_each(|place| *place = 0);
+                assert_eq!(found, Some(expected), "{path}: {:#x}: {original}", original.ip());
+                compared += 1;
             }
         }
         println!("{path}: {compared} instructions");

@@ -172,6 +172,9 @@ impl Hooked {
         let span = texts.iter().map(|t| t.address).min().unwrap()
             ..texts.iter().map(|t| t.address + t.bytes.len() as u64).max().unwrap();
         let base = find(&mappings(), &span, mapped + 4096).expect("a gap");
+        // This process's own allocators may take it as well.
+        let reserved = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+        mmap(base, mapped + 4096, libc::PROT_NONE, reserved, -1);
         let inputs = Inputs {
             texts: &texts,
             wanted: &wanted,
@@ -202,7 +205,7 @@ impl Hooked {
     fn install(&mut self, options: &Options, sites: [u64; 4]) {
         let base = self.base;
         let writable = libc::PROT_READ | libc::PROT_WRITE;
-        let fixed = libc::MAP_FIXED_NOREPLACE;
+        let fixed = libc::MAP_FIXED;
         mmap(base + CONTROL, CONTROL_BYTES, writable, libc::MAP_ANONYMOUS | fixed, -1);
         mmap(base + STATE, self.mapped - STATE, writable, libc::MAP_ANONYMOUS | fixed, -1);
         // SAFETY: that is the mapping just made.
