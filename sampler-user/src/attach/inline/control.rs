@@ -20,8 +20,8 @@ impl ControlPage {
     /// Samples by these constants from the first call on; nothing if their interval is 0.
     pub(super) fn new(draw: DrawConstants, seed: u64) -> Self {
         let mut draws = [DrawConstants::default(); DRAWS];
-        draws[0] = Self::while_paused(draw).unwrap_or(draw);
         let paused = u64::from(draw.interval == 0);
+        draws[0] = if paused == 0 { draw } else { Self::while_paused(draw).unwrap_or(draw) };
         Self { page: Control { magic: MAGIC, version: u64::from(VERSION), draw: 0, seed, paused, draws } }
     }
 
@@ -95,6 +95,8 @@ mod tests {
     fn a_pause_keeps_what_threads_have_drawn_and_makes_no_draw_frequent() {
         for (before, meanwhile) in [(0, LEAST_PAUSED_INTERVAL), (1, LEAST_PAUSED_INTERVAL), (1 << 19, 1 << 19)] {
             let mut control = ControlPage::new(draw(before), 1);
+            let at_first = if before == 0 { LEAST_PAUSED_INTERVAL } else { before };
+            assert_eq!((control.page.paused, control.in_use().interval), (u64::from(before == 0), at_first));
             let mut target = control.page().as_bytes().to_vec();
             let mut follow = |control: &mut ControlPage, interval| {
                 for (at, bytes) in control.set(draw(interval)) {
