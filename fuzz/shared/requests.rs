@@ -5,9 +5,12 @@ use sampler_user::serve::filter::Filter;
 use sampler_user::serve::parameters::Parameters;
 use sampler_user::serve::tokens::Tokens;
 
+/// Most bytes of a text. Each pattern of a name is compiled, which takes as long as thousands of other bytes.
+const MOST_BYTES: usize = 512;
+
 /// Checks a text: it is a file of tokens, and each of its lines is a query.
 pub fn check(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(text) = std::str::from_utf8(&data[..data.len().min(MOST_BYTES)]) else { return };
     text.lines().for_each(query);
     let Ok(tokens) = Tokens::parse(text) else { return };
     let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_ascii_whitespace().collect()).collect();
