@@ -88,21 +88,11 @@ fn the_file_has_symbols_and_frames() {
         assert_eq!(offset % 8, 0, "it must not cross a page");
     }
     assert!(symbols.contains_key("heapbpf_inline:malloc"));
-    use gimli::UnwindSection as _;
     use object::ObjectSection as _;
     let section = file.section_by_name(".eh_frame").unwrap();
     let frames = gimli::EhFrame::new(section.data().unwrap(), gimli::LittleEndian);
-    let bases = gimli::BaseAddresses::default().set_eh_frame(section.address());
-    let cfa_at = |address: u64| {
-        let mut context = gimli::UnwindContext::new();
-        let row =
-            frames.unwind_info_for_address(&bases, &mut context, address, gimli::EhFrame::cie_from_offset).unwrap();
-        let gimli::CfaRule::RegisterAndOffset { register, offset } = row.cfa() else {
-            panic!("a rule of another kind")
-        };
-        assert_eq!(*register, gimli::X86_64::RSP);
-        *offset
-    };
+    let cfa_at =
+        |address: u64| frame_at(&frames, section.address(), address).expect("a distance from the stack pointer")[0];
     let framed = CODE + u64::from(code.entries.framed);
     let framed_end = CODE + u64::from(code.entries.framed_end);
     assert_eq!((cfa_at(framed - 1), cfa_at(framed), cfa_at(framed_end - 1), cfa_at(framed_end)), (8, 112, 112, 8));

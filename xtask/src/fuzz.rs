@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
-use cargo_metadata::{MetadataCommand, Target};
+use cargo_metadata::{MetadataCommand, Package, Target};
 use clap::Args;
 
 use crate::cargo_tools;
@@ -117,10 +117,15 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The package of the targets in a folder.
+pub fn package(folder: &Path) -> anyhow::Result<Package> {
+    let metadata = MetadataCommand::new().manifest_path(folder.join("Cargo.toml")).no_deps().exec()?;
+    Ok(metadata.root_package().context("fuzz/Cargo.toml has no package")?.clone())
+}
+
 /// The targets, in the order of the manifest.
 fn targets(folder: &Path) -> anyhow::Result<Vec<Fuzzed>> {
-    let metadata = MetadataCommand::new().manifest_path(folder.join("Cargo.toml")).no_deps().exec()?;
-    let package = metadata.root_package().context("fuzz/Cargo.toml has no package")?;
+    let package = package(folder)?;
     let fuzzed = |target: &Target| Fuzzed { name: target.name.clone(), features: target.required_features.clone() };
     Ok(package.targets.iter().filter(|target| target.is_bin()).map(fuzzed).collect())
 }

@@ -10,6 +10,8 @@ use crate::frame_rows::change;
 
 /// Bytes of a jump with a 32-bit distance.
 pub const JUMP_BYTES: usize = 5;
+/// Bytes of a conditional one.
+const NEAR_BRANCH_BYTES: usize = 6;
 
 /// The first instructions of a function, in whole, as many as the jump overwrites.
 #[derive(Clone, Debug)]
@@ -106,9 +108,6 @@ impl Displaced {
         Ok(moved)
     }
 }
-
-/// Bytes of a conditional jump with a 32-bit distance.
-const NEAR_BRANCH_BYTES: usize = 6;
 
 /// Instructions behind the first `displaced` bytes of a function that may run elsewhere: one after the other, in the page in which the
 /// displaced ones end, so that nobody has changed them. Of each it must be known what it does to the stack pointer, because whoever unwinds

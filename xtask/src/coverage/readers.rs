@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use cargo_metadata::MetadataCommand;
 use serde::Deserialize;
 
 use super::lines::{self, Count, TestLines};
@@ -12,6 +11,7 @@ use super::table::Row;
 use super::tools::Tools;
 use super::{Folder, measure_tests, test_lines};
 use crate::context::Context;
+use crate::fuzz;
 use crate::shell::say;
 use crate::source::crates::Package;
 
@@ -61,8 +61,7 @@ fn is_of(file: &Path, root: &Path, source: &[PathBuf]) -> bool {
 
 /// The readers in the manifest of a folder of fuzz targets.
 fn readers(folder: &Path) -> anyhow::Result<BTreeMap<String, Reader>> {
-    let metadata = MetadataCommand::new().manifest_path(folder.join("Cargo.toml")).no_deps().exec()?;
-    let package = metadata.root_package().context("fuzz/Cargo.toml has no package")?;
+    let package = fuzz::package(folder)?;
     let readers = package.metadata.get("readers").context("fuzz/Cargo.toml has no readers")?;
     serde_json::from_value(readers.clone()).context("fuzz/Cargo.toml: readers")
 }
