@@ -354,37 +354,38 @@ fn assemble(
         by_address.get(&target).copied().or_else(behind_stub)
     };
     let function_behind = |slot: u64| of_wanted.get(inputs.slots.get(&slot)?).copied();
-    let encode = |index: usize, redirected: &dyn Fn(u64) -> u64| -> Result<Stub, (usize, Refusal)> {
+    // With the first `following` of the instructions that may be copied.
+    let encode = |index: usize, following: usize, redirected: &dyn Fn(u64) -> u64| {
         let candidate = &candidates[index];
-        let build = |following: usize| {
-            let original = candidate.displaced.elsewhere(following, redirected)?;
-            let parts = Parts {
-                base: inputs.base,
-                index,
-                entries: &code.entries,
-                function: &candidate.function,
-                criterion: settings.criterion,
-                original: &original,
-                displaced: candidate.displaced.instructions.len(),
-                may_be_inside: !inputs.objects.is_empty(),
-            };
-            parts.build()
+        let original = candidate.displaced.elsewhere(following, redirected)?;
+        let parts = Parts {
+            base: inputs.base,
+            index,
+            entries: &code.entries,
+            function: &candidate.function,
+            criterion: settings.criterion,
+            original: &original,
+            displaced: candidate.displaced.instructions.len(),
+            may_be_inside: !inputs.objects.is_empty(),
         };
-        let shortest = build(0).map_err(|r| (index, r))?;
-        let following = candidate.displaced.worth_copying(STUB_BYTES as usize - shortest.bytes.len());
-        // What follows may refer to something that is out of reach.
-        Ok(if following == 0 { shortest } else { build(following).unwrap_or(shortest) })
+        parts.build()
     };
-    // First with any near target for inner jumps, to learn where the originals are.
-    let mut originals = Vec::new();
+    // First with any near target for inner jumps and without copies, to learn where the originals are, and how much room is left.
+    let (mut originals, mut rooms) = (Vec::new(), Vec::new());
     for index in 0..candidates.len() {
         let anywhere = |target: u64| function_at(target).map_or(target, |_| inputs.base + at(index));
-        originals.push(inputs.base + at(index) + u64::from(encode(index, &anywhere)?.original));
+        let shortest = encode(index, 0, &anywhere).map_err(|refusal| (index, refusal))?;
+        originals.push(inputs.base + at(index) + u64::from(shortest.original));
+        rooms.push(STUB_BYTES as usize - shortest.bytes.len());
     }
     let original = |index: usize| originals[index];
     let (mut stubs, mut patches, mut moved) = (Vec::new(), Vec::new(), Vec::new());
     for (index, candidate) in candidates.iter().enumerate() {
-        let stub = encode(index, &|target| function_at(target).map_or(target, original))?;
+        let redirected = |target| function_at(target).map_or(target, original);
+        let following = candidate.displaced.worth_copying(rooms[index]);
+        // What follows may refer to something that is out of reach.
+        let stub = encode(index, following, &redirected).or_else(|_| encode(index, 0, &redirected));
+        let stub = stub.map_err(|refusal| (index, refusal))?;
         for (instruction, offset) in candidate.displaced.instructions.iter().zip(&stub.displaced).skip(1) {
             moved.push((instruction.ip(), inputs.base + at(index) + u64::from(*offset)));
         }
