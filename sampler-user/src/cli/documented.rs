@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory, Parser};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 59] = [
+const OF_OTHERS: [&str; 60] = [
     "--alpine",
     "--ask-runtime",
     "--base",
@@ -57,6 +57,7 @@ const OF_OTHERS: [&str; 59] = [
     "--runs",
     "--scaling",
     "--seconds",
+    "--seeds",
     "--single",
     "--stages",
     "--stat",
