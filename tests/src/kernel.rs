@@ -98,6 +98,14 @@ pub fn verified_instructions(pid: u32) -> Vec<(String, u32)> {
     programs.filter_map(|(id, count)| Some((name(&program_info(id, &mut [])?)?, count))).collect()
 }
 
+/// Names of the BPF programs that a process holds, as the kernel cuts them, and how many of their runs it skipped, where it skipped
+/// any: a program that was preempted does not run a second time on the same processor (Linux 7.0).
+pub fn runs_skipped(pid: u32) -> Vec<(String, u32)> {
+    let programs = infos(pid).filter_map(|text| Some((field(&text, "prog_id")?, field(&text, "recursion_misses")?)));
+    let skipped = programs.filter(|(_, count)| *count > 0);
+    skipped.filter_map(|(id, count)| Some((name(&program_info(id, &mut [])?)?, count))).collect()
+}
+
 /// Names of the BPF programs at probes that a process holds, as the kernel cuts them, and the machine code of each; without any if
 /// the kernel does not show it.
 pub fn machine_code_at_probes(pid: u32) -> Vec<(String, Vec<u8>)> {

@@ -21,7 +21,7 @@ const EXACT: &str = "exact";
 /// The kernel cannot do it.
 const NO: &str = "no";
 /// The programs that the cases run.
-const PROGRAMS: [&str; 4] = ["mix", "threads", "pairs", "family"];
+const PROGRAMS: [&str; 5] = ["mix", "threads", "pairs", "family", "preempted"];
 
 fn tell(feature: &str, value: &str) {
     println!("\nkernel: {feature}: {value}");
@@ -102,6 +102,25 @@ fn threads() {
     let Some(_usable) = usable("threads") else { return };
     exact_with("threads", &["128"], &[]);
     tell("threads", EXACT);
+}
+
+/// Since Linux 7.0 the programs at a thread's end may be preempted by another thread that ends, for which the kernel skips them.
+#[test]
+fn threads_that_end_while_others_do() {
+    let Some(_usable) = usable("threads_that_end_while_others_do") else { return };
+    for hook in [Hook::Probe, Hook::Inline].repeat(4) {
+        // More threads would take an emulated machine too long to stop for inline hooks.
+        let start = || Target::start(&program("preempted"), ["40"]);
+        let (mut target, recording) = inline::begin(&start, hook, "", 1, &[]);
+        let truth = target.run();
+        let skipped = kernel::runs_skipped(recording.pid());
+        let (profile, stats) = recording.stop().results();
+        println!("{hook:?}: the kernel skipped {skipped:?}");
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{hook:?}: {stats:?}");
+        assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{hook:?}: {stats:?}");
+    }
+    tell("threads that end while others do", EXACT);
 }
 
 /// Follows family.c into its second process.

@@ -64,8 +64,11 @@ pub fn replaced(process: ProcessKey) {
 /// Notes a child of a process with inline hooks, in the context of the parent. It has them too, and counts from zero.
 #[inline(always)]
 pub fn fork(parent: u64, child: u64) {
-    list_child(parent, child);
-    begin_apart(child);
+    // A copy of this program may have noted it.
+    if !counts(process_of(child)) {
+        list_child(parent, child);
+        begin_apart(child);
+    }
 }
 
 /// Lists a child. (By a function of its own: programs have 512 bytes of stack, with all that they call.)

@@ -114,6 +114,22 @@ pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
     0
 }
 
+/// `sched_process_free(task)`: a thread that ended some time ago is given back. If [`process_exit`] was skipped for it, it still has
+/// its counters. No thread is preempted in this program, which the kernel runs where it does not preempt.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "tp_btf/sched_process_free")]
+pub extern "C" fn thread_freed(ctx: *mut c_void) -> i32 {
+    // SAFETY: the context is an array of the arguments, of which the first is a task that has ended.
+    let state = unsafe { THREADS.of_ended(*ctx.cast::<*mut c_void>()) };
+    if let Some(state) = state
+        && state.is_tracked()
+    {
+        flush(ctx, state);
+        state.status = NEW;
+    }
+    0
+}
+
 /// Adds a thread's counters to its process's totals and clears them.
 #[inline(always)]
 fn flush(ctx: *mut c_void, state: &mut ThreadState) {

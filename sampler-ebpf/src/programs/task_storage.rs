@@ -54,6 +54,17 @@ impl<T> TaskStorage<T> {
         unsafe { self.get(task.cast(), u64::from(BPF_LOCAL_STORAGE_GET_F_CREATE)).as_mut() }
     }
 
+    /// The value of a task that has ended, if it has one.
+    ///
+    /// # Safety
+    /// `task` is a task pointer that the kernel gave to this program, of a task that runs no more.
+    #[inline(always)]
+    pub unsafe fn of_ended(&self, task: *mut c_void) -> Option<&'static mut T> {
+        // SAFETY: the helper returns null or the task's value, which outlives this run because the kernel frees the task
+        // afterwards. No program runs for the task any more.
+        unsafe { self.get(task, 0).as_mut() }
+    }
+
     /// Another task's value, if it has one.
     ///
     /// # Safety

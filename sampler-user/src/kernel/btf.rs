@@ -157,6 +157,11 @@ impl<'a> KernelBtf<'a> {
         self.find(kind::FUNC, name)
     }
 
+    /// The ID of the type of a raw tracepoint's arguments.
+    pub fn tracepoint_id(&self, name: &str) -> Option<u32> {
+        self.find(kind::TYPEDEF, &format!("btf_trace_{name}"))
+    }
+
     /// The structure offsets that the BPF programs need.
     ///
     /// # Errors
@@ -208,6 +213,7 @@ mod tests {
         assert_eq!(btf.member_offset("list_head", "prev"), Some(8));
         assert_eq!(btf.member_offset("list_head", "none"), None);
         assert!(btf.function_id("bpf_iter_task").is_some());
+        assert!(btf.tracepoint_id("sched_process_free").is_some());
     }
 
     #[test]

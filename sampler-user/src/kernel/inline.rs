@@ -12,6 +12,7 @@ use super::abi_value::Abi;
 use super::guardian::{Guardian, ProbeLink};
 use super::loader::{Loader, ProgramKind, Wanted};
 use super::programs::single_kind;
+use super::tracepoints::TracepointProgram;
 use super::{KernelError, sys};
 
 /// The programs, in the order of `heapbpf_inline::site_offsets`, and whether each is about frees.
@@ -26,28 +27,17 @@ pub struct InlinePrograms {
     guardian: Guardian,
     kind: LinkKind,
     programs: Vec<Option<OwnedFd>>,
-    _ends: InlineEnds,
 }
 
-/// What reads counts of processes that end (kernel 6.16), or run another program (6.10).
-pub struct InlineEnds {
-    _links: Vec<OwnedFd>,
-}
-
-impl InlineEnds {
-    /// Links it, as far as this kernel can. To be done before the programs are linked that tell of ends ([`Programs::load`]): the
-    /// kernel runs programs in the order in which they were linked, and the counts must have been read when an end is told.
-    ///
-    /// [`Programs::load`]: super::programs::Programs::load
-    pub fn link(loader: &Loader) -> Self {
-        let links = ENDS.into_iter().filter_map(|(name, tracepoint)| {
-            let linked = link_end(loader, name, tracepoint);
-            let log =
-                |error: &_| log::info!("what processes with inline hooks counted at their ends is not read: {error}");
-            linked.inspect_err(log).ok()
-        });
-        Self { _links: links.collect() }
-    }
+/// Links what reads counts of processes that end (kernel 6.16), or run another program (6.10), as far as this kernel can. To be
+/// done before the programs are linked that tell of ends ([`Programs::load`]): the kernel runs programs in the order in which
+/// they were linked, and the counts must have been read when an end is told.
+///
+/// [`Programs::load`]: super::programs::Programs::load
+pub fn link_ends(loader: &Loader) -> Vec<TracepointProgram> {
+    let log = |error: &_| log::info!("what processes with inline hooks counted at their ends is not read: {error}");
+    let link = |(name, tracepoint)| TracepointProgram::link(loader, name, tracepoint).inspect_err(log).ok();
+    ENDS.into_iter().filter_map(link).collect()
 }
 
 /// The kernel's list of processes that inline hooks count.
@@ -113,16 +103,11 @@ impl InlinePrograms {
     ///
     /// # Errors
     /// The kernel refuses a program.
-    pub fn load(
-        loader: &Loader,
-        (kind, live): (LinkKind, bool),
-        guardian: &Guardian,
-        ends: InlineEnds,
-    ) -> Result<Self, KernelError> {
+    pub fn load(loader: &Loader, (kind, live): (LinkKind, bool), guardian: &Guardian) -> Result<Self, KernelError> {
         let load =
             |(name, frees): (&str, bool)| (live || !frees).then(|| loader.program(name, single_kind(kind))).transpose();
         let programs = PROGRAMS.map(load).into_iter().collect::<Result<_, _>>()?;
-        Ok(Self { guardian: guardian.clone(), kind, programs, _ends: ends })
+        Ok(Self { guardian: guardian.clone(), kind, programs })
     }
 
     /// Links the sites at these offsets of a file, for every process that maps it: the target, and children of it.
@@ -147,10 +132,4 @@ impl InlinePrograms {
         }
         Ok(InlineLinks(links))
     }
-}
-
-fn link_end(loader: &Loader, name: &str, tracepoint: &str) -> Result<OwnedFd, KernelError> {
-    let program = loader.program(name, ProgramKind::RawTracepoint)?;
-    sys::open_raw_tracepoint(program.as_fd(), tracepoint)
-        .map_err(|source| KernelError::Link { what: format!("the tracepoint {tracepoint}"), source })
 }

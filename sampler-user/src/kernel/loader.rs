@@ -12,7 +12,7 @@ use zerocopy::IntoBytes as _;
 
 use super::btf::KernelBtf;
 use super::ring_maps::{self, NewRing, RINGS, RingId};
-use super::{KernelError, btf, sys};
+use super::{KernelError, btf, release, sys};
 use crate::side_by_side::on_all_processors;
 
 /// Map sizes, chosen per recording.
@@ -39,6 +39,8 @@ pub enum ProgramKind {
     UprobePerf,
     /// A raw tracepoint.
     RawTracepoint,
+    /// The raw tracepoint `sched_process_free`, whose argument the verifier knows to be a task.
+    ThreadFreed,
     /// An iterator over tasks.
     TaskIterator,
 }
@@ -56,7 +58,9 @@ pub struct Loader {
     rings: [NewRing; ring::COUNT],
     session_is_return: Option<u32>,
     task_iterator: Option<u32>,
+    thread_freed: Option<u32>,
     knows_multi: bool,
+    tracepoint_copies: usize,
 }
 
 const CALL: u8 = 0x85;
@@ -116,7 +120,9 @@ impl Loader {
             rings,
             session_is_return: kernel.function_id("bpf_session_is_return"),
             task_iterator: kernel.function_id("bpf_iter_task"),
+            thread_freed: kernel.tracepoint_id("sched_process_free"),
             knows_multi: kernel.function_id("bpf_uprobe_multi_link_attach").is_some(),
+            tracepoint_copies: if release::preempts_tracepoints(&release::current()) { 2 } else { 1 },
         })
     }
 
@@ -131,6 +137,11 @@ impl Loader {
         self.knows_multi
     }
 
+    /// How many copies of a program at a tracepoint are linked.
+    pub(super) const fn tracepoint_copies(&self) -> usize {
+        self.tracepoint_copies
+    }
+
     /// Loads programs side by side, for [`Self::program`] to return: the verifier takes up to half a second for each of the large
     /// ones, on one CPU.
     pub fn load_ahead(&self, wanted: &[Wanted]) {
@@ -138,7 +149,12 @@ impl Loader {
             let program = self.object.programs.get(name)?;
             Some(self.object.functions.get(&program.function_key())?.instructions.len())
         };
-        let mut wanted = wanted.to_vec();
+        let copies = |kind| match kind {
+            ProgramKind::RawTracepoint => self.tracepoint_copies,
+            ProgramKind::ThreadFreed => self.tracepoint_copies - 1,
+            _ => 1,
+        };
+        let mut wanted: Vec<Wanted> = wanted.iter().flat_map(|it| std::iter::repeat_n(*it, copies(it.1))).collect();
         // What takes long begins first.
         wanted.sort_by_key(|(name, _)| std::cmp::Reverse(instructions(name)));
         on_all_processors(wanted, |(name, kind)| {
@@ -185,6 +201,11 @@ impl Loader {
             ProgramKind::UprobeMulti => (bpf_prog_type::BPF_PROG_TYPE_KPROBE, sys::ATTACH_UPROBE_MULTI, 0),
             ProgramKind::UprobePerf => (bpf_prog_type::BPF_PROG_TYPE_KPROBE, 0, 0),
             ProgramKind::RawTracepoint => (bpf_prog_type::BPF_PROG_TYPE_RAW_TRACEPOINT, 0, 0),
+            ProgramKind::ThreadFreed => (
+                bpf_prog_type::BPF_PROG_TYPE_TRACING,
+                aya_obj::generated::bpf_attach_type::BPF_TRACE_RAW_TP as u32,
+                self.thread_freed.ok_or(KernelError::UnknownBtf)?,
+            ),
             ProgramKind::TaskIterator => (
                 bpf_prog_type::BPF_PROG_TYPE_TRACING,
                 aya_obj::generated::bpf_attach_type::BPF_TRACE_ITER as u32,

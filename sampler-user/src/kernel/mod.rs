@@ -15,12 +15,14 @@ pub mod mappings;
 pub mod no_ops;
 pub mod object;
 pub mod programs;
+mod release;
 pub mod ring_maps;
 mod ring_memory;
 pub mod rings;
 pub mod stack_traces;
 pub mod sys;
 pub mod totals;
+pub mod tracepoints;
 mod trial;
 
 use std::io;
@@ -127,9 +129,13 @@ impl KernelError {
 
     /// The same error, or that the kernel is too old, if it is: what it refuses first is not all that it lacks.
     fn or_too_old(self) -> Self {
-        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let release = release::current();
         let is_refusal = matches!(self, Self::Map { .. } | Self::Program { .. } | Self::BtfRefused { .. });
-        if is_refusal && is_before_loops(&release) { Self::TooOld { release: release.trim().into() } } else { self }
+        if is_refusal && release::is_before_loops(&release) {
+            Self::TooOld { release: release.trim().into() }
+        } else {
+            self
+        }
     }
 
     /// The kernel refused something about a map.
@@ -141,12 +147,6 @@ impl KernelError {
     }
 }
 
-/// Whether a release is older than the first with `bpf_loop`.
-fn is_before_loops(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|digits| digits.parse::<u32>().ok());
-    matches!((numbers.next(), numbers.next()), (Some(major), Some(minor)) if (major, minor) < (5, 17))
-}
-
 /// Whether a link was refused because of the instruction itself: the kernel cannot decode it, or cannot run it out of
 /// line.
 #[must_use]
@@ -154,19 +154,4 @@ pub fn is_of_an_instruction(error: &io::Error) -> bool {
     /// The kernel-internal number for "not supported", which no userspace header defines.
     const ENOTSUPP: i32 = 524;
     matches!(error.raw_os_error(), Some(ENOTSUPP | libc::ENOEXEC | libc::EIO))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn releases_before_5_17_are_too_old() {
-        for release in ["5.10.0-46-cloud-amd64", "5.16", "4.19.0", "5.4.0-42-generic\n"] {
-            assert!(is_before_loops(release), "{release}");
-        }
-        for release in ["5.17.0", "6.1.0-56-cloud-amd64", "10.0", "", "next"] {
-            assert!(!is_before_loops(release), "{release}");
-        }
-    }
 }

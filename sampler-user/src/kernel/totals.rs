@@ -84,12 +84,12 @@ impl Totals {
         Ok(self.progress()?.records_lost)
     }
 
-    /// Number of process events so far that did not fit into the events ring.
+    /// Number of process events so far that did not fit into the events ring, or may have been missed by the programs.
     ///
     /// # Errors
     /// The read fails.
-    pub fn process_events_lost(&self) -> Result<u64, KernelError> {
-        Ok(self.unattributed()?.process_events_lost)
+    pub fn process_events_lost(&self, programs: &Programs) -> Result<u64, KernelError> {
+        Ok(self.unattributed()?.process_events_lost + programs.lifecycle_skipped()?.runs)
     }
 
     /// Incarnations whose exited threads' counts are kept.

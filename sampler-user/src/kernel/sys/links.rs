@@ -147,6 +147,14 @@ pub fn open_raw_tracepoint(program: BorrowedFd<'_>, name: &str) -> io::Result<Ow
     unsafe { call_fd(bpf_cmd::BPF_RAW_TRACEPOINT_OPEN, &mut attr) }
 }
 
+/// Attaches a program to the tracepoint that it was loaded for.
+pub fn link_tracing(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    attr.raw_tracepoint.prog_fd = program.as_raw_fd() as u32;
+    // SAFETY: the command takes no pointers for programs of this type (the name is null). It returns a new descriptor.
+    unsafe { call_fd(bpf_cmd::BPF_RAW_TRACEPOINT_OPEN, &mut attr) }
+}
+
 /// Links an iterator program.
 pub fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut attr = zeroed();

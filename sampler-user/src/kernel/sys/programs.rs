@@ -102,6 +102,16 @@ pub fn load_program(spec: &ProgramSpec<'_>) -> Result<OwnedFd, (io::Error, Strin
 
 /// The ID of a loaded program.
 pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    program_info(program).map(|info| info.id)
+}
+
+/// How many runs of a program the kernel skipped: a program does not run a second time on a processor on which it has been
+/// interrupted.
+pub fn runs_skipped(program: BorrowedFd<'_>) -> io::Result<u64> {
+    program_info(program).map(|info| info.recursion_misses)
+}
+
+fn program_info(program: BorrowedFd<'_>) -> io::Result<aya_obj::generated::bpf_prog_info> {
     // SAFETY: the structure consists of integers, for which all zeros is a valid value.
     let mut info: aya_obj::generated::bpf_prog_info = unsafe { std::mem::zeroed() };
     let mut attr = zeroed();
@@ -111,7 +121,7 @@ pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: the kernel writes at most `info_len` bytes to `info`, which has that many. The pointers inside `info`
     // are null, so the kernel writes nowhere else.
     unsafe { call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
-    Ok(info.id)
+    Ok(info)
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use sampler_ebpf::abi::Counters;
 
+use crate::kernel::programs::Skipped;
+
 /// Counters that the daemon maintains itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DaemonCounters {
@@ -35,6 +37,8 @@ pub struct DaemonCounters {
     pub blocks_of_ended: u64,
     /// Processes with inline hooks some of whose calls were not counted: at their end, or as they went over from probes.
     pub inline_incomplete: u64,
+    /// Forks, execs and ends of threads that the programs may not have seen, because the kernel skipped their runs.
+    pub lifecycle: Skipped,
 }
 
 /// Exact number of allocated bytes. Calls that were seen to fail are not included.

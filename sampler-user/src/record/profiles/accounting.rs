@@ -159,6 +159,7 @@ pub fn stats(
         ("ends_found", daemon.ends_found),
         ("blocks_of_ended", daemon.blocks_of_ended),
         ("inline_incomplete", daemon.inline_incomplete),
+        ("lifecycle_runs_skipped", daemon.lifecycle.runs),
         ("stale_replaced", counters.stale_replaced),
         ("records_unknown", daemon.records_unknown),
         ("threads", counters.threads),
@@ -253,6 +254,13 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
             daemon.inline_incomplete
         ));
     }
+    if daemon.lifecycle.lost > 0 {
+        remarks.push(format!(
+            "up to {} forks, execs and ends of threads were not seen, because threads were preempted in the middle of others: \
+             exact totals may lack the threads' calls, and what such a fork started may be missing",
+            daemon.lifecycle.lost
+        ));
+    }
     remarks
 }
 
@@ -319,6 +327,7 @@ pub fn broken_chains(profile: &Profile) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::programs::Skipped;
 
     #[test]
     fn heaps_of_runtimes_are_named_once_with_who_has_them() {
@@ -432,6 +441,13 @@ mod tests {
         let daemon = DaemonCounters { inline_incomplete: 3, ..DaemonCounters::default() };
         let remarks = remarks(&Counters::default(), &daemon);
         assert!(remarks.len() == 1 && remarks[0].starts_with("3 times some calls"), "{remarks:?}");
+    }
+
+    #[test]
+    fn forks_and_ends_that_may_be_missing_are_said() {
+        let daemon = DaemonCounters { lifecycle: Skipped { runs: 3, lost: 2 }, ..DaemonCounters::default() };
+        let remarks = remarks(&Counters::default(), &daemon);
+        assert!(remarks.len() == 1 && remarks[0].starts_with("up to 2 forks, execs and ends"), "{remarks:?}");
     }
 
     #[test]

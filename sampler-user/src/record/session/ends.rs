@@ -65,12 +65,12 @@ impl Session {
         self.lives.may_lack_ends(events_lost)
     }
 
-    /// Process events that did not fit into the events ring; 0 if that cannot be read now.
+    /// Process events that were lost, or may have been; 0 if that cannot be read now.
     fn process_events_lost(&mut self) -> u64 {
         if !self.may_try(Step::Census) {
             return 0;
         }
-        let lost = self.kernel.totals.process_events_lost();
+        let lost = self.kernel.totals.process_events_lost(&self.attaching.programs);
         self.errors.note(Step::Census, lost, monotonic_ns()).unwrap_or(0)
     }
 
@@ -81,7 +81,7 @@ impl Session {
         }
         let totals = &self.kernel.totals;
         let read = || -> Result<Census, KernelError> {
-            let events_lost = totals.process_events_lost()?;
+            let events_lost = totals.process_events_lost(&self.attaching.programs)?;
             // What was counted is read first: an incarnation that begins meanwhile cannot be missed in the list.
             let counted = if self.lives.lacks_events(events_lost) { totals.processes_counted() } else { Vec::new() };
             let (time_ns, suspended_ns) = (monotonic_ns(), suspended_ns());

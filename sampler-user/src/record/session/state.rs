@@ -27,7 +27,7 @@ use crate::kernel::control::ControlMaps;
 use crate::kernel::guardian::Guardian;
 use crate::kernel::handover::HandoverMap;
 use crate::kernel::incarnations::Incarnations;
-use crate::kernel::inline::{InlineEnds, InlineMap, InlinePrograms};
+use crate::kernel::inline::{self, InlineMap, InlinePrograms};
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
 use crate::kernel::log::KernelLog;
@@ -139,8 +139,8 @@ impl Session {
             .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
         let guardian = Guardian::started(links_need_admin(kernel.link));
         load_ahead(&loader, &plan);
-        let ends = plan.hooks_inline().then(|| InlineEnds::link(&loader));
-        let (programs, sources) = load_programs(&loader, &plan, &guardian)?;
+        let ends = plan.hooks_inline().then(|| inline::link_ends(&loader));
+        let (mut programs, sources) = load_programs(&loader, &plan, &guardian)?;
         let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
         let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
         let host = Host::start(HostOptions { max_open_files: module_files(), ..HostOptions::default() })?;
@@ -156,7 +156,12 @@ impl Session {
             totals: Totals::open(&loader)?,
             log: KernelLog::open(programs.logging_program()),
         };
-        let inline = ends.map(|ends| load_inline(&loader, &plan, (&programs, &guardian), ends)).transpose()?.flatten();
+        let inline = if let Some(ends) = ends {
+            programs.hold_inline_ends(ends);
+            load_inline(&loader, &plan, (&programs, &guardian))?
+        } else {
+            None
+        };
         let config = &plan.kernel.config;
         let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
         // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
@@ -284,9 +289,8 @@ fn load_inline(
     loader: &Loader,
     plan: &RecordPlan,
     (programs, guardian): (&Programs, &Guardian),
-    ends: InlineEnds,
 ) -> Result<Option<InlinePrograms>, KernelError> {
-    match InlinePrograms::load(loader, (programs.kind, plan.sampling.live), guardian, ends) {
+    match InlinePrograms::load(loader, (programs.kind, plan.sampling.live), guardian) {
         Err(error) if plan.kernel.hook == Hook::Auto => {
             log::info!("nothing is hooked inline: {error}");
             Ok(None)
