@@ -160,6 +160,7 @@ pub fn stats(
         ("blocks_of_ended", daemon.blocks_of_ended),
         ("inline_incomplete", daemon.inline_incomplete),
         ("lifecycle_runs_skipped", daemon.lifecycle.runs),
+        ("lifecycle_runs_lost", daemon.lifecycle.lost),
         ("stale_replaced", counters.stale_replaced),
         ("records_unknown", daemon.records_unknown),
         ("threads", counters.threads),
