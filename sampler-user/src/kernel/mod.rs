@@ -8,6 +8,7 @@ pub mod guardian;
 pub mod handover;
 pub mod incarnations;
 pub mod inline;
+pub mod lifecycle;
 pub mod live_map;
 pub mod loader;
 pub mod log;

@@ -7,29 +7,11 @@ use sampler_ebpf::abi::Cookie;
 
 use super::control::CountedBy;
 use super::guardian::{Guardian, ProbeLink};
+use super::lifecycle::Lifecycle;
 use super::loader::{Loader, ProgramKind, Wanted};
-use super::tracepoints::{ThreadsFreed, TracepointProgram};
 use super::{KernelError, is_of_an_instruction, sys, trial};
 
 pub use heapbpf_audit::LinkKind;
-
-/// The programs that follow forks, execs and ends, and their tracepoints.
-const LIFECYCLE: [(&str, &str); 3] = [
-    ("process_fork", "sched_process_fork"),
-    ("process_exec", "sched_process_exec"),
-    ("process_exit", "sched_process_exit"),
-];
-/// Where the last of them is.
-const EXIT: usize = 2;
-
-/// Runs of the programs that follow forks, execs and ends that the kernel skipped, at most ([`TracepointProgram`]).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Skipped {
-    /// All of them. What each would have told is found in the kernel's list of processes, if it is of a process.
-    pub runs: u64,
-    /// Those for which nothing keeps what was counted, or follows what was started.
-    pub lost: u64,
-}
 
 /// The loaded programs.
 pub struct Programs {
@@ -50,10 +32,8 @@ pub struct Programs {
     announcements: Option<Announcements>,
     iterator: OwnedFd,
     process_iterator: OwnedFd,
-    /// What follows forks, execs and ends, in the order of [`LIFECYCLE`].
-    lifecycle: Vec<TracepointProgram>,
-    inline_ends: Vec<TracepointProgram>,
-    threads_freed: Option<ThreadsFreed>,
+    /// What follows forks, execs and ends.
+    pub lifecycle: Lifecycle,
     refusals: Vec<(LinkKind, String)>,
 }
 
@@ -114,8 +94,7 @@ impl Programs {
             ("read_threads", ProgramKind::TaskIterator),
             ("read_processes", ProgramKind::TaskIterator),
         ];
-        wanted.push(("thread_freed", ProgramKind::ThreadFreed));
-        wanted.extend(LIFECYCLE.map(|(name, _)| (name, ProgramKind::RawTracepoint)));
+        wanted.extend(Lifecycle::wanted());
         wanted.push(match kind {
             LinkKind::Session => ("allocation_entry", rest),
             LinkKind::Multi | LinkKind::Perf => ("allocation_return", rest),
@@ -164,9 +143,7 @@ impl Programs {
             announcements: None,
             iterator: Self::iterator(loader, "read_threads")?,
             process_iterator: Self::iterator(loader, "read_processes")?,
-            lifecycle: Vec::new(),
-            inline_ends: Vec::new(),
-            threads_freed: None,
+            lifecycle: Lifecycle::link(loader)?,
             refusals: Vec::new(),
         };
         programs.try_link()?;
@@ -174,9 +151,6 @@ impl Programs {
         if kind == LinkKind::Multi {
             programs.links_one_process = trial::sees_all_threads(loader, guardian)?;
         }
-        let link = |(name, tracepoint)| TracepointProgram::link(loader, name, tracepoint);
-        programs.lifecycle = LIFECYCLE.into_iter().map(link).collect::<Result<_, _>>()?;
-        programs.threads_freed = ThreadsFreed::link(loader);
         Ok(programs)
     }
 
@@ -332,45 +306,13 @@ impl Programs {
 
     /// A program that writes to the log. The log's map is found by this program's ID.
     pub fn logging_program(&self) -> BorrowedFd<'_> {
-        // All of them are linked when programs are loaded.
-        self.lifecycle[EXIT].program()
-    }
-
-    /// Keeps what reads counts of processes with inline hooks linked, for as long as the programs are.
-    pub fn hold_inline_ends(&mut self, ends: Vec<TracepointProgram>) {
-        self.inline_ends = ends;
-    }
-
-    /// How many runs of the programs that follow forks, execs and ends the kernel has skipped so far.
-    ///
-    /// # Errors
-    /// The kernel does not tell.
-    pub fn lifecycle_skipped(&self) -> Result<Skipped, KernelError> {
-        let read = || -> std::io::Result<Skipped> {
-            let (others, ends) = self.lifecycle.split_at(EXIT);
-            let (others, ends) = (runs_skipped(others)? + runs_skipped(&self.inline_ends)?, runs_skipped(ends)?);
-            Ok(Skipped { runs: others + ends, lost: others + if self.threads_freed.is_some() { 0 } else { ends } })
-        };
-        read().map_err(|source| KernelError::Read { what: "skipped runs", source })
-    }
-
-    /// Waits until what threads have counted whose ends were skipped is kept, if there were any.
-    pub fn await_skipped_ends(&self) {
-        if let Some(freed) = &self.threads_freed
-            && self.lifecycle[EXIT].runs_skipped().is_ok_and(|skipped| skipped > 0)
-        {
-            freed.wait();
-        }
+        self.lifecycle.exit.program()
     }
 
     /// The better kinds of link that this kernel refused, with the reasons.
     pub fn refusals(&self) -> &[(LinkKind, String)] {
         &self.refusals
     }
-}
-
-fn runs_skipped(programs: &[TracepointProgram]) -> std::io::Result<u64> {
-    programs.iter().map(TracepointProgram::runs_skipped).sum()
 }
 
 /// The program at the entry of a function that allocates, and how the others are attached.

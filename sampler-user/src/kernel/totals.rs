@@ -89,7 +89,7 @@ impl Totals {
     /// # Errors
     /// The read fails.
     pub fn process_events_lost(&self, programs: &Programs) -> Result<u64, KernelError> {
-        Ok(self.unattributed()?.process_events_lost + programs.lifecycle_skipped()?.runs)
+        Ok(self.unattributed()?.process_events_lost + programs.lifecycle.skipped()?.runs)
     }
 
     /// Incarnations whose exited threads' counts are kept.

@@ -3,8 +3,7 @@
 //! Since Linux 7.0 such a program may be preempted (commits f7d327654b88 and a46023d5616e). If another thread reaches the same
 //! tracepoint on the same processor meanwhile, the kernel skips the program for it and counts that. So each program is linked
 //! twice there: the second copy finds nothing left to do, unless the first was skipped. Only if a thread was preempted in each
-//! of the copies may a run be missing. What a thread has counted is kept even then, once the kernel gives the thread back
-//! ([`ThreadsFreed`]).
+//! of the copies may a run be missing.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -45,27 +44,5 @@ impl TracepointProgram {
     /// The kernel does not tell.
     pub fn runs_skipped(&self) -> io::Result<u64> {
         self.copies.iter().try_fold(u64::MAX, |least, copy| Ok(least.min(sys::runs_skipped(copy.as_fd())?)))
-    }
-}
-
-/// A program that keeps what threads have counted whose end was skipped.
-pub struct ThreadsFreed(#[expect(dead_code, reason = "the program is linked for as long as this is open")] OwnedFd);
-
-impl ThreadsFreed {
-    /// Links it, where it is needed. Without it, such counts may be missing.
-    pub fn link(loader: &Loader) -> Option<Self> {
-        if loader.tracepoint_copies() < 2 {
-            return None;
-        }
-        let refused = |source| KernelError::Link { what: "the tracepoint sched_process_free".into(), source };
-        let program = loader.program("thread_freed", ProgramKind::ThreadFreed);
-        let linked = program.and_then(|program| sys::link_tracing(program.as_fd()).map_err(refused));
-        linked.inspect_err(|error| log::info!("ends of threads may be missed: {error}")).ok().map(Self)
-    }
-
-    /// Waits until the kernel has given back the threads that have ended so far: a grace period after their end, which takes some
-    /// hundredths of a second. A busy kernel may need longer.
-    pub fn wait(&self) {
-        std::thread::sleep(std::time::Duration::from_millis(200));
     }
 }

@@ -2,7 +2,7 @@
 
 use sampler_ebpf::abi::Counters;
 
-use crate::kernel::programs::Skipped;
+use crate::kernel::lifecycle::Skipped;
 
 /// Counters that the daemon maintains itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

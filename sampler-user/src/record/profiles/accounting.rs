@@ -328,7 +328,7 @@ pub fn broken_chains(profile: &Profile) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::programs::Skipped;
+    use crate::kernel::lifecycle::Skipped;
 
     #[test]
     fn heaps_of_runtimes_are_named_once_with_who_has_them() {

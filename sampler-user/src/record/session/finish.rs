@@ -27,7 +27,7 @@ impl Session {
     pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
         let begun = Instant::now();
         self.attaching.finish_examining(&mut self.host);
-        self.attaching.programs.await_skipped_ends();
+        self.attaching.programs.lifecycle.await_skipped_ends();
         let (cut, mut made) = self.with_last_cut(|session, cut| {
             if let Some(ends_ns) = session.schedule.ends_ns {
                 log::debug!(

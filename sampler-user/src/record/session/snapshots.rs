@@ -58,7 +58,7 @@ impl Session {
         let daemon = DaemonCounters {
             errors: self.errors.count(),
             inline_incomplete: self.attaching.inline.as_ref().map_or(0, InlineHooks::incomplete),
-            lifecycle: self.attaching.programs.lifecycle_skipped().unwrap_or_default(),
+            lifecycle: self.attaching.programs.lifecycle.skipped().unwrap_or_default(),
             ..self.recorder.daemon_counters()
         };
         let slack = cut.slack.values().map(|blocks| blocks.samples).sum();

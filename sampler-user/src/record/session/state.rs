@@ -157,7 +157,7 @@ impl Session {
             log: KernelLog::open(programs.logging_program()),
         };
         let inline = if let Some(ends) = ends {
-            programs.hold_inline_ends(ends);
+            programs.lifecycle.hold_inline_ends(ends);
             load_inline(&loader, &plan, (&programs, &guardian))?
         } else {
             None
