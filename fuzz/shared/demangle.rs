@@ -2,10 +2,16 @@
 
 use sampler_user::symbols::demangle::demangle;
 
+/// Longest C++ name, bytes. Parsing one takes time that grows exponentially with its length, so a recording has it done by a process
+/// that the kernel ends.
+const MOST_CPP_BYTES: usize = 40;
+
 /// Checks a name.
 pub fn check(data: &[u8]) {
     let Ok(name) = std::str::from_utf8(data) else { return };
-    let _ = demangle(name);
-    let _ = demangle(&format!("_Z{name}"));
+    if name.len() <= MOST_CPP_BYTES {
+        let _ = demangle(name);
+        let _ = demangle(&format!("_Z{name}"));
+    }
     let _ = demangle(&format!("_R{name}"));
 }

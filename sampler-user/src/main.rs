@@ -18,6 +18,7 @@ use sampler_user::host::name_services::use_built_in;
 use sampler_user::host::own_memory::return_what_is_free;
 use sampler_user::kernel::{KernelError, guardian};
 use sampler_user::privileges::hide_memory;
+use sampler_user::symbols::demangle::process as demangling;
 use sampler_user::{cli, cost, demo, run};
 
 fn main() -> ExitCode {
@@ -33,6 +34,9 @@ fn main() -> ExitCode {
     }
     if let Some(daemon) = cleaner::asked_for(std::env::args_os()) {
         return cleaner::run(daemon).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
+    if let Some(task) = demangling::asked_for(std::env::args_os()) {
+        return demangling::run(task).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     report_crashes();
     use_built_in();

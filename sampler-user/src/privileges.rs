@@ -98,6 +98,18 @@ pub fn restrict_cleaner() {
     told("new privileges", set_no_new_privs(true).map_err(Into::into));
 }
 
+/// Restricts the process that has names demangled: no capability, also not for its workers.
+pub fn restrict_demangler() {
+    told("capabilities", keep_only(CapabilitySet::empty()));
+    told("new privileges", set_no_new_privs(true).map_err(Into::into));
+}
+
+/// Restricts a process that demangles names: no system call other than those that reading, writing and memory take.
+pub fn restrict_to_demangling() {
+    restrict_demangler();
+    told("system calls", allow_alone(calls::DEMANGLING));
+}
+
 /// Restricts a thread that delivers profiles: no capability.
 pub fn restrict_sender() {
     told("capabilities", keep_only(CapabilitySet::empty()));

@@ -84,3 +84,21 @@ fn counts_that_are_rewritten_by_their_owner_harm_nobody_else() {
     println!("{written} words were rewritten");
     assert!(other.end().success(), "the other process came to harm");
 }
+
+/// Parsing a C++ name may take time that doubles with every two letters. The process that does it is ended, and begins anew: names
+/// that come later are demangled.
+#[test]
+fn a_name_that_takes_for_ever_to_demangle_holds_nothing_up() {
+    let Some(_turn) = turn("a_name_that_takes_for_ever_to_demangle_holds_nothing_up") else { return };
+    let outcome = Recorder::new().interval(1).command(&program("misnamed"), [] as [&str; 0]).start().finish();
+    readable(&outcome.stderr);
+    assert!(outcome.stderr.contains("some take too long to demangle"), "{}", outcome.stderr);
+    let (profile, _) = outcome.results();
+    let samples = |is_meant: &dyn Fn(&str) -> bool| {
+        let stacks = profile.stacks.iter();
+        let meant = stacks.filter(|stack| stack.frames.iter().any(|it| it.function.as_deref().is_some_and(is_meant)));
+        meant.map(|stack| stack.samples).sum::<u64>()
+    };
+    assert_eq!(samples(&|name| name == "named(unsigned long)"), 100, "demangled");
+    assert_eq!(samples(&|name| name.starts_with("_Z1fIXdl")), 100, "as it is");
+}

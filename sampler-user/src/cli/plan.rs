@@ -188,7 +188,7 @@ fn check_system(args: &RecordArgs, outputs: &[Output]) -> Result<(), PlanError> 
 fn symbol_options(stacks: &StackArgs) -> Options {
     // Without names, nothing may be asked for on a network.
     let settings = (!stacks.no_symbolize).then(|| settings::read(&stacks.debuginfod, |name| std::env::var_os(name)));
-    Options::new(&stacks.debug_dir, stacks.max_debug_bytes).with_debuginfod(settings.flatten())
+    Options::new(&stacks.debug_dir, stacks.max_debug_bytes).with_debuginfod(settings.flatten()).demangling_apart()
 }
 
 fn serving(args: &RecordArgs) -> Result<ServePlan, PlanError> {

@@ -86,7 +86,7 @@ fn filter(args: &ReportArgs) -> Filter {
 /// Adds names; shows the progress if standard error is a terminal.
 fn symbolize(profile: &mut Profile, args: &ReportArgs) -> Summary {
     let settings = settings::read(&args.debuginfod, |name| std::env::var_os(name));
-    let options = Options::new(&args.debug_dir, args.max_debug_bytes).with_debuginfod(settings);
+    let options = Options::new(&args.debug_dir, args.max_debug_bytes).with_debuginfod(settings).demangling_apart();
     let progress = Arc::<Progress>::default();
     let told = Arc::clone(&progress);
     let line = move || {

@@ -93,6 +93,34 @@ pub(super) const GUARDING: &[i64] = &[
     SYS_URETPROBE,
 ];
 
+/// What demangling takes: its two pipes, memory, and the timer that ends it.
+pub(super) const DEMANGLING: &[i64] = &[
+    libc::SYS_brk,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_madvise,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_read,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_setitimer,
+    libc::SYS_sigaltstack,
+    libc::SYS_tgkill,
+    #[cfg(target_arch = "x86_64")]
+    SYS_UPROBE,
+    #[cfg(target_arch = "x86_64")]
+    SYS_URETPROBE,
+    libc::SYS_write,
+];
+
 /// What answering clients over connections takes: sockets that are open already, memory, threads, time.
 pub(super) const ANSWERING: &[i64] = &[
     libc::SYS_accept4,

@@ -14,7 +14,7 @@ use heapbpf_unwind::image::{Image, ModuleFiles};
 use super::debug_files::{self, DebugFile};
 use super::debuginfod::Debuginfod;
 use super::debuginfod::settings::Settings;
-use super::demangle::{demangle, is_mapping_symbol};
+use super::demangle::{Demangler, is_mapping_symbol};
 use super::linked_dwarf::{LinkedDwarf, Places};
 use super::packages::KnownOwners;
 use super::progress::Progress;
@@ -27,6 +27,8 @@ use crate::host::own_memory::give_memory_back;
 const TRIM_BYTES: u64 = 16 << 20;
 /// Most addresses whose symbols are kept from batch to batch: enough for a recording of a large host, about 50 MiB.
 const MOST_ADDRESSES: usize = 1 << 18;
+/// Names of a module that may take too long to demangle, before its others stay as they are.
+const MOST_TOO_LONG: usize = 8;
 /// Largest `.gnu_debugdata` section that is unpacked, bytes.
 const MAX_PACKED_BYTES: u64 = 16 << 20;
 
@@ -41,6 +43,8 @@ pub struct Options {
     pub max_debug_bytes: u64,
     /// Where debug files come from that no directory has; `None` if nothing is asked for on a network.
     pub debuginfod: Option<Debuginfod>,
+    /// What demangles names.
+    pub demangler: Demangler,
 }
 
 impl Default for Options {
@@ -49,6 +53,7 @@ impl Default for Options {
             debug_directories: vec![debug_files::DEFAULT_DIRECTORY.into()],
             max_debug_bytes: 128 << 20,
             debuginfod: None,
+            demangler: Demangler::default(),
         }
     }
 }
@@ -58,7 +63,7 @@ impl Options {
     pub fn new(directories: &[PathBuf], max_debug_bytes: u64) -> Self {
         let usual = Self::default();
         let debug_directories = directories.iter().cloned().chain(usual.debug_directories).collect();
-        Self { debug_directories, max_debug_bytes, debuginfod: None }
+        Self { debug_directories, max_debug_bytes, ..usual }
     }
 }
 
@@ -67,6 +72,12 @@ impl Options {
     #[must_use]
     pub fn with_debuginfod(self, settings: Option<Settings>) -> Self {
         Self { debuginfod: settings.map(Debuginfod::new), ..self }
+    }
+
+    /// The same, demangling C++ names in a process of its own: a target's names may take for ever.
+    #[must_use]
+    pub fn demangling_apart(self) -> Self {
+        Self { demangler: Demangler::separate(), ..self }
     }
 }
 
@@ -104,6 +115,10 @@ pub struct Symbolizer {
     pub(super) most_addresses: usize,
     /// Debug information used in the current batch, bytes.
     worked_bytes: u64,
+    /// Names of the current module that were not demangled because that takes too long.
+    too_long: usize,
+    /// Modules of which that was told.
+    has_long_names: HashSet<ModuleId>,
     progress: Arc<Progress>,
 }
 
@@ -134,6 +149,8 @@ impl Symbolizer {
             packages: KnownOwners::default(),
             most_addresses: MOST_ADDRESSES,
             worked_bytes: 0,
+            too_long: 0,
+            has_long_names: HashSet::new(),
             progress,
         }
     }
@@ -225,6 +242,7 @@ impl Symbolizer {
             offsets.iter().map(|offset| modules.address_of_offset(module, &elf, *offset)).collect();
         let mut found: Vec<Option<Arc<[Symbol]>>> = vec![None; offsets.len()];
         let mut reason = String::new();
+        self.too_long = 0;
 
         let root = modules.root(module);
         let (debug_file, refusal) = self.debug_file(&path, build_id.as_deref(), &*image, &elf, root.as_deref());
@@ -273,6 +291,9 @@ impl Symbolizer {
             let text = self.text(&reason);
             self.reasons.insert(module, text);
             self.by_unwind_entries(&*image, &addresses, &mut found);
+        }
+        if self.too_long > 0 && self.has_long_names.insert(module) {
+            log::warn!("{path}: C++ names are shown as they are, because some take too long to demangle");
         }
         let nameless = self.unnamed(&reason);
         found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
@@ -469,12 +490,23 @@ impl Symbolizer {
     }
 
     fn symbol(&mut self, name: &str, file: Option<&str>, line: Option<u32>, inlined: bool) -> Symbol {
-        let demangled = demangle(name);
+        let demangled = self.demangled(name);
         let system_name = demangled.is_some().then(|| self.text(name));
         let reason = name.is_empty().then(|| self.text("the debug information has no name here"));
         let function = (!name.is_empty()).then(|| self.text(demangled.as_deref().unwrap_or(name)));
         let file = file.map(|file| self.text(file));
         Symbol { function, system_name, file, line, inlined, function_start: None, reason }
+    }
+
+    /// The demangled name, if it is mangled and does not take too long.
+    fn demangled(&mut self, name: &str) -> Option<String> {
+        if self.too_long >= MOST_TOO_LONG {
+            return None;
+        }
+        self.options.demangler.demangle(name).unwrap_or_else(|_| {
+            self.too_long += 1;
+            None
+        })
     }
 
     /// Interns a text, so that equal ones share an `Arc`.

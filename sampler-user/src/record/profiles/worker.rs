@@ -25,6 +25,7 @@ use crate::host::resident;
 use crate::privileges::restrict_worker;
 use crate::record::plan::RecordPlan;
 use crate::stats::{HookedProcess, Stats};
+use crate::symbols::demangle::Demangler;
 use crate::symbols::progress::{Download, Progress};
 use crate::symbols::runtime_functions::RuntimeFunctions;
 use heapbpf_profile::adjust::Adjustments;
@@ -67,6 +68,13 @@ pub struct ProfileWorker {
     jobs: Sender<Job>,
     progress: Arc<Progress>,
     emptied: Emptied,
+    demangler: Demangler,
+}
+
+impl Drop for ProfileWorker {
+    fn drop(&mut self) {
+        self.demangler.end();
+    }
 }
 
 /// Room for the rows of the next snapshot, if one is to come soon.
@@ -82,6 +90,11 @@ impl ProfileWorker {
         let template = template(plan);
         let (symbolize, symbols, adjustments) =
             (plan.stacks.symbolize, plan.stacks.symbols.clone(), plan.outputs.adjustments);
+        let demangler = symbols.demangler.clone();
+        if symbolize {
+            // Afterwards, no program may be started.
+            demangler.start();
+        }
         let progress = Arc::new(Progress::default());
         let told = Arc::clone(&progress);
         let emptied = Emptied::default();
@@ -92,7 +105,7 @@ impl ProfileWorker {
             let symbolization = Symbolization::new(symbolize, symbols, told).with_runtime_functions(functions);
             Worker { emptied: given_back, ..Worker::new(template, adjustments, symbolization) }.work(&queue);
         })?;
-        Ok(Self { jobs, progress, emptied })
+        Ok(Self { jobs, progress, emptied, demangler })
     }
 
     /// Progress of symbolization for the current profile: addresses done, and all addresses.

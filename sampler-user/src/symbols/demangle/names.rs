@@ -1,11 +1,13 @@
-//! Demangles C++ and Rust symbol names.
+//! Demangles names in this process.
 
 use std::fmt::Write;
+
+use super::messages::MAX_TEXT_BYTES;
 
 /// Longest mangled name that is demangled, bytes.
 const MAX_MANGLED_BYTES: usize = 4 << 10;
 /// Longest demangled name, bytes. Back references can make the demangled form exponentially longer.
-const MAX_DEMANGLED_BYTES: usize = 16 << 10;
+const MAX_DEMANGLED_BYTES: usize = MAX_TEXT_BYTES;
 
 /// A text buffer that refuses more than [`MAX_DEMANGLED_BYTES`].
 #[derive(Default)]
@@ -21,24 +23,44 @@ impl Write for Bounded {
     }
 }
 
-/// The demangled form of `name` (Rust without the hash), or `None` if it is not a mangled name.
+/// The language whose compilers mangle names that way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Rust,
+    Cpp,
+}
+
+impl Kind {
+    /// That of a name; `None` if the name is not mangled, or too long.
+    pub fn of(name: &str) -> Option<Self> {
+        let mangled = without_version(name);
+        if mangled.len() > MAX_MANGLED_BYTES {
+            None
+        } else if rustc_demangle::try_demangle(mangled).is_ok() {
+            Some(Self::Rust)
+        } else {
+            (mangled.starts_with("_Z") || mangled.starts_with("__Z")).then_some(Self::Cpp)
+        }
+    }
+}
+
+/// The demangled form of `name` (Rust without the hash), or `None` if it is not a mangled name. A C++ name may take for ever.
 pub fn demangle(name: &str) -> Option<String> {
-    // The symbol version that the linker appends is not part of the name.
-    let mangled = name.split_once('@').map_or(name, |(mangled, _)| mangled);
-    if mangled.len() > MAX_MANGLED_BYTES {
-        return None;
-    }
-    if let Ok(rust) = rustc_demangle::try_demangle(mangled) {
-        let mut text = Bounded::default();
-        return write!(text, "{rust:#}").ok().map(|()| text.0);
-    }
-    if !mangled.starts_with("_Z") && !mangled.starts_with("__Z") {
-        return None;
-    }
-    let symbol = cpp_demangle::BorrowedSymbol::new(mangled.as_bytes()).ok()?;
+    let mangled = without_version(name);
     let mut text = Bounded::default();
-    symbol.structured_demangle(&mut text, &cpp_demangle::DemangleOptions::default()).ok()?;
+    match Kind::of(name)? {
+        Kind::Rust => write!(text, "{:#}", rustc_demangle::try_demangle(mangled).ok()?).ok()?,
+        Kind::Cpp => {
+            let symbol = cpp_demangle::BorrowedSymbol::new(mangled.as_bytes()).ok()?;
+            symbol.structured_demangle(&mut text, &cpp_demangle::DemangleOptions::default()).ok()?;
+        }
+    }
     Some(text.0)
+}
+
+/// The name without the symbol version that the linker appends.
+fn without_version(name: &str) -> &str {
+    name.split_once('@').map_or(name, |(mangled, _)| mangled)
 }
 
 /// Whether a name is a mapping symbol of the Arm or RISC-V ABI, which marks where code (`$x`, `$a`, `$t`) or data (`$d`)
