@@ -1,14 +1,29 @@
-/* THREADS: as many ordinary threads as urgent ones, all on one processor. Each allocates two blocks, frees one, and ends.
+/* THREADS [maps]: as many ordinary threads as urgent ones, all on one processor. Each allocates two blocks, frees one, and ends. With
+ * `maps` it maps these blocks itself.
  * The urgent ones (SCHED_FIFO) wake one after another, most of them before one of less priority is done, and take the
  * processor from whatever another thread does, which may be to end. */
 #include <sched.h>
 #include "truth.h"
+#include <string.h>
+#include <sys/mman.h>
 enum { BLOCKS = 2, MOST = 1000, STEP_NS = 50000, PRIORITIES = 20 };
 SITE(00, malloc(n)) SITE(01, malloc(n))
+SITE(02, mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))
+static int maps;
 static pthread_barrier_t start;
 static struct timespec begun;
 
+static void mappings(void) {
+  for (int b = 0; b < BLOCKS; b++) {
+    size_t size = (1 + (size_t)b) * (size_t)getpagesize();
+    void *p = site_02(size);
+    if (p == MAP_FAILED) die("mmap");
+    took(2, size);
+    if (b) { if (munmap(p, size)) die("munmap"); gave(2, size); }
+  }
+}
 static void blocks(int site) {
+  if (maps) { mappings(); return; }
   for (int b = 0; b < BLOCKS; b++) {
     size_t size = 100 + 100 * (size_t)b;
     void *p = site ? site_01(size) : site_00(size);
@@ -33,6 +48,7 @@ static void *urgent(void *number) {
 }
 int main(int argc, char **argv) {
   uint64_t many = argument(argc, argv, 1, 100);
+  maps = argc > 2 && !strcmp(argv[2], "maps");
   static pthread_t ids[2 * MOST];
   if (many > MOST) die("too many threads");
   cpu_set_t first;

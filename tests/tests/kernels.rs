@@ -123,6 +123,29 @@ fn threads_that_end_while_others_do() {
     tell("threads that end while others do", EXACT);
 }
 
+/// As above, with the system calls of `--mmap`. Each ends two programs at most, which threads of many priorities can hold up at once:
+/// what is missing then is told.
+#[test]
+fn mappings_that_threads_make_while_others_do() {
+    let Some(_usable) = usable("mappings_that_threads_make_while_others_do") else { return };
+    for _ in 0..8 {
+        let mut target = Target::start(&program("preempted"), ["100", "maps"]);
+        let recording = Recorder::of(target.pid(), 1).flag("--mmap").start();
+        let truth = target.run();
+        println!("the kernel skipped {:?}", kernel::runs_skipped(recording.pid()));
+        let (profile, stats) = recording.stop().results();
+        let (missing, told) = (truth.allocs() - stats.submitted, stats.other["mapping_calls_skipped"]);
+        assert!(missing <= told, "{missing} calls are missing: {stats:?}");
+        let is_said = profile.notes.iter().any(|note| note.contains("system calls of the host were not seen"));
+        assert_eq!(is_said, told > 0, "{:?}", profile.notes);
+        if (told, stats.other["system_calls_lost"]) == (0, 0) {
+            checks::sites(&profile, &truth, 1, Compare::All);
+        }
+        println!("{missing} of {} calls are missing, {told} are told of", truth.allocs());
+    }
+    tell("mappings that threads make while others do", "exact, or told");
+}
+
 /// Follows family.c into its second process.
 fn family(mode: &str) {
     let mut target = Target::start(&program("family"), [mode]);

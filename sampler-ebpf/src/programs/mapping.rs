@@ -25,6 +25,8 @@ use crate::thread::{Pending, ThreadState};
 const MAP_FIXED: u64 = 0x10;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MREMAP_DONTUNMAP: u64 = 4;
+/// Stands for the time at which a call began: [`system_call_exit`] has seen its end.
+const SEEN: u64 = u64::MAX;
 /// Results from here on are negated error numbers.
 const FIRST_ERROR: u64 = 4096_u64.wrapping_neg();
 
@@ -103,13 +105,35 @@ impl Effect {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sys_exit")]
 pub extern "C" fn system_call_exit(ctx: *mut c_void) -> u32 {
+    ended(ctx, false)
+}
+
+/// The same, run after it: does it if the kernel has skipped that one, as Linux 7.0 and later may.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sys_exit")]
+pub extern "C" fn again_at_call_exit(ctx: *mut c_void) -> u32 {
+    ended(ctx, true)
+}
+
+#[inline(always)]
+fn ended(ctx: *mut c_void, again: bool) -> u32 {
     let (call, result) = (SystemCall(argument(ctx, 0)), argument(ctx, 1));
     let number = call.number();
     if !matches!(number, number::MMAP | number::MUNMAP | number::MREMAP | number::BRK) || !call.is_native() {
         return 0;
     }
-    let Some(state) = state_of_target(move || lose(call, number, result)) else { return 0 };
-    let begun_ns = core::mem::take(&mut state.mapping_ns);
+    let without_state = move || {
+        if !again {
+            lose(call, number, result);
+        }
+    };
+    let Some(state) = state_of_target(without_state) else { return 0 };
+    let begun_ns = core::mem::replace(&mut state.mapping_ns, if again { 0 } else { SEEN });
+    if again && begun_ns == SEEN {
+        return 0;
+    }
+    // Of an earlier call, if this one's entry was not seen.
+    let begun_ns = if begun_ns == SEEN { 0 } else { begun_ns };
     if result >= FIRST_ERROR {
         return 0;
     }

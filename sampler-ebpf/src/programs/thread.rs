@@ -78,7 +78,7 @@ pub struct ThreadState {
     pub counters: Counters,
     /// In-flight calls whose return, or whose return sites, are probed.
     pub slots: [Pending; SLOTS],
-    /// CLOCK_MONOTONIC at the entry of the mapping system call in progress.
+    /// CLOCK_MONOTONIC at the entry of the mapping system call in progress. Without one, it is 0 or `u64::MAX`.
     pub mapping_ns: u64,
     /// End of the heap of `brk` at that time.
     pub mapping_brk: u64,

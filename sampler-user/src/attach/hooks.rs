@@ -157,6 +157,14 @@ impl<L: ProbeLinks> Hooks<L> {
         self.mappings.as_mut().map_or(Ok(()), MappingProbes::link)
     }
 
+    /// The most mapping system calls that may have been missed.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn mapping_calls_skipped(&self) -> Result<u64, KernelError> {
+        self.mappings.as_ref().map_or(Ok(0), MappingProbes::runs_skipped)
+    }
+
     /// Whether mapping system calls are probed.
     pub const fn has_mappings(&self) -> bool {
         self.mappings.is_some()

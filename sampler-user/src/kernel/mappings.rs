@@ -1,16 +1,22 @@
 //! Probes on the mmap, munmap, mremap and brk system calls, for `--mmap`.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
-/// Tracepoints, and the program for each. While they are linked, every system call on the host is slower.
-const TRACEPOINTS: [(&str, &str); 2] = [("sys_enter", "system_call_entry"), ("sys_exit", "system_call_exit")];
+/// Tracepoints, and the programs for each, in the order in which they run. While they are linked, every system call on the host is
+/// slower. The second program is needed where the kernel may skip the first ([`super::tracepoints`]).
+const TRACEPOINTS: [(&str, [&str; 2]); 2] = [
+    ("sys_enter", ["system_call_entry", "system_call_entry"]),
+    ("sys_exit", ["system_call_exit", "again_at_call_exit"]),
+];
 
 /// The loaded programs, linked or not.
 pub struct MappingProbes {
-    programs: Vec<OwnedFd>,
+    /// Of each tracepoint.
+    programs: [Vec<OwnedFd>; 2],
     links: Vec<OwnedFd>,
 }
 
@@ -20,8 +26,12 @@ impl MappingProbes {
     /// # Errors
     /// The kernel refuses a program.
     pub fn load(loader: &Loader) -> Result<Self, KernelError> {
-        let programs = TRACEPOINTS.iter().map(|(_, name)| loader.program(name, ProgramKind::RawTracepoint));
-        Ok(Self { programs: programs.collect::<Result<_, _>>()?, links: Vec::new() })
+        let load = |(_, names): (&str, [&'static str; 2])| {
+            let needed = names.into_iter().take(loader.tracepoint_copies());
+            needed.map(|name| loader.program(name, ProgramKind::RawTracepoint)).collect::<Result<_, _>>()
+        };
+        let [entry, exit] = TRACEPOINTS.map(load);
+        Ok(Self { programs: [entry?, exit?], links: Vec::new() })
     }
 
     /// Starts to track mappings. Does nothing if they are tracked already.
@@ -30,12 +40,15 @@ impl MappingProbes {
     /// The kernel lacks these tracepoints (`CONFIG_FTRACE_SYSCALLS`). In that case nothing stays linked.
     pub fn link(&mut self) -> Result<(), KernelError> {
         if self.links.is_empty() {
-            let links = self.programs.iter().zip(TRACEPOINTS).map(|(program, (tracepoint, _))| {
+            let link = |program: &OwnedFd, tracepoint: &str| {
                 sys::open_raw_tracepoint(program.as_fd(), tracepoint).map_err(|source| KernelError::Link {
                     what: format!("the tracepoint {tracepoint} (--mmap needs CONFIG_FTRACE_SYSCALLS)"),
                     source,
                 })
-            });
+            };
+            let of_each = self.programs.iter().zip(TRACEPOINTS);
+            let links =
+                of_each.flat_map(|(programs, (tracepoint, _))| programs.iter().map(move |it| link(it, tracepoint)));
             self.links = links.collect::<Result<_, _>>()?;
         }
         Ok(())
@@ -45,4 +58,20 @@ impl MappingProbes {
     pub fn unlink(&mut self) {
         while self.links.pop().is_some() {}
     }
+
+    /// The most system calls of the host that may have been missed, because the kernel skipped all programs for them.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn runs_skipped(&self) -> Result<u64, KernelError> {
+        let least = |programs: &Vec<OwnedFd>| {
+            programs.iter().map(|it| sys::runs_skipped(it.as_fd())).try_fold(u64::MAX, at_most)
+        };
+        let skipped = self.programs.iter().map(least).sum::<io::Result<u64>>();
+        skipped.map_err(|source| KernelError::Read { what: "skipped runs", source })
+    }
+}
+
+fn at_most(least: u64, skipped: io::Result<u64>) -> io::Result<u64> {
+    Ok(least.min(skipped?))
 }

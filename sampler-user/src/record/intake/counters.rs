@@ -39,6 +39,8 @@ pub struct DaemonCounters {
     pub inline_incomplete: u64,
     /// Forks, execs and ends of threads that the programs may not have seen, because the kernel skipped their runs.
     pub lifecycle: Skipped,
+    /// System calls of the host, at most, that the programs of `--mmap` did not see for the same reason.
+    pub mapping_calls_skipped: u64,
 }
 
 /// Exact number of allocated bytes. Calls that were seen to fail are not included.

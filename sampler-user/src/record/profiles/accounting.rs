@@ -161,6 +161,7 @@ pub fn stats(
         ("inline_incomplete", daemon.inline_incomplete),
         ("lifecycle_runs_skipped", daemon.lifecycle.runs),
         ("lifecycle_runs_lost", daemon.lifecycle.lost),
+        ("mapping_calls_skipped", daemon.mapping_calls_skipped),
         ("stale_replaced", counters.stale_replaced),
         ("records_unknown", daemon.records_unknown),
         ("threads", counters.threads),
@@ -260,6 +261,13 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
             "up to {} forks, execs and ends of threads were not seen, because threads were preempted in the middle of others: \
              exact totals may lack the threads' calls, and what such a fork started may be missing",
             daemon.lifecycle.lost
+        ));
+    }
+    if daemon.mapping_calls_skipped > 0 {
+        remarks.push(format!(
+            "up to {} system calls of the host were not seen, because threads were preempted in the middle of others: if a target's \
+             mmap, munmap, mremap or brk is among them, what it mapped is missing, or counts as in use until it maps there again",
+            daemon.mapping_calls_skipped
         ));
     }
     remarks
@@ -449,6 +457,13 @@ mod tests {
         let daemon = DaemonCounters { lifecycle: Skipped { runs: 3, lost: 2 }, ..DaemonCounters::default() };
         let remarks = remarks(&Counters::default(), &daemon);
         assert!(remarks.len() == 1 && remarks[0].starts_with("up to 2 forks, execs and ends"), "{remarks:?}");
+    }
+
+    #[test]
+    fn mapping_calls_that_may_be_missing_are_said() {
+        let daemon = DaemonCounters { mapping_calls_skipped: 4, ..DaemonCounters::default() };
+        let remarks = remarks(&Counters::default(), &daemon);
+        assert!(remarks.len() == 1 && remarks[0].starts_with("up to 4 system calls"), "{remarks:?}");
     }
 
     #[test]

@@ -59,6 +59,7 @@ impl Session {
             errors: self.errors.count(),
             inline_incomplete: self.attaching.inline.as_ref().map_or(0, InlineHooks::incomplete),
             lifecycle: self.attaching.programs.lifecycle.skipped().unwrap_or_default(),
+            mapping_calls_skipped: self.attaching.hooks.mapping_calls_skipped().unwrap_or_default(),
             ..self.recorder.daemon_counters()
         };
         let slack = cut.slack.values().map(|blocks| blocks.samples).sum();
