@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 
 #[cfg(feature = "daemon")]
 fn symbolize(profile: &mut heapbpf_profile::model::Profile) {
-    use sampler_user::symbols::{offline, progress::Progress, symbolizer::Options};
+    use sampler_user::symbols::{offline, options::Options, progress::Progress};
 
     offline::symbolize(profile, Options { debug_directories: vec![], ..Options::default() }, Progress::default().into());
 }

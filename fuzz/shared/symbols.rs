@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use sampler_user::host::mappings::ModuleId;
-use sampler_user::symbols::symbolizer::{Options, Symbolizer};
+use sampler_user::symbols::options::Options;
+use sampler_user::symbols::symbolizer::Symbolizer;
 
 #[path = "one_module.rs"]
 mod one_module;

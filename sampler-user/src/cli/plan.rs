@@ -28,7 +28,7 @@ use crate::serve::ServePlan;
 use crate::serve::listen::Listen;
 use crate::serve::tls::TlsFiles;
 use crate::symbols::debuginfod::settings;
-use crate::symbols::symbolizer::Options;
+use crate::symbols::options::Options;
 use heapbpf_profile::adjust::{Adjustments, At};
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::model::Criterion;

@@ -14,7 +14,7 @@ use crate::kernel::programs::LinkKind;
 use crate::output::Output;
 use crate::record::ring_sizes::RingSizes;
 use crate::sampling::size_classes::ClassRule;
-use crate::symbols::symbolizer::Options;
+use crate::symbols::options::Options;
 use crate::terminal::Color;
 use heapbpf_probes::CustomAllocator;
 use heapbpf_profile::adjust::Adjustments;

@@ -8,7 +8,8 @@ use heapbpf_elf::Elf;
 use heapbpf_own_process::Random;
 use heapbpf_testing::skipped;
 
-use super::symbolizer::{Options, Symbol, Symbolizer};
+use super::options::Options;
+use super::symbolizer::{Symbol, Symbolizer};
 use super::tests::{MODULE, One, SOURCE, functions, no_debug_files, offset_of, run};
 
 /// Code with inlined calls, twice, so that `dwz` finds something to share.

@@ -13,6 +13,7 @@ pub mod go;
 pub mod java;
 pub mod linked_dwarf;
 pub mod offline;
+pub mod options;
 pub mod packages;
 pub mod perf_map;
 pub mod progress;

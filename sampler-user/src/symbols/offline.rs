@@ -8,8 +8,9 @@ use heapbpf_unwind::image::ModuleFiles;
 
 use super::by_build_id::ByBuildId;
 use super::finish;
+use super::options::Options;
 use super::progress::Progress;
-use super::symbolizer::{Options, Symbol, Symbolizer};
+use super::symbolizer::{Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 
 /// Most frames of all distinct stacks together, once inlined calls are added. Profile files may have fewer, so only a

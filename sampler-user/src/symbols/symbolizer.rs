@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
@@ -12,10 +12,9 @@ use heapbpf_unwind::cfi::ModuleCfi;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 
 use super::debug_files::{self, DebugFile};
-use super::debuginfod::Debuginfod;
-use super::debuginfod::settings::Settings;
-use super::demangle::{Demangler, is_mapping_symbol};
+use super::demangle::is_mapping_symbol;
 use super::linked_dwarf::{LinkedDwarf, Places};
+use super::options::Options;
 use super::packages::KnownOwners;
 use super::progress::Progress;
 use super::reasons::{self, Stripped};
@@ -31,55 +30,6 @@ const MOST_ADDRESSES: usize = 1 << 18;
 const MOST_TOO_LONG: usize = 8;
 /// Largest `.gnu_debugdata` section that is unpacked, bytes.
 const MAX_PACKED_BYTES: u64 = 16 << 20;
-
-/// Options of a [`Symbolizer`].
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Directories with debug files, searched in this order.
-    pub debug_directories: Vec<PathBuf>,
-    /// Largest debug information (all `.debug_*` sections of a file, bytes) that is used for lines and inlined calls; of
-    /// files with more, only the symbol tables are used. Working memory is up to 1.6 times this (measured: 103 MiB take
-    /// 155 MiB and 1.3 s for 2,000 addresses; the same file's symbol tables take 13 MiB and 0.1 s).
-    pub max_debug_bytes: u64,
-    /// Where debug files come from that no directory has; `None` if nothing is asked for on a network.
-    pub debuginfod: Option<Debuginfod>,
-    /// What demangles names.
-    pub demangler: Demangler,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            debug_directories: vec![debug_files::DEFAULT_DIRECTORY.into()],
-            max_debug_bytes: 128 << 20,
-            debuginfod: None,
-            demangler: Demangler::default(),
-        }
-    }
-}
-
-impl Options {
-    /// The user's directories, followed by the default one.
-    pub fn new(directories: &[PathBuf], max_debug_bytes: u64) -> Self {
-        let usual = Self::default();
-        let debug_directories = directories.iter().cloned().chain(usual.debug_directories).collect();
-        Self { debug_directories, max_debug_bytes, ..usual }
-    }
-}
-
-impl Options {
-    /// The same, with a client of debuginfod servers.
-    #[must_use]
-    pub fn with_debuginfod(self, settings: Option<Settings>) -> Self {
-        Self { debuginfod: settings.map(Debuginfod::new), ..self }
-    }
-
-    /// The same, demangling C++ names in a process of its own: a target's names may take for ever.
-    #[must_use]
-    pub fn demangling_apart(self) -> Self {
-        Self { demangler: Demangler::separate(), ..self }
-    }
-}
 
 /// A function at an address of a module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -12,8 +12,9 @@ use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::raw::{Completeness, RawStack, Reason, UnwinderKind};
 
 use super::finish::Finisher;
+use super::options::Options;
 use super::runtime_functions::RuntimeFunctions;
-use super::symbolizer::{Options, Symbol, Symbolizer};
+use super::symbolizer::{Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 
 /// A function with two levels of inlined calls, on known lines.

@@ -13,7 +13,7 @@ use heapbpf_unwind::raw::{RawFrame, RawStack};
 
 fn worker() -> Worker {
     let template = Profile { processes: Vec::new(), rows: Vec::new(), ..testing::ended_apart() };
-    let symbolization = Symbolization::new(false, crate::symbols::symbolizer::Options::new(&[], 0), Default::default());
+    let symbolization = Symbolization::new(false, crate::symbols::options::Options::new(&[], 0), Default::default());
     Worker::new(template, Adjustments::default(), symbolization)
 }
 
@@ -253,7 +253,7 @@ fn of_a_panicking_file(number: u32, times: usize) -> Snapshot {
 fn started() -> (Sender<Job>, std::thread::JoinHandle<()>) {
     let (jobs, queue) = channel();
     let thread = std::thread::spawn(move || {
-        let options = crate::symbols::symbolizer::Options::new(&[], 0);
+        let options = crate::symbols::options::Options::new(&[], 0);
         let symbolization = Symbolization::new(true, options, Default::default());
         Worker { symbolization, ..worker() }.work(&queue);
     });

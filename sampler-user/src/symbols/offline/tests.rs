@@ -7,7 +7,7 @@ use heapbpf_profile::model::{Frame, Module, Profile, Stack};
 use heapbpf_profile::testing;
 
 use super::{MOST_FRAMES, symbolize};
-use crate::symbols::symbolizer::Options;
+use crate::symbols::options::Options;
 
 fn with_stacks(modules: Vec<Module>, stacks: Vec<Stack>) -> Profile {
     let mut profile = testing::small();
