@@ -1,8 +1,8 @@
 //! The demangling process: it has a second one do the work, and begins anew when the kernel has ended that one.
 //!
-//! The second one, the *worker*, may use as much processor time as [`MOST_TIME`] for a name, and as much memory as [`MOST_MEMORY_BYTES`].
-//! It has no capability and next to no system call. The first one reads nothing: both have the same standard input and output, and it
-//! answers only for a worker that has been ended.
+//! The second one, the *worker*, may use 50 ms of processor time for a name, and 256 MiB of memory. It has no capability and next to no
+//! system call. The first one reads nothing: both have the same standard input and output, and it answers only for a worker that
+//! has been ended.
 
 use std::ffi::OsString;
 use std::io;
