@@ -132,13 +132,10 @@ fn recording(
     every: &str,
     options: &[(&str, &str)],
 ) -> (Recording, impl Fn() -> Answer + use<>) {
-    let recorder = Recorder::of(target.pid(), 1).option("--listen", "127.0.0.1:0").option("--push-every", every);
+    let recorder = Recorder::of(target.pid(), 1).option("--push-every", every);
     let recorder = urls.iter().fold(recorder, |recorder, url| recorder.option("--push", url));
     let recorder = options.iter().fold(recorder, |recorder, (option, value)| recorder.option(option, value));
-    let recording = recorder.start();
-    let line = recording.next_line();
-    let address = line.strip_prefix("heapbpf: listening on http://").unwrap_or_else(|| panic!("{line}"));
-    let address = address.parse().expect("an address");
+    let (recording, address) = recorder.serve();
     (recording, move || get(address, "/metrics"))
 }
 
