@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use heapbpf_remote::{Error, Mapped, Plan, STOP_LIMIT, Target};
+use heapbpf_remote::{Busy, Error, Mapped, Plan, STOP_LIMIT, Target};
 
 use crate::program::{self, Program, compiled};
 
@@ -44,4 +44,30 @@ fn unmap(target: &Target, plan: &Plan, mapped: &Mapped) {
         }
     }
     panic!("it was not unmapped in 100 attempts");
+}
+
+/// Another thread than the first execs while the process is being stopped. From then on, what has the first one's id is the thread
+/// of a new program, here at the same addresses. It is not made to call for the old one, and does not get its registers.
+#[test]
+fn a_process_that_another_thread_replaces_goes_on() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("replaced", &["3000"]);
+    let plan = program::plan(&Target::look(program.pid()).expect("it can be looked at"), program.hooked);
+    let (mut hooked, mut changed, mut others) = (0, 0, 0);
+    for _ in 0..100_000 {
+        match Target::look(program.pid()).map_err(Error::from).and_then(|target| target.hook(&plan, STOP_LIMIT)) {
+            Ok(_) => hooked += 1,
+            Err(Error::Busy { why: Busy::Changed, .. }) => changed += 1,
+            Err(_) => others += 1,
+        }
+        program.assert_runs();
+        if hooked >= 5 && changed >= 10 {
+            break;
+        }
+    }
+    eprintln!("hooked {hooked} times; {changed} times it was another program by then; {others} times otherwise not");
+    assert!(hooked > 0 && changed > 0);
 }
