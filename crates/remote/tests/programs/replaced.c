@@ -1,5 +1,5 @@
 /* A process that a thread other than the first replaces by itself (exec), again and again, at the same addresses. replaced
- * [MICROSECONDS]: at most that long after its start. Exits with 3 if a thread comes to harm; ends with its parent. */
+ * MICROSECONDS: at most that long after its start. Exits with 3 if a thread comes to harm; ends with its parent. */
 #define _GNU_SOURCE
 #include "hooked.h"
 #include <pthread.h>
@@ -18,17 +18,11 @@
 #define LENGTH (128 << 10)
 
 static char *micros;
-static volatile int none;
 
-static void work(void) {
-  for (long n = 0; !none; n++)
-    if (hooked(n) != 3 * n + 7) _exit(3);
-}
-
-static void *working(void *argument) {
+static void *work(void *argument) {
   (void)argument;
-  work();
-  return 0;
+  for (long n = 0;; n++)
+    if (hooked(n) != 3 * n + 7) _exit(3);
 }
 
 static void *replacing(void *argument) {
@@ -58,7 +52,7 @@ int main(int count, char **arguments) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (count == 2) printf("READY %lx\n", (unsigned long)hooked), fflush(stdout);
   pthread_t thread;
-  for (int i = 0; i < 1; i++) pthread_create(&thread, 0, working, 0);
+  pthread_create(&thread, 0, work, 0);
   pthread_create(&thread, 0, replacing, 0);
-  work();
+  work(0);
 }

@@ -57,7 +57,7 @@ fn a_process_that_another_thread_replaces_goes_on() {
     let mut program = Program::start("replaced", &["3000"]);
     let plan = program::plan(&Target::look(program.pid()).expect("it can be looked at"), program.hooked);
     let (mut hooked, mut changed, mut others) = (0, 0, 0);
-    for _ in 0..100_000 {
+    for _ in 0..5000 {
         match Target::look(program.pid()).map_err(Error::from).and_then(|target| target.hook(&plan, STOP_LIMIT)) {
             Ok(_) => hooked += 1,
             Err(Error::Busy { why: Busy::Changed, .. }) => changed += 1,
