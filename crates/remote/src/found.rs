@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use crate::maps::{Mapping, Maps, PAGE_BYTES};
-use crate::plan::{Kept, MAX_BYTES, NAME_PREFIX};
+use crate::plan::{Kept, MAX_BYTES, MAX_REPLACED_BYTES, NAME_PREFIX};
 
 /// Most blobs of one process that are looked at.
 const MAX_FOUND: usize = 64;
+/// Most runs of pages of one process that are taken to have been put back. A blob replaces a few.
+const MAX_PUT_BACK: usize = 128;
 
 /// A blob that is mapped into a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +25,8 @@ pub struct Found {
     pub text: Option<Range<u64>>,
     /// Replaced pages, and where the original ones are kept.
     pub(crate) pages: Vec<Kept>,
+    /// Pages that were put back, while their spare places are still mapped: whoever did it may not have got further.
+    pub(crate) put_back: Vec<Kept>,
     /// Whether it is laid out as its name says, so that it can be taken out.
     pub(crate) is_sound: bool,
     /// Whether anything is mapped; else only a descriptor of the memfd is open.
@@ -30,6 +34,27 @@ pub struct Found {
 }
 
 impl Found {
+    /// One of which no more is known so far than this.
+    fn new(name: String, range: Range<u64>, device: &str, inode: u64) -> Self {
+        let (pages, put_back) = (Vec::new(), Vec::new());
+        Self {
+            name,
+            range,
+            device: device.to_owned(),
+            inode,
+            text: None,
+            pages,
+            put_back,
+            is_sound: true,
+            is_mapped: true,
+        }
+    }
+
+    /// Bytes of all pages of which it has, or had, the original ones.
+    fn kept_bytes(&self) -> u64 {
+        self.pages.iter().chain(&self.put_back).map(|kept| kept.bytes).fold(0, u64::saturating_add)
+    }
+
     /// Whether jumps lead into it. If not, it is inert.
     #[must_use]
     pub fn is_hooked(&self) -> bool {
@@ -65,8 +90,7 @@ pub fn blob_range(path: &str) -> Option<Range<u64>> {
 pub(crate) fn add_unmapped(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
     for (name, range) in links.filter_map(|link| parse_name(&link)) {
         if all.len() < MAX_FOUND && all.iter().all(|found| found.range != range || found.name != name) {
-            let (device, inode, text, pages) = (String::new(), 0, None, Vec::new());
-            all.push(Found { name, range, device, inode, text, pages, is_sound: true, is_mapped: false });
+            all.push(Found { is_mapped: false, ..Found::new(name, range, "", 0) });
         }
     }
 }
@@ -82,25 +106,55 @@ pub(crate) fn find(maps: &Maps) -> Vec<Found> {
             continue;
         }
         if place == all.len() {
-            let (device, inode) = (mapping.device.clone(), mapping.inode);
-            all.push(Found {
-                name,
-                range,
-                device,
-                inode,
-                text: None,
-                pages: Vec::new(),
-                is_sound: true,
-                is_mapped: true,
-            });
+            all.push(Found::new(name, range, &mapping.device, mapping.inode));
         }
         let found = &mut all[place];
         add(found, mapping, maps);
     }
+    add_put_back(&mut all, maps);
     all
 }
 
+/// Adds pages whose spare places are mapped while they are not replaced.
+fn add_put_back(all: &mut [Found], maps: &Maps) {
+    let blobs: Vec<_> = all.iter().map(|found| found.range.clone()).collect();
+    let is_in_blob = |address| blobs.iter().any(|blob| blob.contains(&address));
+    let mut left = MAX_PUT_BACK;
+    for found in all {
+        for spare in maps.within(&found.range).iter().filter(|mapping| is_text(mapping)) {
+            let Range { start, end } = spare.range;
+            if found.pages.iter().any(|kept| kept.spare < end && start < kept.spare + kept.bytes) {
+                continue;
+            }
+            let bytes = found.kept_bytes().saturating_add(spare.bytes());
+            if left == 0 || bytes > MAX_REPLACED_BYTES || end > found.range.end {
+                return;
+            }
+            left -= 1;
+            let text = maps.as_slice().iter().filter(|mapping| is_text(mapping));
+            let mut places = text.filter_map(|mapping| place_in(mapping, spare));
+            let kept = places.find(|place| !is_in_blob(*place)).map(|place| Kept {
+                start: place,
+                spare: start,
+                bytes: spare.bytes(),
+                offset: spare.offset,
+            });
+            found.put_back.extend(kept);
+        }
+    }
+}
+
+/// Where this mapping has what the other one begins with, if both are of one file.
+fn place_in(mapping: &Mapping, other: &Mapping) -> Option<u64> {
+    let further = other.offset.checked_sub(mapping.offset).filter(|further| *further < mapping.bytes())?;
+    let is_of_file = (mapping.inode, &mapping.device) == (other.inode, &other.device);
+    is_of_file.then(|| mapping.range.start + further)
+}
+
 fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
+    if !found.is_sound {
+        return;
+    }
     let Range { start, end } = mapping.range;
     let at = found.range.start.checked_add(mapping.offset);
     if found.range.contains(&start) {
@@ -116,6 +170,8 @@ fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
         let offset = offset_of_text(maps, &(spare..end))?;
         Some(Kept { start, spare, bytes, offset })
     });
+    let is_known = |kept: &Kept| found.kept_bytes().saturating_add(kept.bytes) <= MAX_REPLACED_BYTES;
+    let kept = kept.filter(is_known);
     found.is_sound &= kept.is_some();
     found.pages.extend(kept);
 }
@@ -123,9 +179,13 @@ fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
 /// Offset of pages that were kept in their file, if one mapping of another file than ours holds all of them.
 fn offset_of_text(maps: &Maps, kept: &Range<u64>) -> Option<u64> {
     let mapping = maps.at(kept.start)?;
-    let is_text = mapping.is_executable && !mapping.is_writable && !mapping.is_shared && mapping.inode != 0;
-    let is_whole = is_text && mapping.covers(kept) && parse_name(&mapping.name).is_none();
-    is_whole.then(|| mapping.offset.saturating_add(kept.start - mapping.range.start))
+    (is_text(mapping) && mapping.covers(kept)).then(|| mapping.offset.saturating_add(kept.start - mapping.range.start))
+}
+
+/// Whether it is code of a file other than ours, as pages are before they are replaced.
+fn is_text(mapping: &Mapping) -> bool {
+    let is_code = mapping.is_executable && !mapping.is_writable && !mapping.is_shared && mapping.inode != 0;
+    is_code && parse_name(&mapping.name).is_none()
 }
 
 #[cfg(test)]
@@ -171,6 +231,52 @@ mod tests {
         assert_eq!((all[0].pages.as_slice(), all[0].is_sound, all[0].is_hooked()), (&[kept][..], true, true));
         assert_eq!(all[0].text, Some(0x7e00_0000_0000..0x7e00_0000_1000));
         assert!(all[0].replaced().eq(std::iter::once(0x7f00_0000_0000..0x7f00_0000_1000)));
+    }
+
+    #[test]
+    fn pages_that_were_put_back_are_known_by_their_spare_places() {
+        let blob = [
+            "7e0000000000-7e0000001000 r-xp 00000000 00:01 5 NAME",
+            "7e0000002000-7e0000003000 ---p 00002000 00:01 5 NAME",
+            "7e0000003000-7e0000005000 r-xp 00028000 fe:00 9 /lib/libc.so.6",
+        ];
+        let kept = |start| Kept { start, spare: 0x7e00_0000_3000, bytes: 0x2000, offset: 0x28000 };
+        let put_back = |lines: &[&str]| {
+            let all = found(&[&blob[..], lines].concat());
+            assert!(all.len() == 1 && all[0].is_sound);
+            all[0].put_back.clone()
+        };
+        // In one piece, in two, and not at all; the second name is another file's.
+        let (before, whole) = (
+            "7d0000000000-7d0000029000 r-xp 00000000 fe:01 9 /lib/other.so",
+            "7f0000000000-7f0000040000 r-xp 00010000 fe:00 9 /lib/libc.so.6",
+        );
+        assert_eq!(put_back(&[before, whole]), [kept(0x7f00_0001_8000)]);
+        let parts = [
+            "7f0000000000-7f0000018000 r-xp 00010000 fe:00 9 /lib/libc.so.6",
+            "7f0000018000-7f0000019000 r-xp 00028000 fe:00 9 /lib/libc.so.6",
+            "7f0000019000-7f0000040000 r-xp 00029000 fe:00 9 /lib/libc.so.6",
+        ];
+        assert_eq!(put_back(&parts), [kept(0x7f00_0001_8000)]);
+        assert_eq!(put_back(&parts[..1]), []);
+        assert_eq!(put_back(&["7f0000018000-7f000001a000 rw-p 00028000 fe:00 9 /lib/libc.so.6"]), []);
+        // While they are replaced, another mapping of the file is none of ours.
+        assert_eq!(put_back(&["7f0000018000-7f000001a000 r-xp 00003000 00:01 5 NAME", whole]), []);
+    }
+
+    #[test]
+    fn a_blob_that_replaces_too_much_is_marked() {
+        let lines = |bytes: u64| {
+            let (name, spare) = ("/memfd:heapbpf-inline-7e0000000000-20000000 (deleted)", 0x7e00_0000_1000_u64);
+            [
+                format!("7e0000000000-7e0000001000 r-xp 00000000 00:01 5 {name}"),
+                format!("{spare:x}-{:x} r-xp 00000000 fe:00 9 /lib/libc.so.6", spare + bytes),
+                format!("7f0000000000-{:x} r-xp 00001000 00:01 5 {name}", 0x7f00_0000_0000 + bytes),
+            ]
+            .join("\n")
+        };
+        let is_sound = |bytes| find(&Maps::parse(&lines(bytes), 0)).iter().all(|found| found.is_sound);
+        assert!(is_sound(MAX_REPLACED_BYTES) && !is_sound(MAX_REPLACED_BYTES + PAGE_BYTES));
     }
 
     #[test]

@@ -119,6 +119,13 @@ impl Maps {
         self.mappings.get(at).filter(|mapping| mapping.range.start <= address)
     }
 
+    /// The mappings that begin in a range, ascending.
+    #[must_use]
+    pub fn within(&self, range: &Range<u64>) -> &[Mapping] {
+        let place = |address| self.mappings.partition_point(|mapping| mapping.range.start < address);
+        &self.mappings[place(range.start)..place(range.end)]
+    }
+
     /// A free place for `bytes` bytes, from which every address of `near` can be reached by a 32-bit displacement, and
     /// back. It keeps off the heap and the stack, which grow, and is as near as that allows.
     #[must_use]

@@ -20,6 +20,8 @@ use crate::maps::{Maps, PAGE_BYTES};
 pub const NAME_PREFIX: &str = "heapbpf-";
 /// Most bytes that are reserved for one blob.
 pub const MAX_BYTES: u64 = 1 << 30;
+/// Most bytes of pages that one blob replaces: they are read while the process is stopped.
+pub const MAX_REPLACED_BYTES: u64 = 16 << 20;
 /// Longest name of a blob, bytes.
 const MAX_NAME: usize = 64;
 /// A five-byte nop, and the call that the kernel puts in its place for a probe.
@@ -198,6 +200,9 @@ impl Plan {
             return Err(PlanError::Name(draft.name));
         }
         let replaced = draft.pages.iter().map(|pages| pages.original.len() as u64).fold(0, u64::saturating_add);
+        if replaced > MAX_REPLACED_BYTES {
+            return Err(PlanError::Shape("all that is replaced"));
+        }
         let reserved = reserved_bytes(draft.bytes, replaced, draft.pages.len());
         check_blob(&draft, reserved)?;
         let whole = draft.base..draft.base + reserved;

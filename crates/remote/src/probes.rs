@@ -18,7 +18,7 @@ use crate::sys;
 /// Pages at their spare place, before they are put back.
 pub(crate) struct Spare {
     kept: Kept,
-    /// What the file has there, if that and breakpoints are all that the pages hold.
+    /// What the file has there, if the pages are to be renewed.
     code: Option<Vec<u8>>,
 }
 
@@ -26,15 +26,22 @@ impl Spare {
     /// Looks at pages, and has the process drop them if they have breakpoints. Before they move: should the process be late with any
     /// call from here on, none of these comes back. Pages that hold other code than the file's stay as they are.
     pub(crate) fn empty(remote: &mut Remote, kept: Kept) -> Result<Self, Failure> {
+        let Kept { spare, bytes, .. } = kept;
+        let found = Self::found(remote, kept);
+        let has_breakpoints = found.code.as_ref().is_some_and(|code| has_breakpoints(remote, spare, code));
+        let is_emptied = has_breakpoints && advise(remote, spare, bytes, libc::MADV_DONTNEED)?;
+        Ok(Self { code: found.code.filter(|_| is_emptied), ..found })
+    }
+
+    /// Pages that somebody put back who may have been late with any call since, or have died: they are to be renewed once more.
+    pub(crate) fn found(remote: &Remote, kept: Kept) -> Self {
         let Kept { spare, bytes, offset, .. } = kept;
         let path = format!("/proc/{}/map_files/{spare:x}-{:x}", remote.pid(), spare + bytes);
         let mut code = vec![0; bytes as usize];
         // A mapping of one page cannot be taken apart.
         let is_read =
             bytes > PAGE_BYTES && File::open(path).and_then(|file| file.read_exact_at(&mut code, offset)).is_ok();
-        let is_emptied =
-            is_read && has_breakpoints(remote, spare, &code) && advise(remote, spare, bytes, libc::MADV_DONTNEED)?;
-        Ok(Self { kept, code: is_emptied.then_some(code) })
+        Self { kept, code: is_read.then_some(code) }
     }
 
     /// Makes the pages, which are back, have the breakpoints of those probes that are there. No thread may run in them meanwhile.

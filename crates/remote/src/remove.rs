@@ -9,6 +9,7 @@ use crate::found::Found;
 use crate::inject::{stack_words, take_out, write};
 use crate::maps::Maps;
 use crate::plan::{Kept, Undo, Write, writes};
+use crate::probes::Spare;
 use crate::remote::Remote;
 use crate::stop::Stop;
 use crate::sys::{self, Registers};
@@ -43,6 +44,9 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         write(remote.tid(), &restored)?;
         for kept in &found.pages {
             take_out(&mut remote, Undo::PutBack(*kept), &found.range)?;
+        }
+        for kept in &found.put_back {
+            Spare::found(&remote, *kept).renew(&mut remote)?;
         }
         // A thread may be about to make a call for an injector that was killed: it maps nothing without the descriptor.
         for fd in target.descriptors_of(found) {
@@ -91,6 +95,7 @@ fn remove_inert(target: &Target, found: &Found, stop: &mut Stop) -> Result<(), F
 fn original_code(stop: &Stop, found: &Found, kept: Kept) -> Result<Vec<Write>, Failure> {
     let Kept { start, spare, bytes, .. } = kept;
     let changed = |_| Failure::Busy(Busy::Changed);
+    stop.check_time(Busy::Late)?;
     let file = File::open(format!("/proc/{}/map_files/{:x}-{:x}", stop.pid, start, start + bytes)).map_err(changed)?;
     if file.metadata().map_err(changed)?.ino() != found.inode {
         return Err(Failure::Busy(Busy::Changed));

@@ -198,11 +198,16 @@ pub fn hook(pid: u32, hooked: u64) -> Stopped<Hooked> {
 
 /// Takes out everything that is found. Whether all of it could be unmapped.
 pub fn take_out(pid: u32) -> Stopped<bool> {
+    take_out_within(pid, STOP_LIMIT)
+}
+
+/// The same, with this limit for each attempt.
+pub fn take_out_within(pid: u32, limit: Duration) -> Stopped<bool> {
     again(|| {
         let target = Target::look(pid)?;
         let mut all = Stopped { time: Duration::ZERO, alone: Duration::ZERO, threads: 0, outcome: true };
         for found in target.found() {
-            let one = target.take_out(&found, TakeOut::All, STOP_LIMIT)?;
+            let one = target.take_out(&found, TakeOut::All, limit)?;
             all = Stopped { time: all.time.max(one.time), outcome: all.outcome && one.outcome, ..one };
         }
         Ok(all)
