@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::output::{Profile, Stats};
 use crate::recorder::{Recorder, Recording};
-use crate::target::Target;
+use crate::target::{PATIENCE, Target};
 use crate::truth::Truth;
 
 /// A way of hooking.
@@ -123,7 +123,7 @@ pub fn begin(
     interval: u64,
     options: &[[&str; 2]],
 ) -> (Target, Recording) {
-    for _ in 0..ATTEMPTS {
+    for _ in 0..attempts() {
         let target = start();
         let pid = target.pid();
         let recorder = options.iter().fold(recorder(pid, hook, interval), |it, [name, value]| it.option(name, value));
@@ -136,8 +136,11 @@ pub fn begin(
     panic!("not hooked as wanted: {hook:?}")
 }
 
-/// Attempts to hook: on a busy machine, stopping a process may take too long.
-const ATTEMPTS: usize = 5;
+/// Attempts to hook: on a busy machine, stopping a process may take too long, and on an emulated one, stopping many threads
+/// mostly does. One for each so many seconds that tests wait for anything.
+fn attempts() -> u64 {
+    PATIENCE.as_secs() / 24
+}
 
 /// What a recording said, and what was true.
 pub type Recorded = (Profile, Stats, Truth);

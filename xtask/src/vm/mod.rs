@@ -117,6 +117,8 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
 fn boot(context: &Context, kernel: &Path, image: &Path, log: &Path) -> anyhow::Result<String> {
     let mut command = Command::new("timeout");
     command.args([
+        // In the process group of whoever runs this: if all of that is ended, the machine is, too.
+        "--foreground",
         SECONDS,
         "qemu-system-x86_64",
         "-accel",
