@@ -121,7 +121,7 @@ fn add_put_back(all: &mut [Found], maps: &Maps) {
     let is_in_blob = |address| blobs.iter().any(|blob| blob.contains(&address));
     let mut left = MAX_PUT_BACK;
     for found in all {
-        for spare in maps.within(&found.range).iter().filter(|mapping| is_text(mapping)) {
+        for spare in maps.within(&found.range).iter().filter(|mapping| is_original(mapping)) {
             let Range { start, end } = spare.range;
             if found.pages.iter().any(|kept| kept.spare < end && start < kept.spare + kept.bytes) {
                 continue;
@@ -131,7 +131,7 @@ fn add_put_back(all: &mut [Found], maps: &Maps) {
                 return;
             }
             left -= 1;
-            let text = maps.as_slice().iter().filter(|mapping| is_text(mapping));
+            let text = maps.as_slice().iter().filter(|mapping| is_original(mapping));
             let mut places = text.filter_map(|mapping| place_in(mapping, spare));
             let kept = places.find(|place| !is_in_blob(*place)).map(|place| Kept {
                 start: place,
@@ -179,13 +179,13 @@ fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
 /// Offset of pages that were kept in their file, if one mapping of another file than ours holds all of them.
 fn offset_of_text(maps: &Maps, kept: &Range<u64>) -> Option<u64> {
     let mapping = maps.at(kept.start)?;
-    (is_text(mapping) && mapping.covers(kept)).then(|| mapping.offset.saturating_add(kept.start - mapping.range.start))
+    (is_original(mapping) && mapping.covers(kept))
+        .then(|| mapping.offset.saturating_add(kept.start - mapping.range.start))
 }
 
 /// Whether it is code of a file other than ours, as pages are before they are replaced.
-fn is_text(mapping: &Mapping) -> bool {
-    let is_code = mapping.is_executable && !mapping.is_writable && !mapping.is_shared && mapping.inode != 0;
-    is_code && parse_name(&mapping.name).is_none()
+fn is_original(mapping: &Mapping) -> bool {
+    mapping.is_text() && parse_name(&mapping.name).is_none()
 }
 
 #[cfg(test)]
@@ -246,7 +246,7 @@ mod tests {
             assert!(all.len() == 1 && all[0].is_sound);
             all[0].put_back.clone()
         };
-        // In one piece, in two, and not at all; the second name is another file's.
+        // In one piece, beside another file's text; in three; and not at all.
         let (before, whole) = (
             "7d0000000000-7d0000029000 r-xp 00000000 fe:01 9 /lib/other.so",
             "7f0000000000-7f0000040000 r-xp 00010000 fe:00 9 /lib/libc.so.6",

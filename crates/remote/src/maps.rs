@@ -70,6 +70,12 @@ impl Mapping {
         self.range.start <= range.start && range.end <= self.range.end
     }
 
+    /// Whether it is a file's code, which nobody but a debugger or a probe writes into.
+    #[must_use]
+    pub fn is_text(&self) -> bool {
+        self.is_executable && !self.is_writable && !self.is_shared && self.inode != 0
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -371,10 +371,8 @@ fn check_pages(pages: &Pages, maps: &Maps) -> Result<(Range<u64>, u64), PlanErro
     if bytes == 0 || bytes != pages.edited.len() || !is_whole(bytes as u64) || !is_whole(pages.start) {
         return Err(PlanError::Shape("a replaced page"));
     }
-    let is_text = |mapping: &&crate::maps::Mapping| {
-        let is_plain = mapping.is_executable && mapping.is_readable && !mapping.is_writable && !mapping.is_shared;
-        is_plain && mapping.inode != 0 && mapping.covers(&pages.range())
-    };
+    let is_text =
+        |mapping: &&crate::maps::Mapping| mapping.is_text() && mapping.is_readable && mapping.covers(&pages.range());
     let mapping = maps.at(pages.start).filter(is_text).ok_or(PlanError::NotText(pages.start))?;
     Ok((mapping.range.clone(), mapping.offset.saturating_add(pages.start - mapping.range.start)))
 }

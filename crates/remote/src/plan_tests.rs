@@ -111,6 +111,9 @@ fn drafts_that_do_not_fit_are_no_plans() {
     assert!(shape(|draft| draft.data[0].initial.resize(0x1001, 0)));
     assert!(shape(|draft| draft.pages[0].edited.push(0)));
     assert!(shape(|draft| draft.pages[0].start = draft.pages[1].start));
+    let too_much = vec![1; MAX_REPLACED_BYTES as usize];
+    let refused = plan(|draft| draft.pages[0].original = too_much).map(drop);
+    assert_eq!(refused, Err(PlanError::Shape("all that is replaced")));
     assert!(matches!(plan(|draft| draft.name = "other".into()), Err(PlanError::Name(_))));
     assert!(matches!(plan(|draft| draft.name.push('/')), Err(PlanError::Name(_))));
     assert!(matches!(plan(|draft| draft.base = LIBC - 0x1000), Err(PlanError::Occupied(_))));
