@@ -19,7 +19,8 @@ pub fn always(profile: &Profile, stats: &Stats) {
     }
     // With time windows, only a part of all calls was counted.
     let counted = (!profile.time_windows).then_some(stats.exact_alloc_bytes as f64);
-    assert_eq!(exact, counted, "totals in the profile and in --stats");
+    let without_counts = || profile.processes.iter().find(|process| process.figures.alloc_bytes.exact.is_none());
+    assert_eq!(exact, counted, "totals in the profile and in --stats; {:?} has none", without_counts());
     let estimate = profile.totals.alloc_bytes.value();
     assert!(close(estimate, stats.estimated_alloc_bytes), "{estimate} and {}", stats.estimated_alloc_bytes);
 }

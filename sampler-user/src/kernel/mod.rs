@@ -1,6 +1,7 @@
 //! The interface to the kernel: the only module that calls `bpf(2)`.
 
 mod abi_value;
+mod batches;
 pub mod btf;
 pub mod control;
 mod filter;
@@ -15,6 +16,7 @@ pub mod log;
 pub mod mappings;
 pub mod no_ops;
 pub mod object;
+mod passes;
 pub mod programs;
 mod release;
 pub mod ring_maps;

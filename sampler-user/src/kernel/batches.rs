@@ -1,0 +1,104 @@
+//! Scans of whole hash maps of the kernel, one batch of entries after another.
+
+use std::io;
+
+use super::sys::{Batch, Cursor};
+
+/// Largest batch that room is made for. No bucket has more entries.
+const LARGEST_BATCH: usize = 1 << 24;
+
+/// Calls `read` for one batch after another, and `piece` with the entries of each. If a bucket does not fit, the next
+/// read has more room. `room`: entries per batch at first; `keys`, `values`: buffers that may be kept for the next scan.
+pub(super) fn scan_batches<K: Copy + Default, V: Copy + Default>(
+    mut room: usize,
+    (keys, values): (&mut Vec<K>, &mut Vec<V>),
+    mut read: impl FnMut(Option<Cursor>, &mut [K], &mut [V]) -> io::Result<Batch>,
+    mut piece: impl FnMut(&mut dyn Iterator<Item = (K, V)>),
+) -> io::Result<()> {
+    let mut cursor = None;
+    loop {
+        keys.resize(room, K::default());
+        values.resize(room, V::default());
+        match read(cursor, keys, values) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && room < LARGEST_BATCH => room *= 2,
+            Err(error) => return Err(error),
+            Ok(batch) => {
+                piece(&mut keys.iter().copied().zip(values.iter().copied()).take(batch.count));
+                let Some(next) = batch.next else { return Ok(()) };
+                cursor = Some(next);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BATCH: usize = 16;
+
+    /// Reads a map with these buckets as the kernel does: whole buckets only, as many as fit.
+    fn read(buckets: &[Vec<u64>], at: usize, keys: &mut [u64], values: &mut [u64]) -> io::Result<(usize, usize)> {
+        let (mut next, mut count) = (at, 0);
+        for bucket in &buckets[at..] {
+            if count + bucket.len() > keys.len().min(values.len()) {
+                break;
+            }
+            for entry in bucket {
+                (keys[count], values[count]) = (*entry, entry * 2);
+                count += 1;
+            }
+            next += 1;
+        }
+        if next == at && at < buckets.len() {
+            Err(io::Error::from_raw_os_error(libc::ENOSPC))
+        } else {
+            Ok((count, next))
+        }
+    }
+
+    /// All entries in the order in which they are passed, and the room that each read had.
+    fn scanned(buckets: &[Vec<u64>]) -> (io::Result<Vec<(u64, u64)>>, Vec<usize>) {
+        let (mut entries, mut rooms, mut at) = (Vec::new(), Vec::new(), 0);
+        let result = scan_batches(
+            BATCH,
+            (&mut Vec::new(), &mut Vec::new()),
+            |cursor, keys, values| {
+                assert_eq!(cursor.is_some(), at > 0, "the first batch is read from the beginning");
+                rooms.push(keys.len());
+                let (count, next) = read(buckets, at, keys, values)?;
+                at = next;
+                Ok(Batch { count, next: (next < buckets.len()).then(Cursor::default) })
+            },
+            |piece| entries.extend(piece),
+        );
+        (result.map(|()| entries), rooms)
+    }
+
+    #[test]
+    fn every_entry_comes_once_whatever_the_batches() {
+        let batch = BATCH as u64;
+        // Two buckets fill a batch exactly; the third does not fit.
+        let buckets = [(0..batch - 1).collect(), vec![batch - 1], vec![batch], vec![]];
+        let (entries, rooms) = scanned(&buckets);
+        assert_eq!(entries.unwrap(), (0..=batch).map(|key| (key, key * 2)).collect::<Vec<_>>());
+        assert_eq!(rooms, [BATCH, BATCH]);
+        let (entries, _) = scanned(&[]);
+        assert_eq!(entries.unwrap(), []);
+    }
+
+    #[test]
+    fn a_bucket_larger_than_a_batch_gets_more_room() {
+        let buckets = [vec![1], (0..3 * BATCH as u64).collect(), vec![2]];
+        let (entries, rooms) = scanned(&buckets);
+        assert_eq!(entries.unwrap().len(), 3 * BATCH + 2);
+        assert_eq!(rooms, [BATCH, BATCH, 2 * BATCH, 4 * BATCH]);
+    }
+
+    #[test]
+    fn what_never_fits_ends_with_the_kernels_error() {
+        let full = |_, _: &mut [u8], _: &mut [u8]| Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        let error = scan_batches(BATCH, (&mut Vec::new(), &mut Vec::new()), full, |_| panic!("no entry")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    }
+}
