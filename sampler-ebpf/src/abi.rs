@@ -118,6 +118,8 @@ pub mod link_kind {
     /// Every process that maps the file, if it is listed as one that announces its samples, because it has no allocator to
     /// hook.
     pub const ANNOUNCED: u32 = 3;
+    /// As [`SHARED`], of a process that began with inline hooks, its parent's, and has run no other program since.
+    pub const INHERITED_HOOKS: u32 = 4;
 }
 
 /// The rings, by their index in the `RINGS` map.

@@ -156,26 +156,34 @@ fn no_alarm(told: &str) {
     assert!(!told.split_whitespace().collect::<Vec<_>>().join(" ").contains("do not trust"), "{told}");
 }
 
-/// A server that forks a process per connection, like PostgreSQL. The recording ends while children come and go; in the last
-/// case at full speed, so that some end during each reading of the counters.
+/// Records a server that forks a process per connection, like PostgreSQL. The recording ends while children come and go.
+fn end_among_children(hook: &str, arguments: [&str; 4], seconds: f64) {
+    let mut parent = Target::start(&program("backends"), arguments);
+    parent.go();
+    let recorder = Recorder::of(parent.pid(), 1).option("--hook", hook);
+    let outcome = recorder.option("-d", &format!("{seconds}s")).start().finish();
+    let (profile, stats) = outcome.results();
+    println!("{hook} {arguments:?}: {} s, {} sent", profile.duration_seconds, stats.submitted);
+    counted_is_estimated(&profile, &stats);
+    no_alarm(&format!("{}{}{}", outcome.stdout, outcome.stderr, profile.notes.join("\n")));
+    let recorded = profile.duration_seconds;
+    assert!((recorded - seconds).abs() <= 0.5, "{hook} {arguments:?}: {recorded} s recorded instead of {seconds}");
+}
+
+/// The children of the last case do not sleep, so some end during each reading of the counters.
+const CHILDREN: [[&str; 4]; 3] =
+    [["4", "50", "1000", "10000"], ["20", "200", "1000", "50000"], ["40", "10", "1000", "0"]];
+
 #[test]
 fn samples_of_children_at_the_end_are_in() {
     let Some(_turn) = turn("samples_of_children_at_the_end_are_in") else { return };
-    let mut wrong = Vec::new();
-    let slow = [["4", "50", "1000", "10000"], ["20", "200", "1000", "50000"]].map(|arguments| (arguments, 3.0));
-    for (arguments, seconds) in slow.into_iter().chain([(["40", "10", "1000", "0"], 1.0)]) {
-        let mut parent = Target::start(&program("backends"), arguments);
-        parent.go();
-        let outcome = Recorder::of(parent.pid(), 1).option("-d", &format!("{seconds}s")).start().finish();
-        let (profile, stats) = outcome.results();
-        println!("{arguments:?}: {} s, {} sent", profile.duration_seconds, stats.submitted);
-        counted_is_estimated(&profile, &stats);
-        no_alarm(&format!("{}{}{}", outcome.stdout, outcome.stderr, profile.notes.join("\n")));
-        if (profile.duration_seconds - seconds).abs() > 0.5 {
-            wrong.push(format!("{arguments:?}: {} s recorded instead of {seconds}", profile.duration_seconds));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    CHILDREN.into_iter().for_each(|arguments| end_among_children("probe", arguments, 2.0));
+}
+
+#[test]
+fn samples_of_inline_children_at_the_end_are_in() {
+    let Some(_turn) = turn("samples_of_inline_children_at_the_end_are_in") else { return };
+    CHILDREN.into_iter().for_each(|arguments| end_among_children("inline", arguments, 2.0));
 }
 
 /// The same by name, so that each child is covered from its first instruction and every allocation is there. All children

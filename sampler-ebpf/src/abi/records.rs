@@ -145,13 +145,13 @@ pub struct UnmapRecord {
 pub struct ProcessRecord {
     /// One of [`kind::FORK`], [`kind::EXEC`], [`kind::EXIT`].
     pub kind: u32,
-    /// For a fork: the child's process id.
-    pub child_tgid: u32,
+    /// Zero.
+    pub reserved: u32,
     /// CLOCK_MONOTONIC.
     pub time_ns: u64,
     /// Fork: the parent. Exec: the incarnation that ends. Exit: the process.
     pub process: ProcessKey,
-    /// Exec: the incarnation that begins.
+    /// Fork: the child. Exec: the incarnation that begins.
     pub next: ProcessKey,
 }
 

@@ -42,10 +42,16 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     if let Some(python) = unsafe { PYTHON.get(parent_tgid) } {
         let _ = PYTHON.insert(child_tgid, python, 0);
     }
-    let kind = if announces { link_kind::ANNOUNCED } else { link_kind::SHARED };
+    let kind = if announces {
+        link_kind::ANNOUNCED
+    } else if inline_counts::counts(process_of(child)) {
+        link_kind::INHERITED_HOOKS
+    } else {
+        link_kind::SHARED
+    };
     if !target::list_as(child_tgid, kind) {
         warn!(&RawTracePointContext::new(ctx), "no room for the target {}, a child of {}", child_tgid, parent_tgid);
-    } else if !output::submit_process(kind::FORK, child_tgid, process_of(parent), ProcessKey::default()) {
+    } else if !output::submit_process(kind::FORK, process_of(parent), process_of(child)) {
         count_process_event_lost();
     }
     0
@@ -57,7 +63,7 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
 pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     let next = process_of(current_task());
-    let announced = target::announce_no_more(next.tgid);
+    let announced = target::begin_anew(next.tgid);
     if target::is_target(next.tgid) {
         target::list_by_rule(next.tgid);
     }
@@ -66,7 +72,7 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     }
     let mut ended = ProcessKey { exec_id: next.exec_id.wrapping_sub(1), ..next };
     let ran_python = PYTHON.remove(next.tgid).is_ok();
-    if (announced || ran_python) && !output::submit_process(kind::RESET, 0, next, ProcessKey::default()) {
+    if (announced || ran_python) && !output::submit_process(kind::RESET, next, ProcessKey::default()) {
         count_process_event_lost();
     }
     let mut was_tracked = false;
@@ -81,7 +87,7 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     inline_counts::replaced(ended);
     // The thread that calls exec may never have called an allocator. Then the others' totals tell that they did.
     let counted = was_tracked || TOTALS.get_ptr(ended).is_some() || inline_counts::counts(ended);
-    if counted && !output::submit_process(kind::EXEC, 0, ended, next) {
+    if counted && !output::submit_process(kind::EXEC, ended, next) {
         count_process_event_lost();
     }
     0
@@ -107,7 +113,7 @@ pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
     let _ = PYTHON.remove(process.tgid);
     let listed = TARGETS.remove(process.tgid).is_ok();
     if (listed || TOTALS.get_ptr(process).is_some() || inline_counts::counts(process))
-        && !output::submit_process(kind::EXIT, 0, process, ProcessKey::default())
+        && !output::submit_process(kind::EXIT, process, ProcessKey::default())
     {
         count_process_event_lost();
     }

@@ -173,9 +173,9 @@ fn write_free(record: &'static mut FreeRecord, tid: u32, space: ProcessKey, valu
 
 /// Reports an event in the life of a process. Returns whether the record fit.
 #[inline(always)]
-pub fn submit_process(event: u32, child_tgid: u32, process: ProcessKey, next: ProcessKey) -> bool {
+pub fn submit_process(event: u32, process: ProcessKey, next: ProcessKey) -> bool {
     let Some(record) = reserve::<ProcessRecord>() else { return false };
-    *record = ProcessRecord { kind: event, child_tgid, time_ns: now(), process, next };
+    *record = ProcessRecord { kind: event, reserved: 0, time_ns: now(), process, next };
     if event == kind::RESET || event == kind::FORK && config!(target_rules) == 0 {
         // What the process allocates is not seen, or not named, until the daemon has looked at it, so it is woken at once. (Of
         // children, that is where every target is named.)

@@ -75,18 +75,18 @@ pub fn leave_own_links(tgid: u32) {
     }
 }
 
-/// Has links that serve every process count a process that announced its samples and runs another program now. Returns whether
-/// it did announce them.
+/// Has links that serve every process count a process that announced its samples, or had its parent's inline hooks, and runs
+/// another program now. Returns whether it did announce them.
 #[inline(always)]
-pub fn announce_no_more(tgid: u32) -> bool {
+pub fn begin_anew(tgid: u32) -> bool {
     let Some(kind) = TARGETS.get_ptr_mut(tgid) else { return false };
     // SAFETY: the pointer is to the map's value, an aligned u32.
     unsafe {
-        let announced = *kind == link_kind::ANNOUNCED;
-        if announced {
+        let before = *kind;
+        if before != link_kind::OWN {
             *kind = link_kind::SHARED;
         }
-        announced
+        before == link_kind::ANNOUNCED
     }
 }
 

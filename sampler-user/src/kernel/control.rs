@@ -235,6 +235,11 @@ impl<M: Maps> ControlMaps<M> {
         Some(others.into_iter().find(|other| other.code() == code).unwrap_or(CountedBy::SharedLinks))
     }
 
+    /// Whether a listed process began with inline hooks, its parent's, and has run no other program since.
+    pub fn has_inherited_hooks(&self, pid: u32) -> bool {
+        self.maps.target(pid) == Some(link_kind::INHERITED_HOOKS)
+    }
+
     /// Has threads that were found not to belong to a target looked at again: their process may have got another name or
     /// cgroup since.
     ///

@@ -9,9 +9,11 @@ use sampler_ebpf::abi::ProcessKey;
 use sampler_ebpf::abi::inline::InlineProcess;
 
 use super::abi_value::Abi;
+use super::batches::scan_batches;
 use super::guardian::{Guardian, ProbeLink};
 use super::loader::{Loader, ProgramKind, Wanted};
 use super::programs::single_kind;
+use super::sys::HashMapFd;
 use super::tracepoints::TracepointProgram;
 use super::{KernelError, sys};
 
@@ -41,7 +43,14 @@ pub fn link_ends(loader: &Loader) -> Vec<TracepointProgram> {
 }
 
 /// The kernel's list of processes that inline hooks count.
-pub struct InlineMap(HashMap<MapData, Abi<ProcessKey>, Abi<InlineProcess>>);
+pub struct InlineMap {
+    entries: HashMap<MapData, Abi<ProcessKey>, Abi<InlineProcess>>,
+    /// The same map, to be read in batches: where processes fork all the time, there are thousands.
+    batches: HashMapFd<ProcessKey, InlineProcess>,
+}
+
+/// Room for entries in the first batch that is read of the list.
+const BATCH: usize = 256;
 
 impl InlineMap {
     /// Opens the map.
@@ -49,7 +58,9 @@ impl InlineMap {
     /// # Errors
     /// The object has no such map.
     pub fn open(loader: &Loader) -> Result<Self, KernelError> {
-        HashMap::try_from(loader.typed_map("INLINE")?).map(Self).map_err(refused)
+        let unreadable = |error| KernelError::Object(format!("INLINE: {error}"));
+        let batches = loader.map("INLINE")?.try_clone_to_owned().and_then(HashMapFd::new).map_err(unreadable)?;
+        Ok(Self { entries: HashMap::try_from(loader.typed_map("INLINE")?).map_err(refused)?, batches })
     }
 
     /// Adds a process.
@@ -57,22 +68,28 @@ impl InlineMap {
     /// # Errors
     /// There is no room.
     pub fn insert(&mut self, process: ProcessKey, entry: &InlineProcess) -> Result<(), KernelError> {
-        self.0.insert(Abi(process), Abi(*entry), 0).map_err(refused)
+        self.entries.insert(Abi(process), Abi(*entry), 0).map_err(refused)
     }
 
     /// Removes a process, if it is there.
     pub fn remove(&mut self, process: ProcessKey) {
-        let _ = self.0.remove(&Abi(process));
+        let _ = self.entries.remove(&Abi(process));
     }
 
     /// The entry of a process.
     pub fn get(&self, process: ProcessKey) -> Option<InlineProcess> {
-        self.0.get(&Abi(process), 0).ok().map(|entry| entry.0)
+        self.entries.get(&Abi(process), 0).ok().map(|entry| entry.0)
     }
 
     /// All entries.
     pub fn entries(&self) -> Vec<(ProcessKey, InlineProcess)> {
-        self.0.iter().flatten().map(|(process, entry)| (process.0, entry.0)).collect()
+        let mut all = Vec::new();
+        let read = |cursor, keys: &mut [_], values: &mut [_]| self.batches.lookup_batch(cursor, keys, values);
+        let scanned = scan_batches(BATCH, (&mut Vec::new(), &mut Vec::new()), read, |entries| all.extend(entries));
+        if let Err(error) = scanned {
+            log::warn!("the list of processes with inline hooks is read in part only: {error}");
+        }
+        all
     }
 }
 

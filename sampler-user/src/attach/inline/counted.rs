@@ -63,8 +63,8 @@ struct Process {
     hooked: ProcessKey,
     /// What was counted, as of the last two reads.
     counts: [Counts; 2],
-    /// Whether these are its last.
-    has_left: bool,
+    /// Whether it had left its memory by then: these are its last.
+    had_left: [bool; 2],
     /// Since when they cannot be read although it runs.
     unread_since: Option<Instant>,
     /// Whether its hooks were taken out, by somebody else.
@@ -90,7 +90,7 @@ impl Process {
             memory_of: entry.memory_of,
             hooked: entry.hooked,
             counts: [Counts::default(); 2],
-            has_left: false,
+            had_left: [false; 2],
             unread_since: None,
             was_taken_out: false,
             counts_apart: false,
@@ -106,26 +106,32 @@ impl Process {
         counts.try_fold(Counts::default(), |sum, counts| Some(figures::plus(&sum, &counts?)))
     }
 
+    /// Whether it has left its memory, by an exit or an exec.
+    const fn has_left(&self) -> bool {
+        self.had_left[1]
+    }
+
     /// Takes over what the kernel read when the process left its memory. Whether it is complete.
     fn leave(&mut self, entry: &InlineProcess) -> bool {
         self.memory = None;
-        self.has_left = true;
+        self.had_left[1] = true;
         let last = Counts::from(&entry.counts);
         // Of a child, pages that it never touched are not there.
         let is_complete = last.calls >= self.counts[1].calls && last.bytes >= self.counts[1].bytes;
         if is_complete {
-            self.counts = [last; 2];
+            self.counts[1] = last;
         }
         is_complete
     }
 
-    /// What is to be added to the kernel's counters, which have `seen` of its sampled calls. `samples_all`: all calls are sampled.
-    fn addition(&self, seen: Seen, samples_all: bool) -> Counters {
+    /// What is to be added to the kernel's counters, which have `seen` of its sampled calls and were read between the last two
+    /// reads, or after its end (`has_ended`). `samples_all`: all calls are sampled.
+    fn addition(&self, seen: Seen, has_ended: bool, samples_all: bool) -> Counters {
         let mut seen_here = seen;
         seen_here.add(self.seen_of_others);
         let own = self.counts.map(|counts| figures::minus(&counts, &self.of_others));
         let [before, now] = if samples_all { own.map(|counts| figures::of_every_call(&counts)) } else { own };
-        if self.has_left { figures::at_end(&now, seen_here) } else { figures::addition(&before, &now, seen_here) }
+        if has_ended { figures::at_end(&now, seen_here) } else { figures::addition(&before, &now, seen_here) }
     }
 }
 
@@ -193,7 +199,7 @@ impl Counted {
         self.map.get(process).is_some_and(|entry| entry.state != inline_state::LEFT)
     }
 
-    /// Whether a process began with hooks that it inherited.
+    /// Whether a process began with hooks that it inherited. Reads the kernel's whole list.
     pub(super) fn has_inherited(&self, pid: u32) -> bool {
         self.map.entries().iter().any(|(process, entry)| process.tgid == pid && entry.hooked != *process)
     }
@@ -224,15 +230,15 @@ impl Counted {
                 self.heirs.push(process.tgid);
             }
             let known = self.processes.entry(process).or_insert_with(|| Process::new(process, &entry));
-            if entry.state != inline_state::LEFT || known.has_left {
+            if entry.state != inline_state::LEFT || known.has_left() {
                 continue;
             }
             if known.memory_of != process {
-                known.has_left = true;
+                known.had_left[1] = true;
                 if let Some(counted) = self.take_from_owner(&entry)
                     && let Some(known) = self.processes.get_mut(&process)
                 {
-                    (known.counts_apart, known.counts) = (true, [counted; 2]);
+                    (known.counts_apart, known.counts[1]) = (true, counted);
                 }
             } else if !known.leave(&entry) && !known.was_taken_out {
                 self.unread_ends += 1;
@@ -248,7 +254,7 @@ impl Counted {
         let owner = self.processes.get_mut(&entry.memory_of)?;
         owner.of_others = figures::plus(&owner.of_others, &counted);
         // What was read last may have a part of it only.
-        if !owner.has_left {
+        if !owner.has_left() {
             owner.counts[1] = owner.now().unwrap_or(owner.counts[1]);
         }
         Some(counted)
@@ -269,8 +275,13 @@ impl Counted {
 
     /// Reads what all have counted. To be called before and after the kernel's counters are read.
     pub(super) fn read(&mut self) {
-        // Those that end between these two steps are found by the next read.
-        for process in self.processes.values_mut().filter(|process| !process.has_left) {
+        for process in self.processes.values_mut() {
+            process.had_left[0] = process.had_left[1];
+            if process.has_left() {
+                process.counts[0] = process.counts[1];
+                continue;
+            }
+            // Those that end between this and the look at the list are found by the next read.
             let now = process.now();
             if now.is_some() || process.memory.is_none() {
                 process.unread_since = None;
@@ -281,8 +292,8 @@ impl Counted {
         }
         self.look();
         self.find_taken_out();
-        for process in self.processes.values_mut().filter(|process| !process.has_left && process.counts[1].threads == 0)
-        {
+        let is_new = |process: &&mut Process| !process.has_left() && process.counts[1].threads == 0;
+        for process in self.processes.values_mut().filter(is_new) {
             process.counts[1] = process.now().unwrap_or(process.counts[1]);
         }
     }
@@ -291,7 +302,7 @@ impl Counted {
     fn find_taken_out(&mut self) {
         let is_unread = |it: &&mut Process| it.unread_since.is_some_and(|since| since.elapsed() >= TAKEN_OUT_AFTER);
         for (process, known) in &mut self.processes {
-            if known.has_left || known.was_taken_out || !is_unread(&known) || !has_none_of_ours(process.tgid) {
+            if known.has_left() || known.was_taken_out || !is_unread(&known) || !has_none_of_ours(process.tgid) {
                 continue;
             }
             known.was_taken_out = true;
@@ -320,16 +331,18 @@ impl Counted {
             seen.entry(counted_as).or_default().add(own);
         }
         for (process, it) in self.processes.iter().filter(|(process, it)| is_apart(process, it)) {
-            let added = it.addition(seen.get(process).copied().unwrap_or_default(), self.samples_all);
+            let seen = seen.get(process).copied().unwrap_or_default();
+            // What ended meanwhile made its last calls after the kernel's counters were read.
+            let added = it.addition(seen, it.had_left[0], self.samples_all);
             if added != Counters::default() {
                 counts.processes.entry(*process).or_default().add(&added);
             }
         }
     }
 
-    /// Forgets a process that has ended, whose counts in the kernel are `kernel`. What it has counted in addition.
+    /// Forgets a process that had ended at the last [`Self::look`], whose counts in the kernel are `kernel`. What it has counted
+    /// in addition.
     pub(super) fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
-        self.look();
         self.map.remove(process);
         let Some(it) = self.processes.remove(&process) else { return Counters::default() };
         if !self.processes.values().any(|other| other.hooked == it.hooked) {
@@ -341,11 +354,11 @@ impl Counted {
             }
             return Counters::default();
         }
-        if !it.has_left {
+        if !it.has_left() {
             self.unread_ends += 1;
             log::warn!("process {}: what it counted in its last moments is not known", process.tgid);
         }
-        it.addition(Seen::of(kernel), self.samples_all)
+        it.addition(Seen::of(kernel), it.has_left(), self.samples_all)
     }
 
     /// Processes whose last counts could not be read. Their totals are too small.

@@ -297,7 +297,7 @@ impl InlineHooks {
 
     /// Children that were found to have the hooks of their parents since the last call, by process id.
     pub fn look_for_heirs(&mut self) -> Vec<u32> {
-        self.counted.look();
+        self.look();
         self.counted.take_heirs()
     }
 
@@ -310,9 +310,14 @@ impl InlineHooks {
         target.found().iter().any(|found| bases.contains(&found.range.start) && found.is_hooked())
     }
 
-    /// Whether a process began with hooks that it inherited from its parent.
+    /// Whether a process began with hooks that it inherited from its parent. Takes a while where there are thousands.
     pub fn has_inherited(&self, pid: u32) -> bool {
         self.counted.has_inherited(pid)
+    }
+
+    /// The same of an incarnation, which takes no time.
+    pub fn is_child(&self, process: ProcessKey) -> bool {
+        self.counted.is_child(process)
     }
 
     /// Maps everything into a process, and links the programs. No jump leads to it yet.
@@ -409,7 +414,13 @@ impl InlineHooks {
         self.counted.add_to(counts);
     }
 
-    /// Forgets a process that has ended, whose counts in the kernel are `kernel`. What it has counted in addition.
+    /// Finds new children, and processes that have ended or run another program.
+    pub fn look(&mut self) {
+        self.counted.look();
+    }
+
+    /// Forgets a process that had ended at the last [`Self::look`], whose counts in the kernel are `kernel`. What it has counted
+    /// in addition.
     pub fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
         self.decided.retain(|_, (of, _)| *of != process);
         self.counted.take(process, kernel)

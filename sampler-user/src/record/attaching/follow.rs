@@ -55,6 +55,15 @@ fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns
     }
 }
 
+/// A process that a target has forked.
+#[derive(Clone, Copy)]
+pub struct Child {
+    /// Process id.
+    pub pid: u32,
+    /// Whether it began with inline hooks, its parent's.
+    pub is_inline: bool,
+}
+
 impl Attaching {
     /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
     pub fn follow(&mut self, host: &mut Host) -> bool {
@@ -234,7 +243,8 @@ impl Attaching {
             return;
         }
         if runs && self.control.counted_by(pid).is_some() {
-            self.forked(child.info.parent_pid, pid, child.since_ns, host);
+            let child_of = Child { pid, is_inline: self.control.has_inherited_hooks(pid) };
+            self.forked(child.info.parent_pid, child_of, child.since_ns, host);
         } else if !runs && self.targets.coverages.contains_key(&child.info.parent_pid) {
             // What it mapped is looked at, although it has ended: others may map it, too.
             self.targets.note(pid, child.since_ns);
@@ -243,7 +253,8 @@ impl Attaching {
 
     /// Handles the fork of a target. Shared links count the child; if there are none yet, they are made. A second report is
     /// ignored.
-    pub fn forked(&mut self, parent: u32, child: u32, time_ns: u64, host: &Host) {
+    pub fn forked(&mut self, parent: u32, child: Child, time_ns: u64, host: &Host) {
+        let Child { pid: child, is_inline } = child;
         self.inherit_announcing(parent, child, time_ns);
         self.detours.inherit(parent, child);
         self.standing.inherit_objects(parent, child);
@@ -264,7 +275,6 @@ impl Attaching {
         modules.dedup();
         // Links are for what it becomes. Until then it has its parent's hooks.
         let is_announcing = self.standing.announces_for_lack_of_allocator(child);
-        let is_inline = self.inline.as_ref().is_some_and(|inline| inline.has_inherited(child));
         if is_inline {
             self.targets.hooked(child, time_ns, time_ns);
             self.standing.note(child, Ok(()));

@@ -3,7 +3,7 @@
 mod announcements;
 pub mod audit;
 pub mod command;
-mod follow;
+pub mod follow;
 pub mod go;
 mod interpreters;
 mod java;

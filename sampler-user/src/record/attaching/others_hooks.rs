@@ -41,9 +41,13 @@ impl Attaching {
     /// Tells of a target that another heapbpf begins to hook inline.
     pub(super) fn note_others_hooks(&mut self, host: &Host, pid: u32, module: ModuleId) {
         let Some(base) = base_of(host, module) else { return };
-        let is_ours =
-            self.inline.as_ref().is_some_and(|inline| inline.has_mapped(pid, base) || inline.has_inherited(pid));
-        if is_ours || !self.targets.coverages.contains_key(&pid) {
+        if !self.targets.coverages.contains_key(&pid) {
+            return;
+        }
+        let is_ours = self.inline.as_ref().is_some_and(|inline| {
+            inline.has_mapped(pid, base) || self.control.has_inherited_hooks(pid) || inline.has_inherited(pid)
+        });
+        if is_ours {
             return;
         }
         // What this recording mapped, and unmapped again, is gone by now. Whoever maps it traces the process at this moment.

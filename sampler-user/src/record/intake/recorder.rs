@@ -46,8 +46,8 @@ pub enum ProcessEvent {
     Forked {
         /// The parent.
         parent: ProcessKey,
-        /// The child's process id.
-        child: u32,
+        /// The child.
+        child: ProcessKey,
         /// CLOCK_MONOTONIC.
         time_ns: u64,
     },
@@ -323,7 +323,7 @@ impl Recorder {
             Event::Unmap(record) => self.heap.unmap(record.space, record.start, record.end, record.time_ns),
             Event::Fork(record) => processes.push(ProcessEvent::Forked {
                 parent: record.process,
-                child: record.child_tgid,
+                child: record.next,
                 time_ns: record.time_ns,
             }),
             Event::Exec(record) => {

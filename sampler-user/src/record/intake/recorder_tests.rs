@@ -126,9 +126,9 @@ fn mappings_are_functions_of_their_own() {
 
 #[test]
 fn what_happens_to_processes_is_handed_over_in_order_and_frees_end_blocks() {
+    const CHILD: ProcessKey = ProcessKey { start_ns: 15, tgid: 9, exec_id: 0 };
     let (mut recorder, mut host, _) = recorder();
-    let process =
-        |kind, time_ns| ProcessRecord { kind, time_ns, process: PROCESS, child_tgid: 9, ..Default::default() };
+    let process = |kind, time_ns| ProcessRecord { kind, time_ns, process: PROCESS, next: CHILD, ..Default::default() };
     let free = FreeRecord { kind: kind::FREE, sample: 1, time_ns: 40, space: PROCESS, ..Default::default() };
     let events = [
         Event::Exit(process(kind::EXIT, 70)),
@@ -140,7 +140,7 @@ fn what_happens_to_processes_is_handed_over_in_order_and_frees_end_blocks() {
     ];
     let processes = take_in(&mut recorder, &mut host, &events);
     let expected = [
-        ProcessEvent::Forked { parent: PROCESS, child: 9, time_ns: 20 },
+        ProcessEvent::Forked { parent: PROCESS, child: CHILD, time_ns: 20 },
         ProcessEvent::Reset { pid: PROCESS.tgid },
         ProcessEvent::Replaced { ended: PROCESS, time_ns: 60 },
         ProcessEvent::Ended { process: PROCESS, time_ns: 70 },

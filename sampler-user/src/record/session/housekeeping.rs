@@ -106,8 +106,15 @@ impl Session {
         if !self.may_try(Step::Ended) {
             return;
         }
-        let mut due = self.exited.take_due(before_ns).into_iter();
-        self.recorder.forget_stacks(&due.clone().collect());
+        let due = self.exited.take_due(before_ns);
+        if due.is_empty() {
+            return;
+        }
+        if let Some(inline) = &mut self.attaching.inline {
+            inline.look();
+        }
+        self.recorder.forget_stacks(&due.iter().copied().collect());
+        let mut due = due.into_iter();
         while let Some(process) = due.next() {
             let taken = self.kernel.totals.take(process);
             let Some(counters) = self.errors.note(Step::Ended, taken, monotonic_ns()) else {

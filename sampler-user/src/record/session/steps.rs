@@ -7,6 +7,7 @@ use sampler_ebpf::abi::{LiveKey, ProcessKey};
 use super::state::Session;
 use crate::clock::monotonic_ns;
 use crate::heap::live::UntrackedBlock;
+use crate::record::attaching::follow::Child;
 use crate::record::intake::lives::End;
 use crate::record::intake::recorder::ProcessEvent;
 use crate::record::profiles::capture::jit_code_of;
@@ -91,8 +92,9 @@ impl Session {
         self.note_new_lives();
         match event {
             ProcessEvent::Forked { parent, child, time_ns } => {
-                self.attaching.forked(parent.tgid, child, time_ns, &self.host);
-                self.recorder.pythons.forked(parent, child);
+                let is_inline = self.attaching.inline.as_ref().is_some_and(|inline| inline.is_child(child));
+                self.attaching.forked(parent.tgid, Child { pid: child.tgid, is_inline }, time_ns, &self.host);
+                self.recorder.pythons.forked(parent, child.tgid);
             }
             ProcessEvent::Replaced { ended, time_ns } => {
                 if self.lives.end(ended, End::Exec, monotonic_ns()) {
