@@ -170,20 +170,21 @@ fn end_among_children(hook: &str, arguments: [&str; 4], seconds: f64) {
     assert!((recorded - seconds).abs() <= 0.5, "{hook} {arguments:?}: {recorded} s recorded instead of {seconds}");
 }
 
-/// The children of the last case do not sleep, so some end during each reading of the counters.
-const CHILDREN: [[&str; 4]; 3] =
-    [["4", "50", "1000", "10000"], ["20", "200", "1000", "50000"], ["40", "10", "1000", "0"]];
+/// What children do, and the seconds to record. Those of the last case do not sleep, so some end during each reading of the
+/// counters.
+const CHILDREN: [([&str; 4], f64); 3] =
+    [(["4", "50", "1000", "10000"], 2.0), (["20", "200", "1000", "50000"], 2.0), (["40", "10", "1000", "0"], 1.0)];
 
 #[test]
 fn samples_of_children_at_the_end_are_in() {
     let Some(_turn) = turn("samples_of_children_at_the_end_are_in") else { return };
-    CHILDREN.into_iter().for_each(|arguments| end_among_children("probe", arguments, 2.0));
+    CHILDREN.into_iter().for_each(|(arguments, seconds)| end_among_children("probe", arguments, seconds));
 }
 
 #[test]
 fn samples_of_inline_children_at_the_end_are_in() {
     let Some(_turn) = turn("samples_of_inline_children_at_the_end_are_in") else { return };
-    CHILDREN.into_iter().for_each(|arguments| end_among_children("inline", arguments, 2.0));
+    CHILDREN.into_iter().for_each(|(arguments, seconds)| end_among_children("inline", arguments, seconds));
 }
 
 /// The same by name, so that each child is covered from its first instruction and every allocation is there. All children
