@@ -2,7 +2,12 @@
 
 use std::io;
 
-use super::sys::{Batch, Cursor};
+use zerocopy::FromBytes;
+
+use super::sys::{Batch, Cursor, HashMapFd};
+
+/// Room for entries in the first batch of [`read_all`].
+const BATCH: usize = 256;
 
 /// Largest batch that room is made for. No bucket has more entries.
 const LARGEST_BATCH: usize = 1 << 24;
@@ -31,11 +36,19 @@ pub(super) fn scan_batches<K: Copy + Default, V: Copy + Default>(
     }
 }
 
+/// Reads all entries of a map. On an error, those read so far are there.
+pub(super) fn read_all<K, V>(map: &HashMapFd<K, V>, into: &mut impl Extend<(K, V)>) -> io::Result<()>
+where
+    K: FromBytes + Copy + Default,
+    V: FromBytes + Copy + Default,
+{
+    let read = |cursor, keys: &mut [K], values: &mut [V]| map.lookup_batch(cursor, keys, values);
+    scan_batches(BATCH, (&mut Vec::new(), &mut Vec::new()), read, |entries| into.extend(entries))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const BATCH: usize = 16;
 
     /// Reads a map with these buckets as the kernel does: whole buckets only, as many as fit.
     fn read(buckets: &[Vec<u64>], at: usize, keys: &mut [u64], values: &mut [u64]) -> io::Result<(usize, usize)> {

@@ -1,7 +1,7 @@
 //! What hands a running process over from probes to inline hooks: the blocks that probes sample meanwhile, and calls that they
 //! have begun to count.
 
-use std::io::{self, Read as _};
+use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
@@ -79,8 +79,7 @@ impl Seen {
     /// # Errors
     /// They cannot be read.
     pub fn begun(&self, process: ProcessKey) -> io::Result<Vec<Begun>> {
-        let mut bytes = Vec::new();
-        sys::start_iterator(self.threads.as_fd())?.read_to_end(&mut bytes)?;
+        let bytes = sys::read_iterator(self.threads.as_fd())?;
         let records = bytes.chunks_exact(size_of::<ThreadRecord>()).flat_map(ThreadRecord::read_from_bytes);
         let begun = records.filter(|record| record.process == process && record.in_flight != 0);
         Ok(begun.map(|record| Begun { tid: record.tid, in_flight: record.in_flight }).collect())

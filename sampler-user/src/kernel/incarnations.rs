@@ -1,6 +1,5 @@
 //! The incarnations of processes that live: with an exec a process begins anew, under its old id.
 
-use std::io::Read as _;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use sampler_ebpf::abi::ProcessKey;
@@ -20,8 +19,7 @@ fn failed(source: std::io::Error) -> KernelError {
 /// # Errors
 /// The read fails.
 pub fn living(iterator: BorrowedFd<'_>) -> Result<Vec<ProcessKey>, KernelError> {
-    let mut bytes = Vec::new();
-    sys::start_iterator(iterator).and_then(|mut reader| reader.read_to_end(&mut bytes)).map_err(failed)?;
+    let bytes = sys::read_iterator(iterator).map_err(failed)?;
     Ok(bytes.chunks_exact(size_of::<ProcessKey>()).flat_map(ProcessKey::read_from_bytes).collect())
 }
 

@@ -9,7 +9,7 @@ use sampler_ebpf::abi::ProcessKey;
 use sampler_ebpf::abi::inline::InlineProcess;
 
 use super::abi_value::Abi;
-use super::batches::scan_batches;
+use super::batches::read_all;
 use super::guardian::{Guardian, ProbeLink};
 use super::loader::{Loader, ProgramKind, Wanted};
 use super::programs::single_kind;
@@ -49,9 +49,6 @@ pub struct InlineMap {
     batches: HashMapFd<ProcessKey, InlineProcess>,
 }
 
-/// Room for entries in the first batch that is read of the list.
-const BATCH: usize = 256;
-
 impl InlineMap {
     /// Opens the map.
     ///
@@ -84,9 +81,7 @@ impl InlineMap {
     /// All entries.
     pub fn entries(&self) -> Vec<(ProcessKey, InlineProcess)> {
         let mut all = Vec::new();
-        let read = |cursor, keys: &mut [_], values: &mut [_]| self.batches.lookup_batch(cursor, keys, values);
-        let scanned = scan_batches(BATCH, (&mut Vec::new(), &mut Vec::new()), read, |entries| all.extend(entries));
-        if let Err(error) = scanned {
+        if let Err(error) = read_all(&self.batches, &mut all) {
             log::warn!("the list of processes with inline hooks is read in part only: {error}");
         }
         all

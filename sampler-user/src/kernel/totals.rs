@@ -1,14 +1,13 @@
 //! Exact counts. A kernel iterator reads those of running threads; those of exited threads are kept per process.
 
 use std::collections::{HashMap, HashSet};
-use std::io::Read as _;
 
 use aya::maps::{Array, HashMap as KernelHashMap, MapData, MapError};
 use sampler_ebpf::abi::{Counters, ProcessKey, Progress};
 
 use super::KernelError;
 use super::abi_value::Abi;
-use super::batches::scan_batches;
+use super::batches::read_all;
 use super::incarnations;
 use super::loader::Loader;
 use super::passes::{Passes, Running};
@@ -52,9 +51,6 @@ impl Counts {
 
 /// Maximum number of passes over the threads. They go on while threads of a process end in each of them.
 const PASSES: usize = 8;
-
-/// Room for processes in the first batch that is read of what ended threads left.
-const BATCH: usize = 256;
 
 impl Totals {
     /// Opens the maps.
@@ -147,9 +143,7 @@ impl Totals {
     /// What ended threads left, by process.
     fn ended(&self) -> Result<HashMap<ProcessKey, Counters>, KernelError> {
         let mut ended = HashMap::new();
-        let read = |cursor, keys: &mut [_], values: &mut [_]| self.batches.lookup_batch(cursor, keys, values);
-        scan_batches(BATCH, (&mut Vec::new(), &mut Vec::new()), read, |entries| ended.extend(entries))
-            .map_err(unreadable)?;
+        read_all(&self.batches, &mut ended).map_err(unreadable)?;
         Ok(ended)
     }
 
@@ -171,10 +165,7 @@ impl Totals {
 
 /// The running threads' counters: a sequence of [`ThreadRecord`](sampler_ebpf::abi::ThreadRecord)s.
 fn read_threads(programs: &Programs) -> Result<Vec<u8>, KernelError> {
-    let mut bytes = Vec::new();
-    let reader = sys::start_iterator(programs.iterator_link());
-    reader.and_then(|mut reader| reader.read_to_end(&mut bytes)).map_err(unreadable)?;
-    Ok(bytes)
+    sys::read_iterator(programs.iterator_link()).map_err(unreadable)
 }
 
 fn unreadable(source: std::io::Error) -> KernelError {

@@ -1,7 +1,7 @@
 //! Links: uprobes, tracepoints, iterators.
 
 use std::ffi::{CStr, CString};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use aya_obj::generated::{bpf_attach_type, bpf_cmd};
@@ -166,10 +166,13 @@ pub fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
-/// Starts one run of an iterator. The result is a file to read to its end.
-pub fn start_iterator(link: BorrowedFd<'_>) -> io::Result<std::fs::File> {
+/// Runs an iterator once. The result is what its program wrote.
+pub fn read_iterator(link: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let mut attr = zeroed();
     attr.iter_create.link_fd = link.as_raw_fd() as u32;
     // SAFETY: the command takes no pointers and returns a new descriptor.
-    unsafe { call_fd(bpf_cmd::BPF_ITER_CREATE, &mut attr) }.map(std::fs::File::from)
+    let mut reader = std::fs::File::from(unsafe { call_fd(bpf_cmd::BPF_ITER_CREATE, &mut attr) }?);
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
