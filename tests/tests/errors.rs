@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::map_calls::{ITERATOR, MAP_BATCH, MAP_DELETE, MAP_LOOKUP, MAP_NEXT_KEY, MAP_UPDATE};
+use heapbpf_tests::map_calls::{ITERATOR, MAP_BATCH, MAP_DELETE, MAP_LOOKUP, MAP_UPDATE, Operation};
 use heapbpf_tests::output::{self, Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
@@ -28,7 +28,7 @@ fn is_told_once(outcome: &Outcome, profile: &Profile) {
 fn calls_that_fail_now_and_then_cost_nothing() {
     let Some(_turn) = turn("calls_that_fail_now_and_then_cost_nothing") else { return };
     // A cut makes up to six reads one after the other: most cuts must come through in a few tries.
-    for (command, one_in) in [(MAP_LOOKUP, 9), (MAP_NEXT_KEY, 3), (MAP_UPDATE, 2), (ITERATOR, 3)] {
+    for (command, one_in) in [(MAP_LOOKUP, 9), (MAP_BATCH, 6), (MAP_UPDATE, 2), (ITERATOR, 3)] {
         let faults = Faults::of(command);
         let mut target = Target::start(&program("mix"), ["20000"]);
         let (recording, address) = Recorder::of(target.pid(), 1).failing(&faults).serve();
@@ -75,7 +75,7 @@ fn removals_that_fail_count_nothing_twice() {
 #[test]
 fn without_the_live_map_error_bars_cover_what_was_lost() {
     let Some(_turn) = turn("without_the_live_map_error_bars_cover_what_was_lost") else { return };
-    let faults = Faults::of(MAP_BATCH);
+    let faults = Faults::of_operation(&Operation { command: MAP_BATCH, map: "LIVE".into() });
     let mut target = Target::start(&program("mix"), ["200000"]);
     let recorder = Recorder::of(target.pid(), 1).option("--ring-bytes", "64KiB").failing(&faults);
     let recording = recorder.start();
