@@ -211,7 +211,9 @@ fn a_hundred_scrapes_lose_nothing() {
         assert_eq!(count, Some(0.0), "{reason}");
     }
     let (_, stats) = recording.stop().results();
-    assert_eq!(stats.lost(), 0, "{stats:?}");
+    // The target goes on: each of its threads may be in a call when the recording ends.
+    let under_way = stats.lost["in_flight"] + stats.lost["undecided"];
+    assert!(under_way <= 2 && stats.lost() == under_way, "{stats:?}");
 }
 
 #[test]
