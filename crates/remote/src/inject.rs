@@ -185,7 +185,7 @@ impl Injection<'_> {
     /// Whether everything is as it was when the plan was made, before anything is touched.
     fn check(&self, stop: &Stop) -> Result<(), Failure> {
         let changed = Failure::Busy(Busy::Changed);
-        if !self.target.is_same_process() {
+        if !self.target.is_same_program() {
             return Err(changed);
         }
         let draft = self.plan.draft();
@@ -286,7 +286,7 @@ impl Injection<'_> {
                 remote.call("madvise", libc::SYS_madvise, [start, bytes, advice, 0, 0, 0]).map(drop)
             }
             Step::FillData(at) => {
-                let written = sys::write_memory(self.target.pid(), data(at).0, &draft.data[at].initial);
+                let written = self.target.memory.write(data(at).0, &draft.data[at].initial);
                 written.map_err(|error| Failure::Trace("writing data", error))
             }
             Step::MapText => {
@@ -330,7 +330,7 @@ impl Injection<'_> {
         }
         for (at, address) in frames.iter().filter(|(at, _)| !remote.frame_range().contains(at)) {
             let Some(to) = copy(*address) else { continue };
-            sys::write_memory(stop.pid, *at, &to.to_le_bytes()).map_err(trace)?;
+            self.target.memory.write(*at, &to.to_le_bytes()).map_err(trace)?;
             moved.frames.push((*at, *address));
         }
         Ok(())
@@ -370,7 +370,7 @@ impl Injection<'_> {
             let _ = remote.resume_at(rip);
         }
         for (at, address) in &moved.frames {
-            let _ = sys::write_memory(self.target.pid(), *at, &address.to_le_bytes());
+            let _ = self.target.memory.write(*at, &address.to_le_bytes());
         }
     }
 }

@@ -41,6 +41,8 @@ mod inject;
 #[cfg(target_arch = "x86_64")]
 mod interrupted;
 #[cfg(target_arch = "x86_64")]
+mod memory;
+#[cfg(target_arch = "x86_64")]
 mod priority;
 #[cfg(target_arch = "x86_64")]
 mod probes;

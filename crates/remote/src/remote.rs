@@ -4,6 +4,7 @@
 //! comes back to where it was (see [`crate::frame`]).
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::code::{Gadgets, SYSTEM_CALL};
@@ -11,6 +12,7 @@ use crate::error::{Busy, Refusal};
 use crate::failure::Failure;
 use crate::frame::{CODE_SEGMENT, Frame, SCRATCH_BYTES};
 use crate::interrupted::{SYSCALL_BYTES, has_restart_block, restarted_by_hand};
+use crate::memory::Memory;
 use crate::seccomp::{Answer, Call, Filters};
 use crate::stop::Stop;
 use crate::sys::{self, Registers, Report};
@@ -82,6 +84,7 @@ fn is_refused(name: &str, answer: Answer) -> bool {
 pub(crate) struct Remote {
     pid: i32,
     tid: i32,
+    memory: Arc<Memory>,
     gadgets: Gadgets,
     frame: Frame,
     /// What was where the frame is.
@@ -238,7 +241,7 @@ impl Remote {
             return Ok(None);
         }
         let filters = Self::suspend_filters(stop, &gadgets, tid)?;
-        if sys::write_memory(stop.pid, frame.address, &frame.bytes).is_err() {
+        if target.memory.write(frame.address, &frame.bytes).is_err() {
             return Ok(None);
         }
         // First the registers, then the mask: under the frame the thread gets its mask back by itself.
@@ -249,6 +252,7 @@ impl Remote {
         Ok(Some(Self {
             pid: stop.pid,
             tid,
+            memory: Arc::clone(&target.memory),
             gadgets,
             frame,
             below,
@@ -285,8 +289,7 @@ impl Remote {
     /// Has the thread go on at this address when all is done.
     pub(crate) fn resume_at(&mut self, address: u64) -> Result<(), Failure> {
         let at = self.frame.resume_address_at();
-        sys::write_memory(self.pid, at, &address.to_le_bytes())
-            .map_err(|error| Failure::Trace("moving a thread", error))?;
+        self.memory.write(at, &address.to_le_bytes()).map_err(|error| Failure::Trace("moving a thread", error))?;
         self.registers.rip = address;
         Ok(())
     }
@@ -296,7 +299,7 @@ impl Remote {
         let mut bytes = text.as_bytes().to_vec();
         bytes.truncate(SCRATCH_BYTES as usize - 1);
         bytes.push(0);
-        let written = sys::write_memory(self.pid, self.frame.scratch, &bytes);
+        let written = self.memory.write(self.frame.scratch, &bytes);
         written.map_err(|error| Failure::Trace("writing a name", error))?;
         Ok(self.frame.scratch)
     }
@@ -314,6 +317,7 @@ impl Remote {
         }
         let calling = self.frame.calling(&self.registers, &self.gadgets, number.cast_unsigned(), arguments);
         let trace = |error| Failure::Trace("a system call of the process", error);
+        self.check()?;
         sys::set_registers(self.tid, &calling).map_err(trace)?;
         self.start(Stage::Entering)?;
         self.come_to_rest()?;
@@ -323,6 +327,11 @@ impl Remote {
             return Err(Failure::Call(name, io::Error::from_raw_os_error(i32::try_from(code).unwrap_or(libc::EIO))));
         }
         Ok(result)
+    }
+
+    /// Fails if the process runs another program by now: the id may be that of its thread.
+    fn check(&self) -> Result<(), Failure> {
+        if self.memory.is_there() { Ok(()) } else { Err(Failure::Busy(Busy::Changed)) }
     }
 
     /// Lets the thread run.
@@ -397,16 +406,18 @@ impl Remote {
     /// The thread passes through the kernel's way out once more, so that the kernel restarts the call in which we found it.
     fn leave(&mut self) -> Result<(), Failure> {
         let trace = |error| Failure::Trace("restoring a thread", error);
+        self.check()?;
         if self.stage != Stage::Leaving {
             self.come_to_rest()?;
             sys::interrupt(self.tid).map_err(trace)?;
             self.start(Stage::Leaving)?;
         }
         self.come_to_rest()?;
+        self.check()?;
         // First the mask, then the registers: until then the frame would restore both.
         sys::set_signal_mask(self.tid, self.mask).map_err(trace)?;
         sys::set_registers(self.tid, &self.registers).map_err(trace)?;
-        let _ = sys::write_memory(self.pid, self.frame.address, &self.below);
+        let _ = self.memory.write(self.frame.address, &self.below);
         Ok(())
     }
 }

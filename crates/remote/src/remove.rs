@@ -25,7 +25,7 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
     let is_finished = target.descriptors_of(found).is_empty();
     stop.stop_all()?;
     let is_as_found = if is_finished { is_there(stop.pid, found) } else { !has_changed(stop.pid, found) };
-    if !target.is_same_process() || !is_as_found {
+    if !target.is_same_program() || !is_as_found {
         return Err(Failure::Busy(Busy::Changed));
     }
     let restored =

@@ -1,8 +1,10 @@
 //! Stops a process, does something to it, and lets it go.
 
-use std::sync::mpsc;
+use std::fs;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Busy, Error};
 use crate::failure::Failure;
@@ -19,6 +21,8 @@ use crate::target::{FileId, Target};
 pub const STOP_LIMIT: Duration = Duration::from_millis(20);
 /// When to give up on a kernel that does not come back: a process may have another one handle its page faults.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// When to look for threads that ended while they were being stopped.
+const REAPING: Duration = Duration::from_millis(10);
 
 impl Target {
     /// Stops the process and carries out a plan.
@@ -92,7 +96,7 @@ impl Target {
         let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
         let memfd_flags = sys::memfd_flags();
         let (target, plan) = (self.copy()?, plan.clone());
-        stopped(self.pid(), limit, move |stop| {
+        stopped(self, limit, move |stop| {
             work(&Injection { target: &target, plan: &plan, files: &files, memfd_flags }, stop)
         })
     }
@@ -107,7 +111,16 @@ impl Target {
             return Err(Error::Damaged(found.range.start));
         }
         let (target, found) = (self.copy()?, found.clone());
-        stopped(self.pid(), limit, move |stop| remove::remove(&target, &found, what == TakeOut::All, stop))
+        stopped(self, limit, move |stop| remove::remove(&target, &found, what == TakeOut::All, stop))
+    }
+}
+
+/// A thread that execs waits for all others to be gone, and those that are traced are there until their tracer waits for them. But who
+/// wants to trace one more thread waits for the exec (`cred_guard_mutex`). So another thread than that waits for the dead.
+fn reap(pid: i32) {
+    let list = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().map_while(Result::ok);
+    for tid in list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|tid| *tid != pid) {
+        sys::reap(tid);
     }
 }
 
@@ -117,14 +130,19 @@ fn is_late(error: &Error) -> bool {
 
 /// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go.
 pub(crate) fn stopped<T: Send + 'static>(
-    pid: i32,
+    target: &Target,
     limit: Duration,
     work: impl FnOnce(&mut Stop) -> Result<T, Failure> + Send + 'static,
 ) -> Result<Stopped<T>, Error> {
     let (sender, receiver) = mpsc::channel();
+    let (pid, memory) = (target.pid(), Arc::clone(&target.memory));
     let run = move || {
-        let mut stop = Stop::new(pid, limit);
-        let result = work(&mut stop);
+        let mut stop = Stop::new(pid, Arc::clone(&memory), limit);
+        let result = work(&mut stop).map_err(|failure| match failure {
+            // Its threads were gone.
+            Failure::Trace(..) if !memory.is_there() => Failure::Busy(Busy::Changed),
+            failure => failure,
+        });
         let (threads, alone) = (stop.threads.len(), stop.alone);
         let time = stop.release();
         // Nobody listens any more if this took too long.
@@ -135,7 +153,14 @@ pub(crate) fn stopped<T: Send + 'static>(
     };
     let thread = thread::Builder::new().name("heapbpf-stop".into()).spawn(run);
     let thread = thread.map_err(|source| Error::Trace { what: "starting a thread", source })?;
-    let result = receiver.recv_timeout(PATIENCE).map_err(|_| Error::Stuck(PATIENCE))?;
+    let since = Instant::now();
+    let result = loop {
+        match receiver.recv_timeout(REAPING) {
+            Ok(result) => break result,
+            Err(RecvTimeoutError::Timeout) if since.elapsed() < PATIENCE => reap(pid),
+            Err(_) => return Err(Error::Stuck(PATIENCE)),
+        }
+    };
     // Threads that did not stop are let go by its end.
     let _ = thread.join();
     result

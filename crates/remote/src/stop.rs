@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::interrupted;
+use crate::memory::Memory;
 use crate::priority::Raised;
 use crate::seccomp::{Answer, Call, Filters};
 use crate::status::Status;
@@ -73,6 +75,8 @@ pub(crate) struct Stop {
     /// How long one thread was stopped before all others.
     pub(crate) alone: Duration,
     limit: Duration,
+    /// That of the program which the process ran when it was looked at.
+    memory: Arc<Memory>,
     has_job_control: bool,
     /// How long the process was stopped, once it is let go.
     stopped: Option<Duration>,
@@ -82,10 +86,10 @@ pub(crate) struct Stop {
 
 impl Stop {
     /// Of a process, for at most `limit`. Nothing is stopped so far.
-    pub(crate) fn new(pid: i32, limit: Duration) -> Self {
+    pub(crate) fn new(pid: i32, memory: Arc<Memory>, limit: Duration) -> Self {
         let (threads, known) = (Vec::new(), HashMap::new());
         let (since, alone, stopped) = (None, Duration::ZERO, None);
-        Self { pid, threads, known, since, alone, limit, has_job_control: false, stopped, raised: None }
+        Self { pid, threads, known, since, alone, limit, memory, has_job_control: false, stopped, raised: None }
     }
 
     /// Stops one thread. Whether it is there.
@@ -123,8 +127,11 @@ impl Stop {
         while !self.is_complete() && self.seize_new()? {
             self.wait_for_all()?;
         }
-        if self.stopped_threads().next().is_none() {
-            return Err(Failure::Ended);
+        let first = self.stopped_threads().next().ok_or(Failure::Ended)?;
+        // One of them may have run another program meanwhile, which ends all others. The id of the first thread is its own then. Only
+        // what is stopped now has registers, and of what is stopped, a new program's thread has other memory.
+        if sys::registers(first).is_err() || !self.memory.is_there() {
+            return Err(Failure::Busy(Busy::Changed));
         }
         Ok(())
     }
@@ -288,6 +295,11 @@ impl Stop {
 
     /// Lets all threads go; how long the process was stopped.
     pub(crate) fn release(mut self) -> Duration {
+        // What has their ids by now runs another program. The kernel lets it go when the calling thread ends, with a signal that it may
+        // be about to get.
+        if !self.memory.is_there() {
+            self.threads.clear();
+        }
         self.release_others(0);
         self.see_off_late_ones();
         self.stopped.unwrap_or_default()

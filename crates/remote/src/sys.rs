@@ -259,6 +259,23 @@ pub(crate) fn look(tid: i32) -> io::Result<Option<(i32, Report)>> {
     }
 }
 
+/// Waits for a thread that another thread of ours traces, if it has ended. Not for a child of ours. That it stopped is for its tracer to
+/// hear, and would be told here, too, whatever is asked for; but what has ended does nothing else any more.
+pub(crate) fn reap(tid: i32) {
+    let wait = |flags| {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        let flags = libc::WEXITED | libc::WNOHANG | libc::__WCLONE | flags;
+        // SAFETY: the kernel writes the information, and all zeros is a valid value.
+        unsafe {
+            libc::waitid(libc::P_PID, tid as libc::id_t, info.as_mut_ptr(), flags);
+            info.assume_init()
+        }
+    };
+    if matches!(wait(libc::WNOWAIT).si_code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED) {
+        wait(0);
+    }
+}
+
 /// Reads memory of a process where it may read itself; the number of bytes up to the first that it may not.
 pub(crate) fn read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> io::Result<usize> {
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -266,19 +283,6 @@ pub(crate) fn read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> io::Resul
     // SAFETY: the kernel writes at most `bytes.len()` bytes there.
     result(unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } as libc::c_long)
         .map(|read| read as usize)
-}
-
-/// Writes memory of a process where it may write itself.
-pub(crate) fn write_memory(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
-    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
-    // SAFETY: the kernel only reads `bytes`.
-    let written = unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    if result(written as libc::c_long)? as usize == bytes.len() {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(libc::EFAULT))
-    }
 }
 
 /// Whether two processes share their memory; `None` if the kernel does not say.

@@ -13,6 +13,7 @@ use crate::descriptors::left_open;
 use crate::error::Refusal;
 use crate::found::{self, Found};
 use crate::maps::{Mapping, Maps};
+use crate::memory::Memory;
 use crate::stack;
 use crate::status::{Status, start_and_heap};
 use crate::sys::{self, Registers};
@@ -22,6 +23,8 @@ const MAX_CODE_BYTES: u64 = 128 << 20;
 /// Bytes of code that are read at a time, and how much of it again with the next. C libraries have them near the beginning.
 const PIECE: usize = 64 << 10;
 const OVERLAP: usize = 16;
+/// How often to look at a process that runs another program before the look is over.
+const MAX_LOOKS: usize = 4;
 /// Most children whose memory is compared.
 const MAX_CHILDREN: usize = 256;
 /// Class and machine in an ELF header, of a 64-bit program for x86-64.
@@ -49,6 +52,7 @@ pub struct Target {
     pid: i32,
     handle: OwnedFd,
     start: u64,
+    pub(crate) memory: Arc<Memory>,
     maps: Arc<Maps>,
     pub(crate) gadgets: Gadgets,
     /// Per thread, whether it had a seccomp filter.
@@ -64,10 +68,22 @@ impl Target {
         if pid == std::process::id() {
             return Err(Refusal::Own);
         }
+        for _ in 0..MAX_LOOKS {
+            let target = Self::look_once(pid)?;
+            // Else what was seen is of two programs, or it has ended, and the next look will tell.
+            if target.memory.is_there() {
+                return Ok(target);
+            }
+        }
+        Err(Refusal::Ended)
+    }
+
+    fn look_once(pid: u32) -> Result<Self, Refusal> {
         let number = i32::try_from(pid).map_err(|_| Refusal::NoProcess(pid))?;
         let status = status_of(pid, None).map_err(|error| gone(pid, "its status", error))?;
         check_status(pid, &status)?;
         let handle = sys::open_process(number).map_err(|error| gone(pid, "the process", error))?;
+        let memory = Arc::new(Memory::open(number).map_err(|error| gone(pid, "its memory", error))?);
         let (start, heap) = start_of(pid).map_err(|error| gone(pid, "its start time", error))?;
         check_program(pid)?;
         let filtered = check_threads(pid)?;
@@ -75,7 +91,7 @@ impl Target {
         let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
         let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
         let gadgets = find_gadgets(number, &maps).ok_or(Refusal::NoSystemCall)?;
-        Ok(Self { pid: number, handle, start, maps: Arc::new(maps), gadgets, filtered })
+        Ok(Self { pid: number, handle, start, memory, maps: Arc::new(maps), gadgets, filtered })
     }
 
     /// Its id.
@@ -108,18 +124,18 @@ impl Target {
     /// For the thread that stops the process.
     pub(crate) fn copy(&self) -> Result<Self, Refusal> {
         let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process", source })?;
-        let (maps, filtered) = (Arc::clone(&self.maps), self.filtered.clone());
-        Ok(Self { pid: self.pid, handle, start: self.start, maps, gadgets: self.gadgets, filtered })
+        let (memory, maps, filtered) = (Arc::clone(&self.memory), Arc::clone(&self.maps), self.filtered.clone());
+        Ok(Self { pid: self.pid, handle, start: self.start, memory, maps, gadgets: self.gadgets, filtered })
     }
 
-    /// Whether it has not ended since, and its id been given to another.
-    pub(crate) fn is_same_process(&self) -> bool {
-        start_of(self.pid.unsigned_abs()).is_ok_and(|(start, _)| start == self.start)
+    /// Whether it has neither ended since, and its id been given to another, nor run another program.
+    pub(crate) fn is_same_program(&self) -> bool {
+        self.memory.is_there() && start_of(self.pid.unsigned_abs()).is_ok_and(|(start, _)| start == self.start)
     }
 
     /// Whether a thread that is traced is one of its own. By now the id may be another process's thread's.
     pub(crate) fn owns(&self, tid: i32) -> bool {
-        self.is_same_process() && fs::exists(format!("/proc/{}/task/{tid}", self.pid)).unwrap_or(false)
+        self.is_same_program() && fs::exists(format!("/proc/{}/task/{tid}", self.pid)).unwrap_or(false)
     }
 
     /// Whether a thread of it is on a stack of its own, with room down to `lowest`.
@@ -127,11 +143,12 @@ impl Target {
         stack::is_given(&self.maps, registers, tid == self.pid, lowest)
     }
 
-    /// Its threads, as of the look: those without a seccomp filter first.
+    /// Its threads, as of the look: those without a seccomp filter first. The first thread comes last among its like: if another one
+    /// execs, that one has its id from then on, while all other ids are nobody's.
     pub(crate) fn threads(&self) -> Vec<i32> {
-        let mut threads: Vec<_> = self.filtered.iter().map(|(tid, is_filtered)| (*is_filtered, *tid)).collect();
-        threads.sort_unstable();
-        threads.into_iter().map(|(_, tid)| tid).collect()
+        let mut threads: Vec<_> = self.filtered.keys().copied().collect();
+        threads.sort_unstable_by_key(|tid| (self.may_be_filtered(*tid), *tid == self.pid, *tid));
+        threads
     }
 
     /// Whether the thread may have a seccomp filter.

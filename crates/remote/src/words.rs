@@ -22,9 +22,9 @@ impl Target {
     /// If it cannot be stopped, its memory is not as expected ([`Busy::Changed`]), or the kernel refuses.
     pub fn write_words(&self, words: &[Word], limit: Duration) -> Result<Stopped<bool>, Error> {
         let (target, words) = (self.copy()?, words.to_vec());
-        stopped(self.pid(), limit, move |stop| {
+        stopped(self, limit, move |stop| {
             stop.stop_all()?;
-            if !target.is_same_process() || words.len() > MOST_WORDS {
+            if !target.is_same_program() || words.len() > MOST_WORDS {
                 return Err(Failure::Busy(Busy::Changed));
             }
             let tid = stop.stopped_threads().next().ok_or(Failure::Ended)?;
