@@ -286,7 +286,10 @@ impl Injection<'_> {
                 remote.call("madvise", libc::SYS_madvise, [start, bytes, advice, 0, 0, 0]).map(drop)
             }
             Step::FillData(at) => {
-                let written = self.target.memory.write(data(at).0, &draft.data[at].initial);
+                let mut initial = draft.data[at].initial.clone();
+                // The pages are new, and zero.
+                initial.resize(initial.len().next_multiple_of(8), 0);
+                let written = remote.write(data(at).0, &initial);
                 written.map_err(|error| Failure::Trace("writing data", error))
             }
             Step::MapText => {
@@ -330,7 +333,7 @@ impl Injection<'_> {
         }
         for (at, address) in frames.iter().filter(|(at, _)| !remote.frame_range().contains(at)) {
             let Some(to) = copy(*address) else { continue };
-            self.target.memory.write(*at, &to.to_le_bytes()).map_err(trace)?;
+            remote.write(*at, &to.to_le_bytes()).map_err(trace)?;
             moved.frames.push((*at, *address));
         }
         Ok(())
@@ -370,7 +373,7 @@ impl Injection<'_> {
             let _ = remote.resume_at(rip);
         }
         for (at, address) in &moved.frames {
-            let _ = self.target.memory.write(*at, &address.to_le_bytes());
+            let _ = remote.write(*at, &address.to_le_bytes());
         }
     }
 }

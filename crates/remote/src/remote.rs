@@ -85,6 +85,8 @@ pub(crate) struct Remote {
     pid: i32,
     tid: i32,
     memory: Arc<Memory>,
+    /// Writes memory of a thread. The first one's id becomes a new program's if another one execs, so there the slower way is taken.
+    write: fn(i32, u64, &[u8]) -> io::Result<()>,
     gadgets: Gadgets,
     frame: Frame,
     /// What was where the frame is.
@@ -186,7 +188,7 @@ impl Remote {
         let mut threads: Vec<_> = stop.registers().filter(|(_, registers)| registers.cs == CODE_SEGMENT).collect();
         threads.sort_by_cached_key(|(tid, registers)| {
             let is_given = target.has_given(*tid, registers, registers.rsp);
-            (!is_given, has_restart_block(registers), is_awkward(*tid, registers))
+            (!is_given, has_restart_block(registers), is_awkward(*tid, registers), *tid == stop.pid)
         });
         let mut why = Failure::Busy(Busy::NoThread);
         for (tid, registers) in threads.into_iter().take(MAX_TRIES) {
@@ -241,7 +243,8 @@ impl Remote {
             return Ok(None);
         }
         let filters = Self::suspend_filters(stop, &gadgets, tid)?;
-        if target.memory.write(frame.address, &frame.bytes).is_err() {
+        let write = if tid != stop.pid || target.has_one_thread() { sys::write_memory } else { sys::poke_all };
+        if write(tid, frame.address, &frame.bytes).is_err() {
             return Ok(None);
         }
         // First the registers, then the mask: under the frame the thread gets its mask back by itself.
@@ -253,6 +256,7 @@ impl Remote {
             pid: stop.pid,
             tid,
             memory: Arc::clone(&target.memory),
+            write,
             gadgets,
             frame,
             below,
@@ -289,17 +293,22 @@ impl Remote {
     /// Has the thread go on at this address when all is done.
     pub(crate) fn resume_at(&mut self, address: u64) -> Result<(), Failure> {
         let at = self.frame.resume_address_at();
-        self.memory.write(at, &address.to_le_bytes()).map_err(|error| Failure::Trace("moving a thread", error))?;
+        self.write(at, &address.to_le_bytes()).map_err(|error| Failure::Trace("moving a thread", error))?;
         self.registers.rip = address;
         Ok(())
+    }
+
+    /// Writes memory of the process, at least eight bytes.
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
+        (self.write)(self.tid, address, bytes)
     }
 
     /// Writes a string of at most 255 bytes where the thread's calls can read it.
     pub(crate) fn string(&self, text: &str) -> Result<u64, Failure> {
         let mut bytes = text.as_bytes().to_vec();
         bytes.truncate(SCRATCH_BYTES as usize - 1);
-        bytes.push(0);
-        let written = self.memory.write(self.frame.scratch, &bytes);
+        bytes.resize(SCRATCH_BYTES as usize, 0);
+        let written = self.write(self.frame.scratch, &bytes);
         written.map_err(|error| Failure::Trace("writing a name", error))?;
         Ok(self.frame.scratch)
     }
@@ -417,7 +426,7 @@ impl Remote {
         // First the mask, then the registers: until then the frame would restore both.
         sys::set_signal_mask(self.tid, self.mask).map_err(trace)?;
         sys::set_registers(self.tid, &self.registers).map_err(trace)?;
-        let _ = self.memory.write(self.frame.address, &self.below);
+        let _ = self.write(self.frame.address, &self.below);
         Ok(())
     }
 }

@@ -163,6 +163,32 @@ pub(crate) fn poke(tid: i32, address: u64, bytes: [u8; 8]) -> io::Result<()> {
         .map(drop)
 }
 
+/// Writes memory of a thread where it may write itself. Whoever has this id by then is the one.
+pub(crate) fn write_memory(tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
+    // SAFETY: the kernel only reads `bytes`.
+    let written = unsafe { libc::process_vm_writev(tid, &raw const local, 1, &raw const remote, 1, 0) };
+    if result(written as libc::c_long)? as usize == bytes.len() {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EFAULT))
+    }
+}
+
+/// Writes memory of a stopped thread, at least eight bytes, word by word. It is the one that is traced, or there is an error.
+pub(crate) fn poke_all(tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    let mut at = 0;
+    while at < bytes.len() {
+        // What is left may be less: then the last eight bytes.
+        at = at.min(bytes.len().saturating_sub(8));
+        let word = bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
+        poke(tid, address + at as u64, word.ok_or(io::ErrorKind::InvalidInput)?)?;
+        at += 8;
+    }
+    Ok(())
+}
+
 /// What a traced thread did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {

@@ -151,6 +151,11 @@ impl Target {
         threads
     }
 
+    /// Whether it had one thread at the look.
+    pub(crate) fn has_one_thread(&self) -> bool {
+        self.filtered.len() == 1
+    }
+
     /// Whether the thread may have a seccomp filter.
     pub(crate) fn may_be_filtered(&self, tid: i32) -> bool {
         self.filtered.get(&tid).copied().unwrap_or(true)
