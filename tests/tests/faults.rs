@@ -2,9 +2,10 @@
 //! listed here: recordings of each kind are watched, and whatever they do fails once.
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
@@ -198,8 +199,13 @@ fn check(case: Case, what: &str, recorded: &Recorded) {
 }
 
 /// Every operation that the cases do: those of the start, and those of a recording that has begun, each with the first case
-/// that does it.
-fn operations(name: &str) -> [BTreeMap<Operation, Case>; 2] {
+/// that does it. They are looked for once.
+fn operations(name: &str) -> &'static [BTreeMap<Operation, Case>; 2] {
+    static FOUND: OnceLock<[BTreeMap<Operation, Case>; 2]> = OnceLock::new();
+    FOUND.get_or_init(|| find_operations(name))
+}
+
+fn find_operations(name: &str) -> [BTreeMap<Operation, Case>; 2] {
     let mut found = [BTreeMap::new(), BTreeMap::new()];
     for case in cases(name) {
         let noting = Faults::noting();
@@ -215,6 +221,20 @@ fn operations(name: &str) -> [BTreeMap<Operation, Case>; 2] {
     found
 }
 
+/// Does something with each operation; what it gives. Two at a time: recordings wait most of the time.
+fn with_each<T: Send>(operations: &BTreeMap<Operation, Case>, each: impl Fn(&Operation, Case) -> T + Sync) -> Vec<T> {
+    let next = Mutex::new(operations.iter());
+    let work = || {
+        let next = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
+        std::iter::from_fn(next).map(|(operation, case)| each(operation, *case)).collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let workers = [(); 2].map(|()| scope.spawn(work));
+        let done = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        done.flatten().collect()
+    })
+}
+
 /// Each operation of a recording that has begun fails every other time. Identities hold, estimates are in their intervals or
 /// flagged, and what is in use is true afterwards.
 #[test]
@@ -226,22 +246,20 @@ fn every_operation_on_a_map_may_fail_while_it_records() {
     for map in ["TOTALS", "PROGRESS", "UNATTRIBUTED", "SLEEP", "LIVE", "TARGETS"] {
         assert!(operations.keys().any(|operation| operation.map == map), "{map}: {operations:?}");
     }
-    let mut never = Vec::new();
-    for (operation, case) in &operations {
+    let never = with_each(operations, |operation, case| {
         let faults = Faults::of_operation(operation);
         let what = format!("{operation} fails, {case:?}");
-        let recorded = record(*case, &faults, || faults.fail_one_in(2)).expect("nothing failed at the start");
-        check(*case, &what, &recorded);
+        let recorded = record(case, &faults, || faults.fail_one_in(2)).expect("nothing failed at the start");
+        check(case, &what, &recorded);
         if faults.failed() == 0 {
             // There were too few of them.
-            let recorded = record(*case, &faults, || faults.fail_next(2)).expect("nothing failed at the start");
-            check(*case, &what, &recorded);
+            let recorded = record(case, &faults, || faults.fail_next(2)).expect("nothing failed at the start");
+            check(case, &what, &recorded);
         }
         println!("{what}: {} times", faults.failed());
-        if faults.failed() == 0 {
-            never.push(what);
-        }
-    }
+        (faults.failed() == 0).then_some(what)
+    });
+    let never: Vec<String> = never.into_iter().flatten().collect();
     println!("{} operations; {} did not occur again: {never:?}", operations.len(), never.len());
     assert!(never.len() * 4 < operations.len(), "many did not occur again: {never:?}");
 }
@@ -253,21 +271,19 @@ fn every_operation_on_a_map_may_fail_at_the_start() {
     let Some(_turn) = turn(name) else { return };
     let [operations, _] = operations(name);
     assert!(operations.len() > 10, "{operations:?}");
-    let (mut refused, mut never) = (0, Vec::new());
-    for (operation, case) in &operations {
+    let done = with_each(operations, |operation, case| {
         let faults = Faults::of_operation(operation);
         faults.fail_one_in(1);
         let what = format!("{operation} fails at the start, {case:?}");
-        let recorded = record(*case, &faults, || faults.fail_one_in(0));
+        let recorded = record(case, &faults, || faults.fail_one_in(0));
         println!("{what}: {} times, {}", faults.failed(), if recorded.is_some() { "did without" } else { "refused" });
-        if faults.failed() == 0 {
-            never.push(what.clone());
+        if let Some(recorded) = &recorded {
+            check(case, &what, recorded);
         }
-        match recorded {
-            Some(recorded) => check(*case, &what, &recorded),
-            None => refused += 1,
-        }
-    }
+        (recorded.is_none(), (faults.failed() == 0).then_some(what))
+    });
+    let refused = done.iter().filter(|(is_refused, _)| *is_refused).count();
+    let never: Vec<&String> = done.iter().filter_map(|(_, never)| never.as_ref()).collect();
     println!("{} operations, {refused} refused; {} did not occur again: {never:?}", operations.len(), never.len());
     assert!(never.len() * 3 < operations.len(), "most did not occur again: {never:?}");
 }

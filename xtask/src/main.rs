@@ -67,7 +67,11 @@ pub struct Options {
 #[derive(Subcommand)]
 enum Command {
     /// Install what building needs: a rustc for BPF and bpf-linker
-    Setup,
+    Setup {
+        /// What the tests need, too
+        #[arg(long)]
+        tests: bool,
+    },
     /// Build the BPF programs, then target/release/heapbpf with them inside
     Build {
         /// For another machine than this one, such as aarch64-unknown-linux-gnu
@@ -181,7 +185,12 @@ fn main() -> ExitCode {
 fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
     let context = Context::new(cli.options)?;
     match cli.command {
-        Command::Setup => build::set_up(&context).map(|_| ())?,
+        Command::Setup { tests } => {
+            build::set_up(&context)?;
+            if tests {
+                test::set_up(&context);
+            }
+        }
         Command::Build { target, bpf } => {
             let machine = target.as_deref().map(cross::machine).transpose().map_err(anyhow::Error::msg)?.flatten();
             let context = Context { machine, ..context };

@@ -100,7 +100,7 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
     let root_refused = context.privilege.refusal();
     let end_to_end = !selection.unit && selection.target.is_none();
     if end_to_end {
-        install_needed(context, &mut skips);
+        install_needed(context).into_iter().for_each(|(what, why)| skips.note(what, why));
         build::build(context)?;
         if let Some(reason) = root_refused {
             note_all(context, selection, reason, &mut skips)?;
@@ -244,22 +244,28 @@ fn as_root(context: &Context, command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn install_needed(context: &Context, skips: &mut Skips) {
+/// Installs what the end-to-end tests need; what is missing, and why.
+fn install_needed(context: &Context) -> Vec<(String, String)> {
     // Debian names its library folders after the architecture.
     let missing =
         NEEDED.iter().filter(|(file, ..)| !Path::new(&file.replace("x86_64", std::env::consts::ARCH)).exists());
     let missing: Vec<Package> = missing.map(|(_, package, purpose)| Package::new(*package, purpose)).collect();
     if packages::install(context, &missing).is_ok() {
-        return;
+        return Vec::new();
     }
     // Installed one by one, so that a package that does not exist does not block the others.
-    for package in missing {
-        let purpose = package.purpose;
-        let name = package.name.clone();
-        if let Err(error) = packages::install(context, &[package]) {
-            skips.note(format!("installing {name}, which {purpose}"), format!("{error:#}"));
-        }
-    }
+    let install = |package: Package| {
+        let what = format!("installing {}, which {}", package.name, package.purpose);
+        packages::install(context, &[package]).err().map(|error| (what, format!("{error:#}")))
+    };
+    missing.into_iter().filter_map(install).collect()
+}
+
+/// Installs what the tests need, without a word of what cannot be installed: the tests will tell.
+pub fn set_up(context: &Context) {
+    install_needed(context);
+    cross::others().for_each(|machine| drop(cross_tools::set_up(context, machine)));
+    drop(python::ensure(context));
 }
 
 /// Notes every end-to-end test as skipped.
