@@ -7,7 +7,9 @@
 //! block moves from the thread's slot to the ring in one step.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::num::NonZero;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sampler_ebpf::abi::{AllocationRecord, Counters, FreeRecord, ProcessKey, kind};
 use sampler_ebpf::rng;
@@ -414,6 +416,17 @@ struct Shown {
     stale: usize,
 }
 
+impl Shown {
+    fn add(self, other: Self) -> Self {
+        Self {
+            cuts: self.cuts + other.cuts,
+            lossy: self.lossy + other.lossy,
+            missing: self.missing + other.missing,
+            stale: self.stale + other.stale,
+        }
+    }
+}
+
 /// Runs one recording, with up to `most_steps` steps of the threads between two reads by the daemon.
 fn run(seed: u64, threads: usize, capacity: usize, loss_percent: usize, most_steps: usize) -> Shown {
     let mut world = World::new(seed, threads, capacity, loss_percent);
@@ -461,15 +474,19 @@ fn run(seed: u64, threads: usize, capacity: usize, loss_percent: usize, most_ste
     shown
 }
 
+/// 150 recordings, shared out among the processors.
 fn runs(threads: usize, capacity: usize, loss_percent: usize, most_steps: usize) -> Shown {
-    let mut all = Shown::default();
-    for seed in 0..150 {
-        let shown = run(seed, threads, capacity, loss_percent, most_steps);
-        all.cuts += shown.cuts;
-        all.lossy += shown.lossy;
-        all.missing += shown.missing;
-        all.stale += shown.stale;
-    }
+    let seed = AtomicU64::new(0);
+    let work = || {
+        let next = || Some(seed.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < 150);
+        std::iter::from_fn(next).map(|seed| run(seed, threads, capacity, loss_percent, most_steps)).collect::<Vec<_>>()
+    };
+    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let all = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let shown = workers.into_iter().flat_map(|worker| worker.join().expect("every cut is right"));
+        shown.fold(Shown::default(), Shown::add)
+    });
     println!("{threads} threads, room for {capacity}, {loss_percent} % lost: {all:?}");
     all
 }
