@@ -134,6 +134,10 @@ pub(crate) fn stopped<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce(&mut Stop) -> Result<T, Failure> + Send + 'static,
 ) -> Result<Stopped<T>, Error> {
+    // Its new program would be stopped in vain.
+    if !target.memory.is_there() {
+        return Err(Failure::Busy(Busy::Changed).stopped(Duration::ZERO));
+    }
     let (sender, receiver) = mpsc::channel();
     let (pid, memory) = (target.pid(), Arc::clone(&target.memory));
     let run = move || {
