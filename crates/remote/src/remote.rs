@@ -85,7 +85,8 @@ pub(crate) struct Remote {
     pid: i32,
     tid: i32,
     memory: Arc<Memory>,
-    /// Writes memory of a thread. The first one's id becomes a new program's if another one execs, so there the slower way is taken.
+    /// Writes memory of a thread. The first one's id becomes a new program's if another one, which runs meanwhile, execs: there the
+    /// slower way is taken.
     write: fn(i32, u64, &[u8]) -> io::Result<()>,
     gadgets: Gadgets,
     frame: Frame,
@@ -188,7 +189,7 @@ impl Remote {
         let mut threads: Vec<_> = stop.registers().filter(|(_, registers)| registers.cs == CODE_SEGMENT).collect();
         threads.sort_by_cached_key(|(tid, registers)| {
             let is_given = target.has_given(*tid, registers, registers.rsp);
-            (!is_given, has_restart_block(registers), is_awkward(*tid, registers), *tid == stop.pid)
+            (!is_given, has_restart_block(registers), is_awkward(*tid, registers))
         });
         let mut why = Failure::Busy(Busy::NoThread);
         for (tid, registers) in threads.into_iter().take(MAX_TRIES) {
@@ -243,7 +244,8 @@ impl Remote {
             return Ok(None);
         }
         let filters = Self::suspend_filters(stop, &gadgets, tid)?;
-        let write = if tid != stop.pid || target.has_one_thread() { sys::write_memory } else { sys::poke_all };
+        let is_id_its_own = tid != stop.pid || stacks == Stacks::Any || target.has_one_thread();
+        let write = if is_id_its_own { sys::write_memory } else { sys::poke_all };
         if write(tid, frame.address, &frame.bytes).is_err() {
             return Ok(None);
         }

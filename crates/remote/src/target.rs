@@ -143,12 +143,11 @@ impl Target {
         stack::is_given(&self.maps, registers, tid == self.pid, lowest)
     }
 
-    /// Its threads, as of the look: those without a seccomp filter first. The first thread comes last among its like: if another one
-    /// execs, that one has its id from then on, while all other ids are nobody's.
+    /// Its threads, as of the look: those without a seccomp filter first.
     pub(crate) fn threads(&self) -> Vec<i32> {
-        let mut threads: Vec<_> = self.filtered.keys().copied().collect();
-        threads.sort_unstable_by_key(|tid| (self.may_be_filtered(*tid), *tid == self.pid, *tid));
-        threads
+        let mut threads: Vec<_> = self.filtered.iter().map(|(tid, is_filtered)| (*is_filtered, *tid)).collect();
+        threads.sort_unstable();
+        threads.into_iter().map(|(_, tid)| tid).collect()
     }
 
     /// Whether it had one thread at the look.
