@@ -163,19 +163,6 @@ pub(crate) fn poke(tid: i32, address: u64, bytes: [u8; 8]) -> io::Result<()> {
         .map(drop)
 }
 
-/// Writes memory of a thread where it may write itself. Whoever has this id by then is the one.
-pub(crate) fn write_memory(tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
-    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
-    // SAFETY: the kernel only reads `bytes`.
-    let written = unsafe { libc::process_vm_writev(tid, &raw const local, 1, &raw const remote, 1, 0) };
-    if result(written as libc::c_long)? as usize == bytes.len() {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(libc::EFAULT))
-    }
-}
-
 /// Writes memory of a stopped thread, at least eight bytes, word by word. It is the one that is traced, or there is an error.
 pub(crate) fn poke_all(tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
     let mut at = 0;
@@ -309,6 +296,19 @@ pub(crate) fn read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> io::Resul
     // SAFETY: the kernel writes at most `bytes.len()` bytes there.
     result(unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } as libc::c_long)
         .map(|read| read as usize)
+}
+
+/// Writes memory of a thread where it may write itself. Whoever has this id by then is the one.
+pub(crate) fn write_memory(tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
+    // SAFETY: the kernel only reads `bytes`.
+    let written = unsafe { libc::process_vm_writev(tid, &raw const local, 1, &raw const remote, 1, 0) };
+    if result(written as libc::c_long)? as usize == bytes.len() {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EFAULT))
+    }
 }
 
 /// Whether two processes share their memory; `None` if the kernel does not say.

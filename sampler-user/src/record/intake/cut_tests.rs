@@ -7,9 +7,7 @@
 //! block moves from the thread's slot to the ring in one step.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::num::NonZero;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use sampler_ebpf::abi::{AllocationRecord, Counters, FreeRecord, ProcessKey, kind};
 use sampler_ebpf::rng;
@@ -20,6 +18,7 @@ use crate::heap::event::{Event, decode};
 use crate::heap::live::{AfterCut, Heap};
 use crate::heap::sample::{Sample, SampleKey};
 use crate::kernel::totals::Counts;
+use crate::side_by_side::on_all_processors;
 use heapbpf_profile::model::Losses;
 use heapbpf_unwind::raw::RawStack;
 
@@ -416,17 +415,6 @@ struct Shown {
     stale: usize,
 }
 
-impl Shown {
-    fn add(self, other: Self) -> Self {
-        Self {
-            cuts: self.cuts + other.cuts,
-            lossy: self.lossy + other.lossy,
-            missing: self.missing + other.missing,
-            stale: self.stale + other.stale,
-        }
-    }
-}
-
 /// Runs one recording, with up to `most_steps` steps of the threads between two reads by the daemon.
 fn run(seed: u64, threads: usize, capacity: usize, loss_percent: usize, most_steps: usize) -> Shown {
     let mut world = World::new(seed, threads, capacity, loss_percent);
@@ -474,19 +462,17 @@ fn run(seed: u64, threads: usize, capacity: usize, loss_percent: usize, most_ste
     shown
 }
 
-/// 150 recordings, shared out among the processors.
 fn runs(threads: usize, capacity: usize, loss_percent: usize, most_steps: usize) -> Shown {
-    let seed = AtomicU64::new(0);
-    let work = || {
-        let next = || Some(seed.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < 150);
-        std::iter::from_fn(next).map(|seed| run(seed, threads, capacity, loss_percent, most_steps)).collect::<Vec<_>>()
-    };
-    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let all = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        let shown = workers.into_iter().flat_map(|worker| worker.join().expect("every cut is right"));
-        shown.fold(Shown::default(), Shown::add)
+    let all = Mutex::new(Shown::default());
+    on_all_processors((0..150).collect(), |seed| {
+        let shown = run(seed, threads, capacity, loss_percent, most_steps);
+        let mut all = all.lock().expect("every cut is right");
+        all.cuts += shown.cuts;
+        all.lossy += shown.lossy;
+        all.missing += shown.missing;
+        all.stale += shown.stale;
     });
+    let all = all.into_inner().expect("every cut is right");
     println!("{threads} threads, room for {capacity}, {loss_percent} % lost: {all:?}");
     all
 }
