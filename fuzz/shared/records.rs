@@ -1,6 +1,6 @@
 //! Records of both rings, of any length and content.
 
-use sampler_ebpf::abi::StackRecord;
+use sampler_ebpf::abi::{OuterCopy, StackRecord};
 use sampler_user::heap::event::{Event, decode, decode_python, decode_python_code, decode_stack, time_ns_of};
 
 /// Checks a record.
@@ -14,9 +14,15 @@ pub fn check(data: &[u8]) {
         None => time_ns_of(data),
     };
     assert_eq!(time_ns_of(data), time_ns);
-    if let Some((head, copy)) = decode_stack(data) {
-        assert_eq!(copy.len(), head.copied_bytes as usize);
-        assert!(data[size_of::<StackRecord>()..].starts_with(copy));
+    if let Some(stack) = decode_stack(data) {
+        let (head, copy) = (stack.head, stack.copy());
+        assert_eq!(copy.bytes.len(), head.copied_bytes as usize);
+        assert_eq!(copy.pieces.len(), head.pieces as usize);
+        let outer = if head.pieces > 0 { size_of::<OuterCopy>() } else { 0 };
+        assert!(data[size_of::<StackRecord>() + outer..].starts_with(copy.bytes));
+        for piece in copy.pieces {
+            assert!(copy.end() >= u64::from(piece.offset) + piece.bytes.len() as u64);
+        }
     }
     assert!(decode_python(data).is_none() || decode_python_code(data).is_none(), "a record is of one kind");
 }

@@ -38,7 +38,7 @@ fn walk_twice(unwinder: &mut Unwinder, input: u32, [ip, fp]: [u16; 2], stack: &[
     let space = SpaceView { key: ProcessKey::default(), generation: Some(input.into()), mappings: &mappings };
     let sp = 0x7fff_0000_0000;
     let registers = Registers { ip: BASE + u64::from(ip), sp, fp: sp + u64::from(fp), lr: 0 };
-    let capture = Capture { registers: &registers, stack, in_flight: &[], flaws: Flaws::default() };
+    let capture = Capture { registers: &registers, stack: stack.into(), in_flight: &[], flaws: Flaws::default() };
     let first = unwinder.unwind(&mut module, &space, capture);
     assert!(!first.frames.is_empty() && first.frames.len() <= 512);
     assert_eq!(first, unwinder.unwind(&mut module, &space, capture), "a repeated stack is the same");

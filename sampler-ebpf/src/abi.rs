@@ -93,6 +93,11 @@ pub const MOST_MISSING_PAGES: u32 = 64;
 /// Most bytes of stack that a copy can have.
 pub const LARGEST_STACK_COPY: u64 = 1 << 20;
 
+/// Stacks with an element in the map `OUTER_FRAMES`, at most.
+pub const OUTER_STACKS: usize = 1024;
+/// A stack with fewer bytes than this is copied as a whole: to look its outer frames up would take as long.
+pub const FEW_STACK_BYTES: u64 = 4 << 10;
+
 /// Fewest bytes of stack that a copy may be allowed: a page, and one byte. With a page or less, all longer copies are dead code, and the
 /// kernel's verifier (6.18) removes a function that it still finds called: "verifier bug: No program to jit", with a warning in its
 /// log.

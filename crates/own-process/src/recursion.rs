@@ -28,7 +28,11 @@ pub fn captured(depth: u32) -> OwnCapture {
 
 /// The stack of a capture of this process, by a new unwinder.
 pub fn unwind(process: &OwnProcess, capture: &OwnCapture) -> Arc<RawStack> {
-    let capture =
-        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
+    let capture = Capture {
+        registers: &capture.registers,
+        stack: capture.stack.as_slice().into(),
+        in_flight: &[],
+        flaws: Flaws::default(),
+    };
     Unwinder::new(Limits::default(), process.address_bits()).unwind(&mut process.clone(), &process.space(), capture)
 }

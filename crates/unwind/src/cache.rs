@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-use crate::memory::{Reads, word};
+use crate::memory::{Reads, StackCopy};
 use crate::raw::{RawFrame, RawStack};
 use sampler_ebpf::abi::{ProcessKey, Registers};
 
@@ -36,8 +36,8 @@ struct Kept {
     key: StackKey,
     offsets: Box<[u32]>,
     values: Box<[u64]>,
-    /// Length of the copy, bytes, if the walk asked for a word outside of it.
-    copied_bytes: Option<usize>,
+    /// End of the copy, if the walk asked for a word outside of it.
+    copy_end: Option<u64>,
     stack: Arc<RawStack>,
 }
 
@@ -46,10 +46,10 @@ impl Kept {
         size_of::<Self>() + self.values.len() * 12 + self.stack.frames.len() * size_of::<RawFrame>()
     }
 
-    fn fits(&self, key: &StackKey, copy: &[u8]) -> bool {
+    fn fits(&self, key: &StackKey, copy: StackCopy) -> bool {
         self.key == *key
-            && self.copied_bytes.is_none_or(|bytes| bytes == copy.len())
-            && self.offsets.iter().zip(&self.values).all(|(offset, value)| word(copy, *offset) == Some(*value))
+            && self.copy_end.is_none_or(|end| end == copy.end())
+            && self.offsets.iter().zip(&self.values).all(|(offset, value)| copy.word(*offset) == Some(*value))
     }
 }
 
@@ -93,20 +93,24 @@ impl StackCache {
         hasher.finish() as usize % SETS
     }
 
-    /// The stack of an earlier walk that read the same words as a walk over `copy` would.
-    pub fn get(&self, key: &StackKey, copy: &[u8]) -> Option<Arc<RawStack>> {
+    /// The stack of an earlier walk that read the same words as a walk over `copy` would. These go to `reads`.
+    pub fn get(&self, key: &StackKey, copy: StackCopy, reads: &mut Reads) -> Option<Arc<RawStack>> {
         let set = &self.sets[self.set(key)];
         let kept = set.iter().flatten().find(|kept| kept.fits(key, copy))?;
+        reads.clear();
+        reads.offsets.extend_from_slice(&kept.offsets);
+        reads.values.extend_from_slice(&kept.values);
+        reads.missed = kept.copy_end.is_some();
         Some(kept.stack.clone())
     }
 
     /// Caches the walk over `copy` that has read `reads` and led to `stack`.
-    pub fn put(&mut self, key: StackKey, copy: &[u8], reads: &Reads, stack: &Arc<RawStack>) {
+    pub fn put(&mut self, key: StackKey, copy: StackCopy, reads: &Reads, stack: &Arc<RawStack>) {
         let kept = Kept {
             key,
             offsets: reads.offsets.as_slice().into(),
             values: reads.values.as_slice().into(),
-            copied_bytes: reads.missed.then_some(copy.len()),
+            copy_end: reads.missed.then(|| copy.end()),
             stack: stack.clone(),
         };
         self.victim = self.victim.wrapping_add(1);
@@ -161,7 +165,7 @@ mod tests {
     fn bytes_held_are_bounded_and_counted_right() {
         let mut cache = StackCache::default();
         let (offsets, values): (Vec<u32>, Vec<u64>) = (0..2000).map(|at| (at * 8, 0)).unzip();
-        let reads = Reads { offsets, values, missed: false };
+        let reads = Reads { offsets, values, ..Reads::default() };
         let frame = RawFrame { address: 0, module: None, file_offset: 0 };
         for ip in 0..5000 {
             let stack = RawStack {
@@ -171,7 +175,7 @@ mod tests {
             };
             let registers = Registers { ip, ..Registers::default() };
             let key = StackKey { space: ProcessKey::default(), generation: 0, registers };
-            cache.put(key, &[], &reads, &Arc::new(stack));
+            cache.put(key, StackCopy::default(), &reads, &Arc::new(stack));
             assert!(cache.held_bytes <= MAX_BYTES);
         }
         let counted: usize = cache.sets.iter().flatten().flatten().map(Kept::size_bytes).sum();
@@ -182,7 +186,8 @@ mod tests {
     #[test]
     fn walks_of_ended_processes_go() {
         let mut cache = StackCache::default();
-        let reads = Reads { offsets: vec![0], values: vec![0], missed: false };
+        let mut reads = Reads { offsets: vec![0], values: vec![0], ..Reads::default() };
+        let copy = StackCopy::from([0; 8].as_slice());
         let stack = Arc::new(RawStack {
             frames: Box::new([]),
             unwinder: UnwinderKind::Dwarf,
@@ -191,12 +196,12 @@ mod tests {
         let process = |tgid| ProcessKey { tgid, ..ProcessKey::default() };
         let key = |tgid| StackKey { space: process(tgid), generation: 0, registers: Registers::default() };
         for tgid in 1..=3 {
-            cache.put(key(tgid), &[0; 8], &reads, &stack);
+            cache.put(key(tgid), copy, &reads, &stack);
         }
         let of_one = cache.held_bytes / 3;
         cache.forget(&HashSet::from([process(1), process(3)]));
         assert_eq!(cache.held_bytes, of_one);
-        assert!(cache.get(&key(1), &[0; 8]).is_none() && cache.get(&key(2), &[0; 8]).is_some());
+        assert!(cache.get(&key(1), copy, &mut reads).is_none() && cache.get(&key(2), copy, &mut reads).is_some());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::address_bits::AddressBits;
 use crate::cache::{StackCache, StackKey};
 use crate::image::ModuleFiles;
-use crate::memory::{Memory, Reads, StackMemory};
+use crate::memory::{Memory, Reads, StackCopy, StackMemory};
 use crate::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKind};
 use crate::rules::Rules;
 use crate::runtime::{NoRuntime, RuntimeCode};
@@ -39,7 +39,7 @@ pub struct Capture<'a> {
     /// Registers just after the allocator returned.
     pub registers: &'a Registers,
     /// The stack from `registers.sp` up.
-    pub stack: &'a [u8],
+    pub stack: StackCopy<'a>,
     /// In-flight calls whose returns are probed: on the stack, the kernel's trampoline is in the place of their return
     /// addresses.
     pub in_flight: &'a [InFlightCall],
@@ -154,30 +154,34 @@ impl Unwinder {
         let hides_returns = capture.in_flight.iter().any(|call| call.sp != 0);
         let generation = space.generation.filter(|_| !hides_returns);
         let key = generation.map(|generation| StackKey { space: space.key, generation, registers: *capture.registers });
-        let kept = key.and_then(|key| self.stacks.get(&key, capture.stack));
+        let kept = key.and_then(|key| self.stacks.get(&key, capture.stack, &mut self.reads));
         self.was_repeated = kept.is_some();
         let stack = kept.unwrap_or_else(|| {
             let mut reads = std::mem::take(&mut self.reads);
             let mut memory = StackMemory::new(capture.registers.sp, capture.stack, &mut reads);
             let stack = self.walk((modules, runtime), space, capture.registers, capture.in_flight, &mut memory);
             // What a runtime cannot tell now, it may tell soon.
-            let is_final = !matches!(stack.completeness, Completeness::Truncated(Reason::Runtime(_)));
+            let is_final =
+                !reads.left_out && !matches!(stack.completeness, Completeness::Truncated(Reason::Runtime(_)));
             if let Some(key) = key.filter(|_| is_final) {
                 self.stacks.put(key, capture.stack, &reads, &stack);
             }
             self.reads = reads;
             stack
         });
-        let stack = match &stack.completeness {
-            Completeness::Truncated(reason) => match capture.flaws.explain(reason) {
-                Some(better) => self.intern(RawStack {
-                    completeness: Completeness::Truncated(better),
-                    frames: stack.frames.clone(),
-                    unwinder: stack.unwinder,
-                }),
-                None => stack,
-            },
-            Completeness::Complete => stack,
+        let better = match &stack.completeness {
+            // Whatever the walk made of it: it asked for words that are in the stack, but not in its copy.
+            _ if self.reads.left_out => Some(Reason::OuterFramesChanged),
+            Completeness::Truncated(reason) => capture.flaws.explain(reason),
+            Completeness::Complete => None,
+        };
+        let stack = match better {
+            Some(better) => self.intern(RawStack {
+                completeness: Completeness::Truncated(better),
+                frames: stack.frames.clone(),
+                unwinder: stack.unwinder,
+            }),
+            None => stack,
         };
         self.count(&stack);
         stack
@@ -227,6 +231,11 @@ impl Unwinder {
     /// Whether the last stack came from the cache.
     pub const fn was_repeated(&self) -> bool {
         self.was_repeated
+    }
+
+    /// The words of the copy that the walk of the last stack of [`Self::unwind`] has read.
+    pub const fn reads(&self) -> &Reads {
+        &self.reads
     }
 
     /// Drops cached stacks of these processes, which have ended.

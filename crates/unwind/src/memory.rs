@@ -20,10 +20,48 @@ pub trait Memory {
     fn read(&mut self, address: u64) -> Result<u64, Missing>;
 }
 
+/// A copy of a stack from the stack pointer up: the part next to the stack pointer, and above it the pieces that walks need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StackCopy<'a> {
+    /// From the stack pointer up, without a gap.
+    pub bytes: &'a [u8],
+    /// What was copied above that, by offset.
+    pub pieces: &'a [Piece<'a>],
+}
+
+/// A piece of a stack's copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Piece<'a> {
+    /// Distance of its first byte from the stack pointer.
+    pub offset: u32,
+    /// Its bytes.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> From<&'a [u8]> for StackCopy<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { bytes, pieces: &[] }
+    }
+}
+
+impl StackCopy<'_> {
+    /// Distance of its end from the stack pointer.
+    pub fn end(&self) -> u64 {
+        let ends = self.pieces.iter().map(|piece| u64::from(piece.offset) + piece.bytes.len() as u64);
+        ends.fold(self.bytes.len() as u64, u64::max)
+    }
+
+    /// The word at `offset`, if it lies within one piece.
+    pub fn word(&self, offset: u32) -> Option<u64> {
+        word(self.bytes, offset)
+            .or_else(|| self.pieces.iter().find_map(|piece| word(piece.bytes, offset.checked_sub(piece.offset)?)))
+    }
+}
+
 /// A copy of the top of a stack. Notes every word that is read, so that the result of a walk can be cached.
 pub struct StackMemory<'a> {
     base: u64,
-    bytes: &'a [u8],
+    copy: StackCopy<'a>,
     reads: &'a mut Reads,
 }
 
@@ -36,6 +74,8 @@ pub struct Reads {
     pub values: Vec<u64>,
     /// Whether a read failed, so that the result depends on the length of the copy, too.
     pub missed: bool,
+    /// Whether a word was asked for that lies between the pieces of the copy, so that the result is not what the stack says.
+    pub left_out: bool,
 }
 
 impl Reads {
@@ -44,15 +84,16 @@ impl Reads {
         self.offsets.clear();
         self.values.clear();
         self.missed = false;
+        self.left_out = false;
     }
 }
 
 impl<'a> StackMemory<'a> {
-    /// The stack whose word at address `base`, the stack pointer, is the first of `bytes`. Reads are noted in `reads`,
-    /// which is cleared first.
-    pub fn new(base: u64, bytes: &'a [u8], reads: &'a mut Reads) -> Self {
+    /// The stack whose word at address `base`, the stack pointer, is the first of `copy`. Reads are noted in `reads`, which
+    /// is cleared first.
+    pub fn new(base: u64, copy: StackCopy<'a>, reads: &'a mut Reads) -> Self {
         reads.clear();
-        Self { base, bytes, reads }
+        Self { base, copy, reads }
     }
 }
 
@@ -60,13 +101,14 @@ impl Memory for StackMemory<'_> {
     fn read(&mut self, address: u64) -> Result<u64, Missing> {
         let distance = address.wrapping_sub(self.base);
         if let Ok(offset) = u32::try_from(distance)
-            && let Some(value) = word(self.bytes, offset)
+            && let Some(value) = self.copy.word(offset)
         {
             self.reads.offsets.push(offset);
             self.reads.values.push(value);
             return Ok(value);
         }
         self.reads.missed = true;
+        self.reads.left_out |= !self.copy.pieces.is_empty() && distance < self.copy.end();
         if address >= self.base && distance < LARGEST_STACK_BYTES {
             Err(Missing::Above)
         } else {
@@ -90,18 +132,40 @@ mod tests {
     #[test]
     fn reads_are_noted_with_their_values() {
         let bytes: Vec<u8> = (0..24).collect();
-        let mut reads = Reads { offsets: vec![99], values: vec![99], missed: true };
-        let mut memory = StackMemory::new(BASE, &bytes, &mut reads);
+        let mut reads = Reads { offsets: vec![99], values: vec![99], missed: true, left_out: true };
+        let mut memory = StackMemory::new(BASE, bytes.as_slice().into(), &mut reads);
         assert_eq!(memory.read(BASE + 8), Ok(0x0f0e_0d0c_0b0a_0908));
         assert_eq!(memory.read(BASE + 1), Ok(0x0807_0605_0403_0201), "unaligned");
         assert_eq!((reads.offsets, reads.values), (vec![8, 1], vec![0x0f0e_0d0c_0b0a_0908, 0x0807_0605_0403_0201]));
-        assert!(!reads.missed);
+        assert!(!reads.missed && !reads.left_out);
+    }
+
+    #[test]
+    fn words_between_pieces_are_left_out() {
+        let bytes: Vec<u8> = (0..24).collect();
+        let pieces = [Piece { offset: 100, bytes: &bytes }, Piece { offset: 1000, bytes: &bytes[..8] }];
+        let copy = StackCopy { bytes: &bytes[..16], pieces: &pieces };
+        assert_eq!((copy.end(), StackCopy::from(&bytes[..]).end(), StackCopy::default().end()), (1008, 24, 0));
+        let read = |offset| {
+            let mut reads = Reads::default();
+            let read = StackMemory::new(BASE, copy, &mut reads).read(BASE + offset);
+            assert_eq!(reads.missed, read.is_err());
+            (read.ok(), reads.left_out)
+        };
+        let word = |at: usize| Some(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()));
+        for (offset, at) in [(0, 0), (8, 8), (100, 0), (116, 16), (1000, 0)] {
+            assert_eq!(read(offset), (word(at), false), "{offset}");
+        }
+        for between in [9, 15, 16, 99, 117, 500, 999, 1001, 1007] {
+            assert_eq!(read(between), (None, true), "{between}");
+        }
+        assert_eq!(read(1008), (None, false), "above the copy");
     }
 
     #[test]
     fn missing_words_say_where_they_would_be() {
         let mut reads = Reads::default();
-        let mut memory = StackMemory::new(BASE, &[0; 16], &mut reads);
+        let mut memory = StackMemory::new(BASE, [0; 16].as_slice().into(), &mut reads);
         assert_eq!(memory.read(BASE + 9), Err(Missing::Above), "only seven bytes are left");
         assert_eq!(memory.read(BASE + LARGEST_STACK_BYTES - 1), Err(Missing::Above));
         assert_eq!(memory.read(BASE + LARGEST_STACK_BYTES), Err(Missing::Elsewhere));

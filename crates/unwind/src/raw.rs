@@ -107,6 +107,8 @@ pub enum Reason {
     NoStack,
     /// The copy of the stack was shortened, because the stacks ring was filling up.
     StackCopyShortened,
+    /// The outer frames are not those that the copy was made for: words are missing that the walk needs.
+    OuterFramesChanged,
     /// A page of the stack was not in memory when it was copied.
     MissingPage,
     /// The stack was lost: the stacks ring was full.
@@ -142,6 +144,7 @@ impl Reason {
             Self::StackCopyShortened => {
                 "stack copy cut short: the stacks ring was filling up (see --ring-bytes)".into()
             }
+            Self::OuterFramesChanged => "outer frames were left out of the stack's copy".into(),
             Self::MissingPage => "a page of the stack was not in memory".into(),
             Self::StackRingFull => "its stack was lost: the stacks ring was full (see --ring-bytes)".into(),
             Self::StackTableFull => "its stack was lost: the kernel's table of stacks was full (see --unwind)".into(),
@@ -221,6 +224,7 @@ mod tests {
             (Reason::TooExpensive, "unwind information too expensive"),
             (Reason::NoStack, "the kernel could not follow the stack"),
             (Reason::StackCopyShortened, "stack copy cut short: the stacks ring was filling up (see --ring-bytes)"),
+            (Reason::OuterFramesChanged, "outer frames were left out of the stack's copy"),
             (Reason::MissingPage, "a page of the stack was not in memory"),
             (Reason::StackRingFull, "its stack was lost: the stacks ring was full (see --ring-bytes)"),
             (Reason::StackTableFull, "its stack was lost: the kernel's table of stacks was full (see --unwind)"),

@@ -182,7 +182,8 @@ pub struct InFlightCall {
     pub caller: u64,
 }
 
-/// Header of a record in the stacks ring, followed by `copied_bytes` bytes of stack from `registers.sp` up.
+/// Header of a record in the stacks ring, followed by `copied_bytes` bytes of stack from `registers.sp` up. If it has pieces,
+/// [`OuterCopy`] comes in between.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct StackRecord {
@@ -202,6 +203,56 @@ pub struct StackRecord {
     pub ends_at: u32,
     /// Pages that were not in memory and are zeros in the copy. If there are too many, the copy ends early.
     pub missing_pages: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Number of pieces of [`OuterCopy`]; 0 for a copy in one piece.
+    pub pieces: u32,
+    /// The top of the stack, if that is known, else 0.
+    pub top: u64,
+}
+
+/// Most pieces that are copied of a stack's outer frames.
+pub const OUTER_PIECES: usize = 8;
+/// Most bytes of one of them.
+pub const OUTER_PIECE_BYTES: usize = 1024;
+
+/// A piece of a stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct StackPiece {
+    /// Address of its first byte.
+    pub start: u64,
+    /// Number of bytes, at most [`OUTER_PIECE_BYTES`].
+    pub bytes: u64,
+}
+
+/// Key of a thread's stack, in the map `OUTER_FRAMES`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct StackKey {
+    /// The owner of the address space that it is in.
+    pub space: ProcessKey,
+    /// Its top.
+    pub top: u64,
+}
+
+/// What walks read of a stack's outer frames, those that are there all the time, such as `main`'s. The rest of these frames is not
+/// copied as long as they are there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct OuterFrames {
+    /// Address of the return address that leads to the first of them.
+    pub slot: u64,
+    /// That return address. If another word is there, so are other frames.
+    pub return_address: u64,
+    /// Everything that is read above `slot`, by address; without bytes from the first one on that is not used.
+    pub pieces: [StackPiece; OUTER_PIECES],
+}
+
+/// The copy of a stack's outer frames. What follows goes up to the return address that leads to them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct OuterCopy {
+    /// The pieces that were copied.
+    pub pieces: [StackPiece; OUTER_PIECES],
+    /// Their bytes.
+    pub bytes: [[u8; OUTER_PIECE_BYTES]; OUTER_PIECES],
 }

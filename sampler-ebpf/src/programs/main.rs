@@ -31,11 +31,13 @@ mod target;
 // Operations on a thread's state, the rings and the live map.
 mod live;
 mod nesting;
+mod outer_frames;
 mod output;
 mod pending;
 mod python;
 mod python_code;
 mod stack;
+mod stack_record;
 mod state;
 mod steps;
 

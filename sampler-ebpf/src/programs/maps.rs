@@ -8,7 +8,9 @@ use aya_ebpf::btf_maps::{Array, HashMap, StackTrace};
 use aya_ebpf::macros::btf_map;
 use sampler_ebpf::abi;
 use sampler_ebpf::abi::inline::{Handover, InlineProcess};
-use sampler_ebpf::abi::{Control, Counters, FileRanges, LiveKey, LiveValue, ProcessKey, Progress, PythonProcess, Site};
+use sampler_ebpf::abi::{
+    Control, Counters, FileRanges, LiveKey, LiveValue, OuterFrames, ProcessKey, Progress, PythonProcess, Site, StackKey,
+};
 use sampler_ebpf::geometric::DrawConstants;
 
 use crate::ring_array::{Ring, RingArray};
@@ -52,6 +54,10 @@ pub static STACK_TRACES: StackTrace<16384> = StackTrace::new();
 /// [`FIRST_STACK_BYTES`](sampler_ebpf::abi::FIRST_STACK_BYTES). The daemon sets it by what was cut.
 #[btf_map]
 pub static STACK_LIMITS: HashMap<ProcessKey, u64, 4096, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+/// What is copied of the outer frames of stacks that have the same ones all the time, by thread.
+#[btf_map]
+pub static OUTER_FRAMES: HashMap<StackKey, OuterFrames, { abi::OUTER_STACKS }, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
 /// Where the interpreters of Python processes keep their frames, by process id.
 #[btf_map]
 pub static PYTHON: HashMap<u32, PythonProcess, 8192, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();

@@ -10,36 +10,24 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::BPF_F_USER_STACK;
 use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_loop, bpf_probe_read_user, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
-    FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end,
-    stack_kind,
+    FEW_STACK_BYTES, FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE,
+    StackRecord, copy_end, stack_kind,
 };
 
 use crate::config::config;
 use crate::maps::{self, STACK_LIMITS, STACK_TRACES};
 use crate::memory::read_kernel;
+use crate::outer_frames;
 use crate::output;
 use crate::process::current_task;
 use crate::python;
 use crate::ring_array::Ring;
+use crate::stack_record::{HEADER, Source, Taken, unknown};
 use crate::steps::{GO_ON, STOP};
 use crate::thread::ThreadState;
 
 /// The smallest page size. Larger pages are multiples of it.
 const PAGE: u64 = 4096;
-const HEADER: u64 = size_of::<StackRecord>() as u64;
-
-/// The stack that was taken, for the allocation's record.
-pub struct Taken {
-    /// One of [`stack_kind`].
-    pub kind: u32,
-    /// Key in the kernel's stack map.
-    pub id: i32,
-}
-
-/// How the stack of a sampled call was not taken.
-const fn without(kind: u32) -> Taken {
-    Taken { kind, id: -1 }
-}
 
 /// Takes the stack of a sampled call, from `registers` up.
 #[inline(always)]
@@ -50,7 +38,7 @@ pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample
             python::report(state, sample, time_ns);
             copy(registers, state, sample, time_ns)
         }
-        _ => without(stack_kind::NONE),
+        _ => Taken::without(stack_kind::NONE),
     }
 }
 
@@ -66,8 +54,8 @@ fn walk(ctx: *mut c_void) -> Taken {
     let id = unsafe { bpf_get_stackid(ctx, maps::handle(&STACK_TRACES), u64::from(BPF_F_USER_STACK)) };
     match id {
         0.. => Taken { kind: stack_kind::FRAME_POINTERS, id: id as i32 },
-        EXISTS | NO_MEMORY => without(stack_kind::LOST_TABLE_FULL),
-        _ => without(stack_kind::NONE),
+        EXISTS | NO_MEMORY => Taken::without(stack_kind::LOST_TABLE_FULL),
+        _ => Taken::without(stack_kind::NONE),
     }
 }
 
@@ -91,9 +79,17 @@ fn distance_to_top(sp: u64) -> Option<u64> {
 
 #[inline(always)]
 fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
-    let Some(ring) = maps::stacks() else { return without(stack_kind::LOST_NO_ROOM) };
+    let Some(ring) = maps::stacks() else { return Taken::without(stack_kind::LOST_NO_ROOM) };
     let most = config!(stack_bytes);
-    let (mut wanted, mut ends_at) = match distance_to_top(registers.sp) {
+    let distance = distance_to_top(registers.sp);
+    let top = distance.map_or(0, |distance| registers.sp + distance);
+    let source = Source { registers, state, sample, time_ns, top };
+    if distance.is_some_and(|distance| distance > FEW_STACK_BYTES && distance <= most)
+        && outer_frames::copy(ring, &source)
+    {
+        return Taken::COPY;
+    }
+    let (mut wanted, mut ends_at) = match distance {
         Some(distance) if distance <= most => (distance, copy_end::TOP),
         Some(_) => (most, copy_end::STACK_BYTES),
         None => (limit_of_process(state).min(most), copy_end::PROCESS_LIMIT),
@@ -104,7 +100,6 @@ fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -
             (wanted, ends_at) = (room, copy_end::ROOM);
         }
     }
-    let source = Source { registers, state, sample, time_ns };
     if wanted <= FIRST_STACK_BYTES {
         return copy_short(ring, &source, wanted, ends_at);
     }
@@ -114,30 +109,6 @@ fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -
     }
     // Other CPUs were faster.
     copy_short(ring, &source, FIRST_STACK_BYTES, copy_end::ROOM)
-}
-
-/// What the header of a copy is made of. The header itself would take a third of the stack that programs have.
-struct Source<'a> {
-    registers: &'a Registers,
-    state: &'a ThreadState,
-    sample: u64,
-    time_ns: u64,
-}
-
-/// Writes the header of a copy that has no bytes yet.
-#[inline(never)]
-fn begin(record: *mut StackRecord, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) {
-    // SAFETY: the caller has reserved room for the header.
-    unsafe {
-        (*record).sample = sample;
-        (*record).time_ns = time_ns;
-        (*record).space = state.space;
-        (*record).registers = *registers;
-        (*record).copied_bytes = 0;
-        (*record).missing_pages = 0;
-        (*record).reserved = 0;
-        state.write_in_flight_calls((&raw mut (*record).in_flight).cast());
-    }
 }
 
 /// Most bytes that are copied of a stack of the calling process whose top is not known.
@@ -204,11 +175,13 @@ fn copy_long(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Take
 fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Taken {
     let record = ring.reserve(HEADER + CLASS).cast::<StackRecord>();
     if record.is_null() {
-        return without(stack_kind::LOST_NO_ROOM);
+        return Taken::without(stack_kind::LOST_NO_ROOM);
     }
-    begin(record, source.registers, source.state, source.sample, source.time_ns);
     // SAFETY: the reservation begins with the header.
-    unsafe { (*record).ends_at = ends_at };
+    unsafe {
+        source.begin(record);
+        (*record).ends_at = ends_at;
+    }
     let sp = source.registers.sp;
     let mut bytes = unknown(wanted);
     if bytes > CLASS {
@@ -227,15 +200,7 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, end
         (*record).copied_bytes = bytes as u32;
         bpf_ringbuf_submit(record.cast(), flags);
     }
-    Taken { kind: stack_kind::COPIED, id: 0 }
-}
-
-/// The same value, which the compiler knows nothing of. What it knows it leaves out, and verifiers before Linux 6.8 forget
-/// a bound that was checked on another copy of a value.
-#[inline(always)]
-fn unknown(value: u64) -> u64 {
-    // SAFETY: the pointer is to a local.
-    unsafe { (&raw const value).read_volatile() }
+    Taken::COPY
 }
 
 /// A copy page by page under way.

@@ -262,9 +262,9 @@ impl Recording {
         let (mut copies, mut bytes) = (0, 0);
         loop {
             let count = self.stacks.drain(|record| {
-                if let Some((head, _)) = decode_stack(&record) {
+                if let Some(copied) = decode_stack(&record) {
                     copies += 1;
-                    bytes += u64::from(head.copied_bytes);
+                    bytes += u64::from(copied.head.copied_bytes);
                 }
             });
             if count == 0 {

@@ -2,8 +2,10 @@
 
 use std::mem::offset_of;
 
+use heapbpf_unwind::memory::{Piece, StackCopy};
 use sampler_ebpf::abi::{
-    AllocationRecord, FreeRecord, ProcessRecord, PythonCodeRecord, PythonRecord, StackRecord, UnmapRecord, kind,
+    AllocationRecord, FreeRecord, OUTER_PIECES, OuterCopy, ProcessRecord, PythonCodeRecord, PythonRecord, StackRecord,
+    UnmapRecord, kind,
 };
 use zerocopy::FromBytes;
 
@@ -69,12 +71,38 @@ pub fn decode_python_code(bytes: &[u8]) -> Option<&PythonCodeRecord> {
     (record.mark == PythonCodeRecord::MARK).then_some(record)
 }
 
-/// Decodes a stack record: its header, and the bytes of the stack copy. `None` if the record is too short for what the header
-/// says.
-pub fn decode_stack(bytes: &[u8]) -> Option<(StackRecord, &[u8])> {
+/// A record of a stack's copy.
+#[derive(Debug, PartialEq, Eq)]
+pub struct StackCopied<'a> {
+    /// Its header.
+    pub head: StackRecord,
+    bytes: &'a [u8],
+    pieces: [Piece<'a>; OUTER_PIECES],
+}
+
+impl StackCopied<'_> {
+    /// The copy.
+    pub fn copy(&self) -> StackCopy<'_> {
+        StackCopy { bytes: self.bytes, pieces: &self.pieces[..self.head.pieces as usize] }
+    }
+}
+
+/// Decodes a stack record. `None` if the record is too short for what its header says, or if pieces of the stack are not where they
+/// can be.
+pub fn decode_stack(bytes: &[u8]) -> Option<StackCopied<'_>> {
     let head: StackRecord = read(bytes)?;
-    let copy = bytes.get(size_of::<StackRecord>()..)?;
-    Some((head, copy.get(..head.copied_bytes as usize)?))
+    let mut rest = bytes.get(size_of::<StackRecord>()..)?;
+    let mut pieces = [Piece::default(); OUTER_PIECES];
+    if head.pieces > 0 {
+        let (outer, inner) = OuterCopy::ref_from_prefix(rest).ok()?;
+        let copied = outer.pieces.iter().zip(&outer.bytes);
+        for (piece, (place, bytes)) in pieces.get_mut(..head.pieces as usize)?.iter_mut().zip(copied) {
+            let offset = u32::try_from(place.start.checked_sub(head.registers.sp)?).ok()?;
+            *piece = Piece { offset, bytes: bytes.get(..usize::try_from(place.bytes).ok()?)? };
+        }
+        rest = inner;
+    }
+    Some(StackCopied { head, bytes: rest.get(..head.copied_bytes as usize)?, pieces })
 }
 
 /// Reads a value from the start of the bytes; `None` if there are too few.
@@ -104,6 +132,7 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sampler_ebpf::abi::{OUTER_PIECE_BYTES, Registers, StackPiece};
 
     #[test]
     fn records_decode_to_what_was_written() {
@@ -142,8 +171,46 @@ mod tests {
         assert_eq!(decode(&[99; 200]), None);
         let mut stack = bytes_of(&StackRecord { copied_bytes: 3, ..Default::default() });
         stack.extend([1, 2, 3, 4]);
-        assert_eq!(decode_stack(&stack).map(|(_, copy)| copy.to_vec()), Some(vec![1, 2, 3]));
+        assert_eq!(decode_stack(&stack).unwrap().copy(), StackCopy::from([1, 2, 3].as_slice()));
         let lies = bytes_of(&StackRecord { copied_bytes: 1000, ..Default::default() });
         assert_eq!(decode_stack(&lies), None);
+    }
+
+    #[test]
+    fn pieces_of_a_stack_are_where_the_record_says() {
+        let sp = 0x7fff_0000_1000;
+        let registers = Registers { sp, ..Registers::default() };
+        let head = StackRecord { registers, copied_bytes: 4, pieces: 2, ..StackRecord::default() };
+        let mut outer =
+            OuterCopy { pieces: [StackPiece::default(); OUTER_PIECES], bytes: [[0; OUTER_PIECE_BYTES]; OUTER_PIECES] };
+        for (index, (offset, bytes)) in [(0x100, 3), (0x2000, OUTER_PIECE_BYTES)].into_iter().enumerate() {
+            outer.pieces[index] = StackPiece { start: sp + offset, bytes: bytes as u64 };
+            outer.bytes[index][..bytes].fill(index as u8 + 1);
+        }
+        let record = |head: &StackRecord, outer: &OuterCopy| [bytes_of(head), bytes_of(outer), vec![9; 4]].concat();
+        let whole = record(&head, &outer);
+        let decoded = decode_stack(&whole).unwrap();
+        let pieces =
+            [Piece { offset: 0x100, bytes: &[1; 3] }, Piece { offset: 0x2000, bytes: &[2; OUTER_PIECE_BYTES] }];
+        assert_eq!(decoded.copy(), StackCopy { bytes: &[9; 4], pieces: &pieces });
+        assert_eq!(decode_stack(&whole[..whole.len() - 1]), None, "too short");
+        assert_eq!(
+            decode_stack(&record(&StackRecord { pieces: 9, ..head }, &outer)),
+            None,
+            "more than there is room for"
+        );
+        for wrong in [
+            StackPiece { start: sp - 1, bytes: 1 },
+            StackPiece { start: sp + (1 << 32), bytes: 1 },
+            StackPiece { start: sp, bytes: OUTER_PIECE_BYTES as u64 + 1 },
+        ] {
+            let mut outer = outer;
+            outer.pieces[1] = wrong;
+            assert_eq!(decode_stack(&record(&head, &outer)), None, "{wrong:?}");
+            assert!(
+                decode_stack(&record(&StackRecord { pieces: 1, ..head }, &outer)).is_some(),
+                "of which nothing is used"
+            );
+        }
     }
 }

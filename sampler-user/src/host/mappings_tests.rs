@@ -176,8 +176,12 @@ fn agrees_with_a_page_by_page_model() {
 fn a_stack_is_resolved_against_the_mappings_of_its_time() {
     let mut process = OwnProcess::read().expect("/proc");
     let capture = captured(10);
-    let input =
-        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
+    let input = Capture {
+        registers: &capture.registers,
+        stack: capture.stack.as_slice().into(),
+        in_flight: &[],
+        flaws: Flaws::default(),
+    };
     let expected = unwind(&process, &capture);
     let mut space = AddressSpace::default();
     space.replace_all(process.mappings().iter().copied(), 0, &files);

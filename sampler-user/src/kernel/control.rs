@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 
 use aya::maps::{Array, HashMap, MapData};
-use sampler_ebpf::abi::{Control, DRAWS, FileRanges, ProcessKey, PythonProcess, Site, link_kind};
+use sampler_ebpf::abi::{
+    Control, DRAWS, FileRanges, OuterFrames, ProcessKey, PythonProcess, Site, StackKey, link_kind,
+};
 use sampler_ebpf::geometric::DrawConstants;
 use sampler_ebpf::trials::TrialTable;
 
@@ -81,6 +83,12 @@ pub trait Maps {
     /// The map is full.
     fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError>;
 
+    /// Sets what is copied of a stack's outer frames; `None` removes what was set.
+    ///
+    /// # Errors
+    /// The map is full.
+    fn set_outer_frames(&mut self, stack: StackKey, outer: Option<&OuterFrames>) -> Result<(), KernelError>;
+
     /// Sets where the interpreter of a process keeps its frames.
     ///
     /// # Errors
@@ -113,6 +121,7 @@ pub struct KernelMaps {
     targets: HashMap<MapData, u32, u32>,
     trials: Array<MapData, u64>,
     stack_limits: HashMap<MapData, Abi<ProcessKey>, u64>,
+    outer_frames: HashMap<MapData, Abi<StackKey>, Abi<OuterFrames>>,
     python: HashMap<MapData, u32, Abi<PythonProcess>>,
     sleep: Array<MapData, u32>,
     control: Array<MapData, Abi<Control>>,
@@ -160,6 +169,14 @@ impl Maps for KernelMaps {
         self.stack_limits.insert(Abi(process), bytes, 0).map_err(|_| no_room("limits of stack copies"))
     }
 
+    fn set_outer_frames(&mut self, stack: StackKey, outer: Option<&OuterFrames>) -> Result<(), KernelError> {
+        let Some(outer) = outer else {
+            let _ = self.outer_frames.remove(&Abi(stack));
+            return Ok(());
+        };
+        self.outer_frames.insert(Abi(stack), Abi(*outer), 0).map_err(|_| no_room("outer frames"))
+    }
+
     fn set_python(&mut self, pid: u32, python: &PythonProcess) -> Result<(), KernelError> {
         self.python.insert(pid, Abi(*python), 0).map_err(|_| no_room("Python processes"))
     }
@@ -189,6 +206,7 @@ impl ControlMaps {
             targets: HashMap::try_from(loader.typed_map("TARGETS")?).map_err(failed)?,
             trials: Array::try_from(loader.typed_map("TRIALS")?).map_err(failed)?,
             stack_limits: HashMap::try_from(loader.typed_map("STACK_LIMITS")?).map_err(failed)?,
+            outer_frames: HashMap::try_from(loader.typed_map("OUTER_FRAMES")?).map_err(failed)?,
             python: HashMap::try_from(loader.typed_map("PYTHON")?).map_err(failed)?,
             sleep: Array::try_from(loader.typed_map("SLEEP")?).map_err(failed)?,
             control: Array::try_from(loader.typed_map("CONTROL")?).map_err(failed)?,
@@ -294,6 +312,14 @@ impl<M: Maps> ControlMaps<M> {
         self.maps.set_stack_limit(process, bytes)
     }
 
+    /// Sets what is copied of a stack's outer frames; `None` for everything.
+    ///
+    /// # Errors
+    /// There is no room for more stacks.
+    pub fn set_outer_frames(&mut self, stack: StackKey, outer: Option<&OuterFrames>) -> Result<(), KernelError> {
+        self.maps.set_outer_frames(stack, outer)
+    }
+
     /// Sets where the interpreter of a process keeps its frames. The programs forget it when the process ends or replaces
     /// its program, and know it of its children.
     ///
@@ -375,6 +401,10 @@ mod tests {
         fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError> {
             self.stack_limits.retain(|(known, _)| *known != process);
             self.stack_limits.extend(bytes.map(|bytes| (process, bytes)));
+            Ok(())
+        }
+
+        fn set_outer_frames(&mut self, _: StackKey, _: Option<&OuterFrames>) -> Result<(), KernelError> {
             Ok(())
         }
 

@@ -39,8 +39,12 @@ fn measure(
     stack: &RawStack,
     capture: &OwnCapture,
 ) {
-    let input =
-        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
+    let input = Capture {
+        registers: &capture.registers,
+        stack: capture.stack.as_slice().into(),
+        in_flight: &[],
+        flaws: Flaws::default(),
+    };
     let cold = median_ns(5, |_| {
         black_box(Unwinder::default().unwind(files, &process.space(), input));
     });
@@ -70,8 +74,12 @@ fn main() -> anyhow::Result<()> {
     let mut frames_of = |depth: u32, unwinder: &mut Unwinder| {
         descend(depth);
         let capture = take_capture().unwrap_or_default();
-        let input =
-            Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
+        let input = Capture {
+            registers: &capture.registers,
+            stack: capture.stack.as_slice().into(),
+            in_flight: &[],
+            flaws: Flaws::default(),
+        };
         let stack = unwinder.unwind(&mut files, &process.space(), input);
         (stack, capture)
     };

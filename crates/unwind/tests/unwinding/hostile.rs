@@ -91,8 +91,12 @@ fn random_stacks_give_a_reason() {
             };
             capture.stack.extend_from_slice(&word.to_le_bytes());
         }
-        let input =
-            Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
+        let input = Capture {
+            registers: &capture.registers,
+            stack: capture.stack.as_slice().into(),
+            in_flight: &[],
+            flaws: Flaws::default(),
+        };
         let stack = unwinder.unwind(&mut process.clone(), &space, input);
         // There is no frame if the first one is in the trampoline of another tool's return probe on this process.
         let is_probe = matches!(stack.completeness, Completeness::Truncated(Reason::ReturnProbe));

@@ -152,8 +152,12 @@ fn return_addresses_of_in_flight_calls_are_restored() {
     process.add_mapping(trampoline..trampoline + 4096, "[uprobes]");
     let sp = capture.registers.sp + at as u64;
     let unwound = |in_flight: &[InFlightCall]| {
-        let capture =
-            Capture { registers: &capture.registers, stack: &capture.stack, in_flight, flaws: Flaws::default() };
+        let capture = Capture {
+            registers: &capture.registers,
+            stack: capture.stack.as_slice().into(),
+            in_flight,
+            flaws: Flaws::default(),
+        };
         Unwinder::default().unwind(&mut process.clone(), &process.space(), capture)
     };
     assert_eq!(unwound(&[InFlightCall::default(), InFlightCall { sp, caller }]), whole);
@@ -181,8 +185,12 @@ fn bits_above_the_address_are_ignored() {
 fn forgotten_processes_are_walked_again() {
     let process = OwnProcess::read().expect("/proc");
     let capture = captured(5);
-    let input =
-        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
+    let input = Capture {
+        registers: &capture.registers,
+        stack: capture.stack.as_slice().into(),
+        in_flight: &[],
+        flaws: Flaws::default(),
+    };
     let mut unwinder = Unwinder::default();
     let unwound = |unwinder: &mut Unwinder| {
         let stack = unwinder.unwind(&mut process.clone(), &process.space(), input);

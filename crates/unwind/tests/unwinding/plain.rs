@@ -50,7 +50,12 @@ fn depth_is_limited() {
     let stack = unwinder.unwind(
         &mut process.clone(),
         &process.space(),
-        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() },
+        Capture {
+            registers: &capture.registers,
+            stack: capture.stack.as_slice().into(),
+            in_flight: &[],
+            flaws: Flaws::default(),
+        },
     );
     assert_eq!(stack.frames.len(), 10);
     assert_eq!(stack.completeness, Completeness::Truncated(Reason::DepthLimit));
@@ -73,8 +78,12 @@ fn repetition_is_recognized_exactly() {
     let mut unwinder = Unwinder::default();
     let mut capture = captured(20);
     let mut unwind = |capture: &OwnCapture| {
-        let stack =
-            Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
+        let stack = Capture {
+            registers: &capture.registers,
+            stack: capture.stack.as_slice().into(),
+            in_flight: &[],
+            flaws: Flaws::default(),
+        };
         let stack = unwinder.unwind(&mut process.clone(), &process.space(), stack);
         (stack, unwinder.statistics().repeated)
     };
@@ -109,7 +118,12 @@ fn sections_stay_within_their_budget() {
     let stack = unwinder.unwind(
         &mut process.clone(),
         &process.space(),
-        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() },
+        Capture {
+            registers: &capture.registers,
+            stack: capture.stack.as_slice().into(),
+            in_flight: &[],
+            flaws: Flaws::default(),
+        },
     );
     assert_eq!(stack.completeness, Completeness::Complete);
     assert_eq!(unwinder.statistics().modules, 1);

@@ -272,7 +272,7 @@ fn random_walks_agree_with_framehop() {
         let registers = registers(&modules, &mut random);
         let copy = &words[(registers.sp - STACK) as usize..][..COPY_BYTES];
         let mut nowhere = Nowhere::default();
-        let capture = Capture { registers: &registers, stack: copy, in_flight: &[], flaws: Flaws::default() };
+        let capture = Capture { registers: &registers, stack: copy.into(), in_flight: &[], flaws: Flaws::default() };
         let stack = unwinder.unwind_with(&mut modules, &mut nowhere, &space, capture);
         compare((&modules, &theirs, &mut cache), (&registers, copy), (&stack, nowhere.0), &mut seen);
     }

@@ -81,7 +81,7 @@ fn walked(unwinder: &mut Unwinder, runtime: &mut Made4, jit: u64, copied: usize)
     let words: Vec<u64> = if jit == NEW_JIT { two } else { one };
     let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
     let stack = &bytes[..copied.min(bytes.len())];
-    let capture = Capture { registers: &registers, stack, in_flight: &[], flaws: Flaws::default() };
+    let capture = Capture { registers: &registers, stack: stack.into(), in_flight: &[], flaws: Flaws::default() };
     unwinder.unwind_with(&mut Made, runtime, &space, capture)
 }
 

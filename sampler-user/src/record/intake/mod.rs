@@ -10,6 +10,7 @@ pub mod java;
 mod join;
 pub mod lives;
 pub mod losses;
+mod outer_stacks;
 pub mod python;
 mod queue;
 pub mod recorder;

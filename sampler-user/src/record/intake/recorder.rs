@@ -13,6 +13,7 @@ use super::announced::AnnouncedIntervals;
 use super::counters::DaemonCounters;
 use super::java::Javas;
 use super::join::{Join, Joined, MOST_WAITING};
+use super::outer_stacks::OuterStacks;
 use super::python::Pythons;
 use super::stack_limits::StackLimits;
 use crate::clock::monotonic_ns;
@@ -94,6 +95,8 @@ pub struct Recorder {
     pub processes: HashMap<ProcessKey, u64>,
     /// How much is copied of stacks whose top is not known.
     pub stack_limits: StackLimits,
+    /// What is copied of stacks' outer frames.
+    pub outer_stacks: OuterStacks,
     /// The intervals of samples that processes announce.
     pub announced: AnnouncedIntervals,
     /// Python frames.
@@ -141,6 +144,7 @@ impl Recorder {
             counters: DaemonCounters::default(),
             processes: HashMap::new(),
             stack_limits: StackLimits::default(),
+            outer_stacks: OuterStacks::default(),
             announced: AnnouncedIntervals::default(),
             pythons: Pythons::new(Arc::clone(&names)),
             javas: Javas::new(names),
@@ -462,6 +466,7 @@ impl Recorder {
         self.callers.retain(|(process, ..), _| !ended.contains(process));
         self.unwinder.forget(ended);
         self.stack_limits.forget(ended);
+        self.outer_stacks.forget(ended);
         self.pythons.forget(ended);
         self.javas.forget(ended);
     }

@@ -68,6 +68,16 @@ impl Session {
                 log::debug!("the stack copies of process {} stay as they are: {error}", process.tgid);
             }
         }
+        for (stack, outer) in self.recorder.outer_stacks.take_changed() {
+            log::debug!(
+                "of the outer frames of process {} up to {:#x} is copied: {outer:x?}",
+                stack.space.tgid,
+                stack.top
+            );
+            if let Err(error) = self.attaching.control.set_outer_frames(stack, outer.as_ref()) {
+                log::debug!("the stacks of process {} are copied as a whole: {error}", stack.space.tgid);
+            }
+        }
         for event in std::mem::take(&mut self.process_events) {
             self.apply(event);
         }

@@ -44,13 +44,14 @@ impl Recorder {
             self.pythons.take_in_code(record);
             return;
         }
-        let Some((head, bytes)) = decode_stack(copy) else {
+        let Some(copied) = decode_stack(copy) else {
             self.counters.records_unknown += 1;
             return;
         };
+        let head = copied.head;
         self.longest_copy_bytes = self.longest_copy_bytes.max(u64::from(head.copied_bytes));
-        let capture =
-            Capture { registers: &head.registers, stack: bytes, in_flight: &head.in_flight, flaws: flaws_of(&head) };
+        let (registers, in_flight) = (&head.registers, &head.in_flight);
+        let capture = Capture { registers, stack: copied.copy(), in_flight, flaws: flaws_of(&head) };
         let (processes, modules) = host.split();
         let space = processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
         self.javas.look_at(head.space, space, modules);
@@ -62,6 +63,9 @@ impl Recorder {
         if head.ends_at == copy_end::PROCESS_LIMIT {
             let is_cut = stack.completeness == Completeness::Truncated(Reason::StackCopyTooSmall);
             self.stack_limits.note(head.space, u64::from(head.copied_bytes), is_cut);
+        }
+        if head.top != 0 {
+            self.outer_stacks.note(&head, &stack, self.unwinder.reads());
         }
         if let Some(merged) = self.pythons.merged(&head, &stack, &|module| modules.is_anonymous(module)) {
             stack = self.unwinder.intern(merged);

@@ -1,0 +1,71 @@
+//! The header of a stack's copy.
+
+use sampler_ebpf::abi::{Registers, StackRecord, stack_kind};
+
+use crate::thread::ThreadState;
+
+/// Bytes of the header.
+pub const HEADER: u64 = size_of::<StackRecord>() as u64;
+
+/// The stack that was taken, for the allocation's record.
+pub struct Taken {
+    /// One of [`stack_kind`].
+    pub kind: u32,
+    /// Key in the kernel's stack map.
+    pub id: i32,
+}
+
+impl Taken {
+    /// A copy.
+    pub const COPY: Self = Self { kind: stack_kind::COPIED, id: 0 };
+
+    /// How the stack of a sampled call was not taken.
+    pub const fn without(kind: u32) -> Self {
+        Self { kind, id: -1 }
+    }
+}
+
+/// What the header of a copy is made of. The header itself would take a third of the stack that programs have.
+pub struct Source<'a> {
+    pub registers: &'a Registers,
+    pub state: &'a ThreadState,
+    pub sample: u64,
+    pub time_ns: u64,
+    /// The top of the stack, or 0.
+    pub top: u64,
+}
+
+impl Source<'_> {
+    /// Writes the header of a copy that has no bytes yet.
+    ///
+    /// # Safety
+    /// `record` points to room for a header.
+    #[inline(always)]
+    pub unsafe fn begin(&self, record: *mut StackRecord) {
+        begin(record, self);
+    }
+}
+
+#[inline(never)]
+fn begin(record: *mut StackRecord, source: &Source<'_>) {
+    // SAFETY: the caller has reserved room for the header.
+    unsafe {
+        (*record).sample = source.sample;
+        (*record).time_ns = source.time_ns;
+        (*record).space = source.state.space;
+        (*record).registers = *source.registers;
+        (*record).copied_bytes = 0;
+        (*record).missing_pages = 0;
+        (*record).pieces = 0;
+        (*record).top = source.top;
+        source.state.write_in_flight_calls((&raw mut (*record).in_flight).cast());
+    }
+}
+
+/// The same value, which the compiler knows nothing of. What it knows it leaves out, and verifiers before Linux 6.8 forget
+/// a bound that was checked on another copy of a value.
+#[inline(always)]
+pub fn unknown(value: u64) -> u64 {
+    // SAFETY: the pointer is to a local.
+    unsafe { (&raw const value).read_volatile() }
+}

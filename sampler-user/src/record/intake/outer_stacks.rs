@@ -1,0 +1,180 @@
+//! Which outer frames of a stack need not be copied: those that are there all the time, of which walks read a few words only. A
+//! compiler's thread may begin with a frame of half a megabyte, and a program's `main` with one of ten kilobytes.
+//!
+//! What walks read of a number of stacks of one thread in a row is compared. From the top of the stack down to where they differ,
+//! these words are all that is copied from then on, in pieces, as long as the return address next to them is in its place. If a
+//! walk misses a word all the same, other frames were there and that return address by chance. Such a stack is truncated, and says
+//! so; that thread's stacks are copied as a whole from then on.
+
+use std::collections::{HashMap, HashSet};
+
+use heapbpf_unwind::memory::Reads;
+use heapbpf_unwind::raw::{Completeness, RawStack};
+use sampler_ebpf::abi::{
+    FEW_STACK_BYTES, OUTER_PIECE_BYTES, OUTER_PIECES, OUTER_STACKS, OuterFrames, ProcessKey, StackKey, StackPiece,
+    StackRecord,
+};
+
+/// Number of stacks in a row that are compared.
+const COMPARED: u32 = 64;
+/// Number of stacks from the first of them on, until the next ones are compared. It is sooner if more than [`COMPARED`] had other
+/// outer frames.
+const ROUND: u32 = 1024;
+/// Fewest bytes between two pieces: to read one more piece takes as long as to copy a few hundred.
+const LEAST_GAP: u64 = 512;
+/// Fewest bytes that are to be left out of each copy.
+const LEAST_LEFT_OUT: u64 = 2 << 10;
+const WORD: u64 = 8;
+
+/// Changes for the kernel's map: what is copied of the outer frames from now on, `None` for everything.
+pub type Changes = Vec<(StackKey, Option<OuterFrames>)>;
+
+/// What is known of the outer frames of stacks.
+#[derive(Default)]
+pub struct OuterStacks {
+    stacks: HashMap<StackKey, Stack>,
+    changed: Changes,
+}
+
+#[derive(Default)]
+struct Stack {
+    /// Stacks of this round.
+    seen: u32,
+    /// The words that the walks over all of them have read, downwards from the top of the stack.
+    common: Vec<Word>,
+    used: Option<OuterFrames>,
+    /// Stacks of this round that had other outer frames than `used`.
+    others: u32,
+    is_distrusted: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Word {
+    address: u64,
+    /// The word, if it is a frame's return address, else 0. Others may change.
+    return_address: u64,
+}
+
+impl OuterStacks {
+    /// Notes a stack whose top is known, and what its walk has read.
+    pub fn note(&mut self, head: &StackRecord, stack: &RawStack, reads: &Reads) {
+        let key = StackKey { space: head.space, top: head.top };
+        if reads.left_out {
+            self.distrust(key);
+        }
+        let is_long = head.top.saturating_sub(head.registers.sp) > FEW_STACK_BYTES + LEAST_LEFT_OUT;
+        if !is_long || stack.completeness != Completeness::Complete {
+            return;
+        }
+        if self.stacks.len() >= OUTER_STACKS && !self.stacks.contains_key(&key) {
+            self.forget_all();
+        }
+        let known = self.stacks.entry(key).or_default();
+        if known.is_distrusted {
+            return;
+        }
+        known.seen += 1;
+        known.others += u32::from(known.used.is_some() && head.pieces == 0);
+        if known.seen >= ROUND || known.others > COMPARED {
+            (known.seen, known.others) = (0, 0);
+        } else if known.seen <= COMPARED {
+            known.compare(words(head.registers.sp, stack, reads));
+        }
+        if known.seen != COMPARED {
+            return;
+        }
+        let best = outer_frames(&std::mem::take(&mut known.common), head.top);
+        if best != known.used {
+            known.used = best;
+            self.changed.push((key, best));
+        }
+    }
+
+    /// Copies this stack as a whole from now on.
+    fn distrust(&mut self, key: StackKey) {
+        let Some(known) = self.stacks.get_mut(&key) else { return };
+        known.is_distrusted = true;
+        known.common = Vec::new();
+        if known.used.take().is_some() {
+            self.changed.push((key, None));
+        }
+    }
+
+    /// What changed since the last call.
+    pub fn take_changed(&mut self) -> Changes {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// Drops the stacks of processes that have ended.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        let gone = self.stacks.extract_if(|key, _| ended.contains(&key.space));
+        self.changed.extend(gone.filter(|(_, stack)| stack.used.is_some()).map(|(key, _)| (key, None)));
+    }
+
+    /// A full table is cleared and filled again.
+    fn forget_all(&mut self) {
+        let gone = self.stacks.drain();
+        self.changed.extend(gone.filter(|(_, stack)| stack.used.is_some()).map(|(key, _)| (key, None)));
+    }
+}
+
+impl Stack {
+    /// Keeps what this round's stacks have in common with another one.
+    fn compare(&mut self, words: Vec<Word>) {
+        if self.seen == 1 {
+            self.common = words;
+            return;
+        }
+        let same = self.common.iter().zip(&words).take_while(|(one, other)| one == other).count();
+        self.common.truncate(same);
+    }
+}
+
+/// What a walk has read, downwards.
+fn words(sp: u64, stack: &RawStack, reads: &Reads) -> Vec<Word> {
+    let frames: HashSet<u64> = stack.frames.iter().map(|frame| frame.address).collect();
+    let read = reads.offsets.iter().zip(&reads.values).map(|(offset, value)| Word {
+        address: sp + u64::from(*offset),
+        return_address: if frames.contains(&value.wrapping_sub(1)) { *value } else { 0 },
+    });
+    let mut words: Vec<Word> = read.collect();
+    words.sort_unstable_by_key(|word| std::cmp::Reverse(word.address));
+    words.dedup();
+    words
+}
+
+/// What is to be copied of the outer frames that read these words, downwards from `top`. `None` if that would spare little.
+///
+/// The outermost frames with which half as much is left out as with any: the further in, the sooner they are others.
+fn outer_frames(words: &[Word], top: u64) -> Option<OuterFrames> {
+    let begins = (1..words.len()).filter(|at| words[*at].return_address != 0);
+    let known: Vec<(OuterFrames, u64)> = begins.filter_map(|at| above(&words[..at], words[at], top)).collect();
+    let most = known.iter().map(|(_, left_out)| *left_out).max()?;
+    let found = known.into_iter().find(|(_, left_out)| *left_out >= most / 2)?;
+    (found.1 >= LEAST_LEFT_OUT).then_some(found.0)
+}
+
+/// The pieces with `words`, which lie above the return address `slot`, and how many bytes are between them. `None` if there are too
+/// many.
+fn above(words: &[Word], slot: Word, top: u64) -> Option<(OuterFrames, u64)> {
+    let mut pieces = [StackPiece::default(); OUTER_PIECES];
+    let mut used = 0;
+    for Word { address, .. } in words.iter().rev() {
+        let last = pieces[..used].last_mut().filter(|last| {
+            *address < last.start + last.bytes + LEAST_GAP && *address + WORD - last.start <= OUTER_PIECE_BYTES as u64
+        });
+        if let Some(last) = last {
+            last.bytes = last.bytes.max(*address + WORD - last.start);
+        } else {
+            *pieces.get_mut(used)? = StackPiece { start: *address, bytes: WORD };
+            used += 1;
+        }
+    }
+    let copied: u64 = pieces.iter().map(|piece| piece.bytes).sum();
+    let left_out = top.checked_sub(slot.address + WORD)?.saturating_sub(copied);
+    Some((OuterFrames { slot: slot.address, return_address: slot.return_address, pieces }, left_out))
+}
+
+#[cfg(test)]
+#[path = "outer_stacks_tests.rs"]
+mod tests;
