@@ -39,7 +39,8 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         StackRecord: 152 { sample: 0, time_ns: 8, space: 16, registers: 32, in_flight: 64, copied_bytes: 128, ends_at: 132, missing_pages: 136, pieces: 140, top: 144 }
         StackPiece: 16 { start: 0, bytes: 8 }
         StackKey: 24 { space: 0, top: 16 }
-        OuterFrames: 144 { slot: 0, return_address: 8, pieces: 16 }
+        OuterFrames: 160 { slots: 0, pieces: 32 }
+        StackSlot: 16 { address: 0, return_address: 8 }
         OuterCopy: 8320 { pieces: 0, bytes: 128 }
         PythonProcess: 112 { runtime: 0, code_tags: 8, interpreters_head: 16, interpreter_next: 20, threads_head: 24, lock: 28, running: 32, thread_next: 36, thread_interpreter: 40, thread_id: 44, thread_frame: 48, indirect_frame: 52, frame_bytes: 56, frame_code: 60, frame_previous: 64, frame_instruction: 68, instruction_is_index: 72, frame_owner: 76, frame_is_entry: 80, code_identity: 84, code_first_line: 88, code_bytes: 92, code_name: 96, code_file: 100, code_lines: 104, reserved: 108 }
         PythonFrame: 24 { code: 0, check: 8, instruction: 16, flags: 20 }

@@ -239,12 +239,21 @@ pub struct StackKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct OuterFrames {
-    /// Address of the return address that leads to the first of them.
-    pub slot: u64,
-    /// That return address. If another word is there, so are other frames.
-    pub return_address: u64,
-    /// Everything that is read above `slot`, by address; without bytes from the first one on that is not used.
+    /// Where the return address is that leads to the first of them, and the first one's own. If another word is in either place, so are
+    /// other frames.
+    pub slots: [StackSlot; 2],
+    /// Everything that is read above the first slot, by address; without bytes from the first one on that is not used.
     pub pieces: [StackPiece; OUTER_PIECES],
+}
+
+/// A return address on a stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct StackSlot {
+    /// Where it is.
+    pub address: u64,
+    /// The word there.
+    pub return_address: u64,
 }
 
 /// The copy of a stack's outer frames. What follows goes up to the return address that leads to them.

@@ -1,8 +1,8 @@
 //! Copies of stacks without most of their outer frames.
 //!
 //! Some programs have large variables in `main` or where their threads begin, and these frames are there all the time. Walks read a
-//! few words of them. The daemon notes which, and by which return address they are left ([`OuterFrames`]). As long as that is in
-//! its place, only these words are copied. If it is there by chance, among the variables of another frame, a walk misses
+//! few words of them. The daemon notes which, and which return addresses lead there ([`OuterFrames`]). As long as these are in
+//! their places, only these words are copied. If they are there by chance, among the variables of another frame, a walk misses
 //! words: it ends there, and says so.
 
 use core::ffi::c_void;
@@ -10,7 +10,7 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_discard, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
-    OUTER_PIECE_BYTES, OUTER_PIECES, OuterCopy, OuterFrames, StackKey, StackPiece, StackRecord, copy_end,
+    OUTER_PIECE_BYTES, OUTER_PIECES, OuterCopy, OuterFrames, StackKey, StackPiece, StackRecord, StackSlot, copy_end,
 };
 
 use crate::maps::OUTER_FRAMES;
@@ -30,9 +30,8 @@ pub fn copy(ring: Ring, source: &Source<'_>) -> bool {
     // SAFETY: the value is used in this run only. If another CPU replaces it meanwhile, it may be a mixture of both, but it consists
     // of integers, each of which is read once and checked.
     let Some(outer) = (unsafe { OUTER_FRAMES.get(key) }) else { return false };
-    let slot = outer.slot;
-    let inner = slot.wrapping_sub(source.registers.sp).wrapping_add(WORD);
-    if inner.wrapping_sub(WORD) > (64 << 10) - WORD || read_user::<u64>(slot) != Some(outer.return_address) {
+    let inner = outer.slots[0].address.wrapping_sub(source.registers.sp).wrapping_add(WORD);
+    if inner.wrapping_sub(WORD) > (64 << 10) - WORD || outer.slots.iter().any(|slot| !is_there(slot)) {
         return false;
     }
     if inner <= 4 << 10 {
@@ -42,6 +41,12 @@ pub fn copy(ring: Ring, source: &Source<'_>) -> bool {
         return copy_into::<{ 16 << 10 }>(ring, source, outer, inner);
     }
     copy_into::<{ 64 << 10 }>(ring, source, outer, inner)
+}
+
+/// Whether the return address is in its place.
+#[inline(always)]
+fn is_there(slot: &StackSlot) -> bool {
+    read_user::<u64>(slot.address) == Some(slot.return_address)
 }
 
 #[inline(always)]

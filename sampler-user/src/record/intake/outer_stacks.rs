@@ -2,9 +2,9 @@
 //! compiler's thread may begin with a frame of half a megabyte, and a program's `main` with one of ten kilobytes.
 //!
 //! What walks read of a number of stacks of one thread in a row is compared. From the top of the stack down to where they differ,
-//! these words are all that is copied from then on, in pieces, as long as the return address next to them is in its place. If a
-//! walk misses a word all the same, other frames were there and that return address by chance. Such a stack is truncated, and says
-//! so; that thread's stacks are copied as a whole from then on.
+//! these words are all that is copied from then on, in pieces, as long as the return addresses that lead there are in their places.
+//! If a walk misses a word all the same, other frames were there, and these return addresses by chance. Such a stack is truncated,
+//! and says so; that thread's stacks are copied as a whole from then on, and after some threads the whole process's.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use heapbpf_unwind::memory::Reads;
 use heapbpf_unwind::raw::{Completeness, RawStack};
 use sampler_ebpf::abi::{
     FEW_STACK_BYTES, OUTER_PIECE_BYTES, OUTER_PIECES, OUTER_STACKS, OuterFrames, ProcessKey, StackKey, StackPiece,
-    StackRecord,
+    StackRecord, StackSlot,
 };
 
 /// Number of stacks in a row that are compared.
@@ -24,6 +24,8 @@ const ROUND: u32 = 1024;
 const LEAST_GAP: u64 = 512;
 /// Fewest bytes that are to be left out of each copy.
 const LEAST_LEFT_OUT: u64 = 2 << 10;
+/// Number of its stacks that missed a word from which on a process is not trusted.
+const MOST_MISSES: u32 = 4;
 const WORD: u64 = 8;
 
 /// Changes for the kernel's map: what is copied of the outer frames from now on, `None` for everything.
@@ -33,6 +35,8 @@ pub type Changes = Vec<(StackKey, Option<OuterFrames>)>;
 #[derive(Default)]
 pub struct OuterStacks {
     stacks: HashMap<StackKey, Stack>,
+    /// Number of its stacks that missed a word, by process.
+    misses: HashMap<ProcessKey, u32>,
     changed: Changes,
 }
 
@@ -62,12 +66,16 @@ impl OuterStacks {
         if reads.left_out {
             self.distrust(key);
         }
+        if self.misses.get(&key.space).is_some_and(|misses| *misses >= MOST_MISSES) {
+            return;
+        }
         let is_long = head.top.saturating_sub(head.registers.sp) > FEW_STACK_BYTES + LEAST_LEFT_OUT;
         if !is_long || stack.completeness != Completeness::Complete {
             return;
         }
         if self.stacks.len() >= OUTER_STACKS && !self.stacks.contains_key(&key) {
-            self.forget_all();
+            // A full table is cleared and filled again.
+            self.drop_stacks(|_| true);
         }
         let known = self.stacks.entry(key).or_default();
         if known.is_distrusted {
@@ -93,10 +101,17 @@ impl OuterStacks {
     /// Copies this stack as a whole from now on.
     fn distrust(&mut self, key: StackKey) {
         let Some(known) = self.stacks.get_mut(&key) else { return };
-        known.is_distrusted = true;
+        if std::mem::replace(&mut known.is_distrusted, true) {
+            return;
+        }
         known.common = Vec::new();
         if known.used.take().is_some() {
             self.changed.push((key, None));
+        }
+        let misses = self.misses.entry(key.space).or_default();
+        *misses += 1;
+        if *misses >= MOST_MISSES {
+            self.drop_stacks(|of| of.space == key.space);
         }
     }
 
@@ -105,15 +120,14 @@ impl OuterStacks {
         std::mem::take(&mut self.changed)
     }
 
-    /// Drops the stacks of processes that have ended.
+    /// Drops what is known of processes that have ended.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
-        let gone = self.stacks.extract_if(|key, _| ended.contains(&key.space));
-        self.changed.extend(gone.filter(|(_, stack)| stack.used.is_some()).map(|(key, _)| (key, None)));
+        self.misses.retain(|process, _| !ended.contains(process));
+        self.drop_stacks(|of| ended.contains(&of.space));
     }
 
-    /// A full table is cleared and filled again.
-    fn forget_all(&mut self) {
-        let gone = self.stacks.drain();
+    fn drop_stacks(&mut self, which: impl Fn(&StackKey) -> bool) {
+        let gone = self.stacks.extract_if(|key, _| which(key));
         self.changed.extend(gone.filter(|(_, stack)| stack.used.is_some()).map(|(key, _)| (key, None)));
     }
 }
@@ -170,9 +184,12 @@ fn above(words: &[Word], slot: Word, top: u64) -> Option<(OuterFrames, u64)> {
             used += 1;
         }
     }
+    // Two frames that the same function calls have their return addresses in the same place: most others are told apart by that.
+    let own = words.iter().rev().find(|word| word.return_address != 0)?;
     let copied: u64 = pieces.iter().map(|piece| piece.bytes).sum();
     let left_out = top.checked_sub(slot.address + WORD)?.saturating_sub(copied);
-    Some((OuterFrames { slot: slot.address, return_address: slot.return_address, pieces }, left_out))
+    let slots = [slot, *own].map(|Word { address, return_address }| StackSlot { address, return_address });
+    Some((OuterFrames { slots, pieces }, left_out))
 }
 
 #[cfg(test)]

@@ -25,8 +25,14 @@ fn slots(inner: u64) -> (Vec<u64>, u64) {
 fn note(stacks: &mut OuterStacks, inner: u64, left_out: bool, of: impl Fn(u64) -> u64) {
     // Whether the return address that is looked for is in its place.
     let used = stacks.stacks.get(&key()).and_then(|known| known.used);
-    let pieces = used
-        .map_or(0, |outer| u32::from(slots(inner).0.contains(&outer.slot) && of(outer.slot) == outer.return_address));
+    let pieces = used.map_or(0, |outer| {
+        u32::from(
+            outer
+                .slots
+                .iter()
+                .all(|slot| slots(inner).0.contains(&slot.address) && of(slot.address) == slot.return_address),
+        )
+    });
     let (slots, sp) = slots(inner);
     let head = StackRecord {
         space: key().space,
@@ -67,8 +73,8 @@ fn changes(stacks: &mut OuterStacks) -> Vec<Option<OuterFrames>> {
 
 /// Asserts that everything above the slot is left out, but for the words there.
 fn assert_leaves_out_the_large_frame(outer: &OuterFrames) {
-    assert_eq!(outer.slot, LARGE - LARGE_BYTES - 64, "the outermost return address below");
-    assert_eq!(outer.return_address, plain(outer.slot));
+    let slots = [LARGE - LARGE_BYTES - 64, LARGE];
+    assert_eq!(outer.slots, slots.map(|address| StackSlot { address, return_address: plain(address) }), "next to it");
     let [piece, rest @ ..] = outer.pieces;
     assert_eq!((piece.start, piece.start + piece.bytes), (LARGE, TOP - 64 + 8));
     assert!(rest.iter().all(|piece| piece.bytes == 0));
@@ -124,6 +130,28 @@ fn a_stack_that_misses_a_word_is_the_last_one() {
 }
 
 #[test]
+fn a_process_with_several_such_stacks_is_not_trusted() {
+    let mut stacks = OuterStacks::default();
+    let stack = RawStack { frames: [].into(), unwinder: UnwinderKind::Dwarf, completeness: Completeness::Complete };
+    let missed = Reads { left_out: true, ..Reads::default() };
+    (0..COMPARED).for_each(|_| note(&mut stacks, 3, false, plain));
+    assert_eq!(changes(&mut stacks).len(), 1);
+    for thread in 1..=u64::from(MOST_MISSES) {
+        let head = StackRecord { space: key().space, top: thread << 20, ..StackRecord::default() };
+        assert_eq!(changes(&mut stacks), []);
+        // The same stack counts once.
+        for reads in [&Reads::default(), &missed, &missed] {
+            stacks.note(&head, &stack, reads);
+        }
+    }
+    assert_eq!(changes(&mut stacks), [None]);
+    (0..2 * ROUND).for_each(|_| note(&mut stacks, 3, false, plain));
+    assert!(changes(&mut stacks).is_empty() && stacks.stacks.is_empty());
+    stacks.forget(&HashSet::from([key().space]));
+    assert!(stacks.misses.is_empty());
+}
+
+#[test]
 fn pieces_are_neither_too_long_nor_too_many() {
     let words = |distances: &[u64]| -> Vec<Word> {
         let mut address = TOP;
@@ -146,7 +174,7 @@ fn pieces_are_neither_too_long_nor_too_many() {
     }
     // Of twenty frames of 4 KiB there can be eight pieces, which leave out nine frames. Five are half as much.
     let outer = outer_frames(&words(&[4096; 20]), TOP).unwrap();
-    assert_eq!(outer.slot, TOP - 4096 * 5);
+    assert_eq!(outer.slots[0].address, TOP - 4096 * 5);
     assert_eq!(outer_frames(&words(&[64; 20]), TOP), None);
     assert_eq!(outer_frames(&[], TOP), None);
 }

@@ -1,0 +1,88 @@
+//! Frames that are there all the time are copied in part, and stacks are whole all the same.
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::output::{Profile, Stack, Stats};
+use heapbpf_tests::program::program_with;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+
+/// Allocations of each site, half a millisecond apart.
+const ROUNDS: u64 = 600;
+
+/// Records every allocation of outer.c in this mode. Returns what the daemon said of outer frames, too.
+fn record(mode: &str, hook: &str) -> (Profile, Stats, Vec<String>) {
+    let program = program_with("outer", "outer", &["-fomit-frame-pointer"]);
+    let mut target = Target::start(&program, [mode, &ROUNDS.to_string()]);
+    let recording = Recorder::of(target.pid(), 1).option("--hook", hook).flag("-vvv").start();
+    let truth = target.run();
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
+    let said = outcome.stderr.lines().filter(|line| line.contains("of the outer frames of process"));
+    (profile, stats, said.map(str::to_owned).collect())
+}
+
+fn of_site<'a>(profile: &'a Profile, site: &'a str) -> impl Iterator<Item = &'a Stack> {
+    profile.stacks.iter().filter(move |stack| stack.site() == Some(site))
+}
+
+fn samples(of: impl Iterator<Item = impl std::borrow::Borrow<Stack>>) -> u64 {
+    of.map(|stack| stack.borrow().samples).sum()
+}
+
+/// The names on the stack, from the site on, as far as they are the program's.
+fn names(stack: &Stack) -> Vec<&str> {
+    stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()
+}
+
+/// A frame of 100 KB, and one of 60 KB around it, are left out of copies, and every stack is whole.
+#[test]
+fn large_frames_that_stay_are_left_out_and_stacks_are_whole() {
+    let Some(_turn) = turn("large_frames_that_stay_are_left_out_and_stacks_are_whole") else { return };
+    for hook in ["probe", "inline"] {
+        let (profile, _, said) = record("stay", hook);
+        assert!(said.iter().filter(|line| line.contains("Some(")).count() >= 2, "both threads': {said:?}");
+        for (site, outermost) in [("site_00", "main"), ("site_01", "thread_main")] {
+            assert_eq!(samples(of_site(&profile, site)), ROUNDS, "{hook}");
+            for stack in of_site(&profile, site) {
+                let names = names(stack);
+                let calls = names.iter().filter(|name| **name == "descend").count();
+                assert!(stack.complete && (1..=7).contains(&calls), "{hook}: {:?} {names:?}", stack.cut);
+                assert_eq!(names[0], site);
+                assert!(names[1..=calls].iter().all(|name| *name == "descend"), "{names:?}");
+                assert_eq!(names[calls + 1..calls + 3], ["in_large_frame", outermost], "{hook}");
+            }
+        }
+    }
+}
+
+/// Where the return addresses that are looked for are there by chance, a few stacks end early, and say why. They count all the same,
+/// and the others are whole.
+#[test]
+fn other_frames_are_noticed() {
+    let Some(_turn) = turn("other_frames_are_noticed") else { return };
+    for hook in ["probe", "inline"] {
+        let (profile, _, said) = record("change", hook);
+        assert!(said.iter().any(|line| line.contains("Some(")), "{hook}: {said:?}");
+        let wholes = |site, wanted: &[&str]| {
+            let whole = of_site(&profile, site).filter(|stack| stack.complete);
+            samples(whole.inspect(|stack| assert_eq!(names(stack)[..wanted.len()], *wanted, "{hook}")))
+        };
+        // 1.5 of three times as many calls are of either.
+        let calls = ROUNDS * 3 / 2;
+        assert_eq!(wholes("site_02", &["site_02", "leaves", "act", "main"]), calls, "{hook}");
+        let whole = wholes("site_03", &["site_03", "covers", "through", "act", "main"]);
+        let cut: Vec<&Stack> = of_site(&profile, "site_03").filter(|stack| !stack.complete).collect();
+        println!("{hook}: {whole} of {calls} are whole");
+        // Until the daemon has noticed; it takes samples in every few milliseconds, on a busy machine every few hundred.
+        assert!(whole > calls / 2, "{hook}: {whole} of {calls} are whole");
+        assert!(whole < calls, "{hook}: the return addresses were not there by chance, so this has tested nothing");
+        for stack in &cut {
+            assert_eq!(stack.cut.as_deref(), Some("outer frames were left out of the stack's copy"), "{hook}");
+            assert_eq!(names(stack)[..2], ["site_03", "covers"], "{hook}: what there is of it is right");
+        }
+        assert_eq!(whole + samples(cut.into_iter()), calls, "{hook}");
+    }
+}
