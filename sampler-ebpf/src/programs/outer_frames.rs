@@ -8,7 +8,7 @@
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use aya_ebpf::helpers::generated::{bpf_probe_read_user, bpf_ringbuf_discard, bpf_ringbuf_submit};
+use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user, bpf_ringbuf_discard, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
     OUTER_PIECE_BYTES, OUTER_PIECES, OuterCopy, OuterFrames, StackKey, StackPiece, StackRecord, StackSlot, copy_end,
 };
@@ -18,13 +18,16 @@ use crate::memory::read_user;
 use crate::output;
 use crate::ring_array::Ring;
 use crate::stack_record::{HEADER, Source, unknown};
+use crate::steps::{GO_ON, STOP};
 
 /// Bytes before the inner frames.
 const OUTER: u64 = HEADER + size_of::<OuterCopy>() as u64;
 const WORD: u64 = 8;
 
 /// Copies the stack without what is not read of its outer frames. Returns whether it could: they are known, and they are there.
-#[inline(always)]
+///
+/// A function of its own: when it returns, the verifier has one state to go on with, whatever it has been through.
+#[inline(never)]
 pub fn copy(ring: Ring, source: &Source<'_>) -> bool {
     let key = StackKey { space: source.state.space, top: source.top };
     // SAFETY: the value is used in this run only. If another CPU replaces it meanwhile, it may be a mixture of both, but it consists
@@ -34,11 +37,8 @@ pub fn copy(ring: Ring, source: &Source<'_>) -> bool {
     if inner.wrapping_sub(WORD) > (64 << 10) - WORD || outer.slots.iter().any(|slot| !is_there(slot)) {
         return false;
     }
-    if inner <= 4 << 10 {
-        return copy_into::<{ 4 << 10 }>(ring, source, outer, inner);
-    }
-    if inner <= 16 << 10 {
-        return copy_into::<{ 16 << 10 }>(ring, source, outer, inner);
+    if inner <= 8 << 10 {
+        return copy_into::<{ 8 << 10 }>(ring, source, outer, inner);
     }
     copy_into::<{ 64 << 10 }>(ring, source, outer, inner)
 }
@@ -66,19 +66,10 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, outer: &OuterFra
     let status = unsafe {
         bpf_probe_read_user(record.cast::<u8>().add(OUTER as usize).cast(), bytes as u32, sp as *const c_void)
     };
-    let mut pieces = 0;
-    let mut is_whole = status == 0;
-    for index in 0..OUTER_PIECES {
-        // SAFETY: the pointer is to a value of the map, and the index is within bounds.
-        let StackPiece { start, bytes } = unsafe { (&raw const outer.pieces[index]).read_volatile() };
-        if bytes == 0 {
-            break;
-        }
-        // SAFETY: the reservation begins with the header and the outer copy.
-        is_whole &= unsafe { copy_piece(record, index, start, bytes) };
-        pieces = index as u32 + 1;
-    }
-    if !is_whole {
+    let mut pieces = Pieces { record, outer, copied: 0, missing: 0 };
+    // SAFETY: the function has the type that the helper calls, and gets this context, which outlives the call.
+    unsafe { bpf_loop(OUTER_PIECES as u32, copy_piece as *mut c_void, (&raw mut pieces).cast(), 0) };
+    if status != 0 || pieces.missing != 0 {
         // A page is not in memory.
         // SAFETY: the record is a reservation, and is not used afterwards.
         unsafe { bpf_ringbuf_discard(record.cast(), u64::from(BPF_RB_NO_WAKEUP)) };
@@ -89,26 +80,55 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, outer: &OuterFra
     unsafe {
         (*record).ends_at = copy_end::TOP;
         (*record).copied_bytes = bytes as u32;
-        (*record).pieces = pieces;
+        (*record).pieces = pieces.copied;
         bpf_ringbuf_submit(record.cast(), flags);
     }
     true
 }
 
-/// Copies one piece; `false` if it is not in memory.
+/// A copy piece by piece under way.
+struct Pieces<'a> {
+    record: *mut StackRecord,
+    outer: &'a OuterFrames,
+    /// Pieces that were copied.
+    copied: u32,
+    /// Pieces that were not in memory.
+    missing: u32,
+}
+
+/// Copies the piece with this index, if there is one. The verifier looks at this once, and not once for each piece.
 ///
 /// # Safety
-/// `record` points to room for a header and an [`OuterCopy`], and `index` is less than [`OUTER_PIECES`].
-#[inline(always)]
-unsafe fn copy_piece(record: *mut StackRecord, index: usize, start: u64, bytes: u64) -> bool {
+/// `context` points to [`Pieces`], whose record has room for a header and an [`OuterCopy`].
+unsafe extern "C" fn copy_piece(index: u64, context: *mut c_void) -> i64 {
+    // SAFETY: `copy_into` passes `Pieces`, which outlive the loop.
+    let pieces = unsafe { &mut *context.cast::<Pieces<'_>>() };
+    let index = unknown(index);
+    if index >= OUTER_PIECES as u64 {
+        return STOP;
+    }
+    // SAFETY: the pointer is to a value of the map, and the index is within bounds.
+    let StackPiece { start, bytes } =
+        unsafe { (&raw const pieces.outer.pieces).cast::<StackPiece>().add(index as usize).read_volatile() };
     let mut bytes = unknown(bytes);
+    if bytes == 0 {
+        return STOP;
+    }
     if bytes > OUTER_PIECE_BYTES as u64 {
         bytes = OUTER_PIECE_BYTES as u64;
     }
-    // SAFETY: the caller's promise; `bytes` is at most what the piece has room for. The helper checks `start` itself.
-    unsafe {
-        let copy = record.cast::<u8>().add(HEADER as usize).cast::<OuterCopy>();
-        (*copy).pieces[index] = StackPiece { start, bytes };
-        bpf_probe_read_user((&raw mut (*copy).bytes[index]).cast(), bytes as u32, start as *const c_void) == 0
+    // SAFETY: the index is within bounds, and `bytes` is at most what the piece has room for. The helper checks `start` itself.
+    let status = unsafe {
+        let copy = pieces.record.cast::<u8>().add(HEADER as usize).cast::<OuterCopy>();
+        let place = (&raw mut (*copy).pieces).cast::<StackPiece>().add(index as usize);
+        place.write(StackPiece { start, bytes });
+        let to = (&raw mut (*copy).bytes).cast::<u8>().add(index as usize * OUTER_PIECE_BYTES);
+        bpf_probe_read_user(to.cast(), bytes as u32, start as *const c_void)
+    };
+    if status != 0 {
+        pieces.missing = 1;
+        return STOP;
     }
+    pieces.copied += 1;
+    GO_ON
 }

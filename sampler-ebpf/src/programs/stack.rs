@@ -77,7 +77,8 @@ fn distance_to_top(sp: u64) -> Option<u64> {
     (distance <= LARGEST_STACK_BYTES).then_some(distance)
 }
 
-#[inline(always)]
+/// By a function of its own, for its stack.
+#[inline(never)]
 fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     let Some(ring) = maps::stacks() else { return Taken::without(stack_kind::LOST_NO_ROOM) };
     let most = config!(stack_bytes);
