@@ -205,7 +205,7 @@ pub struct StackRecord {
     pub missing_pages: u32,
     /// Number of pieces of [`OuterCopy`]; 0 for a copy in one piece.
     pub pieces: u32,
-    /// The top of the stack, if that is known, else 0.
+    /// The top of the stack, if the copy [ends there](copy_end::TOP).
     pub top: u64,
 }
 

@@ -10,9 +10,11 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user, bpf_ringbuf_discard, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
-    OUTER_PIECE_BYTES, OUTER_PIECES, OuterCopy, OuterFrames, StackKey, StackPiece, StackRecord, StackSlot, copy_end,
+    FEW_STACK_BYTES, OUTER_PIECE_BYTES, OUTER_PIECES, OuterCopy, OuterFrames, StackKey, StackPiece, StackRecord,
+    StackSlot, copy_end,
 };
 
+use crate::config::config;
 use crate::maps::OUTER_FRAMES;
 use crate::memory::read_user;
 use crate::output;
@@ -24,12 +26,17 @@ use crate::steps::{GO_ON, STOP};
 const OUTER: u64 = HEADER + size_of::<OuterCopy>() as u64;
 const WORD: u64 = 8;
 
-/// Copies the stack without what is not read of its outer frames. Returns whether it could: they are known, and they are there.
+/// Copies the stack, whose top is at this distance from the stack pointer, without what is not read of its outer frames. Returns
+/// whether it could: they are known, and they are there. (A distance that is not known is larger than all others.)
 ///
 /// A function of its own: when it returns, the verifier has one state to go on with, whatever it has been through.
 #[inline(never)]
-pub fn copy(ring: Ring, source: &Source<'_>) -> bool {
-    let key = StackKey { space: source.state.space, top: source.top };
+pub fn copy(ring: Ring, source: &Source<'_>, distance: u64) -> bool {
+    if distance <= FEW_STACK_BYTES || distance > config!(stack_bytes) {
+        return false;
+    }
+    let top = source.registers.sp + distance;
+    let key = StackKey { space: source.state.space, top };
     // SAFETY: the value is used in this run only. If another CPU replaces it meanwhile, it may be a mixture of both, but it consists
     // of integers, each of which is read once and checked.
     let Some(outer) = (unsafe { OUTER_FRAMES.get(key) }) else { return false };
@@ -38,9 +45,9 @@ pub fn copy(ring: Ring, source: &Source<'_>) -> bool {
         return false;
     }
     if inner <= 8 << 10 {
-        return copy_into::<{ 8 << 10 }>(ring, source, outer, inner);
+        return copy_into::<{ 8 << 10 }>(ring, source, outer, (inner, top));
     }
-    copy_into::<{ 64 << 10 }>(ring, source, outer, inner)
+    copy_into::<{ 64 << 10 }>(ring, source, outer, (inner, top))
 }
 
 /// Whether the return address is in its place.
@@ -50,7 +57,7 @@ fn is_there(slot: &StackSlot) -> bool {
 }
 
 #[inline(always)]
-fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, outer: &OuterFrames, inner: u64) -> bool {
+fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, outer: &OuterFrames, (inner, top): (u64, u64)) -> bool {
     let record = ring.reserve(OUTER + CLASS).cast::<StackRecord>();
     if record.is_null() {
         return false;
@@ -79,6 +86,7 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, outer: &OuterFra
     // SAFETY: the reservation begins with the header, and is submitted here and nowhere else.
     unsafe {
         (*record).ends_at = copy_end::TOP;
+        (*record).top = top;
         (*record).copied_bytes = bytes as u32;
         (*record).pieces = pieces.copied;
         bpf_ringbuf_submit(record.cast(), flags);

@@ -10,8 +10,8 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::BPF_F_USER_STACK;
 use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_loop, bpf_probe_read_user, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
-    FEW_STACK_BYTES, FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE,
-    StackRecord, copy_end, stack_kind,
+    FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end,
+    stack_kind,
 };
 
 use crate::config::config;
@@ -77,17 +77,13 @@ fn distance_to_top(sp: u64) -> Option<u64> {
     (distance <= LARGEST_STACK_BYTES).then_some(distance)
 }
 
-/// By a function of its own, for its stack.
-#[inline(never)]
+#[inline(always)]
 fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     let Some(ring) = maps::stacks() else { return Taken::without(stack_kind::LOST_NO_ROOM) };
     let most = config!(stack_bytes);
+    let source = Source { registers, state, sample, time_ns };
     let distance = distance_to_top(registers.sp);
-    let top = distance.map_or(0, |distance| registers.sp + distance);
-    let source = Source { registers, state, sample, time_ns, top };
-    if distance.is_some_and(|distance| distance > FEW_STACK_BYTES && distance <= most)
-        && outer_frames::copy(ring, &source)
-    {
+    if outer_frames::copy(ring, &source, distance.unwrap_or(u64::MAX)) {
         return Taken::COPY;
     }
     let (mut wanted, mut ends_at) = match distance {
@@ -182,6 +178,7 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, end
     unsafe {
         source.begin(record);
         (*record).ends_at = ends_at;
+        (*record).top = source.registers.sp.wrapping_add(wanted);
     }
     let sp = source.registers.sp;
     let mut bytes = unknown(wanted);

@@ -31,8 +31,6 @@ pub struct Source<'a> {
     pub state: &'a ThreadState,
     pub sample: u64,
     pub time_ns: u64,
-    /// The top of the stack, or 0.
-    pub top: u64,
 }
 
 impl Source<'_> {
@@ -42,23 +40,22 @@ impl Source<'_> {
     /// `record` points to room for a header.
     #[inline(always)]
     pub unsafe fn begin(&self, record: *mut StackRecord) {
-        begin(record, self);
+        begin(record, self.registers, self.state, self.sample, self.time_ns);
     }
 }
 
 #[inline(never)]
-fn begin(record: *mut StackRecord, source: &Source<'_>) {
+fn begin(record: *mut StackRecord, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) {
     // SAFETY: the caller has reserved room for the header.
     unsafe {
-        (*record).sample = source.sample;
-        (*record).time_ns = source.time_ns;
-        (*record).space = source.state.space;
-        (*record).registers = *source.registers;
+        (*record).sample = sample;
+        (*record).time_ns = time_ns;
+        (*record).space = state.space;
+        (*record).registers = *registers;
         (*record).copied_bytes = 0;
         (*record).missing_pages = 0;
         (*record).pieces = 0;
-        (*record).top = source.top;
-        source.state.write_in_flight_calls((&raw mut (*record).in_flight).cast());
+        state.write_in_flight_calls((&raw mut (*record).in_flight).cast());
     }
 }
 

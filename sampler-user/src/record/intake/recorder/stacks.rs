@@ -64,7 +64,7 @@ impl Recorder {
             let is_cut = stack.completeness == Completeness::Truncated(Reason::StackCopyTooSmall);
             self.stack_limits.note(head.space, u64::from(head.copied_bytes), is_cut);
         }
-        if head.top != 0 {
+        if head.ends_at == copy_end::TOP {
             self.outer_stacks.note(&head, &stack, self.unwinder.reads());
         }
         if let Some(merged) = self.pythons.merged(&head, &stack, &|module| modules.is_anonymous(module)) {
