@@ -14,6 +14,7 @@ use super::counters::DaemonCounters;
 use super::java::Javas;
 use super::join::{Join, Joined, MOST_WAITING};
 use super::outer_stacks::OuterStacks;
+use super::process_event::ProcessEvent;
 use super::python::Pythons;
 use super::stack_limits::StackLimits;
 use crate::clock::monotonic_ns;
@@ -39,39 +40,6 @@ const MOST_THREAD_NAMES: usize = 1 << 16;
 
 /// Number of records for which memory is kept when idle.
 const ROOM_FOR_RECORDS: usize = 1024;
-
-/// An event in the life of a process, for the session to act on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProcessEvent {
-    /// A target forked.
-    Forked {
-        /// The parent.
-        parent: ProcessKey,
-        /// The child.
-        child: ProcessKey,
-        /// CLOCK_MONOTONIC.
-        time_ns: u64,
-    },
-    /// A process replaced its program.
-    Replaced {
-        /// The incarnation that ended.
-        ended: ProcessKey,
-        /// CLOCK_MONOTONIC.
-        time_ns: u64,
-    },
-    /// A process ended.
-    Ended {
-        /// The process incarnation that ended.
-        process: ProcessKey,
-        /// CLOCK_MONOTONIC.
-        time_ns: u64,
-    },
-    /// An exec dropped what was noted of a process, which may have been noted of its new program.
-    Reset {
-        /// Process id.
-        pid: u32,
-    },
-}
 
 /// Source of stacks that the kernel walked by frame pointers.
 pub trait KernelStacks {

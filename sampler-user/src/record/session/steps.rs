@@ -9,7 +9,7 @@ use crate::clock::monotonic_ns;
 use crate::heap::live::UntrackedBlock;
 use crate::record::attaching::follow::Child;
 use crate::record::intake::lives::End;
-use crate::record::intake::recorder::ProcessEvent;
+use crate::record::intake::process_event::ProcessEvent;
 use crate::record::profiles::capture::jit_code_of;
 use crate::record::profiles::describe::Looked;
 
