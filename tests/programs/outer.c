@@ -53,7 +53,7 @@ NOINLINE static void *leaves(void) {
 NOINLINE static void *covers(void) {
   char room[64000];
   char *there = room;
-  /* It reaches from there to where `leaves` has its return address, 2 KB further up. */
+  /* All but the upper 7 KB, in which `leaves` has its return address: a page that was never touched cannot be copied. */
   memset(there, 1, 57000);
   KEEP(there);
   void *p = site_03(100);

@@ -2,7 +2,7 @@
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::output::{Profile, Stack, Stats};
+use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
@@ -11,7 +11,7 @@ use heapbpf_tests::target::Target;
 const ROUNDS: u64 = 600;
 
 /// Records every allocation of outer.c in this mode. Returns what the daemon said of outer frames, too.
-fn record(mode: &str, hook: &str) -> (Profile, Stats, Vec<String>) {
+fn record(mode: &str, hook: &str) -> (Profile, Vec<String>) {
     let program = program_with("outer", "outer", &["-fomit-frame-pointer"]);
     let mut target = Target::start(&program, [mode, &ROUNDS.to_string()]);
     let recording = Recorder::of(target.pid(), 1).option("--hook", hook).flag("-vvv").start();
@@ -21,18 +21,18 @@ fn record(mode: &str, hook: &str) -> (Profile, Stats, Vec<String>) {
     checks::sites(&profile, &truth, 1, Compare::All);
     assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
     let said = outcome.stderr.lines().filter(|line| line.contains("of the outer frames of process"));
-    (profile, stats, said.map(str::to_owned).collect())
+    (profile, said.map(str::to_owned).collect())
 }
 
 fn of_site<'a>(profile: &'a Profile, site: &'a str) -> impl Iterator<Item = &'a Stack> {
     profile.stacks.iter().filter(move |stack| stack.site() == Some(site))
 }
 
-fn samples(of: impl Iterator<Item = impl std::borrow::Borrow<Stack>>) -> u64 {
-    of.map(|stack| stack.borrow().samples).sum()
+fn samples<'a>(of: impl Iterator<Item = &'a Stack>) -> u64 {
+    of.map(|stack| stack.samples).sum()
 }
 
-/// The names on the stack, from the site on, as far as they are the program's.
+/// The names on the stack, from the site on.
 fn names(stack: &Stack) -> Vec<&str> {
     stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()
 }
@@ -42,7 +42,7 @@ fn names(stack: &Stack) -> Vec<&str> {
 fn large_frames_that_stay_are_left_out_and_stacks_are_whole() {
     let Some(_turn) = turn("large_frames_that_stay_are_left_out_and_stacks_are_whole") else { return };
     for hook in ["probe", "inline"] {
-        let (profile, _, said) = record("stay", hook);
+        let (profile, said) = record("stay", hook);
         assert!(said.iter().filter(|line| line.contains("Some(")).count() >= 2, "both threads': {said:?}");
         for (site, outermost) in [("site_00", "main"), ("site_01", "thread_main")] {
             assert_eq!(samples(of_site(&profile, site)), ROUNDS, "{hook}");
@@ -64,7 +64,7 @@ fn large_frames_that_stay_are_left_out_and_stacks_are_whole() {
 fn other_frames_are_noticed() {
     let Some(_turn) = turn("other_frames_are_noticed") else { return };
     for hook in ["probe", "inline"] {
-        let (profile, _, said) = record("change", hook);
+        let (profile, said) = record("change", hook);
         assert!(said.iter().any(|line| line.contains("Some(")), "{hook}: {said:?}");
         let wholes = |site, wanted: &[&str]| {
             let whole = of_site(&profile, site).filter(|stack| stack.complete);

@@ -102,7 +102,7 @@ fn a_large_outer_frame_is_left_out_once_it_was_there_a_number_of_times() {
 fn frames_that_change_are_copied() {
     let mut stacks = OuterStacks::default();
     for round in 0..u64::from(COMPARED) {
-        // The same slots, but it is another function that has called below the large frame, and another caller at one place above.
+        // The same slots, but it is another function that has called below the large frame.
         let of = |slot: u64| if slot < LARGE && round % 9 == 0 { plain(slot) + 1 } else { plain(slot) };
         note(&mut stacks, 8, false, of);
     }
