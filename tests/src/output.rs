@@ -64,6 +64,8 @@ pub struct Missing {
 pub struct Slack {
     /// Their number, at most.
     pub samples: u64,
+    /// Bytes that their calls asked for, at most.
+    pub sampled_bytes: u64,
 }
 
 /// A process.

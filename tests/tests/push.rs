@@ -187,7 +187,10 @@ fn receivers_that_were_away_get_everything_in_order() {
     assert_eq!(pushed(&last, "rejected_total"), [0.0; 5]);
     let (profile, _) = recording.stop().results();
     let all = profile.totals.alloc_bytes.value();
-    assert_eq!(Some(all), profile.totals.alloc_bytes.exact, "R is 1");
+    // R is 1. A target that runs is counted a little after the profile's moment, which the profile tells.
+    let later: u64 = profile.processes.iter().map(|process| process.slack.sampled_bytes).sum();
+    let counted_later = profile.totals.alloc_bytes.exact.expect("counted") - all;
+    assert!((0.0..=later as f64).contains(&counted_later), "{counted_later} of {all}, {later} told");
 
     let parts: Vec<Part> = grpc.taken().iter().map(of_otlp).collect();
     whole("gRPC", &parts, all);
