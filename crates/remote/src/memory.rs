@@ -18,6 +18,16 @@ impl Memory {
         File::open(format!("/proc/{pid}/mem")).map(Self)
     }
 
+    /// The same, to be written as well.
+    pub(crate) fn open_to_write(pid: i32) -> io::Result<Self> {
+        File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map(Self)
+    }
+
+    /// Writes memory of the program, and of no other.
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(bytes, address)
+    }
+
     /// Whether the process still runs the program. A read finds no address space once the last thread has left it (`mem_rw`); else it
     /// finds nothing at this address.
     pub(crate) fn is_there(&self) -> bool {

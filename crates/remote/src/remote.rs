@@ -85,9 +85,9 @@ pub(crate) struct Remote {
     pid: i32,
     tid: i32,
     memory: Arc<Memory>,
-    /// Writes memory of a thread. The first one's id becomes a new program's if another one, which runs meanwhile, execs: there the
-    /// slower way is taken.
-    write: fn(i32, u64, &[u8]) -> io::Result<()>,
+    /// What is written to, if not the memory of whoever has the thread's id. The first one's id becomes a new program's if another one,
+    /// which runs meanwhile, execs.
+    written: Option<Memory>,
     gadgets: Gadgets,
     frame: Frame,
     /// What was where the frame is.
@@ -101,6 +101,11 @@ pub(crate) struct Remote {
     stage: Stage,
     /// When to give up waiting for the thread.
     deadline: Option<Instant>,
+}
+
+/// Writes `memory`, or that of the thread.
+fn write(memory: Option<&Memory>, tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    memory.map_or_else(|| sys::write_memory(tid, address, bytes), |memory| memory.write(address, bytes))
 }
 
 /// On which stacks threads may be that are put under a frame.
@@ -245,8 +250,10 @@ impl Remote {
         }
         let filters = Self::suspend_filters(stop, &gadgets, tid)?;
         let is_id_its_own = tid != stop.pid || stacks == Stacks::Any || target.has_one_thread();
-        let write = if is_id_its_own { sys::write_memory } else { sys::poke_all };
-        if write(tid, frame.address, &frame.bytes).is_err() {
+        let written = if is_id_its_own { None } else { Some(Memory::open_to_write(stop.pid)) };
+        let Ok(written) = written.transpose() else { return Ok(None) };
+        // As long as it is stopped, nobody has done an exec: this is the memory that it has.
+        if sys::registers(tid).is_err() || write(written.as_ref(), tid, frame.address, &frame.bytes).is_err() {
             return Ok(None);
         }
         // First the registers, then the mask: under the frame the thread gets its mask back by itself.
@@ -258,7 +265,7 @@ impl Remote {
             pid: stop.pid,
             tid,
             memory: Arc::clone(&target.memory),
-            write,
+            written,
             gadgets,
             frame,
             below,
@@ -300,9 +307,9 @@ impl Remote {
         Ok(())
     }
 
-    /// Writes memory of the process, at least eight bytes.
+    /// Writes memory of the process.
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
-        (self.write)(self.tid, address, bytes)
+        write(self.written.as_ref(), self.tid, address, bytes)
     }
 
     /// Writes a string of at most 255 bytes where the thread's calls can read it.

@@ -163,19 +163,6 @@ pub(crate) fn poke(tid: i32, address: u64, bytes: [u8; 8]) -> io::Result<()> {
         .map(drop)
 }
 
-/// Writes memory of a stopped thread, at least eight bytes, word by word. It is the one that is traced, or there is an error.
-pub(crate) fn poke_all(tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
-    let mut at = 0;
-    while at < bytes.len() {
-        // What is left may be less: then the last eight bytes.
-        at = at.min(bytes.len().saturating_sub(8));
-        let word = bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
-        poke(tid, address + at as u64, word.ok_or(io::ErrorKind::InvalidInput)?)?;
-        at += 8;
-    }
-    Ok(())
-}
-
 /// What a traced thread did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
