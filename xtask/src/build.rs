@@ -87,6 +87,14 @@ pub fn build_ablation(context: &Context, stage: &str) -> anyhow::Result<PathBuf>
     Ok(copy)
 }
 
+/// Builds a daemon whose programs end after `stage`, beside the usual one, which has to be built again.
+pub fn build_ablated(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
+    build_ablation(context, stage)?;
+    let copy = context.target().join("bench").join(format!("heapbpf-{stage}"));
+    fs::copy(build_daemon(context)?, &copy).with_context(|| format!("cannot write {}", copy.display()))?;
+    Ok(copy)
+}
+
 fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
     let mut command = context.cargo("build");
     command

@@ -9,6 +9,7 @@ use core::ffi::c_void;
 use sampler_ebpf::abi::inline::{NUMBER_BITS, UPPER_HALF, flag};
 use sampler_ebpf::trials;
 
+use crate::ablation;
 use crate::allocation;
 use crate::arch::{self, register};
 use crate::config::config;
@@ -46,6 +47,9 @@ fn flags(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/inline_result")]
 pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
+    if const { ablation::ends_after("inline-site") } {
+        return 0;
+    }
     use_kernel_stack(ctx);
     let sampled = flags(ctx) & flag::SAMPLED != 0;
     let lose = move || lose(sampled, register(ctx, RSI));
@@ -67,6 +71,9 @@ pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/inline_freeing")]
 pub extern "C" fn inline_freeing(ctx: *mut c_void) -> u32 {
+    if const { ablation::ends_after("inline-site") } {
+        return 0;
+    }
     use_kernel_stack(ctx);
     let block = register(ctx, R11);
     let lose = move || live::release_without_state(block);

@@ -1,5 +1,6 @@
 //! The cost that heapbpf adds to a malloc/free pair, against no-op probes at the same instructions.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,11 +14,14 @@ use crate::programs::on_path;
 use crate::shell::run as run_command;
 
 /// One-line description of the benchmark.
-pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --inline | --scaling | --stages])";
+pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --inline | --samples | --scaling | --stages])";
 
 /// The stages of a hit, as the programs name them. With `--stages`, programs that end after each stage are measured
 /// too.
 const STAGES: [&str; 5] = ["allocation-cookie", "allocation-state", "free-cookie", "free-state", "free-count"];
+
+/// The stage of inline hooks' programs after which nothing is left but the traps: with `--samples --stages` they are measured alone.
+const TRAPS_ALONE: &str = "inline-site";
 
 /// Debian's packages with the allocators that `--inline` measures.
 const ALLOCATORS: [(&str, &str); 4] = [
@@ -27,14 +31,22 @@ const ALLOCATORS: [(&str, &str); 4] = [
     ("python3", "objects to measure"),
 ];
 
+/// Debian's packages with the programs that `--samples` measures.
+const PROGRAMS: [(&str, &str); 2] = [("sqlite3", "a program to measure"), ("python3", "a program to measure")];
+
 /// Builds heapbpf and the workload, and runs the benchmark as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let pairs = workload(context, "pair_loop")?;
-    let mut objects = Vec::new();
-    if args.iter().any(|word| word == "--stages") {
+    let mut objects: Vec<OsString> = Vec::new();
+    let has = |name: &str| args.iter().any(|word| word == name);
+    if has("--samples") && has("--stages") {
+        objects.push("--traps-alone".into());
+        objects.push(build::build_ablated(context, TRAPS_ALONE)?.into());
+        build::build_bpf(context)?;
+    } else if has("--stages") {
         for stage in STAGES {
             objects.push("--object".into());
-            objects.push(build::build_ablation(context, stage)?.into_os_string());
+            objects.push(build::build_ablation(context, stage)?.into());
         }
         build::build_bpf(context)?;
     }
@@ -46,12 +58,15 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let mut command = context.privilege.command("measure with BPF programs", &program, [])?;
     command.arg("--pairs").arg(pairs).arg("--heapbpf").arg(heapbpf).args(objects);
     command.args(args.iter().filter(|word| *word != "--stages"));
-    if args.iter().any(|word| word == "--inline") {
+    if has("--inline") {
         packages::install(context, &ALLOCATORS.map(|(name, purpose)| Package::new(name, purpose)))?;
         command.arg("--musl-pairs").arg(compile_by(context, "musl-gcc", "pair_loop", "pair_loop_musl", &["-static"])?);
         command.arg("--python-pairs").arg(context.root.join("tests/programs/python_pairs.py"));
     }
-    if args.iter().any(|word| word == "--scaling") && !args.iter().any(|word| word == "--quick") {
+    if has("--samples") {
+        packages::install(context, &PROGRAMS.map(|(name, purpose)| Package::new(name, purpose)))?;
+    }
+    if has("--scaling") && !has("--quick") {
         command.arg("--document").arg(context.root.join("docs/overhead.md"));
         command.arg("--charts").arg(context.root.join("docs/charts"));
     }

@@ -6,6 +6,7 @@ mod criteria;
 mod inline;
 mod pairs;
 mod pinned;
+mod samples;
 mod scaling;
 mod stacks;
 
@@ -47,6 +48,12 @@ pub struct Options {
     /// Measure inline hooks against nothing instead
     #[arg(long)]
     inline: bool,
+    /// Measure what samples take of real programs with inline hooks instead
+    #[arg(long)]
+    samples: bool,
+    /// Another `heapbpf`, whose programs at the sites of inline hooks return at once, to measure beside it with --samples
+    #[arg(long)]
+    traps_alone: Option<PathBuf>,
     /// Document to write the tables of --scaling into
     #[arg(long)]
     document: Option<PathBuf>,
@@ -78,6 +85,9 @@ fn main() -> anyhow::Result<()> {
     }
     if options.stacks {
         return stacks::run(&options, object, &library);
+    }
+    if let (true, Some(heapbpf)) = (options.samples, &options.heapbpf) {
+        return samples::run(&options, heapbpf);
     }
     if let (true, Some(heapbpf)) = (options.inline, &options.heapbpf) {
         return inline::run(&options, &library, heapbpf);

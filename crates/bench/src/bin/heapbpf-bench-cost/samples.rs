@@ -1,0 +1,175 @@
+//! What samples cost a real program under inline hooks: a program that does the same all the time, in whose memory sampling is paused
+//! for every other slice of time. Both halves of a pair of slices are of the same moment, so that what else runs on the machine,
+//! which makes programs slower for seconds, is in both.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use heapbpf_inline::abi::{CONTROL, Control, STATE};
+use heapbpf_inline::read::{COUNTS_BYTES, Counts};
+use sampler_user::cost::cpu_time;
+use sampler_user::cost::cpus::pin;
+use sampler_user::cost::quantiles::{median, spread};
+
+use super::Options;
+use super::command::{start, stop};
+
+const SLICE: Duration = Duration::from_millis(100);
+/// From a change until the slice begins: the daemon is through with the samples before.
+const BETWEEN: Duration = Duration::from_millis(10);
+/// Pairs of slices for each of the rounds that are asked for.
+const PAIRS_OF_ROUND: usize = 4;
+const INTERVALS: [&str; 2] = ["512KiB", "64KiB"];
+/// Until it has loaded what it needs.
+const WARM_UP: Duration = Duration::from_secs(1);
+
+/// A program, its arguments, and the lines that it is given again and again.
+struct Work {
+    name: &'static str,
+    program: &'static str,
+    arguments: &'static [&'static str],
+    input: fn() -> String,
+}
+
+const WORKS: [Work; 2] = [
+    Work { name: "sqlite3", program: "/usr/bin/sqlite3", arguments: &["-batch", ":memory:"], input: inserts },
+    Work {
+        name: "python3",
+        program: "/usr/bin/python3",
+        arguments: &[
+            "-c",
+            "import json\nrow = {'k%d' % i: [i, str(i), i / 3] for i in range(200)}\nwhile True: json.loads(json.dumps(row))",
+        ],
+        input: String::new,
+    },
+];
+
+/// SQL that leaves the database as it was.
+fn inserts() -> String {
+    let mut text = String::from("CREATE TABLE items(id INTEGER PRIMARY KEY, name TEXT, note TEXT, price REAL);\n");
+    text += "CREATE INDEX names ON items(name);\nBEGIN;\n";
+    for i in 0..2000_u64 {
+        let (name, words) = (i * 2_654_435_761 % 1_000_003, "word ".repeat((i % 40) as usize));
+        text +=
+            &format!("INSERT INTO items VALUES({i}, hex('item {name}'), upper('{words}of row {i}'), {i} * 1.25);\n");
+    }
+    text + "COMMIT;\nDROP TABLE items;\n"
+}
+
+/// A program that runs until this is dropped.
+struct Running(Child);
+
+impl Running {
+    fn start(work: &Work) -> anyhow::Result<Self> {
+        let mut command = Command::new(work.program);
+        command.args(work.arguments).stdin(Stdio::piped()).stdout(Stdio::null());
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", work.program))?;
+        let (mut input, lines) = (child.stdin.take().context("piped")?, (work.input)());
+        // Until nobody reads any more.
+        std::thread::spawn(move || while !lines.is_empty() && input.write_all(lines.as_bytes()).is_ok() {});
+        pin(child.id(), |cpu| cpu != 0);
+        std::thread::sleep(WARM_UP);
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The memory of a program's inline hooks.
+struct Hooks {
+    pid: u32,
+    memory: File,
+    base: u64,
+}
+
+/// What a program has done, and its CPU time, at one moment.
+struct Moment {
+    counts: Counts,
+    cpu_ns: f64,
+}
+
+impl Hooks {
+    fn of(pid: u32) -> anyhow::Result<Self> {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let name = maps.split_whitespace().find_map(|word| word.strip_prefix("/memfd:heapbpf-inline-"));
+        let base = name.and_then(|name| name.split('-').next()).context("it is not hooked inline")?;
+        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+        Ok(Self { pid, memory, base: u64::from_str_radix(base, 16)? })
+    }
+
+    fn pause(&self, paused: bool) -> anyhow::Result<()> {
+        let at = self.base + CONTROL + offset_of!(Control, paused) as u64;
+        Ok(self.memory.write_all_at(&u64::from(paused).to_le_bytes(), at)?)
+    }
+
+    fn now(&self) -> anyhow::Result<Moment> {
+        let mut state = vec![0; COUNTS_BYTES];
+        self.memory.read_exact_at(&mut state, self.base + STATE)?;
+        let cpu_ns = cpu_time::of_process(self.pid).context("it has ended")? * 1e9;
+        Ok(Moment { counts: Counts::of(&state)?, cpu_ns })
+    }
+
+    /// CPU time of a call of the allocator with what the program does meanwhile, nanoseconds, and the share of calls that are sampled.
+    fn slice(&self, paused: bool) -> anyhow::Result<(f64, f64)> {
+        self.pause(paused)?;
+        std::thread::sleep(BETWEEN);
+        let before = self.now()?;
+        std::thread::sleep(SLICE);
+        let after = self.now()?;
+        let calls = (after.counts.calls - before.counts.calls) as f64;
+        Ok(((after.cpu_ns - before.cpu_ns) / calls, (after.counts.sampled - before.counts.sampled) as f64 / calls))
+    }
+}
+
+/// Measures and prints what samples take of programs.
+pub fn run(options: &Options, heapbpf: &Path) -> anyhow::Result<()> {
+    let traps = options.traps_alone.as_deref().map(|alone| (", traps alone", alone));
+    println!(
+        "\n{:<32} {:>9}  {:<21}  ns per sample, with its free",
+        "inline hooks", "samples/s", "of paused, CPU time"
+    );
+    for work in WORKS.iter().filter(|work| Path::new(work.program).exists()) {
+        for interval in INTERVALS {
+            for (what, heapbpf) in [("", heapbpf)].into_iter().chain(traps) {
+                let name = format!("{}, -i {interval}{what}", work.name);
+                println!("{name:<32} {}", row(options.rounds * PAIRS_OF_ROUND, work, interval, heapbpf)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn row(pairs: usize, work: &Work, interval: &str, heapbpf: &Path) -> anyhow::Result<String> {
+    let program = Running::start(work)?;
+    let mut recording = start(heapbpf, program.0.id(), &["--hook", "inline", "--no-follow", "-i", interval])?;
+    let (mut ratios, mut ns, mut rates) = (Vec::new(), Vec::new(), Vec::new());
+    let mut measure = || -> anyhow::Result<()> {
+        let hooks = Hooks::of(program.0.id())?;
+        std::thread::sleep(WARM_UP);
+        for pair in 0..pairs {
+            // Whichever comes first, as often as the other.
+            let first = hooks.slice(pair % 2 == 0)?;
+            let second = hooks.slice(pair % 2 != 0)?;
+            let ((paused_ns, _), (sampled_ns, share)) = if pair % 2 == 0 { (first, second) } else { (second, first) };
+            ratios.push(sampled_ns / paused_ns);
+            ns.push((sampled_ns - paused_ns) / share);
+            rates.push(share / sampled_ns * 1e9);
+        }
+        hooks.pause(false)
+    };
+    let measured = measure();
+    stop(&mut recording)?;
+    measured?;
+    Ok(format!("{:>9.0}  {:<23}  {}", median(&rates), spread(&ratios), spread(&ns)))
+}
