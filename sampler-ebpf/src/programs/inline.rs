@@ -54,6 +54,9 @@ pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
     let sampled = flags(ctx) & flag::SAMPLED != 0;
     let lose = move || lose(sampled, register(ctx, RSI));
     let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
+    if const { ablation::ends_after("inline-state") } {
+        return 0;
+    }
     if register(ctx, R9) != 0 {
         end_reallocation(ctx, state);
     }
@@ -78,6 +81,9 @@ pub extern "C" fn inline_freeing(ctx: *mut c_void) -> u32 {
     let block = register(ctx, R11);
     let lose = move || live::release_without_state(block);
     let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
+    if const { ablation::ends_after("inline-state") } {
+        return 0;
+    }
     note_calls(ctx, state, register(ctx, RAX));
     live::release(state, block);
     0

@@ -14,6 +14,7 @@ use sampler_ebpf::abi::{
     stack_kind,
 };
 
+use crate::ablation;
 use crate::config::config;
 use crate::maps::{self, STACK_LIMITS, STACK_TRACES};
 use crate::memory::read_kernel;
@@ -32,6 +33,9 @@ const PAGE: u64 = 4096;
 /// Takes the stack of a sampled call, from `registers` up.
 #[inline(always)]
 pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
+    if const { ablation::ends_after("without-stacks") } {
+        return Taken::without(stack_kind::NONE);
+    }
     match config!(stack_kind) {
         stack_kind::FRAME_POINTERS => walk(ctx),
         stack_kind::COPIED => {

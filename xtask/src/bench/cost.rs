@@ -20,8 +20,8 @@ pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op
 /// too.
 const STAGES: [&str; 5] = ["allocation-cookie", "allocation-state", "free-cookie", "free-state", "free-count"];
 
-/// The stage of inline hooks' programs after which nothing is left but the traps: with `--samples --stages` they are measured alone.
-const TRAPS_ALONE: &str = "inline-site";
+/// What is left out of inline hooks' programs with `--samples --stages`: all but the traps, all but the thread's state, and stacks.
+const INLINE_STAGES: [&str; 3] = ["inline-site", "inline-state", "without-stacks"];
 
 /// Debian's packages with the allocators that `--inline` measures.
 const ALLOCATORS: [(&str, &str); 4] = [
@@ -40,8 +40,10 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let mut objects: Vec<OsString> = Vec::new();
     let has = |name: &str| args.iter().any(|word| word == name);
     if has("--samples") && has("--stages") {
-        objects.push("--traps-alone".into());
-        objects.push(build::build_ablated(context, TRAPS_ALONE)?.into());
+        for stage in INLINE_STAGES {
+            objects.push("--also".into());
+            objects.push(build::build_ablated(context, stage)?.into());
+        }
         build::build_bpf(context)?;
     } else if has("--stages") {
         for stage in STAGES {

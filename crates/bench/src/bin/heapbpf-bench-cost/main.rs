@@ -51,9 +51,9 @@ pub struct Options {
     /// Measure what samples take of real programs with inline hooks instead
     #[arg(long)]
     samples: bool,
-    /// Another `heapbpf`, whose programs at the sites of inline hooks return at once, to measure beside it with --samples
+    /// Another `heapbpf` to measure beside it with --samples; may be repeated
     #[arg(long)]
-    traps_alone: Option<PathBuf>,
+    also: Vec<PathBuf>,
     /// Document to write the tables of --scaling into
     #[arg(long)]
     document: Option<PathBuf>,

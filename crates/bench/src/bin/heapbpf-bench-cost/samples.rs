@@ -25,7 +25,9 @@ const SLICE: Duration = Duration::from_millis(100);
 const BETWEEN: Duration = Duration::from_millis(10);
 /// Pairs of slices for each of the rounds that are asked for.
 const PAIRS_OF_ROUND: usize = 4;
-const INTERVALS: [&str; 2] = ["512KiB", "64KiB"];
+/// At this interval samples take enough of a program to be told from what else its time depends on.
+const OFTEN: &str = "64KiB";
+const INTERVALS: [&str; 2] = ["512KiB", OFTEN];
 /// Until it has loaded what it needs.
 const WARM_UP: Duration = Duration::from_secs(1);
 
@@ -134,17 +136,20 @@ impl Hooks {
 
 /// Measures and prints what samples take of programs.
 pub fn run(options: &Options, heapbpf: &Path) -> anyhow::Result<()> {
-    let traps = options.traps_alone.as_deref().map(|alone| (", traps alone", alone));
     println!(
-        "\n{:<32} {:>9}  {:<21}  ns per sample, with its free",
+        "\n{:<40} {:>9}  {:<21}  µs per sample, with its free",
         "inline hooks", "samples/s", "of paused, CPU time"
     );
     for work in WORKS.iter().filter(|work| Path::new(work.program).exists()) {
-        for interval in INTERVALS {
-            for (what, heapbpf) in [("", heapbpf)].into_iter().chain(traps) {
-                let name = format!("{}, -i {interval}{what}", work.name);
-                println!("{name:<32} {}", row(options.rounds * PAIRS_OF_ROUND, work, interval, heapbpf)?);
-            }
+        let line = |name: &str, interval: &str, heapbpf: &Path| -> anyhow::Result<()> {
+            let what = format!("{}, {name}-i {interval}", work.name);
+            println!("{what:<40} {}", row(options.rounds * PAIRS_OF_ROUND, work, interval, heapbpf)?);
+            Ok(())
+        };
+        INTERVALS.iter().try_for_each(|interval| line("", interval, heapbpf))?;
+        for also in &options.also {
+            let name = also.file_name().unwrap_or_default().to_string_lossy();
+            line(&format!("{name}, "), OFTEN, also)?;
         }
     }
     Ok(())
@@ -153,7 +158,7 @@ pub fn run(options: &Options, heapbpf: &Path) -> anyhow::Result<()> {
 fn row(pairs: usize, work: &Work, interval: &str, heapbpf: &Path) -> anyhow::Result<String> {
     let program = Running::start(work)?;
     let mut recording = start(heapbpf, program.0.id(), &["--hook", "inline", "--no-follow", "-i", interval])?;
-    let (mut ratios, mut ns, mut rates) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ratios, mut each_us, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     let mut measure = || -> anyhow::Result<()> {
         let hooks = Hooks::of(program.0.id())?;
         std::thread::sleep(WARM_UP);
@@ -163,7 +168,7 @@ fn row(pairs: usize, work: &Work, interval: &str, heapbpf: &Path) -> anyhow::Res
             let second = hooks.slice(pair % 2 != 0)?;
             let ((paused_ns, _), (sampled_ns, share)) = if pair % 2 == 0 { (first, second) } else { (second, first) };
             ratios.push(sampled_ns / paused_ns);
-            ns.push((sampled_ns - paused_ns) / share);
+            each_us.push((sampled_ns - paused_ns) / share / 1e3);
             rates.push(share / sampled_ns * 1e9);
         }
         hooks.pause(false)
@@ -171,5 +176,5 @@ fn row(pairs: usize, work: &Work, interval: &str, heapbpf: &Path) -> anyhow::Res
     let measured = measure();
     stop(&mut recording)?;
     measured?;
-    Ok(format!("{:>9.0}  {:<23}  {}", median(&rates), spread(&ratios), spread(&ns)))
+    Ok(format!("{:>9.0}  {:<23}  {}", median(&rates), spread(&ratios), spread(&each_us)))
 }
