@@ -239,6 +239,15 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// What the counts of all processes may be ahead of the profile.
+    pub fn slack(&self) -> Slack {
+        let add = |sum: Slack, process: &Process| Slack {
+            samples: sum.samples + process.slack.samples,
+            sampled_bytes: sum.sampled_bytes + process.slack.sampled_bytes,
+        };
+        self.processes.iter().fold(Slack::default(), add)
+    }
+
     /// A process by its id; of several incarnations, the last.
     ///
     /// # Panics

@@ -138,7 +138,7 @@ fn of_named_processes_ended_ones_count_as_of_their_end() {
 /// At R = 1 the sampled figures equal the counted ones, up to reported losses. Threads that run are counted a little after the
 /// profile's moment: the profile tells how many samples fall in between.
 fn counted_is_estimated(profile: &Profile, stats: &Stats) {
-    let later: u64 = profile.processes.iter().map(|process| process.slack.samples).sum();
+    let later = profile.slack().samples;
     let told = stats.lost() + stats.other["allocations_reconciled"] + later;
     let objects = &profile.totals.alloc_objects;
     let missing = objects.exact.expect("counted") - objects.value();

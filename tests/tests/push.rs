@@ -188,7 +188,7 @@ fn receivers_that_were_away_get_everything_in_order() {
     let (profile, _) = recording.stop().results();
     let all = profile.totals.alloc_bytes.value();
     // R is 1. A target that runs is counted a little after the profile's moment, which the profile tells.
-    let later: u64 = profile.processes.iter().map(|process| process.slack.sampled_bytes).sum();
+    let later = profile.slack().sampled_bytes;
     let counted_later = profile.totals.alloc_bytes.exact.expect("counted") - all;
     assert!((0.0..=later as f64).contains(&counted_later), "{counted_later} of {all}, {later} told");
 

@@ -87,7 +87,7 @@ pub fn build_ablation(context: &Context, stage: &str) -> anyhow::Result<PathBuf>
     Ok(copy)
 }
 
-/// Builds a daemon whose programs end after `stage`, beside the usual one, which has to be built again.
+/// Builds a daemon with programs of this ablation, beside the usual one, which has to be built again.
 pub fn build_ablated(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
     build_ablation(context, stage)?;
     let copy = context.target().join("bench").join(format!("heapbpf-{stage}"));

@@ -5,3 +5,4 @@ pub mod detection_chart;
 pub mod document;
 pub mod points_chart;
 pub mod simulation;
+pub mod sql;

@@ -250,10 +250,16 @@ impl Remote {
         }
         let filters = Self::suspend_filters(stop, &gadgets, tid)?;
         let is_id_its_own = tid != stop.pid || stacks == Stacks::Any || target.has_one_thread();
-        let written = if is_id_its_own { None } else { Some(Memory::open_to_write(stop.pid)) };
-        let Ok(written) = written.transpose() else { return Ok(None) };
-        // As long as it is stopped, nobody has done an exec: this is the memory that it has.
-        if sys::registers(tid).is_err() || write(written.as_ref(), tid, frame.address, &frame.bytes).is_err() {
+        let written = if is_id_its_own {
+            None
+        } else {
+            match Memory::open_to_write(stop.pid) {
+                // It is still stopped, so nobody has done an exec: this is the memory that it has.
+                Ok(memory) if sys::registers(tid).is_ok() => Some(memory),
+                _ => return Ok(None),
+            }
+        };
+        if write(written.as_ref(), tid, frame.address, &frame.bytes).is_err() {
             return Ok(None);
         }
         // First the registers, then the mask: under the frame the thread gets its mask back by itself.

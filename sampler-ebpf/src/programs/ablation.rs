@@ -1,12 +1,21 @@
-//! Ablation: builds whose programs end after a given stage of a hit, to measure what each stage costs (`cargo xtask
-//! bench cost --stages`). The shipped programs are complete.
+//! Ablation: builds whose programs end after a given stage of a hit, or leave one out, to measure what each stage costs (`cargo
+//! xtask bench cost --stages`). The shipped programs are complete.
 
-/// The stage after which programs end, in a build made for measuring.
-const LAST_STAGE: Option<&str> = option_env!("HEAPBPF_ABLATION");
+/// The ablation of a build made for measuring: a stage after which programs end, or that they leave out.
+const ABLATION: Option<&str> = option_env!("HEAPBPF_ABLATION");
 
 /// Whether the programs of this build end after this stage.
 pub const fn ends_after(stage: &str) -> bool {
-    let Some(last) = LAST_STAGE else { return false };
+    is(stage)
+}
+
+/// Whether the programs of this build leave this stage out.
+pub const fn leaves_out(stage: &str) -> bool {
+    is(stage)
+}
+
+const fn is(stage: &str) -> bool {
+    let Some(last) = ABLATION else { return false };
     let (stage, last) = (stage.as_bytes(), last.as_bytes());
     if stage.len() != last.len() {
         return false;

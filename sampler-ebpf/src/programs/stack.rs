@@ -33,7 +33,7 @@ const PAGE: u64 = 4096;
 /// Takes the stack of a sampled call, from `registers` up.
 #[inline(always)]
 pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
-    if const { ablation::ends_after("without-stacks") } {
+    if const { ablation::leaves_out("stacks") } {
         return Taken::without(stack_kind::NONE);
     }
     match config!(stack_kind) {

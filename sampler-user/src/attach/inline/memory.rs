@@ -8,7 +8,7 @@ use heapbpf_inline::abi::STATE;
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 
 /// Opens the memory of a process.
-pub(super) fn open(pid: u32) -> io::Result<File> {
+pub fn open(pid: u32) -> io::Result<File> {
     File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))
 }
 
@@ -20,6 +20,6 @@ pub(super) fn state(memory: &File, base: u64) -> io::Result<Vec<u8>> {
 }
 
 /// The sums of it.
-pub(super) fn counts(memory: &File, base: u64) -> io::Result<Counts> {
+pub fn counts(memory: &File, base: u64) -> io::Result<Counts> {
     Counts::of(&state(memory, base)?).map_err(io::Error::other)
 }

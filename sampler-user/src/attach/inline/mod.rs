@@ -12,7 +12,7 @@ mod handover;
 mod known;
 pub mod left;
 mod loaded;
-mod memory;
+pub mod memory;
 pub mod objects;
 mod over;
 mod plan;

@@ -11,8 +11,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use heapbpf_inline::abi::{CONTROL, Control, STATE};
-use heapbpf_inline::read::{COUNTS_BYTES, Counts};
+use heapbpf_bench::sql::rows;
+use heapbpf_inline::abi::{CONTROL, Control};
+use heapbpf_inline::read::Counts;
+use heapbpf_remote::blob_range;
+use sampler_user::attach::inline::memory;
 use sampler_user::cost::cpu_time;
 use sampler_user::cost::cpus::pin;
 use sampler_user::cost::quantiles::{median, spread};
@@ -54,14 +57,7 @@ const WORKS: [Work; 2] = [
 
 /// SQL that leaves the database as it was.
 fn inserts() -> String {
-    let mut text = String::from("CREATE TABLE items(id INTEGER PRIMARY KEY, name TEXT, note TEXT, price REAL);\n");
-    text += "CREATE INDEX names ON items(name);\nBEGIN;\n";
-    for i in 0..2000_u64 {
-        let (name, words) = (i * 2_654_435_761 % 1_000_003, "word ".repeat((i % 40) as usize));
-        text +=
-            &format!("INSERT INTO items VALUES({i}, hex('item {name}'), upper('{words}of row {i}'), {i} * 1.25);\n");
-    }
-    text + "COMMIT;\nDROP TABLE items;\n"
+    rows(2000) + "DROP TABLE items;\n"
 }
 
 /// A program that runs until this is dropped.
@@ -104,10 +100,8 @@ struct Moment {
 impl Hooks {
     fn of(pid: u32) -> anyhow::Result<Self> {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
-        let name = maps.split_whitespace().find_map(|word| word.strip_prefix("/memfd:heapbpf-inline-"));
-        let base = name.and_then(|name| name.split('-').next()).context("it is not hooked inline")?;
-        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
-        Ok(Self { pid, memory, base: u64::from_str_radix(base, 16)? })
+        let base = maps.split_whitespace().find_map(blob_range).context("it is not hooked inline")?.start;
+        Ok(Self { pid, memory: memory::open(pid)?, base })
     }
 
     fn pause(&self, paused: bool) -> anyhow::Result<()> {
@@ -116,10 +110,9 @@ impl Hooks {
     }
 
     fn now(&self) -> anyhow::Result<Moment> {
-        let mut state = vec![0; COUNTS_BYTES];
-        self.memory.read_exact_at(&mut state, self.base + STATE)?;
+        let counts = memory::counts(&self.memory, self.base)?;
         let cpu_ns = cpu_time::of_process(self.pid).context("it has ended")? * 1e9;
-        Ok(Moment { counts: Counts::of(&state)?, cpu_ns })
+        Ok(Moment { counts, cpu_ns })
     }
 
     /// CPU time of a call of the allocator with what the program does meanwhile, nanoseconds, and the share of calls that are sampled.

@@ -11,6 +11,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use heapbpf_bench::sql::rows;
 use sampler_user::cost::cpus::pin;
 
 use super::Options;
@@ -18,7 +19,7 @@ use super::peers::{How, PEERS, Peer, Place};
 use super::process;
 use super::run::{Bench, Tool};
 use super::table::{figures, median};
-use super::workloads::{GLIBC, JEMALLOC, functions, made, requests, rows, socket};
+use super::workloads::{GLIBC, JEMALLOC, functions, made, requests, socket};
 
 /// A program and how much it does.
 struct Work {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
+use heapbpf_bench::sql::rows;
 
 use super::peers::Pace;
 
@@ -218,18 +219,6 @@ pub fn made(path: &Path, content: impl FnOnce() -> String) -> anyhow::Result<Pat
         fs::write(path, content()).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(path.to_path_buf())
-}
-
-/// An SQL script that fills a table with an index.
-pub fn rows(count: u64) -> String {
-    let mut text = String::from("CREATE TABLE items(id INTEGER PRIMARY KEY, name TEXT, note TEXT, price REAL);\n");
-    text += "CREATE INDEX names ON items(name);\nBEGIN;\n";
-    for i in 0..count {
-        let (name, words) = (i.wrapping_mul(2_654_435_761) % 1_000_003, "word ".repeat((i % 40) as usize));
-        text +=
-            &format!("INSERT INTO items VALUES({i}, hex('item {name}'), upper('{words}of row {i}'), {i} * 1.25);\n");
-    }
-    text + "COMMIT;\nSELECT count(*), sum(length(note)) FROM items;\n"
 }
 
 /// C source with loops and switches, to keep a compiler busy.
