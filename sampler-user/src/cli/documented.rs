@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory, Parser};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 60] = [
+const OF_OTHERS: [&str; 61] = [
     "--alpine",
     "--ask-runtime",
     "--base",
@@ -55,6 +55,7 @@ const OF_OTHERS: [&str; 60] = [
     "--replay",
     "--rounds",
     "--runs",
+    "--samples",
     "--scaling",
     "--seconds",
     "--seeds",
