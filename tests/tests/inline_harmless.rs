@@ -59,6 +59,29 @@ fn a_program_that_checks_itself_is_hooked_again_and_again() {
     assert!(target.end().success());
 }
 
+/// A thread that makes calls for us in the middle of a restartable sequence begins it anew, as after any other interruption.
+#[test]
+fn restartable_sequences_are_restarted() {
+    let case = "restartable_sequences_are_restarted";
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start(&program("restartable"), [""; 0]);
+    let mut hooked = 0;
+    for _ in 0..cycles() {
+        let recording = inline(target.pid(), 65536).start();
+        hooked += u32::from(is_hooked(target.pid()));
+        recording.stop();
+    }
+    target.go();
+    let line = target.line();
+    assert!(target.end().success());
+    if line == "no restartable sequences" {
+        return skipped(case, "the C library registers no area for them");
+    }
+    println!("{hooked} of {} cycles hooked inline: {line}", cycles());
+    assert!(hooked > 0);
+    assert!(line.starts_with("0 lost of "), "{line}");
+}
+
 /// Children that are forked after sampled calls have everything that these need. The kernel optimizes some probes in a way that
 /// children lack.
 #[test]

@@ -191,7 +191,7 @@ impl Injection<'_> {
         let draft = self.plan.draft();
         for ((pages, mapping), file) in draft.pages.iter().zip(self.plan.mappings()).zip(self.files) {
             let mut memory = vec![0; pages.original.len()];
-            let is_read = sys::read_memory(stop.pid, pages.start, &mut memory).is_ok_and(|read| read == memory.len());
+            let is_read = sys::has_read_memory(stop.pid, pages.start, &mut memory);
             if FileId::of(stop.pid, mapping).as_ref() != Some(file)
                 || !is_read
                 || !is_same_code(&pages.original, &memory)

@@ -51,6 +51,8 @@ mod remote;
 #[cfg(target_arch = "x86_64")]
 mod remove;
 #[cfg(target_arch = "x86_64")]
+mod restartable;
+#[cfg(target_arch = "x86_64")]
 mod run;
 #[cfg(target_arch = "x86_64")]
 mod seccomp;

@@ -61,7 +61,7 @@ impl Spare {
 /// Whether memory differs from this code by breakpoints alone.
 fn has_breakpoints(remote: &Remote, start: u64, code: &[u8]) -> bool {
     let mut memory = vec![0; code.len()];
-    let is_read = sys::read_memory(remote.pid(), start, &mut memory).is_ok_and(|read| read == memory.len());
+    let is_read = sys::has_read_memory(remote.pid(), start, &mut memory);
     is_read && memory != code && is_same_code(code, &memory)
 }
 

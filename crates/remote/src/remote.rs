@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::frame::{CODE_SEGMENT, Frame, SCRATCH_BYTES};
 use crate::interrupted::{SYSCALL_BYTES, has_restart_block, restarted_by_hand};
 use crate::memory::Memory;
+use crate::restartable::{self, Malformed};
 use crate::seccomp::{Answer, Call, Filters};
 use crate::stop::Stop;
 use crate::sys::{self, Registers, Report};
@@ -186,7 +187,7 @@ impl Remote {
         let gadgets = target.gadgets;
         let has = |address, code: &[u8]| {
             let mut bytes = vec![0; code.len()];
-            sys::read_memory(stop.pid, address, &mut bytes).is_ok_and(|read| read == code.len()) && bytes == code
+            sys::has_read_memory(stop.pid, address, &mut bytes) && bytes == code
         };
         if !has(gadgets.system_call, SYSTEM_CALL) || !has(gadgets.restorer, gadgets.restorer_code) {
             return Err(Failure::Busy(Busy::Changed));
@@ -229,14 +230,21 @@ impl Remote {
         }
     }
 
-    /// Puts this thread under a frame, if it can be.
+    /// Puts this thread under a frame, if it can be. One in a restartable sequence goes on afterwards as one that was interrupted in it.
     fn with(
         stop: &Stop,
         target: &Target,
         stacks: Stacks,
-        (tid, registers): (i32, Registers),
+        (tid, mut registers): (i32, Registers),
     ) -> Result<Option<Self>, Failure> {
         let gadgets = target.gadgets;
+        if let Some(area) = sys::rseq_area(tid) {
+            let read = |address, bytes: &mut [u8]| sys::has_read_memory(stop.pid, address, bytes);
+            match restartable::abort_address(&area, registers.rip, read) {
+                Ok(handler) => registers.rip = handler.unwrap_or(registers.rip),
+                Err(Malformed) => return Ok(None),
+            }
+        }
         let (Ok(mask), Ok(state)) = (sys::signal_mask(tid), sys::extended_state(tid)) else { return Ok(None) };
         let frame = Frame::new(&restarted_by_hand(&registers), mask, &state, &gadgets);
         let Some(frame) = frame.filter(|_| !sys::has_system_call_dispatch(tid)) else { return Ok(None) };
@@ -245,7 +253,7 @@ impl Remote {
             return Ok(None);
         }
         let mut below = vec![0; frame.bytes.len()];
-        if !sys::read_memory(stop.pid, frame.address, &mut below).is_ok_and(|read| read == below.len()) {
+        if !sys::has_read_memory(stop.pid, frame.address, &mut below) {
             return Ok(None);
         }
         let filters = Self::suspend_filters(stop, &gadgets, tid)?;

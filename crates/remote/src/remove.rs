@@ -11,6 +11,7 @@ use crate::maps::Maps;
 use crate::plan::{Kept, Undo, Write, writes};
 use crate::probes::Spare;
 use crate::remote::Remote;
+use crate::restartable;
 use crate::stop::Stop;
 use crate::sys::{self, Registers};
 use crate::target::{FileId, Target};
@@ -121,12 +122,9 @@ fn is_referenced(stop: &Stop, found: &Found) -> Result<bool, Failure> {
         if general.iter().any(|value| text.contains(value)) || !words.is_complete || words.contain(text) {
             return Ok(true);
         }
-        let sequence = sys::rseq_area(tid).map(|area| {
-            let mut word = [0; 8];
-            let read = sys::read_memory(stop.pid, area + 8, &mut word);
-            read.map(|_| u64::from_le_bytes(word))
-        });
-        if sequence.is_some_and(|at| at.map_or(true, |at| found.range.contains(&at))) {
+        let read = |address, bytes: &mut [u8]| sys::has_read_memory(stop.pid, address, bytes);
+        let sequence = sys::rseq_area(tid).map_or(Ok(None), |area| restartable::descriptor(&area, read));
+        if sequence.map_or(true, |descriptor| descriptor.is_some_and(|at| found.range.contains(&at))) {
             return Ok(true);
         }
         stop.check_time(Busy::Late)?;

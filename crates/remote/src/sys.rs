@@ -145,14 +145,24 @@ pub(crate) fn seccomp_filters(tid: i32) -> io::Result<Vec<Vec<libc::sock_filter>
     }
 }
 
-/// Address of a stopped thread's area of restartable sequences, if it has one.
-pub(crate) fn rseq_area(tid: i32) -> Option<u64> {
-    // Pointer, size, signature, flags, padding.
+/// A thread's area of restartable sequences, by which it says that it is in one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RseqArea {
+    /// Its address.
+    pub(crate) address: u64,
+    /// What precedes the code to which the kernel leads a thread that it has interrupted.
+    pub(crate) signature: u32,
+}
+
+/// A stopped thread's area of restartable sequences, if it has one.
+pub(crate) fn rseq_area(tid: i32) -> Option<RseqArea> {
+    // Pointer; size and signature, 32 bits each; flags and padding.
     let mut config = [0u64; 3];
     let at = std::ptr::from_mut(&mut config).cast();
     // SAFETY: the kernel writes 24 bytes, the size that is passed.
     unsafe { ptrace(GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), at) }.ok()?;
-    (config[0] != 0).then_some(config[0])
+    let [address, size_and_signature, _] = config;
+    (address != 0).then_some(RseqArea { address, signature: (size_and_signature >> 32) as u32 })
 }
 
 /// Writes eight bytes of a stopped thread's memory, also where it may not write itself. Nothing can come in between: they are
@@ -283,6 +293,11 @@ pub(crate) fn read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> io::Resul
     // SAFETY: the kernel writes at most `bytes.len()` bytes there.
     result(unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } as libc::c_long)
         .map(|read| read as usize)
+}
+
+/// Whether all of this could be read.
+pub(crate) fn has_read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> bool {
+    read_memory(pid, address, bytes).is_ok_and(|read| read == bytes.len())
 }
 
 /// Writes memory of a thread where it may write itself. Whoever has this id by then is the one.
