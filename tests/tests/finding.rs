@@ -32,6 +32,34 @@ fn exact(target: &mut Target) -> Vec<String> {
     profile.process(pid).allocators.clone()
 }
 
+/// A sanitizer's operators do not call its `malloc`.
+#[test]
+fn sanitizers_have_operators_of_their_own() {
+    let case = "sanitizers_have_operators_of_their_own";
+    let Some(_turn) = turn(case) else { return };
+    if tool("c++").is_none() {
+        return skipped(case, "no C++ compiler (Debian: g++)");
+    }
+    for sanitizer in ["address", "thread"] {
+        let flags = ["-std=c++17", "-fsized-deallocation", &format!("-fsanitize={sanitizer}")];
+        let built = program_with("operators", &format!("operators-{sanitizer}"), &flags);
+        for hook in ["probe", "inline"] {
+            // ThreadSanitizer of GCC 12 does not start where addresses are random in more than 28 bits.
+            let mut command = Command::new("setarch");
+            let mut target =
+                Target::start_command(command.arg("-R").arg(&built).arg("100").env("ASAN_OPTIONS", "detect_leaks=0"));
+            let recording = Recorder::of(target.pid(), 1).option("--hook", hook).start();
+            let (pid, truth) = (target.pid(), target.run());
+            let (profile, stats) = recording.stop().results();
+            checks::sites(&profile, &truth, 1, Compare::All);
+            let counted = (stats.exact_alloc_objects, stats.exact_alloc_bytes);
+            assert_eq!(counted, (truth.allocs(), truth.bytes()), "{sanitizer}, {hook}: {stats:?}");
+            let process = profile.process(pid);
+            assert!(process.allocators.iter().any(|allocator| allocator == "sanitizer"), "{:?}", process.allocators);
+        }
+    }
+}
+
 /// Two names of one inode, and one file seen beneath an overlay mount and through two such mounts.
 #[test]
 fn one_file_by_many_names_is_hooked_once() {

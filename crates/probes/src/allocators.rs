@@ -294,6 +294,15 @@ pub const ALLOCATORS: &[Allocator] = &[
         ..BASE
     },
     Allocator {
+        // Replaces the C library's functions, under all of its names. Its operators call none of them.
+        name: "sanitizer",
+        markers: &["__asan_init", "__hwasan_init", "__lsan_init", "__msan_init", "__tsan_init"],
+        realloc_zero_frees: true,
+        functions: &[STANDARD, OPERATORS],
+        limits: &[("strdup", "the sanitizer's own strdup and the like take memory without a call that could be seen")],
+        ..BASE
+    },
+    Allocator {
         name: "musl",
         // The loader's stages in the shared library; the allocator's own functions in a static executable.
         markers: &["__dls2b", "__libc_malloc_impl", "__simple_malloc"],
