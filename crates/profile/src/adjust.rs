@@ -125,7 +125,9 @@ fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
     for Process { losses, .. } in &mut profile.processes {
         losses.inuse_unbounded |= losses.peak_unknown;
     }
-    profile.notes.push("in use: at the moment of the highest estimated total, not at the end".into());
+    profile
+        .notes
+        .push("in use: of the processes alive at the moment of the highest estimated total, not at the end".into());
     Ok(())
 }
 

@@ -48,7 +48,11 @@ impl Format for HeapV2 {
             write_figures(out, stacks.columns.each_ref().map(|column| column[index]))?;
         }
         writeln!(out, "\nMAPPED_LIBRARIES:")?;
-        for module in profile.modules.iter().filter(|module| module.end > module.start) {
+        // As in pprof, the program comes first: readers name a profile after the first file.
+        let exe = profile.processes.first().map_or("", |process| &process.exe);
+        let mut modules: Vec<_> = profile.modules.iter().filter(|module| module.end > module.start).collect();
+        modules.sort_by_key(|module| *module.path != *exe);
+        for module in modules {
             let (start, end, offset) = (module.start, module.end, module.file_offset);
             writeln!(out, "{start:08x}-{end:08x} r-xp {offset:08x} 00:00 0 {}", escaped(&module.path))?;
         }
