@@ -22,6 +22,9 @@
 //! Without the feature `daemon`, which is on by default, it is what reads foreign bytes: [`host`], [`symbols`], the decoder of [`heap`], the
 //! parameters and tokens of [`serve`], and the [`clock`] and [`http_client`] that they use.
 
+// They panic if nobody reads what they print.
+#![warn(clippy::print_stderr, clippy::print_stdout)]
+
 #[cfg(feature = "daemon")]
 pub mod arch;
 #[cfg(feature = "daemon")]
@@ -56,6 +59,8 @@ pub mod privileges;
 pub mod progress_line;
 #[cfg(feature = "daemon")]
 pub mod record;
+#[cfg(feature = "daemon")]
+pub mod remarks;
 #[cfg(feature = "daemon")]
 pub mod run;
 #[cfg(feature = "daemon")]

@@ -1,5 +1,8 @@
 //! The `heapbpf` command: parses the command line, runs the command, and reports errors.
 
+// They panic if nobody reads what they print.
+#![warn(clippy::print_stderr, clippy::print_stdout)]
+
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -18,6 +21,7 @@ use sampler_user::host::name_services::use_built_in;
 use sampler_user::host::own_memory::return_what_is_free;
 use sampler_user::kernel::{KernelError, guardian};
 use sampler_user::privileges::hide_memory;
+use sampler_user::remarks::say;
 use sampler_user::symbols::demangle::process as demangling;
 use sampler_user::{cli, cost, demo, run};
 
@@ -62,7 +66,7 @@ fn main() -> ExitCode {
             let text = told(&error);
             // Only the verifier's log has lines. Names of files and processes bring none along.
             let text = if has_kernel_log(&error) { escaped_lines(&text) } else { escaped(&text).into_owned() };
-            let _ = writeln!(std::io::stderr(), "heapbpf: {text}");
+            say(text);
             ExitCode::from(exit_status(&error))
         },
         ExitCode::from,

@@ -8,6 +8,7 @@ use crate::progress_line::during;
 use crate::record::ActiveRecording;
 use crate::record::plan::RecordPlan;
 use crate::record::requests::RecordingHandle;
+use crate::remarks::say;
 use crate::serve::{ServePlan, Services};
 
 /// What to record, and which services to run meanwhile.
@@ -38,7 +39,7 @@ async fn record(plan: RunPlan) -> anyhow::Result<u8> {
     let mut services = Services::start(plan.serving, handle).context("cannot start a thread")?;
     recording.begin();
     if let Some(url) = services.url() {
-        eprintln!("heapbpf: listening on {url}");
+        say(format!("listening on {url}"));
     }
     let ended_early = recording.run(requests).await?;
     let made = recording.finish()?;

@@ -273,6 +273,19 @@ fn a_command_that_does_not_exist() {
     nothing_written(&refused);
 }
 
+/// It fails after the command was started and held.
+#[test]
+fn a_command_does_not_run_if_its_recording_fails() {
+    let Some(_turn) = turn("a_command_does_not_run_if_its_recording_fails") else { return };
+    for _ in 0..5 {
+        let recorder = Recorder::new().option("--alloc", "libc.so.6:no_such_one(size=arg0)->ret,free=free(arg0)");
+        let refused = recorder.command("/usr/bin/touch".as_ref(), ["ran"]).refused();
+        refused.check(2, &["no_such_one"]);
+        // Standard output ends when the command does, which shares it.
+        nothing_written(&refused);
+    }
+}
+
 /// As an ordinary user: the message names what is missing, and what to do.
 #[test]
 fn without_the_capabilities() {

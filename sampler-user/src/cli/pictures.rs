@@ -68,7 +68,8 @@ pub fn write_bytes(path: &Path, force: bool, bytes: &[u8]) -> Result<(), OutputE
     use std::io::Write as _;
     if path.as_os_str() == STANDARD_OUTPUT {
         let failed = |source| OutputError::Io { path: "standard output".into(), source };
-        return std::io::stdout().write_all(bytes).map_err(failed);
+        let mut out = std::io::stdout().lock();
+        return out.write_all(bytes).and_then(|()| out.flush()).map_err(failed);
     }
     output::write_whole(path, force, |out| {
         out.write_all(bytes).map_err(|source| OutputError::Io { path: path.into(), source })

@@ -10,6 +10,7 @@ use super::profiles;
 use super::read_args::ReportArgs;
 use super::report_products::products;
 use crate::progress_line::during;
+use crate::remarks::say;
 use crate::symbols::debuginfod::settings;
 use crate::symbols::offline::{self, Summary};
 use crate::symbols::options::Options;
@@ -99,16 +100,16 @@ fn symbolize(profile: &mut Profile, args: &ReportArgs) -> Summary {
 
 /// Prints to standard error how many names were found, and why others were not.
 fn tell(summary: &Summary) {
-    eprintln!("heapbpf: {} of {} addresses without names have one now", summary.named, summary.asked);
+    say(format!("{} of {} addresses without names have one now", summary.named, summary.asked));
     let mut reasons: Vec<_> = summary.unnamed.iter().collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     for (reason, count) in reasons.iter().take(MOST_REASONS) {
-        eprintln!("heapbpf: {count} not: {}", escaped(reason));
+        say(format!("{count} not: {}", escaped(reason)));
     }
     if let Some(more @ 1..) = reasons.len().checked_sub(MOST_REASONS) {
-        eprintln!("heapbpf: and {more} more reasons, which are in the profile");
+        say(format!("and {more} more reasons, which are in the profile"));
     }
     for note in &summary.notes {
-        eprintln!("heapbpf: {}", escaped(note));
+        say(escaped(note));
     }
 }

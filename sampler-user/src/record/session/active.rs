@@ -1,5 +1,6 @@
 //! A running recording: from its first probe to its files.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use crate::record::outputs::status_line::StatusLine;
 use crate::record::outputs::triggers::Triggers;
 use crate::record::plan::RecordPlan;
 use crate::record::profiles::requests::{Made, Request};
+use crate::remarks::say;
 
 /// What is said at the start if Python's objects are counted.
 const OBJECTS_NOTE: &str = "each of Python's own objects traps twice when it is allocated and once when it is freed \
@@ -34,10 +36,12 @@ const OBJECTS_NOTE: &str = "each of Python's own objects traps twice when it is 
 
 /// A recording with its probes in place.
 pub struct ActiveRecording {
+    /// Dropped first: a command that is still held has copies of the pipes by whose ends our other processes know that they are to
+    /// end, and the session waits for these.
+    command: CommandState,
     session: Session,
     outputs: Vec<Output>,
     files: SnapshotFiles,
-    command: CommandState,
     signals: Signals,
     snapshot_wanted: Signal,
     line: StatusLine,
@@ -51,7 +55,23 @@ struct CommandState {
     exit_code: u8,
 }
 
+impl Drop for CommandState {
+    /// A command that is still held never runs: the recording has failed, and says so.
+    fn drop(&mut self) {
+        if let Some(held) = &self.held {
+            // Before its pipe is closed, which would release it. It fails only if the process has ended already.
+            let _ = held.process().signal(libc::SIGKILL);
+        }
+    }
+}
+
 impl CommandState {
+    /// Starts the command and holds it before its first instruction; no words, no command.
+    fn hold(words: &[OsString]) -> std::io::Result<Self> {
+        let held = if words.is_empty() { None } else { Some(hold(words)?) };
+        Ok(Self { held, running: None, exit_code: 0 })
+    }
+
     /// Waits until the command ends; forever if none runs. Returns heapbpf's exit status for it.
     async fn ended(&mut self) -> u8 {
         let Some(running) = &mut self.running else { return std::future::pending().await };
@@ -68,11 +88,10 @@ impl ActiveRecording {
     /// The error is one sentence that says what to do. No probe stays attached.
     pub fn attach(plan: RecordPlan) -> anyhow::Result<Self> {
         let mut session = Session::new(plan)?;
-        let held = match session.plan.targets.command.as_slice() {
-            [] => None,
-            words => Some(hold(words).context("cannot start a process for the command")?),
-        };
-        let command_pid = held.as_ref().map(|held| held.pid);
+        // If anything fails, it is dropped before the session.
+        let command =
+            CommandState::hold(&session.plan.targets.command).context("cannot start a process for the command")?;
+        let command_pid = command.held.as_ref().map(|held| held.pid);
         session.attaching.held = command_pid.filter(|_| session.attaching.inline.is_some());
         session.attaching.start(&session.plan.targets, command_pid, &mut session.host)?;
         session.recorder.set_functions(session.attaching.hooks.functions());
@@ -81,11 +100,10 @@ impl ActiveRecording {
         let outputs = resolve_outputs(&plan.outputs, first.as_ref().map(|(comm, pid)| (comm.as_str(), *pid)));
         let files = SnapshotFiles::new(&outputs, plan.outputs.write, plan.outputs.keep);
         // From here on we handle Ctrl-C: probes are attached, so the user must get a profile.
-        let signals = Signals::listen(held.as_ref().map(|held| held.process().try_clone()).transpose()?)?;
+        let signals = Signals::listen(command.held.as_ref().map(|held| held.process().try_clone()).transpose()?)?;
         let snapshot_wanted = signal(SignalKind::user_defined1())?;
         let line = StatusLine::new(plan.display);
-        let command = CommandState { held, running: None, exit_code: 0 };
-        Ok(Self { session, outputs, files, command, signals, snapshot_wanted, line, begun: Instant::now() })
+        Ok(Self { command, session, outputs, files, signals, snapshot_wanted, line, begun: Instant::now() })
     }
 
     /// The privileges that it goes on needing.
@@ -106,14 +124,14 @@ impl ActiveRecording {
         give_memory_back();
         self.session.begin();
         self.begun = Instant::now();
-        eprintln!("heapbpf: recording {}", self.session.describe_targets());
+        say(format!("recording {}", self.session.describe_targets()));
         let plan = &self.session.plan;
         let targets = &plan.targets;
         if targets.objects.are_probed(plan.hooks_inline()) {
-            eprintln!("heapbpf: {OBJECTS_NOTE}");
+            say(OBJECTS_NOTE);
         }
         if let Some(nobody) = targets.matched_by_nobody().filter(|_| targets.running.is_empty()) {
-            eprintln!("heapbpf: {nobody}; waiting for one");
+            say(format!("{nobody}; waiting for one"));
         }
     }
 
@@ -286,5 +304,26 @@ impl Wakers {
             guard = host.readable() => guard?.clear_ready(),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    use super::*;
+
+    #[test]
+    fn a_command_that_is_still_held_never_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let witness = folder.path().join("ran");
+        let state = CommandState::hold(&["touch".into(), witness.clone().into_os_string()]).unwrap();
+        let pid = i32::try_from(state.held.as_ref().unwrap().pid).ok().and_then(Pid::from_raw).unwrap();
+        let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        drop(state);
+        let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&minute)), Ok(1), "it has not ended");
+        assert!(!witness.exists());
     }
 }

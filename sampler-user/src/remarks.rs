@@ -1,0 +1,35 @@
+//! What is said to the user on standard error, a line at a time.
+//!
+//! `eprintln!` panics if it cannot write: the reader of a pipe may be gone, or a disk full. That must cost nobody a profile.
+
+use std::io::Write;
+
+/// Says a line, which begins with heapbpf's name. If nobody can hear it, nothing happens.
+pub fn say(line: impl AsRef<str>) {
+    write_line(&mut std::io::stderr().lock(), line.as_ref());
+}
+
+/// Writes the line at once: what the command writes meanwhile is not in its middle.
+fn write_line(out: &mut impl Write, line: &str) {
+    let _ = out.write_all(format!("heapbpf: {line}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_our_name() {
+        let mut said = Vec::new();
+        write_line(&mut said, "listening");
+        assert_eq!(said, b"heapbpf: listening\n");
+    }
+
+    #[test]
+    fn nobody_hears_and_nothing_happens() {
+        let (reader, mut pipe) = std::io::pipe().unwrap();
+        drop(reader);
+        write_line(&mut pipe, "into a closed pipe");
+        write_line(&mut std::fs::File::options().write(true).open("/dev/full").unwrap(), "onto a full disk");
+    }
+}

@@ -1,0 +1,70 @@
+//! Standard error that cannot be written to: its reader is gone, or the disk is full. It costs nobody a profile.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::program::program;
+use heapbpf_tests::target::{Lines, Target, wait};
+use heapbpf_tests::{checks, output};
+use tempfile::TempDir;
+
+/// Standard errors that take nothing.
+fn deaf() -> [(&'static str, Stdio); 2] {
+    let full = File::options().write(true).open("/dev/full").expect("every Linux has it");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    [("a full disk", full.into()), ("a closed pipe", writer.into())]
+}
+
+/// Runs heapbpf in a folder, expects exit status 0, and returns its standard output.
+fn run<'a>(folder: &Path, arguments: impl IntoIterator<Item = &'a str>, what: &str, stderr: Stdio) -> String {
+    let mut command = Command::new(heapbpf());
+    command.current_dir(folder).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+    let mut child = command.spawn().expect("the binary under test runs");
+    let stdout = Lines::of(child.stdout.take().expect("piped"));
+    let status = wait(&mut child, "heapbpf");
+    assert_eq!(status.code(), Some(0), "{what}: {status}");
+    stdout.rest().join("\n")
+}
+
+/// Records with the options, and checks what was written. Returns standard output.
+fn record(options: &[&str], what: &str, stderr: Stdio) -> String {
+    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    // The log has something to say, too.
+    let always = ["-vv", "-q", "--interval", "1", "--group-by", "pid", "-o", "profile.json", "--stats", "stats.json"];
+    let shown = run(folder.path(), always.into_iter().chain(options.iter().copied()), what, stderr);
+    let at = |name: &str| folder.path().join(name);
+    checks::always(&output::read(&at("profile.json")), &output::read(&at("stats.json")));
+    shown
+}
+
+#[test]
+fn a_process_is_recorded() {
+    let Some(_turn) = turn("a_process_is_recorded") else { return };
+    let target = Target::start(&program("pairs"), ["500"]);
+    let pid = target.pid().to_string();
+    for (what, stderr) in deaf() {
+        record(&["--pid", &pid, "--duration", "500ms", "--listen", "127.0.0.1:0"], what, stderr);
+    }
+}
+
+#[test]
+fn a_command_runs() {
+    let Some(_turn) = turn("a_command_runs") else { return };
+    for (what, stderr) in deaf() {
+        assert_eq!(record(&["--", "sh", "-c", "echo ran"], what, stderr), "ran", "{what}");
+    }
+}
+
+#[test]
+fn a_profile_gets_its_names() {
+    let Some(_turn) = turn("a_profile_gets_its_names") else { return };
+    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    std::fs::write(folder.path().join("known.heap"), "heap_v2/524288\n  t*: 1: 100 [0: 0]\n").expect("our own folder");
+    for (what, stderr) in deaf() {
+        let shown = run(folder.path(), ["report", "known.heap", "--symbolize"], what, stderr);
+        assert!(shown.contains("in use"), "{what}: {shown}");
+    }
+}
