@@ -1,6 +1,6 @@
 //! Stacks are correct for call paths that are hard to unwind, and for programs built without frame pointers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
@@ -65,13 +65,21 @@ fn right(profile: &Profile, site: &str, path: &[&str]) -> (u64, u64) {
     (good, here().map(|stack| stack.samples).sum())
 }
 
+/// The program built with these flags.
+fn frames(output: &str, flags: &[&str]) -> PathBuf {
+    program_with("frames", output, &[&["-foptimize-sibling-calls"], flags].concat())
+}
+
 /// Checks all paths in a program built with these flags.
 fn all_paths(case: &str, output: &str, flags: &[&str], unwind: &str) {
     let Some(_turn) = turn(case) else { return };
-    let profile = record(&program_with("frames", output, &[&["-foptimize-sibling-calls"], flags].concat()), unwind);
+    assert_paths(&record(&frames(output, flags), unwind));
+}
+
+fn assert_paths(profile: &Profile) {
     let mut wrong = Vec::new();
     for (site, path) in PATHS {
-        let (good, all) = right(&profile, site, path);
+        let (good, all) = right(profile, site, path);
         // A signal can arrive at any instruction; one in a hundred may hit one with wrong unwind information.
         if (good as f64) < 0.99 * all as f64 || all == 0 {
             wrong.push(format!("{site}: {good} of {all} stacks are {path:?}"));
@@ -107,11 +115,23 @@ fn paths_in_a_program_built_for_gprof() {
     all_paths("paths_in_a_program_built_for_gprof", "frames-pg", &["-pg"], "auto");
 }
 
+/// The kernel maps all of such a program executable and then data over it, which no event tells: beyond the outermost frame of
+/// a coroutine, a data address must not pass for a return address.
+#[test]
+fn paths_in_a_program_that_begins_with_code_and_is_started_meanwhile() {
+    let Some(_turn) = turn("paths_in_a_program_that_begins_with_code_and_is_started_meanwhile") else { return };
+    let program = frames("frames-noseparate", &["-fomit-frame-pointer", "-Wl,-z,noseparate-code"]);
+    let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", "1".as_ref());
+    let (profile, stats) = recorder.command(&program, ["100"]).start().finish().results();
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    assert_paths(&profile);
+}
+
 /// Frame pointers give correct stacks where programs have them, including the immediate caller, which the kernel's walk omits.
 #[test]
 fn frame_pointers_give_the_immediate_caller() {
     let Some(_turn) = turn("frame_pointers_give_the_immediate_caller") else { return };
-    let profile = record(&program_with("frames", "frames-fp", &["-foptimize-sibling-calls"]), "fp");
+    let profile = record(&frames("frames-fp", &[]), "fp");
     for (site, path) in PATHS.iter().filter(|(site, _)| ["site_01", "site_02", "site_07"].contains(site)) {
         let here = || profile.stacks.iter().filter(|stack| stack.site() == Some(*site));
         assert!(here().count() > 0, "{site}");
@@ -125,7 +145,7 @@ fn frame_pointers_give_the_immediate_caller() {
 #[test]
 fn stacks_through_an_interposer_are_whole() {
     let Some(_turn) = turn("stacks_through_an_interposer_are_whole") else { return };
-    let program = program_with("frames", "frames-nofp", &["-foptimize-sibling-calls", "-fomit-frame-pointer"]);
+    let program = frames("frames-nofp", &["-fomit-frame-pointer"]);
     for (output, flag) in [("calls.so", "-fno-optimize-sibling-calls"), ("jumps.so", "-foptimize-sibling-calls")] {
         let interposer = library("interposer", output, &[flag, "-fomit-frame-pointer", "-ldl"]);
         let mut command = Command::new(&program);

@@ -36,7 +36,8 @@ impl SpaceView<'_> {
 /// The code address of one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawFrame {
-    /// An address inside the calling instruction (return address − 1), or the instruction that a signal interrupted.
+    /// An address inside the calling instruction (return address − 1), the instruction that a signal interrupted, or the
+    /// first one of the trampoline that a signal handler returns to.
     pub address: u64,
     /// The module that was mapped there at the time of the sample.
     pub module: Option<ModuleId>,

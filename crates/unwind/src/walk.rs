@@ -174,7 +174,14 @@ impl<'a, M: Memory> Walk<'a, M> {
             return self.leave_uncovered(mapping, callee, unreadable);
         }
         let sp = self.state.sp;
+        let ip = self.state.ip;
         let step = self.leave_by_rule(rule, mapping.module, mapping.offset_of(lookup) + u64::from(synthetic));
+        // Handlers return to the first byte of a signal's trampoline, and the byte before is not of its symbol.
+        if self.is_exact
+            && let Some(frame) = self.frames.last_mut()
+        {
+            *frame = RawFrame::in_mapping(ip, mapping);
+        }
         // Only a signal can move to another stack and have the way back written down.
         self.on_other_stack |= self.is_exact && self.state.sp.wrapping_sub(sp) > SIGNAL_FRAME_BYTES;
         match step {

@@ -6,6 +6,7 @@
 
 pub mod breakpoints;
 pub mod cgroup;
+pub mod code_ranges;
 pub mod events;
 pub mod in_root;
 pub mod limits;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use heapbpf_elf::{Image, build_id, is_elf};
 use heapbpf_unwind::image::ModuleFiles;
 
-use super::mappings::{Kind, ModuleId};
+use super::code_ranges::CodeRanges;
+use super::mappings::{Kind, Mapping, ModuleId};
 use super::open::{ChangeTime, Opened, RealFile, Stamp, Unreadable, change_time, open_mapped};
 use super::record::{Device, MapEvent};
 use super::vdso;
@@ -83,6 +84,7 @@ pub struct Module {
     pub build_id: Option<Arc<[u8]>>,
     /// Whether it was found to have an allocator: its mappings are kept first.
     has_allocator: bool,
+    code: CodeRanges,
     device: Device,
     inode: u64,
     generation: Option<u64>,
@@ -172,6 +174,7 @@ impl ModuleTable {
             deleted,
             build_id: None,
             has_allocator: false,
+            code: CodeRanges::default(),
             device: map.device,
             inode: map.inode,
             generation,
@@ -208,6 +211,14 @@ impl ModuleTable {
             Some(Module { kind: ModuleKind::Vdso | ModuleKind::Vsyscall | ModuleKind::Uprobes, .. }) => Kind::Essential,
             _ => Kind::File,
         }
+    }
+
+    /// The part of a reported mapping that is code: the rest has been replaced by now ([`code_ranges`](super::code_ranges)).
+    #[must_use]
+    pub fn only_code(&self, mapping: Mapping) -> Mapping {
+        let bytes = mapping.end - mapping.start;
+        let code_bytes = self.get(mapping.module).map(|module| module.code.mapped_bytes(mapping.file_offset, bytes));
+        Mapping { end: mapping.start + code_bytes.unwrap_or(bytes), ..mapping }
     }
 
     /// The module with this id.
@@ -274,6 +285,7 @@ impl ModuleTable {
             deleted: false,
             build_id: image.as_deref().and_then(|image| build_id::of(image)).map(Arc::from),
             has_allocator: false,
+            code: CodeRanges::default(),
             device: map.device,
             inode: map.inode,
             generation: None,
@@ -350,6 +362,7 @@ impl ModuleTable {
             }
         };
         module.build_id = build_id::of(&opened.file).map(Arc::from);
+        module.code = CodeRanges::read(&opened.file, procfs::page_size());
         module.stamp = Some(opened.stamp);
         module.generation = module.generation.or(opened.generation);
         if let Some(real) = opened.real {

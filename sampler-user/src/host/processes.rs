@@ -337,7 +337,7 @@ impl Processes {
             return;
         }
         let (module, first) = modules.intern(map, true);
-        let mapping = mapping_of(map, module, modules);
+        let mapping = modules.only_code(mapping_of(map, module, modules));
         let Some(incarnation) = self.current_mut(map.pid) else { return };
         let inserted = incarnation.space.insert(mapping, &|module| modules.kind_of_mappings(module));
         // A library that is unloaded and loaded again at the same place has lost what was written into its pages.

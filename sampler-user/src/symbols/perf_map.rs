@@ -33,7 +33,7 @@ pub enum PerfMapError {
     /// It cannot be opened or read.
     #[error("{path}: {source}")]
     Io {
-        /// Path below the process's root.
+        /// Path as the process sees it.
         path: String,
         /// The operating system's reason.
         source: io::Error,
@@ -41,7 +41,7 @@ pub enum PerfMapError {
     /// It is not a regular file, or belongs to another user.
     #[error("{path}: {what}")]
     Refused {
-        /// Path below the process's root.
+        /// Path as the process sees it.
         path: String,
         /// Why.
         what: &'static str,
@@ -68,7 +68,7 @@ impl PerfMap {
     /// # Errors
     /// [`PerfMapError`]; most often because there is no map.
     pub fn open(root: &Path, namespace_pid: u32, owner: u32) -> Result<File, PerfMapError> {
-        let path = format!("tmp/perf-{namespace_pid}.map");
+        let path = path_of(namespace_pid);
         let failed = |source: io::Error| match source.raw_os_error() {
             Some(libc::ELOOP) => PerfMapError::Refused { path: path.clone(), what: "there is a symbolic link" },
             _ => PerfMapError::Io { path: path.clone(), source },
@@ -94,7 +94,7 @@ impl PerfMap {
     /// [`PerfMapError::Io`].
     pub fn read(mut file: &File, namespace_pid: u32, limits: Limits) -> Result<Self, PerfMapError> {
         let read = file.rewind().and_then(|()| Self::parse(file, limits));
-        read.map_err(|source| PerfMapError::Io { path: format!("tmp/perf-{namespace_pid}.map"), source })
+        read.map_err(|source| PerfMapError::Io { path: path_of(namespace_pid), source })
     }
 
     /// Parses a map. Where entries overlap, the later one wins: JIT compilers move and replace code.
@@ -176,6 +176,11 @@ impl PerfMap {
     pub fn is_empty(&self) -> bool {
         self.code.is_empty()
     }
+}
+
+/// Where a process writes its map, as it sees it.
+fn path_of(namespace_pid: u32) -> String {
+    format!("/tmp/perf-{namespace_pid}.map")
 }
 
 fn skip_line(lines: &mut impl BufRead) -> io::Result<()> {
@@ -300,7 +305,9 @@ mod tests {
         };
         // Not even if it is root's: then somebody else named it.
         refused(7, me + 1, "another user");
-        assert!(matches!(read(8, me), Err(PerfMapError::Io { .. })));
+        let missing = read(8, me).expect_err("there is none");
+        assert!(matches!(missing, PerfMapError::Io { .. }));
+        assert!(missing.to_string().starts_with("/tmp/perf-8.map: No such file"), "{missing}");
         symlink("/etc/passwd", map(9)).expect("link");
         refused(9, me, "symbolic link");
         symlink("/tmp/perf-7.map", map(10)).expect("link");

@@ -94,16 +94,15 @@ fn frames_never_lead_backwards() {
     assert_eq!((&*names[0], completeness), ("callee", Completeness::Truncated(Reason::BrokenChain)));
 }
 
-/// A handler that returns to a trampoline without call frame information, as other C libraries have it.
-const BARE_RESTORER: &str = r#"
+/// A handler that returns to the trampoline `restorer`.
+const HANDLER: &str = r#"
 #define _GNU_SOURCE
 #include <signal.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-__asm__("nop\n.globl bare_restorer\n.type bare_restorer,@function\nbare_restorer:\nmov $15, %rax\nsyscall\nnop\n");
-extern void bare_restorer(void);
+extern void restorer(void);
 struct action { void (*handler)(int); unsigned long flags; void (*restorer)(void); unsigned long mask; };
 static void (*current)(void);
 volatile int sink;
@@ -111,7 +110,7 @@ volatile int sink;
 __attribute__((visibility("default"))) void on_signal(int number) { current(); sink += number; }
 
 __attribute__((visibility("default"))) int trapped(void (*capture)(void), int depth) {
-    struct action action = {on_signal, 0x04000000, bare_restorer, 0}, before; /* SA_RESTORER */
+    struct action action = {on_signal, 0x04000000, restorer, 0}, before; /* SA_RESTORER */
     current = capture;
     syscall(SYS_rt_sigaction, SIGTRAP, &action, &before, 8);
     __asm__ volatile("int3");
@@ -120,12 +119,29 @@ __attribute__((visibility("default"))) int trapped(void (*capture)(void), int de
 }
 "#;
 
+/// Without call frame information, as other C libraries have it.
+const BARE_RESTORER: &str = r#"
+__asm__("nop\n.globl restorer\n.type restorer,@function\nrestorer:\nmov $15, %rax\nsyscall\nnop\n");
+"#;
+
+/// As glibc has it: the entry begins one byte early, so that it covers the return address minus one. rip, rsp, rbp and rbx are
+/// in the `ucontext` at the stack pointer.
+const RESTORER: &str = r#"
+__asm__(".cfi_startproc simple\n.cfi_signal_frame\n"
+        ".cfi_escape 0x0f, 4, 0x77, 0xa0, 1, 6\n.cfi_escape 0x10, 16, 3, 0x77, 0xa8, 1\n"
+        ".cfi_escape 0x10, 6, 3, 0x77, 0xf8, 0\n.cfi_escape 0x10, 3, 3, 0x77, 0x80, 1\n"
+        "nop\n.globl restorer\n.type restorer,@function\nrestorer:\nmov $15, %rax\nsyscall\n.cfi_endproc\nnop\n");
+"#;
+
 #[test]
-fn signal_trampolines_are_recognized_by_their_code() {
-    let Some(library) = Library::compile(BARE_RESTORER, &["-O2", "-fomit-frame-pointer"]) else { return };
-    let capture = library.capture("trapped", 1);
-    let stack = unwind(&OwnProcess::read().expect("/proc"), &capture);
-    let names: Vec<String> = stack.frames.iter().map(|frame| exported_name(frame.address)).collect();
-    assert_eq!(names[..3], ["on_signal", "bare_restorer", "trapped"], "{:?}", stack.completeness);
-    assert_eq!(stack.completeness, Completeness::Complete);
+fn signal_trampolines_are_named_and_lead_to_what_the_signal_interrupted() {
+    for trampoline in [BARE_RESTORER, RESTORER] {
+        let source = format!("{trampoline}{HANDLER}");
+        let Some(library) = Library::compile(&source, &["-O2", "-fomit-frame-pointer"]) else { return };
+        let capture = library.capture("trapped", 1);
+        let stack = unwind(&OwnProcess::read().expect("/proc"), &capture);
+        let names: Vec<String> = stack.frames.iter().map(|frame| exported_name(frame.address)).collect();
+        assert_eq!(names[..3], ["on_signal", "restorer", "trapped"], "{trampoline}: {:?}", stack.completeness);
+        assert_eq!(stack.completeness, Completeness::Complete, "{trampoline}");
+    }
 }

@@ -103,9 +103,13 @@ enum Next {
 
 impl Next {
     /// What our walk says after its frame `index`.
-    fn ours(stack: &RawStack, index: usize, nowhere: Option<RuntimeFrame>) -> Self {
-        if let Some(frame) = stack.frames.get(index + 1) {
-            return Self::Caller { ip: frame.address + 1, sp: None, fp: None };
+    fn ours(modules: &Modules, stack: &RawStack, index: usize, nowhere: Option<RuntimeFrame>) -> Self {
+        if let Some(RawFrame { address, .. }) = stack.frames.get(index + 1) {
+            let before = address.saturating_sub(1);
+            let is_signal = modules.at(before).and_then(|module| module.with_row(before, |_, is_signal| is_signal));
+            // The frame of a signal has its return address itself.
+            let ip = if is_signal == Some(true) { *address } else { address + 1 };
+            return Self::Caller { ip, sp: None, fp: None };
         }
         match (&stack.completeness, nowhere) {
             (Completeness::Truncated(Reason::Runtime(_)), Some(RuntimeFrame { ip, sp, fp })) => {
@@ -228,7 +232,7 @@ fn compare(
             Ok(Some(ip)) => Next::Caller { ip, sp: Some(state.sp()), fp: Some(state.bp()) },
             Err(_) => Next::Stuck,
         };
-        let ours = Next::ours(stack, index, nowhere);
+        let ours = Next::ours(modules, stack, index, nowhere);
         seen.steps += 1;
         if !ours.agrees_with(next) {
             let Some(excuse) = excuse(module, at, lost) else {
