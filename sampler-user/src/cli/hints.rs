@@ -6,11 +6,15 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::args::Cli;
 
-/// Adds a suggestion to the error if an unknown word is not an option: it is probably a process ID or a program.
+/// Adds a suggestion to the error if a word is unknown: it is a misspelt option or command, or a process ID or a program.
 pub fn explained(mut error: clap::Error) -> clap::Error {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return error };
-    if error.kind() != ErrorKind::UnknownArgument || word.starts_with('-') {
+    if error.kind() != ErrorKind::UnknownArgument {
         return error;
+    }
+    if word.starts_with('-') {
+        let near = word.strip_prefix("--").and_then(|word| similar_option(&error, word));
+        return of_option(error, near);
     }
     let tip: StyledStr = match (word.parse::<u32>(), similar_command(word)) {
         (Ok(pid), _) => format!("to profile process {pid}, use '--pid {pid}'").into(),
@@ -21,10 +25,40 @@ pub fn explained(mut error: clap::Error) -> clap::Error {
     error
 }
 
+/// Suggests an option, and not to put `--` before the unknown one, which would start a command of that name.
+fn of_option(mut error: clap::Error, near: Option<String>) -> clap::Error {
+    if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
+        tips.retain(|tip| !tip.to_string().starts_with("to pass"));
+        if !tips.is_empty() {
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+        }
+    }
+    if let Some(near) = near.filter(|_| error.get(ContextKind::SuggestedArg).is_none()) {
+        error.insert(ContextKind::SuggestedArg, ContextValue::String(format!("--{near}")));
+    }
+    error
+}
+
+/// The option that a misspelt one probably means, of the command that the error's usage is of.
+fn similar_option(error: &clap::Error, word: &str) -> Option<String> {
+    let mut cli = Cli::command();
+    cli.build();
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+    let name = usage.lines().next().and_then(|line| line.split(' ').nth(2)).unwrap_or_default();
+    let command = cli.find_subcommand(name).unwrap_or(&cli);
+    let options = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    nearest(word, options.filter_map(clap::Arg::get_long))
+}
+
 /// The command that a misspelt word probably means.
 fn similar_command(word: &str) -> Option<String> {
     let cli = Cli::command();
     let names = cli.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
+    nearest(word, names)
+}
+
+/// The name that a word is like, if one is.
+fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let near = names.map(|name| (mistakes(word, name), name)).min()?;
     (near.0 <= 2 && near.0 * 2 < word.chars().count()).then(|| near.1.to_owned())
 }
@@ -71,6 +105,25 @@ mod tests {
             [mistakes("", "abc"), mistakes("abc", "abc"), mistakes("acb", "abc"), mistakes("xbc", "abc")],
             [3, 0, 1, 1]
         );
+    }
+
+    #[test]
+    fn a_misspelt_option_is_recognised_and_starts_no_command() {
+        for (words, option) in [
+            (&["heapbpf", "--pdi", "3"][..], "--pid"),
+            (&["heapbpf", "--formt", "json"], "--format"),
+            (&["heapbpf", "report", "--toop=3", "x"], "--top"),
+            (&["heapbpf", "record", "--pdi=3"], "--pid"),
+            (&["heapbpf", "report", "--pdi", "x"], ""),
+            (&["heapbpf", "--nosuch"], ""),
+            (&["heapbpf", "-d", "-1s", "--all"], ""),
+        ] {
+            let text = message(words);
+            let tips: Vec<&str> = text.lines().filter_map(|line| line.trim_start().strip_prefix("tip: ")).collect();
+            let expected = (!option.is_empty()).then(|| format!("a similar argument exists: '{option}'"));
+            assert_eq!(tips, expected.as_slice(), "{words:?}: {text}");
+        }
+        assert!(message(&["heapbpf", "--pid", "-1"]).contains("process ids are above 0"));
     }
 
     #[test]

@@ -1,9 +1,14 @@
 //! What a terminal offers of the command line itself: completions, man pages, and the first steps.
 
 use std::io::{self, Write};
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use clap::CommandFactory as _;
+use clap::{Arg, Command, CommandFactory as _, ValueHint};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use heapbpf_profile::units;
 
 use super::args::{Cli, CompletionArgs, ManArgs};
 
@@ -22,13 +27,28 @@ heapbpf shows which code of running programs allocates and holds memory:
 /// # Errors
 /// Standard output cannot be written to.
 pub fn completions(args: &CompletionArgs) -> anyhow::Result<u8> {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "heapbpf", &mut script);
+    let script = script(args.shell);
     match io::stdout().write_all(&script) {
         // The reader has what it wanted.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
         written => written.context("standard output").map(|()| 0),
     }
+}
+
+fn script(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut without_files(Cli::command()), "heapbpf", &mut script);
+    script
+}
+
+/// The command, with no names of files offered for values that are none: numbers, times, patterns.
+fn without_files(command: Command) -> Command {
+    let hint = |arg: Arg| {
+        // A command to start is a file, too.
+        let is_unknown = arg.get_value_hint() == ValueHint::Unknown && !arg.is_last_set();
+        if is_unknown && arg.get_action().takes_values() { arg.value_hint(ValueHint::Other) } else { arg }
+    };
+    command.mut_args(hint).mut_subcommands(without_files)
 }
 
 /// Writes the man pages.
@@ -38,28 +58,90 @@ pub fn completions(args: &CompletionArgs) -> anyhow::Result<u8> {
 pub fn pages(args: &ManArgs) -> anyhow::Result<u8> {
     let folder = args.folder.display();
     std::fs::create_dir_all(&args.folder).with_context(|| format!("{folder} cannot be made"))?;
-    clap_mangen::generate_to(Cli::command(), &args.folder)
-        .with_context(|| format!("pages cannot be written to {folder}"))?;
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    write_pages(&command, &args.folder).with_context(|| format!("pages cannot be written to {folder}"))?;
     Ok(0)
+}
+
+/// Writes the pages of a command and of those below it.
+fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        write_pages(below, folder)?;
+    }
+    let page = Man::new(command.clone()).date(date());
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    std::fs::write(folder.join(page.get_filename()), tidied(&String::from_utf8_lossy(&text)))
+}
+
+/// The day of the source, which releases are built with; otherwise none, as pages do not depend on when they are written.
+fn date() -> String {
+    let seconds = option_env!("SOURCE_DATE_EPOCH").and_then(|seconds| seconds.trim().parse().ok());
+    let time = seconds.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+    time.map_or(String::new(), |time| units::rfc3339(time).chars().take("2026-01-01".len()).collect())
+}
+
+/// A page without what readers of man pages warn of: empty lines between breaks, blanks at the end of lines, and a title whose
+/// empty fields are missing, so that the version stands in the place of the date.
+fn tidied(page: &str) -> String {
+    let page = page.replace("\n.br\n\n.br\n", "\n.sp\n");
+    let line = |line: &str| {
+        let line = line.trim_end_matches(' ');
+        if line.starts_with(".TH ") { line.replace("  ", " \"\" ") + "\n" } else { format!("{line}\n") }
+    };
+    page.lines().map(line).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use clap_complete::Shell;
-
     use super::*;
 
     #[test]
     fn every_shell_completes_commands_and_options() {
         for shell in [Shell::Bash, Shell::Elvish, Shell::Fish, Shell::PowerShell, Shell::Zsh] {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "heapbpf", &mut script);
-            let script = String::from_utf8(script).expect("text");
+            let script = String::from_utf8(script(shell)).expect("text");
             for word in ["doctor", "interval", "heapbpf"] {
                 assert!(script.contains(word), "{shell}: no {word}");
             }
             assert!(!script.contains("measuring"), "{shell}: names what is not for users");
         }
+    }
+
+    #[test]
+    fn names_of_files_are_offered_for_files_alone() {
+        let bash = String::from_utf8(script(Shell::Bash)).expect("text");
+        for (option, offered) in [
+            ("--group-by", "COMPREPLY=($(compgen -W \"program pid comm exe cgroup thread none\""),
+            ("--by", "COMPREPLY=($(compgen -W \"stack function file module"),
+            ("--value", "COMPREPLY=($(compgen -W \"alloc_objects alloc_space"),
+            ("--format", "COMPREPLY=($(compgen -W"),
+            ("--estimator", "COMPREPLY=($(compgen -W"),
+            ("--pid", "COMPREPLY=(\"${cur}\")"),
+            ("--interval", "COMPREPLY=(\"${cur}\")"),
+            ("--callers", "COMPREPLY=(\"${cur}\")"),
+            ("--output", "COMPREPLY=($(compgen -f"),
+        ] {
+            let case = format!("                {option})\n");
+            let mut offers = bash.split(&case).skip(1).peekable();
+            assert!(offers.peek().is_some(), "{option}");
+            for offer in offers {
+                let offer = offer.lines().map(str::trim).find(|line| line.starts_with("COMPREPLY")).expect("an offer");
+                assert!(offer.starts_with(offered), "{option}: {offer}");
+            }
+        }
+        let fish = String::from_utf8(script(Shell::Fish)).expect("text");
+        assert!(fish.lines().any(|line| line.contains("-l by ") && line.ends_with("-r -f -a \"stack\\t''")), "{fish}");
+        let zsh = String::from_utf8(script(Shell::Zsh)).expect("text");
+        assert!(zsh.contains(":GROUP:(program pid ") && !zsh.contains(":GROUP:_default"), "{zsh}");
+    }
+
+    #[test]
+    fn pages_have_their_fields_in_place() {
+        let title = ".TH heapbpf 1  \"heapbpf 0.1.0\" \n.SH SYNOPSIS\nfull \n.br\n\n.br\nx\n";
+        assert_eq!(tidied(title), ".TH heapbpf 1 \"\" \"heapbpf 0.1.0\"\n.SH SYNOPSIS\nfull\n.sp\nx\n");
+        let day = ".TH heapbpf 1 2026\\-11\\-27 \"heapbpf 0.1.0\" \n";
+        assert_eq!(tidied(day).trim_end(), day.trim_end());
     }
 
     #[test]

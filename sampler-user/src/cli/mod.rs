@@ -11,6 +11,7 @@ pub mod error;
 pub mod hints;
 pub mod log;
 pub mod manual;
+pub mod names;
 pub mod pictures;
 pub mod pipelines;
 pub mod plan;

@@ -32,6 +32,7 @@ use crate::symbols::options::Options;
 use heapbpf_profile::adjust::{Adjustments, At};
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::model::Criterion;
+use heapbpf_profile::units;
 use heapbpf_statistics::plan::ClassPlan;
 use heapbpf_statistics::size_classes::CLASS_INTERVAL;
 
@@ -60,6 +61,9 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
     let outputs = pipelines::outputs(args)?;
     let (interval, classes) = sampling(&args.sampling)?;
     let rules = check_options(args)?;
+    if let Some(note) = rare_samples(args).filter(|_| !args.display.quiet) {
+        log::warn!("{note}");
+    }
     check_system(args, &outputs)?;
     if let Some(program) = args.target.command.first() {
         check_program(program)?;
@@ -313,6 +317,19 @@ fn sampling(args: &SamplingArgs) -> Result<(u64, Option<ClassRule>), PlanError> 
     }
 }
 
+/// What to say where the default interval, which is meant for bytes, counts allocations.
+fn rare_samples(args: &RecordArgs) -> Option<String> {
+    let criterion = Criterion::from(args.sampling.criterion);
+    let is_default = args.sampling.interval == Interval::Size(DEFAULT_INTERVAL);
+    (is_default && criterion != Criterion::Bytes).then(|| {
+        format!(
+            "--criterion {} without -i takes one sample in {} allocations; -i 1000 would take one in 1,000",
+            criterion.name(),
+            units::count(DEFAULT_INTERVAL as f64)
+        )
+    })
+}
+
 /// Maximum size of a file of intervals by size class, in bytes: far more than 256 intervals take.
 const LARGEST_CLASS_FILE: u64 = 1 << 20;
 
@@ -378,6 +395,21 @@ mod tests {
             assert!(message.contains(part), "{words:?}: {message}");
             assert_eq!(status, 2, "{words:?}");
         }
+    }
+
+    #[test]
+    fn the_default_interval_is_told_where_it_counts_allocations() {
+        let note = |words: &[&str]| {
+            let words = [&["heapbpf", "--all"], words].concat();
+            rare_samples(&Cli::try_parse_from(words).unwrap().record)
+        };
+        for criterion in ["allocations", "size-class"] {
+            let note = note(&["--criterion", criterion]).unwrap();
+            assert!(note.contains("one sample in 524,288 allocations") && note.contains("-i 1000"), "{note}");
+        }
+        assert_eq!(note(&["--criterion", "allocations", "-i", "100"]), None);
+        assert_eq!(note(&["--criterion", "size-class", "-i", "@x.json"]), None);
+        assert_eq!(note(&[]), None);
     }
 
     #[test]

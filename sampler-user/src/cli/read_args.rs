@@ -6,7 +6,8 @@ use clap::Args;
 use regex::Regex;
 
 use super::choices::{AtArg, PlotArg};
-use super::values::{parse_confidence, parse_estimator, parse_exposure, parse_size, parse_value};
+use super::names;
+use super::values::{parse_confidence, parse_exposure, parse_size};
 use crate::symbols::debuginfod::settings::parse_url;
 use crate::terminal::Color;
 use heapbpf_profile::diff::Exposure;
@@ -25,12 +26,11 @@ pub struct DiffArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Compare: alloc_objects, alloc_space, inuse_objects, inuse_space,
-    /// at_exit_objects, at_exit_space
-    #[arg(long, value_name = "VALUE", value_parser = parse_value)]
+    /// Value to compare
+    #[arg(long, value_name = "VALUE", value_parser = names::values())]
     pub value: Option<Value>,
-    /// Stacks are told apart by: program, pid, comm, exe, cgroup, thread, none
-    #[arg(long, value_name = "GROUP")]
+    /// What stacks are told apart by
+    #[arg(long, value_name = "GROUP", value_parser = names::groups())]
     pub group_by: Option<GroupBy>,
     /// What allocations are counted per: `second`, `recording`, or BEFORE:AFTER of anything else, such as requests;
     /// without it per second, unless both recordings lasted until their processes ended
@@ -53,10 +53,8 @@ pub struct MergeArgs {
     /// Where the sum goes
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, dhat, folded, svg, html, speedscope, heap_v2,
-    /// perfetto,
-    /// parquet, otlp, firefox
-    #[arg(long, value_name = "FORMAT")]
+    /// Format, where the file's extension does not tell
+    #[arg(long, value_name = "FORMAT", value_parser = names::formats())]
     pub format: Option<String>,
     /// Overwrite the output
     #[arg(long)]
@@ -92,16 +90,15 @@ pub struct ReportArgs {
     /// output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<PathBuf>,
-    /// Format: text (tables), or one that is written, without -o to standard output: pprof, json, json.gz, csv, dhat, folded,
-    /// svg, html, speedscope, heap_v2, perfetto, parquet, otlp, firefox; with -o where the file's extension does not tell.
-    /// --by, --tree, --callers and --suspects: csv, json; --tree and --callers also svg, folded
-    #[arg(long, value_name = "FORMAT")]
+    /// Format: text (tables), or one that is written, without -o to standard output; with -o where the file's extension does not
+    /// tell. --by, --tree, --callers and --suspects: csv, json; --tree and --callers also svg, folded; --plot: svg, png
+    #[arg(long, value_name = "FORMAT", value_parser = names::report_formats())]
     pub format: Option<String>,
     /// Overwrite files named by -o
     #[arg(long, requires = "outputs")]
     pub force: bool,
-    /// What the table has rows for: stack, function, file, module, program, size, thread
-    #[arg(long, value_name = "WHAT", default_value = "stack")]
+    /// What the table has rows for
+    #[arg(long, value_name = "WHAT", value_parser = names::tables(), default_value = "stack")]
     pub by: By,
     /// Leak suspects instead of the table: what lives far beyond the lifetimes of its stack, and what only grows
     #[arg(long, conflicts_with_all = ["by", "tree", "callers"])]
@@ -130,9 +127,8 @@ pub struct ReportArgs {
     /// Also so many functions, with all that is allocated through them
     #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "20", num_args = 0..=1, require_equals = true)]
     pub functions: usize,
-    /// Sort by: alloc_objects, alloc_space, inuse_objects, inuse_space,
-    /// at_exit_objects, at_exit_space
-    #[arg(long, value_name = "VALUE", value_parser = parse_value)]
+    /// Value to sort by
+    #[arg(long, value_name = "VALUE", value_parser = names::values())]
     pub value: Option<Value>,
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
@@ -146,8 +142,8 @@ pub struct ReportArgs {
     /// Figures in use at this moment
     #[arg(long, value_enum, default_value_t, value_name = "MOMENT")]
     pub at: AtArg,
-    /// Estimate bytes by another rule, to compare: horvitz-thompson, count-of-successes, size-over-interval, offset
-    #[arg(long, value_name = "NAME", default_value = "horvitz-thompson", value_parser = parse_estimator, conflicts_with = "calibrate")]
+    /// Estimate bytes by another rule, to compare
+    #[arg(long, value_name = "NAME", default_value = "horvitz-thompson", value_parser = names::estimators(), conflicts_with = "calibrate")]
     pub estimator: Estimator,
     /// Fold recursion in stacks: those that differ in its depth alone are one (default)
     #[arg(long, overrides_with = "no_fold_recursion")]
@@ -155,8 +151,8 @@ pub struct ReportArgs {
     /// Every stack by itself, with all calls of a recursion
     #[arg(long)]
     pub no_fold_recursion: bool,
-    /// Put stacks together by: program, pid, comm, exe, cgroup, thread, none
-    #[arg(long, value_name = "GROUP")]
+    /// What stacks are put together by
+    #[arg(long, value_name = "GROUP", value_parser = names::groups())]
     pub group_by: Option<GroupBy>,
     /// Colours
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]

@@ -8,9 +8,10 @@ use std::time::Duration;
 use clap::Args;
 
 use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, PythonObjectsArg, UnwindArg};
+use super::names;
 use super::values::{
     Interval, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_overhead, parse_pid,
-    parse_seed, parse_size, parse_value,
+    parse_seed, parse_size,
 };
 use crate::symbols::debuginfod::settings::parse_url;
 use crate::terminal::Color;
@@ -53,7 +54,7 @@ pub struct RecordArgs {
 #[derive(Clone, Debug, Default, Args)]
 pub struct TargetArgs {
     /// Processes to profile
-    #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', value_parser = parse_pid, help_heading = "Target")]
+    #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', value_parser = parse_pid, allow_negative_numbers = true, help_heading = "Target")]
     pub pids: Vec<u32>,
     /// Every process on this host, present and future
     #[arg(short, long, help_heading = "Target")]
@@ -119,20 +120,17 @@ pub struct OutputArgs {
     /// Output file; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
     pub outputs: Vec<PathBuf>,
-    /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, dhat, folded, svg, html, speedscope, heap_v2,
-    /// perfetto,
-    /// parquet, otlp, firefox
-    #[arg(long, value_name = "FORMAT", help_heading = "Output")]
+    /// Format, where the file's extension does not tell
+    #[arg(long, value_name = "FORMAT", value_parser = names::formats(), help_heading = "Output")]
     pub format: Option<String>,
     /// Overwrite files named by -o and --stats, and write to where symbolic links of yours lead
     #[arg(long, help_heading = "Output")]
     pub force: bool,
-    /// Value in formats that hold one: alloc_objects, alloc_space, inuse_objects, inuse_space,
-    /// at_exit_objects, at_exit_space
-    #[arg(long, value_name = "VALUE", value_parser = parse_value, help_heading = "Output")]
+    /// Value in formats that hold one
+    #[arg(long, value_name = "VALUE", value_parser = names::values(), help_heading = "Output")]
     pub value: Option<Value>,
-    /// Put stacks together by: program, pid, comm, exe, cgroup, thread, none
-    #[arg(long, value_name = "GROUP", help_heading = "Output")]
+    /// What stacks are put together by
+    #[arg(long, value_name = "GROUP", value_parser = names::groups(), help_heading = "Output")]
     pub group_by: Option<GroupBy>,
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence, help_heading = "Output")]

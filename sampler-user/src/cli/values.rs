@@ -59,7 +59,18 @@ pub fn parse_overhead(text: &str) -> Result<Overhead, String> {
 pub fn parse_pid(text: &str) -> Result<u32, String> {
     let process = text.trim();
     process.parse().map_err(|_| {
-        format!("a process id is a number: `pidof {process}` finds those of a program, --comm takes processes by name")
+        let digits = process.strip_prefix('-').unwrap_or(process);
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        match process {
+            "" => "a process id is missing here".to_owned(),
+            _ if is_number && digits.len() < process.len() => "process ids are above 0".to_owned(),
+            _ if is_number => "too large for a process id".to_owned(),
+            // No program has such a name.
+            _ if process.parse::<f64>().is_ok() => "a process id is a whole number".to_owned(),
+            _ => format!(
+                "a process id is a number: `pidof {process}` finds those of a program, --comm takes processes by name"
+            ),
+        }
     })
 }
 
@@ -170,6 +181,22 @@ mod tests {
         assert_eq!(parse_listen("[::1]:80").unwrap().to_string(), "[::1]:80");
         for bad in ["", "example.org", "1.2.3.4", "70000", "1.2.3.4:99999", "host:1"] {
             assert!(parse_listen(bad).unwrap_err().contains("127.0.0.1:6060"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_process_id_is_explained() {
+        assert_eq!(parse_pid(" 12"), Ok(12));
+        for (text, part) in [
+            ("", "missing"),
+            (" ", "missing"),
+            ("99999999999", "too large"),
+            ("-1", "above 0"),
+            ("1.5", "whole number"),
+            ("nginx", "`pidof nginx`"),
+        ] {
+            let error = parse_pid(text).unwrap_err();
+            assert!(error.contains(part) && error.contains("pidof") == (text == "nginx"), "{text}: {error}");
         }
     }
 

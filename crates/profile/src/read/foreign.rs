@@ -9,7 +9,7 @@ const KNOWN: &[(&[u8], &str)] = &[
     (b"group,stack,incomplete,", "a table (CSV)"),
 ];
 
-/// Longest first line that is looked at, in bytes.
+/// Longest first line, and the most of a text, that is looked at, in bytes.
 const LONGEST_LINE: usize = 64 << 10;
 
 /// What a file is that begins like this; `None` if it may be a pprof profile, or something else.
@@ -32,6 +32,20 @@ pub(super) fn kind(bytes: &[u8]) -> Option<&'static str> {
         [0x32, ..] => Some("a Perfetto trace"),
         _ => None,
     }
+}
+
+/// Whether a file begins as text does: in UTF-8, with no other control characters than those of lines, pages and colours.
+pub(super) fn is_text(bytes: &[u8]) -> bool {
+    let start = &bytes[..bytes.len().min(LONGEST_LINE)];
+    let text = match std::str::from_utf8(start) {
+        Ok(text) => text,
+        // The limit may be within a character.
+        Err(error) if error.error_len().is_none() && start.len() < bytes.len() => {
+            std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default()
+        }
+        Err(_) => return false,
+    };
+    !text.is_empty() && !text.contains(|c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\x0c' | '\x1b'))
 }
 
 /// Whether a message has a message in its field 1, whose field 1 has a length, too.
@@ -86,6 +100,20 @@ mod tests {
             named += 1;
         }
         assert!(named >= 6, "{named}");
+    }
+
+    #[test]
+    fn text_is_told_from_what_is_none() {
+        let long = format!("x{}", "ü".repeat(LONGEST_LINE));
+        let passwd = "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n";
+        for text in [passwd, "\x1b[1mbold\x1b[0m\r\n", "naïve", &long] {
+            assert!(is_text(text.as_bytes()), "{text:.40}");
+            let told = super::super::parse(text.as_bytes()).map(|_| ()).expect_err("no profile").to_string();
+            assert!(told.starts_with("it is text, no profile; heapbpf reads"), "{told}");
+        }
+        for other in [&b""[..], b"a\0b", b"\x0a\x04\x08\x01\x10\x02", b"\xff\xfe", b"na\xc3"] {
+            assert!(!is_text(other), "{other:?}");
+        }
     }
 
     #[test]

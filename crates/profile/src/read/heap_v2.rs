@@ -146,6 +146,10 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
         vec!["a heap_v2 profile: each stack was unbiased by its mean block size, as jeprof does".to_owned()];
     if !accumulated {
         notes.push("only what is in use was recorded (no prof_accum): what was allocated in all is not known".into());
+    } else if found.iter().all(|(_, line)| line.inuse == (0, 0)) {
+        notes.push(
+            "no stack has blocks in use: if the recording did not follow frees, what is in use is not known".into(),
+        );
     }
     Profile {
         header: Header { samples_known: false, offsets_known: false, ..Header::new(interval, Criterion::Bytes) },

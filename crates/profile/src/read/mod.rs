@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::model::{Profile, Row};
+use super::units::ByteUnit;
 
 /// Largest file that is read, in bytes.
 pub const LARGEST_FILE: u64 = 2 << 30;
@@ -114,12 +115,18 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
 
 fn parse_within(bytes: &[u8], largest_decompressed: u64) -> Result<Profile, ContentError> {
     if bytes.len() as u64 > LARGEST_FILE {
-        return Err(ContentError::TooLarge(format!("more than {LARGEST_FILE} bytes")));
+        return Err(ContentError::TooLarge(format!("more than {}", whole(LARGEST_FILE))));
     }
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return parse_plain(bytes);
     }
     parse_plain(&decompressed(bytes, largest_decompressed)?)
+}
+
+/// A limit in its unit: `1 GiB`.
+fn whole(bytes: u64) -> String {
+    let unit = ByteUnit::of(bytes as f64);
+    format!("{} {}", bytes as f64 / unit.bytes(), unit.name())
 }
 
 #[cfg(not(feature = "pprof"))]
@@ -135,7 +142,7 @@ fn decompressed(bytes: &[u8], largest_decompressed: u64) -> Result<Vec<u8>, Cont
         .read_to_end(&mut plain)
         .map_err(|error| ContentError::Damaged { format: "gzip", reason: error.to_string() })?;
     if plain.len() as u64 > largest_decompressed {
-        return Err(ContentError::TooLarge(format!("more than {largest_decompressed} bytes when decompressed")));
+        return Err(ContentError::TooLarge(format!("more than {} when decompressed", whole(largest_decompressed))));
     }
     Ok(plain)
 }
@@ -169,7 +176,13 @@ fn parse_content(bytes: &[u8]) -> Result<Profile, ContentError> {
     }
     match foreign::kind(bytes) {
         Some(what) => Err(ContentError::Foreign(what.into())),
-        None => parse_pprof(bytes),
+        // Text may happen to be a message, so that only what cannot be read is said to be text.
+        None => parse_pprof(bytes).map_err(|error| match error {
+            ContentError::Damaged { .. } | ContentError::Foreign(_) if foreign::is_text(bytes) => {
+                ContentError::Foreign("text, no profile".into())
+            }
+            error => error,
+        }),
     }
 }
 

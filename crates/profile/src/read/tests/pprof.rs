@@ -161,7 +161,7 @@ fn bombs_are_refused() {
     // Ten megabytes of empty strings compress to a few kilobytes.
     let bomb = gzip(&[0x32u8, 0].repeat(5 << 20));
     assert!(bomb.len() < 1 << 17);
-    assert!(message(parse_within(&bomb, 1 << 20)).contains("too large: more than 1048576 bytes when decompressed"));
+    assert!(message(parse_within(&bomb, 1 << 20)).contains("too large: more than 1 MiB when decompressed"));
     // This is small enough to be decompressed, but has too many entries.
     assert!(message(parse(&[0x12u8, 0].repeat(MOST_FRAMES + 2))).contains("too large"));
     // This is one stack of many frames, many times over.
