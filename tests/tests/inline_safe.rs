@@ -5,6 +5,7 @@ use std::process::Command;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::{doctor, doctor_of};
 use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::inline::{Hook, begin};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -210,6 +211,31 @@ fn other_options_work_or_are_refused_before_anything_is_touched() {
     assert!(stats.hooks[0].hook == "inline" || is_late, "{stats:?}");
     checks::sites(&profile, &truth, 1, Compare::Allocated);
     assert!(running.target.end().success());
+}
+
+/// What a program seals stays until its end. Its jumps are taken out all the same, and a later recording does not wait for it.
+#[test]
+fn what_is_sealed_stays_and_does_not_count() {
+    let case = "what_is_sealed_stays_and_does_not_count";
+    let Some(_turn) = turn(case) else { return };
+    let start = || Target::start(&program("sealing"), [""; 0]);
+    let (mut target, recording) = begin(&start, Hook::Inline, "libc", 4096, &[]);
+    let pid = target.pid();
+    target.go();
+    let line = target.line();
+    if line != "sealed" {
+        return skipped(case, &line);
+    }
+    let outcome = recording.stop();
+    assert!(outcome.stderr.contains("which do not count any more, until it ends"), "{}", outcome.stderr);
+    assert!(maps(pid).contains("/memfd:heapbpf-"), "nobody can take it out");
+    let again = Recorder::of(pid, 4096).option("--hook", "inline").flag("--no-follow").start().stop();
+    let (_, stats) = again.results();
+    let told = stats.hooks[0].not_inline.as_deref().unwrap_or_default();
+    assert!(told.contains("are sealed"), "{told:?}, {}", again.stderr);
+    let warnings = again.stderr.matches("keeps memory of its inline hooks").count();
+    assert!(warnings <= 2, "it is not tried again and again: {}", again.stderr);
+    assert!(target.end().success());
 }
 
 /// Where probes take much, one line says what inline hooks would take.

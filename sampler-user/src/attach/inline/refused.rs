@@ -57,6 +57,11 @@ pub enum Refused {
         "it has inline hooks of a heapbpf that was killed, and they could not be taken out; probes see nothing of it"
     )]
     Stays,
+    /// The same, and it never will be: the kernel refuses to change its mappings.
+    #[error(
+        "it has memory of inline hooks that cannot be taken out, because its mappings are sealed (mseal); probes see nothing of it"
+    )]
+    Sealed,
     /// The same, and they are to be taken out first.
     #[error(
         "it has inline hooks of a heapbpf that was killed: the next recording, or heapbpf doctor --clean, takes them out"
@@ -99,7 +104,7 @@ pub enum Refused {
 impl Refused {
     /// Whether the process is hooked inline by others, so that probes see nothing of it.
     pub const fn blinds_probes(&self) -> bool {
-        matches!(self, Self::Hooked | Self::Left(_) | Self::Stays)
+        matches!(self, Self::Hooked | Self::Left(_) | Self::Stays | Self::Sealed)
     }
 
     /// Whether another attempt may succeed: no thread found a CPU in time, or the process was changing.

@@ -13,21 +13,41 @@ use super::refused::Refused;
 const ATTEMPTS: usize = 8;
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// What a process keeps of inline hooks that could not be taken out.
+const COUNT_ON: &str =
+    "keeps its inline hooks, which count on until the next recording, or heapbpf doctor --clean, takes them out";
+/// The same if a system call failed: these are made after the jumps were taken out.
+const STAYS: &str = "keeps memory of its inline hooks, which do not count any more, until the next recording, or heapbpf doctor \
+                     --clean, takes it out";
+/// The same if the kernel never allows the call, as after `mseal(2)`.
+const SEALED: &str = "keeps memory of its inline hooks, which do not count any more, until it ends";
+
+/// Whether another attempt may take out of a process what this one could not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// It may, or there is nothing left.
+    May,
+    /// The kernel never allows it.
+    Never,
+}
+
 /// Takes out of a process what is ours and nobody's any more, if it still runs. Waits for a moment at which that is possible.
 pub(super) fn take_out(pid: u32) {
+    try_to_take_out(pid);
+}
+
+/// The same. Whether there may be another moment.
+fn try_to_take_out(pid: u32) -> Next {
     let mut attempts = Attempts::default();
     let mut kept = 0;
-    let mut fails = |why: &dyn std::fmt::Display, may_pass| {
+    let mut fails = |why: &dyn std::fmt::Display, what, may_pass| {
         let pause = attempts.failed().filter(|_| may_pass);
         match pause {
             Some(pause) => {
                 log::info!("process {pid}: inline hooks are not taken out yet: {why}");
                 std::thread::sleep(pause);
             }
-            None => log::warn!(
-                "process {pid} keeps its inline hooks, which count on: {why}; the next recording, or heapbpf doctor \
-                 --clean, takes them out"
-            ),
+            None => log::warn!("process {pid} {what}: {why}"),
         }
         pause.is_some()
     };
@@ -35,18 +55,18 @@ pub(super) fn take_out(pid: u32) {
         let target = match Target::look(pid) {
             Ok(target) => target,
             // It has ended, or runs another program.
-            Err(_) if !has_mapped_ours(pid) => return,
+            Err(_) if !has_mapped_ours(pid) => return Next::May,
             Err(why) => {
                 // A child of vfork goes its own way soon; a debugger may stay for hours.
                 let may_pass = matches!(why, Refusal::SharedMemory(_));
-                if !fails(&why, may_pass) {
-                    return;
+                if !fails(&why, COUNT_ON, may_pass) {
+                    return Next::May;
                 }
                 continue;
             }
         };
         match take_out_found(&target, &[]) {
-            Ok(true) => return,
+            Ok(true) => return Next::May,
             // It leads nowhere any more.
             Ok(false) if kept < ATTEMPTS => {
                 kept += 1;
@@ -54,11 +74,16 @@ pub(super) fn take_out(pid: u32) {
             }
             Ok(false) => {
                 log::info!("process {pid} keeps memory of its inline hooks: a thread may still come back to it");
-                return;
+                return Next::May;
             }
             Err(error) => {
-                if !fails(&error, true) {
-                    return;
+                let (what, next) = match &error {
+                    Error::Call { source, .. } if source.raw_os_error() == Some(libc::EPERM) => (SEALED, Next::Never),
+                    Error::Call { .. } => (STAYS, Next::May),
+                    _ => (COUNT_ON, Next::May),
+                };
+                if !fails(&error, what, next == Next::May) {
+                    return next;
                 }
             }
         }
@@ -98,10 +123,10 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Resu
     if !is_any {
         return Ok(target);
     }
-    take_out(pid);
+    let next = try_to_take_out(pid);
     let target = Target::look(pid)?;
     if target.found().iter().any(|found| !is_ours(found) && found.is_hooked()) {
-        return Err(Refused::Stays);
+        return Err(if next == Next::Never { Refused::Sealed } else { Refused::Stays });
     }
     log::info!("process {pid}: what a heapbpf that was killed left was taken out");
     Ok(target)

@@ -107,8 +107,9 @@ fn line(used: &Use, comm: &str, pid: u32, tracking: Tracking, costs: &ProbeCosts
     advice.extend(larger.then(|| "a larger -i does not help".to_owned()));
     advice.extend(options.iter().map(|(name, share)| format!("{name} would take {}", units::percent(*share))));
     advice.push("--max-overhead 10% bounds it, and says what it gives up for that".into());
+    let who = if comm.is_empty() { format!("process {pid}") } else { format!("{comm} ({pid})") };
     format!(
-        "probes take {} of the CPU time of {comm} ({pid}), which makes it {times} times slower: {}",
+        "probes take {} of the CPU time of {who}, which makes it {times} times slower: {}",
         units::percent(share),
         advice.join("; ")
     )
@@ -159,6 +160,7 @@ mod tests {
             assert!(lines[0].contains(part), "{part}: {}", lines[0]);
         }
         assert_eq!(slowed.notes(), [format!("after 0.8 s: {}", lines[0])]);
+        assert!(line(&seen(7, 1e6, 1.0).used, "", 7, FULL, &COSTS).contains("of the CPU time of process 7, which"));
         assert!(look(&mut slowed, vec![seen(7, 1.76e6, 5.8)]).is_empty(), "once");
     }
 
