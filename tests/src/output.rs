@@ -119,6 +119,13 @@ pub struct Process {
     pub figures: Figures,
 }
 
+impl Process {
+    /// Whether another recording had hooked it inline for a while, so that probes saw nothing of it.
+    pub fn was_hidden(&self) -> bool {
+        self.missing.iter().any(|missing| missing.what == "the time under another recording's inline hooks")
+    }
+}
+
 /// A frame of a stack.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Frame {

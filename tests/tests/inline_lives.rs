@@ -1,8 +1,11 @@
 //! Lives of processes whose calls are counted inside them: ends, children, other programs.
 
+use std::process::Command;
+use std::time::Duration;
+
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::constant::numbers_of_snapshots;
-use heapbpf_tests::environment::turn;
+use heapbpf_tests::environment::{heapbpf, turn};
 use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, recorder};
 use heapbpf_tests::output::{self, Profile, Stats};
 use heapbpf_tests::program::program;
@@ -213,4 +216,92 @@ fn inline_calls_of_vfork_children_are_their_own() {
         }
         assert!(!profile.notes.join(" ").contains("do not trust"), "{what}");
     }
+}
+
+/// What a recording by probes says of a process that another recording had hooked inline for a while: that it has not seen all, which
+/// share of the time, and nothing as if it had.
+fn tells_what_was_hidden(profile: &Profile, pid: u32, estimate: f64) {
+    let process = profile.process(pid);
+    assert!(process.was_hidden() && process.coverage < 0.99, "{process:?}");
+    for figures in [&process.figures, &profile.totals] {
+        let bytes = &figures.alloc_bytes;
+        assert_eq!((bytes.exact, bytes.low, bytes.high), (None, None, None), "{process:?}");
+        assert_eq!((figures.alloc_objects.exact, bytes.value()), (None, estimate), "{process:?}");
+    }
+}
+
+/// Probes see nothing of a process while another recording hooks it inline, from before they come, or for a while: the profile says
+/// so. `doctor` does at that time. What is in use counts from when they see its frees again.
+#[test]
+fn probes_tell_what_the_inline_hooks_of_others_hide() {
+    let Some(_turn) = turn("inline_probes_tell_what_the_inline_hooks_of_others_hide") else { return };
+    for is_there_first in [false, true] {
+        let mut target = Target::start::<&str>(&program("phases"), []);
+        let pid = target.pid();
+        let probes = || recorder(pid, Hook::Probe, 1).start();
+        let (mut by_probes, mut hooks) = (None, None);
+        for phase in 0..4 {
+            match phase {
+                0 if is_there_first => hooks = Some(inline(&target, 1)),
+                1 => {
+                    by_probes = Some(probes());
+                    hooks = hooks.or_else(|| Some(inline(&target, 1)));
+                    let doctor = Command::new(heapbpf()).args(["doctor", "--pid", &pid.to_string()]).output();
+                    let told = String::from_utf8_lossy(&doctor.expect("it runs").stdout).into_owned();
+                    assert!(told.contains("! allocations: another recording hooks it inline"), "{told}");
+                    assert!(!told.contains("Nothing would be missed"), "{told}");
+                }
+                2 => {
+                    hooks.take().map(Recording::stop);
+                    assert!(!is_hooked(pid));
+                    // It is looked at a few times a second.
+                    std::thread::sleep(Duration::from_millis(1500));
+                }
+                _ => {}
+            }
+            target.go();
+            if phase < 3 {
+                target.step();
+            }
+        }
+        target.truth();
+        let outcome = by_probes.expect("it was there").stop();
+        let (profile, stats) = outcome.results();
+        tells_what_was_hidden(&profile, pid, 10.0 * 30_000.0 + 2000.0);
+        let process = profile.process(pid);
+        assert!(process.inuse_since.is_some(), "{process:?}");
+        let in_use = process.figures.inuse_bytes.as_ref().expect("its frees are followed");
+        assert_eq!(in_use.value(), 10.0 * 30_000.0 + 2000.0, "only blocks since then: {process:?}");
+        assert!(in_use.low.is_some(), "{process:?}");
+        let missed = outcome.stdout.lines().find(|line| line.trim_start().starts_with("missed")).unwrap_or_default();
+        assert!(missed.contains("another recording's inline hooks"), "{}", outcome.stdout);
+        assert!(!outcome.stdout.contains("counted exactly"), "{}", outcome.stdout);
+        assert_eq!((stats.hits, stats.lost()), (11, 0), "{stats:?}");
+        assert!(target.end().success());
+    }
+}
+
+/// A second recording with inline hooks is refused, and sees nothing up to its end: it says that it does not record the process.
+#[test]
+fn a_second_recording_with_inline_hooks_says_that_it_sees_nothing() {
+    let Some(_turn) = turn("inline_a_second_recording_says_that_it_sees_nothing") else { return };
+    let mut target = Target::start(&program("mix"), ["50"]);
+    let pid = target.pid();
+    let first = inline(&target, 1);
+    let second = recorder(pid, Hook::Inline, 1).start();
+    let told = second.said();
+    assert!(
+        told.contains("it is not recorded: another recording hooks it inline") && !told.contains("is probed"),
+        "{told}"
+    );
+    let truth = target.run();
+    let (profile, _) = second.stop().results();
+    tells_what_was_hidden(&profile, pid, 0.0);
+    let process = profile.process(pid);
+    assert_eq!((process.coverage, process.figures.inuse_bytes.as_ref().and_then(|it| it.estimate)), (0.0, None));
+    assert!(profile.notes.iter().any(|note| note.starts_with("what is in use is unknown")), "{:?}", profile.notes);
+    let (profile, stats) = first.stop().results();
+    counted_exactly(&stats, &truth);
+    assert_eq!(profile.process(pid).coverage, 1.0);
+    assert!(target.end().success());
 }

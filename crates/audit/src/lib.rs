@@ -67,6 +67,15 @@ impl Missing {
         Self::new(Self::EARLY_OBJECTS, format!("they count since it went over to inline hooks, after {late:.1} s"))
     }
 
+    /// What is missing if another heapbpf hooked a process inline during the recording.
+    pub const UNSEEN: &str = "the time under another recording's inline hooks";
+
+    /// Records that another heapbpf hooked a process inline for a part of its time in the recording.
+    #[must_use]
+    pub fn unseen() -> Self {
+        Self::new(Self::UNSEEN, "probes see nothing of a process that another recording hooks inline")
+    }
+
     /// Records that stacks through a JVM lack its Java frames.
     pub fn java_frames(why: &impl std::fmt::Display) -> Self {
         Self::new("Java frames", format!("{why}: stacks end where Java code is"))

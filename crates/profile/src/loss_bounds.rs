@@ -19,6 +19,9 @@ pub const PEAK_UNKNOWN: &str =
 pub const WEIGHTS_UNPROVEN: &str = "the process itself states what its samples stand for, and that is not by one sampling \
                                     interval: how they vary is not known";
 
+/// Reason for figures of allocation: what a process allocated for a while is in none of them.
+pub const UNSEEN: &str = "another recording had hooked it inline for a while, and what it allocated then was not seen";
+
 /// Most sampling intervals with bounds of their own, as a file may claim a different one for each process.
 const MOST_INTERVALS: usize = 32;
 
@@ -104,6 +107,10 @@ impl LossBounds {
         }
         let mut bounds = Self::default();
         for index in processes {
+            // Figures in use are of blocks whose frees were seen: they say since when.
+            if !value.needs_frees() && profile.processes.get(index).is_some_and(Process::was_unseen) {
+                return Err(UNSEEN);
+            }
             let Some(process) = profile.processes.get(index).filter(|process| !process.losses.is_none()) else {
                 continue;
             };

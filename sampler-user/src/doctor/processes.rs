@@ -380,6 +380,13 @@ impl Auditor<'_> {
             {
                 found.calls_out = Some(path.to_owned());
             }
+            if let Err(why) = &preview
+                && why.blinds_probes()
+            {
+                // A recording that began now would see nothing, whichever hooks it wants.
+                let missing = Missing::new("allocations", why.to_string());
+                found.refused.extend(Some(missing).filter(|missing| !found.refused.contains(missing)));
+            }
             found.audit.inline.push(InlineAudit::of(path, preview));
         }
         let Some(file) = self.hooks.audit_of(key, self.link.unwrap_or(LinkKind::Perf)) else { return };

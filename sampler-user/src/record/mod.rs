@@ -17,6 +17,6 @@ mod session;
 
 pub use attaching::command::NotStarted;
 pub use attaching::start::Misdescribed;
-pub use profiles::overflow_bucket::Code;
+pub use profiles::overflow_bucket::{Code, is_uncounted};
 pub use profiles::{recent, requests};
 pub use session::active::ActiveRecording;

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::filter::only;
-use crate::record::Code;
 use crate::record::requests::Made;
+use crate::record::{Code, is_uncounted};
 use heapbpf_profile::model::{ByAddress, Header, Losses, Process, Profile, Row, RowKey, SharedFrames, Stack};
 use heapbpf_statistics::sums::SampleSums;
 
@@ -17,8 +17,9 @@ use heapbpf_statistics::sums::SampleSums;
 enum Owner {
     /// A process that is running in the later profile.
     Living(ProcessKey),
-    /// A program (command name, executable, cgroup). Its exited processes count as one.
-    Ended(String, String, String),
+    /// A program (command name, executable, cgroup; whether nobody counts its allocations). Its exited processes count as
+    /// one.
+    Ended(String, String, String, bool),
 }
 
 /// The stack of a row, identified in both profiles.
@@ -44,8 +45,11 @@ impl Owners<'_> {
         let key = made.keys.get(index).filter(|key| self.later.contains_key(key));
         match (key, made.profile.processes.get(index)) {
             (Some(key), _) => Owner::Living(*key),
-            (None, Some(Process { comm, exe, cgroup, .. })) => Owner::Ended(comm.clone(), exe.clone(), cgroup.clone()),
-            (None, None) => Owner::Ended(String::new(), String::new(), String::new()),
+            (None, Some(process)) => {
+                let Process { comm, exe, cgroup, .. } = process;
+                Owner::Ended(comm.clone(), exe.clone(), cgroup.clone(), is_uncounted(process))
+            }
+            (None, None) => Owner::Ended(String::new(), String::new(), String::new(), false),
         }
     }
 
@@ -139,9 +143,10 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     let lost_before = losses(earlier, &owners);
     for (index, process) in profile.processes.iter_mut().enumerate() {
         let owner = owners.of(later, index);
-        let (bytes, objects) = counted_before.get(&owner).copied().unwrap_or_default();
-        process.exact_alloc_bytes = process.exact_alloc_bytes.map(|now| now.saturating_sub(bytes));
-        process.exact_alloc_objects = process.exact_alloc_objects.map(|now| now.saturating_sub(objects));
+        let (bytes, objects) = counted_before.get(&owner).copied().unwrap_or(NOTHING_COUNTED);
+        let since = |now: Option<u64>, before: Option<u64>| now.zip(before).map(|(now, it)| now.saturating_sub(it));
+        process.exact_alloc_bytes = since(process.exact_alloc_bytes, bytes);
+        process.exact_alloc_objects = since(process.exact_alloc_objects, objects);
         let Some(before) = lost_before.get(&owner) else { continue };
         process.losses.alloc = process.losses.alloc.without(&before.alloc);
         if of == Inuse::Change {
@@ -170,12 +175,18 @@ fn since(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (bool, Option<Syste
     living.map(|(index, it)| (owners.of(made, index), (it.inuse_unknown, it.inuse_since))).collect()
 }
 
-fn counts(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (u64, u64)> {
-    let mut counts: HashMap<Owner, (u64, u64)> = HashMap::new();
+/// Exact counts of bytes and of calls; `None` if they are not known.
+type Counted = (Option<u64>, Option<u64>);
+
+const NOTHING_COUNTED: Counted = (Some(0), Some(0));
+
+fn counts(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, Counted> {
+    let mut counts: HashMap<Owner, Counted> = HashMap::new();
+    let sum = |sum: Option<u64>, more: Option<u64>| sum.zip(more).map(|(sum, more)| sum.saturating_add(more));
     for (index, process) in made.profile.processes.iter().enumerate() {
-        let (bytes, objects) = counts.entry(owners.of(made, index)).or_default();
-        *bytes += process.exact_alloc_bytes.unwrap_or(0);
-        *objects += process.exact_alloc_objects.unwrap_or(0);
+        let (bytes, objects) = counts.entry(owners.of(made, index)).or_insert(NOTHING_COUNTED);
+        *bytes = sum(*bytes, process.exact_alloc_bytes);
+        *objects = sum(*objects, process.exact_alloc_objects);
     }
     counts
 }
@@ -302,6 +313,37 @@ mod tests {
         assert_eq!(of(Inuse::Level), level);
         let change = Losses { inuse_missing: bound(2), inuse_stale: bound(5), ..level };
         assert_eq!(of(Inuse::Change), change);
+    }
+
+    /// Two lines of one program: its ended processes that are counted, and those that are not.
+    #[test]
+    fn lines_of_one_program_are_told_apart() {
+        let mut earlier = testing::small();
+        let bound = LossBound { samples: 3, sampled_bytes: 30 };
+        for process in &mut earlier.processes {
+            *process = Process { comm: "a".into(), ended: true, exact_alloc_bytes: Some(7), ..Process::default() };
+        }
+        let uncounted = &mut earlier.processes[1];
+        (uncounted.hook, uncounted.exact_alloc_bytes) = (Some(heapbpf_audit::Hook::Usdt), None);
+        uncounted.losses.alloc = bound;
+        let mut later = earlier.clone();
+        later.processes[0].exact_alloc_bytes = Some(9);
+        later.processes[0].losses.alloc = bound;
+        let difference = difference(Some(&made(earlier, 0)), &made(later, 0), Inuse::Change);
+        let of = |index: usize| &difference.processes[index];
+        assert_eq!([of(0), of(1)].map(|it| it.exact_alloc_bytes), [Some(2), None]);
+        assert_eq!([of(0), of(1)].map(|it| it.losses.alloc), [bound, LossBound::default()]);
+    }
+
+    #[test]
+    fn what_was_not_counted_before_is_not_all_new() {
+        let mut earlier = testing::small();
+        (earlier.processes[0].exact_alloc_bytes, earlier.processes[0].exact_alloc_objects) = (None, Some(9_000));
+        let mut later = testing::small();
+        later.processes[0].exact_alloc_objects = Some(9_005);
+        let difference = difference(Some(&made(earlier, 2)), &made(later, 2), Inuse::Change);
+        let process = &difference.processes[0];
+        assert_eq!((process.exact_alloc_bytes, process.exact_alloc_objects), (None, Some(5)));
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub const MOST_PROCESSES: usize = 500;
 /// Maximum number of programs with their own series of memory held at exit.
 pub const MOST_PROGRAMS: usize = 500;
 
+/// Name of the gauge of processes that no exact total includes.
+const UNCOUNTED_PROCESSES: &str = "heapbpf_uncounted_processes";
+
 /// Confidence level of the bounds.
 const CONFIDENCE: f64 = 0.95;
 
@@ -162,25 +165,29 @@ impl Metrics {
             "How calls of a process are counted: by probes of the kernel, or inline, in the process itself; always 1.",
         );
         let (mut other_bytes, mut other_calls, mut other_inuse, mut other_seen) = (0u64, 0u64, 0.0, false);
+        let mut uncounted = 0u64;
         for (index, process) in profile.processes.iter().enumerate().filter(|(_, process)| visible(process)) {
             let pool = &pools[index];
-            let (exact_bytes, exact_calls) =
-                (process.exact_alloc_bytes.unwrap_or(0), process.exact_alloc_objects.unwrap_or(0));
+            let exact = process.exact_alloc_bytes.zip(process.exact_alloc_objects);
+            uncounted = uncounted.saturating_add(if exact.is_none() { process.count() } else { 0 });
             let Some(slot) = made.keys.get(index).and_then(|key| self.slots.get_mut(key)) else {
+                let (exact_bytes, exact_calls) = exact.unwrap_or_default();
                 other_bytes = other_bytes.saturating_add(exact_bytes);
                 other_calls = other_calls.saturating_add(exact_calls);
                 other_inuse += pool.total(Value::InuseSpace);
                 other_seen = true;
                 continue;
             };
-            *slot = (slot.0.max(exact_bytes), slot.1.max(exact_calls));
             let labels = labels(process);
+            if let Some((exact_bytes, exact_calls)) = exact {
+                *slot = (slot.0.max(exact_bytes), slot.1.max(exact_calls));
+                bytes.add(&labels, slot.0);
+                calls.add(&labels, slot.1);
+            }
             if let Some(hook) = process.hook {
                 let labels = labels.strip_suffix('}').unwrap_or(&labels);
                 hooks.add(&format!("{labels},hook=\"{hook}\"}}"), 1);
             }
-            bytes.add(&labels, slot.0);
-            calls.add(&labels, slot.1);
             samples.add(&labels, pool.samples(Value::AllocSpace));
             if profile.knows_inuse(index) {
                 let estimate = pool.estimate(profile, Value::InuseSpace, CONFIDENCE);
@@ -195,6 +202,8 @@ impl Metrics {
         for family in [bytes, calls, samples, inuse, low, high, objects, since, hooks] {
             family.write(out);
         }
+        let help = "Processes, ended ones included, that are not counted exactly: no exact total includes them.";
+        single(out, UNCOUNTED_PROCESSES, "gauge", help, uncounted);
         if other_seen {
             let help = "Bytes asked for by processes that have ended or found no room for series of their own.";
             single(out, "heapbpf_other_alloc_bytes_total", "counter", help, other_bytes);
@@ -288,11 +297,13 @@ impl Metrics {
 
     fn daemon(&mut self, made: &Made, serving: &Serving, out: &mut String) {
         let (stats, profile) = (&made.stats, &made.profile);
-        let exact = |of: fn(&Process) -> Option<u64>| profile.processes.iter().filter_map(of).sum::<u64>();
+        // Processes that are not counted are left out, and counted as such: a total that comes and goes is no counter.
+        let exact =
+            |of: fn(&Process) -> Option<u64>| profile.processes.iter().filter_map(of).fold(0, u64::saturating_add);
         let (bytes, calls) = (exact(|p| p.exact_alloc_bytes), exact(|p| p.exact_alloc_objects));
         let counters = [
-            ("heapbpf_alloc_bytes_total", "Bytes asked for, counted exactly.", bytes),
-            ("heapbpf_allocs_total", "Allocations, counted exactly.", calls),
+            ("heapbpf_alloc_bytes_total", "Bytes asked for by processes that are counted exactly.", bytes),
+            ("heapbpf_allocs_total", "Allocations of processes that are counted exactly.", calls),
             ("heapbpf_hits_total", "Outermost allocation calls of the targets.", stats.hits),
             ("heapbpf_unsampled_total", "Hits that were not sampled.", stats.unsampled),
             ("heapbpf_samples_total", "Samples that reached the profile.", stats.submitted),

@@ -238,7 +238,11 @@ impl Table<'_> {
             ("lost_samples", lost(|losses| losses.alloc.samples)),
             ("lost_sampled_bytes", lost(|losses| losses.alloc.sampled_bytes)),
             ("lost_interval_bytes", lost(|losses| losses.interval)),
-            ("losses_unbounded", is_lost(|losses| losses.unbounded)),
+            // Why is not told here. Who reads it has no more bounds than who wrote it.
+            (
+                "losses_unbounded",
+                self.flags(|row| self.process(row).losses.unbounded || self.process(row).was_unseen()),
+            ),
             ("inuse_missing_samples", lost(|losses| losses.inuse_missing.samples)),
             ("inuse_missing_sampled_bytes", lost(|losses| losses.inuse_missing.sampled_bytes)),
             ("inuse_stale_samples", lost(|losses| losses.inuse_stale.samples)),

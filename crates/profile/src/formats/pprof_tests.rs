@@ -193,6 +193,16 @@ fn how_each_process_is_hooked_is_a_comment_and_read_back() {
 }
 
 #[test]
+fn that_the_hooks_of_another_recording_hid_a_process_is_read_back() {
+    let mut profile = testing::small();
+    let before = crate::read::parse(&encode(&profile).encode_to_vec()).expect("ours");
+    profile.processes[1].missing.push(heapbpf_audit::Missing::unseen());
+    let back = crate::read::parse(&encode(&profile).encode_to_vec()).expect("ours");
+    let hidden = |profile: &Profile| profile.processes.iter().map(|it| it.was_unseen()).collect::<Vec<_>>();
+    assert_eq!((hidden(&before), hidden(&back)), (vec![false, false], vec![false, true]));
+}
+
+#[test]
 fn since_when_frees_are_followed_is_a_comment_and_read_back() {
     let profile = testing::followed_again();
     let told = comments(&profile).into_iter().find(|comment| comment.starts_with("process server")).expect("a comment");

@@ -42,10 +42,10 @@ pub struct Process {
     /// ([`Header::ended_apart`](super::Header::ended_apart)).
     pub ended: bool,
     /// Whether its memory in use is unknown although the recording followed frees: following those of this process was
-    /// given up to keep the overhead budget. Its rows then have nothing in use, and totals over processes do not
+    /// given up to keep the overhead budget, or another recording's inline hooks hide them. Its rows then have nothing in use, and totals over processes do not
     /// include it.
     pub inuse_unknown: bool,
-    /// Since when its frees were followed again, after they had been given up to keep the overhead budget: what it has
+    /// Since when its frees were followed again, after they had been given up to keep the overhead budget, or hidden: what it has
     /// in use, at exit and at the peak is of blocks allocated since then. `None`: of all blocks of the recording.
     pub inuse_since: Option<SystemTime>,
     /// Exact count of bytes requested; `None` if they could not be counted.
@@ -74,6 +74,12 @@ pub struct Member {
 }
 
 impl Process {
+    /// Whether nothing was seen of it for a part of its time, because another recording had hooked it inline: what it allocated
+    /// then is in no figure, and no figure of allocation has an honest interval.
+    pub fn was_unseen(&self) -> bool {
+        self.missing.iter().any(|missing| missing.what == Missing::UNSEEN)
+    }
+
     /// Number of processes that it stands for: 1, unless processes were put together.
     pub fn count(&self) -> u64 {
         self.stands_for.max(1)

@@ -12,7 +12,7 @@ use crate::loss_comment;
 use crate::model::{Criterion, LossBound, Losses, Process, Unread};
 use crate::proto::pprof as proto;
 use crate::units;
-use heapbpf_audit::Hook;
+use heapbpf_audit::{Hook, Missing};
 
 /// Most comments that are kept, and most characters of each.
 const MOST_COMMENTS: usize = 1_000;
@@ -124,6 +124,7 @@ impl Comments {
             .and_then(|rest| rest.strip_prefix(HOOK))
             .and_then(|rest| Hook::from_name(rest.split([',', ';']).next().unwrap_or_default()));
         process.not_inline = said.rsplit_once(NOT_INLINE).map(|(_, why)| why.to_owned());
+        process.missing.extend(said.contains(Missing::UNSEEN).then(Missing::unseen));
         process.inuse_unknown |= said.contains(INUSE_UNKNOWN);
         let since = said.split_once(INUSE_SINCE).and_then(|(_, rest)| rest.split([',', ';']).next());
         process.inuse_since = since.and_then(units::parse_rfc3339);

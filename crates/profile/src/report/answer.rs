@@ -10,6 +10,7 @@ use crate::model::Profile;
 use crate::report::text::{Style, clip, wrap};
 use crate::units;
 use crate::value::Value;
+use heapbpf_audit::Missing;
 
 /// Places that are named, if they have at least this share.
 const PLACES: usize = 3;
@@ -37,8 +38,10 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
         lines.extend(said(context, "growing", &growth(context, &groups, &suspects, judged, &growing), Style::Plain));
     }
     let mut missed = given_up(context);
-    let not_hooked: Vec<&str> =
-        context.profile.processes.iter().flat_map(|process| &process.missing).map(|missing| &*missing.what).collect();
+    let not_hooked =
+        context.profile.processes.iter().flat_map(|process| &process.missing).map(|missing| &*missing.what);
+    // That has been named already.
+    let not_hooked: Vec<&str> = not_hooked.filter(|what| *what != Missing::UNSEEN).collect();
     if let [first, rest @ ..] = not_hooked.as_slice() {
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         missed.push(format!("{first}{more} (heapbpf doctor)"));
@@ -108,7 +111,9 @@ fn next(context: &Context, groups: &[Group], suspects: bool, growing: bool) -> O
     let readable = |(file, command): &&(String, String)| command == &format!("heapbpf report {file}");
     let written = || options.files.iter().find(readable).map(|(file, _)| file.clone());
     let file = options.source.clone().or_else(written);
-    let has_ages = file.as_ref().is_none_or(|file| file.ends_with(".json") || file.ends_with(".json.gz"));
+    // If files were written, but none of these, there is none that has them.
+    let has_ages = |file: &String| file.ends_with(".json") || file.ends_with(".json.gz");
+    let has_ages = file.as_ref().map_or(options.files.is_empty(), has_ages);
     let file = clip(file.as_deref().unwrap_or("FILE"), context.width / 2);
     let samples = context.whole.samples(context.sort).max(context.whole.samples(Value::AllocSpace));
     if profile.header.samples_known && profile.header.interval > 1 && (1..FEW_SAMPLES).contains(&samples) {

@@ -6,7 +6,7 @@ use super::processes::{Entry, entries};
 use super::{Context, plural};
 use crate::estimates::{NO_SAMPLES, TIME_WINDOWS};
 use crate::group::{GroupBy, process_name};
-use crate::loss_bounds::{PEAK_UNKNOWN, UNBOUNDED, WEIGHTS_UNPROVEN};
+use crate::loss_bounds::{PEAK_UNKNOWN, UNBOUNDED, UNSEEN, WEIGHTS_UNPROVEN};
 use crate::model::{LOST_PREFIX, LossBound, Losses, Process, Profile};
 use crate::report::text::{Style, wrap};
 use crate::units;
@@ -149,16 +149,22 @@ fn since(profile: &Profile) -> Option<String> {
         _ if late.iter().all(|process| process.inuse_since == Some(last)) => (plural(number, "process"), moment),
         _ => (plural(number, "process"), format!("{moment} at the latest")),
     };
+    let why = if late.iter().all(|process| process.was_unseen()) {
+        "another recording had hooked it inline"
+    } else if late.iter().any(|process| process.was_unseen()) {
+        "the overhead budget or the inline hooks of another recording had taken that away"
+    } else {
+        "the overhead budget had taken that away"
+    };
     Some(format!(
-        "in use in {who}: only blocks allocated since {moment} are known, when frees were followed again after the \
-         overhead budget had taken that away"
+        "in use in {who}: only blocks allocated since {moment} are known, when frees were followed again after {why}"
     ))
 }
 
 /// Why some figures have no interval.
 fn unbounded(context: &Context) -> Vec<String> {
-    let number = |is_so: fn(&Losses) -> bool| {
-        let processes = context.profile.processes.iter().filter(|process| is_so(&process.losses));
+    let number = |is_so: fn(&Process) -> bool| {
+        let processes = context.profile.processes.iter().filter(|process| is_so(process));
         processes.count() as u64
     };
     let of = |what: &str, processes: u64, why: &str| {
@@ -166,10 +172,11 @@ fn unbounded(context: &Context) -> Vec<String> {
             if processes == 1 { "1 process".into() } else { format!("{} processes", units::count(processes as f64)) };
         (processes > 0).then(|| format!("no error bars of what is {what} in {who}, nor of sums with it: {why}"))
     };
-    let figures = of("allocated and in use", number(|losses| losses.unbounded), UNBOUNDED);
-    let peak = of("in use", number(|losses| losses.inuse_unbounded), PEAK_UNKNOWN);
-    let weights = of("allocated and in use", number(|losses| losses.weights_unproven), WEIGHTS_UNPROVEN);
-    figures.into_iter().chain(peak).chain(weights).collect()
+    let figures = of("allocated and in use", number(|process| process.losses.unbounded), UNBOUNDED);
+    let peak = of("in use", number(|process| process.losses.inuse_unbounded), PEAK_UNKNOWN);
+    let weights = of("allocated and in use", number(|process| process.losses.weights_unproven), WEIGHTS_UNPROVEN);
+    let unseen = of("allocated", number(Process::was_unseen), UNSEEN);
+    figures.into_iter().chain(peak).chain(weights).chain(unseen).collect()
 }
 
 fn incomplete(context: &Context) -> Option<String> {
@@ -231,29 +238,46 @@ fn cause(profile: &Profile) -> String {
     if moved.is_empty() { "no loss was counted, so a probe or a counter is broken".into() } else { moved.join(", ") }
 }
 
+/// Of how much of their time processes were seen.
 fn coverage(context: &Context) -> Vec<String> {
-    if context.profile.header.time_windows {
-        // Most missing samples are between windows, for which figures are corrected; a note says so.
-        return Vec::new();
+    let (unseen, others): (Vec<_>, Vec<_>) = context.profile.processes.iter().partition(|process| process.was_unseen());
+    let mut remarks = short(
+        &unseen,
+        ["were seen", "what they did while another recording hooked them inline"],
+        ["it was seen", "what it did while another recording hooked it inline"],
+    );
+    // Most missing samples of others are between time windows, for which figures are corrected; a note says so.
+    if !context.profile.header.time_windows {
+        let late: Vec<_> = others.into_iter().filter(|process| process.coverage < 0.9995).collect();
+        remarks.extend(short(
+            &late,
+            ["were hooked", "what they did before"],
+            ["its allocators were hooked", "what it did before"],
+        ));
     }
-    let short = context.profile.processes.iter().filter(|process| process.coverage < 0.9995);
-    let short: Vec<&Process> = short.collect();
-    let least = short.iter().min_by(|a, b| a.coverage.total_cmp(&b.coverage));
-    if let Some(least) = least.filter(|_| short.len() > SEPARATE) {
-        let number: u64 = short.iter().map(|process| process.count()).sum();
+    remarks
+}
+
+/// Processes of which something is missing: of many in one remark.
+fn short(processes: &[&Process], of_many: [&str; 2], of_one: [&str; 2]) -> Vec<String> {
+    let least = processes.iter().min_by(|a, b| a.coverage.total_cmp(&b.coverage));
+    if let Some(least) = least.filter(|_| processes.len() > SEPARATE) {
+        let number: u64 = processes.iter().map(|process| process.count()).sum();
+        let [seen, missing] = of_many;
         return vec![format!(
-            "{} were hooked for a part of their time in the recording only, {} for {}; what they did before is missing",
+            "{} {seen} for a part of their time in the recording only, {} for {}; {missing} is missing",
             plural(number, "process"),
             process_name(least),
             units::percent(least.coverage)
         )];
     }
+    let [seen, missing] = of_one;
     let remark = |process: &&Process| {
         format!(
-            "{}: its allocators were hooked for {} of its time in the recording; what it did before is missing",
+            "{}: {seen} for {} of its time in the recording; {missing} is missing",
             process_name(process),
             units::percent(process.coverage)
         )
     };
-    short.iter().map(remark).collect()
+    processes.iter().map(remark).collect()
 }

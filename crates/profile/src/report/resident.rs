@@ -102,6 +102,12 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     if !known {
         return "what of the heap is in use was not followed".into();
     }
+    // Blocks may be in use that nobody saw being allocated.
+    let had_gap = |process: usize| {
+        profile.processes.get(process).is_some_and(|process| process.inuse_since.is_some() || process.was_unseen())
+    };
+    let has_gap = entry.processes().iter().any(|&process| had_gap(process));
+    let resident = &Resident { at_attach_bytes: resident.at_attach_bytes.filter(|_| !has_gap), ..*resident };
     let estimate = pool.estimate(profile, Value::InuseSpace, context.options.confidence);
     let inuse = (estimate.low.unwrap_or(0.0), estimate.high.unwrap_or(f64::INFINITY));
     let (least, most) = resident.unused_bytes(inuse);
@@ -112,6 +118,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
         Some(older) => {
             format!("at most {} is older than the recording", bytes(older.min(resident.heap_bytes) as f64))
         }
+        None if has_gap => "how much is in use besides is unknown".to_owned(),
         None => "how much is older than the recording is unknown".to_owned(),
     };
     let unused = if least > 0.0 {

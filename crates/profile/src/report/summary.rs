@@ -4,10 +4,11 @@
 use super::processes::{Entry, entries};
 use super::{Context, plural};
 use crate::group::GroupBy;
-use crate::model::Profile;
+use crate::model::{Process, Profile};
 use crate::report::text::{Style, clip, width};
 use crate::units;
 use crate::value::Value;
+use heapbpf_audit::Missing;
 
 /// Programs that are named.
 const PROGRAMS: usize = 3;
@@ -87,6 +88,10 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     };
     let count = |name: &str| profile.counters.get(name).copied().unwrap_or(0);
     let share = |part: u64, of: u64| units::percent(part as f64 / of.max(1) as f64);
+    match profile.processes.iter().filter(|it| it.was_unseen()).map(Process::count).sum() {
+        0 => {}
+        processes => add(format!("{} in {}", Missing::UNSEEN, plural(processes, "process")), ""),
+    }
     let samples = context.whole.samples(Value::AllocSpace);
     if profile.header.unread.is_some() {
         add("the last records, not read in time".into(), "a larger -i");
@@ -105,10 +110,14 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     }
     match profile.without_inuse() as u64 {
         0 => {}
-        processes => add(format!("what is in use in {}", plural(processes, "process")), BUDGET),
+        processes => {
+            let has_budget = profile.processes.iter().any(|it| it.inuse_unknown && !it.was_unseen());
+            add(format!("what is in use in {}", plural(processes, "process")), if has_budget { BUDGET } else { "" });
+        }
     }
     if let Some((processes, _)) = profile.inuse_since() {
-        add(format!("older blocks in use in {}", plural(processes, "process")), BUDGET);
+        let has_budget = profile.processes.iter().any(|it| it.inuse_since.is_some() && !it.was_unseen());
+        add(format!("older blocks in use in {}", plural(processes, "process")), if has_budget { BUDGET } else { "" });
     }
     let late: u64 = late(profile);
     if late > 0 && !profile.header.time_windows {
@@ -126,7 +135,42 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
 /// What helps where the overhead budget made heapbpf give something up.
 const BUDGET: &str = "--max-overhead";
 
-/// Number of processes that were hooked for a part of their time only.
+/// Number of processes that were hooked late.
 fn late(profile: &Profile) -> u64 {
-    profile.processes.iter().filter(|process| process.coverage < 0.9995).map(|process| process.count()).sum()
+    profile.processes.iter().filter(|it| it.coverage < 0.9995 && !it.was_unseen()).map(Process::count).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::report::{ReportOptions, report};
+    use crate::testing;
+    use crate::value::Value;
+
+    /// What another recording's inline hooks hid is in no figure: that is the first thing that a report says was missed, no figure of
+    /// allocation has an error bar, and nothing claims that all was counted.
+    #[test]
+    fn time_under_the_hooks_of_another_recording_is_missed() {
+        let mut profile = testing::followed_again();
+        profile.processes.truncate(1);
+        profile.rows.retain(|row| row.key.process == 0);
+        let process = &mut profile.processes[0];
+        process.missing = vec![heapbpf_audit::Missing::unseen()];
+        (process.coverage, process.exact_alloc_bytes, process.exact_alloc_objects) = (0.625, None, None);
+        let text = report(&profile, &ReportOptions::default());
+        let missed = text.lines().find(|line| line.trim_start().starts_with("missed")).expect("missed");
+        assert!(missed.contains("the time under another recording's inline hooks in 1 process"), "{text}");
+        assert!(
+            !text.contains("before probes") && !text.contains("what it did before") && !text.contains("budget"),
+            "{text}"
+        );
+        assert!(text.contains("it was seen for 62.5 % of its time in the recording"), "{text}");
+        assert!(
+            text.contains("no error bars of what is allocated in 1 process") && !text.contains("counted exactly"),
+            "{text}"
+        );
+        let estimate = |value| crate::estimates::Pool::of(&profile.rows).estimate(&profile, value, 0.95).low;
+        assert_eq!([Value::AllocSpace, Value::AllocObjects].map(estimate), [None, None]);
+        let in_use = text.lines().find(|line| line.trim_start().starts_with("in use")).expect("in use");
+        assert!(in_use.contains('[') && text.contains("of blocks since"), "{text}");
+    }
 }

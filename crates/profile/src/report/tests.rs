@@ -419,6 +419,11 @@ fn what_to_do_next_is_a_command() {
     let closing =
         ReportOptions { files: vec![("y.json".into(), "heapbpf report y.json".into())], ..ReportOptions::default() };
     assert_eq!(next(&leaking, closing), "heapbpf report --suspects y.json");
+    // Only .json has the ages of blocks.
+    let wrote = |file: &str| ReportOptions { files: vec![(file.into(), format!("view {file}"))], ..Default::default() };
+    for file in ["y.pb.gz", "y.svg"] {
+        assert!(next(&leaking, wrote(file)).starts_with("record with -o x.json"), "{file}");
+    }
     let mut few = leaking.clone();
     few.rows.truncate(0);
     few.rows.push(leaking.rows[3].clone());

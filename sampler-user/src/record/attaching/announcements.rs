@@ -3,7 +3,8 @@
 //! Links to what a file announces serve every process that maps it, and count those that are listed for it. So a process whose
 //! allocator is probed never counts twice, whatever it maps later.
 
-use super::modules::{Unhooked, modules_of};
+use super::mapped::modules_of;
+use super::modules::Unhooked;
 use super::probes::Attaching;
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooked;

@@ -93,14 +93,26 @@ impl Attaching {
 
     /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.
     pub fn stopped_tracking_frees_of(&self, incarnation: &Incarnation) -> bool {
-        self.hooks.gave_up_all_frees()
+        self.targets.is_hidden(incarnation.id.pid)
+            || self.hooks.gave_up_all_frees()
             || self.hooks.gave_up_frees()
                 && self.serving(incarnation).into_iter().any(|it| self.hooks.stopped_tracking_frees_of(it))
+    }
+
+    /// Whether frees of any process were ever not tracked: given up, or hidden by inline hooks of another heapbpf.
+    pub fn lacked_frees(&self) -> bool {
+        self.hooks.gave_up_frees() || self.targets.had_hidden()
+    }
+
+    /// Whether frees of any process may be tracked again.
+    pub fn tracked_frees_again(&self) -> bool {
+        self.hooks.tracked_frees_again() || self.targets.had_hidden()
     }
 
     /// When frees of a process were last tracked again while it ran (CLOCK_MONOTONIC); `None` if they always were.
     pub fn frees_tracked_since(&self, incarnation: &Incarnation) -> Option<u64> {
         let since = self.serving(incarnation).into_iter().filter_map(|it| self.hooks.frees_tracked_since(it)).max();
+        let since = since.max(self.targets.last_hidden_ns(incarnation.id.pid));
         since.filter(|since| *since > incarnation.since_ns)
     }
 
@@ -115,7 +127,14 @@ impl Attaching {
             .chain(unseen)
             .chain(self.missed.remark(seen))
             .chain(self.gaps_after_exec())
+            .chain(self.others.remark(seen))
             .chain(mappings)
+    }
+
+    /// Whether remarks say why calls were not seen: then no other reason has to be guessed. `seen`: processes that have a line in the
+    /// profile.
+    pub fn explains_silence(&self, seen: &HashSet<u32>) -> bool {
+        self.targets.had_hidden() || self.missed.remark(seen).is_some()
     }
 
     /// Says of which named targets the first calls after an exec are missing. The new program may have no line in the profile that
@@ -132,6 +151,8 @@ impl Attaching {
             1 => "a process".to_owned(),
             n => format!("{n} processes"),
         };
-        Some(format!("what {who} allocated just after an exec is missing: the first {named}{more}"))
+        Some(format!(
+            "what {who} allocated by what had just been loaded, after an exec or later, is missing: {named}{more}"
+        ))
     }
 }

@@ -1,6 +1,7 @@
 //! Attaches probes as targets fork, exec, map new files and end.
 
-use super::modules::{Unhooked, mapped_since, modules_of};
+use super::mapped::{mapped_since, modules_of};
+use super::modules::Unhooked;
 use super::probes::{Attaching, Look, is_alive};
 use crate::attach::hooks::Hooked;
 use crate::clock::monotonic_ns;
@@ -89,7 +90,7 @@ impl Attaching {
             match change {
                 HostChange::Mapped { .. } if self.is_over() => {}
                 HostChange::Mapped { incarnation, module, .. } => {
-                    self.note_others_hooks(host, incarnation.pid, module);
+                    self.note_others_hooks(host, incarnation, module);
                     self.mapped(host, incarnation, module, false);
                 }
                 HostChange::Started(incarnation) if !self.global => self.started(host, incarnation),
@@ -97,6 +98,9 @@ impl Attaching {
                     let since = host.processes().get(incarnation).map_or(0, |incarnation| incarnation.since_ns);
                     if !self.targets.is_running(incarnation.pid) {
                         self.targets.begin(incarnation.pid, since);
+                    }
+                    if let Some(child) = host.processes().get(incarnation) {
+                        self.inherit_others_hooks(child.info.parent_pid, incarnation.pid, since);
                     }
                 }
                 HostChange::Ended(incarnation) if self.global => {
@@ -267,6 +271,7 @@ impl Attaching {
         }
         self.targets.begin(child, time_ns);
         self.targets.named_alive.insert(child);
+        self.inherit_others_hooks(parent, child, time_ns);
         self.shares = true;
         // The child starts with its parent's mappings; what it maps later is followed as for any process.
         let mut modules = modules_of(host, child);

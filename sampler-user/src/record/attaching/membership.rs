@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::modules::modules_of;
+use super::mapped::modules_of;
 use super::probes::Attaching;
 use crate::attach::files::FileKey;
 use crate::attach::hooks::MOST_OWN_LINKS;

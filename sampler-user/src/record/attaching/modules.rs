@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use sampler_ebpf::abi::Site;
 
+use super::mapped::modules_of;
 use super::probes::{Attaching, Look};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::{HookError, Hooked};
@@ -18,7 +19,6 @@ use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::own_memory::give_memory_back;
-use crate::host::processes::IncarnationId;
 use crate::kernel::totals;
 use heapbpf_audit::Missing;
 use heapbpf_unwind::mapping::Mapping;
@@ -147,6 +147,18 @@ impl Attaching {
         self.stays_on_probes(pid, why);
     }
 
+    /// A process is not hooked inline: it stays with its probes, if these see anything of it.
+    fn is_refused(&mut self, pid: u32, refused: &Refused) {
+        let why = refused.to_string();
+        if refused.blinds_probes() {
+            let since_ns = if self.is_starting { 0 } else { monotonic_ns() };
+            self.standing.note(pid, Err(why.clone()));
+            self.is_unseen(pid, since_ns, &format!("it is not recorded: {why}"));
+        } else {
+            self.stays_probed(pid, &why);
+        }
+    }
+
     /// Hooks a process inline, if that is wanted and possible. Otherwise its probes follow. No links must have counted it so far,
     /// or it is at rest, and `sampled` are the blocks that probes sampled.
     pub(super) fn hook_inline(&mut self, host: &mut Host, pid: u32, key: FileKey, sampled: Option<&[u64]>) -> Service {
@@ -185,11 +197,7 @@ impl Attaching {
                 self.note_led(pid);
             }
             if let Some(refused) = refused {
-                if refused.blinds_probes() {
-                    // It will have no line in the profile that could tell.
-                    self.refuse(format!("process {pid}: {refused}"));
-                }
-                self.stays_probed(pid, &refused.to_string());
+                self.is_refused(pid, &refused);
             }
             match service {
                 // What is recorded begins when everything is in place.
@@ -376,17 +384,4 @@ impl Attaching {
             self.refused.insert(reason);
         }
     }
-}
-
-/// Modules that a process has mapped.
-pub(super) fn modules_of(host: &Host, pid: u32) -> Vec<ModuleId> {
-    host.processes().current(pid).map(|incarnation| incarnation.space.modules().collect()).unwrap_or_default()
-}
-
-/// CLOCK_MONOTONIC when a process mapped a module.
-pub(super) fn mapped_since(host: &Host, incarnation: IncarnationId, module: ModuleId) -> u64 {
-    let incarnation = host.processes().get(incarnation);
-    let mapping =
-        incarnation.and_then(|incarnation| incarnation.space.current().iter().find(|mapping| mapping.module == module));
-    mapping.map_or_else(monotonic_ns, |mapping| mapping.since_ns)
 }

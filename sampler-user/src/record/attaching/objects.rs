@@ -8,7 +8,7 @@ use heapbpf_probes::{Runtime, object_table};
 use sampler_ebpf::abi::Site;
 
 use super::interpreters::{TableOfFile, Young};
-use super::modules::modules_of;
+use super::mapped::modules_of;
 use super::probes::Attaching;
 use crate::attach::detours::{Detours, Leads, NotLed};
 use crate::attach::files::FileKey;

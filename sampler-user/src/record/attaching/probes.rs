@@ -7,6 +7,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
 use super::missed::Missed;
+use super::others::OthersHooks;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::detours::Detours;
 use crate::attach::files::{FileKey, Sources};
@@ -115,6 +116,8 @@ pub struct Attaching {
     pub(super) jvms: Jvms,
     /// Go programs.
     pub(super) go: GoPrograms,
+    /// Inline hooks of other heapbpfs in targets.
+    pub(super) others: OthersHooks,
     until_ns: u64,
 }
 
@@ -179,6 +182,7 @@ impl Attaching {
             objects: Objects::default(),
             jvms: Jvms::default(),
             go: GoPrograms::default(),
+            others: OthersHooks::default(),
             until_ns: u64::MAX,
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-use super::modules::modules_of;
+use super::mapped::modules_of;
 use super::probes::Attaching;
 use crate::attach::files::FileKey;
 use crate::attach::libraries::{expected, find_program};

@@ -2,6 +2,44 @@
 
 use std::collections::{HashMap, HashSet};
 
+/// When a process had inline hooks of another heapbpf, so that probes saw nothing of it. It is known to within the time between two
+/// looks at its mappings, and is rather too long than too short.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unseen {
+    /// Nanoseconds in all, but for those since `since_ns`.
+    ns: u64,
+    /// CLOCK_MONOTONIC since when it has them, if it has.
+    since_ns: Option<u64>,
+    /// CLOCK_MONOTONIC when it was first seen to have none any more, the last time.
+    until_ns: Option<u64>,
+}
+
+impl Unseen {
+    /// Whether it ever was.
+    const fn was(&self) -> bool {
+        self.since_ns.is_some() || self.until_ns.is_some()
+    }
+
+    /// Nanoseconds up to a time.
+    fn up_to(&self, ns: u64) -> u64 {
+        self.ns.saturating_add(self.since_ns.map_or(0, |since| ns.saturating_sub(since)))
+    }
+}
+
+/// How much was seen of a process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seen {
+    /// Share of its time in the recording during which its allocators were hooked and its calls were seen.
+    pub share: f64,
+    /// Whether another heapbpf had hooked it inline for a while.
+    pub was_hidden: bool,
+}
+
+impl Seen {
+    /// Nothing was missed.
+    pub const WHOLE: Self = Self { share: 1.0, was_hidden: false };
+}
+
 /// Coverage of a target process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Coverage {
@@ -17,13 +55,22 @@ pub struct Coverage {
     pub hooked: bool,
     /// Private anonymous memory that was resident when the process joined the recording, bytes; `None` if unknown.
     pub at_attach_bytes: Option<u64>,
+    /// When probes saw nothing of it.
+    unseen: Unseen,
 }
 
 impl Coverage {
-    /// Share of the process's time in the recording during which its allocators were hooked.
+    /// Share of the process's time in the recording during which its allocators were hooked and its calls were seen. (Where it was
+    /// neither for some time, that counts twice: rather too little is claimed.)
     pub fn share(&self, now_ns: u64) -> f64 {
-        let length_ns = self.until_ns.unwrap_or(now_ns).saturating_sub(self.since_ns);
-        if length_ns == 0 { 1.0 } else { 1.0 - (self.uncovered_ns.min(length_ns) as f64 / length_ns as f64) }
+        let until_ns = self.until_ns.unwrap_or(now_ns);
+        let length_ns = until_ns.saturating_sub(self.since_ns);
+        let missed_ns = self.uncovered_ns.saturating_add(self.unseen.up_to(until_ns));
+        if length_ns == 0 { 1.0 } else { 1.0 - (missed_ns.min(length_ns) as f64 / length_ns as f64) }
+    }
+
+    fn seen(&self, now_ns: u64) -> Seen {
+        Seen { share: self.share(now_ns), was_hidden: self.unseen.was() }
     }
 }
 
@@ -36,6 +83,8 @@ pub struct TargetSet {
     replaced: HashMap<u32, Coverage>,
     /// Named targets and their children that are still alive. When this is empty, the recording is over.
     pub named_alive: HashSet<u32>,
+    /// Whether probes ever saw nothing of one of them.
+    some_hidden: bool,
 }
 
 impl TargetSet {
@@ -65,18 +114,25 @@ impl TargetSet {
             let gap_until_ns = coverage.gap_until_ns;
             let hooked = uncovered_ns > 0;
             // A program begins with no memory of the one before.
-            let next =
-                Coverage { since_ns, uncovered_ns, gap_until_ns, hooked, until_ns: None, at_attach_bytes: Some(0) };
+            let next = Coverage {
+                since_ns,
+                uncovered_ns,
+                gap_until_ns,
+                hooked,
+                until_ns: None,
+                at_attach_bytes: Some(0),
+                unseen: Unseen::default(),
+            };
             let begun = std::mem::replace(coverage, next);
             let uncovered_ns = begun.uncovered_ns - uncovered_ns;
             self.replaced.insert(pid, Coverage { until_ns: Some(since_ns), uncovered_ns, ..begun });
         }
     }
 
-    /// Covered share of the incarnation that an exec at `exec_ns` ended.
-    pub fn coverage_before(&self, pid: u32, exec_ns: u64) -> f64 {
+    /// How much was seen of the incarnation that an exec at `exec_ns` ended.
+    pub fn seen_before(&self, pid: u32, exec_ns: u64) -> Seen {
         // The exec may or may not have been noted yet.
-        self.replaced.get(&pid).map_or_else(|| self.coverage(pid, exec_ns), |coverage| coverage.share(exec_ns))
+        self.replaced.get(&pid).map_or_else(|| self.seen(pid, exec_ns), |coverage| coverage.seen(exec_ns))
     }
 
     /// Notes that an allocator that a process had since `had_ns` is hooked now.
@@ -103,9 +159,50 @@ impl TargetSet {
         self.coverages.get(&pid).is_some_and(|coverage| coverage.until_ns.is_none())
     }
 
-    /// Covered share of a process's time; 1 if the process is unknown.
-    pub fn coverage(&self, pid: u32, now_ns: u64) -> f64 {
-        self.coverages.get(&pid).map_or(1.0, |coverage| coverage.share(now_ns))
+    /// How much was seen of a process; all if the process is unknown.
+    pub fn seen(&self, pid: u32, now_ns: u64) -> Seen {
+        self.coverages.get(&pid).map_or(Seen::WHOLE, |coverage| coverage.seen(now_ns))
+    }
+
+    /// Notes that probes see nothing of a process since a time.
+    pub fn hidden_since(&mut self, pid: u32, since_ns: u64) {
+        if let Some(coverage) = self.coverages.get_mut(&pid).filter(|coverage| coverage.until_ns.is_none()) {
+            let from_ns = since_ns.max(coverage.since_ns).max(coverage.unseen.until_ns.unwrap_or(0));
+            coverage.unseen.since_ns.get_or_insert(from_ns);
+            self.some_hidden = true;
+        }
+    }
+
+    /// Notes that probes see a process again. Returns whether they had not.
+    pub fn seen_again(&mut self, pid: u32, now_ns: u64) -> bool {
+        let Some(coverage) = self.coverages.get_mut(&pid).filter(|coverage| coverage.until_ns.is_none()) else {
+            return false;
+        };
+        let unseen = &mut coverage.unseen;
+        let Some(since_ns) = unseen.since_ns.take() else { return false };
+        unseen.ns += now_ns.saturating_sub(since_ns);
+        unseen.until_ns = Some(now_ns);
+        true
+    }
+
+    /// Whether probes see nothing of a process at this time.
+    pub fn is_hidden(&self, pid: u32) -> bool {
+        self.coverages.get(&pid).is_some_and(|coverage| coverage.unseen.since_ns.is_some())
+    }
+
+    /// Whether probes saw nothing for a while of the program that a process runs.
+    pub fn was_hidden(&self, pid: u32) -> bool {
+        self.coverages.get(&pid).is_some_and(|coverage| coverage.until_ns.is_none() && coverage.unseen.was())
+    }
+
+    /// Since when probes see a process again (CLOCK_MONOTONIC); `None` if they always did.
+    pub fn last_hidden_ns(&self, pid: u32) -> Option<u64> {
+        self.coverages.get(&pid)?.unseen.until_ns
+    }
+
+    /// Whether there ever was a process of which probes saw nothing.
+    pub const fn had_hidden(&self) -> bool {
+        self.some_hidden
     }
 
     /// Processes whose last exec left a gap, in which nothing counted, and its length, ns.
@@ -159,20 +256,20 @@ mod tests {
         targets.begin(1, 50);
         targets.hooked(1, 110, 300);
         targets.incarnation_began(1, 100);
-        assert_eq!(targets.coverage(1, 500), 1.0 - 190.0 / 400.0);
-        assert_eq!(targets.coverage_before(1, 100), 1.0);
+        assert_eq!(targets.seen(1, 500).share, 1.0 - 190.0 / 400.0);
+        assert_eq!(targets.seen_before(1, 100).share, 1.0);
         assert_eq!(targets.gaps_after_exec(), [(1, 190)]);
         // Hooked long before the exec: the next incarnation has no gap.
         targets.begin(2, 50);
         targets.hooked(2, 60, 80);
         targets.incarnation_began(2, 100);
-        assert_eq!((targets.coverage(2, 500), targets.coverage_before(2, 100)), (1.0, 1.0 - 20.0 / 50.0));
+        assert_eq!((targets.seen(2, 500).share, targets.seen_before(2, 100).share), (1.0, 1.0 - 20.0 / 50.0));
         assert_eq!(targets.gaps_after_exec(), [(1, 190)]);
         // A gap that spans an exec is divided.
         targets.begin(3, 50);
         targets.hooked(3, 60, 200);
         targets.incarnation_began(3, 100);
-        assert_eq!((targets.coverage(3, 300), targets.coverage_before(3, 100)), (0.5, 1.0 - 40.0 / 50.0));
+        assert_eq!((targets.seen(3, 300).share, targets.seen_before(3, 100).share), (0.5, 1.0 - 40.0 / 50.0));
     }
 
     #[test]
@@ -186,5 +283,35 @@ mod tests {
         coverage.uncovered_ns = 9999;
         assert_eq!(coverage.share(9000), 0.0);
         assert_eq!(Coverage::default().share(0), 1.0);
+    }
+
+    #[test]
+    fn a_process_is_seen_again_when_others_hooks_are_gone() {
+        let mut targets = TargetSet::default();
+        targets.begin(1, 1000);
+        targets.begin(2, 1000);
+        assert!(!targets.had_hidden() && targets.seen(1, 2000) == Seen::WHOLE);
+        // It had them before the recording began.
+        targets.hidden_since(1, 500);
+        targets.hidden_since(1, 1900);
+        assert!(targets.had_hidden() && targets.is_hidden(1) && !targets.is_hidden(2));
+        assert_eq!(targets.seen(1, 2000), Seen { share: 0.0, was_hidden: true });
+        assert!(targets.seen_again(1, 1500) && !targets.seen_again(1, 1600) && !targets.seen_again(2, 1600));
+        assert_eq!((targets.is_hidden(1), targets.last_hidden_ns(1)), (false, Some(1500)));
+        assert_eq!(targets.seen(1, 2000), Seen { share: 0.5, was_hidden: true });
+        // The same time does not count twice.
+        targets.hidden_since(1, 1400);
+        assert!(targets.seen_again(1, 1750));
+        assert_eq!(targets.seen(1, 2000).share, 0.25);
+        // Its end ends it; what comes then is of another process with this id.
+        targets.hidden_since(1, 1800);
+        targets.end(1, 2000);
+        targets.hidden_since(1, 2100);
+        assert!(!targets.seen_again(1, 2200) && targets.seen(1, 9000).share < 0.06);
+        // Another program has none of them, and is seen.
+        targets.hidden_since(2, 1500);
+        targets.incarnation_began(2, 2000);
+        assert_eq!(targets.seen_before(2, 2000), Seen { share: 0.5, was_hidden: true });
+        assert!(targets.seen(2, 3000) == Seen::WHOLE && !targets.is_hidden(2));
     }
 }

@@ -55,7 +55,7 @@ impl AnnouncedIntervals {
 /// The number with its first three digits, at least 1.
 fn three_digits(number: u64) -> u64 {
     let unit = 10_u64.pow(number.checked_ilog10().unwrap_or(0).saturating_sub(2));
-    ((number + unit / 2) / unit * unit).max(1)
+    (number.saturating_add(unit / 2) / unit * unit).max(1)
 }
 
 #[cfg(test)]
@@ -105,6 +105,6 @@ mod tests {
     #[test]
     fn three_digits_stay() {
         assert_eq!([0, 1, 999, 1004, 1005, 524_238].map(three_digits), [1, 1, 999, 1000, 1010, 524_000]);
-        assert!(three_digits(u64::MAX / 2) > 0);
+        assert_eq!([u64::MAX / 2, u64::MAX].map(three_digits), [9_220_000_000_000_000_000, 18_400_000_000_000_000_000]);
     }
 }

@@ -105,13 +105,10 @@ impl Parts<'_> {
         let Content { keys, mut processes, rows, facts, .. } = self.finish(keys, rows, &of_row, gather, monotonic_ns());
         for (key, process) in keys.iter().zip(&mut processes) {
             if held.contains(key) {
-                // Its counts are handed over together with its last rows.
-                process.exact_alloc_bytes = None;
-                process.exact_alloc_objects = None;
                 process.losses = Losses::default();
             }
         }
-        (Retired { keys, processes, rows, facts }, held)
+        (Retired { keys, processes, held: held.clone(), rows, facts }, held)
     }
 
     fn finish(

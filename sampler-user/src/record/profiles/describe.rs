@@ -10,9 +10,10 @@ use crate::host::Host;
 use crate::host::process::ProcessInfo;
 use crate::record::attaching::audit::Audit;
 use crate::record::attaching::probes::Attaching;
+use crate::record::attaching::targets::Seen;
 use crate::record::intake::ended::Exact;
 use crate::record::intake::recorder::Recorder;
-use heapbpf_audit::Hook;
+use heapbpf_audit::{Hook, Missing};
 use heapbpf_profile::model::{Placement, Process};
 
 /// Description of one process, taken while it ran. There may be many, so the parts that processes have in common are
@@ -28,8 +29,8 @@ struct Described {
     not_inline: Option<Arc<str>>,
     /// Whether tracking its frees was stopped.
     without_frees: bool,
-    /// Its coverage, set when it exits.
-    ended: Option<f64>,
+    /// How much was seen of it, set when it exits.
+    ended: Option<Seen>,
 }
 
 /// The program that a process runs.
@@ -179,10 +180,10 @@ impl Descriptions {
         found
     }
 
-    /// Marks a process as exited, with its final coverage.
-    pub fn ended(&mut self, process: ProcessKey, coverage: f64) {
+    /// Marks a process as exited, with how much was seen of it.
+    pub fn ended(&mut self, process: ProcessKey, seen: Seen) {
         if let Some(described) = self.described.get_mut(&process) {
-            described.ended = Some(coverage);
+            described.ended = Some(seen);
         }
     }
 
@@ -191,7 +192,7 @@ impl Descriptions {
         self.described.remove(&process);
         self.described.entry(SHARED_LINE).or_insert_with(|| {
             let program = Program { comm: "(ended, without samples)".into(), ..Program::default() };
-            Described { program: Arc::new(program), ended: Some(1.0), ..Described::default() }
+            Described { program: Arc::new(program), ended: Some(Seen::WHOLE), ..Described::default() }
         });
     }
 
@@ -225,8 +226,10 @@ impl Descriptions {
         if described.ended.is_none() || described.audit.allocators.is_empty() {
             described.refresh(key, now_ns, host, attaching, shared);
         }
-        // What a process allocates besides its samples is not counted.
-        let exact = exact.filter(|_| described.hook != Some(Hook::Usdt));
+        let seen = described.ended.unwrap_or_else(|| attaching.targets.seen(key.tgid, now_ns));
+        // What a process allocates besides its samples is not counted, nor what it allocates under others' hooks.
+        let exact = exact.filter(|_| described.hook != Some(Hook::Usdt) && !seen.was_hidden);
+        let hidden = seen.was_hidden.then(Missing::unseen);
         Process {
             pid: key.tgid,
             namespace_pid: described.namespace_pid,
@@ -238,8 +241,8 @@ impl Descriptions {
             hook: described.hook,
             not_inline: described.not_inline.as_deref().map(str::to_owned),
             audit: described.audit.files.clone(),
-            missing: described.audit.missing.clone(),
-            coverage: described.ended.unwrap_or_else(|| attaching.targets.coverage(key.tgid, now_ns)),
+            missing: hidden.into_iter().chain(described.audit.missing.iter().cloned()).collect(),
+            coverage: seen.share,
             ended: described.ended.is_some(),
             inuse_unknown: described.without_frees,
             exact_alloc_bytes: exact.map(|exact| exact.bytes),

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use heapbpf_audit::{Hook, Missing};
 use heapbpf_profile::model::{Frame, Losses, Process, Row, RowKey, SharedFrames, Stack};
 use heapbpf_statistics::sums::SampleSums;
 
@@ -35,8 +36,47 @@ impl Hash for Code {
     }
 }
 
-/// Identity of a program: command name, executable, cgroup.
-type Program = (String, String, String);
+/// Identity of a program: command name, executable, cgroup. Processes that nobody counts are told apart, so that the exact
+/// counts of the others stay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Program {
+    comm: String,
+    exe: String,
+    cgroup: String,
+    uncounted: bool,
+}
+
+/// Whether a process allocates what nobody counts: what is not announced where it announces its samples itself, and what was
+/// not seen of it.
+pub fn is_uncounted(process: &Process) -> bool {
+    process.hook == Some(Hook::Usdt) || process.was_unseen()
+}
+
+/// What an exited process hands over besides rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandedOver {
+    /// Its exact counts.
+    Counts,
+    /// That it is complete. There are no exact counts.
+    Uncounted,
+    /// Nothing: its counts come with its last rows, or came with earlier ones.
+    Nothing,
+}
+
+impl HandedOver {
+    /// What `process` hands over. `held`: it still has rows that come later.
+    pub fn of(process: &Process, held: bool) -> Self {
+        if held {
+            Self::Nothing
+        } else if is_uncounted(process) {
+            Self::Uncounted
+        } else if process.exact_alloc_bytes.is_some() {
+            Self::Counts
+        } else {
+            Self::Nothing
+        }
+    }
+}
 
 /// Identity of a row of the bucket. The shared row for stacks beyond the limit has no code.
 type Key = RowKey<usize, Arc<str>, Option<Code>>;
@@ -79,10 +119,16 @@ impl OverflowBucket {
     /// program's name.
     pub fn program(&mut self, process: &Process) -> usize {
         let full = self.processes.len() >= MOST_PROGRAMS;
-        let program = (process.comm.clone(), process.exe.clone(), process.cgroup.clone());
-        let program = if full && !self.programs.contains_key(&program) { Program::default() } else { program };
+        let uncounted = is_uncounted(process);
+        let program =
+            Program { comm: process.comm.clone(), exe: process.exe.clone(), cgroup: process.cgroup.clone(), uncounted };
+        let program = match full && !self.programs.contains_key(&program) {
+            true => Program { uncounted, ..Program::default() },
+            false => program,
+        };
         let index = *self.programs.entry(program.clone()).or_insert_with(|| {
-            let (comm, exe, cgroup) = program;
+            let Program { comm, exe, cgroup, .. } = program;
+            let counts = (!uncounted).then_some(0);
             self.processes.push(Process {
                 placement: process.placement.clone(),
                 comm,
@@ -90,8 +136,9 @@ impl OverflowBucket {
                 cgroup,
                 coverage: 1.0,
                 ended: true,
-                exact_alloc_bytes: Some(0),
-                exact_alloc_objects: Some(0),
+                hook: process.hook,
+                exact_alloc_bytes: counts,
+                exact_alloc_objects: counts,
                 ..Process::default()
             });
             self.processes.len() - 1
@@ -101,19 +148,26 @@ impl OverflowBucket {
         index
     }
 
-    /// Adds the exact counts of an exited process.
-    pub fn add_counts(&mut self, program: usize, process: &Process) {
+    /// Adds what is known of an exited process besides its rows: the counts that are `handed_over`, and the rest.
+    pub fn add_counts(&mut self, program: usize, process: &Process, handed_over: HandedOver) {
         let total = &mut self.processes[program];
         // What it held at exit is of blocks since then.
         total.inuse_since = total.inuse_since.max(process.inuse_since);
-        for (sum, more) in [
-            (&mut total.exact_alloc_bytes, process.exact_alloc_bytes),
-            (&mut total.exact_alloc_objects, process.exact_alloc_objects),
-        ] {
-            *sum = sum.map(|sum| sum.saturating_add(more.unwrap_or(0)));
+        if handed_over == HandedOver::Counts {
+            for (sum, more) in [
+                (&mut total.exact_alloc_bytes, process.exact_alloc_bytes),
+                (&mut total.exact_alloc_objects, process.exact_alloc_objects),
+            ] {
+                *sum = sum.zip(more).map(|(sum, more)| sum.saturating_add(more));
+            }
         }
-        // Of a process that is not complete yet, no count is handed over.
-        total.stands_for += u64::from(process.exact_alloc_bytes.is_some());
+        if handed_over != HandedOver::Nothing {
+            total.hook = total.hook.filter(|hook| process.hook == Some(*hook));
+            total.stands_for += 1;
+        }
+        if process.was_unseen() && !total.was_unseen() {
+            total.missing.push(Missing::unseen());
+        }
         total.coverage = total.coverage.min(process.coverage);
         // Bounds on their memory in use now apply to what they held at exit. The bucket has no peak.
         total.losses.add(&Losses { peak_unknown: false, ..process.losses });
@@ -207,7 +261,7 @@ mod tests {
 
     fn add(bucket: &mut OverflowBucket, process: &Process, rows: &[Row]) {
         let program = bucket.program(process);
-        bucket.add_counts(program, process);
+        bucket.add_counts(program, process, HandedOver::of(process, false));
         rows.iter().for_each(|row| bucket.add_row(program, row));
     }
 
@@ -225,6 +279,46 @@ mod tests {
         let mut totals: Vec<_> = bucket.totals(0, true).map(|row| (row.key.process, row.alloc.bytes)).collect();
         totals.sort_by(|a, b| a.partial_cmp(b).unwrap());
         assert_eq!(totals, [(0, 35.0), (1, 7.0)]);
+    }
+
+    /// What announces its samples is not counted. Its line has no exact counts, however its rows come, and those of the others
+    /// of the program stay exact.
+    #[test]
+    fn processes_that_nobody_counts_are_not_counted_as_nothing() {
+        let announcing = |pid| Process { exact_alloc_bytes: None, hook: Some(Hook::Usdt), ..process(pid, "a", 0) };
+        let probed = |pid, bytes| Process { hook: Some(Hook::Probe), ..process(pid, "a", bytes) };
+        let mut bucket = OverflowBucket::default();
+        add(&mut bucket, &probed(1, 10), &[]);
+        let held = bucket.program(&announcing(2));
+        bucket.add_counts(held, &announcing(2), HandedOver::of(&announcing(2), true));
+        let lines = |bucket: &OverflowBucket| -> Vec<_> {
+            bucket.processes().iter().map(|it| (it.exact_alloc_bytes, it.stands_for, it.hook)).collect()
+        };
+        assert_eq!(lines(&bucket), [(Some(10), 1, Some(Hook::Probe)), (None, 0, Some(Hook::Usdt))]);
+        add(&mut bucket, &announcing(2), &[]);
+        add(&mut bucket, &announcing(3), &[]);
+        add(&mut bucket, &Process { hook: Some(Hook::Inline), ..probed(4, 5) }, &[]);
+        assert_eq!(lines(&bucket), [(Some(15), 2, None), (None, 2, Some(Hook::Usdt))]);
+        // Nor is what was not seen, for a while.
+        let missing = vec![Missing::unseen()];
+        add(&mut bucket, &Process { exact_alloc_bytes: None, missing, ..process(5, "b", 0) }, &[]);
+        assert_eq!(lines(&bucket)[2], (None, 1, None));
+        assert!(bucket.processes()[2].was_unseen() && !bucket.processes()[1].was_unseen());
+    }
+
+    /// Counts come with the last rows; later ones, of records that were found afterwards, change nothing.
+    #[test]
+    fn counts_are_handed_over_once() {
+        let mut bucket = OverflowBucket::default();
+        let program = bucket.program(&process(1, "a", 7));
+        for (process, held) in [
+            (process(1, "a", 7), true),
+            (process(1, "a", 7), false),
+            (Process { exact_alloc_bytes: None, ..process(1, "a", 0) }, false),
+        ] {
+            bucket.add_counts(program, &process, HandedOver::of(&process, held));
+        }
+        assert_eq!((bucket.processes()[0].exact_alloc_bytes, bucket.processes()[0].stands_for), (Some(7), 1));
     }
 
     /// Processes held memory at exit. Moving them to the bucket keeps the sums at exit, of each row and in total, even

@@ -1,5 +1,6 @@
 //! A recording at one moment. Sums are copied; stacks and files are shared.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -122,6 +123,8 @@ pub struct Retired {
     pub keys: Vec<ProcessKey>,
     /// The exited processes.
     pub processes: Vec<Process>,
+    /// Those that still have other rows. Their counts and losses are handed over with the last of them.
+    pub held: HashSet<ProcessKey>,
     /// Their rows.
     pub rows: Vec<SnapshotRow>,
     /// What symbolization needs to know about new stacks.

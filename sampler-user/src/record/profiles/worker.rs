@@ -13,7 +13,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::accounting;
 use super::go_heaps::GoHeaps;
 use super::jit_code::JitCode;
-use super::overflow_bucket::OverflowBucket;
+use super::overflow_bucket::{HandedOver, OverflowBucket};
 use super::recent::Recent;
 use super::snapshot::{Detail, Measured, Often, Retired, Snapshot, SnapshotRow};
 use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
@@ -433,8 +433,9 @@ impl Worker {
 
     fn retire(&mut self, retired: Retired) {
         let programs: Vec<usize> = retired.processes.iter().map(|process| self.overflow.program(process)).collect();
-        for (program, process) in programs.iter().zip(&retired.processes) {
-            self.overflow.add_counts(*program, process);
+        for ((program, process), key) in programs.iter().zip(&retired.processes).zip(&retired.keys) {
+            let handed_over = HandedOver::of(process, retired.held.contains(key));
+            self.overflow.add_counts(*program, process, handed_over);
         }
         let known: Vec<bool> = retired.processes.iter().map(|process| !process.inuse_unknown).collect();
         let mut profile = self.template.clone();

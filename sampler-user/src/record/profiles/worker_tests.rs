@@ -1,5 +1,6 @@
 //! Tests of exited processes in profiles, and of the profile worker.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
@@ -8,6 +9,7 @@ use crate::host::mappings::ModuleId;
 use crate::record::profiles::symbolization::{Facts, ModuleFacts, UnsymbolizedStack};
 use heapbpf_profile::model::{LossBound, Losses, RowKey};
 use heapbpf_profile::testing;
+use heapbpf_profile::value::Value;
 use heapbpf_unwind::image::Image;
 use heapbpf_unwind::raw::{RawFrame, RawStack};
 
@@ -95,7 +97,7 @@ fn totals_at_exit_stay_when_processes_are_moved_to_the_overflow_bucket() {
     assert_eq!(made.profile.header.time, SystemTime::UNIX_EPOCH + Duration::from_secs(9));
     let (processes, rows) = both();
     let keys = processes.iter().map(|process| key(process.pid)).collect();
-    worker.retire(Retired { keys, processes, rows, facts: Facts::default() });
+    worker.retire(Retired { keys, processes, rows, held: HashSet::new(), facts: Facts::default() });
     for detail in [Detail::Stacks, Detail::Lifetimes, Detail::Totals] {
         let profile = worker.make(after(detail)).profile;
         assert_eq!(totals(&profile), expected, "{detail:?}");
@@ -127,6 +129,7 @@ fn lost_samples_are_in_the_totals_of_the_living_and_the_ended() {
         keys: vec![key(2)],
         processes: vec![ended],
         rows: vec![of_ended],
+        held: HashSet::new(),
         facts: Facts::default(),
     });
     for detail in [Detail::Stacks, Detail::Totals] {
@@ -140,12 +143,27 @@ fn lost_samples_are_in_the_totals_of_the_living_and_the_ended() {
     }
 }
 
+/// The host's exact total is unknown with a process that nobody counts, whether that lives or has ended.
+#[test]
+fn an_exact_total_is_unknown_with_a_process_that_was_not_counted() {
+    let announcing = Process { hook: Some(heapbpf_audit::Hook::Usdt), ..process(2, false) };
+    let counted = Process { exact_alloc_bytes: Some(20), exact_alloc_objects: Some(1), ..process(1, false) };
+    let exact = |profile: &Profile| heapbpf_profile::estimates::exact(profile, None, Value::AllocSpace);
+    let mut worker = worker();
+    let both = || snapshot(Detail::Stacks, vec![counted.clone(), announcing.clone()], vec![row(0, 1, 10, 0)]);
+    assert_eq!(exact(&worker.make(both()).profile), None);
+    let (keys, processes, rows) = (vec![key(2)], vec![announcing.clone()], vec![row(0, 2, 0, 100)]);
+    worker.retire(Retired { keys, processes, rows, held: HashSet::new(), facts: Facts::default() });
+    let made = worker.make(snapshot(Detail::Stacks, vec![counted.clone()], vec![row(0, 1, 10, 0)]));
+    assert_eq!((exact(&made.profile), made.profile.processes[1].exact_alloc_bytes), (None, None));
+}
+
 /// Where frees are not tracked, it is unknown what was held at exit.
 #[test]
 fn what_is_not_known_is_not_held_at_exit() {
     let mut worker = worker();
     let (processes, rows) = (vec![process(2, true)], vec![row(0, 2, 0, 100)]);
-    worker.retire(Retired { keys: vec![key(2)], processes, rows, facts: Facts::default() });
+    worker.retire(Retired { keys: vec![key(2)], processes, rows, held: HashSet::new(), facts: Facts::default() });
     let profile = worker.make(snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)])).profile;
     assert_eq!(totals(&profile), [10.0, 0.0, 220.0]);
     // From here on, frees are tracked for no process.
@@ -305,7 +323,13 @@ fn a_panic_ends_its_job_and_no_other() {
     let (jobs, thread) = started();
     // Exited processes are kept.
     let ended = (vec![process(2, false)], vec![row(0, 2, 0, 100)]);
-    let retired = Retired { keys: vec![key(2)], processes: ended.0, rows: ended.1, facts: Facts::default() };
+    let retired = Retired {
+        keys: vec![key(2)],
+        processes: ended.0,
+        rows: ended.1,
+        held: HashSet::new(),
+        facts: Facts::default(),
+    };
     jobs.send(Job::Retire(Box::new(retired))).unwrap();
     let snapshot = || snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)]);
     let then = |_| panic!("the writer did not expect this");
@@ -314,8 +338,13 @@ fn a_panic_ends_its_job_and_no_other() {
     assert_eq!(totals(&profile), [10.0, 100.0, 220.0]);
     assert!(profile.notes.iter().any(|note| note.contains("the writer did not expect this")), "{:?}", profile.notes);
     // A row of a process that does not exist.
-    let broken =
-        Retired { rows: vec![row(7, 3, 0, 1)], keys: vec![key(3)], processes: vec![], facts: Facts::default() };
+    let broken = Retired {
+        rows: vec![row(7, 3, 0, 1)],
+        keys: vec![key(3)],
+        processes: vec![],
+        held: HashSet::new(),
+        facts: Facts::default(),
+    };
     jobs.send(Job::Retire(Box::new(broken))).unwrap();
     assert_eq!(totals(&made_by(&jobs, snapshot()).unwrap()), [10.0, 100.0, 220.0]);
     drop(jobs);
@@ -328,6 +357,7 @@ fn ended_processes_wait_to_be_named_until_there_are_many_or_for_some_time() {
         keys: vec![key(2)],
         processes: vec![process(2, false)],
         rows: (0..rows).map(|stack| row(0, stack, 0, 1)).collect(),
+        held: HashSet::new(),
         facts: Facts::default(),
     };
     let mut few = Unnamed::default();

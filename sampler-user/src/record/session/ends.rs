@@ -31,7 +31,7 @@ impl Session {
         self.replace_heap(ended, time_ns);
         self.exited.note(ended, monotonic_ns());
         self.attaching.replaced(ended);
-        self.descriptions.ended(ended, self.attaching.targets.coverage_before(ended.tgid, time_ns));
+        self.descriptions.ended(ended, self.attaching.targets.seen_before(ended.tgid, time_ns));
     }
 
     /// A process ended. Its id may have been given to another since, if the end was found late.
@@ -44,7 +44,7 @@ impl Session {
         if current.is_none_or(|start_ns| starts_agree(start_ns, process.start_ns)) {
             self.attaching.ended(process.tgid, time_ns, &self.host);
         }
-        self.descriptions.ended(process, self.attaching.targets.coverage(process.tgid, now));
+        self.descriptions.ended(process, self.attaching.targets.seen(process.tgid, now));
     }
 
     /// Has the kernel's processes listed if the host told of an end that no record told of, or if process events were lost.

@@ -25,6 +25,10 @@ use heapbpf_profile::model::Process;
 const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the end: there are no exact totals, and what \
                                 was lost is unknown";
 
+/// The note of a profile with processes whose frees are, or last were, hidden by inline hooks of another heapbpf.
+const HIDDEN_IN_USE: &str =
+    "what is in use is unknown where another recording hooks a process inline, as its frees are not seen";
+
 /// What a snapshot is to have.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
@@ -67,7 +71,7 @@ impl Session {
         self.learn_costs(&cut.counts, &total);
         let stats = self.stats(&total, missing, &daemon);
         let go = self.go_targets();
-        let also = go.iter().map(|target| target.process).collect();
+        let also = go.iter().map(|target| target.process).chain(self.hidden_targets()).collect();
         let started_ns = self.schedule.started_ns;
         let marks_ns = marks.iter().map(|mark| started_ns.saturating_add(mark.as_nanos() as u64)).collect();
         let emptied = if often { self.worker.emptied() } else { Vec::new() };
@@ -85,12 +89,14 @@ impl Session {
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
-        let mut notes: Vec<String> =
-            if last && go.is_empty() { without_samples().into_iter().collect() } else { Vec::new() };
+        let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
+        let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(&total, &daemon, &seen));
         notes.extend(accounting::runtimes(&processes));
         notes.extend(accounting::early_objects(&processes));
         notes.extend(accounting::announcements(&processes));
+        let is_hidden = |process: &Process| process.was_unseen() && process.inuse_unknown;
+        notes.extend((self.plan.sampling.live && processes.iter().any(is_hidden)).then(|| HIDDEN_IN_USE.to_owned()));
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
         notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
         let (schedule, controller) = (&self.schedule, &self.overhead.controller);
@@ -116,6 +122,19 @@ impl Session {
             cost: begun.elapsed(),
             cpu: Duration::ZERO,
         }
+    }
+
+    /// Running targets of which others' inline hooks hid all calls for a while. Their lines tell that, even if nothing was seen.
+    fn hidden_targets(&mut self) -> Vec<ProcessKey> {
+        let hidden = self.attaching.hidden_targets(&mut self.host);
+        if hidden.is_empty() {
+            return Vec::new();
+        }
+        let living = self.kernel.totals.living(&self.attaching.programs).unwrap_or_else(|error| {
+            log::info!("processes with inline hooks of others are not listed: {error}");
+            Vec::new()
+        });
+        living.into_iter().filter(|process| hidden.contains(&process.tgid)).collect()
     }
 
     /// Completes processes by the moment since when their frees are tracked again, if they were not all of the time.

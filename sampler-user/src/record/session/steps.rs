@@ -32,6 +32,9 @@ impl Session {
         self.complete_waiting_cut();
         self.settle_waiting_census();
         let now = monotonic_ns();
+        if self.attaching.look_at_others_hooks(now) {
+            self.begin_heaps_anew(Looked::All);
+        }
         if self.until_housekeeping(now).is_zero() {
             self.housekeeping.done_ns = now;
             self.housekeep(now);
@@ -142,7 +145,7 @@ impl Session {
     /// Forgets the blocks in use of processes whose frees are no longer tracked. The kernel forgets them, too: it keeps
     /// room for blocks whose frees it expects.
     pub(super) fn drop_untracked_heaps(&mut self) {
-        if self.attaching.hooks.gave_up_frees() {
+        if self.attaching.lacked_frees() {
             let heap = &self.recorder.heap;
             for space in self.descriptions.without_frees(heap, &self.host, &self.attaching) {
                 let dropped = self.recorder.heap.stop_tracking(space);
@@ -153,7 +156,7 @@ impl Session {
 
     /// Begins the heaps anew of processes whose frees are tracked again.
     pub(super) fn begin_heaps_anew(&mut self, which: Looked) {
-        if !self.attaching.hooks.tracked_frees_again() {
+        if !self.attaching.tracked_frees_again() {
             return;
         }
         let heap = &self.recorder.heap;

@@ -129,6 +129,44 @@ fn a_replaced_program_is_one_series_and_taken_back_bytes_are_not_seen() {
     assert_eq!(value(&text, series), Some(90.0));
 }
 
+/// Of a process that nobody counts there is no exact figure, whether it lives or has ended.
+#[test]
+fn what_is_not_counted_is_left_out_and_told() {
+    let mut metrics = Metrics::default();
+    let everything = Filter::default();
+    let announcing = |pid| Process {
+        exact_alloc_bytes: None,
+        exact_alloc_objects: None,
+        hook: Some(heapbpf_audit::Hook::Usdt),
+        ..process(pid, "a", 0)
+    };
+    let figures = |text: &str| {
+        let series = [
+            "heapbpf_alloc_bytes_total",
+            "heapbpf_allocs_total",
+            "heapbpf_other_alloc_bytes_total",
+            UNCOUNTED_PROCESSES,
+        ];
+        series.map(|series| value(text, series))
+    };
+    let both = of(vec![process(1, "a", 10), announcing(2)]);
+    let text = metrics.write(&made(both, vec![key(1, 0), key(2, 0)]), &[&everything], Serving::default());
+    for family in ["heapbpf_process_alloc_bytes_total{", "heapbpf_process_allocs_total{"] {
+        assert_eq!(text.matches(family).count(), 1, "{text}");
+    }
+    assert_eq!(text.matches("heapbpf_process_samples_total{").count(), 2, "{text}");
+    assert_eq!(figures(&text), [Some(10.0), Some(1.0), None, Some(1.0)], "{text}");
+    // It and two others have ended.
+    let ended = Process { ended: true, stands_for: 3, ..announcing(0) };
+    let after = || of(vec![process(1, "a", 15), ended.clone(), Process { ended: true, ..process(0, "a", 4) }]);
+    let text = metrics.write(&made(after(), vec![key(1, 0)]), &[&everything], Serving::default());
+    assert_eq!(figures(&text), [Some(19.0), Some(2.0), Some(4.0), Some(3.0)], "{text}");
+    let mut of_b = Filter::default();
+    of_b.set("comm", "b").unwrap();
+    let text = metrics.write(&made(after(), vec![key(1, 0)]), &[&of_b], Serving::default());
+    assert_eq!(figures(&text), [None, None, None, Some(0.0)], "{text}");
+}
+
 #[test]
 fn who_sees_a_part_is_not_told_of_the_whole_and_names_are_escaped() {
     let mut filter = Filter::default();

@@ -144,11 +144,9 @@ impl Pusher {
             let deadline = Instant::now() + GRACE_PERIOD;
             for (destination, queue) in &senders {
                 queue.close();
-                if !queue.wait_until_empty(deadline) {
-                    let waiting = queue.counts().waiting;
-                    let then = if queue.is_on_disk() { "; they wait in the spool for the next run" } else { "" };
-                    let s = if waiting == 1 { "" } else { "s" };
-                    log::warn!("{}: {waiting} profile{s} not delivered{then}", destination.shown());
+                queue.wait_until_empty(deadline);
+                if let Some(lacking) = lacking(&queue.counts(), queue.is_on_disk()) {
+                    log::warn!("{}: {lacking}", destination.shown());
                 }
             }
         })?;
@@ -167,12 +165,43 @@ impl Pusher {
     }
 }
 
+/// What a destination did not get, for the end; `None` if it got everything or said why not.
+fn lacking(counts: &Counts, on_disk: bool) -> Option<String> {
+    let profiles = |number: u64| format!("{number} profile{}", if number == 1 { "" } else { "s" });
+    let they = if counts.waiting == 1 { "it waits" } else { "they wait" };
+    let then = if on_disk { format!("; {they} in the spool for the next run") } else { String::new() };
+    let waiting = (counts.waiting > 0).then(|| format!("{} not delivered{then}", profiles(counts.waiting)));
+    let dropped = (counts.dropped > 0).then(|| format!("{} dropped for want of room", profiles(counts.dropped)));
+    let parts: Vec<String> = waiting.into_iter().chain(dropped).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
 fn enqueue(senders: &[(Destination, Arc<Queue>)], earlier: Option<&Made>, made: &Made) {
     let profile = difference(earlier, made, Inuse::Level);
     for (destination, queue) in senders {
         match batches(destination, &profile) {
-            Ok(batch) => queue.push(&batch),
+            Ok(batch) => {
+                if let Some(told) = queue.push(&batch) {
+                    log::warn!("{}: {told}", destination.shown());
+                }
+            }
             Err(error) => log::warn!("{}: {error}", destination.shown()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_the_end_it_is_said_what_is_lacking() {
+        let told = |waiting, dropped, on_disk| lacking(&Counts { waiting, dropped, ..Counts::default() }, on_disk);
+        assert_eq!(told(0, 0, true), None);
+        assert_eq!(told(2, 0, false).unwrap(), "2 profiles not delivered");
+        let both =
+            "1 profile not delivered; it waits in the spool for the next run; 3 profiles dropped for want of room";
+        assert_eq!(told(1, 3, true).unwrap(), both);
+        assert_eq!(told(0, 1, true).unwrap(), "1 profile dropped for want of room");
     }
 }

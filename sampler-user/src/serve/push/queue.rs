@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use heapbpf_profile::units;
+
 use super::batch::Batch;
-use super::spool::{Spool, SpoolError, SpoolOptions};
+use super::spool::{NotKept, Pushed, Spool, SpoolError, SpoolOptions};
 
 /// Maximum number of bytes that wait in memory.
 const MOST_BYTES: usize = 64 << 20;
@@ -33,11 +35,93 @@ enum Store {
     Disk(Spool),
 }
 
+impl Store {
+    /// Adds a batch. The oldest ones make room, unless it is too large anyway.
+    fn push(&mut self, batch: &Batch) -> Pushed {
+        let (batches, bytes, next) = match self {
+            Self::Memory { batches, bytes, next } => (batches, bytes, next),
+            Self::Disk(spool) => return spool.push(batch),
+        };
+        if batch.body.len() > MOST_BYTES {
+            return Pushed { made_room: 0, kept: Err(NotKept::TooLarge(batch.body.len() as u64)) };
+        }
+        *bytes += batch.body.len();
+        batches.push_back((*next, batch.clone()));
+        *next += 1;
+        let mut made_room = 0;
+        while *bytes > MOST_BYTES
+            && let Some((_, old)) = batches.pop_front()
+        {
+            *bytes -= old.body.len();
+            made_room += 1;
+        }
+        Pushed { made_room, kept: Ok(()) }
+    }
+
+    /// Removes a batch, if it is still there.
+    fn remove(&mut self, number: u64) {
+        match self {
+            Self::Memory { batches, bytes, .. } => {
+                if batches.front().is_some_and(|(first, _)| *first == number) {
+                    *bytes -= batches.pop_front().map_or(0, |(_, batch)| batch.body.len());
+                }
+            }
+            Self::Disk(spool) => {
+                spool.remove(number);
+            }
+        }
+    }
+
+    /// Number of the oldest batch.
+    fn first_number(&self) -> Option<u64> {
+        match self {
+            Self::Memory { batches, .. } => batches.front().map(|(number, _)| *number),
+            Self::Disk(spool) => spool.first_number(),
+        }
+    }
+
+    /// Number of waiting batches, and their bytes.
+    fn waiting(&self) -> (u64, u64) {
+        match self {
+            Self::Memory { batches, bytes, .. } => (batches.len() as u64, *bytes as u64),
+            Self::Disk(spool) => spool.waiting(),
+        }
+    }
+
+    /// What to say when the first batches are dropped.
+    fn dropped_text(&self, pushed: &Pushed) -> Option<String> {
+        let (most, place, remedy) = match self {
+            Self::Memory { .. } => (MOST_BYTES as u64, "memory", "--spool FOLDER has room on disk"),
+            Self::Disk(spool) => (spool.most_bytes(), "the spool", "a larger --spool-bytes makes room"),
+        };
+        let most = units::bytes(most as f64);
+        match pushed {
+            Pushed { kept: Err(NotKept::TooLarge(size)), .. } => {
+                let size = units::bytes(*size as f64);
+                Some(format!("a profile of {size} was dropped, as at most {most} may wait in {place}; {remedy}"))
+            }
+            Pushed { made_room: 0, .. } => None,
+            Pushed { made_room, .. } => {
+                let s = if *made_room == 1 { "" } else { "s" };
+                Some(format!(
+                    "{made_room} profile{s} dropped, the oldest, as at most {most} may wait in {place}; {remedy}"
+                ))
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 struct State {
     store: Store,
     counts: Counts,
     closed: bool,
+    /// The batch that is being sent.
+    sending: Option<u64>,
+    /// Whether that batch was dropped meanwhile. What becomes of it is not known yet.
+    sending_dropped: bool,
+    /// Whether it was said that batches made room, and that one was too large.
+    told: (bool, bool),
 }
 
 /// A queue between the thread that makes profiles and the one that sends them.
@@ -49,7 +133,9 @@ pub struct Queue {
 
 impl Queue {
     fn new(store: Store) -> Self {
-        Self { state: Mutex::new(State { store, counts: Counts::default(), closed: false }), changed: Condvar::new() }
+        let (counts, told) = Default::default();
+        let state = State { store, counts, closed: false, sending: None, sending_dropped: false, told };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// A queue in memory. Waiting batches are lost when the process ends.
@@ -74,30 +160,27 @@ impl Queue {
         matches!(self.lock().store, Store::Disk(_))
     }
 
-    /// Adds a batch. The oldest ones are dropped to make room.
-    pub fn push(&self, batch: &Batch) {
+    /// Adds a batch. The oldest ones are dropped to make room. Returns what to tell the user of dropped ones: the first time,
+    /// and whenever a batch could not be written.
+    pub fn push(&self, batch: &Batch) -> Option<String> {
         let mut state = self.lock();
-        let dropped = match &mut state.store {
-            Store::Memory { batches, bytes, next } => {
-                *bytes += batch.body.len();
-                batches.push_back((*next, batch.clone()));
-                *next += 1;
-                let mut dropped = 0;
-                while *bytes > MOST_BYTES
-                    && let Some((_, old)) = batches.pop_front()
-                {
-                    *bytes -= old.body.len();
-                    dropped += 1;
-                }
-                dropped
-            }
-            Store::Disk(spool) => spool.push(batch).unwrap_or_else(|error| {
-                log::warn!("a profile was not kept for delivery: {error}");
-                1
-            }),
-        };
-        state.counts.dropped += dropped;
+        let first = state.store.first_number();
+        let pushed = state.store.push(batch);
+        let mut dropped = pushed.made_room;
+        if dropped > 0 && first.is_some() && first == state.sending {
+            // It may still be delivered.
+            state.sending_dropped = true;
+            dropped -= 1;
+        }
+        state.counts.dropped += dropped + u64::from(pushed.kept.is_err());
         self.changed.notify_all();
+        let told = match &pushed.kept {
+            Err(NotKept::Io(error)) => return Some(format!("a profile was not kept for delivery: {error}")),
+            Err(NotKept::TooLarge(_)) => &mut state.told.1,
+            Ok(()) if pushed.made_room > 0 => &mut state.told.0,
+            Ok(()) => return None,
+        };
+        if std::mem::replace(told, true) { None } else { state.store.dropped_text(&pushed) }
     }
 
     /// Waits for the oldest batch. `None` once the queue is closed and empty.
@@ -113,6 +196,7 @@ impl Queue {
                 }
             };
             if first.is_some() || state.closed {
+                state.sending = first.as_ref().map(|(number, _)| *number);
                 return first;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -122,21 +206,9 @@ impl Queue {
     /// Removes the batch with this number: it was delivered, or rejected permanently.
     pub fn done(&self, number: u64, delivered: bool) {
         let mut state = self.lock();
-        match &mut state.store {
-            Store::Memory { batches, bytes, .. } => {
-                // The batch may have been dropped meanwhile to make room.
-                if batches.front().is_some_and(|(first, _)| *first == number) {
-                    *bytes -= batches.pop_front().map_or(0, |(_, batch)| batch.body.len());
-                } else if delivered {
-                    state.counts.dropped = state.counts.dropped.saturating_sub(1);
-                }
-            }
-            Store::Disk(spool) => {
-                if !spool.remove(number) && delivered {
-                    state.counts.dropped = state.counts.dropped.saturating_sub(1);
-                }
-            }
-        }
+        state.store.remove(number);
+        // If it was dropped meanwhile, that did no harm: it counts as what came of it.
+        (state.sending, state.sending_dropped) = (None, false);
         *(if delivered { &mut state.counts.delivered } else { &mut state.counts.rejected }) += 1;
         self.changed.notify_all();
     }
@@ -147,6 +219,8 @@ impl Queue {
         let deadline = Instant::now() + wait;
         let mut state = self.lock();
         state.counts.failures += 1;
+        state.sending = None;
+        state.counts.dropped += u64::from(std::mem::take(&mut state.sending_dropped));
         while !state.closed {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -167,7 +241,7 @@ impl Queue {
     pub fn wait_until_empty(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         loop {
-            if waiting(&state.store).0 == 0 {
+            if state.store.waiting().0 == 0 {
                 return true;
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -181,15 +255,8 @@ impl Queue {
     /// The counts so far.
     pub fn counts(&self) -> Counts {
         let state = self.lock();
-        let (waiting, waiting_bytes) = waiting(&state.store);
+        let (waiting, waiting_bytes) = state.store.waiting();
         Counts { waiting, waiting_bytes, ..state.counts }
-    }
-}
-
-fn waiting(store: &Store) -> (u64, u64) {
-    match store {
-        Store::Memory { batches, bytes, .. } => (batches.len() as u64, *bytes as u64),
-        Store::Disk(spool) => spool.waiting(),
     }
 }
 
@@ -224,15 +291,45 @@ mod tests {
         assert_eq!((counts.delivered, counts.rejected, counts.failures, counts.waiting_bytes), (2, 1, 1, 0));
     }
 
+    /// A batch that makes room while it is being sent counts once, as what comes of it, and no count falls.
     #[test]
-    fn what_was_delivered_while_it_made_room_was_not_lost() {
+    fn what_made_room_while_it_was_sent_counts_once() {
+        for (delivered, expected) in [(Some(true), [1, 0, 0]), (Some(false), [0, 1, 0]), (None, [0, 0, 1])] {
+            let queue = Queue::in_memory();
+            queue.push(&batch(1, MOST_BYTES));
+            let (number, _) = queue.next().unwrap();
+            queue.push(&batch(2, MOST_BYTES));
+            assert_eq!((queue.counts().dropped, queue.counts().waiting), (0, 1), "it may still be delivered");
+            match delivered {
+                Some(delivered) => queue.done(number, delivered),
+                None => assert!(queue.failed(Duration::ZERO)),
+            }
+            let counts = queue.counts();
+            assert_eq!([counts.delivered, counts.rejected, counts.dropped], expected);
+            assert_eq!(queue.next().unwrap().1.body[0], 2);
+        }
+    }
+
+    #[test]
+    fn a_batch_that_is_too_large_costs_no_others_and_is_told_once() {
         let queue = Queue::in_memory();
-        queue.push(&batch(1, MOST_BYTES));
-        let (number, _) = queue.next().unwrap();
-        queue.push(&batch(2, MOST_BYTES));
-        assert_eq!(queue.counts().dropped, 1);
-        queue.done(number, true);
+        assert_eq!(queue.push(&batch(1, 10)), None);
+        let told = queue.push(&batch(2, MOST_BYTES + 1)).unwrap();
+        assert!(told.starts_with("a profile of 64.0 MiB was dropped") && told.contains("--spool FOLDER"), "{told}");
+        assert_eq!(queue.push(&batch(2, MOST_BYTES + 1)), None);
         let counts = queue.counts();
-        assert_eq!((counts.delivered, counts.dropped, counts.waiting), (1, 0, 1));
+        assert_eq!((counts.dropped, counts.waiting, queue.next().unwrap().1.body[0]), (2, 1, 1));
+        let told = queue.push(&batch(3, MOST_BYTES)).unwrap();
+        assert!(told.starts_with("1 profile dropped, the oldest"), "{told}");
+        assert_eq!(queue.push(&batch(4, MOST_BYTES)), None);
+    }
+
+    #[test]
+    fn of_a_spool_that_is_too_small_its_size_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let queue = Queue::on_disk(&SpoolOptions { folder: folder.path().into(), most_bytes: 2048 }, "x").unwrap();
+        let told = queue.push(&batch(1, 1 << 20)).unwrap();
+        assert!(told.contains("1.00 MiB") && told.contains("2.00 KiB") && told.contains("--spool-bytes"), "{told}");
+        assert_eq!((queue.counts().dropped, queue.counts().waiting), (1, 0));
     }
 }

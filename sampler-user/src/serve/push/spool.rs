@@ -42,6 +42,24 @@ pub enum SpoolError {
     },
 }
 
+/// What became of a batch that was added.
+#[derive(Debug)]
+pub struct Pushed {
+    /// How many older batches were dropped to make room.
+    pub made_room: u64,
+    /// Whether it waits to be delivered.
+    pub kept: Result<(), NotKept>,
+}
+
+/// Why a batch was dropped at once.
+#[derive(Debug)]
+pub enum NotKept {
+    /// It is larger than all that may wait; its bytes.
+    TooLarge(u64),
+    /// It could not be written: the disk is full, for example.
+    Io(io::Error),
+}
+
 const EXTENSION: &str = "batch";
 /// Name prefix of files that are being written. Such files found at the start are leftovers.
 const UNFINISHED: &str = ".heapbpf-";
@@ -105,38 +123,51 @@ impl Spool {
         self.folder.join(format!("{number:012}.{EXTENSION}"))
     }
 
-    /// Adds a batch. Returns how many older batches were dropped to make room.
-    ///
-    /// # Errors
-    /// The batch could not be written (the disk is full), so it is lost itself.
-    pub fn push(&mut self, batch: &Batch) -> io::Result<u64> {
+    /// Maximum number of bytes that wait.
+    pub const fn most_bytes(&self) -> u64 {
+        self.most_bytes
+    }
+
+    /// Number of the oldest batch.
+    pub fn first_number(&self) -> Option<u64> {
+        self.files.first_key_value().map(|(number, _)| *number)
+    }
+
+    /// Adds a batch. The oldest ones make room; if it is too large for the whole spool, they stay, and it is dropped.
+    pub fn push(&mut self, batch: &Batch) -> Pushed {
         let bytes = batch.to_bytes();
         let size = bytes.len() as u64;
-        let mut dropped = 0;
+        if size > self.most_bytes {
+            return Pushed { made_room: 0, kept: Err(NotKept::TooLarge(size)) };
+        }
+        let mut made_room = 0;
         while self.bytes + size > self.most_bytes
-            && let Some(oldest) = self.files.first_key_value().map(|(number, _)| *number)
+            && let Some(oldest) = self.first_number()
         {
             self.remove(oldest);
-            dropped += 1;
+            made_room += 1;
         }
-        if size > self.most_bytes {
-            return Ok(dropped + 1);
-        }
+        Pushed { made_room, kept: self.write(&bytes).map_err(NotKept::Io) }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let size = bytes.len() as u64;
         let number = self.next;
         self.next += 1;
         let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.folder)?;
-        file.write_all(&bytes)?;
+        file.write_all(bytes)?;
         file.persist(self.path(number)).map_err(|error| error.error)?;
         self.files.insert(number, size);
         self.bytes += size;
-        Ok(dropped)
+        Ok(())
     }
 
     /// The oldest readable batch, and the number of unreadable ones before it, which are removed.
     pub fn first(&mut self) -> (Option<(u64, Batch)>, u64) {
         let mut unreadable = 0;
-        while let Some(number) = self.files.first_key_value().map(|(number, _)| *number) {
-            let bytes = read(&self.path(number), self.most_bytes).ok();
+        while let Some((number, size)) = self.files.first_key_value().map(|(number, size)| (*number, *size)) {
+            // It may be larger than the spool: an earlier run may have had a larger one.
+            let bytes = read(&self.path(number), size).ok();
             let batch = bytes.and_then(|bytes| Batch::from_bytes(&bytes));
             if let Some(batch) = batch {
                 return (Some((number, batch)), unreadable);
@@ -225,6 +256,13 @@ mod tests {
         Batch { path: "/".into(), content_type: "x".into(), body: vec![number; 1000] }
     }
 
+    /// Adds a batch that is kept. Returns how many made room.
+    fn pushed(spool: &mut Spool, number: u8) -> u64 {
+        let Pushed { made_room, kept } = spool.push(&batch(number));
+        kept.unwrap();
+        made_room
+    }
+
     fn body(spool: &mut Spool) -> Option<u8> {
         spool.first().0.map(|(_, batch)| batch.body[0])
     }
@@ -234,7 +272,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let options = SpoolOptions { folder: folder.path().join("deep"), most_bytes: 5100 };
         let mut spool = Spool::open(&options, "otlp+http://c:4318/x").unwrap();
-        let dropped: u64 = (0..20).map(|number| spool.push(&batch(number)).unwrap()).sum();
+        let dropped: u64 = (0..20).map(|number| pushed(&mut spool, number)).sum();
         assert_eq!((dropped, spool.waiting().0), (15, 5));
         let error = Spool::open(&options, "otlp+http://c:4318/x").unwrap_err();
         assert!(error.to_string().contains("another heapbpf"), "{error}");
@@ -252,8 +290,24 @@ mod tests {
         assert_eq!((body(&mut spool), spool.waiting()), (None, (0, 0)));
         // Another destination has a folder of its own.
         let mut other = Spool::open(&options, "http://other").unwrap();
-        other.push(&batch(1)).unwrap();
+        pushed(&mut other, 1);
         assert_eq!(body(&mut spool), None);
+    }
+
+    #[test]
+    fn what_is_too_large_for_the_spool_costs_no_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = SpoolOptions { folder: folder.path().into(), most_bytes: 3100 };
+        let mut spool = Spool::open(&options, "x").unwrap();
+        (1..=3).for_each(|number| assert_eq!(pushed(&mut spool, number), 0));
+        let large = spool.push(&Batch { body: vec![9; 3100], ..batch(9) });
+        assert!(large.made_room == 0 && matches!(large.kept, Err(NotKept::TooLarge(3104))), "{large:?}");
+        assert_eq!((body(&mut spool), spool.waiting().0), (Some(1), 3));
+        // What an earlier run kept is delivered whole, even if the spool is smaller by now.
+        drop(spool);
+        options.most_bytes = 700;
+        let mut spool = Spool::open(&options, "x").unwrap();
+        assert_eq!(spool.first().0.unwrap().1, batch(1));
     }
 
     #[test]
@@ -261,8 +315,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let options = SpoolOptions { folder: folder.path().into(), most_bytes: 1 << 20 };
         let mut spool = Spool::open(&options, "x").unwrap();
-        spool.push(&batch(1)).unwrap();
-        spool.push(&batch(2)).unwrap();
+        pushed(&mut spool, 1);
+        pushed(&mut spool, 2);
         fs::write(spool.path(0), "broken").unwrap();
         fs::write(folder.path().join("x").join("notes.txt"), "not ours").unwrap();
         let (first, unreadable) = spool.first();
@@ -308,12 +362,12 @@ mod tests {
         assert_eq!(fs::metadata(shared.join("e")).unwrap().mode() & 0o777, 0o700);
         fs::write(victim.join("kept"), "secret").unwrap();
         symlink(victim.join("kept"), shared.join("e/000000000000.batch")).unwrap();
-        spool.push(&batch(1)).unwrap();
+        pushed(&mut spool, 1);
         assert_eq!(body(&mut spool), Some(1));
         // The folder's name leads elsewhere by now; we keep to the folder.
         fs::rename(shared.join("e"), shared.join("moved")).unwrap();
         symlink(&victim, shared.join("e")).unwrap();
-        spool.push(&batch(2)).unwrap();
+        pushed(&mut spool, 2);
         drop(spool);
         fs::remove_file(shared.join("moved/.lock")).unwrap();
         symlink(victim.join("made"), shared.join("moved/.lock")).unwrap();

@@ -81,7 +81,7 @@ fn answers_that_are_about_the_request_are_for_good_and_the_rest_is_tried_again()
     let received = receiver(listener, &[503, 500, 200, 400, 429, 200]);
     let destination = Destination::parse(&format!("http://key@{address}/in")).unwrap();
     let queue = Queue::in_memory();
-    (1..=3).for_each(|number| queue.push(&numbered(number)));
+    (1..=3).for_each(|number| assert_eq!(queue.push(&numbered(number)), None));
     std::thread::scope(|scope| {
         scope.spawn(|| run(&destination, &queue));
         assert!(queue.wait_until_empty(Instant::now() + PATIENCE));
@@ -138,7 +138,7 @@ fn a_receiver_that_was_away_gets_everything_in_order_also_over_a_restart() {
     let queue = Queue::on_disk(&options, &destination.shown()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| run(&destination, &queue));
-        (1..=5).for_each(|number| queue.push(&numbered(number)));
+        (1..=5).for_each(|number| assert_eq!(queue.push(&numbered(number)), None));
         let begun = Instant::now();
         while queue.counts().failures == 0 {
             assert!(begun.elapsed() < PATIENCE);

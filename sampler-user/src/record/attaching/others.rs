@@ -1,0 +1,124 @@
+//! What is known of inline hooks that another heapbpf has in targets.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use heapbpf_remote::blob_range;
+
+/// Least time between two looks at the mappings of processes that have hooks of others, ns; and how many times as long as a look takes.
+const LOOK_EVERY_NS: u64 = 100_000_000;
+const SHARE_OF_TIME: u64 = 100;
+/// Most processes whose names are kept, and most that a remark names.
+const MOST_NAMES: usize = 4096;
+const MOST_NAMED: usize = 3;
+
+/// Inline hooks of other heapbpfs in targets.
+#[derive(Debug, Default)]
+pub struct OthersHooks {
+    /// Processes that have mapped code of them, and when their mappings were looked at last (CLOCK_MONOTONIC).
+    pub(super) watched: HashMap<u32, u64>,
+    /// When to look at all of them again (CLOCK_MONOTONIC).
+    next_look_ns: u64,
+    /// Names of the targets of which probes saw nothing for a while.
+    names: BTreeMap<u32, String>,
+}
+
+impl OthersHooks {
+    /// Whether it is time to look at the mappings of those that have hooks of others.
+    pub(super) fn is_look_due(&self, now_ns: u64) -> bool {
+        !self.watched.is_empty() && now_ns >= self.next_look_ns
+    }
+
+    /// Sets the time of the next look, after one that took from `begun_ns` to `now_ns`.
+    pub(super) fn looked(&mut self, begun_ns: u64, now_ns: u64) {
+        let took_ns = now_ns.saturating_sub(begun_ns);
+        self.next_look_ns = now_ns.saturating_add(LOOK_EVERY_NS.max(took_ns.saturating_mul(SHARE_OF_TIME)));
+    }
+
+    /// Notes the name of a target of which probes see nothing.
+    pub(super) fn name(&mut self, pid: u32, comm: String) {
+        if self.names.len() < MOST_NAMES || self.names.contains_key(&pid) {
+            self.names.insert(pid, comm);
+        }
+    }
+
+    /// Targets of which probes saw nothing for a while.
+    pub(super) fn hidden(&self) -> impl Iterator<Item = u32> + '_ {
+        self.names.keys().copied()
+    }
+
+    /// Says of which targets nothing was seen for a while that have no line in the profile which could tell. `seen`: those that
+    /// have one.
+    pub(super) fn remark(&self, seen: &HashSet<u32>) -> Option<String> {
+        let untold: Vec<_> = self.names.iter().filter(|(pid, _)| !seen.contains(pid)).collect();
+        let named = untold.iter().take(MOST_NAMED).map(|(pid, comm)| format!("{pid} ({comm})"));
+        let named = named.collect::<Vec<_>>().join(", ");
+        let more = if untold.len() > MOST_NAMED { ", …" } else { "" };
+        match untold.len() {
+            0 => None,
+            1 => Some(format!("what process {named} allocated while another recording hooked it inline is missing")),
+            n => Some(format!(
+                "what {n} processes allocated while another recording hooked them inline is missing: {named}{more}"
+            )),
+        }
+    }
+}
+
+/// Code of inline hooks in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Code {
+    /// It is mapped; nothing leads there.
+    Mapped,
+    /// It is in place of pages of the allocator.
+    InPlace,
+}
+
+/// The code of others in `/proc/PID/maps`, if there is any. `is_ours` tells by where code is mapped whether it is our own.
+pub(super) fn code_of_others(maps: &str, is_ours: impl Fn(u64) -> bool) -> Option<Code> {
+    let code = |line: &str| {
+        let range = line.find("/memfd:").and_then(|at| blob_range(&line[at..]))?;
+        let start = line.split('-').next().and_then(|start| u64::from_str_radix(start, 16).ok())?;
+        let code = if range.contains(&start) { Code::Mapped } else { Code::InPlace };
+        (!is_ours(range.start)).then_some(code)
+    };
+    maps.lines().filter_map(code).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hooks_are_in_place_where_pages_outside_of_their_range_are_mapped() {
+        let of = |lines: &[&str]| {
+            let lines = lines.iter().map(|line| format!("{line} 00000000 00:01 1035"));
+            let name = "/memfd:heapbpf-inline-7f0000000000-6000 (deleted)";
+            lines.map(|line| format!("{line} {name}\n")).collect::<String>()
+        };
+        let libc = "7f1000000000-7f1000028000 r--p 00000000 fe:01 77 /usr/lib/libc.so.6\n";
+        let mapped = of(&["7f0000000000-7f0000002000 r-xp", "7f0000002000-7f0000006000 rw-p"]);
+        let in_place = of(&["7f1000028000-7f1000029000 r-xp"]);
+        let code = |maps: &str| code_of_others(maps, |_| false);
+        assert_eq!((code(""), code(libc)), (None, None));
+        assert_eq!(code(&format!("{mapped}{libc}")), Some(Code::Mapped));
+        assert_eq!(code(&format!("{mapped}{libc}{in_place}")), Some(Code::InPlace));
+        assert_eq!(code_of_others(&format!("{mapped}{in_place}"), |base| base == 0x7f00_0000_0000), None, "ours");
+    }
+
+    #[test]
+    fn processes_without_a_line_are_named() {
+        let mut others = OthersHooks::default();
+        assert_eq!(others.remark(&HashSet::new()), None);
+        others.names.insert(7, "seven".into());
+        assert_eq!(
+            others.remark(&HashSet::new()).as_deref(),
+            Some("what process 7 (seven) allocated while another recording hooked it inline is missing")
+        );
+        assert_eq!(others.remark(&HashSet::from([7])), None, "its line tells");
+        others.names.extend((1..=4).map(|pid| (pid, "x".to_owned())));
+        let remark = others.remark(&HashSet::from([2])).unwrap();
+        assert!(
+            remark.starts_with("what 4 processes") && remark.ends_with("is missing: 1 (x), 3 (x), 4 (x), …"),
+            "{remark}"
+        );
+    }
+}
