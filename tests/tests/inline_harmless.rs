@@ -2,6 +2,7 @@
 //! notices itself.
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, tool_or_install, turn};
@@ -134,7 +135,13 @@ fn probes_of_others_come_and_go_in_any_order() {
                     hooks = Some(inline(pid, 1).start());
                     was_hooked = is_hooked(pid);
                 }
-                InlineGoes => by_hooks = hooks.take().map(|recording| recording.stop().results()),
+                InlineGoes => {
+                    by_hooks = hooks.take().map(|recording| recording.stop().results());
+                    if probes.is_some() {
+                        // The other recording notices that it sees the process again, and follows blocks from then on.
+                        std::thread::sleep(Duration::from_secs(2));
+                    }
+                }
                 Runs => truth = Some(target.run()),
             }
         }
