@@ -92,9 +92,8 @@ fn a_program_with_a_preloaded_allocator_counts_no_call_twice() {
         checks::identity(&stats);
         let resized = profile.processes.iter().find(|process| process.comm == "resized").expect("a line");
         let calls = checks::exact(resized).1.expect("calls are counted");
-        // Before the allocator is hooked, some are missed, which is told. A call that is under way at that moment may count in both
-        // files (seen once in some ten runs).
-        assert!((1..=CALLS + 1).contains(&calls), "{calls}: {:?}, {stats:?}", profile.notes);
+        // Before the allocator is hooked, some are missed, which is told.
+        assert!((1..=CALLS).contains(&calls), "{calls}: {:?}, {stats:?}", profile.notes);
     }
 }
 
