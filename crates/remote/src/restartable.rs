@@ -8,8 +8,6 @@ use crate::sys::RseqArea;
 
 /// Where in the area of a thread the address of its sequence's descriptor is (`struct rseq`).
 const DESCRIPTOR_AT: u64 = 8;
-/// Size of the descriptor (`struct rseq_cs`) of version 0: version and flags, start, length, address of the handler.
-const DESCRIPTOR_BYTES: usize = 32;
 /// The signature precedes the handler.
 const SIGNATURE_BYTES: u64 = 4;
 
@@ -33,12 +31,12 @@ pub(crate) fn abort_address(
     read: impl Fn(u64, &mut [u8]) -> bool,
 ) -> Result<Option<u64>, Malformed> {
     let Some(descriptor) = descriptor(area, &read)? else { return Ok(None) };
-    let mut bytes = [0; DESCRIPTOR_BYTES];
-    if !read(descriptor, &mut bytes) {
+    // `struct rseq_cs` of version 0.
+    let mut words = [[0; 8]; 4];
+    if !read(descriptor, words.as_flattened_mut()) {
         return Err(Malformed);
     }
-    let [version_and_flags, start, length, handler] =
-        [0, 8, 16, 24].map(|at| u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|byte| bytes[at + byte])));
+    let [version_and_flags, start, length, handler] = words.map(u64::from_le_bytes);
     let is_within = |address: u64| address.wrapping_sub(start) < length;
     if !is_within(ip) {
         return Ok(None);

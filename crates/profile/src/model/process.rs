@@ -42,8 +42,8 @@ pub struct Process {
     /// ([`Header::ended_apart`](super::Header::ended_apart)).
     pub ended: bool,
     /// Whether its memory in use is unknown although the recording followed frees: following those of this process was
-    /// given up to keep the overhead budget, or another recording's inline hooks hide them. Its rows then have nothing in use, and totals over processes do not
-    /// include it.
+    /// given up to keep the overhead budget, or another recording's inline hooks hide them. Its rows then have nothing in use,
+    /// and totals over processes do not include it.
     pub inuse_unknown: bool,
     /// Since when its frees were followed again, after they had been given up to keep the overhead budget, or hidden: what it has
     /// in use, at exit and at the peak is of blocks allocated since then. `None`: of all blocks of the recording.
