@@ -1,5 +1,5 @@
-//! The environment of the tests: the binary under test, what the machine allows, and a lock that lets one case run at a
-//! time.
+//! The environment of the tests: the binary under test, what the machine allows, and a lock that lets one case of the test program
+//! `alone` run at a time.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,11 +7,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use procfs::process::{MMapPath, Process};
 
-/// Held by the running case: cases measure whole processes, and some record the whole host.
+/// Held by the running case of the test program `alone`.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A case's turn; the next one waits until it is dropped.
-pub type Turn = MutexGuard<'static, ()>;
+/// A case's turn. In the test program `alone` the next case waits until it is dropped.
+pub struct Turn(#[expect(dead_code, reason = "held until it is dropped")] Option<MutexGuard<'static, ()>>);
+
+/// Whether cases of this test program run beside each other (`company`), and not one at a time (`alone`).
+pub fn has_company() -> bool {
+    let test = std::env::current_exe().unwrap_or_default();
+    test.file_name().is_some_and(|name| name.to_string_lossy().starts_with("company-"))
+}
 
 /// Waits for this case's turn. `None`, with a message, if the case has to be skipped.
 ///
@@ -24,7 +30,7 @@ pub fn turn(case: &str) -> Option<Turn> {
     }
     let binary = heapbpf();
     assert!(binary.exists(), "no {}: run `cargo xtask build`, or set HEAPBPF_BIN", binary.display());
-    Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+    Some(Turn((!has_company()).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner))))
 }
 
 /// Reports that a case did not run, and why.

@@ -154,14 +154,14 @@ enum Command {
     },
     /// Repeat what must never harm a target: kills, full disks, debuggers and the like; prints what was seen
     ///
-    /// Each row is a test of tests/tests/torture.rs, torture_targets.rs or another one, repeated with both ways of hooking.
+    /// Each row is a test in tests/tests/alone, repeated with both ways of hooking.
     /// docs/reliability.md has the table.
     Torture(torture::Selection),
     /// Record a mixed load for long: is the daemon's memory flat, do estimates stay with exact counts?
     Soak(soak::Selection),
     /// Run a few end-to-end tests on other kernels, in an emulator
     ///
-    /// Fetches Debian's kernels, boots each with the programs that are needed, runs tests/tests/kernels.rs, and compares what
+    /// Fetches Debian's kernels, boots each with the programs that are needed, runs tests/tests/alone/long/kernels.rs, and compares what
     /// it finds with the tables of docs/kernels.md.
     Vm(vm::Selection),
     /// Check the mathematics against files of known answers

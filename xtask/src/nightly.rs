@@ -18,6 +18,13 @@ pub fn require(subcommand: &str, components: &str) -> anyhow::Result<()> {
     );
 }
 
+/// Whether rustup has a nightly toolchain.
+pub fn is_installed() -> bool {
+    let mut command = cargo();
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
 /// The nightly's cargo, without the toolchain that a cargo that runs xtask hands on.
 pub fn cargo() -> Command {
     let mut command = Command::new("cargo");

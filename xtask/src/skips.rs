@@ -61,16 +61,6 @@ impl Skips {
         self.own.insert(Skip { test: what.into(), why: why.into().replace('\n', " ") });
     }
 
-    /// Forgets tests that were skipped for want of root: they are about to run again as root, and tell if they still are.
-    ///
-    /// # Errors
-    /// The file cannot be read or written.
-    pub fn forget_those_for_root(&self) -> anyhow::Result<()> {
-        let told = fs::read_to_string(&self.file).with_context(|| format!("cannot read {}", self.file.display()))?;
-        fs::write(&self.file, without_those_for_root(&told))
-            .with_context(|| format!("cannot write {}", self.file.display()))
-    }
-
     /// Lists what was skipped. Returns whether that is acceptable: always, except in CI.
     ///
     /// # Errors
@@ -97,11 +87,6 @@ impl Skips {
         }
         Ok(unexpected.is_empty())
     }
-}
-
-fn without_those_for_root(told: &str) -> String {
-    let for_root = |line: &&str| Skip::parse(line).is_some_and(|skip| skip.why.contains("root"));
-    told.lines().filter(|line| !for_root(line)).map(|line| format!("{line}\n")).collect()
 }
 
 /// Whether this is a run whose result nobody reads line by line.
@@ -142,11 +127,6 @@ mod tests {
         assert_eq!(left("# half a gigabyte\n\nformats::spark: pyspark\n"), all[1..]);
         assert_eq!(left("formats::spark: pyspark\nreach: musl\n"), all[1..2], "another reason is another skip");
         assert_eq!(left("*: no mus\n"), all[..2]);
-    }
-
-    #[test]
-    fn what_runs_again_as_root_is_forgotten() {
-        assert_eq!(without_those_for_root("a\tneeds root\nroot\tno musl\nb\tnot root\n"), "root\tno musl\n");
     }
 
     #[test]

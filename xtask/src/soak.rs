@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: a long recording of a mixed load, which is a test in `tests/tests/soak.rs`.
+//! `cargo xtask soak`: a long recording of a mixed load, which is a test in `tests/tests/alone/long/soak.rs`.
 
 use std::ffi::OsStr;
 
@@ -22,5 +22,5 @@ pub struct Selection {
 pub fn soak(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     let (minutes, every) = (selection.minutes.to_string(), selection.every.to_string());
     let variables = [("HEAPBPF_SOAK_MINUTES", OsStr::new(&minutes)), ("HEAPBPF_SOAK_EVERY", OsStr::new(&every))];
-    test::bench_among_tests(context, "soak", &variables)
+    test::bench_among_tests(context, ["alone", "long::soak::"], &variables)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask torture`: a table of faults, each a test in `tests/tests/` that is repeated, and what was seen of it.
+//! `cargo xtask torture`: a table of faults, each a test in `tests/tests/alone` that is repeated, and what was seen of it.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -39,7 +39,7 @@ struct Row {
     fault: &'static str,
     /// What must hold.
     promised: &'static str,
-    /// File of the test, without its ending.
+    /// File of the test in `tests/tests/alone`, without its ending.
     file: &'static str,
     /// Name of the test.
     test: &'static str,
@@ -55,9 +55,9 @@ struct Row {
 
 /// The variable of the tests that are rows and nothing else.
 const TIMES: &str = "HEAPBPF_TORTURE_TIMES";
-const TORTURE: &str = "torture";
-const TARGETS: &str = "torture_targets";
-const FLOODS: &str = "floods";
+const TORTURE: &str = "long/torture";
+const TARGETS: &str = "long/torture_targets";
+const FLOODS: &str = "long/floods";
 /// Threads of the row that has many, but in a short round.
 const THREADS: &str = "10000";
 
@@ -342,11 +342,8 @@ impl Row {
         if file.exists() {
             std::fs::remove_file(file).with_context(|| file.display().to_string())?;
         }
-        let tests = AmongTests {
-            file: self.file,
-            arguments: &["--include-ignored", "--exact", self.test],
-            variables: &variables,
-        };
+        let test = format!("{}::{}", self.file.replace('/', "::"), self.test);
+        let tests = AmongTests { program: "alone", filter: &test, arguments: &["--exact"], variables: &variables };
         let succeeded = tests.run(context)?;
         let text = if file.exists() { std::fs::read_to_string(file)? } else { String::new() };
         Ok((self.seen(&text, succeeded, &times), succeeded))
@@ -420,7 +417,7 @@ mod tests {
 
     #[test]
     fn rows_differ_in_name_and_name_tests_that_are_there() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests/alone");
         for (i, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
             let text = std::fs::read_to_string(folder.join(row.file).with_extension("rs")).expect("a file of tests");

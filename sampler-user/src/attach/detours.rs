@@ -11,7 +11,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use heapbpf_probes::{Detour, ObjectTable};
-use heapbpf_remote::{Error, STOP_LIMIT, Target, Word};
+use heapbpf_remote::{Error, Target, Word};
+
+use crate::attach::stop_limit;
 
 /// Bytes of a word.
 const WORD_BYTES: u64 = 8;
@@ -122,7 +124,7 @@ impl Detours {
         }
         words.extend(&pointers);
         let target = Target::look(pid).map_err(Error::from)?;
-        let stopped = target.write_words(&words, STOP_LIMIT)?;
+        let stopped = target.write_words(&words, stop_limit())?;
         log::info!(
             "process {pid}: its interpreter is led around copies of its object allocator, stopped for {:?}",
             stopped.time
@@ -155,7 +157,8 @@ impl Detours {
                 let read = memory.as_ref().map(|memory| memory.read_exact_at(&mut bytes, pointer.address));
                 matches!(read, Ok(Ok(()))) && u64::from_le_bytes(bytes) == pointer.before
             });
-            let put_back = Target::look(pid).map_err(Error::from).and_then(|it| it.write_words(&pointers, STOP_LIMIT));
+            let put_back =
+                Target::look(pid).map_err(Error::from).and_then(|it| it.write_words(&pointers, stop_limit()));
             if let Err(error) = put_back {
                 log::debug!("the table of allocators of process {pid} stays, which does no harm: {error}");
             }

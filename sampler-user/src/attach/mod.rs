@@ -14,3 +14,16 @@ pub mod inline;
 pub mod libraries;
 pub mod linker;
 pub mod rules;
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// For how long a process may be stopped at a time: 20 ms. Tests that run beside each other on few processors set
+/// `HEAPBPF_STOP_LIMIT_MS`, because a stop waits for a processor most of the time.
+pub fn stop_limit() -> Duration {
+    static LIMIT: LazyLock<Duration> = LazyLock::new(|| {
+        let told = std::env::var("HEAPBPF_STOP_LIMIT_MS").ok().and_then(|milliseconds| milliseconds.parse().ok());
+        told.map_or(heapbpf_remote::STOP_LIMIT, Duration::from_millis)
+    });
+    *LIMIT
+}

@@ -3,11 +3,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
-use heapbpf_remote::{NAME_PREFIX, STOP_LIMIT, TakeOut, Target, left_open};
+use heapbpf_remote::{NAME_PREFIX, TakeOut, Target, left_open};
 
 use crate::attach::inline::attempts::Attempts;
 use crate::attach::inline::left::{Left, claim};
 use crate::attach::inline::objects::lead_back;
+use crate::attach::stop_limit;
 
 /// What was done, and what stays.
 #[derive(Debug, Default)]
@@ -92,7 +93,7 @@ fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
             Left::Abandoned => {
                 let had_hooks = if found.is_hooked() { "inline hooks" } else { "memory of inline hooks" };
                 let back = lead_back(&target, &found);
-                match back.and_then(|()| target.take_out(&found, TakeOut::All, STOP_LIMIT)) {
+                match back.and_then(|()| target.take_out(&found, TakeOut::All, stop_limit())) {
                     Ok(out) if out.outcome => cleaned.lines.push(format!(
                         "process {pid} had {had_hooks} that a heapbpf left: taken out, stopped for {:.1} ms",
                         out.time.as_secs_f64() * 1e3

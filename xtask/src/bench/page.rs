@@ -14,5 +14,5 @@ pub fn run(context: &Context, _: &[String]) -> anyhow::Result<()> {
     // The bundle is in the library. What is measured is the browser, so this build need not be fast.
     run_command(write.env("HEAPBPF_LARGE_PAGE", &page), context.options.verbose)?;
     // Tests run with the working folder of their crate, so the path is absolute.
-    test::bench_among_tests(context, "page", &[("HEAPBPF_LARGE_PAGE", page.as_os_str())])
+    test::bench_among_tests(context, ["company", "page::"], &[("HEAPBPF_LARGE_PAGE", page.as_os_str())])
 }

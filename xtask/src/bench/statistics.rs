@@ -27,10 +27,10 @@ pub fn statistics(context: &Context, args: &[String]) -> anyhow::Result<()> {
 
 /// Runs the benchmark; it takes no arguments.
 pub fn real_coverage(context: &Context, _args: &[String]) -> anyhow::Result<()> {
-    crate::test::bench_among_tests(context, "coverage", &[])
+    crate::test::bench_among_tests(context, ["alone", "long::coverage::"], &[])
 }
 
 /// Runs the benchmark; it takes no arguments.
 pub fn growth(context: &Context, _args: &[String]) -> anyhow::Result<()> {
-    crate::test::bench_among_tests(context, "growth", &[])
+    crate::test::bench_among_tests(context, ["alone", "long::growth::"], &[])
 }

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
-use serde_json::Value;
 
 use crate::context::Context;
 use crate::shell::{read, run_quietly};
-use crate::test::END_TO_END_PACKAGE;
+use crate::test::test_program;
 
 /// Where the test binary is in the machine: three folders below what it takes for cargo's target folder.
-const TESTS: &str = "heapbpf/target/debug/deps/kernels";
+const TESTS: &str = "heapbpf/target/debug/deps/alone";
 /// The programs that the tests run, in the same target folder.
 const PROGRAMS: &str = "heapbpf/target/test-programs";
 /// The binary under test.
@@ -33,7 +32,7 @@ mount -t cgroup2 cgroup /sys/fs/cgroup
 echo +memory > /sys/fs/cgroup/cgroup.subtree_control
 ip link set lo up
 dmesg -n 1
-/heapbpf/target/debug/deps/kernels --test-threads=1 --nocapture @CASE@
+/heapbpf/target/debug/deps/alone --test-threads=1 --nocapture long::kernels::@CASE@
 code=$?
 echo
 echo \"tests ended: $code\"
@@ -47,8 +46,9 @@ pub fn pack(context: &Context, folder: &Path, heapbpf: &Path, case: Option<&str>
     for name in ["bin", "proc", "sys", "dev", "tmp", "root", "etc"] {
         fs::create_dir_all(root.join(name)).with_context(|| format!("cannot make folders in {}", root.display()))?;
     }
-    let tests = test_binary(context)?;
-    let programs = read(Command::new(&tests).args(["--exact", "the_programs_are_built", "--nocapture"]))?;
+    let tests = test_program(context, "alone")?.executable;
+    let programs =
+        read(Command::new(&tests).args(["--exact", "long::kernels::the_programs_are_built", "--nocapture"]))?;
     let programs: Vec<PathBuf> =
         programs.lines().filter_map(|line| line.strip_prefix("program: ")).map(PathBuf::from).collect();
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(PathBuf::from).into_iter().find(|path| path.exists());
@@ -77,16 +77,6 @@ pub fn pack(context: &Context, folder: &Path, heapbpf: &Path, case: Option<&str>
     let script = "find . | busybox cpio -o -H newc > ../files.cpio";
     run_quietly(Command::new("sh").args(["-c", script]).current_dir(&root), context.options.verbose)?;
     Ok(archive)
-}
-
-/// Builds the test binary, and returns its path.
-fn test_binary(context: &Context) -> anyhow::Result<PathBuf> {
-    let mut command = context.cargo("test");
-    command.args(["--package", END_TO_END_PACKAGE, "--test", "kernels", "--no-run", "--message-format=json"]);
-    let messages = read(&mut command)?;
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let path = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
-    path.context("cargo built no test binary")
 }
 
 /// The libraries that programs load, and the loader.

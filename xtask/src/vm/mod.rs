@@ -1,4 +1,4 @@
-//! `cargo xtask vm [KERNEL…]`: runs the cases of `tests/tests/kernels.rs` on other kernels, in an emulator, and compares what
+//! `cargo xtask vm [KERNEL…]`: runs the cases of `tests/tests/alone/long/kernels.rs` on other kernels, in an emulator, and compares what
 //! they say with the tables of docs/kernels.md.
 
 mod archive;

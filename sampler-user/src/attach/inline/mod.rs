@@ -32,7 +32,7 @@ use std::time::Instant;
 
 use heapbpf_inline::abi::{CONTROL, Lead};
 use heapbpf_probes::Table;
-use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Plan, STOP_LIMIT, Target};
+use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Plan, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 
@@ -48,6 +48,7 @@ use self::plan::Place;
 pub use self::refused::Refused;
 use self::removal::take_out;
 use crate::attach::files::FileKey;
+use crate::attach::stop_limit;
 use crate::kernel::KernelError;
 use crate::kernel::incarnations::Incarnations;
 use crate::kernel::inline::{InlineMap, InlinePrograms};
@@ -135,7 +136,7 @@ impl Prepared {
     fn undo(self) {
         let Self { target, plan, mapped, linked, .. } = self;
         drop(linked);
-        if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
+        if target.unmap(&plan, &mapped, stop_limit()).is_err() {
             take_out(target.pid().unsigned_abs());
         }
     }
@@ -243,7 +244,7 @@ impl InlineHooks {
         // By an exec nobody has told of yet, it would be counted as another one.
         let incarnations = Arc::clone(&self.incarnations);
         let is_it = move |_: &[(i32, u64)]| incarnations.lives(process);
-        let error = match target.replace_if(plan, mapped, STOP_LIMIT, is_it) {
+        let error = match target.replace_if(plan, mapped, stop_limit(), is_it) {
             Ok(stopped) => {
                 log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);
                 self.counted.add(process, prepared.linked);
@@ -347,11 +348,11 @@ impl InlineHooks {
             start..start.saturating_add(function.length)
         });
         let functions = functions.collect();
-        let mapped = target.map(&plan, STOP_LIMIT).inspect_err(|_| take_out(pid))?.outcome;
+        let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
         match self.link((pid, key), plan.draft().base) {
             Ok(linked) => Ok(Prepared { target, plan, mapped, linked, place, functions, leads }),
             Err(refused) => {
-                if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
+                if target.unmap(&plan, &mapped, stop_limit()).is_err() {
                     take_out(pid);
                 }
                 Err(refused)

@@ -10,7 +10,9 @@ use std::time::Duration;
 use heapbpf_inline::abi::{Lead, TEXT_BYTES};
 use heapbpf_inline::read;
 use heapbpf_probes::ObjectTable;
-use heapbpf_remote::{Busy, Error, Found, STOP_LIMIT, Target, Word};
+use heapbpf_remote::{Busy, Error, Found, Target, Word};
+
+use crate::attach::stop_limit;
 use sampler_ebpf::abi::Site;
 
 use super::{left, memory};
@@ -70,7 +72,7 @@ pub fn lead_back(target: &Target, found: &Found) -> Result<(), Error> {
         .filter(|lead| lead.word != 0 && is_led(lead))
         .map(|lead| Word { address: lead.word, before: lead.stub, after: lead.function })
         .collect();
-    if words.is_empty() { Ok(()) } else { target.write_words(&words, STOP_LIMIT).map(drop) }
+    if words.is_empty() { Ok(()) } else { target.write_words(&words, stop_limit()).map(drop) }
 }
 
 /// What a blob's header says that leads to it.
@@ -91,7 +93,7 @@ fn write(pid: u32, words: &[Word]) -> Result<(), Error> {
     let mut attempts = 0;
     loop {
         attempts += 1;
-        let written = Target::look(pid).map_err(Error::from).and_then(|target| target.write_words(words, STOP_LIMIT));
+        let written = Target::look(pid).map_err(Error::from).and_then(|target| target.write_words(words, stop_limit()));
         match written {
             Err(Error::Busy { .. }) if attempts < ATTEMPTS => std::thread::sleep(PAUSE),
             Err(error) => return Err(error),

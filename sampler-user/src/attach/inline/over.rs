@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use heapbpf_probes::PlannedSite;
-use heapbpf_remote::{Busy, Error as Remote, STOP_LIMIT};
+use heapbpf_remote::{Busy, Error as Remote};
 use sampler_ebpf::abi::{ProcessKey, Site};
 
 use super::handover::{Boundary, FromProbes, Noted, is_moment};
@@ -13,6 +13,7 @@ use super::refused::Refused;
 use super::removal::take_out;
 use super::{InlineHooks, Prepared, Service, Wanted, memory};
 use crate::attach::files::FileKey;
+use crate::attach::stop_limit;
 use crate::kernel::KernelError;
 
 /// How often a process is stopped in a row to go over from probes, until none of its calls is in progress.
@@ -102,7 +103,7 @@ impl InlineHooks {
                 incarnations.lives(process) && is_moment(process, seen.as_ref(), boundary, positions, &mut lock(noted))
             };
             stops += 1;
-            let error = match target.replace_if(plan, mapped, STOP_LIMIT, is_now) {
+            let error = match target.replace_if(plan, mapped, stop_limit(), is_now) {
                 Ok(stopped) => {
                     log::info!("process {}: hooked inline in mid-run, stopped for {:?}", process.tgid, stopped.time);
                     return Ok(());

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use heapbpf_remote::{Error, Found, Refusal, STOP_LIMIT, TakeOut, Target, blob_range};
+use heapbpf_remote::{Error, Found, Refusal, TakeOut, Target, blob_range};
+
+use crate::attach::stop_limit;
 
 use super::attempts::Attempts;
 use super::left::{self, Left};
@@ -150,7 +152,7 @@ fn take_out_found(target: &Target, bases: &[u64]) -> Result<bool, Error> {
             return Ok(all);
         }
         objects::lead_back(target, found)?;
-        let taken = target.take_out(found, TakeOut::All, STOP_LIMIT)?;
+        let taken = target.take_out(found, TakeOut::All, stop_limit())?;
         Ok(taken.outcome && all)
     })
 }

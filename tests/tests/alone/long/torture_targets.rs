@@ -63,7 +63,6 @@ fn without_numbers(text: &str) -> String {
 }
 
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn under_strace() {
     let fault = "target under strace";
     let Some(_turn) = turn("torture_under_strace") else { return };
@@ -92,7 +91,6 @@ fn under_strace() {
 
 /// gdb holds it stopped while heapbpf comes, lets it run, stops it again while heapbpf goes.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn under_gdb() {
     let fault = "target under gdb";
     let Some(_turn) = turn("torture_under_gdb") else { return };
@@ -138,7 +136,6 @@ fn under_gdb() {
 
 /// The kernel's calls for probes must pass every filter, and heapbpf must make none in the target that a filter refuses.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn under_seccomp() {
     let fault = "target under seccomp";
     let Some(_turn) = turn("torture_under_seccomp") else { return };
@@ -165,7 +162,6 @@ fn under_seccomp() {
 }
 
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn stopped() {
     let fault = "target stopped (SIGSTOP)";
     let Some(_turn) = turn("torture_stopped") else { return };
@@ -203,7 +199,6 @@ fn stopped() {
 
 /// A zombie has no memory: it is refused. One that becomes a zombie while it is recorded ends the recording, or is waited out.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn a_zombie() {
     let fault = "target a zombie";
     let Some(_turn) = turn("torture_a_zombie") else { return };
@@ -232,7 +227,6 @@ fn a_zombie() {
 /// heapbpf comes and goes while a program starts itself again and again: by its name, or by its pid, which may be met before its
 /// C library is mapped.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn executing_in_a_loop() {
     let fault = "target exec'ing in a loop";
     let Some(_turn) = turn("torture_executing_in_a_loop") else { return };
@@ -267,7 +261,6 @@ fn threads() -> String {
 }
 
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn many_threads() {
     let Some(_turn) = turn("torture_many_threads") else { return };
     let fault = format!("target with {} threads", threads());
@@ -293,7 +286,6 @@ fn many_threads() {
 /// What a second recording of one target costs it: processor time of a pair of malloc and free, least of some rounds. Both count
 /// every call.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn recorded_twice() {
     const PAIRS: u64 = 300_000;
     let Some(_turn) = turn("torture_recorded_twice") else { return };
@@ -323,7 +315,6 @@ fn recorded_twice() {
 
 /// Two heapbpfs, one of them with probes, bpftrace and perf, which come and go one after the other.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn with_other_tracers() {
     let fault = "two heapbpfs, bpftrace and perf at once";
     let Some(_turn) = turn("torture_with_other_tracers") else { return };

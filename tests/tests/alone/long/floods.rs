@@ -77,7 +77,6 @@ fn recorded_exactly(mut target: Target, recorder: Recorder) -> (Profile, Stats, 
 
 /// A hundred thousand executable mappings, a tenth of it in a short round.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn of_mappings() {
     let Some(_turn) = turn("flood_of_mappings") else { return };
     let count = if is_short() { 10_000 } else { 100_000 };
@@ -109,7 +108,6 @@ fn of_mappings() {
 
 /// A stack for each allocation: a million, an eighth of it in a short round.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn of_stacks() {
     let Some(_turn) = turn("flood_of_stacks") else { return };
     let levels = if is_short() { "17" } else { "20" };
@@ -145,7 +143,6 @@ fn of_stacks() {
 
 /// Ten thousand short processes one after the other, every second with a program of its own; 500 in a short round.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn of_processes() {
     let Some(_turn) = turn("flood_of_processes") else { return };
     let count = if is_short() { "500" } else { "10000" };
@@ -159,7 +156,6 @@ fn of_processes() {
 
 /// Threads that check their blocks: as many as the row of threads has.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn of_threads() {
     let Some(_turn) = turn("flood_of_threads") else { return };
     let threads = if is_short() { "1000" } else { "10000" };

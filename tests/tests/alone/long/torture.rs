@@ -22,7 +22,6 @@ use heapbpf_tests::torture::{
 
 /// Comes and goes again and again, at intervals that sample much and little.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn attached_and_detached() {
     let Some(_turn) = turn("torture_attached_and_detached") else { return };
     for hook in hooks() {
@@ -47,7 +46,6 @@ fn attached_and_detached() {
 
 /// Killed at any moment: before it has begun, while it attaches, and while it records.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn killed() {
     let Some(_turn) = turn("torture_killed") else { return };
     for hook in hooks() {
@@ -104,7 +102,6 @@ fn killed() {
 
 /// The kernel kills heapbpf, as its memory cgroup has no room left. Its guardian is in the same one.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn killed_for_want_of_memory() {
     let fault = "heapbpf out of memory in its cgroup";
     let Some(_turn) = turn("torture_killed_for_want_of_memory") else { return };
@@ -141,7 +138,6 @@ fn killed_for_want_of_memory() {
 /// `memory.oom.group`. Nobody is there to take inline hooks out: the target goes on with them, until the next recording or
 /// `doctor --clean`, by turns.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn killed_with_all_its_helpers() {
     let fault = "heapbpf, guardian and cleaner killed at once";
     let Some(_turn) = turn("torture_killed_with_all_its_helpers") else { return };
@@ -199,7 +195,6 @@ fn limit_files(pid: u32, most: u64) {
 
 /// Too few descriptors to begin, or to go on with: it says so, or does without.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn without_file_descriptors() {
     let fault = "no file descriptors";
     let Some(_turn) = turn("torture_without_file_descriptors") else { return };
@@ -251,7 +246,6 @@ fn without_file_descriptors() {
 
 /// No room for its files: it says which and why, and its target goes on.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn without_room_on_the_disk() {
     let fault = "disk full";
     let Some(_turn) = turn("torture_without_room_on_the_disk") else { return };
@@ -337,14 +331,12 @@ fn counter(profile: &Profile, name: &str) -> u64 {
 }
 
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn with_a_full_ring() {
     let Some(_turn) = turn("torture_with_a_full_ring") else { return };
     with_little_room("ring full", 1, &[["--ring-bytes", "4096"]], false, &|_, stats| stats.lost());
 }
 
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn with_full_maps() {
     let Some(_turn) = turn("torture_with_full_maps") else { return };
     let options = [["--live-max", "16"], ["--stacks-max", "1000"]];
@@ -353,7 +345,6 @@ fn with_full_maps() {
 
 /// heapbpf does not get to run, for longer than its rings have room.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn with_heapbpf_stopped() {
     let Some(_turn) = turn("torture_with_heapbpf_stopped") else { return };
     with_little_room("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| stats.lost());
@@ -372,7 +363,6 @@ fn time_of_children() -> Duration {
 /// SIGTERM, as from systemd, with a million sampled blocks in use on 16,384 stacks (a tenth in a short round): everything is in the
 /// last profile. How long that took is told, and not asserted.
 #[test]
-#[ignore = "cargo xtask torture runs it"]
 fn ended_with_many_live_samples() {
     let Some(_turn) = turn("torture_ended_with_many_live_samples") else { return };
     let blocks: u64 = if lasting(0).is_zero() { 100_000 } else { 1_000_000 };

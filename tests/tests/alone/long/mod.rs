@@ -1,0 +1,9 @@
+//! The long set: repeats, torture, soak, kernels in an emulator.
+
+mod coverage;
+mod floods;
+mod growth;
+mod kernels;
+mod soak;
+mod torture;
+mod torture_targets;

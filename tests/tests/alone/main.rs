@@ -1,0 +1,22 @@
+//! End-to-end tests that run one at a time: recordings of the whole host or of names that other tests' programs have, killed
+//! daemons, `doctor --clean`, measured cost, and changes of the machine.
+//!
+//! Tests in `long` are the long set (`cargo xtask test --long`).
+
+mod budget;
+mod footprint;
+mod go;
+mod guardian;
+mod hardening;
+mod harmless;
+mod in_use_processes;
+mod inline_agreement;
+mod inline_attempts;
+mod inline_hot;
+mod inline_left;
+mod inline_tracers;
+mod links;
+mod long;
+mod privileges;
+mod python_objects_harmless;
+mod systemd;

@@ -1,0 +1,1 @@
+//! The long set: repeats by the hundred, and real programs beyond one of each kind.

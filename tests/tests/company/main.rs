@@ -1,0 +1,64 @@
+//! End-to-end tests that run beside each other, three at a time: two recordings of different targets do not disturb each other.
+//!
+//! What touches other tests' targets, measures cost or changes the machine is in the other test program, `alone`. Tests in `long`
+//! are the long set (`cargo xtask test --long`).
+
+mod accounting;
+mod audit;
+mod bad_input;
+mod bad_stacks;
+mod completeness;
+mod deep;
+mod dhat;
+mod errors;
+mod faults;
+mod finding;
+mod first_steps;
+mod hostile;
+mod hostile_python;
+mod in_use;
+mod in_use_losses;
+mod inline;
+mod inline_allocators;
+mod inline_budget;
+mod inline_command;
+mod inline_harmless;
+mod inline_lives;
+mod inline_safe;
+mod inline_stacks;
+mod inline_wrappers;
+mod java;
+mod leak_suspects;
+mod lifetimes;
+mod lives;
+mod mappings;
+mod mmap;
+mod names;
+mod numbers;
+mod offline;
+mod outer_frames;
+mod outputs;
+mod page;
+mod plots;
+mod processes;
+mod programs;
+mod push;
+mod python;
+mod python_objects;
+mod python_programs;
+mod reach;
+mod real_programs;
+mod report_views;
+mod resident;
+mod semantics;
+mod serve;
+mod serve_hostile;
+mod sessions;
+mod snapshots;
+mod stacks;
+mod statistics;
+mod targets;
+mod top;
+mod tutorial;
+mod unheard;
+mod usdt;

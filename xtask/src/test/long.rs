@@ -1,0 +1,156 @@
+//! The long set: tests in modules called `long`, kernels in an emulator, and fuzzing with coverage. All of it, or a shard: one after
+//! the other, beginning with another one for each commit, for as long as is told.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::programs::{self, Manner, Outcome, Program};
+use crate::nightly;
+use crate::shell::say;
+
+/// The cases that run in an emulator, too; the kernel that a shard boots.
+const KERNEL_CASES: &str = "long::kernels::";
+const KERNEL: &str = "6.12";
+
+/// A part of the long set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A test of a program, as root if it is an end-to-end test.
+    Test(Program, String),
+    /// A case on another kernel.
+    Emulated(String),
+    /// A fuzz target, with coverage, for a minute.
+    Fuzzed(String),
+}
+
+impl Part {
+    /// Its name in messages.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Test(_, name) => name.clone(),
+            Self::Emulated(case) => format!("{case} on Linux {KERNEL}"),
+            Self::Fuzzed(target) => format!("fuzzing {target}"),
+        }
+    }
+
+    /// The call of xtask that runs it, if it is no test.
+    fn command(&self) -> Option<Command> {
+        let words: Vec<&str> = match self {
+            Self::Test(..) => return None,
+            Self::Emulated(case) => vec!["vm", KERNEL, "--case", case, "--skip-unavailable"],
+            Self::Fuzzed(target) => vec!["fuzz", "--fast", "--seconds", "60", target],
+        };
+        let mut command = Command::new(std::env::current_exe().ok()?);
+        command.args(words).arg("--locked");
+        Some(command)
+    }
+}
+
+/// All parts of the long set.
+///
+/// # Errors
+/// A test program does not say which tests it has, or the fuzz targets are not there.
+pub fn parts(root: &Path, programs: &[Program]) -> anyhow::Result<Vec<Part>> {
+    let mut parts = Vec::new();
+    for program in programs {
+        let tests = program.tests("long::")?.into_iter().filter(|name| programs::is_long(name));
+        for name in tests {
+            if let Some((_, case)) = name.split_once(KERNEL_CASES) {
+                parts.push(Part::Emulated(case.to_owned()));
+            }
+            parts.push(Part::Test(program.clone(), name));
+        }
+    }
+    if nightly::is_installed() {
+        let folder = root.join("fuzz/fuzz_targets");
+        let files = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?.flatten();
+        let targets = files.filter_map(|file| Some(file.path().file_stem()?.to_string_lossy().into_owned()));
+        parts.extend(targets.map(Part::Fuzzed));
+    } else {
+        say!("skipped: fuzzing with coverage: rustup has no nightly toolchain (the landing set replays the seeds)");
+    }
+    Ok(parts)
+}
+
+/// The parts in the order of a shard: rotated by a number that the commit gives.
+pub fn order(mut parts: Vec<Part>, commit: &str) -> Vec<Part> {
+    parts.sort_by_key(Part::name);
+    if !parts.is_empty() {
+        let first = hash(commit) % parts.len() as u64;
+        parts.rotate_left(first as usize);
+    }
+    parts
+}
+
+/// FNV-1a (Fowler, Noll, Vo): the same in every release of Rust, unlike the library's hasher.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Runs parts, until the time is over if there is a limit. What is under way then is ended, and does not count.
+///
+/// # Errors
+/// A program does not run.
+pub fn run(
+    parts: &[Part],
+    within: Option<Duration>,
+    command: impl Fn(&Program) -> anyhow::Result<Command>,
+    verbose: bool,
+) -> anyhow::Result<Outcome> {
+    let begun = Instant::now();
+    let mut all = Outcome::default();
+    for part in parts {
+        let left = within.map(|within| within.saturating_sub(begun.elapsed()));
+        if left.is_some_and(|left| left.is_zero()) {
+            break;
+        }
+        let outcome = match part {
+            Part::Test(program, name) => {
+                let arguments = ["--exact", name.as_str(), "--test-threads=1"];
+                programs::run(&mut command(program)?, &arguments, Manner { show: true, verbose, within: left })?
+            }
+            other => run_other(other, left)?,
+        };
+        all.add(outcome);
+    }
+    for name in &all.cut_off {
+        say!("not finished in the time of this shard: {name}");
+    }
+    Ok(all)
+}
+
+/// Runs a part that is another call of xtask.
+fn run_other(part: &Part, within: Option<Duration>) -> anyhow::Result<Outcome> {
+    let (begun, mut outcome) = (Instant::now(), Outcome::default());
+    let own = part.command().context("xtask does not find itself")?;
+    let mut command = Command::new("timeout");
+    // 0 is no limit.
+    command.arg(within.map_or(0, |within| within.as_secs().max(1)).to_string()).arg(own.get_program());
+    let status = command.args(own.get_args()).status().context("cannot start timeout(1)")?;
+    match status.code() {
+        Some(0) => outcome.passed.push((part.name(), begun.elapsed().as_secs_f64())),
+        Some(124) => outcome.cut_off.push(part.name()),
+        _ => outcome.failed.push((part.name(), status.to_string())),
+    }
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_commit_begins_elsewhere_and_always_at_the_same_part() {
+        let parts: Vec<Part> = (0..20).map(|i| Part::Fuzzed(format!("{i:02}"))).collect();
+        let first = |commit: &str| order(parts.clone(), commit)[0].name();
+        assert_eq!(first("9f668446"), first("9f668446"));
+        let begins: std::collections::BTreeSet<String> = (0..200).map(|i| first(&format!("{i:040x}"))).collect();
+        assert_eq!(begins.len(), 20, "every part is first for some commit");
+        assert_eq!(hash("a"), 0xaf63_dc4c_8601_ec8c, "the published value");
+        assert!(order(Vec::new(), "x").is_empty());
+    }
+}

@@ -1,0 +1,297 @@
+//! Test programs: what `cargo test --no-run` builds, and one run of one of them, with a watchdog and the time of each test.
+//!
+//! libtest neither ends a test that hangs nor says how long each took. Its JSON output (an unstable option, which
+//! `RUSTC_BOOTSTRAP` allows) tells when each test begins and ends.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use crate::shell::{announce, describe, read, say};
+
+/// A test that takes longer is ended, with its whole program. A wait inside a test has a limit of two minutes.
+const LANDING_LIMIT: Duration = Duration::from_secs(600);
+/// The same in the long set, whose tests repeat a case by the hundred.
+const LONG_LIMIT: Duration = Duration::from_secs(3 * 3600);
+
+/// A test program that cargo built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The package that it tests.
+    pub package: String,
+    /// Name of cargo's target: a library, a binary, or a file of integration tests.
+    pub target: String,
+    /// The executable.
+    pub executable: PathBuf,
+    /// The package's folder, in which cargo runs tests.
+    pub folder: PathBuf,
+}
+
+impl Program {
+    /// A command that runs it as cargo would.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+
+    /// The names of its tests that contain `filter`.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn tests(&self, filter: &str) -> anyhow::Result<Vec<String>> {
+        let listing = read(self.command().args(["--list", filter]))?;
+        Ok(listing.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    }
+}
+
+/// The programs in the messages of `cargo test --no-run --message-format=json`.
+pub fn programs(messages: &str) -> Vec<Program> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let program = |message: Value| {
+        let manifest = Path::new(message["manifest_path"].as_str()?);
+        let folder = manifest.parent()?.to_path_buf();
+        message["profile"]["test"].as_bool().filter(|is_test| *is_test)?;
+        Some(Program {
+            package: folder.file_name()?.to_string_lossy().into_owned(),
+            target: message["target"]["name"].as_str()?.to_owned(),
+            executable: PathBuf::from(message["executable"].as_str()?),
+            folder,
+        })
+    };
+    messages.filter_map(program).collect()
+}
+
+/// What a run found.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Tests that passed, with their seconds.
+    pub passed: Vec<(String, f64)>,
+    /// Tests that failed or hung, with the reason.
+    pub failed: Vec<(String, String)>,
+    /// Tests that are ignored.
+    pub ignored: usize,
+    /// Tests that were under way when the time was over.
+    pub cut_off: Vec<String>,
+}
+
+impl Outcome {
+    /// Adds those of another run.
+    pub fn add(&mut self, other: Self) {
+        self.passed.extend(other.passed);
+        self.failed.extend(other.failed);
+        self.ignored += other.ignored;
+        self.cut_off.extend(other.cut_off);
+    }
+}
+
+/// How a test program is run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Manner {
+    /// Show each test as it ends.
+    pub show: bool,
+    /// Show the command.
+    pub verbose: bool,
+    /// End the program after so long. What is under way then has neither passed nor failed.
+    pub within: Option<Duration>,
+}
+
+/// Runs a command of [`Program::command`] with these arguments of libtest.
+///
+/// # Errors
+/// It cannot be started, or does not say what a test program says.
+pub fn run(command: &mut Command, arguments: &[&str], manner: Manner) -> anyhow::Result<Outcome> {
+    let begun = Instant::now();
+    command.args(arguments).args(["-Z", "unstable-options", "--format", "json", "--report-time"]);
+    command.env("RUSTC_BOOTSTRAP", "1").stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
+    announce(command, manner.verbose);
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", describe(command)))?;
+    let events = events(&mut child);
+    let mut run = Run { show: manner.show, ..Run::default() };
+    while !run.ended {
+        match events.recv_timeout(Duration::from_secs(1)) {
+            Ok(event) => run.heed(&event),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some((name, limit)) = run.hung(Instant::now()) {
+                    run.outcome
+                        .failed
+                        .push((name, format!("had not ended after {limit:?}; running: {}", group(&child))));
+                    end_group(&mut child);
+                    return Ok(run.outcome);
+                }
+                if manner.within.is_some_and(|within| begun.elapsed() > within) {
+                    run.outcome.cut_off.extend(run.running.into_keys());
+                    end_group(&mut child);
+                    return Ok(run.outcome);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    // What a test left running may hold the pipe open.
+    let status = child.wait().context("a test program cannot be waited for")?;
+    if !run.ended {
+        let under_way: Vec<&str> = run.running.keys().map(String::as_str).collect();
+        if run.outcome.failed.is_empty() && under_way.is_empty() {
+            bail!("{} ended early: {status}", describe(command));
+        }
+        let name = under_way.join(", ");
+        run.outcome.failed.push((name, format!("the test program ended under way: {status}")));
+    }
+    Ok(run.outcome)
+}
+
+/// The events that a test program writes, a line each. Other lines are the tests' own.
+fn events(child: &mut Child) -> Receiver<Value> {
+    let (sender, receiver) = channel();
+    let Some(stdout) = child.stdout.take() else { return receiver };
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            match serde_json::from_str::<Value>(&line) {
+                Ok(event) if event["type"].is_string() => {
+                    if sender.send(event).is_err() {
+                        return;
+                    }
+                }
+                _ => println!("{line}"),
+            }
+        }
+    });
+    receiver
+}
+
+/// A run under way.
+#[derive(Default)]
+struct Run {
+    running: BTreeMap<String, Instant>,
+    outcome: Outcome,
+    show: bool,
+    ended: bool,
+}
+
+impl Run {
+    fn heed(&mut self, event: &Value) {
+        let kind = event["event"].as_str().unwrap_or_default();
+        if event["type"] == "suite" {
+            self.ended |= kind == "ok" || kind == "failed";
+            return;
+        }
+        let Some(name) = event["name"].as_str().map(str::to_owned) else { return };
+        let seconds = event["exec_time"].as_f64().unwrap_or_default();
+        match kind {
+            "started" => {
+                self.running.insert(name, Instant::now());
+                return;
+            }
+            "ok" => {
+                if self.show {
+                    say!("ok {name} ({seconds:.1} s)");
+                }
+                self.outcome.passed.push((name.clone(), seconds));
+            }
+            "failed" => {
+                let said = event["stdout"].as_str().or(event["message"].as_str()).unwrap_or_default();
+                say!("FAILED {name} ({seconds:.1} s)\n{said}");
+                self.outcome.failed.push((name.clone(), format!("failed after {seconds:.1} s")));
+            }
+            "ignored" => self.outcome.ignored += 1,
+            _ => return,
+        }
+        self.running.remove(&name);
+    }
+
+    /// A test that has run for longer than it may, and the limit.
+    fn hung(&self, now: Instant) -> Option<(String, Duration)> {
+        self.running.iter().find_map(|(name, begun)| {
+            let limit = if is_long(name) { LONG_LIMIT } else { LANDING_LIMIT };
+            (now.duration_since(*begun) > limit).then(|| (name.clone(), limit))
+        })
+    }
+}
+
+/// Whether a test belongs to the long set: one of its modules is called `long`.
+pub fn is_long(name: &str) -> bool {
+    name.split("::").any(|part| part == "long")
+}
+
+/// The command lines of the processes that a test program started, for whoever wonders what it waits for.
+fn group(child: &Child) -> String {
+    let pids = read(Command::new("pgrep").args(["--pgroup", &child.id().to_string(), "--list-full"]));
+    pids.unwrap_or_default().lines().collect::<Vec<_>>().join("; ")
+}
+
+/// Ends a test program and all that it started: heapbpf takes its probes out on SIGTERM.
+fn end_group(child: &mut Child) {
+    for (signal, seconds) in [("-TERM", 5), ("-KILL", 0)] {
+        let _ = Command::new("kill").args([signal, "--", &format!("-{}", child.id())]).status();
+        let end = Instant::now() + Duration::from_secs(seconds);
+        while child.try_wait().is_ok_and(|status| status.is_none()) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_script(script: &str) -> anyhow::Result<Outcome> {
+        // libtest's options become arguments of the script.
+        run(Command::new("sh").args(["-c", script, "sh"]), &[], Manner::default())
+    }
+
+    #[test]
+    fn each_test_has_its_outcome_and_time() {
+        let script = r#"
+            echo '{ "type": "suite", "event": "started", "test_count": 3 }'
+            echo '{ "type": "test", "event": "started", "name": "a::b" }'
+            echo 'a line of the test itself'
+            echo '{ "type": "test", "name": "a::b", "event": "ok", "exec_time": 1.5 }'
+            echo '{ "type": "test", "event": "started", "name": "c" }'
+            echo '{ "type": "test", "name": "c", "event": "failed", "exec_time": 0.5, "stdout": "why" }'
+            echo '{ "type": "test", "name": "d", "event": "ignored" }'
+            echo '{ "type": "suite", "event": "failed", "passed": 1, "failed": 1 }'"#;
+        let outcome = run_script(script).expect("a test program");
+        assert_eq!(outcome.passed, [("a::b".to_owned(), 1.5)]);
+        assert_eq!(outcome.failed, [("c".to_owned(), "failed after 0.5 s".to_owned())]);
+        assert_eq!(outcome.ignored, 1);
+    }
+
+    #[test]
+    fn a_program_that_ends_in_a_test_names_it() {
+        let script = r#"echo '{ "type": "test", "event": "started", "name": "a::b" }'; kill -9 $$"#;
+        let failed = run_script(script).expect("a test program").failed;
+        assert!(failed[0].0 == "a::b" && failed[0].1.contains("signal: 9"), "{failed:?}");
+        assert!(run_script("exit 3").is_err(), "not a test program");
+    }
+
+    #[test]
+    fn a_test_that_outlasts_its_time_is_ended_and_named() {
+        let script = r#"echo '{ "type": "test", "event": "started", "name": "slow" }'; sleep 1000"#;
+        let manner = Manner { within: Some(Duration::ZERO), ..Manner::default() };
+        let outcome = run(Command::new("sh").args(["-c", script, "sh"]), &[], manner).expect("a test program");
+        assert_eq!(outcome.cut_off, ["slow"]);
+        assert!(outcome.passed.is_empty() && outcome.failed.is_empty(), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_test_may_take_as_long_as_its_set_allows() {
+        assert!(is_long("long::torture::killed") && is_long("alone::long::x") && !is_long("belong::x"));
+        let mut run = Run::default();
+        let begun = Instant::now();
+        let later = begun + LANDING_LIMIT + Duration::from_secs(1);
+        run.running.insert("long::x".into(), begun);
+        assert_eq!(run.hung(later), None);
+        run.running.insert("x".into(), begun);
+        assert_eq!(run.hung(begun), None);
+        assert_eq!(run.hung(later), Some(("x".into(), LANDING_LIMIT)));
+    }
+}

@@ -1,0 +1,123 @@
+//! How long each stage took, how busy the processors were, and the slowest tests: the table at the end of `cargo xtask test` and
+//! `.ci/run`.
+
+use std::fs;
+use std::io::Write as _;
+use std::time::Instant;
+
+use anyhow::Context as _;
+
+/// How many of the slowest tests are shown.
+const SLOWEST: usize = 10;
+
+/// The variable that names a file to which the stages are added, a line each, for a table of a larger run.
+const VARIABLE: &str = "HEAPBPF_STAGES";
+
+/// The stages that have ended.
+#[derive(Default)]
+pub struct Stages(Vec<Stage>);
+
+struct Stage {
+    name: String,
+    seconds: f64,
+    /// Share of all processors' time in which they worked, percent.
+    busy: Option<f64>,
+    tests: usize,
+}
+
+/// When a stage began.
+pub struct Clock {
+    begun: Instant,
+    ticks: Option<[u64; 2]>,
+}
+
+impl Stages {
+    /// A stage begins.
+    pub fn begin(&self) -> Clock {
+        Clock { begun: Instant::now(), ticks: processor_ticks() }
+    }
+
+    /// It ends, after so many tests.
+    pub fn end(&mut self, clock: Clock, name: &str, tests: usize) {
+        let busy = clock.ticks.zip(processor_ticks()).and_then(|(before, after)| percent(before, after));
+        self.0.push(Stage { name: name.to_owned(), seconds: clock.begun.elapsed().as_secs_f64(), busy, tests });
+    }
+
+    /// The table, in Markdown, and the slowest of these tests.
+    pub fn table(&self, tests: &[(String, f64)]) -> String {
+        let mut text = "| stage | seconds | processors busy, % | tests |\n|---|---|---|---|\n".to_owned();
+        text.extend(self.0.iter().map(|stage| format!("| {} |\n", stage.cells().join(" | "))));
+        let mut slowest: Vec<&(String, f64)> = tests.iter().collect();
+        slowest.sort_by(|a, b| b.1.total_cmp(&a.1));
+        text += "\n| slowest tests | seconds |\n|---|---|\n";
+        text.extend(slowest.iter().take(SLOWEST).map(|(name, seconds)| format!("| {name} | {seconds:.1} |\n")));
+        text
+    }
+
+    /// Adds the stages to the file that the variable names, if it is set.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn append(&self) -> anyhow::Result<()> {
+        let Some(path) = std::env::var_os(VARIABLE) else { return Ok(()) };
+        let lines: String = self.0.iter().map(|stage| format!("{}\n", stage.cells().join("\t"))).collect();
+        let file = fs::File::options().create(true).append(true).open(&path);
+        file.and_then(|mut file| file.write_all(lines.as_bytes()))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+impl Stage {
+    fn cells(&self) -> [String; 4] {
+        let busy = self.busy.map_or_else(String::new, |busy| format!("{busy:.0}"));
+        let tests = if self.tests == 0 { String::new() } else { self.tests.to_string() };
+        [self.name.clone(), format!("{:.0}", self.seconds), busy, tests]
+    }
+}
+
+/// Ticks in which all processors worked, and all ticks, since the machine started (proc_stat(5)).
+fn processor_ticks() -> Option<[u64; 2]> {
+    ticks(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+fn ticks(stat: &str) -> Option<[u64; 2]> {
+    let line = stat.lines().next()?.strip_prefix("cpu ")?;
+    let ticks: Vec<u64> = line.split_whitespace().map_while(|ticks| ticks.parse().ok()).collect();
+    // user nice system idle iowait irq softirq steal; what follows is part of user and nice.
+    let (all, idle) = (ticks.iter().take(8).sum::<u64>(), ticks.get(3)? + ticks.get(4)?);
+    Some([all - idle, all])
+}
+
+fn percent(before: [u64; 2], after: [u64; 2]) -> Option<f64> {
+    let [worked, all] = [0, 1].map(|i| after[i].saturating_sub(before[i]) as f64);
+    (all > 0.0).then(|| 100.0 * worked / all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_every_stage_and_the_slowest_tests() {
+        let mut stages = Stages::default();
+        let tests: Vec<_> = (0..12).map(|i| (format!("test_{i}"), f64::from(i))).collect();
+        for (name, tests) in [("unit tests", 12), ("build", 0)] {
+            let clock = stages.begin();
+            stages.end(clock, name, tests);
+        }
+        let table = stages.table(&tests);
+        assert!(table.contains("| unit tests | 0 |") && table.contains("| 12 |\n| build | 0 |"), "{table}");
+        assert!(table.contains("| test_11 | 11.0 |\n| test_10 | 10.0 |"), "{table}");
+        assert!(table.contains("| test_2 |") && !table.contains("| test_1 |"), "{table}");
+    }
+
+    #[test]
+    fn processors_are_busy_for_what_is_not_idle() {
+        let before = ticks("cpu  10 0 10 70 10 0 0 0 5 0\ncpu0 1").expect("ticks");
+        let after = ticks("cpu  100 0 70 110 20 0 0 0 50 0\n").expect("ticks");
+        assert_eq!(before, [20, 100]);
+        assert_eq!(percent(before, after), Some(75.0));
+        assert_eq!(percent(after, after), None);
+        assert_eq!(ticks("intr 1"), None);
+    }
+}
