@@ -238,7 +238,7 @@ impl Tests<'_> {
     fn report(self) -> anyhow::Result<ExitCode> {
         let acceptable = self.skips.report(self.context)?;
         print!("{}", self.stages.table(&self.outcome.passed));
-        self.stages.append()?;
+        self.stages.append(&self.outcome)?;
         for (name, reason) in &self.outcome.failed {
             say!("failed: {name}: {reason}");
         }

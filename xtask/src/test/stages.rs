@@ -3,9 +3,12 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
+
+use super::programs::Outcome;
 
 /// How many of the slowest tests are shown.
 const SLOWEST: usize = 10;
@@ -47,24 +50,35 @@ impl Stages {
     pub fn table(&self, tests: &[(String, f64)]) -> String {
         let mut text = "| stage | seconds | processors busy, % | tests |\n|---|---|---|---|\n".to_owned();
         text.extend(self.0.iter().map(|stage| format!("| {} |\n", stage.cells().join(" | "))));
-        let mut slowest: Vec<&(String, f64)> = tests.iter().collect();
-        slowest.sort_by(|a, b| b.1.total_cmp(&a.1));
-        text += "\n| slowest tests | seconds |\n|---|---|\n";
-        text.extend(slowest.iter().take(SLOWEST).map(|(name, seconds)| format!("| {name} | {seconds:.1} |\n")));
-        text
+        text + "\n| slowest tests | seconds |\n|---|---|\n" + &slowest(tests)
     }
 
-    /// Adds the stages to the file that the variable names, if it is set.
+    /// Adds the stages to the file that the variable names, if it is set, and writes the slowest tests and the failures beside it.
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub fn append(&self) -> anyhow::Result<()> {
-        let Some(path) = std::env::var_os(VARIABLE) else { return Ok(()) };
-        let lines: String = self.0.iter().map(|stage| format!("{}\n", stage.cells().join("\t"))).collect();
-        let file = fs::File::options().create(true).append(true).open(&path);
-        file.and_then(|mut file| file.write_all(lines.as_bytes()))
-            .with_context(|| format!("cannot write {}", path.display()))
+    /// A file cannot be written.
+    pub fn append(&self, outcome: &Outcome) -> anyhow::Result<()> {
+        let Some(path) = std::env::var_os(VARIABLE).map(PathBuf::from) else { return Ok(()) };
+        let stages = self.0.iter().map(|stage| format!("{}\n", stage.cells().join("\t"))).collect();
+        let failed = outcome.failed.iter().map(|(name, reason)| format!("failed: {name}: {reason}\n")).collect();
+        let texts: [(PathBuf, String); 3] = [
+            (path.clone(), stages),
+            (path.with_extension("slowest"), slowest(&outcome.passed)),
+            (path.with_extension("failed"), failed),
+        ];
+        for (path, text) in texts {
+            let file = fs::File::options().create(true).append(true).open(&path);
+            file.and_then(|mut file| file.write_all(text.as_bytes()))
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
     }
+}
+
+fn slowest(tests: &[(String, f64)]) -> String {
+    let mut slowest: Vec<&(String, f64)> = tests.iter().collect();
+    slowest.sort_by(|a, b| b.1.total_cmp(&a.1));
+    slowest.iter().take(SLOWEST).map(|(name, seconds)| format!("| {name} | {seconds:.1} |\n")).collect()
 }
 
 impl Stage {

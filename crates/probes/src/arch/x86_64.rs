@@ -212,7 +212,7 @@ fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Op
         && instruction.ip() % PAGE_BYTES + bytes.len() as u64 <= PAGE_BYTES
     {
         // It becomes a call of a page that children which are forked later do not have: they would be killed there (measured
-        // on Linux 6.18, tests/tests/harmless.rs).
+        // on Linux 6.18, tests/tests/alone/harmless.rs).
         return None;
     }
     let prefixes = bytes.iter().take_while(|b| is_legacy_prefix(**b)).count();
