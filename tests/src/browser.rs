@@ -271,14 +271,3 @@ fn base64(text: &str) -> Vec<u8> {
     }
     bytes
 }
-
-#[cfg(test)]
-mod tests {
-    use super::base64;
-
-    #[test]
-    fn base64_is_read() {
-        assert_eq!(base64("aGVhcA=="), b"heap");
-        assert_eq!(base64("AP+A"), [0, 255, 128]);
-    }
-}

@@ -1,6 +1,7 @@
 //! A control group that tests put targets into.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A control group, with a child (`below`) if it has no other name; both are removed when dropped.
 pub struct Cgroup(PathBuf);
@@ -8,7 +9,9 @@ pub struct Cgroup(PathBuf);
 impl Cgroup {
     /// Creates both; `None` if there is no writable cgroup2 mount.
     pub fn new() -> Option<Self> {
-        let group = Self::named(&format!("heapbpf-test-{}", std::process::id()))?;
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let group = Self::named(&format!("heapbpf-test-{}-{number}", std::process::id()))?;
         std::fs::create_dir_all(group.0.join("below")).ok()?;
         Some(group)
     }

@@ -33,5 +33,4 @@ pub mod soak;
 pub mod target;
 pub mod tmux;
 pub mod torture;
-pub mod tracefs;
 pub mod truth;

@@ -157,32 +157,3 @@ fn varint(bytes: &mut &[u8]) -> u64 {
     }
     panic!("a number of more than 64 bits")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_raw_text_is_understood() {
-        let text = "PeriodType: space bytes\nPeriod: 4096\nTime: now\nSamples:\n\
-                    alloc_objects/count alloc_space/bytes inuse_objects/count inuse_space/bytes[dflt]\n\
-                    \x20        1        100          0          0: 1 2 3 \n                comm:[sh]\n                pid:[7]\n\
-                    \x20        2        300          1        150: 4 \nLocations\n     1: 0x1 M=1 malloc :0 s=0\nMappings\n";
-        let raw = parse_raw(text.into());
-        assert_eq!((raw.period_type.as_str(), raw.period), ("space bytes", 4096));
-        assert_eq!(raw.samples, [[1, 100, 0, 0], [2, 300, 1, 150]]);
-        assert_eq!(raw.sum(1), 400);
-        assert_eq!(raw.sample_types[3], "inuse_space/bytes[dflt]");
-    }
-    #[test]
-    fn values_are_summed() {
-        use std::io::Write;
-        // Two samples (field 2): a location, then packed values 1, 300, 0, 5 and 1, 1, 1, 1; a number (field 12).
-        let first = [2 << 3 | 2, 10, 1 << 3 | 2, 1, 7, 2 << 3 | 2, 5, 1, 0xac, 2, 0, 5];
-        let rest = [12 << 3, 0xff, 1, 2 << 3 | 2, 6, 2 << 3 | 2, 4, 1, 1, 1, 1];
-        let bytes = [&first[..], &rest[..]].concat();
-        let mut file = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        file.write_all(&bytes).unwrap();
-        assert_eq!(sums(&file.finish().unwrap()), [2, 301, 1, 6]);
-    }
-}

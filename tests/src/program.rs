@@ -4,6 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use crate::environment::{programs_folder, target_folder, tool};
 
@@ -59,6 +60,7 @@ pub fn rust_program(name: &str, option: &str, folder: &Path) -> Option<PathBuf> 
 /// # Panics
 /// If there is no such source or it does not compile.
 pub fn go_program(name: &str, output: &str, flags: &[&str]) -> Option<PathBuf> {
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let go = tool("go")?;
     let source = programs_folder().join(name).with_extension("go");
     let mut hasher = DefaultHasher::new();
@@ -77,7 +79,21 @@ pub fn go_program(name: &str, output: &str, flags: &[&str]) -> Option<PathBuf> {
     Some(built)
 }
 
+/// Copies a file that will be executed. cp(1) does it: a descriptor of ours that is open for writing would be inherited by a process
+/// that another test forks at that moment, and the kernel executes no file that is open for writing.
+///
+/// # Panics
+/// If it cannot be copied.
+pub fn copy_file(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let status = Command::new("cp").arg(from.as_ref()).arg(to.as_ref()).status().expect("cp runs");
+    assert!(status.success(), "{} cannot be copied", from.as_ref().display());
+}
+
+/// Held while a program is built, because several tests may want the same one at once.
+static BUILDING: Mutex<()> = Mutex::new(());
+
 fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = programs_folder();
     let source =
         [format!("{name}.c"), format!("{name}.cc")].map(|file| folder.join(file)).into_iter().find(|p| p.exists());

@@ -78,39 +78,3 @@ impl Drift {
         })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Residuals 1, −1, −1, 1 around 3 + 2 x: by hand, the squares are 4, two degrees of freedom, spread 5, so that the error
-    /// is √(4/2/5) without correlation; products −1 + 1 − 1 are negative.
-    #[test]
-    fn a_line_has_the_slope_and_error_of_the_textbook() {
-        let line = Line::through(&[(0.0, 4.0), (1.0, 4.0), (2.0, 6.0), (3.0, 10.0)]).expect("four points");
-        assert!((line.slope - 2.0).abs() < 1e-12 && (line.error - 0.4_f64.sqrt()).abs() < 1e-12, "{line:?}");
-        assert_eq!(Line::through(&[(0.0, 1.0); 3]), None);
-        assert_eq!(Line::through(&[(0.0, 1.0); 5]), None);
-    }
-
-    /// Residuals that stay on one side for long say less than as many independent ones.
-    #[test]
-    fn samples_that_follow_each_other_have_a_larger_error() {
-        let points = |period: usize| -> Vec<(f64, f64)> {
-            (0..64).map(|i| (i as f64, if (i / period).is_multiple_of(2) { 1.0 } else { -1.0 })).collect()
-        };
-        let (quick, slow) = (Line::through(&points(1)).expect("points"), Line::through(&points(8)).expect("points"));
-        assert!(slow.error > 2.0 * quick.error, "{quick:?}, {slow:?}");
-    }
-
-    #[test]
-    fn increments_are_in_their_own_sigma() {
-        let at = |exact: f64, estimated: f64, sigma: f64| Totals { exact, estimated, sigma };
-        let drift = Drift::of(&[at(10.0, 13.0, 3.0), at(20.0, 27.0, 5.0), at(30.0, 24.0, 13.0)]).expect("sampled");
-        // (7 − 3)/4 and (−6 − 7)/12.
-        assert_eq!(drift.increments, 2);
-        assert!((drift.at_end + 6.0 / 13.0).abs() < 1e-12, "{drift:?}");
-        assert!((drift.mean - (1.0 - 13.0 / 12.0) / 2.0).abs() < 1e-12, "{drift:?}");
-        assert_eq!(Drift::of(&[at(1.0, 1.0, 0.0)]), None);
-    }
-}

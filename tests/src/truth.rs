@@ -140,31 +140,3 @@ impl Law {
         law
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn everything_is_sampled_at_interval_1_and_nothing_is_tolerated() {
-        let law = Law::of([(100, 1000), (0, 5)], 1);
-        assert_eq!(law.bytes, Sum { truth: 100_000.0, variance: 0.0, step: 0.0 });
-        assert_eq!(law.objects.truth, 1005.0);
-        assert_eq!((law.bytes.tolerance(), law.samples.tolerance()), (0.0, 0.0));
-    }
-
-    #[test]
-    fn variance_is_that_of_weighted_bernoulli_draws() {
-        // One byte at R = 4: P = 1/4, the estimate is 4 or 0, variance 1²·(3/4)/(1/4) = 3.
-        let law = Law::of([(1, 1)], 4);
-        assert!((law.bytes.variance - 3.0).abs() < 1e-12);
-        assert!((law.bytes.step - 3.0).abs() < 1e-12);
-    }
-
-    #[test]
-    fn tolerance_comes_to_five_and_a_half_sigma_with_many_samples() {
-        let law = Law::of([(100, 100_000_000)], 4096);
-        let sigmas = law.bytes.tolerance() / law.bytes.variance.sqrt();
-        assert!((5.4..5.7).contains(&sigmas), "{sigmas}");
-    }
-}

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
-use heapbpf_tests::guardian::{cleaners_of, guardians_of, kill, kill_all_of};
+use heapbpf_tests::guardian::{cleaners_of, kill};
 use heapbpf_tests::inline::{counted_exactly, hooked_processes, is_hooked, mapped};
-use heapbpf_tests::kernel::orphaned_links;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, until};
@@ -251,52 +250,6 @@ fn what_only_looks_like_ours_is_not_touched() {
     }
 }
 
-/// Where a blob's control page is: the first page of memory behind its text.
-fn control_page(pid: u32) -> u64 {
-    let maps = heapbpf_tests::inline::maps(pid);
-    let text_end = maps.lines().find_map(|line| {
-        let own = line.contains(" r-xp 00000000 ") && line.contains("/memfd:heapbpf-inline");
-        own.then(|| line.split([' ', '-']).nth(1).expect("an address").to_owned())
-    });
-    u64::from_str_radix(&text_end.expect("it is hooked"), 16).expect("an address")
-}
-
-/// A process that wrote into the control page of what a killed heapbpf left: nothing is touched, everybody says so, and the process
-/// goes on. Once the page is as it was, the hooks are taken out.
-#[test]
-fn a_control_page_that_makes_no_sense_is_told() {
-    use std::os::unix::fs::FileExt as _;
-    let Some(_turn) = turn("inline_a_control_page_that_makes_no_sense_is_told") else { return };
-    let mut target = Target::start(&program("checked"), ["4", "100"]);
-    let pid = target.pid();
-    left_hooked(pid);
-    let memory = std::fs::File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).expect("our child");
-    let page = control_page(pid);
-    // Magic number, version, and which of two draws is used.
-    let mut before = [0; 24];
-    memory.read_exact_at(&mut before, page).expect("it is mapped");
-    assert!(before.starts_with(b"HEAPBPFi"), "{before:?}");
-    for (at, why) in [(0, "does not begin like"), (8, "another version")] {
-        memory.write_all_at(&[0x77], page + at).expect("it can be written");
-        let hooks = mapped(pid);
-        let (said, status) = clean(pid);
-        assert!(said.contains("not touched") && said.contains(why), "{status:?}: {said}");
-        assert_eq!(status, Some(1));
-        let outcome = inline(pid, 1).start().stop();
-        assert!(outcome.stderr.contains("these are not touched") && outcome.stderr.contains(why), "{}", outcome.stderr);
-        let notes = outcome.results().0.notes;
-        assert!(notes.iter().any(|note| note.contains(why)), "{notes:?}");
-        assert_eq!(mapped(pid), hooks);
-        memory.write_all_at(&before, page).expect("it can be written");
-    }
-    let (said, status) = clean(pid);
-    assert!(said.contains("taken out") && !is_hooked(pid), "{status:?}: {said}");
-    target.go();
-    target.step();
-    target.run();
-    assert!(target.end().success(), "its blocks are as they were");
-}
-
 /// The cleaner of a killed heapbpf takes the hooks out of all processes: targets, and children that they have forked meanwhile. Until
 /// then it waits, and may do what it will need alone. At the usual end of a recording it ends, too.
 #[test]
@@ -339,41 +292,6 @@ fn the_cleaner_takes_out_all_hooks_of_a_killed_heapbpf() {
     checked.step();
     checked.run();
     assert!(forking.end().success() && checked.end().success(), "their blocks are as they were");
-}
-
-/// heapbpf, its guardian and its cleaner are killed at once. No link of theirs stays, the target goes on as it should, and the next
-/// recording is exact, or `doctor --clean` takes out what was left.
-#[test]
-fn all_of_heapbpf_may_be_killed_at_once() {
-    let Some(_turn) = turn("inline_all_of_heapbpf_may_be_killed_at_once") else { return };
-    for by_doctor in [false, true] {
-        let mut target = Target::start(&program("checked"), ["4", "2000"]);
-        let pid = target.pid();
-        let orphans = orphaned_links();
-        let recording = inline(pid, 512).without_outputs().start();
-        assert!(is_hooked(pid), "{}", recording.said());
-        assert!(!guardians_of(recording.pid()).is_empty(), "{}", recording.said());
-        kill_all_of(recording.pid());
-        drop(recording);
-        until("their links to go", || orphaned_links().is_subset(&orphans));
-        assert!(is_hooked(pid), "they leave the hooks");
-        // Its threads pass the sites without a program.
-        std::thread::sleep(Duration::from_millis(300));
-        if by_doctor {
-            let (said, status) = clean(pid);
-            assert!(said.contains("taken out") && !is_hooked(pid), "{status:?}: {said}");
-        }
-        target.go();
-        target.step();
-        let recording = inline(pid, 1).start();
-        let truth = target.run();
-        let outcome = recording.stop();
-        let (profile, stats) = outcome.results();
-        checks::sites(&profile, &truth, 1, Compare::All);
-        counted_exactly(&stats, &truth);
-        assert_eq!(mapped(pid), [""; 0], "{}", outcome.stderr);
-        assert!(target.end().success(), "its blocks are as they were");
-    }
 }
 
 /// A recording by probes, which is the default, takes out what was left first: else it would see nothing. If another heapbpf that

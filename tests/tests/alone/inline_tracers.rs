@@ -15,7 +15,6 @@ use heapbpf_tests::output::{self, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder, Recording};
 use heapbpf_tests::target::{Target, until, wait};
-use heapbpf_tests::tracefs::{TraceEvent, Tracefs};
 use heapbpf_tests::truth::Truth;
 
 /// Another tool.
@@ -23,8 +22,6 @@ enum Tool {
     Bpftrace(PathBuf),
     /// A uprobe at the instruction that heapbpf probes in malloc.
     Uprobe(u64),
-    /// The same, registered in tracefs.
-    TraceEvent(Tracefs, u64),
     Heapbpf(Hook),
 }
 
@@ -32,7 +29,6 @@ enum Tool {
 enum Watching {
     Bpftrace(Bpftrace),
     Uprobe(UprobeEvent),
-    TraceEvent(TraceEvent),
     Heapbpf(Recording),
 }
 
@@ -50,9 +46,6 @@ impl Tool {
                 let event = UprobeEvent::open(Path::new(&libc_of(pid)), *offset, pid, 0);
                 Watching::Uprobe(event.expect("it was possible before"))
             }
-            Self::TraceEvent(tracefs, offset) => {
-                Watching::TraceEvent(tracefs.trace(Path::new(&libc_of(pid)), *offset, pid))
-            }
             Self::Heapbpf(hook) => Watching::Heapbpf(recorder(pid, *hook, interval).start()),
         }
     }
@@ -63,7 +56,6 @@ impl Watching {
         match self {
             Self::Bpftrace(it) => Saw::Calls(it.stop()),
             Self::Uprobe(event) => Saw::Calls(event.hits()),
-            Self::TraceEvent(event) => Saw::Calls(event.hits()),
             Self::Heapbpf(recording) => Saw::Recorded(recording.stop()),
         }
     }
@@ -221,19 +213,6 @@ fn a_uprobe_event_counts_malloc() {
         return skipped(case, &format!("no perf events of uprobes: {error}"));
     }
     side_by_side(case, &Tool::Uprobe(offset));
-}
-
-/// As people register it by hand (`echo 'p:… libc.so.6:0x98930' >> uprobe_events`).
-#[test]
-fn a_uprobe_of_tracefs_counts_malloc() {
-    let case = "inline_tracers_a_uprobe_of_tracefs_counts_malloc";
-    let Some(_turn) = turn(case) else { return };
-    let tracefs = match Tracefs::mount() {
-        Ok(tracefs) => tracefs,
-        Err(why) => return skipped(case, &format!("no tracefs: {why}")),
-    };
-    let target = Target::start(&program("checked"), ["1", "0"]);
-    side_by_side(case, &Tool::TraceEvent(tracefs, probed_in_malloc(target.pid())));
 }
 
 /// File offset of the instruction in malloc that heapbpf probes.

@@ -32,24 +32,10 @@ fn exact_with(link: &str, name: &str, arguments: &[&str]) {
 }
 
 #[test]
-fn sites_are_exact_with_every_kind_of_link() {
-    for link in ["session", "multi", "perf"] {
-        exact_with(link, "mix", &["10000"]);
-    }
-}
-
-#[test]
 fn reallocs_and_aligned_allocations_are_exact_with_every_kind_of_link() {
     for link in ["multi", "perf"] {
         exact_with(link, "reallocs", &[]);
         exact_with(link, "aligned", &[]);
-    }
-}
-
-#[test]
-fn threads_are_exact_with_every_kind_of_link() {
-    for link in ["multi", "perf"] {
-        exact_with(link, "threads", &[]);
     }
 }
 

@@ -134,24 +134,6 @@ impl Drop for Mounted {
     }
 }
 
-/// A static program whose only symbols are in a compressed section, as some distributions ship them.
-#[test]
-fn symbols_in_mini_debug_information() {
-    let case = "symbols_in_mini_debug_information";
-    let Some(_turn) = turn(case) else { return };
-    if tool("xz").is_none() || tool("objcopy").is_none() {
-        return skipped(case, "no xz or objcopy (Debian: xz-utils, binutils)");
-    }
-    let built = program_with("mix", "mix-static", &["-static"]);
-    let folder = TempDir::with_prefix("heapbpf-mini-").expect("a temporary folder");
-    let script = "objcopy --only-keep-debug \"$1\" debug; objcopy -S --remove-section .gdb_index debug mini 2>/dev/null \
-                  || true; cp debug mini; objcopy --strip-debug mini; xz mini; strip -o mini-program \"$1\"; \
-                  objcopy --add-section .gnu_debugdata=mini.xz mini-program";
-    assert!(shell(script, folder.path(), &[&built]));
-    let allocators = exact(&mut Target::start(&folder.path().join("mini-program"), ["3000"]));
-    assert!(allocators.iter().any(|name| name.starts_with("glibc")), "{allocators:?}");
-}
-
 /// A stand-in with snmalloc's symbol names (Debian does not package snmalloc), by which alone it is found.
 #[test]
 fn snmalloc_by_its_names() {

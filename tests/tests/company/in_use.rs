@@ -115,70 +115,27 @@ fn constant_when_sampled() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// How a recording ends.
-#[derive(Clone, Copy, Debug)]
-enum End {
-    Interrupt,
-    Terminate,
-    TargetExits,
-    TargetIsKilled,
-}
-
-fn constant_until(end: End) {
-    let Some(_turn) = turn(&format!("constant_until {end:?}")) else { return };
+/// For named targets that have exited, figures in use are as of their exit.
+#[test]
+fn constant_until_the_target_exits() {
+    let Some(_turn) = turn("constant_until_the_target_exits") else { return };
     let mut wrong = Vec::new();
     for load in LOADS {
         let mut target = load.start();
         let pid = target.pid();
         let recording = Recorder::of(pid, 1).option("--ring-bytes", ROOM).start();
         let truth = target.run();
-        std::thread::sleep(Duration::from_millis(500));
-        let outcome = match end {
-            End::Interrupt => recording.stop(),
-            End::Terminate => {
-                recording.signal(libc::SIGTERM);
-                recording.finish()
-            }
-            End::TargetExits => {
-                assert!(target.end().success());
-                recording.finish()
-            }
-            End::TargetIsKilled => {
-                drop(target);
-                recording.finish()
-            }
-        };
+        assert!(target.end().success());
+        let outcome = recording.finish();
         let (profile, _) = outcome.results();
         let mut judge = Judge::new(&load, &truth);
-        judge.exact(&Cut::of_figures(format!("{end:?}"), &profile.totals));
-        judge.exact(&Cut::of_figures(format!("{end:?}, its process"), &profile.process(pid).figures));
+        judge.exact(&Cut::of_figures("the end", &profile.totals));
+        judge.exact(&Cut::of_figures("the end, its process", &profile.process(pid).figures));
         outcome.alarm().into_iter().for_each(|alarm| judge.remark(alarm));
         wrong.extend(judge.into_wrong());
-        let ended = matches!(end, End::TargetExits | End::TargetIsKilled);
-        assert_eq!(profile.process(pid).ended, ended, "{:?}", profile.process(pid));
+        assert!(profile.process(pid).ended, "{:?}", profile.process(pid));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn constant_until_interrupted() {
-    constant_until(End::Interrupt);
-}
-
-#[test]
-fn constant_until_terminated() {
-    constant_until(End::Terminate);
-}
-
-/// For named targets that have exited, figures in use are as of their exit.
-#[test]
-fn constant_until_the_target_exits() {
-    constant_until(End::TargetExits);
-}
-
-#[test]
-fn constant_until_the_target_is_killed() {
-    constant_until(End::TargetIsKilled);
 }
 
 /// For a command that heapbpf starts, figures in use are as of its exit, as for every named target.

@@ -159,22 +159,10 @@ fn covered(load: &Load, ring_bytes: &str) {
     );
 }
 
-/// One thread sometimes sends more than a small ring holds: about a tenth is lost.
-#[test]
-fn intervals_include_the_truth_while_a_tenth_is_lost() {
-    covered(&Load { blocks: 800, ..Load::FAST }, "128KiB");
-}
-
 /// With a ring of one page, the smallest possible, losses come in short bursts.
 #[test]
 fn intervals_include_the_truth_with_a_ring_of_one_page() {
     covered(&Load { blocks: 800, ..Load::FAST }, "4KiB");
-}
-
-/// With eight threads and a ring of one page, most is lost.
-#[test]
-fn intervals_include_the_truth_while_most_is_lost() {
-    covered(&EIGHT, "4KiB");
 }
 
 /// Bursts larger than the ring, with blocks that stay in use across them.

@@ -55,17 +55,6 @@ fn exact(profile: &Profile, stats: &Stats, truth: &Truth) {
     counted_exactly(stats, truth);
 }
 
-#[test]
-fn every_function_of_each_allocator_is_exact() {
-    let case = "every_function_of_each_allocator_is_exact";
-    let Some(_turn) = turn(case) else { return };
-    for file in PRELOADED {
-        let Some(mut command) = with_allocator(case, file, &program("anywhere"), &["90"]) else { continue };
-        let (profile, stats, truth) = record(&mut command, if file.is_empty() { "libc.so.6" } else { file }, &[], true);
-        exact(&profile, &stats, &truth);
-    }
-}
-
 /// The kernel may leave the allocator's text in several mappings when hooks are taken out.
 #[test]
 fn a_process_is_hooked_again_with_each_allocator() {
@@ -246,24 +235,4 @@ fn static_commands_are_exact() {
             assert_eq!((stats.lost(), stats.unsampled), (0, 0), "{name}: {stats:?}");
         }
     }
-}
-
-/// What cannot be hooked inline is told, and probed.
-#[test]
-fn what_is_refused_has_its_reason() {
-    let Some(_turn) = turn("what_is_refused_has_its_reason") else { return };
-    let zone = program("redzone");
-    let specification = format!("{}:zone_take(size=arg0)->ret,free=zone_give(arg0)", zone.display());
-    refused(Target::start(&zone, ["500"]), Some(&specification), "may rely on registers");
-}
-
-fn refused(mut target: Target, allocator: Option<&str>, why: &str) {
-    let recorder = recorder(target.pid(), Hook::Inline, 1);
-    let recorder = allocator.into_iter().fold(recorder, |it, allocator| it.option("--alloc", allocator));
-    let recording = recorder.start();
-    let truth = target.run();
-    let outcome = recording.stop();
-    assert!(outcome.stderr.contains("not hooked inline"), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains(why), "{why}: {}", outcome.stderr);
-    checks::sites(&outcome.results().0, &truth, 1, Compare::All);
 }

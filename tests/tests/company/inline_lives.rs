@@ -178,19 +178,6 @@ fn inline_threads_come_and_go() {
     }
 }
 
-/// The links are there before the new program runs: no call of it comes too early.
-#[test]
-fn the_first_calls_after_an_exec_are_counted() {
-    let Some(_turn) = turn("inline_the_first_calls_after_an_exec_are_counted") else { return };
-    let mut target = Target::start(&program("replaced"), ["3", "7"]);
-    let recording = inline(&target, 1);
-    target.go();
-    let sums = target.sums::<2>();
-    let (profile, stats) = recording.stop().results();
-    let counted = checks::exact_of_all(&profile.processes);
-    assert_eq!((counted, stats.hits, stats.lost()), (sums, sums[0], 0), "{:?}", profile.notes);
-}
-
 /// A shell runs each command by vfork. Until its exec, or its end, a child counts in its parent's memory, by the slot of the parent's
 /// thread; what each did is told apart all the same.
 #[test]
@@ -279,29 +266,4 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
         assert_eq!((stats.hits, stats.lost()), (11, 0), "{stats:?}");
         assert!(target.end().success());
     }
-}
-
-/// A second recording with inline hooks is refused, and sees nothing up to its end: it says that it does not record the process.
-#[test]
-fn a_second_recording_with_inline_hooks_says_that_it_sees_nothing() {
-    let Some(_turn) = turn("inline_a_second_recording_says_that_it_sees_nothing") else { return };
-    let mut target = Target::start(&program("mix"), ["50"]);
-    let pid = target.pid();
-    let first = inline(&target, 1);
-    let second = recorder(pid, Hook::Inline, 1).start();
-    let told = second.said();
-    assert!(
-        told.contains("it is not recorded: another recording hooks it inline") && !told.contains("is probed"),
-        "{told}"
-    );
-    let truth = target.run();
-    let (profile, _) = second.stop().results();
-    tells_what_was_hidden(&profile, pid, 0.0);
-    let process = profile.process(pid);
-    assert_eq!((process.coverage, process.figures.inuse_bytes.as_ref().and_then(|it| it.estimate)), (0.0, None));
-    assert!(profile.notes.iter().any(|note| note.starts_with("what is in use is unknown")), "{:?}", profile.notes);
-    let (profile, stats) = first.stop().results();
-    counted_exactly(&stats, &truth);
-    assert_eq!(profile.process(pid).coverage, 1.0);
-    assert!(target.end().success());
 }

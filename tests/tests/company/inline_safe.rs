@@ -1,15 +1,13 @@
 //! Inline hooks leave alone what they must not touch, say why, and say of each process how it is hooked.
 
-use std::process::Command;
-
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::{doctor, doctor_of};
-use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::inline::{Hook, begin};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
 /// A program, and the id of the process that allocates.
@@ -98,32 +96,6 @@ fn a_plain_process_is_hooked_and_every_output_says_so() {
     running.must_be_hooked(&|| Running::in_mode("plain"));
 }
 
-/// With a tracer that is not a debugger of ours: this test itself.
-#[test]
-fn a_traced_process_is_probed() {
-    let Some(_turn) = turn("a_traced_process_is_probed") else { return };
-    let running = Running::in_mode("plain");
-    let pid = running.pid.cast_signed();
-    let trace = |request: u32| {
-        // SAFETY: requests without pointers.
-        unsafe { libc::ptrace(request, pid, 0, 0) }
-    };
-    assert_eq!(trace(libc::PTRACE_SEIZE), 0, "it can be traced");
-    let why = format!("process {} traces it", std::process::id());
-    assert!(inline_audit(running.pid)["why_not"].as_str().is_some_and(|told| told.contains(&why)));
-    let mut running = running;
-    let (profile, stats, truth) = running.record(&[]);
-    let told = stats.hooks[0].not_inline.as_deref().unwrap_or_default();
-    assert!(stats.hooks[0].hook == "probe" && told.contains(&why), "{stats:?}");
-    checks::sites(&profile, &truth, 1, Compare::All);
-    trace(libc::PTRACE_INTERRUPT);
-    let mut status = 0;
-    // SAFETY: the kernel writes the status.
-    unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) };
-    trace(libc::PTRACE_DETACH);
-    assert!(running.target.end().success());
-}
-
 #[test]
 fn seccomp_filters_decide() {
     let Some(_turn) = turn("seccomp_filters_decide") else { return };
@@ -147,48 +119,6 @@ fn confined_processes_are_hooked() {
         return skipped("confined_processes_are_hooked", "this kernel does not know PR_SET_MDWE");
     }
     hooked_in_mode("sealed");
-}
-
-/// In other user, pid and mount namespaces, as another user.
-#[test]
-fn a_process_in_other_namespaces_is_hooked() {
-    let case = "a_process_in_other_namespaces_is_hooked";
-    let Some(_turn) = turn(case) else { return };
-    let Some(unshare) = tool("unshare") else { return skipped(case, "no unshare (Debian: util-linux)") };
-    let start = || {
-        let mut command = Command::new(&unshare);
-        command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-        let target = Target::start_command(command.arg(program("confined")).args(["plain", "3000"]));
-        let children = format!("/proc/{0}/task/{0}/children", target.pid());
-        let child = || std::fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse::<u32>().ok();
-        until("unshare's child", || child().is_some());
-        let pid = child().expect("it was there just now");
-        Running { target, pid }
-    };
-    start().must_be_hooked(&start);
-}
-
-/// Stopped by job control, it has probes; it goes on when it is told to.
-#[test]
-fn a_stopped_process_is_probed() {
-    let Some(_turn) = turn("a_stopped_process_is_probed") else { return };
-    let mut running = Running::in_mode("plain");
-    let signal = |signal| {
-        // SAFETY: no pointers; the child has not been waited for.
-        unsafe { libc::kill(running.pid.cast_signed(), signal) }
-    };
-    assert_eq!(signal(libc::SIGSTOP), 0);
-    let stat = format!("/proc/{}/stat", running.pid);
-    until("it stops", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")));
-    let recording = Recorder::of(running.pid, 1).option("--hook", "inline").flag("--no-follow").start();
-    assert!(std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")), "it is left alone");
-    signal(libc::SIGCONT);
-    let truth = running.target.run();
-    let (profile, stats) = recording.stop().results();
-    let told = stats.hooks[0].not_inline.as_deref().unwrap_or_default();
-    assert!(stats.hooks[0].hook == "probe" && told.contains("stopped by a signal"), "{stats:?}");
-    checks::sites(&profile, &truth, 1, Compare::All);
-    assert!(running.target.end().success());
 }
 
 /// What inline hooks cannot do is refused before anything is touched; what they can do without frees, they do.

@@ -59,16 +59,3 @@ fn without_ages_the_report_says_what_it_lacks() {
     let text = report(&outcome.file("profile.pb.gz"), &["--suspects"]);
     assert!(text.contains("no ages of samples"), "{text}");
 }
-
-#[test]
-fn sizes_are_a_histogram() {
-    let Some(_turn) = turn("sizes_are_a_histogram") else { return };
-    let outcome = recorded(&["--interval", "1"]);
-    let text = report(&outcome.file("profile.json"), &["--by", "size"]);
-    println!("{text}");
-    let lines = section(&text, "By size");
-    let of_sites = lines.iter().find(|line| line.contains("128 B – 256 B")).expect("the size of all sites");
-    assert!(of_sites.contains('█') && of_sites.contains("100"), "{text}");
-    let pprof = report(&outcome.file("profile.pb.gz"), &["--by", "size"]);
-    assert!(section(&pprof, "By size").iter().any(|line| line.contains("128 B – 256 B") || line.contains("unknown")));
-}

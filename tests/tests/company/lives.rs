@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{Estimate, Process};
-use heapbpf_tests::program::program;
+use heapbpf_tests::program::{copy_file, program};
 use heapbpf_tests::recorder::{Outcome, Recorder, Recording};
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
@@ -16,7 +16,7 @@ const SMALLEST_RING: [&str; 2] = ["--ring-bytes", "4096"];
 /// A copy of a program under a name that no other process has.
 fn named(name: &str, program: &Path, folder: &Path) -> PathBuf {
     let copy = folder.join(name);
-    std::fs::copy(program, &copy).expect("our own folder");
+    copy_file(program, &copy);
     copy
 }
 

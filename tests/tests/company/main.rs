@@ -18,7 +18,6 @@ mod hostile;
 mod hostile_python;
 mod in_use;
 mod in_use_losses;
-mod inline;
 mod inline_allocators;
 mod inline_budget;
 mod inline_command;

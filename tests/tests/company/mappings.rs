@@ -6,7 +6,7 @@ use std::process::Command;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, tool, turn};
 use heapbpf_tests::output::Profile;
-use heapbpf_tests::program::{program, program_with};
+use heapbpf_tests::program::{copy_file, program, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 use tempfile::TempDir;
@@ -23,7 +23,7 @@ fn folder() -> TempDir {
 /// A copy of the program that the test may delete.
 fn copy_to(folder: &Path) -> PathBuf {
     let copy = folder.join("copied");
-    std::fs::copy(frames(), &copy).expect("our own folder");
+    copy_file(frames(), &copy);
     copy
 }
 
@@ -88,7 +88,7 @@ fn an_executable_that_is_upgraded_meanwhile() {
     let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
     record(target, pid, || {
         let newer = folder.path().join("newer");
-        std::fs::copy(program("leak"), &newer).expect("our own folder");
+        copy_file(program("leak"), &newer);
         std::fs::rename(&newer, &copy).expect("our own folder");
     });
 }
@@ -120,7 +120,7 @@ fn a_process_under_another_root() {
     for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
         let inside = folder.path().join(library.trim_start_matches('/'));
         std::fs::create_dir_all(inside.parent().expect("has a folder")).expect("our own folder");
-        std::fs::copy(library, &inside).expect("our own folder");
+        copy_file(library, &inside);
     }
     let (target, pid) = started(Command::new(chroot).arg(folder.path()).args(["/copied", ROUNDS]));
     let profile = record(target, pid, || ());

@@ -12,7 +12,7 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::doctor;
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::output::Profile;
-use heapbpf_tests::program::{program, program_with, program_without_libc};
+use heapbpf_tests::program::{copy_file, program, program_with, program_without_libc};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::Target;
@@ -25,7 +25,7 @@ const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
 /// A copy of a program under another name, so that it is another file with another process name.
 fn copy_of(program: &Path, folder: &Path, name: &str) -> PathBuf {
     let copy = folder.join(name);
-    std::fs::copy(program, &copy).expect("our own folder");
+    copy_file(program, &copy);
     copy
 }
 
@@ -163,7 +163,7 @@ fn a_container_with_its_own_libc() {
     };
     let root = tempfile::tempdir().expect("a temporary folder");
     std::fs::create_dir(root.path().join("lib")).expect("our own folder");
-    std::fs::copy(loader, root.path().join("lib/ld-musl-x86_64.so.1")).expect("our own folder");
+    copy_file(loader, root.path().join("lib/ld-musl-x86_64.so.1"));
     copy_of(&program_with("mix", "mix-musl", &[MUSL]), root.path(), "inside");
     let mut command = Command::new(unshare);
     // Its own mount namespace, with another root.

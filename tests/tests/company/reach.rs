@@ -136,22 +136,6 @@ fn each_allocator_equals_the_truth_and_its_own_count() {
     }
 }
 
-/// At a realistic interval the exact totals are the same, and the estimates are within their tolerance.
-#[test]
-fn each_allocator_is_sampled() {
-    let case = "each_allocator_is_sampled";
-    let Some(_turn) = turn(case) else { return };
-    for allocator in PRELOADED {
-        let Some(mut command) = allocator.command(case, &program("mix")) else { continue };
-        let mut target = Target::start_command(command.arg("40000"));
-        let recording = Recorder::of(target.pid(), 4096).start();
-        let truth = target.run();
-        let (profile, stats) = recording.stop().results();
-        checks::sites(&profile, &truth, 4096, Compare::All);
-        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()));
-    }
-}
-
 #[test]
 fn every_form_of_new_and_delete() {
     let case = "every_form_of_new_and_delete";
@@ -352,19 +336,6 @@ fn exceptions_out_of_a_custom_allocator() {
         let probe = stats.attach.iter().find(|probe| probe.function == "pool_take").expect("it is hooked");
         assert!(probe.reason.contains("may throw"), "{probe:?}");
     }
-}
-
-#[test]
-fn specifications_from_a_file() {
-    let Some(_turn) = turn("specifications_from_a_file") else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = folder.path().join("allocators.conf");
-    std::fs::write(&file, format!("# the arena\n\n{ARENA}\n")).expect("our own folder");
-    let mut target = Target::start(&nested(), ["plain", "200"]);
-    let recording = Recorder::of(target.pid(), 1).option("--alloc", &format!("@{}", file.display())).start();
-    let truth = target.run();
-    let (profile, _) = recording.stop().results();
-    checks::sites(&profile, &truth, 1, Compare::All);
 }
 
 #[test]

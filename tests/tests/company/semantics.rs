@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::{library, program};
 use heapbpf_tests::recorder::Recorder;
@@ -141,19 +141,6 @@ fn short_lived_threads_leave_blocks_behind() {
 }
 
 #[test]
-fn operator_new_goes_through_malloc_once() {
-    let case = "operator_new_goes_through_malloc_once";
-    let Some(_turn) = turn(case) else { return };
-    if tool("c++").is_none() {
-        return skipped(case, "no C++ compiler (Debian: g++)");
-    }
-    let (_, stats, truth) = sites_exact(case, &program("throwing"), &["200"]);
-    assert_eq!(stats.failed, truth.failed, "each bad_alloc is one failed malloc: {stats:?}");
-    // Besides the sites, each bad_alloc allocates one exception object.
-    assert_eq!(stats.submitted, truth.allocs() + truth.failed, "{stats:?}");
-}
-
-#[test]
 fn libraries_that_come_and_go() {
     let case = "libraries_that_come_and_go";
     let Some(_turn) = turn(case) else { return };
@@ -177,20 +164,6 @@ fn a_forked_child_starts_empty() {
     let child = truth.site("site_02").pid;
     assert!(profile.process(child).ended, "the child has ended");
     assert_eq!(checks::exact(profile.process(child)).0, Some(truth.site("site_02").bytes));
-}
-
-#[test]
-fn no_follow_leaves_children_alone() {
-    let Some(_turn) = turn("no_follow_leaves_children_alone") else { return };
-    let mut target = Target::start(&program("family"), ["fork"]);
-    let recording = Recorder::of(target.pid(), 1).flag("--no-follow").start();
-    target.go();
-    target.step();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
-    checks::sites_of(&profile, target.pid(), &truth, 1, Compare::All);
-    assert!(profile.processes.iter().all(|process| process.pid == target.pid()));
-    assert_eq!(stats.submitted, truth.allocs() - truth.site("site_02").allocs, "{stats:?}");
 }
 
 /// A vfork child's allocations are its own; the blocks are in its parent's address space, and stay there when it calls exec.
@@ -227,22 +200,6 @@ fn exec_ends_one_life_and_begins_another() {
     assert!([0.0, first].contains(&sums["site_00"].figures[3]), "the first incarnation: {:?}", sums["site_00"]);
 }
 
-/// The thread that calls exec has never called an allocator; the one that did ends with the exec.
-#[test]
-fn exec_by_a_thread_that_allocates_nothing_ends_a_life() {
-    let Some(_turn) = turn("exec_by_a_thread_that_allocates_nothing_ends_a_life") else { return };
-    let mut target = Target::start(&program("family"), ["exec from another thread"]);
-    // By name: a link to one process may not reach a program that another thread than the first has exec'ed.
-    let recording = Recorder::new().option("--comm", "family").interval(1).start();
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
-    checks::sites(&profile, &truth, 1, Compare::Allocated);
-    let sums = checks::site_sums(&profile, None);
-    assert_eq!(sums["site_00"].figures[3], 0.0, "the first incarnation: {:?}", sums["site_00"]);
-    assert_eq!(sums["site_02"].figures[3], truth.site("site_02").live_allocs as f64, "the second incarnation");
-    assert_eq!(stats.other.get("ends_found"), Some(&0), "a record told of it: {stats:?}");
-}
-
 /// A killed process's memory in use is what it had when it was killed.
 #[test]
 fn sigkill_finalises() {
@@ -256,18 +213,4 @@ fn sigkill_finalises() {
     checks::sites(&profile, &truth, 1, Compare::All);
     assert!(profile.process(pid).ended);
     assert_eq!(stats.exact_alloc_bytes, truth.bytes());
-}
-
-#[test]
-fn in_use_of_an_ended_process_is_as_of_its_end() {
-    let Some(_turn) = turn("in_use_of_an_ended_process_is_as_of_its_end") else { return };
-    for interval in [1, 4096] {
-        let mut target = Target::start(&program("mix"), ["30000"]);
-        let recording = Recorder::of(target.pid(), interval).start();
-        let (pid, truth) = (target.pid(), target.run());
-        target.end();
-        let (profile, _) = recording.finish().results();
-        assert!(profile.process(pid).ended);
-        checks::sites(&profile, &truth, interval, Compare::All);
-    }
 }

@@ -5,10 +5,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{self, Profile};
-use heapbpf_tests::pprof;
-use heapbpf_tests::program::{program, program_with};
+use heapbpf_tests::program::{copy_file, program, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
@@ -45,7 +44,7 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
     const INTERVAL: u64 = 4 << 10;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let copy = folder.path().join("gone");
-    std::fs::copy(program("mix"), &copy).expect("room for a copy");
+    copy_file(program("mix"), &copy);
     // Otherwise all other processes on the host would be symbolized as well.
     let recording = Recorder::new().option("--comm", "gone").interval(INTERVAL).start();
     let output = Command::new(&copy).arg("20000").env("FREE_RUNNING", "1").stdin(Stdio::null()).output().expect("runs");
@@ -64,36 +63,6 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
 }
 
 #[test]
-fn a_target_that_exits_before_symbolization_is_named() {
-    let Some(_turn) = turn("a_target_that_exits_before_symbolization_is_named") else { return };
-    let mut target = Target::start(&program("mix"), ["20000"]);
-    let recording = Recorder::of(target.pid(), 4096).start();
-    recording.signal(libc::SIGSTOP);
-    let truth = target.run();
-    target.end();
-    recording.signal(libc::SIGCONT);
-    let (profile, stats) = recording.finish().results();
-    assert_eq!(stats.lost(), 0, "{stats:?}");
-    checks::sites(&profile, &truth, 4096, Compare::All);
-}
-
-#[test]
-fn a_recording_ends_when_all_its_targets_have_ended() {
-    let Some(_turn) = turn("a_recording_ends_when_all_its_targets_have_ended") else { return };
-    let mut first = Target::start(&program("pairs"), ["1000"]);
-    let mut second = Target::start(&program("pairs"), ["1000"]);
-    let (a, b) = (first.pid(), second.pid());
-    let recording = Recorder::of(a, 1).pid(b).start();
-    first.run();
-    first.end();
-    let truth = second.run();
-    second.end();
-    let (profile, _) = recording.finish().results();
-    checks::sites_of(&profile, b, &truth, 1, Compare::All);
-    assert!(profile.process(a).ended && profile.process(b).ended);
-}
-
-#[test]
 fn a_command_is_profiled_from_its_first_allocation() {
     let Some(_turn) = turn("a_command_is_profiled_from_its_first_allocation") else { return };
     for interval in [1, 4096] {
@@ -105,24 +74,6 @@ fn a_command_is_profiled_from_its_first_allocation() {
         let process = profile.process(truth.sites[0].pid);
         assert!(process.ended && process.coverage > 0.99, "{process:?}");
     }
-}
-
-/// Children are tracked exactly through fork and exec.
-#[test]
-fn a_commands_children_are_followed() {
-    let Some(_turn) = turn("a_commands_children_are_followed") else { return };
-    // Each child runs `sleep` as another child, and then becomes the program.
-    let child = format!("(sleep 0; exec {} 5000)", program("pairs").display());
-    let script = format!("{child}; {child} & wait; exit 3");
-    let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
-    let outcome = recorder.command(Path::new(SHELL), ["-c", &script]).start().ends();
-    assert_eq!(outcome.status.code(), Some(3));
-    let (profile, _) = outcome.results();
-    for line in outcome.stdout.lines().filter(|line| line.starts_with('{')) {
-        let truth = truth_in(line);
-        checks::sites_of(&profile, truth.sites[0].pid, &truth, 1, Compare::All);
-    }
-    assert_eq!(outcome.stdout.lines().filter(|line| line.starts_with('{')).count(), 2);
 }
 
 /// If a child with an allocator of its own, which nobody mapped before, exits before that can be hooked, the profile must say
@@ -174,19 +125,6 @@ fn ctrl_c_sigterm_and_a_lost_terminal_write_the_profile() {
 }
 
 #[test]
-fn a_duration_ends_the_recording() {
-    let Some(_turn) = turn("a_duration_ends_the_recording") else { return };
-    let mut target = Target::start(&program("pairs"), ["5000"]);
-    let recording = Recorder::of(target.pid(), 1).option("--duration", "1500ms").start();
-    let truth = target.run();
-    let (profile, _) = recording.finish().results();
-    checks::sites(&profile, &truth, 1, Compare::All);
-    assert!((1.4..20.0).contains(&profile.duration_seconds), "{}", profile.duration_seconds);
-    // heapbpf has detached, so what the program does now is not recorded.
-    assert!(target.end().success());
-}
-
-#[test]
 fn snapshots_are_whole_and_only_grow() {
     let Some(_turn) = turn("snapshots_are_whole_and_only_grow") else { return };
     let mut target = Target::start(&program("healing"), ["2000", "1500", "3000"]);
@@ -212,60 +150,6 @@ fn snapshots_are_whole_and_only_grow() {
     assert!(outcome.files().iter().all(|name| !name.contains("tmp")), "{:?}", outcome.files());
     let first: Profile = output::read(&outcome.file("profile.0001.json"));
     assert!(first.totals.alloc_bytes.value() <= 2_000_000.0, "the second step is not in the first snapshot");
-}
-
-/// `go tool pprof` reads the file, and its figures equal those of the `.json`.
-#[test]
-fn pprof_reads_the_same_numbers() {
-    let case = "pprof_reads_the_same_numbers";
-    let Some(_turn) = turn(case) else { return };
-    let mut target = Target::start(&program("mix"), ["100000"]);
-    let recording = Recorder::of(target.pid(), 4096).start();
-    target.run();
-    let outcome = recording.stop();
-    let (profile, _) = outcome.results();
-    let file = outcome.file("profile.pb.gz");
-    let Some(raw) = pprof::raw(&file) else { return skipped(case, "no go (Debian: golang-go)") };
-    assert_eq!(
-        raw.sample_types,
-        ["alloc_objects/count", "alloc_space/bytes", "inuse_objects/count", "inuse_space/bytes[dflt]"]
-    );
-    assert_eq!((raw.period_type.as_str(), raw.period), ("space bytes", 4096));
-    let totals = &profile.totals;
-    let (inuse_objects, inuse_bytes) = (totals.inuse_objects.as_ref().unwrap(), totals.inuse_bytes.as_ref().unwrap());
-    for (i, total) in [&totals.alloc_objects, &totals.alloc_bytes, inuse_objects, inuse_bytes].into_iter().enumerate() {
-        assert_eq!(raw.sum(i), total.value().round() as i64, "{}: the rounded stacks must add up", raw.sample_types[i]);
-    }
-    assert!(raw.text.contains("site_19") && raw.text.contains("main"), "functions are named");
-    assert!(raw.text.contains("mix.c"), "source files are named");
-    for word in ["pid:", "comm:[mix]", "thread:"] {
-        assert!(raw.text.contains(word), "no label {word}");
-    }
-    let top =
-        pprof::go_tool_pprof(&["-top", "-sample_index=alloc_space", "-nodecount=100"], &file).expect("go is here");
-    assert!(top.contains("site_04"), "{top}");
-}
-
-#[test]
-fn folded_stacks_add_up_to_what_is_in_use() {
-    let Some(_turn) = turn("folded_stacks_add_up_to_what_is_in_use") else { return };
-    let mut target = Target::start(&program("mix"), ["50000"]);
-    let recording = Recorder::of(target.pid(), 4096).start();
-    target.run();
-    let outcome = recording.stop();
-    let (profile, _) = outcome.results();
-    let text = std::fs::read_to_string(outcome.file("profile.folded")).expect("written");
-    let mut sum = 0.0;
-    for line in text.lines() {
-        let (stack, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("not folded: {line:?}"));
-        sum += value.parse::<f64>().unwrap_or_else(|e| panic!("{e}: {line:?}"));
-        let frames: Vec<&str> = stack.split(';').collect();
-        let (main, site) =
-            (frames.iter().position(|f| *f == "main"), frames.iter().position(|f| f.starts_with("site_")));
-        assert!(main.is_some() && main < site, "root first: {line:?}");
-    }
-    let total = profile.totals.inuse_bytes.as_ref().expect("live").value();
-    assert!((sum - total).abs() <= 1.0 + 0.5 * text.lines().count() as f64, "{sum} and {total}");
 }
 
 #[test]
@@ -318,36 +202,6 @@ fn without_o_the_file_is_named_after_the_target_and_replaces_nothing() {
     assert_eq!(files.len(), 2, "{files:?}");
     let stem = format!("heapbpf-pairs-{}", target.pid());
     assert!(files.iter().all(|file| file.starts_with(&stem) && file.ends_with(".pb.gz")), "{files:?}");
-}
-
-#[test]
-fn force_replaces_an_output_file() {
-    let Some(_turn) = turn("force_replaces_an_output_file") else { return };
-    let mut target = Target::start(&program("pairs"), ["500"]);
-    let recorder = Recorder::of(target.pid(), 1).flag("--force");
-    std::fs::write(recorder.folder().join("profile.json"), "an earlier one").expect("our own folder");
-    let recording = recorder.start();
-    let truth = target.run();
-    let (profile, _) = recording.stop().results();
-    checks::sites(&profile, &truth, 1, Compare::All);
-}
-
-/// The demonstration program for new users: its leak must be at the top of memory in use.
-#[test]
-fn the_leak_is_found() {
-    let Some(_turn) = turn("the_leak_is_found") else { return };
-    let outcome = Recorder::new().interval(64 << 10).command(&program("leak"), ["3"]).start().finish();
-    let (profile, _) = outcome.results();
-    let in_use = |function: &str| -> f64 {
-        let stacks = profile.stacks.iter().filter(|stack| stack.has(function));
-        stacks.map(|stack| stack.figures.inuse_bytes.as_ref().map_or(0.0, |e| e.value())).sum()
-    };
-    let all = profile.totals.inuse_bytes.as_ref().expect("live").value();
-    assert!(in_use("cache_insert") > 0.8 * all, "{} of {all}", in_use("cache_insert"));
-    assert!(
-        profile.stacks.iter().any(|stack| stack.has("compress_block") && stack.thread.as_deref() == Some("worker"))
-    );
-    assert!(checks::z(&profile.totals.alloc_bytes).abs() < 5.0, "{:?}", profile.totals.alloc_bytes);
 }
 
 #[test]

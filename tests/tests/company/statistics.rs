@@ -283,23 +283,6 @@ fn what_grew_is_found_and_nothing_else() {
     }
 }
 
-#[test]
-fn profiles_of_other_criteria_are_not_added_up() {
-    let Some(_turn) = turn("profiles_of_other_criteria_are_not_added_up") else { return };
-    let (bytes, truth) = record("mix", &["20000"], &["--interval", "4096"]);
-    let (calls, _) = record("mix", &["20000"], &["--interval", "50", "--criterion", "allocations"]);
-    let sum = path(&bytes, "sum.json");
-    let (bytes_file, calls_file) = (path(&bytes, "profile.json"), path(&calls, "profile.json"));
-    let refused = run(&["merge", "-o", &sum, &bytes_file, &calls_file]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains("allocations") && said.contains("trials differ"), "{said}");
-    assert!(!Path::new(&sum).exists());
-    shown(&["merge", "-o", &sum, &bytes_file, &bytes_file]);
-    let merged: Profile = output::read(Path::new(&sum));
-    assert_eq!(merged.totals.alloc_bytes.exact, Some(2.0 * truth.bytes() as f64));
-}
-
 /// Calibrated stacks add up to the exact totals; the confidence interval is that of the raw figure.
 #[test]
 fn calibrated_sums_are_exact() {
@@ -349,26 +332,4 @@ fn estimators_and_moments_are_the_users() {
     let exact = bytes["exact"].as_f64().expect("counted");
     assert!(end("low") < exact && exact < end("high") && end("high") - end("low") < 0.2 * exact, "{bytes}");
     assert_eq!(run(&["report", "--estimator", "guess", &file]).status.code(), Some(2));
-}
-
-#[test]
-fn contradictions_are_wrong_usage() {
-    let Some(_turn) = turn("contradictions_are_wrong_usage") else { return };
-    let me = std::process::id().to_string();
-    let words: [(&[&str], &str); 5] = [
-        (&["--interval", "@plan.json"], "--criterion size-class"),
-        (&["--interval", "@plan.json", "--criterion", "allocations"], "--criterion size-class"),
-        (&["--interval", "65MiB", "--criterion", "size-class"], "range"),
-        (&["--no-live", "--at", "peak"], "--no-live"),
-        (&["--criterion", "colour"], "criterion"),
-    ];
-    for (options, word) in words {
-        let refused = run(&[&["--pid", &me], options].concat());
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert_eq!(refused.status.code(), Some(2), "{options:?}: {said}");
-        assert!(said.contains(word), "{options:?}: {said}");
-    }
-    let missing = run(&["--pid", &me, "--interval", "@no-such-plan.json", "--criterion", "size-class"]);
-    assert_eq!(missing.status.code(), Some(1));
-    assert_eq!(run(&["plan"]).status.code(), Some(2));
 }

@@ -12,7 +12,7 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::constant::Load;
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::output::Profile;
-use heapbpf_tests::program::program;
+use heapbpf_tests::program::{copy_file, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
@@ -21,7 +21,7 @@ use heapbpf_tests::truth::Truth;
 /// A copy of a program under another name.
 fn copy_of(program: &Path, folder: &Path, name: &str) -> PathBuf {
     let copy = folder.join(name);
-    std::fs::copy(program, &copy).expect("our own folder");
+    copy_file(program, &copy);
     copy
 }
 
@@ -323,32 +323,6 @@ fn a_program_that_another_thread_executes_is_followed() {
         assert_eq!(sums["site_00"].figures[3], 0.0, "gone with its program: {:?}", sums["site_00"]);
         assert_eq!(sums["site_02"].figures[3], truth.site("site_02").live_allocs as f64, "the second program's");
     }
-}
-
-/// A recording without samples says why, and what would help.
-#[test]
-fn a_recording_without_samples_says_why() {
-    let Some(_turn) = turn("a_recording_without_samples_says_why") else { return };
-    let note = |recorder: Recorder, runs: bool| {
-        let mut target = Target::start(&program("brood"), brood("short", 2));
-        let recording = recorder.pid(target.pid()).start();
-        if runs {
-            target.run();
-        }
-        let outcome = recording.stop();
-        let (profile, stats) = outcome.results();
-        assert_eq!(stats.submitted, 0, "{stats:?}");
-        let note = profile.notes.iter().find(|note| note.starts_with("no samples: "));
-        let note = note.unwrap_or_else(|| panic!("nobody says why: {:?}", profile.notes)).clone();
-        let said = outcome.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(said.contains(&note[..40]), "{said}");
-        note
-    };
-    let idle = note(Recorder::new(), false);
-    assert!(idle.contains("no target called") && idle.contains("heapbpf doctor"), "{idle}");
-    // The largest interval, so that hardly any run takes a sample.
-    let coarse = note(Recorder::new().interval(64 << 20), true);
-    assert!(coarse.contains("calls for") && coarse.contains("-i "), "{coarse}");
 }
 
 /// Examining a large file takes seconds of CPU time, on a thread of its own. Only a target's files are worth that.

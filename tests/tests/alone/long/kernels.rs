@@ -3,11 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs;
 use std::sync::OnceLock;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{Turn, is_root, skipped, turn};
+use heapbpf_tests::environment::{Turn, skipped, turn};
 use heapbpf_tests::inline::{self, Hook};
 use heapbpf_tests::kernel;
 use heapbpf_tests::program::program;
@@ -323,22 +322,4 @@ fn no_program_shares_its_stack() {
         }
     }
     tell("a stack that no other thread uses", "yes");
-}
-
-/// docs/kernels.md has a column for this kernel only if it was run there; the README names no other.
-#[test]
-fn the_documents_know_the_kernels() {
-    let root = heapbpf_tests::environment::programs_folder().join("../..");
-    if !root.join("docs").exists() {
-        assert!(is_root(), "the repository is left out in an emulator alone");
-        return;
-    }
-    let table = fs::read_to_string(root.join("docs/kernels.md")).expect("docs/kernels.md");
-    let header = table.lines().find(|line| line.starts_with("| feature ")).expect("a table of features");
-    let columns: Vec<&str> = header.trim_matches('|').split('|').skip(1).map(str::trim).collect();
-    let readme = fs::read_to_string(root.join("README.md")).expect("README.md");
-    let claim = readme.lines().find(|line| line.contains("The tests run on Linux")).expect("which kernels were run");
-    for column in columns {
-        assert!(claim.contains(column), "{column} is not in: {claim}");
-    }
 }
