@@ -106,22 +106,24 @@ fn victim() -> (u32, JoinHandle<()>) {
     let pid = victim.id();
     let killer = std::thread::spawn(move || {
         // Targets are listed before anything is loaded, and hooked after all of it is.
-        until("heapbpf makes maps", || our_heapbpf().is_some_and(has_maps));
+        until("heapbpf makes maps", || our_heapbpf(pid).is_some_and(has_maps));
         victim.kill().expect("our own child");
         victim.wait().expect("our own child");
     });
     (pid, killer)
 }
 
-/// The heapbpf process that this test started.
-fn our_heapbpf() -> Option<u32> {
+/// The heapbpf process that this test started for this target. Other tests have theirs.
+fn our_heapbpf(target: u32) -> Option<u32> {
     let threads = std::fs::read_dir("/proc/self/task").expect("our own").flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     let children: Vec<u32> = children
         .flat_map(|all| all.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
         .collect();
-    let is_ours =
-        |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "heapbpf\n");
+    let is_ours = |pid: &u32| {
+        let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        words.contains("heapbpf\0") && words.split('\0').any(|word| word == target.to_string())
+    };
     children.into_iter().find(is_ours)
 }
 

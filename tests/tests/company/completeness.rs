@@ -345,32 +345,6 @@ fn deep_programs(folder: &Path) -> Vec<(&'static str, &'static str, Vec<String>)
     ]
 }
 
-/// Nearly all stacks of programs with deep stacks are whole at default options, and none is lost.
-#[test]
-fn deep_stacks_of_real_programs_are_whole_by_default() {
-    const WHOLE: f64 = 0.995;
-    let case = "deep_stacks_of_real_programs_are_whole_by_default";
-    let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    for (name, comm, words) in deep_programs(folder.path()) {
-        // A distribution may have no compiler of Rust, but these tests were built with one.
-        let Some(program) = tool(name).or_else(|| rust_compiler().filter(|_| name == "rustc")) else {
-            skipped(case, &format!("the part with {name}: it is not installed"));
-            continue;
-        };
-        let outcome = Recorder::new().interval(128 << 10).command(&program, &words).start().finish();
-        let (profile, stats) = outcome.results();
-        let stacks = || of_prefix(&profile, comm);
-        let all: u64 = stacks().map(|stack| stack.samples).sum();
-        let whole: u64 = stacks().filter(|stack| stack.complete).map(|stack| stack.samples).sum();
-        let cuts = cuts(&outcome);
-        println!("{case}: {name}: {whole} of {all} whole; {cuts:?}");
-        assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{name}: {stats:?}");
-        assert!(all >= 50, "too few samples to say anything: {all}");
-        assert!(whole as f64 >= WHOLE * all as f64, "{name}: {whole} of {all} stacks are whole: {cuts:?}");
-    }
-}
-
 /// The compiler itself, not a launcher that picks one.
 fn rust_compiler() -> Option<PathBuf> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
@@ -427,5 +401,36 @@ fn known_paths_of_programs_that_run_once() {
         };
         let outcome = Recorder::new().interval(interval).command(&program, words).start().finish();
         check(&format!("{case}: {name}"), comm, &outcome, &[path]);
+    }
+}
+
+/// The long set.
+mod long {
+    use super::*;
+
+    /// Nearly all stacks of programs with deep stacks are whole at default options, and none is lost.
+    #[test]
+    fn deep_stacks_of_real_programs_are_whole_by_default() {
+        const WHOLE: f64 = 0.995;
+        let case = "deep_stacks_of_real_programs_are_whole_by_default";
+        let Some(_turn) = turn(case) else { return };
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for (name, comm, words) in deep_programs(folder.path()) {
+            // A distribution may have no compiler of Rust, but these tests were built with one.
+            let Some(program) = tool(name).or_else(|| rust_compiler().filter(|_| name == "rustc")) else {
+                skipped(case, &format!("the part with {name}: it is not installed"));
+                continue;
+            };
+            let outcome = Recorder::new().interval(128 << 10).command(&program, &words).start().finish();
+            let (profile, stats) = outcome.results();
+            let stacks = || of_prefix(&profile, comm);
+            let all: u64 = stacks().map(|stack| stack.samples).sum();
+            let whole: u64 = stacks().filter(|stack| stack.complete).map(|stack| stack.samples).sum();
+            let cuts = cuts(&outcome);
+            println!("{case}: {name}: {whole} of {all} whole; {cuts:?}");
+            assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{name}: {stats:?}");
+            assert!(all >= 50, "too few samples to say anything: {all}");
+            assert!(whole as f64 >= WHOLE * all as f64, "{name}: {whole} of {all} stacks are whole: {cuts:?}");
+        }
     }
 }

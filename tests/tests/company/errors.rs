@@ -120,29 +120,6 @@ fn counters_that_cannot_be_read_at_the_end_leave_the_samples() {
     without_counters(&recording.stop(), &truth);
 }
 
-/// Without its counters for half a minute a recording cannot know what it lost: it ends, with the profile so far and the
-/// reason.
-#[test]
-fn counters_that_cannot_be_read_for_long_end_the_recording_with_its_profile() {
-    let Some(_turn) = turn("counters_that_cannot_be_read_for_long_end_the_recording_with_its_profile") else { return };
-    let faults = Faults::of(ITERATOR);
-    let mut target = Target::start(&program("mix"), ["20000"]);
-    let (recording, address) = Recorder::of(target.pid(), 1).failing(&faults).serve();
-    let truth = target.run();
-    faults.fail_one_in(1);
-    let waiting = std::thread::spawn(move || get_with(address, "/debug/pprof/heap", "").status);
-    let outcome = recording.ends();
-    assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("ended early, with the profile so far"), "{}", outcome.stderr);
-    assert_eq!(waiting.join().expect("an answer"), 503);
-    let profile = without_counters(&outcome, &truth);
-    let told =
-        |note: &String| note.contains("the recording ended early: the kernel's counters could not be read for 30 s");
-    assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
-    assert!(faults.failed() > 5, "it was tried again: {}", faults.failed());
-    assert!(faults.failed() < 100, "with growing pauses: {}", faults.failed());
-}
-
 /// Bytes that `churn` reports to have allocated.
 fn bytes_of(report: &str) -> f64 {
     let report: serde_json::Value = serde_json::from_str(report).expect("a report");
@@ -195,4 +172,35 @@ fn time_windows_go_on_where_counters_fail_now_and_then() {
     let (total, seen) = (&profile.totals.alloc_bytes, stats.exact_alloc_bytes as f64);
     println!("{total:?} for {bytes}, {seen} counted\n{notes}");
     assert!(total.value() > 0.0 && total.exact.is_none() && total.low.is_none() && seen < bytes, "{total:?}");
+}
+
+/// The long set.
+mod long {
+    use super::*;
+
+    /// Without its counters for half a minute a recording cannot know what it lost: it ends, with the profile so far and the
+    /// reason.
+    #[test]
+    fn counters_that_cannot_be_read_for_long_end_the_recording_with_its_profile() {
+        let Some(_turn) = turn("counters_that_cannot_be_read_for_long_end_the_recording_with_its_profile") else {
+            return;
+        };
+        let faults = Faults::of(ITERATOR);
+        let mut target = Target::start(&program("mix"), ["20000"]);
+        let (recording, address) = Recorder::of(target.pid(), 1).failing(&faults).serve();
+        let truth = target.run();
+        faults.fail_one_in(1);
+        let waiting = std::thread::spawn(move || get_with(address, "/debug/pprof/heap", "").status);
+        let outcome = recording.ends();
+        assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("ended early, with the profile so far"), "{}", outcome.stderr);
+        assert_eq!(waiting.join().expect("an answer"), 503);
+        let profile = without_counters(&outcome, &truth);
+        let told = |note: &String| {
+            note.contains("the recording ended early: the kernel's counters could not be read for 30 s")
+        };
+        assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
+        assert!(faults.failed() > 5, "it was tried again: {}", faults.failed());
+        assert!(faults.failed() < 100, "with growing pauses: {}", faults.failed());
+    }
 }

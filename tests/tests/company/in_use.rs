@@ -88,33 +88,6 @@ fn constant_with_session_links() {
     constant_with("session");
 }
 
-#[test]
-fn constant_with_multi_links() {
-    constant_with("multi");
-}
-
-#[test]
-fn constant_with_perf_links() {
-    constant_with("perf");
-}
-
-/// With sampling, 20,000 blocks of 500 to 4,000 bytes (45 MB) give about 11,000 samples at 4 KiB and 690 at 64 KiB, enough
-/// for sums to be normally distributed. σ is that of the blocks in use (`Law`); a correct figure is off by more than 5 σ once
-/// in 1.7 million. Each of the four loads has about 20 cuts with two figures: one false alarm in about 10,000 runs.
-#[test]
-fn constant_when_sampled() {
-    let Some(_turn) = turn("constant_when_sampled") else { return };
-    let large = |load: Load| Load { blocks: 20_000, size: 500, sizes: 8, ..load };
-    let mut wrong = Vec::new();
-    for interval in [4 << 10, 64 << 10] {
-        for load in [large(Load::SLOW), large(Load::FAST.with_threads(8))] {
-            let judge = |judge: &mut Judge, cut: &Cut| judge.estimated(cut, interval, 5.0);
-            wrong.extend(follow(&load, |pid| Recorder::of(pid, interval), judge).0);
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
 /// For named targets that have exited, figures in use are as of their exit.
 #[test]
 fn constant_until_the_target_exits() {
@@ -193,4 +166,36 @@ fn the_peak_is_the_most_that_was_in_use() {
         wrong.extend(judge.into_wrong());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The long set.
+mod long {
+    use super::*;
+
+    #[test]
+    fn constant_with_multi_links() {
+        constant_with("multi");
+    }
+
+    #[test]
+    fn constant_with_perf_links() {
+        constant_with("perf");
+    }
+
+    /// With sampling, 20,000 blocks of 500 to 4,000 bytes (45 MB) give about 11,000 samples at 4 KiB and 690 at 64 KiB, enough
+    /// for sums to be normally distributed. σ is that of the blocks in use (`Law`); a correct figure is off by more than 5 σ once
+    /// in 1.7 million. Each of the four loads has about 20 cuts with two figures: one false alarm in about 10,000 runs.
+    #[test]
+    fn constant_when_sampled() {
+        let Some(_turn) = turn("constant_when_sampled") else { return };
+        let large = |load: Load| Load { blocks: 20_000, size: 500, sizes: 8, ..load };
+        let mut wrong = Vec::new();
+        for interval in [4 << 10, 64 << 10] {
+            for load in [large(Load::SLOW), large(Load::FAST.with_threads(8))] {
+                let judge = |judge: &mut Judge, cut: &Cut| judge.estimated(cut, interval, 5.0);
+                wrong.extend(follow(&load, |pid| Recorder::of(pid, interval), judge).0);
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
 }

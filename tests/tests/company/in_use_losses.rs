@@ -165,12 +165,6 @@ fn intervals_include_the_truth_with_a_ring_of_one_page() {
     covered(&Load { blocks: 800, ..Load::FAST }, "4KiB");
 }
 
-/// Bursts larger than the ring, with blocks that stay in use across them.
-#[test]
-fn intervals_include_the_truth_when_bursts_are_lost() {
-    covered(&Load { blocks: 800, batch: 200, pause_us: 5000, ..Load::FAST }, "4KiB");
-}
-
 /// Resident memory of a process in bytes; `None` if it has ended.
 fn resident(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -178,35 +172,46 @@ fn resident(pid: u32) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Blocks whose frees were lost are recovered without a snapshot: 1,600 blocks are in use, and hundreds of thousands of frees
-/// are lost each second. The bound is generous: twice the rise of memory between two times that the allocator returns it to
-/// the kernel, and less than all lost blocks would take in this time (about 10 million of about 100 bytes).
-#[test]
-fn memory_stays_bounded_while_frees_are_lost() {
-    let Some(_turn) = turn("memory_stays_bounded_while_frees_are_lost") else { return };
-    const GROWTH: u64 = 128 << 20;
-    const TIME: Duration = Duration::from_secs(20);
-    let mut target = EIGHT.start();
-    let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", "64KiB").start();
-    let truth = target.run();
-    std::thread::sleep(Duration::from_secs(3));
-    let begun = Instant::now();
-    let mut sizes = Vec::new();
-    while begun.elapsed() < TIME {
-        let Some(bytes) = resident(recording.pid()) else {
-            let outcome = recording.ends();
-            panic!("heapbpf ended ({}) after {sizes:?}:\n{}\n{}", outcome.status, outcome.stderr, outcome.stdout);
-        };
-        sizes.push(bytes);
-        std::thread::sleep(Duration::from_millis(250));
+/// The long set.
+mod long {
+    use super::*;
+
+    /// Blocks whose frees were lost are recovered without a snapshot: 1,600 blocks are in use, and hundreds of thousands of frees
+    /// are lost each second. The bound is generous: twice the rise of memory between two times that the allocator returns it to
+    /// the kernel, and less than all lost blocks would take in this time (about 10 million of about 100 bytes).
+    #[test]
+    fn memory_stays_bounded_while_frees_are_lost() {
+        let Some(_turn) = turn("memory_stays_bounded_while_frees_are_lost") else { return };
+        const GROWTH: u64 = 128 << 20;
+        const TIME: Duration = Duration::from_secs(20);
+        let mut target = EIGHT.start();
+        let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", "64KiB").start();
+        let truth = target.run();
+        std::thread::sleep(Duration::from_secs(3));
+        let begun = Instant::now();
+        let mut sizes = Vec::new();
+        while begun.elapsed() < TIME {
+            let Some(bytes) = resident(recording.pid()) else {
+                let outcome = recording.ends();
+                panic!("heapbpf ended ({}) after {sizes:?}:\n{}\n{}", outcome.status, outcome.stderr, outcome.stdout);
+            };
+            sizes.push(bytes);
+            std::thread::sleep(Duration::from_millis(250));
+        }
+        let (before, most) = (sizes[0], sizes.iter().copied().max().expect("not empty"));
+        let (profile, _) = recording.stop().results();
+        let frees_lost = profile.counters["frees_lost"].as_u64().expect("a count");
+        println!("{frees_lost} frees lost; resident bytes from three seconds on: {sizes:?}");
+        assert!(frees_lost > 100_000, "{:?}", profile.counters);
+        assert!(most < before + GROWTH, "{before} bytes grew to {most}");
+        let judge = Judge::new(&EIGHT, &truth);
+        let cut = Cut::of_figures("the final profile", &profile.totals);
+        assert!(judge.covered(&cut), "the truth is not in {cut:?}");
     }
-    let (before, most) = (sizes[0], sizes.iter().copied().max().expect("not empty"));
-    let (profile, _) = recording.stop().results();
-    let frees_lost = profile.counters["frees_lost"].as_u64().expect("a count");
-    println!("{frees_lost} frees lost; resident bytes from three seconds on: {sizes:?}");
-    assert!(frees_lost > 100_000, "{:?}", profile.counters);
-    assert!(most < before + GROWTH, "{before} bytes grew to {most}");
-    let judge = Judge::new(&EIGHT, &truth);
-    let cut = Cut::of_figures("the final profile", &profile.totals);
-    assert!(judge.covered(&cut), "the truth is not in {cut:?}");
+
+    /// Bursts larger than the ring, with blocks that stay in use across them.
+    #[test]
+    fn intervals_include_the_truth_when_bursts_are_lost() {
+        covered(&Load { blocks: 800, batch: 200, pause_us: 5000, ..Load::FAST }, "4KiB");
+    }
 }
