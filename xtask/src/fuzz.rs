@@ -133,9 +133,9 @@ fn targets(folder: &Path) -> anyhow::Result<Vec<Fuzzed>> {
 fn run_one(context: &Context, folder: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<Told> {
     nightly::require("--list", "")?;
     let mut command = cargo_fuzz(context, "run", target, selection.fast)?;
-    let (corpus, seeds) = (folder.join("corpus").join(&target.name), seeds_of(folder, target));
+    let corpus = folder.join("corpus").join(&target.name);
     fs::create_dir_all(&corpus)?;
-    command.arg(&corpus).args(seeds.is_dir().then_some(&seeds));
+    command.arg(&corpus).arg(unpacked_seeds(context, folder, target)?);
     command.args(["--", "-print_final_stats=1", "-timeout=10", "-rss_limit_mb=2048"]);
     command.args([format!("-max_len={LARGEST_INPUT}"), format!("-max_total_time={}", selection.seconds)]);
     command.args(selection.runs.map(|runs| format!("-runs={runs}")));
@@ -160,7 +160,7 @@ fn cargo_fuzz(context: &Context, subcommand: &str, target: &Fuzzed, fast: bool) 
 
 /// Gives a target, built as any other program, what is known. A panic or a hang ends it.
 fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
-    let inputs = [seeds_of(folder, target), folder.join("corpus").join(&target.name)];
+    let inputs = [unpacked_seeds(context, folder, target)?, folder.join("corpus").join(&target.name)];
     let files = inputs.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
     let inputs: Vec<PathBuf> = files.map(|file| file.path()).collect();
     if inputs.is_empty() {
@@ -178,17 +178,35 @@ fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<(
 
 /// Makes the inputs that add coverage the target's seeds.
 fn minimise(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
-    let (corpus, seeds) = (folder.join("corpus").join(&target.name), seeds_of(folder, target));
-    fs::create_dir_all(&seeds)?;
+    let (corpus, seeds) = (folder.join("corpus").join(&target.name), unpacked_seeds(context, folder, target)?);
     let mut command = cargo_fuzz(context, "run", target, true)?;
     // As few inputs as take all edges, however often; for each count of each edge there would be several times as many.
     command.args([&seeds, &corpus]).args(["--", "-set_cover_merge=1", "-use_counters=0"]);
     command.args(["-timeout=10", "-max_len=4096"]);
-    run(command.stderr(Stdio::null()), context.options.verbose)
+    run(command.stderr(Stdio::null()), context.options.verbose)?;
+    // The same seeds make the same archive.
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--format=gnu", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"]);
+    tar.args(["--mode=u=rwX,go=rX", "--use-compress-program=gzip -9n", "--file"]).arg(seeds_of(folder, target));
+    run(tar.arg("--directory").arg(&seeds).arg("."), context.options.verbose)
 }
 
+/// The archive of a target's seeds.
 fn seeds_of(folder: &Path, target: &Fuzzed) -> PathBuf {
-    folder.join("seeds").join(&target.name)
+    folder.join("seeds").join(&target.name).with_extension("tar.gz")
+}
+
+/// A fresh folder with a target's seeds, none for a new target.
+fn unpacked_seeds(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<PathBuf> {
+    let (archive, unpacked) = (seeds_of(folder, target), context.target().join("fuzz-seeds").join(&target.name));
+    let _ = fs::remove_dir_all(&unpacked);
+    fs::create_dir_all(&unpacked)?;
+    if archive.is_file() {
+        let mut tar = Command::new("tar");
+        tar.args(["--extract", "--gzip", "--file"]).arg(archive).arg("--directory").arg(&unpacked);
+        run(&mut tar, context.options.verbose)?;
+    }
+    Ok(unpacked)
 }
 
 /// Runs a command. What it says on standard error is returned, or shown if it fails.
