@@ -20,7 +20,6 @@ mod programs;
 mod python;
 mod root;
 mod run;
-mod safety;
 mod shell;
 mod skips;
 mod soak;
@@ -112,14 +111,6 @@ enum Command {
     /// Needs rustup's nightly; installs cargo-fuzz into the cache, if it is not there. The inputs that it found so far are in
     /// fuzz/corpus, the smallest that take every edge known in fuzz/seeds. An input that ends a target is in fuzz/artifacts.
     Fuzz(fuzz::Selection),
-    /// Write docs/unsafe.md, the list of all unsafe code that is shipped, with the note that says what holds it sound
-    ///
-    /// Fails if a place has no note.
-    Unsafe {
-        /// Change nothing: fail if the committed list is not true
-        #[arg(long)]
-        check: bool,
-    },
     /// Check, test and bundle the web page (needs npm); the bundle is committed
     Web {
         /// Change nothing: fail if the committed page is not made of the files in web/
@@ -206,7 +197,6 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Deny { advisories } => deny::deny(&context, advisories)?,
         Command::Fuzz(selection) => fuzz::fuzz(&context, &selection)?,
         Command::Miri => miri::miri(&context)?,
-        Command::Unsafe { check } => safety::unsafe_code(&context, check)?,
         Command::Web { check } => web::web(&context, check)?,
         Command::Dist(selection) => return dist::dist(&context, &selection),
         Command::Install => install::install(&context)?,
