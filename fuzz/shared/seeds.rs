@@ -1,18 +1,33 @@
 //! What plain tests do with the seeds of a fuzz target.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
+
+use flate2::read::GzDecoder;
+
+/// Bytes of a tar archive's header. What a file holds is filled up to a multiple of that.
+const BLOCK: usize = 512;
 
 /// Runs `check` on each of the target's seeds.
 pub fn replay(target: &str, check: impl Fn(&[u8])) {
-    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let folder = above.find_map(|folder| folder.join("fuzz/seeds").read_dir().ok().map(|_| folder.join("fuzz/seeds")));
-    let folder = folder.expect("the seeds are in the workspace").join(target);
-    let mut seeds = 0;
-    for entry in folder.read_dir().expect("a folder of seeds").map(|entry| entry.expect("an entry")) {
-        let seed = std::fs::read(entry.path()).expect("a readable seed");
-        println!("{target}: {:?}", entry.file_name());
-        check(&seed);
-        seeds += 1;
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let mut archives = above.map(|folder| folder.join("fuzz/seeds").join(target).with_extension("tar.gz"));
+    let archive = archives.find(|archive| archive.is_file()).expect("the seeds are in the workspace");
+    let (mut unpacked, mut seeds) = (Vec::new(), 0);
+    GzDecoder::new(File::open(archive).expect("it is readable")).read_to_end(&mut unpacked).expect("it is gzip");
+    let mut rest = unpacked.as_slice();
+    // Empty blocks are the end.
+    while let Some((header, bytes)) = rest.split_at_checked(BLOCK).filter(|(header, _)| header[0] != 0) {
+        let text = |range| str::from_utf8(&header[range]).expect("it is text").trim_end_matches('\0');
+        let (name, size) = (text(0..100), usize::from_str_radix(text(124..136), 8).expect("octal digits"));
+        // The other entry is the folder.
+        if header[156] == b'0' {
+            println!("{target}: {name}");
+            check(&bytes[..size]);
+            seeds += 1;
+        }
+        rest = &bytes[size.next_multiple_of(BLOCK)..];
     }
     assert!(seeds > 0, "{target} has no seeds");
 }

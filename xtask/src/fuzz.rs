@@ -6,12 +6,14 @@ use std::process::{Command, Stdio};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
-use cargo_metadata::{MetadataCommand, Package, Target};
 use clap::Args;
+use serde_json::Value;
 
 use crate::cargo_tools;
 use crate::context::Context;
+use crate::crates;
 use crate::nightly;
+use crate::programs::host_cargo;
 use crate::shell::{run, say};
 
 /// The version of cargo-fuzz that is installed.
@@ -117,25 +119,33 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The package of the targets in a folder.
-pub fn package(folder: &Path) -> anyhow::Result<Package> {
-    let metadata = MetadataCommand::new().manifest_path(folder.join("Cargo.toml")).no_deps().exec()?;
-    Ok(metadata.root_package().context("fuzz/Cargo.toml has no package")?.clone())
+/// The package of the targets in a folder, as cargo's metadata describes it.
+pub fn package(folder: &Path) -> anyhow::Result<Value> {
+    let manifest = folder.join("Cargo.toml");
+    let mut command = Command::new(host_cargo());
+    let metadata = crates::metadata(command.args(["metadata", "--no-deps", "--manifest-path"]).arg(&manifest))?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let found = packages.clone().find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
+    found.cloned().context("fuzz/Cargo.toml has no package")
 }
 
-/// The targets, in the order of the manifest.
+/// The targets, in the order of their names.
 fn targets(folder: &Path) -> anyhow::Result<Vec<Fuzzed>> {
-    let package = package(folder)?;
-    let fuzzed = |target: &Target| Fuzzed { name: target.name.clone(), features: target.required_features.clone() };
-    Ok(package.targets.iter().filter(|target| target.is_bin()).map(fuzzed).collect())
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let targets = package(folder)?["targets"].as_array().cloned().unwrap_or_default();
+    let fuzzed = |target: &Value| Fuzzed {
+        name: text(&target["name"]),
+        features: target["required-features"].as_array().into_iter().flatten().map(text).collect(),
+    };
+    Ok(targets.iter().map(fuzzed).collect())
 }
 
 fn run_one(context: &Context, folder: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<Told> {
     nightly::require("--list", "")?;
     let mut command = cargo_fuzz(context, "run", target, selection.fast)?;
-    let (corpus, seeds) = (folder.join("corpus").join(&target.name), seeds_of(folder, target));
+    let corpus = folder.join("corpus").join(&target.name);
     fs::create_dir_all(&corpus)?;
-    command.arg(&corpus).args(seeds.is_dir().then_some(&seeds));
+    command.arg(&corpus).arg(unpacked_seeds(context, folder, target)?);
     command.args(["--", "-print_final_stats=1", "-timeout=10", "-rss_limit_mb=2048"]);
     command.args([format!("-max_len={LARGEST_INPUT}"), format!("-max_total_time={}", selection.seconds)]);
     command.args(selection.runs.map(|runs| format!("-runs={runs}")));
@@ -160,17 +170,16 @@ fn cargo_fuzz(context: &Context, subcommand: &str, target: &Fuzzed, fast: bool) 
 
 /// Gives a target, built as any other program, what is known. A panic or a hang ends it.
 fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
-    let inputs = [seeds_of(folder, target), folder.join("corpus").join(&target.name)];
+    let inputs = [unpacked_seeds(context, folder, target)?, folder.join("corpus").join(&target.name)];
     let files = inputs.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
     let inputs: Vec<PathBuf> = files.map(|file| file.path()).collect();
     if inputs.is_empty() {
         bail!("{} has neither seeds nor a corpus", target.name);
     }
-    let mut command = Command::new(crate::programs::host_cargo());
-    command.current_dir(folder).args(["run", "--locked", "--quiet", "--no-default-features"]);
+    let mut command = context.cargo("run");
+    command.args(["--quiet", "--package", "heapbpf-fuzz", "--no-default-features"]);
     command.args(["--features", &target.features.join(","), "--bin", &target.name, "--"]);
-    // Each file that is named is read once, with coverage or without.
-    command.arg("-timeout=10").args(inputs);
+    command.args(inputs);
     say!("replaying {}", target.name);
     read_errors(&mut command, context.options.verbose)?;
     Ok(())
@@ -178,17 +187,35 @@ fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<(
 
 /// Makes the inputs that add coverage the target's seeds.
 fn minimise(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
-    let (corpus, seeds) = (folder.join("corpus").join(&target.name), seeds_of(folder, target));
-    fs::create_dir_all(&seeds)?;
+    let (corpus, seeds) = (folder.join("corpus").join(&target.name), unpacked_seeds(context, folder, target)?);
     let mut command = cargo_fuzz(context, "run", target, true)?;
     // As few inputs as take all edges, however often; for each count of each edge there would be several times as many.
     command.args([&seeds, &corpus]).args(["--", "-set_cover_merge=1", "-use_counters=0"]);
     command.args(["-timeout=10", "-max_len=4096"]);
-    run(command.stderr(Stdio::null()), context.options.verbose)
+    run(command.stderr(Stdio::null()), context.options.verbose)?;
+    // The same seeds make the same archive.
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--format=gnu", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"]);
+    tar.args(["--mode=u=rwX,go=rX", "--use-compress-program=gzip -9n", "--file"]).arg(seeds_of(folder, target));
+    run(tar.arg("--directory").arg(&seeds).arg("."), context.options.verbose)
 }
 
+/// The archive of a target's seeds.
 fn seeds_of(folder: &Path, target: &Fuzzed) -> PathBuf {
-    folder.join("seeds").join(&target.name)
+    folder.join("seeds").join(&target.name).with_extension("tar.gz")
+}
+
+/// A fresh folder with a target's seeds, none for a new target.
+fn unpacked_seeds(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<PathBuf> {
+    let (archive, unpacked) = (seeds_of(folder, target), context.target().join("fuzz-seeds").join(&target.name));
+    let _ = fs::remove_dir_all(&unpacked);
+    fs::create_dir_all(&unpacked)?;
+    if archive.is_file() {
+        let mut tar = Command::new("tar");
+        tar.args(["--extract", "--gzip", "--file"]).arg(archive).arg("--directory").arg(&unpacked);
+        run(&mut tar, context.options.verbose)?;
+    }
+    Ok(unpacked)
 }
 
 /// Runs a command. What it says on standard error is returned, or shown if it fails.
@@ -242,38 +269,5 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("fuzz");
         let targets = targets(&folder).expect("the manifest can be read");
         assert!(targets.len() > 9 && targets.iter().all(|target| !target.features.is_empty()));
-    }
-
-    /// It is not the workspace's, so that no other command notices when it is out of date.
-    #[test]
-    fn the_lock_file_knows_what_the_crates_need() {
-        use std::collections::HashMap;
-
-        use cargo_metadata::DependencyKind;
-
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("fuzz");
-        let lock = fs::read_to_string(folder.join("Cargo.lock")).expect("it can be read");
-        let mut entries = HashMap::new();
-        for entry in lock.split("[[package]]").skip(1) {
-            let line = |of: &str| entry.lines().find_map(|line| line.strip_prefix(of)).unwrap_or_default();
-            let (name, version) = (line("name = ").trim_matches('"'), line("version = "));
-            assert_eq!(entries.insert((name, version), entry), None, "{name} {version} is there twice");
-        }
-        let metadata = MetadataCommand::new().manifest_path(folder.with_file_name("Cargo.toml")).no_deps().exec();
-        for package in metadata.expect("the workspace's manifests can be read").packages {
-            let version = format!("\"{}\"", package.version);
-            let Some(entry) = entries.get(&(package.name.as_str(), version.as_str())) else { continue };
-            for needed in &package.dependencies {
-                let is_needed = needed.kind != DependencyKind::Development && !needed.optional;
-                let is_known = entry.contains(&format!("\n \"{}\"", needed.name))
-                    || entry.contains(&format!("\n \"{} ", needed.name));
-                assert!(
-                    !is_needed || is_known,
-                    "fuzz/Cargo.lock: {} needs {}: run cargo check in fuzz",
-                    package.name,
-                    needed.name
-                );
-            }
-        }
     }
 }
