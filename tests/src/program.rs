@@ -89,6 +89,16 @@ pub fn copy_file(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     assert!(status.success(), "{} cannot be copied", from.as_ref().display());
 }
 
+/// A copy of a program under another name, so that it is another file with another process name.
+///
+/// # Panics
+/// As [`copy_file`].
+pub fn copy_of(program: &Path, folder: &Path, name: &str) -> PathBuf {
+    let copy = folder.join(name);
+    copy_file(program, &copy);
+    copy
+}
+
 /// Held while a program is built, because several tests may want the same one at once.
 static BUILDING: Mutex<()> = Mutex::new(());
 

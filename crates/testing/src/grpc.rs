@@ -8,7 +8,7 @@ use h2::{Error, RecvStream};
 use http::{HeaderMap, Request, Response};
 
 /// What is done with a message: the answer, or gRPC's status and a sentence.
-pub type Answer = Result<Vec<u8>, (u8, &'static str)>;
+pub type Answer = Result<Vec<u8>, (u16, &'static str)>;
 
 /// Answers the calls of the method at `path`, in a thread that ends with the test program.
 ///
@@ -58,7 +58,7 @@ async fn reply(
         Ok(message) => {
             let mut sending = respond.send_response(response.body(()).expect("valid"), false)?;
             sending.send_data([&prefix(&message)[..], &message].concat().into(), false)?;
-            sending.send_trailers(HeaderMap::from_iter([("grpc-status".parse().expect("a name"), 0.into())]))
+            sending.send_trailers(HeaderMap::from_iter([("grpc-status".parse().expect("a name"), 0_u16.into())]))
         }
         Err((status, why)) => {
             let response = response.header("grpc-status", status).header("grpc-message", why);

@@ -20,3 +20,5 @@ mod long;
 mod privileges;
 mod python_objects_harmless;
 mod systemd;
+mod usdt;
+mod whole_host;

@@ -59,4 +59,3 @@ mod targets;
 mod top;
 mod tutorial;
 mod unheard;
-mod usdt;

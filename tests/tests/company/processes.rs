@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::doctor;
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::output::Profile;
-use heapbpf_tests::program::{copy_file, program, program_with, program_without_libc};
+use heapbpf_tests::program::{copy_file, copy_of, program, program_with, program_without_libc};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::Target;
@@ -21,13 +21,6 @@ use serde_json::Value;
 
 const SHELL: &str = "/bin/sh";
 const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
-
-/// A copy of a program under another name, so that it is another file with another process name.
-fn copy_of(program: &Path, folder: &Path, name: &str) -> PathBuf {
-    let copy = folder.join(name);
-    copy_file(program, &copy);
-    copy
-}
 
 fn truth_in(text: &str) -> Truth {
     let report =

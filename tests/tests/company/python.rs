@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::busy::Busy;
 use heapbpf_tests::doctor::doctor_of;
 use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
 use heapbpf_tests::output::{Frame, Profile, Stack};
@@ -82,41 +81,6 @@ fn python_stacks_equal_what_the_program_notes() {
         assert!(profile.stacks.iter().any(is_around_the_c_library), "{}", python.display());
         assert!(!profile.stacks.iter().any(|stack| stack.has("leaf") && stack.has("_PyEval_EvalFrameDefault")));
     }
-}
-
-/// The kernel tells of a program's mappings before its exec ends. Where the interpreter is may be noted in between.
-#[test]
-fn a_program_that_has_to_wait_while_it_begins_has_the_names_of_its_functions() {
-    const PROGRAMS: usize = 8;
-    const SCRIPT: &str = "
-import os
-def leaf(n): return bytearray(n)
-print('READY', os.getpid(), flush=True)
-input()
-kept = [leaf(3000 + i) for i in range(1000)]
-print('DONE', flush=True)
-input()
-";
-    let case = "a_program_that_has_to_wait_while_it_begins_has_the_names_of_its_functions";
-    let Some(_turn) = turn(case) else { return };
-    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
-    let recording = Recorder::new().interval(2048).flag("--python-objects=no").option("--comm", "python3*").start();
-    let mut targets: Vec<Target> = {
-        let _busy = Busy::begin();
-        let start = || {
-            let mut nice = Command::new("nice");
-            Target::start_command(nice.args(["-n", "19"]).arg(&python).args(["-S", "-c", SCRIPT]))
-        };
-        (0..PROGRAMS).map(|_| start()).collect()
-    };
-    for target in &mut targets {
-        target.go();
-        assert_eq!(target.line(), "DONE");
-    }
-    let (profile, _) = recording.stop().results();
-    let named = |target: &Target| profile.stacks.iter().any(|stack| stack.pid == target.pid() && stack.has("leaf"));
-    let named = targets.iter().filter(|target| named(target)).count();
-    assert_eq!(named, PROGRAMS, "{:?}", profile.notes);
 }
 
 /// The daemon need not be faster than the program: its functions have names although it ends after a moment.

@@ -437,27 +437,3 @@ fn a_crowd_of_mappings_hides_no_allocator() {
         );
     }
 }
-
-/// The same if the whole host is recorded: such a process is no place to hide.
-#[test]
-fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
-    let Some(_turn) = turn("a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host") else { return };
-    // An allocator that no other process has: nobody else gets it hooked.
-    let own = program_with("crowded", "crowded-static", &["-static"]);
-    for (program, kind, count) in [(program("crowded"), "code", "12000"), (own, "pieces", "20000")] {
-        let mut target = Target::start(&program, [kind, count, "1000"]);
-        let recorder = Recorder::new().flag("--all").interval(512).option("--max-overhead", "none");
-        let recording = recorder.start();
-        let (pid, truth) = (target.pid(), target.run());
-        let (profile, _) = recording.stop().results();
-        let process = profile.process(pid);
-        assert_eq!(process.figures.alloc_bytes.exact, Some(truth.bytes() as f64), "{process:?}");
-        let (sums, truth) = (checks::site_sums(&profile, Some(pid)), truth.site("site_00"));
-        let law = truth.law(512, false);
-        assert!((sums["site_00"].figures[0] - law.bytes.truth).abs() <= law.bytes.tolerance(), "{sums:?}, {law:?}");
-        let told = |missing: &heapbpf_tests::output::Missing| {
-            missing.why.contains("are not kept, as there are more than 8192")
-        };
-        assert!(process.missing.iter().any(told), "{process:?}");
-    }
-}

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_tests::environment::{skipped, tool, tool_or_install, turn};
 use heapbpf_tests::pprof;
-use heapbpf_tests::program::program;
+use heapbpf_tests::program::{copy_of, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::{Answer, get, get_with, idle, send};
 use heapbpf_tests::target::{Target, until};
@@ -109,45 +109,6 @@ fn go_tool_pprof_scrapes_a_difference() {
     assert!(total > 0.0 && total < (after - before) * 1.04, "{total} of {}", after - before);
     let whole = pprof(&["-top"], "");
     assert!(whole.contains("Type: inuse_space") && whole.contains("site_00"), "{whole}");
-    recording.stop();
-}
-
-#[test]
-fn allocations_never_fall_as_processes_end() {
-    let Some(_turn) = turn("allocations_never_fall_as_processes_end") else { return };
-    let (recording, address) = Recorder::new().without_outputs().option("--comm", "pairs").interval(1).serve();
-    let mut last = (0, 0.0);
-    let mut rounds = 0;
-    until("exited processes are merged", || {
-        let status = Command::new(program("pairs"))
-            .args(["2000", "1", "100"])
-            .env("FREE_RUNNING", "1")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .status()
-            .expect("runs");
-        assert!(status.success());
-        rounds += 1;
-        let Some(raw) = read(&get(address, "/debug/pprof/heap?comm=pairs")) else { return true };
-        let metrics = get(address, "/metrics");
-        let now = (raw.sum(ALLOC_OBJECTS), metrics.metric("heapbpf_allocs_total").expect("is there"));
-        assert!(now.0 >= last.0 && now.1 >= last.1, "{now:?} after {last:?}");
-        last = now;
-        // Processes that exited some seconds ago have no series with a pid any more.
-        rounds >= 5 && has_pid(&raw, 0)
-    });
-    until("all of them have ended", || {
-        let metrics = get(address, "/metrics");
-        !metrics.text().contains("heapbpf_process_allocs_total{")
-    });
-    let metrics = get(address, "/metrics");
-    let other = metrics.metric("heapbpf_other_allocs_total").expect("is there");
-    assert_eq!(Some(other), metrics.metric("heapbpf_allocs_total"));
-    assert!(other >= f64::from(rounds) * 2000.0, "{other} of {rounds} rounds");
-    let Some(raw) = read(&get(address, "/debug/pprof/heap")) else { return };
-    assert_eq!(raw.sum(ALLOC_OBJECTS) as f64, other, "at R = 1 everything is counted");
-    assert_eq!(raw.sum(INUSE_SPACE), 0, "what ended processes had in use is gone with them");
-    assert!(raw.text.contains("site_00"), "{}", raw.text);
     recording.stop();
 }
 
@@ -385,4 +346,46 @@ fn addresses_and_tokens_are_judged_before_anything_is_attached() {
     let public = token_file(folder.path(), 0o644, "aaaaaaaaaaaaaaaaaaaa\n");
     refused(&[("--listen", "0.0.0.0:0"), ("--token-file", &public)]).check(1, &["chmod 600"]);
     refused(&[("--listen", "127.0.0.1:0"), ("--token-file", "/no/such/file")]).check(1, &["cannot read"]);
+}
+
+#[test]
+fn allocations_never_fall_as_processes_end() {
+    let Some(_turn) = turn("allocations_never_fall_as_processes_end") else { return };
+    // A name that no other test's program has.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let program = copy_of(&program("pairs"), folder.path(), "pairs-served");
+    let (recording, address) = Recorder::new().without_outputs().option("--comm", "pairs-served").interval(1).serve();
+    let mut last = (0, 0.0);
+    let mut rounds = 0;
+    until("exited processes are merged", || {
+        let status = Command::new(&program)
+            .args(["2000", "1", "100"])
+            .env("FREE_RUNNING", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .status()
+            .expect("runs");
+        assert!(status.success());
+        rounds += 1;
+        let Some(raw) = read(&get(address, "/debug/pprof/heap?comm=pairs-served")) else { return true };
+        let metrics = get(address, "/metrics");
+        let now = (raw.sum(ALLOC_OBJECTS), metrics.metric("heapbpf_allocs_total").expect("is there"));
+        assert!(now.0 >= last.0 && now.1 >= last.1, "{now:?} after {last:?}");
+        last = now;
+        // Processes that exited some seconds ago have no series with a pid any more.
+        rounds >= 5 && has_pid(&raw, 0)
+    });
+    until("all of them have ended", || {
+        let metrics = get(address, "/metrics");
+        !metrics.text().contains("heapbpf_process_allocs_total{")
+    });
+    let metrics = get(address, "/metrics");
+    let other = metrics.metric("heapbpf_other_allocs_total").expect("is there");
+    assert_eq!(Some(other), metrics.metric("heapbpf_allocs_total"));
+    assert!(other >= f64::from(rounds) * 2000.0, "{other} of {rounds} rounds");
+    let Some(raw) = read(&get(address, "/debug/pprof/heap")) else { return };
+    assert_eq!(raw.sum(ALLOC_OBJECTS) as f64, other, "at R = 1 everything is counted");
+    assert_eq!(raw.sum(INUSE_SPACE), 0, "what ended processes had in use is gone with them");
+    assert!(raw.text.contains("site_00"), "{}", raw.text);
+    recording.stop();
 }

@@ -20,23 +20,6 @@ fn truth_in(stdout: &str) -> Truth {
     serde_json::from_str(line).expect("a report")
 }
 
-#[test]
-fn all_covers_a_process_that_starts_later() {
-    let Some(_turn) = turn("all_covers_a_process_that_starts_later") else { return };
-    const INTERVAL: u64 = 16 << 10;
-    let mut before = Target::start(&program("mix"), ["30000"]);
-    let recording = Recorder::new().flag("--all").interval(INTERVAL).start();
-    let mut after = Target::start(&program("pairs"), ["50000", "2", "700"]);
-    let truths = [(before.pid(), before.run()), (after.pid(), after.run())];
-    let own = recording.pid();
-    let (profile, _) = recording.stop().results();
-    for (pid, truth) in &truths {
-        checks::sites_of(&profile, *pid, truth, INTERVAL, Compare::All);
-        assert!(!profile.process(*pid).ended);
-    }
-    assert!(profile.processes.iter().all(|process| process.pid != own), "the sampler samples itself");
-}
-
 /// Its program is even deleted before the recording ends; its frames still get names.
 #[test]
 fn the_functions_of_a_process_that_is_gone_are_named() {

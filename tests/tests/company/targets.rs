@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -12,18 +12,11 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::constant::Load;
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::output::Profile;
-use heapbpf_tests::program::{copy_file, program};
+use heapbpf_tests::program::{copy_of, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
-
-/// A copy of a program under another name.
-fn copy_of(program: &Path, folder: &Path, name: &str) -> PathBuf {
-    let copy = folder.join(name);
-    copy_file(program, &copy);
-    copy
-}
 
 fn has(profile: &Profile, pid: u32) -> bool {
     profile.processes.iter().any(|process| process.pid == pid)
@@ -64,21 +57,6 @@ fn several_kinds_of_targets_are_added_up() {
     all_there(&profile, &truths);
     assert!(!has(&profile, by_none.pid()), "nothing selects it");
     for target in [by_pid, by_comm, by_cgroup] {
-        target.end();
-    }
-}
-
-/// Whatever is added to all processes, it is all processes.
-#[test]
-fn all_with_anything_is_all() {
-    let Some(_turn) = turn("all_with_anything_is_all") else { return };
-    let (mut one, mut other) = (Target::start(&program("pairs"), ["500"]), Target::start(&program("pairs"), ["500"]));
-    let recorder = Recorder::of(one.pid(), 1).flag("--all").option("--comm", "x").option("--max-overhead", "none");
-    let recording = recorder.start();
-    let truths = [(one.pid(), one.run()), (other.pid(), other.run())];
-    let (profile, _) = recording.stop().results();
-    all_there(&profile, &truths);
-    for target in [one, other] {
         target.end();
     }
 }

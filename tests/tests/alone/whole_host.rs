@@ -1,0 +1,103 @@
+//! Recordings of the whole host, or of programs by a name that other tests use, too.
+
+use std::process::Command;
+
+use heapbpf_tests::busy::Busy;
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::program::{program, program_with};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+
+#[test]
+fn all_covers_a_process_that_starts_later() {
+    let Some(_turn) = turn("all_covers_a_process_that_starts_later") else { return };
+    const INTERVAL: u64 = 16 << 10;
+    let mut before = Target::start(&program("mix"), ["30000"]);
+    let recording = Recorder::new().flag("--all").interval(INTERVAL).start();
+    let mut after = Target::start(&program("pairs"), ["50000", "2", "700"]);
+    let truths = [(before.pid(), before.run()), (after.pid(), after.run())];
+    let own = recording.pid();
+    let (profile, _) = recording.stop().results();
+    for (pid, truth) in &truths {
+        checks::sites_of(&profile, *pid, truth, INTERVAL, Compare::All);
+        assert!(!profile.process(*pid).ended);
+    }
+    assert!(profile.processes.iter().all(|process| process.pid != own), "the sampler samples itself");
+}
+
+/// Whatever is added to all processes, it is all processes.
+#[test]
+fn all_with_anything_is_all() {
+    let Some(_turn) = turn("all_with_anything_is_all") else { return };
+    let (mut one, mut other) = (Target::start(&program("pairs"), ["500"]), Target::start(&program("pairs"), ["500"]));
+    let recorder = Recorder::of(one.pid(), 1).flag("--all").option("--comm", "x").option("--max-overhead", "none");
+    let recording = recorder.start();
+    let truths = [(one.pid(), one.run()), (other.pid(), other.run())];
+    let (profile, _) = recording.stop().results();
+    for (pid, truth) in &truths {
+        checks::sites_of(&profile, *pid, truth, 1, Compare::All);
+    }
+    for target in [one, other] {
+        target.end();
+    }
+}
+
+/// The same if the whole host is recorded: such a process is no place to hide.
+#[test]
+fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
+    let Some(_turn) = turn("a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host") else { return };
+    // An allocator that no other process has: nobody else gets it hooked.
+    let own = program_with("crowded", "crowded-static", &["-static"]);
+    for (program, kind, count) in [(program("crowded"), "code", "12000"), (own, "pieces", "20000")] {
+        let mut target = Target::start(&program, [kind, count, "1000"]);
+        let recorder = Recorder::new().flag("--all").interval(512).option("--max-overhead", "none");
+        let recording = recorder.start();
+        let (pid, truth) = (target.pid(), target.run());
+        let (profile, _) = recording.stop().results();
+        let process = profile.process(pid);
+        assert_eq!(process.figures.alloc_bytes.exact, Some(truth.bytes() as f64), "{process:?}");
+        let (sums, truth) = (checks::site_sums(&profile, Some(pid)), truth.site("site_00"));
+        let law = truth.law(512, false);
+        assert!((sums["site_00"].figures[0] - law.bytes.truth).abs() <= law.bytes.tolerance(), "{sums:?}, {law:?}");
+        let told = |missing: &heapbpf_tests::output::Missing| {
+            missing.why.contains("are not kept, as there are more than 8192")
+        };
+        assert!(process.missing.iter().any(told), "{process:?}");
+    }
+}
+
+/// The kernel tells of a program's mappings before its exec ends. Where the interpreter is may be noted in between.
+#[test]
+fn a_program_that_has_to_wait_while_it_begins_has_the_names_of_its_functions() {
+    const PROGRAMS: usize = 8;
+    const SCRIPT: &str = "
+import os
+def leaf(n): return bytearray(n)
+print('READY', os.getpid(), flush=True)
+input()
+kept = [leaf(3000 + i) for i in range(1000)]
+print('DONE', flush=True)
+input()
+";
+    let case = "a_program_that_has_to_wait_while_it_begins_has_the_names_of_its_functions";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let recording = Recorder::new().interval(2048).flag("--python-objects=no").option("--comm", "python3*").start();
+    let mut targets: Vec<Target> = {
+        let _busy = Busy::begin();
+        let start = || {
+            let mut nice = Command::new("nice");
+            Target::start_command(nice.args(["-n", "19"]).arg(&python).args(["-S", "-c", SCRIPT]))
+        };
+        (0..PROGRAMS).map(|_| start()).collect()
+    };
+    for target in &mut targets {
+        target.go();
+        assert_eq!(target.line(), "DONE");
+    }
+    let (profile, _) = recording.stop().results();
+    let named = |target: &Target| profile.stacks.iter().any(|stack| stack.pid == target.pid() && stack.has("leaf"));
+    let named = targets.iter().filter(|target| named(target)).count();
+    assert_eq!(named, PROGRAMS, "{:?}", profile.notes);
+}
