@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{Estimate, Process};
-use heapbpf_tests::program::{copy_file, program};
+use heapbpf_tests::program::{copy_of, program};
 use heapbpf_tests::recorder::{Outcome, Recorder, Recording};
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
@@ -52,7 +52,7 @@ fn told(outcome: &Outcome) {
 fn an_exit_whose_record_was_lost() {
     let Some(_turn) = turn("an_exit_whose_record_was_lost") else { return };
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = named("heapbpf-lost-1", &program("endings"), folder.path());
+    let file = copy_of(&program("endings"), folder.path(), "heapbpf-lost-1");
     let mut target = Target::start(&file, ["sigkill", "400"]);
     let recorder = Recorder::new().option("--comm", "heapbpf-lost-1").interval(1);
     let recording = recorder.option(SMALLEST_RING[0], SMALLEST_RING[1]).start();
@@ -95,7 +95,7 @@ fn an_exec_whose_record_was_lost() {
 fn places_of_ended_processes_are_given_up() {
     let Some(_turn) = turn("places_of_ended_processes_are_given_up") else { return };
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = named("heapbpf-lost-2", &program("endings"), folder.path());
+    let file = copy_of(&program("endings"), folder.path(), "heapbpf-lost-2");
     // Each process holds a thousand blocks.
     let recorder = Recorder::new().option("--comm", "heapbpf-lost-2").interval(1).option("--live-max", "1500");
     let (recording, address) = recorder.option(SMALLEST_RING[0], SMALLEST_RING[1]).serve();
