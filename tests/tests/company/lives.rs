@@ -1,7 +1,6 @@
 //! Ends of lives that no record tells of, because the events ring was full: they are found, told, and what they held gives up
 //! its place.
 
-use std::path::{Path, PathBuf};
 
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{Estimate, Process};
@@ -12,13 +11,6 @@ use heapbpf_tests::target::{Target, until};
 
 /// The smallest events ring: one page, which holds the records of less than thirty allocations.
 const SMALLEST_RING: [&str; 2] = ["--ring-bytes", "4096"];
-
-/// A copy of a program under a name that no other process has.
-fn named(name: &str, program: &Path, folder: &Path) -> PathBuf {
-    let copy = folder.join(name);
-    copy_file(program, &copy);
-    copy
-}
 
 /// Does `then` while heapbpf does not run, so that its events ring fills up and stays full.
 fn while_stopped<T>(recording: &Recording, then: impl FnOnce() -> T) -> T {
