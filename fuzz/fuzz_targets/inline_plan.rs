@@ -1,9 +1,10 @@
 //! The plan of inline hooks for any code, and a blob's memory with any content.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+#[macro_use]
+#[path = "../shared/target.rs"]
+mod target;
 #[path = "../shared/inline_plan.rs"]
 mod shared;
 
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|data: &[u8]| shared::check(data));
+fuzz_target!(shared::check);

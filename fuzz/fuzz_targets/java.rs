@@ -1,9 +1,10 @@
 //! HotSpot's own description, code heaps, frames and methods: walks go up, and what is read is bounded.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+#[macro_use]
+#[path = "../shared/target.rs"]
+mod target;
 #[path = "../shared/java.rs"]
 mod shared;
 
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|data: &[u8]| shared::check(data));
+fuzz_target!(shared::check);

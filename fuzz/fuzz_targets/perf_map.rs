@@ -1,9 +1,10 @@
 //! Perf maps: the limits on entries and names hold.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+#[macro_use]
+#[path = "../shared/target.rs"]
+mod target;
 #[path = "../shared/perf_map.rs"]
 mod shared;
 
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|data: &[u8]| shared::check(data));
+fuzz_target!(shared::check);

@@ -1,9 +1,10 @@
 //! The reader of profiles, from heapbpf's JSON.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+#[macro_use]
+#[path = "../shared/target.rs"]
+mod target;
 #[path = "../shared/read.rs"]
 mod shared;
 
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|data: &[u8]| shared::check(data));
+fuzz_target!(shared::check);

@@ -1,12 +1,13 @@
 //! Symbol tables and debug information of a module: every address gets a name or a reason.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
+#[macro_use]
+#[path = "../shared/target.rs"]
+mod target;
 #[path = "../shared/symbols.rs"]
 mod shared;
 
 use std::panic;
-
-use libfuzzer_sys::fuzz_target;
 
 /// Parsers of debug information, whose panics the symbolizer catches. With the checks of a fuzzer's build, sums that overflow are
 /// panics too.
@@ -23,4 +24,4 @@ fn let_caught_panics_go_on() {
     }));
 }
 
-fuzz_target!(init: let_caught_panics_go_on(), |data: &[u8]| shared::check(data));
+fuzz_target!(shared::check, init: let_caught_panics_go_on());

@@ -3,27 +3,26 @@
 mod lines;
 mod readers;
 mod table;
+mod test_code;
 mod tools;
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::Cursor;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail};
-use cargo_metadata::Message;
 use clap::Args;
+use serde_json::Value;
 
 use lines::{Count, Lines};
 use table::Row;
 use tools::Tools;
 
 use crate::context::Context;
+use crate::crates::{self, Kind, Package};
 use crate::shell::{read, run_quietly, say};
-use crate::source::crates::{self, Kind, Package};
-use crate::source::tree::Tree;
 use crate::test::END_TO_END_PACKAGE;
 
 /// The share of lines that tests of a pure crate must run, in tenths of a percent.
@@ -195,10 +194,9 @@ fn test_command(context: &Context, folder: &Folder, package: &Package) -> Comman
 /// The programs that cargo built, from its messages.
 fn programs(messages: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut programs = Vec::new();
-    for message in Message::parse_stream(Cursor::new(messages)) {
-        if let Message::CompilerArtifact(artifact) = message.context("cargo wrote an unknown message")? {
-            programs.extend(artifact.executable.map(PathBuf::from));
-        }
+    for message in messages.lines() {
+        let message: Value = serde_json::from_str(message).context("cargo wrote an unknown message")?;
+        programs.extend(message["executable"].as_str().map(PathBuf::from));
     }
     Ok(programs)
 }
@@ -232,7 +230,7 @@ fn test_lines(package: &Package) -> anyhow::Result<lines::TestLines> {
     let kind = if package.has(Kind::Library) { Kind::Library } else { Kind::Program };
     let mut found = lines::TestLines::new();
     for krate in package.crates.iter().filter(|krate| krate.kind == kind) {
-        found.extend(Tree::load(&krate.root, &|path| fs::read_to_string(path))?.test_lines);
+        found.extend(test_code::test_lines(&krate.root)?);
     }
     Ok(found)
 }
@@ -240,10 +238,10 @@ fn test_lines(package: &Package) -> anyhow::Result<lines::TestLines> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::crates::Crate;
+    use crate::crates::Crate;
 
     fn package(name: &str, kinds: &[Kind]) -> Package {
-        let crates = kinds.iter().map(|kind| Crate { name: name.to_owned(), kind: *kind, root: PathBuf::new() });
+        let crates = kinds.iter().map(|kind| Crate { kind: *kind, root: PathBuf::new() });
         Package { name: name.to_owned(), pure: false, crates: crates.collect() }
     }
 
@@ -282,17 +280,9 @@ mod tests {
 
     #[test]
     fn programs_are_read_from_cargos_messages() {
-        let artifact = |executable: serde_json::Value| {
-            serde_json::json!({
-                "reason": "compiler-artifact", "package_id": "a", "features": [], "filenames": [], "fresh": true,
-                "manifest_path": "/w/a/Cargo.toml", "executable": executable,
-                "target": {"kind": ["lib"], "crate_types": ["lib"], "name": "a", "src_path": "/w/a/src/lib.rs",
-                           "edition": "2024", "doctest": true, "test": true},
-                "profile": {"opt_level": "0", "debug_assertions": true, "overflow_checks": true, "test": true},
-            })
-        };
+        let artifact = |executable: Value| serde_json::json!({"reason": "compiler-artifact", "executable": executable});
         let finished = serde_json::json!({"reason": "build-finished", "success": true});
-        let messages = format!("{}\n{}\n{finished}\n", artifact(serde_json::Value::Null), artifact("/t/a-1".into()));
+        let messages = format!("{}\n{}\n{finished}\n", artifact(Value::Null), artifact("/t/a-1".into()));
         assert_eq!(programs(&messages).expect("messages"), [PathBuf::from("/t/a-1")]);
     }
 }

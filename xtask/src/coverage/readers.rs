@@ -4,20 +4,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::lines::{self, Count, TestLines};
 use super::table::Row;
 use super::tools::Tools;
 use super::{Folder, measure_tests, test_lines};
 use crate::context::Context;
+use crate::crates::Package;
 use crate::fuzz;
 use crate::shell::say;
-use crate::source::crates::Package;
 
 /// A reader, as the manifest of the fuzz targets has it.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 struct Reader {
     /// The package whose tests replay the seeds.
     package: String,
@@ -62,8 +61,16 @@ fn is_of(file: &Path, root: &Path, source: &[PathBuf]) -> bool {
 /// The readers in the manifest of a folder of fuzz targets.
 fn readers(folder: &Path) -> anyhow::Result<BTreeMap<String, Reader>> {
     let package = fuzz::package(folder)?;
-    let readers = package.metadata.get("readers").context("fuzz/Cargo.toml has no readers")?;
-    serde_json::from_value(readers.clone()).context("fuzz/Cargo.toml: readers")
+    let readers = package["metadata"]["readers"].as_object().context("fuzz/Cargo.toml has no readers")?;
+    let readers = readers.iter().map(|(target, reader)| Some((target.clone(), Reader::parse(reader)?)));
+    readers.collect::<Option<_>>().context("fuzz/Cargo.toml: a reader has a package and source")
+}
+
+impl Reader {
+    fn parse(value: &Value) -> Option<Self> {
+        let source = value["source"].as_array()?.iter().map(|part| part.as_str().map(PathBuf::from));
+        Some(Self { package: value["package"].as_str()?.to_owned(), source: source.collect::<Option<_>>()? })
+    }
 }
 
 #[cfg(test)]

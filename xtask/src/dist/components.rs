@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, PackageId};
+use serde_json::Value;
 
 use super::Release;
 use crate::context::Context;
-use crate::programs::host_cargo;
+use crate::crates;
 use crate::shell::read;
 use crate::toolchain;
 
@@ -42,9 +42,10 @@ pub struct Component {
 pub fn all(context: &Context, release: &Release) -> anyhow::Result<Vec<Component>> {
     let linked = linked(context, DAEMON, &[], release.machine.triple)?;
     let loaded = linked_for_bpf(context)?;
-    let metadata = metadata(context)?;
+    let features = ["--features", "sampler-ebpf/probes"];
+    let metadata = crates::metadata(context.cargo("metadata").args(features))?;
     let lock = fs::read_to_string(context.root.join("Cargo.lock")).context("cannot read Cargo.lock")?;
-    let mut components = crates(&metadata, &linked.union(&loaded).cloned().collect(), &checksums(&lock))?;
+    let mut components = described(&metadata, &linked.union(&loaded).cloned().collect(), &checksums(&lock))?;
     components.sort_by(|a, b| (a.name != DAEMON, &a.name, &a.version).cmp(&(b.name != DAEMON, &b.name, &b.version)));
     let others = others(context)?;
     components[0].uses.extend(others.iter().map(|other| other.purl.clone()));
@@ -78,48 +79,43 @@ fn crates_of_tree(text: &str) -> BTreeSet<Key> {
     crates.collect()
 }
 
-fn metadata(context: &Context) -> anyhow::Result<Metadata> {
-    let mut command = MetadataCommand::new();
-    let of_programs = CargoOpt::SomeFeatures(vec!["sampler-ebpf/probes".to_owned()]);
-    command.cargo_path(host_cargo()).current_dir(&context.root).features(of_programs);
-    if context.options.locked {
-        command.other_options(["--locked".to_owned()]);
-    }
-    command.exec().context("cargo metadata failed")
-}
-
-fn crates(
-    metadata: &Metadata,
+/// The wanted crates, as cargo's metadata describes them.
+fn described(
+    metadata: &Value,
     wanted: &BTreeSet<Key>,
     checksums: &BTreeMap<Key, String>,
 ) -> anyhow::Result<Vec<Component>> {
-    let key = |id: &PackageId| {
-        let package = &metadata[id];
-        (package.name.to_string(), package.version.to_string())
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let packages: BTreeMap<String, Value> =
+        list(&metadata["packages"]).into_iter().map(|package| (text(&package["id"]), package)).collect();
+    let key = |id: &Value| {
+        let package = &packages[&text(id)];
+        (text(&package["name"]), text(&package["version"]))
     };
-    let resolve = metadata.resolve.as_ref().context("cargo metadata resolved nothing")?;
     let mut components = Vec::new();
-    for node in resolve.nodes.iter().filter(|node| wanted.contains(&key(&node.id))) {
-        let package = &metadata[&node.id];
-        let used = node.deps.iter().filter(|dependency| {
-            let is_normal = dependency.dep_kinds.iter().any(|kind| kind.kind == DependencyKind::Normal);
-            is_normal && wanted.contains(&key(&dependency.pkg))
-        });
-        let mut uses: Vec<String> = used.map(|dependency| crate_url(&key(&dependency.pkg))).collect();
-        uses.sort();
-        uses.dedup();
-        let folder = package.manifest_path.parent().context("a manifest has a folder")?.as_std_path();
-        let licence = package.license.as_deref().with_context(|| format!("{} names no licence", package.name))?;
+    for node in list(&metadata["resolve"]["nodes"]).iter().filter(|node| wanted.contains(&key(&node["id"]))) {
+        let (package, own) = (&packages[&text(&node["id"])], key(&node["id"]));
+        let uses: BTreeSet<String> = list(&node["deps"])
+            .iter()
+            // A normal dependency has no kind.
+            .filter(|used| list(&used["dep_kinds"]).iter().any(|kind| kind["kind"].is_null()))
+            .map(|used| key(&used["pkg"]))
+            .filter(|key| wanted.contains(key))
+            .map(|key| crate_url(&key))
+            .collect();
+        let manifest = PathBuf::from(text(&package["manifest_path"]));
+        let licence = package["license"].as_str().with_context(|| format!("{} names no licence", own.0))?;
         components.push(Component {
-            name: package.name.to_string(),
-            version: package.version.to_string(),
             licence: modern(licence),
-            purl: crate_url(&key(&node.id)),
-            checksum: checksums.get(&key(&node.id)).cloned(),
-            repository: package.repository.clone(),
-            uses,
-            texts: licence_files(folder)?,
-            is_own: package.source.is_none(),
+            purl: crate_url(&own),
+            checksum: checksums.get(&own).cloned(),
+            repository: package["repository"].as_str().map(str::to_owned),
+            uses: uses.into_iter().collect(),
+            texts: licence_files(manifest.parent().context("a manifest has a folder")?)?,
+            is_own: package["source"].is_null(),
+            name: own.0,
+            version: own.1,
         });
     }
     let found: BTreeSet<Key> = components.iter().map(|found| (found.name.clone(), found.version.clone())).collect();
@@ -176,7 +172,7 @@ fn others(context: &Context) -> anyhow::Result<Vec<Component>> {
     let query = ["-W", "-f=${Version}", "libc6-dev"];
     let glibc = read(Command::new("dpkg-query").args(query)).context("the C library's version is unknown")?;
     let page = fs::read_to_string(context.root.join("web/package.json")).context("cannot read web/package.json")?;
-    let page: serde_json::Value = serde_json::from_str(&page).context("web/package.json")?;
+    let page: Value = serde_json::from_str(&page).context("web/package.json")?;
     let plain = |name: &str, version: &str, licence: &str, purl: String, texts: Vec<PathBuf>| Component {
         name: name.to_owned(),
         version: version.to_owned(),

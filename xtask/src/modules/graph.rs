@@ -16,7 +16,7 @@ use petgraph::graphmap::DiGraphMap;
 
 use super::names::{Names, Target};
 use super::references::Reference;
-use crate::source::tree::{ModuleId, Tree};
+use super::tree::{ModuleId, Tree};
 
 /// A place in the source that makes one module depend on another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -177,7 +177,7 @@ impl Graph<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::tree::testing::tree;
+    use crate::modules::tree::testing::tree;
 
     /// The cycles of a crate, formatted as `parent: siblings`, with the places of each dependency.
     fn found(files: &[(&str, &str)]) -> Vec<(String, Vec<String>)> {

@@ -3,7 +3,9 @@
 mod graph;
 mod names;
 mod references;
+mod test_code;
 mod tokens;
+mod tree;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,11 +13,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use graph::{Cycle, Place};
+use tree::{ModuleId, ROOT, Tree};
 
 use crate::context::Context;
+use crate::crates::{self, Crate, Kind, Package};
 use crate::shell::say;
-use crate::source::crates::{self, Crate, Kind, Package};
-use crate::source::tree::{ModuleId, ROOT, Tree};
 
 /// Checks every crate of the workspace except integration tests. Prints the cycles; the exit code is a failure if there
 /// is one.
@@ -43,11 +45,11 @@ pub fn check(context: &Context) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// The package's name, followed by the crate's if it is not the library.
+/// The package's name, followed by the crate's file if it is not the library.
 fn label(package: &Package, krate: &Crate) -> String {
     match krate.kind {
         Kind::Library => package.name.clone(),
-        _ => format!("{} ({})", package.name, krate.name),
+        _ => format!("{} ({})", package.name, krate.root.display()),
     }
 }
 
@@ -85,8 +87,8 @@ fn counted(number: usize, what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::tree::testing::tree;
     use super::*;
-    use crate::source::tree::testing::tree;
 
     #[test]
     fn a_cycle_is_reported_with_files_and_lines() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::references::{self, Import, Reference, References};
-use crate::source::tree::{ModuleId, ROOT, Tree};
+use super::tree::{ModuleId, ROOT, Tree};
 
 /// The result of resolving a path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -151,7 +151,7 @@ impl<'a> Names<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::tree::testing::tree;
+    use crate::modules::tree::testing::tree;
 
     /// Resolves a path in a module; the result is formatted as `module` or `module.item`.
     fn named(files: &[(&str, &str)], from: &str, path: &str) -> String {

@@ -10,8 +10,8 @@ use syn::{
     VisRestricted,
 };
 
+use super::test_code::{attributes, attributes_in_impl, is_test_only};
 use super::tokens;
-use crate::source::test_code::{attributes, attributes_in_impl, is_test_only};
 
 /// A path in a module, as written.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,12 +1,13 @@
 //! The packages and crates of the workspace, as `cargo metadata` lists them.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::Context as _;
-use cargo_metadata::{MetadataCommand, Package as Found, TargetKind};
+use serde_json::Value;
 
 use crate::context::Context;
-use crate::programs::host_cargo;
+use crate::shell::read;
 
 /// A package of the workspace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +24,6 @@ pub struct Package {
 /// One crate of a package.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crate {
-    /// The name of the target in cargo's terms.
-    pub name: String,
     /// Library, program, integration test or other.
     pub kind: Kind,
     /// The file of its root module.
@@ -53,36 +52,35 @@ impl Package {
 
 /// All packages of the workspace, sorted by name.
 pub fn packages(context: &Context) -> anyhow::Result<Vec<Package>> {
-    let mut command = MetadataCommand::new();
-    command.cargo_path(host_cargo()).current_dir(&context.root).no_deps();
-    if context.options.locked {
-        command.other_options(["--locked".to_owned()]);
-    }
-    let metadata = command.exec().context("cargo metadata failed")?;
-    let mut packages: Vec<Package> = metadata.packages.into_iter().map(package).collect();
+    let metadata = metadata(context.cargo("metadata").arg("--no-deps"))?;
+    let packages = metadata["packages"].as_array().into_iter().flatten().map(package);
+    let mut packages = packages.collect::<Option<Vec<Package>>>().context("cargo metadata describes no packages")?;
     packages.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(packages)
 }
 
-fn package(found: Found) -> Package {
-    let crates = found.targets.iter().map(|target| Crate {
-        name: target.name.clone(),
-        kind: kind(&target.kind),
-        root: target.src_path.clone().into_std_path_buf(),
-    });
-    Package {
-        pure: found.metadata["heapbpf"]["pure"].as_bool().unwrap_or(false),
-        crates: crates.collect(),
-        name: found.name.to_string(),
-    }
+/// What a call of `cargo metadata` says.
+pub fn metadata(command: &mut Command) -> anyhow::Result<Value> {
+    serde_json::from_str(&read(command.arg("--format-version=1"))?).context("cargo metadata wrote no JSON")
 }
 
-fn kind(kinds: &[TargetKind]) -> Kind {
-    match kinds.first() {
-        Some(TargetKind::Bin) => Kind::Program,
-        Some(TargetKind::Test) => Kind::Test,
-        Some(TargetKind::Bench | TargetKind::CustomBuild | TargetKind::Example) | None => Kind::Other,
-        Some(_) => Kind::Library,
+fn package(found: &Value) -> Option<Package> {
+    let crates = found["targets"].as_array()?.iter().map(|target| {
+        Some(Crate { kind: kind(target["kind"][0].as_str()?), root: PathBuf::from(target["src_path"].as_str()?) })
+    });
+    Some(Package {
+        pure: found["metadata"]["heapbpf"]["pure"] == true,
+        crates: crates.collect::<Option<_>>()?,
+        name: found["name"].as_str()?.to_owned(),
+    })
+}
+
+fn kind(kind: &str) -> Kind {
+    match kind {
+        "bin" => Kind::Program,
+        "test" => Kind::Test,
+        "bench" | "custom-build" | "example" => Kind::Other,
+        _ => Kind::Library,
     }
 }
 
@@ -93,24 +91,21 @@ mod tests {
     use super::*;
 
     /// A package with these targets (kind and name) and this metadata table, as read from cargo's description.
-    fn described(targets: &[(&str, &str)], metadata: serde_json::Value) -> Package {
+    fn described(targets: &[(&str, &str)], metadata: Value) -> Package {
         let targets: Vec<_> = targets
             .iter()
             .map(|(kind, name)| {
                 serde_json::json!({ "kind": [kind], "name": name, "src_path": format!("/w/p/{name}.rs") })
             })
             .collect();
-        let found = serde_json::json!({
-            "name": "p", "version": "0.1.0", "id": "p 0.1.0", "dependencies": [], "features": {},
-            "manifest_path": "/w/p/Cargo.toml", "targets": targets, "metadata": metadata,
-        });
-        package(serde_json::from_value(found).expect("a package as cargo describes it"))
+        let found = serde_json::json!({ "name": "p", "targets": targets, "metadata": metadata });
+        package(&found).expect("a package as cargo describes it")
     }
 
     #[test]
     fn crates_are_classified_by_kind() {
         let found = [("lib", "a"), ("proc-macro", "b"), ("bin", "c"), ("test", "d"), ("custom-build", "e")];
-        let package = described(&found, serde_json::Value::Null);
+        let package = described(&found, Value::Null);
         let kinds: Vec<Kind> = package.crates.iter().map(|krate| krate.kind).collect();
         assert_eq!(kinds, [Kind::Library, Kind::Library, Kind::Program, Kind::Test, Kind::Other]);
         assert_eq!(package.crates[2].root, Path::new("/w/p/c.rs"));
@@ -122,6 +117,6 @@ mod tests {
         assert!(pure(serde_json::json!({ "heapbpf": { "pure": true } })));
         assert!(!pure(serde_json::json!({ "heapbpf": { "pure": false } })));
         assert!(!pure(serde_json::json!({ "other": { "pure": true } })));
-        assert!(!pure(serde_json::Value::Null));
+        assert!(!pure(Value::Null));
     }
 }
