@@ -33,6 +33,8 @@ pub mod attach;
 pub mod cli;
 pub mod clock;
 #[cfg(feature = "daemon")]
+pub mod command;
+#[cfg(feature = "daemon")]
 pub mod cost;
 #[cfg(feature = "daemon")]
 pub mod crash;

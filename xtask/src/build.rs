@@ -1,15 +1,15 @@
-//! Builds the BPF object first, then the daemon that contains it.
+//! Builds the BPF object and the daemon's library at the same time, then the program that contains both.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
+use std::{fs, io};
 
 use anyhow::{Context as _, bail};
 
 use crate::context::Context;
-use crate::shell::{run, say};
+use crate::shell::{Stopped, announce, describe, run, say};
 use crate::toolchain::{Compiler, CoreLibrary, TARGET};
 use crate::{cross_tools, linker, toolchain};
 
@@ -37,8 +37,30 @@ pub fn set_up(context: &Context) -> anyhow::Result<Tools> {
 
 /// Builds everything and returns the release binary.
 pub fn build(context: &Context) -> anyhow::Result<PathBuf> {
+    Ok(build_while(context, || ())?.1)
+}
+
+/// Builds everything. While the library compiles, which takes longest and needs nothing of that, does something else, such as
+/// installing packages, and builds the BPF object. Returns what that had to say, and the release binary.
+pub fn build_while<T>(context: &Context, other: impl FnOnce() -> T) -> anyhow::Result<(T, PathBuf)> {
+    if let Some(machine) = context.machine {
+        // The library has parts in C.
+        cross_tools::set_up(context, machine)?;
+    }
+    let mut command = daemon_command(context, &["--package", "sampler-user", "--lib"]);
+    announce(&command, context.options.verbose);
+    // What it says waits in the pipe until the terminal is free: the other steps may ask for a password.
+    let library = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut library = Stopped(library.with_context(|| format!("cannot start {}", describe(&command)))?);
+    let said = other();
     build_bpf(context)?;
-    build_daemon(context)
+    if let Some(mut output) = library.0.stderr.take() {
+        io::copy(&mut output, &mut io::stderr())?;
+    }
+    if !library.0.wait()?.success() {
+        bail!("this command failed: {}", describe(&command));
+    }
+    Ok((said, build_daemon(context)?))
 }
 
 /// Where BPF programs are built, and with which flags of rustc besides the usual ones.
@@ -95,17 +117,20 @@ pub fn build_ablated(context: &Context, stage: &str) -> anyhow::Result<PathBuf> 
     Ok(copy)
 }
 
-fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
+/// A release build of a part of the daemon.
+fn daemon_command(context: &Context, part: &[&str]) -> Command {
     let mut command = context.cargo("build");
-    command
-        .args(["--release", "--package", "sampler-user", "--bin", "heapbpf", "--target-dir"])
-        .arg(context.host_target())
-        // The daemon's build script finds the object that was just built by itself.
-        .env_remove("HEAPBPF_BPF_OBJECT");
+    command.arg("--release").args(part).arg("--target-dir").arg(context.host_target());
+    // The build script finds the object that was just built by itself.
+    command.env_remove("HEAPBPF_BPF_OBJECT");
     if let Some(machine) = context.machine {
         machine.aim(&mut command);
     }
-    run(&mut command, context.options.verbose)?;
+    command
+}
+
+fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
+    run(&mut daemon_command(context, &["--package", "heapbpf"]), context.options.verbose)?;
     let built = context.binary_in(&context.host_target());
     let binary = context.binary();
     if built != binary {

@@ -11,8 +11,11 @@ use crate::packages::{self, Package};
 use crate::programs::on_path;
 use crate::shell::{read, run_quietly, say};
 
-/// Installs the standard library.
-fn set_up_library(context: &Context, machine: &Machine) -> anyhow::Result<()> {
+/// Installs the standard library, which is all that checking needs.
+///
+/// # Errors
+/// If it cannot be installed.
+pub fn set_up_library(context: &Context, machine: &Machine) -> anyhow::Result<()> {
     if has_standard_library(machine) {
         return Ok(());
     }

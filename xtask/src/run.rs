@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, bail};
 
@@ -12,7 +12,7 @@ use crate::build;
 use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::programs::on_path;
-use crate::shell::{announce, describe, run as run_command, say, succeeds};
+use crate::shell::{Stopped, announce, describe, run as run_command, say, succeeds};
 
 /// Builds heapbpf and runs it with these arguments, or the demonstration if there are none.
 pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
@@ -78,17 +78,6 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
     let mut command = as_root(context, binary)?;
     command.args(["--pid", &leak.0.id().to_string(), "--duration", "10s", "--force", "-o"]).arg(&profile);
     Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// A child process that is killed when this value is dropped.
-struct Stopped(Child);
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        // Both fail only if the child has already exited, which is fine.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(test)]

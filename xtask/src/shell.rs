@@ -1,7 +1,7 @@
 //! Runs other programs. Commands are printed with `-v` and always checked; output is hidden where the caller asks for
 //! it.
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::{Context as _, bail};
 
@@ -47,6 +47,17 @@ pub fn read(command: &mut Command) -> anyhow::Result<String> {
 
 fn capture(command: &mut Command) -> anyhow::Result<Output> {
     command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", describe(command)))
+}
+
+/// A child process that is killed when this value is dropped.
+pub struct Stopped(pub Child);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // Both fail only if the child has already exited, which is fine.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// With `-v`, prints a command that is about to run.

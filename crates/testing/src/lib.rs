@@ -56,6 +56,16 @@ pub fn is_emulated(gap: &str) -> bool {
     !emulator.is_empty()
 }
 
+/// The BPF programs that `HEAPBPF_BPF_OBJECT` names, or else those of this machine that `cargo xtask build` made.
+///
+/// # Errors
+/// They cannot be read; mostly they are not built.
+pub fn bpf_object() -> std::io::Result<Vec<u8>> {
+    let built =
+        || concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/bpf/bpfel-unknown-none/bpf/heapbpf-probes").into();
+    std::fs::read(std::env::var_os("HEAPBPF_BPF_OBJECT").unwrap_or_else(built))
+}
+
 /// Whether programs cannot be loaded into the kernel from here: under an emulator, or without root. If so, says that the
 /// test is skipped.
 pub fn cannot_load_programs() -> bool {

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::kernel::guardian::Guardian;
     use crate::kernel::loader::{Loader, MapSizes};
-    use heapbpf_testing::{cannot_load_programs, skipped};
+    use heapbpf_testing::{bpf_object, cannot_load_programs, skipped};
     use sampler_ebpf::abi::Config;
 
     #[test]
@@ -82,10 +82,11 @@ mod tests {
         if cannot_load_programs() {
             return;
         }
-        let Some(object) = crate::kernel::object::object() else {
-            skipped("built without the BPF object");
+        let Ok(object) = bpf_object() else {
+            skipped("the BPF object is not built");
             return;
         };
+        let object = crate::kernel::object::aligned(&object);
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 18, live_max: 1024, stack_traces_max: 1024 };
         let config = Config { self_tgid: std::process::id(), ..Config::default() };
         let loader = Loader::new(object, &config, &sizes).unwrap();

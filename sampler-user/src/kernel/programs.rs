@@ -435,7 +435,7 @@ fn with_retries<T>(mut attach: impl FnMut() -> std::io::Result<T>) -> std::io::R
 mod tests {
     use super::*;
     use crate::kernel::loader::MapSizes;
-    use heapbpf_testing::{cannot_load_programs, skipped};
+    use heapbpf_testing::{bpf_object, cannot_load_programs, skipped};
     use sampler_ebpf::abi::{Config, SMALLEST_STACK_COPY, stack_kind};
 
     #[test]
@@ -443,10 +443,11 @@ mod tests {
         if cannot_load_programs() {
             return;
         }
-        let Some(object) = crate::kernel::object::object() else {
-            skipped("built without the BPF object");
+        let Ok(object) = bpf_object() else {
+            skipped("the BPF object is not built");
             return;
         };
+        let object = crate::kernel::object::aligned(&object);
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 21, live_max: 1024, stack_traces_max: 1024 };
         let (none, walked, copied) = (stack_kind::NONE, stack_kind::FRAME_POINTERS, stack_kind::COPIED);
         for (stack_kind, stack_bytes) in

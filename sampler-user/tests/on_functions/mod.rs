@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use heapbpf_testing::{cannot_load_programs, skipped};
+use heapbpf_testing::{bpf_object, cannot_load_programs, skipped};
 use sampler_ebpf::abi::{
     Config, Counters, FileRanges, LiveKey, LiveValue, NO_ARGUMENT, SITE_ZERO_FREES, Site, stack_kind,
 };
@@ -111,8 +111,8 @@ impl Kernel {
         if cannot_load_programs() {
             return None;
         }
-        let Some(object) = object::object() else {
-            skipped("built without the BPF object");
+        let Ok(object) = bpf_object() else {
+            skipped("the BPF object is not built");
             return None;
         };
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,7 +126,7 @@ impl Kernel {
         };
         let sizes =
             MapSizes { events_bytes: setting.events_bytes, stacks_bytes: 4096, live_max: 1 << 12, stack_traces_max: 1 };
-        let loader = Loader::new(object, &config, &sizes).unwrap();
+        let loader = Loader::new(object::aligned(&object), &config, &sizes).unwrap();
         let mut control = ControlMaps::open(&loader).unwrap();
         control.set_draw(draw_constants(setting.interval).unwrap()).unwrap();
         control.add_target(std::process::id(), CountedBy::OwnLinks).unwrap();

@@ -30,7 +30,7 @@ pub fn build(context: &Context, release: &Release) -> anyhow::Result<PathBuf> {
     let flags = [vec!["-Ctarget-feature=+crt-static".to_owned()], flags].concat();
     let c_flags: Vec<String> = renamed.iter().map(|(path, name)| format!("-ffile-prefix-map={path}={name}")).collect();
     command
-        .args(["--profile", "dist", "--package", "sampler-user", "--bin", "heapbpf"])
+        .args(["--profile", "dist", "--package", "heapbpf"])
         .args(["--target", release.machine.triple, "--target-dir"])
         .arg(&target)
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join(FLAG_SEPARATOR))

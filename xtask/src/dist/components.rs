@@ -15,7 +15,7 @@ use crate::shell::read;
 use crate::toolchain;
 
 /// The package that the binary is built from.
-const DAEMON: &str = "sampler-user";
+const DAEMON: &str = "heapbpf";
 
 /// One part of a release that has a name, a version and a licence.
 #[derive(Clone, Debug, PartialEq, Eq)]

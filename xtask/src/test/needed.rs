@@ -68,7 +68,7 @@ pub fn install(context: &Context) -> Vec<(String, String)> {
 /// Installs everything, without a word of what cannot be installed: the tests will tell.
 pub fn set_up(context: &Context) {
     install(context);
-    cross::others().for_each(|machine| drop(cross_tools::set_up(context, machine)));
+    cross::others().for_each(|machine| drop(cross_tools::set_up_library(context, machine)));
     drop(python::ensure(context));
 }
 

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Parser;
+use sampler_user::kernel::object::aligned;
 
 /// Cost of a malloc/free pair under heapbpf, as ratios to two no-op probes at the same instructions.
 #[derive(Parser)]
@@ -74,7 +75,7 @@ fn main() -> anyhow::Result<()> {
         options.rounds = options.rounds.min(15);
     }
     println!("{}, {} rounds", surroundings(), options.rounds);
-    let object = sampler_user::kernel::object::object().context("built without the BPF programs")?;
+    let object = aligned(&heapbpf_testing::bpf_object().context("the BPF programs are not built")?);
     sampler_user::cost::cpus::pin(0, |cpu| cpu == 0);
     let library = pinned::Library::copy()?;
     if options.scaling {

@@ -21,6 +21,7 @@ use sampler_user::cost::cpus::{online, pin};
 use sampler_user::cost::library::PrivateLibrary;
 use sampler_user::cost::trial::Baseline;
 use sampler_user::kernel::guardian::Guardian;
+use sampler_user::kernel::object::aligned;
 
 use peers::{PEERS, Peer};
 use run::Bench;
@@ -76,7 +77,7 @@ const LONGEST_QUICK: Duration = Duration::from_secs(130);
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    let object = sampler_user::kernel::object::object().context("built without the BPF programs")?;
+    let object = aligned(&heapbpf_testing::bpf_object().context("the BPF programs are not built")?);
     pin(0, |cpu| cpu == 0);
     let results = tempfile::tempdir()?;
     let inputs = results.path().with_extension("inputs");

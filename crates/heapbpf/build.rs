@@ -5,15 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), String> {
-    if env::var_os("CARGO_FEATURE_DAEMON").is_none() {
-        // Nothing of what is left embeds it.
-        println!("cargo::rerun-if-changed=build.rs");
-        return Ok(());
-    }
     let variable = |name: &str| env::var_os(name).ok_or(format!("cargo did not set {name}"));
     let embedded = Path::new(&variable("OUT_DIR")?).join("heapbpf-probes");
     let crate_folder = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
-    let workspace = crate_folder.parent().ok_or("the crate's folder has no parent folder")?;
+    let workspace = crate_folder.ancestors().nth(2).ok_or("the crate's folder is not in the workspace")?;
     let object = match env::var_os("HEAPBPF_BPF_OBJECT") {
         Some(path) => PathBuf::from(path),
         None => {

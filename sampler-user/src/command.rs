@@ -1,8 +1,5 @@
 //! The `heapbpf` command: parses the command line, runs the command, and reports errors.
 
-// They panic if nobody reads what they print.
-#![warn(clippy::print_stderr, clippy::print_stdout)]
-
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -10,22 +7,25 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser;
 use heapbpf_profile::escape::{escaped, escaped_lines};
-use sampler_user::cli::args::{Cli, Command, DemoArgs, TopArgs};
-use sampler_user::cli::error::exit_status;
-use sampler_user::cli::plan;
-use sampler_user::cli::record_args::RecordArgs;
-use sampler_user::crash::report_crashes;
-use sampler_user::doctor::cleaner;
-use sampler_user::host::limits;
-use sampler_user::host::name_services::use_built_in;
-use sampler_user::host::own_memory::return_what_is_free;
-use sampler_user::kernel::{KernelError, guardian};
-use sampler_user::privileges::hide_memory;
-use sampler_user::remarks::say;
-use sampler_user::symbols::demangle::process as demangling;
-use sampler_user::{cli, cost, demo, run};
 
-fn main() -> ExitCode {
+use crate::cli::args::{Cli, Command, DemoArgs, TopArgs};
+use crate::cli::error::exit_status;
+use crate::cli::plan;
+use crate::cli::record_args::RecordArgs;
+use crate::crash::report_crashes;
+use crate::doctor::cleaner;
+use crate::host::limits;
+use crate::host::name_services::use_built_in;
+use crate::host::own_memory::return_what_is_free;
+use crate::kernel::{KernelError, guardian, object};
+use crate::privileges::hide_memory;
+use crate::remarks::say;
+use crate::symbols::demangle::process as demangling;
+use crate::{cli, cost, demo, run as recording};
+
+/// Runs the command, which has these BPF programs inside: an ELF object, aligned to 8 bytes, or nothing.
+pub fn run(programs: &'static [u8]) -> ExitCode {
+    object::embed(programs);
     if let Some(length) = demo::asked_for(std::env::args_os()) {
         return demo::run(length).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
@@ -100,7 +100,7 @@ fn told(error: &anyhow::Error) -> String {
 fn start(args: &RecordArgs) -> anyhow::Result<u8> {
     cli::log::start(args.display.verbose);
     hide_memory();
-    run::run(plan::plan(args)?)
+    recording::run(plan::plan(args)?)
 }
 
 /// Whether somebody at a terminal has given the name of the program alone.
