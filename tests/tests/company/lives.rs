@@ -1,7 +1,6 @@
 //! Ends of lives that no record tells of, because the events ring was full: they are found, told, and what they held gives up
 //! its place.
 
-
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{Estimate, Process};
 use heapbpf_tests::program::{copy_of, program};
