@@ -6,16 +6,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use arrow_array::types::Int32Type;
-use arrow_array::{
-    ArrayRef, BooleanArray, DictionaryArray, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
-    TimestampMicrosecondArray,
-};
-use arrow_schema::{ArrowError, DataType, Field};
-use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression;
+use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DataType, DoubleType, Int64Type};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
+use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
+use parquet::schema::parser::parse_message_type;
 
 use super::{Format, FormatError, WriteOptions};
 use crate::intern::Interned;
@@ -30,6 +27,16 @@ pub(super) struct Parquet;
 /// once.
 const DICTIONARY_BYTES: usize = 16 << 20;
 
+/// Most rows of a row group.
+const ROWS_OF_GROUP: usize = 1 << 20;
+
+/// Number of rows that are handed to the library at a time.
+const ROWS_AT_A_TIME: usize = 4096;
+
+/// The same columns as Arrow's schema, by which pandas and others that use Arrow read text as categories: `schema.serialize()`
+/// of pyarrow in base64.
+const ARROW_SCHEMA: &str = include_str!("arrow_schema.base64");
+
 /// Prefix of what the file says of its writer: our name, before the version.
 pub(crate) const CREATED_BY: &str = "heapbpf ";
 
@@ -43,20 +50,11 @@ impl Format for Parquet {
     }
 
     fn write(&self, profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let batch = batch(profile).map_err(|error| unsupported(&error))?;
-        let properties = WriterProperties::builder()
-            .set_compression(Compression::SNAPPY)
-            .set_dictionary_page_size_limit(DICTIONARY_BYTES)
-            .set_created_by(format!("{CREATED_BY}{}", profile.header.version))
-            .build();
+        let interned = Interned::new(profile);
+        let table = Table::new(profile, &interned);
         // The writer needs a `Send` destination, which `out` is not.
         let mut file = Vec::new();
-        let write = || -> Result<(), ParquetError> {
-            let mut writer = ArrowWriter::try_new(&mut file, batch.schema(), Some(properties))?;
-            writer.write(&batch)?;
-            writer.close().map(|_| ())
-        };
-        write().map_err(|error| unsupported(&error))?;
+        table.write(&table.columns(), &mut file).map_err(|error| unsupported(&error))?;
         Ok(out.write_all(&file)?)
     }
 
@@ -113,37 +111,122 @@ fn table_rows(profile: &Profile, interned: &Interned) -> Vec<TableRow> {
 /// Names of all columns.
 pub(crate) fn columns() -> Vec<String> {
     let nothing = Profile::new(Header::new(0, Criterion::Bytes));
-    let fields =
-        batch(&nothing).map(|batch| batch.schema().fields().iter().map(|field| field.name().clone()).collect());
-    fields.unwrap_or_default()
+    let interned = Interned::new(&nothing);
+    Table::new(&nothing, &interned).columns().into_iter().map(|column| column.name).collect()
 }
 
-fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
-    let interned = Interned::new(profile);
-    let rows = table_rows(profile, &interned);
-    let table = Table { profile, rows: &rows, no_process: Process::default() };
-    let mut columns = table.of_recording_and_process();
-    columns.push(("frames".into(), frames(profile, &interned, &rows)?, false));
-    columns.extend(table.of_stack(&interned));
-    columns.extend(table.of_alloc());
-    columns.extend(table.of_followed("inuse", |row| &row.inuse));
-    columns.extend(table.of_followed("at_exit", |row| &row.at_exit));
-    columns.extend(table.of_losses());
-    RecordBatch::try_from_iter_with_nullable(columns)
+/// A column of the table.
+struct Column<'a> {
+    name: String,
+    may_be_null: bool,
+    values: Values<'a>,
 }
 
-/// Name, values, and whether they may be NULL.
-type Column = (String, ArrayRef, bool);
+/// Gives the value of a row.
+type Of<'a, T> = Box<dyn Fn(&TableRow) -> Option<T> + 'a>;
+
+/// The values of a column by row; `None` is NULL.
+enum Values<'a> {
+    Text(Of<'a, &'a str>),
+    Whole(Of<'a, u64>),
+    Real(Of<'a, f64>),
+    Flag(Of<'a, bool>),
+    Time(Of<'a, SystemTime>),
+    /// The function names of a stack, innermost first.
+    Frames,
+}
 
 /// The rows of the table, which are written column by column.
 struct Table<'a> {
     profile: &'a Profile,
-    rows: &'a [TableRow],
+    interned: &'a Interned<'a>,
+    rows: Vec<TableRow>,
     no_process: Process,
 }
 
-impl Table<'_> {
-    fn of_recording_and_process(&self) -> Vec<Column> {
+impl<'a> Table<'a> {
+    fn new(profile: &'a Profile, interned: &'a Interned<'a>) -> Self {
+        Self { profile, interned, rows: table_rows(profile, interned), no_process: Process::default() }
+    }
+
+    fn columns(&self) -> Vec<Column<'_>> {
+        let mut columns = self.of_recording_and_process();
+        columns.push(Column { name: "frames".into(), may_be_null: false, values: Values::Frames });
+        columns.extend(self.of_stack());
+        columns.extend(self.of_alloc());
+        columns.extend(self.of_followed("inuse", |row| &row.inuse));
+        columns.extend(self.of_followed("at_exit", |row| &row.at_exit));
+        columns.extend(self.of_losses());
+        columns
+    }
+
+    fn write(&self, columns: &[Column], file: &mut Vec<u8>) -> Result<(), ParquetError> {
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::SNAPPY)
+            .set_dictionary_page_size_limit(DICTIONARY_BYTES)
+            .set_created_by(format!("{CREATED_BY}{}", self.profile.header.version))
+            .set_key_value_metadata(Some(vec![KeyValue::new("ARROW:schema".into(), ARROW_SCHEMA.trim().to_owned())]))
+            .build();
+        let schema: String = columns.iter().map(Column::schema).collect();
+        let schema = parse_message_type(&format!("message arrow_schema {{ {schema} }}"))?;
+        let names: Vec<ByteArray> =
+            self.interned.frames.iter().map(|frame| (*frame_name(self.profile, frame)).into()).collect();
+        let mut writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties))?;
+        for rows in self.rows.chunks(ROWS_OF_GROUP) {
+            let mut group = writer.next_row_group()?;
+            for column in columns {
+                let Some(mut writer) = group.next_column()? else { break };
+                for rows in rows.chunks(ROWS_AT_A_TIME) {
+                    self.write_column(column, rows, &names, &mut writer)?;
+                }
+                writer.close()?;
+            }
+            group.close()?;
+        }
+        writer.close().map(|_| ())
+    }
+
+    fn write_column(
+        &self,
+        column: &Column,
+        rows: &[TableRow],
+        names: &[ByteArray],
+        writer: &mut SerializedColumnWriter,
+    ) -> Result<(), ParquetError> {
+        let rows = rows.iter();
+        let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        match &column.values {
+            Values::Text(of) => {
+                // Rows that follow each other mostly have the same text.
+                let mut last = ("", ByteArray::from(""));
+                let shared = rows.map(|row| {
+                    let text = of(row)?;
+                    if text != last.0 {
+                        last = (text, text.into());
+                    }
+                    Some(last.1.clone())
+                });
+                column.write::<ByteArrayType>(shared, writer)
+            }
+            Values::Whole(of) => column.write::<Int64Type>(rows.map(|row| of(row).map(whole)), writer),
+            Values::Real(of) => column.write::<DoubleType>(rows.map(of), writer),
+            Values::Flag(of) => column.write::<BoolType>(rows.map(of), writer),
+            Values::Time(of) => column.write::<Int64Type>(rows.map(|row| of(row).map(micros)), writer),
+            Values::Frames => {
+                let (mut values, mut defined, mut repeated) = (Vec::new(), Vec::new(), Vec::new());
+                for row in rows {
+                    let frames = row.stack.map_or(&[][..], |stack| self.interned.frame_ids(stack));
+                    values.extend(frames.iter().map(|&frame| names[frame as usize].clone()));
+                    // An empty list is one level, which defines nothing.
+                    defined.extend((0..frames.len().max(1)).map(|_| i16::from(!frames.is_empty())));
+                    repeated.extend((0..frames.len().max(1)).map(|at| i16::from(at > 0)));
+                }
+                writer.typed::<ByteArrayType>().write_batch(&values, Some(&defined), Some(&repeated)).map(|_| ())
+            }
+        }
+    }
+
+    fn of_recording_and_process(&self) -> Vec<Column<'_>> {
         let header = &self.profile.header;
         let duration_seconds = header.duration.as_secs_f64();
         let columns = [
@@ -157,63 +240,56 @@ impl Table<'_> {
             ("unit", self.texts(|row| &self.process(row).placement.unit)),
             ("time", self.wall_clock(header.time)),
             ("started", self.wall_clock(header.started)),
-            ("duration_seconds", self.real(|_| duration_seconds)),
+            ("duration_seconds", self.real(move |_| duration_seconds)),
             ("ended", self.flags(|row| self.process(row).ended)),
             ("interval_bytes", self.whole(|row| row.interval)),
             ("criterion", self.texts(|_| header.criterion.name())),
         ];
         let since = |row: &TableRow| self.process(row).inuse_since.filter(|_| self.profile.knows_inuse(row.process));
-        let since: TimestampMicrosecondArray = self.rows.iter().map(|row| since(row).map(micros)).collect();
-        let since: ArrayRef = Arc::new(since.with_timezone("UTC"));
         let hook = |row: &TableRow| self.process(row).hook.map(Hook::name);
-        let hook: ArrayRef = Arc::new(self.rows.iter().map(hook).collect::<DictionaryArray<Int32Type>>());
-        let may_be_null = [("inuse_since".to_owned(), since, true), ("hook".to_owned(), hook, true)];
-        never_null(columns).into_iter().chain(may_be_null).collect()
+        let may_be_null = [("inuse_since", Values::Time(Box::new(since))), ("hook", Values::Text(Box::new(hook)))];
+        named(columns, false).chain(named(may_be_null, true)).collect()
     }
 
-    fn of_stack(&self, interned: &Interned) -> Vec<Column> {
+    fn of_stack(&self) -> Vec<Column<'_>> {
+        let stacks = &self.interned.stacks;
         let header = &self.profile.header;
-        let complete =
-            |row: &TableRow| row.stack.is_none_or(|stack| interned.stacks[stack as usize].stack.cut.is_none());
-        let source = |row: &TableRow| row.stack.and_then(|stack| interned.stacks[stack as usize].stack.source());
-        let source: ArrayRef = Arc::new(self.rows.iter().map(source).collect::<DictionaryArray<Int32Type>>());
-        let columns = never_null([
+        let complete = |row: &TableRow| row.stack.is_none_or(|stack| stacks[stack as usize].stack.cut.is_none());
+        let source = |row: &TableRow| row.stack.and_then(|stack| stacks[stack as usize].stack.source());
+        let columns = [
             ("complete", self.flags(complete)),
             ("time_windows", self.flags(|_| header.time_windows)),
             ("ended_apart", self.flags(|_| header.ended_apart)),
-        ]);
-        columns.into_iter().chain([("source".to_owned(), source, true)]).collect()
+        ];
+        named(columns, false).chain(named([("source", Values::Text(Box::new(source)))], true)).collect()
     }
 
-    fn of_alloc(&self) -> Vec<Column> {
+    fn of_alloc(&self) -> Vec<Column<'_>> {
         // Samples from time windows are biased without their correction; other corrections are for display only.
         let time_windows = self.profile.header.time_windows;
-        let corrected = |raw: f64, correction: f64| if time_windows { raw + correction } else { raw };
-        never_null([
+        let corrected = move |raw: f64, correction: f64| if time_windows { raw + correction } else { raw };
+        let columns = [
             ("samples", self.whole(|row| row.alloc.samples)),
             ("sampled_bytes", self.whole(|row| row.alloc.sampled_bytes)),
             ("zero_byte_samples", self.whole(|row| row.alloc.zero_byte_samples)),
             ("offset_sum", self.whole(|row| row.alloc.offset_sum)),
             ("smallest_bytes", self.whole(|row| row.alloc.smallest_bytes)),
             ("largest_bytes", self.whole(|row| row.alloc.largest_bytes)),
-            ("alloc_bytes", self.real(|row| corrected(row.alloc.bytes, row.alloc.bytes_correction))),
+            ("alloc_bytes", self.real(move |row| corrected(row.alloc.bytes, row.alloc.bytes_correction))),
             ("alloc_bytes_var", self.real(|row| row.alloc.bytes_variance)),
-            ("alloc_objects", self.real(|row| corrected(row.alloc.objects, row.alloc.objects_correction))),
+            ("alloc_objects", self.real(move |row| corrected(row.alloc.objects, row.alloc.objects_correction))),
             ("alloc_objects_var", self.real(|row| row.alloc.objects_variance)),
-        ])
+        ];
+        named(columns, false).collect()
     }
 
     /// The columns of sums that need frees. Without frees they are unknown: NULL, not 0.
-    fn of_followed(&self, prefix: &str, sums: fn(&TableRow) -> &SampleSums) -> Vec<Column> {
-        let live = |row: &TableRow| self.profile.knows_inuse(row.process);
-        let whole = |number: fn(&SampleSums) -> u64| -> ArrayRef {
-            let number = |row: &TableRow| live(row).then(|| i64::try_from(number(sums(row))).unwrap_or(i64::MAX));
-            Arc::new(self.rows.iter().map(number).collect::<Int64Array>())
-        };
-        let real = |number: fn(&SampleSums) -> f64| -> ArrayRef {
-            let number = |row: &TableRow| live(row).then(|| number(sums(row)));
-            Arc::new(self.rows.iter().map(number).collect::<Float64Array>())
-        };
+    fn of_followed(&self, prefix: &str, sums: fn(&TableRow) -> &SampleSums) -> Vec<Column<'_>> {
+        let live = move |row: &TableRow| self.profile.knows_inuse(row.process);
+        let whole =
+            |number: fn(&SampleSums) -> u64| Values::Whole(Box::new(move |row| live(row).then(|| number(sums(row)))));
+        let real =
+            |number: fn(&SampleSums) -> f64| Values::Real(Box::new(move |row| live(row).then(|| number(sums(row)))));
         let columns = [
             ("samples", whole(|sums| sums.samples)),
             ("sampled_bytes", whole(|sums| sums.sampled_bytes)),
@@ -226,14 +302,15 @@ impl Table<'_> {
             ("objects", real(|sums| sums.objects)),
             ("objects_var", real(|sums| sums.objects_variance)),
         ];
-        columns.into_iter().map(|(name, values)| (format!("{prefix}_{name}"), values, true)).collect()
+        let columns = named(columns, true);
+        columns.map(|column| Column { name: format!("{prefix}_{}", column.name), ..column }).collect()
     }
 
     /// These are figures of the process, repeated in each of its rows.
-    fn of_losses(&self) -> Vec<Column> {
-        let lost = |number: fn(&Losses) -> u64| self.whole(|row| number(&self.process(row).losses));
-        let is_lost = |flag: fn(&Losses) -> bool| self.flags(|row| flag(&self.process(row).losses));
-        never_null([
+    fn of_losses(&self) -> Vec<Column<'_>> {
+        let lost = |number: fn(&Losses) -> u64| self.whole(move |row| number(&self.process(row).losses));
+        let is_lost = |flag: fn(&Losses) -> bool| self.flags(move |row| flag(&self.process(row).losses));
+        let columns = [
             ("process", self.whole(|row| row.process as u64)),
             ("lost_samples", lost(|losses| losses.alloc.samples)),
             ("lost_sampled_bytes", lost(|losses| losses.alloc.sampled_bytes)),
@@ -249,33 +326,67 @@ impl Table<'_> {
             ("inuse_stale_sampled_bytes", lost(|losses| losses.inuse_stale.sampled_bytes)),
             ("inuse_losses_unbounded", is_lost(|losses| losses.inuse_unbounded)),
             ("weights_unproven", is_lost(|losses| losses.weights_unproven)),
-        ])
+        ];
+        named(columns, false).collect()
     }
 
     fn process(&self, row: &TableRow) -> &Process {
         self.profile.processes.get(row.process).unwrap_or(&self.no_process)
     }
 
-    fn texts<'t>(&'t self, text: impl Fn(&'t TableRow) -> &'t str) -> ArrayRef {
-        Arc::new(self.rows.iter().map(|row| Some(text(row))).collect::<DictionaryArray<Int32Type>>())
+    fn texts<'t>(&'t self, text: impl Fn(&TableRow) -> &'t str + 't) -> Values<'t> {
+        Values::Text(Box::new(move |row| Some(text(row))))
     }
 
-    fn whole(&self, number: impl Fn(&TableRow) -> u64) -> ArrayRef {
-        let number = |row: &TableRow| i64::try_from(number(row)).unwrap_or(i64::MAX);
-        Arc::new(self.rows.iter().map(number).collect::<Int64Array>())
+    fn whole<'t>(&'t self, number: impl Fn(&TableRow) -> u64 + 't) -> Values<'t> {
+        Values::Whole(Box::new(move |row| Some(number(row))))
     }
 
-    fn real(&self, number: impl Fn(&TableRow) -> f64) -> ArrayRef {
-        Arc::new(self.rows.iter().map(|row| Some(number(row))).collect::<Float64Array>())
+    fn real<'t>(&'t self, number: impl Fn(&TableRow) -> f64 + 't) -> Values<'t> {
+        Values::Real(Box::new(move |row| Some(number(row))))
     }
 
-    fn flags(&self, flag: impl Fn(&TableRow) -> bool) -> ArrayRef {
-        Arc::new(self.rows.iter().map(|row| Some(flag(row))).collect::<BooleanArray>())
+    fn flags<'t>(&'t self, flag: impl Fn(&TableRow) -> bool + 't) -> Values<'t> {
+        Values::Flag(Box::new(move |row| Some(flag(row))))
     }
 
-    fn wall_clock(&self, time: SystemTime) -> ArrayRef {
-        Arc::new(TimestampMicrosecondArray::from(vec![micros(time); self.rows.len()]).with_timezone("UTC"))
+    fn wall_clock(&self, time: SystemTime) -> Values<'_> {
+        Values::Time(Box::new(move |_| Some(time)))
     }
+}
+
+impl Column<'_> {
+    /// The column in Parquet's language of schemas.
+    fn schema(&self) -> String {
+        let (name, repetition) = (&self.name, if self.may_be_null { "optional" } else { "required" });
+        match self.values {
+            Values::Text(_) => format!("{repetition} binary {name} (STRING); "),
+            Values::Whole(_) => format!("{repetition} int64 {name}; "),
+            Values::Real(_) => format!("{repetition} double {name}; "),
+            Values::Flag(_) => format!("{repetition} boolean {name}; "),
+            Values::Time(_) => format!("{repetition} int64 {name} (TIMESTAMP(MICROS,true)); "),
+            Values::Frames => {
+                format!(
+                    "{repetition} group {name} (LIST) {{ repeated group list {{ required binary item (STRING); }} }} "
+                )
+            }
+        }
+    }
+
+    fn write<T: DataType>(
+        &self,
+        values: impl Iterator<Item = Option<T::T>>,
+        writer: &mut SerializedColumnWriter,
+    ) -> Result<(), ParquetError> {
+        let mut defined = Vec::new();
+        let values: Vec<T::T> = values.inspect(|value| defined.push(i16::from(value.is_some()))).flatten().collect();
+        let defined = self.may_be_null.then_some(&defined[..]);
+        writer.typed::<T>().write_batch(&values, defined, None).map(|_| ())
+    }
+}
+
+fn named<'a, const N: usize>(columns: [(&str, Values<'a>); N], may_be_null: bool) -> impl Iterator<Item = Column<'a>> {
+    columns.map(|(name, values)| Column { name: name.to_owned(), may_be_null, values }).into_iter()
 }
 
 /// Microseconds since 1970.
@@ -284,65 +395,36 @@ fn micros(time: SystemTime) -> i64 {
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-fn never_null<const N: usize>(columns: [(&str, ArrayRef); N]) -> Vec<Column> {
-    columns.into_iter().map(|(name, values)| (name.to_owned(), values, false)).collect()
-}
-
-/// The lists of function names, innermost first.
-fn frames(profile: &Profile, interned: &Interned, rows: &[TableRow]) -> Result<ArrayRef, ArrowError> {
-    let mut ids: HashMap<std::borrow::Cow<str>, i32> = HashMap::new();
-    let mut names: Vec<std::borrow::Cow<str>> = Vec::new();
-    let id_of_frame: Vec<i32> = interned
-        .frames
-        .iter()
-        .map(|frame| {
-            let name = frame_name(profile, frame);
-            *ids.entry(name.clone()).or_insert_with(|| {
-                names.push(name);
-                names.len() as i32 - 1
-            })
-        })
-        .collect();
-    let mut keys = Vec::new();
-    let mut lengths = Vec::with_capacity(rows.len());
-    for row in rows {
-        let frames = row.stack.map_or(&[][..], |stack| interned.frame_ids(stack));
-        keys.extend(frames.iter().map(|&frame| id_of_frame[frame as usize]));
-        lengths.push(frames.len());
-    }
-    let values = Arc::new(StringArray::from_iter_values(names.iter()));
-    let names = DictionaryArray::<Int32Type>::try_new(Int32Array::from(keys), values)?;
-    let item = Arc::new(Field::new("item", names_type(), false));
-    let offsets = arrow_buffer::OffsetBuffer::from_lengths(lengths);
-    Ok(Arc::new(ListArray::try_new(item, offsets, Arc::new(names), None)?))
-}
-
-fn names_type() -> DataType {
-    DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8))
-}
-
 #[cfg(test)]
-mod tests {
-    use arrow_schema::Schema;
-
+pub(crate) mod tests {
     use super::*;
     use crate::testing;
     use crate::value::Value;
 
-    fn schema_names(schema: &Schema) -> Vec<&str> {
-        schema.fields().iter().map(|field| field.name().as_str()).collect()
+    /// The table with a column of ones, in place of its own if it has one of that name.
+    pub(crate) fn with_column(profile: &Profile, name: &str) -> Vec<u8> {
+        let interned = Interned::new(profile);
+        let table = Table::new(profile, &interned);
+        let mut columns = table.columns();
+        columns.retain(|column| column.name != name);
+        columns.extend(named([(name, Values::Whole(Box::new(|_| Some(1))))], true));
+        let mut file = Vec::new();
+        table.write(&columns, &mut file).expect("memory");
+        file
     }
 
-    fn column(batch: &RecordBatch, name: &str) -> Vec<Option<f64>> {
-        let column = batch.column_by_name(name).expect("a column");
-        column.as_any().downcast_ref::<Float64Array>().expect("numbers").iter().collect()
+    fn column(profile: &Profile, name: &str) -> Vec<Option<f64>> {
+        let interned = Interned::new(profile);
+        let table = Table::new(profile, &interned);
+        let column = table.columns().into_iter().find(|column| column.name == name).expect("a column");
+        let Values::Real(of) = column.values else { panic!("{name} is no number") };
+        table.rows.iter().map(of).collect()
     }
 
     #[test]
     fn columns_are_the_contracts_and_add_up() {
         let profile = testing::small();
-        let batch = batch(&profile).expect("a table");
-        let names = schema_names(batch.schema_ref()).join(" ");
+        let names = columns().join(" ");
         for name in "host pid comm exe cgroup container pod unit time duration_seconds interval_bytes criterion frames samples \
                      sampled_bytes alloc_bytes alloc_bytes_var alloc_objects alloc_objects_var inuse_bytes \
                      inuse_bytes_var inuse_objects inuse_objects_var started ended_apart at_exit_bytes at_exit_bytes_var \
@@ -351,12 +433,12 @@ mod tests {
         {
             assert!(names.split(' ').any(|column| column == name), "{name} in {names}");
         }
-        assert_eq!(batch.num_rows(), 5, "rows that differ by function only are one");
+        assert_eq!(column(&profile, "alloc_bytes").len(), 5, "rows that differ by function only are one");
         for (value, name) in
             Value::COLUMNS.into_iter().zip(["alloc_objects", "alloc_bytes", "inuse_objects", "inuse_bytes"])
         {
             let total: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
-            let sum: f64 = column(&batch, name).into_iter().flatten().sum();
+            let sum: f64 = column(&profile, name).into_iter().flatten().sum();
             assert!((sum - total).abs() < 1e-9 * total, "{name}");
         }
     }
@@ -365,11 +447,9 @@ mod tests {
     fn without_frees_in_use_is_null() {
         let mut profile = testing::small();
         profile.header.live = false;
-        let batch = batch(&profile).expect("a table");
-        assert!(column(&batch, "inuse_bytes").iter().all(Option::is_none));
-        assert!(column(&batch, "alloc_bytes").iter().all(Option::is_some));
-        let batch = super::batch(&testing::partly_followed()).expect("a table");
-        let known: Vec<bool> = column(&batch, "inuse_bytes").iter().map(Option::is_some).collect();
+        assert!(column(&profile, "inuse_bytes").iter().all(Option::is_none));
+        assert!(column(&profile, "alloc_bytes").iter().all(Option::is_some));
+        let known: Vec<bool> = column(&testing::partly_followed(), "inuse_bytes").iter().map(Option::is_some).collect();
         assert_eq!(known, [true, true, true, false, false]);
     }
 
@@ -381,6 +461,21 @@ mod tests {
             let mut out = Vec::new();
             Parquet.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
             assert!(out.starts_with(b"PAR1") && out.ends_with(b"PAR1"));
+        }
+    }
+
+    #[test]
+    fn the_arrow_schema_names_the_columns() {
+        const DIGITS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let bits = ARROW_SCHEMA.trim().trim_end_matches('=').chars().map(|digit| DIGITS.find(digit).expect("a digit"));
+        let bits: Vec<usize> = bits.collect();
+        let bytes = bits.chunks(4).flat_map(|four| {
+            let number = four.iter().fold(0, |number, digit| number << 6 | digit) << (6 * (4 - four.len()));
+            [(number >> 16) as u8, (number >> 8) as u8, number as u8]
+        });
+        let schema = String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned();
+        for name in columns() {
+            assert!(schema.contains(&format!("{name}\0")), "{name}: what the constant says makes it anew");
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Reader of heapbpf's Parquet tables, which hold what a comparison needs, but no locations of frames.
 
+mod pages;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use arrow_array::cast::AsArray;
-use arrow_array::types::{Float64Type, Int64Type, TimestampMicrosecondType};
-use arrow_array::{Array, RecordBatch};
 use bytes::Bytes;
-use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::file::metadata::ParquetMetaData;
+use parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 
+use self::pages::{Cell, Column};
 use super::strings::Strings;
 use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES, newer};
 use crate::formats::parquet::{CREATED_BY, columns};
@@ -23,20 +24,18 @@ use heapbpf_statistics::sums::SampleSums;
 /// Most columns that are looked at for what is not understood.
 const MOST_COLUMNS: usize = 1_000;
 
-/// Number of rows that are decoded at a time.
-const ROWS_AT_A_TIME: usize = 4096;
-
 fn damaged(reason: impl ToString) -> ContentError {
     ContentError::Damaged { format: "heapbpf's Parquet", reason: reason.to_string() }
 }
 
+fn too_many() -> ContentError {
+    ContentError::TooLarge(format!("more than {MOST_FRAMES} frames"))
+}
+
 /// Reads the profile, and says what a newer version may have meant. Rows of several hosts become one profile under the name of the first host.
 pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
-    // The Arrow schema in the file is not needed, and not trusted.
-    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-    let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(Bytes::copy_from_slice(bytes), options)
-        .map_err(damaged)?;
-    let version = builder.metadata().file_metadata().created_by().and_then(|by| by.strip_prefix(CREATED_BY));
+    let file = SerializedFileReader::new(Bytes::copy_from_slice(bytes)).map_err(damaged)?;
+    let version = file.metadata().file_metadata().created_by().and_then(|by| by.strip_prefix(CREATED_BY));
     let version = version.unwrap_or_default().to_owned();
     let of_newer = |error| match error {
         ContentError::Damaged { format, reason } => {
@@ -45,18 +44,26 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         other => other,
     };
     let known = columns();
-    let fields = builder.schema().fields().iter().map(|field| field.name());
-    let unknown = fields.filter(|name| !known.contains(name)).map(|name| format!("the column {}", newer::shown(name)));
+    let fields = names(file.metadata());
+    let unknown = fields
+        .filter(|name| !known.iter().any(|known| known == name))
+        .map(|name| format!("the column {}", newer::shown(name)));
     let unknown: BTreeSet<String> = unknown.take(MOST_COLUMNS).collect();
-    let mut profile = table(builder).map_err(of_newer)?;
+    let mut profile = table(&file, &known).map_err(of_newer)?;
     profile.notes.extend(newer::note_of(&version, &unknown));
     Ok(profile)
 }
 
+/// Names of the file's columns.
+fn names(file: &ParquetMetaData) -> impl Iterator<Item = &str> {
+    file.file_metadata().schema().get_fields().iter().map(|field| field.name())
+}
+
 /// Reads the table.
-fn table(builder: ParquetRecordBatchReaderBuilder<Bytes>) -> Result<Profile, ContentError> {
+fn table(file: &SerializedFileReader<Bytes>, known: &[String]) -> Result<Profile, ContentError> {
+    let groups = file.metadata().row_groups();
     // The library panics on these.
-    let columns = builder.metadata().row_groups().iter().flat_map(|group| group.columns());
+    let columns = groups.iter().flat_map(|group| group.columns());
     if columns
         .map(|column| {
             [column.dictionary_page_offset().unwrap_or(0), column.data_page_offset(), column.compressed_size()]
@@ -65,14 +72,18 @@ fn table(builder: ParquetRecordBatchReaderBuilder<Bytes>) -> Result<Profile, Con
     {
         return Err(damaged("a column begins before the file"));
     }
-    let size: u64 = builder.metadata().row_groups().iter().map(|group| group.total_byte_size().unsigned_abs()).sum();
+    let size: u64 = groups.iter().map(|group| group.total_byte_size().unsigned_abs()).fold(0, u64::saturating_add);
     if size > LARGEST_DECOMPRESSED {
         return Err(ContentError::TooLarge(format!("{size} bytes when decompressed")));
     }
-    let reader = builder.with_batch_size(ROWS_AT_A_TIME).build().map_err(damaged)?;
     let mut table = Table::default();
-    for batch in reader {
-        table.add(&batch.map_err(damaged)?)?;
+    for (at, group) in groups.iter().enumerate() {
+        let reader = file.get_row_group(at).map_err(damaged)?;
+        let mut columns = Columns::open(file.metadata(), &*reader, known)?;
+        for _ in 0..group.num_rows() {
+            columns.next_row()?;
+            table.add(&mut columns)?;
+        }
     }
     let Profile { processes, rows, header, .. } = &mut table.profile;
     processes.iter_mut().for_each(|process| process.inuse_unknown &= header.live);
@@ -111,101 +122,93 @@ impl Default for Table {
 }
 
 impl Table {
-    fn add(&mut self, batch: &RecordBatch) -> Result<(), ContentError> {
-        let columns = Columns(batch);
-        let frames = columns.get("frames")?.as_list_opt::<i32>().ok_or_else(|| damaged("frames is no list"))?;
-        for row in 0..batch.num_rows() {
-            let criterion = columns.text("criterion", row)?;
-            let interval = columns.whole("interval_bytes", row)?;
-            if self.profile.rows.is_empty() {
-                self.profile.header.criterion = Criterion::from_name(criterion)
-                    .ok_or_else(|| damaged(format!("{criterion:?} is no sampling criterion")))?;
-                self.profile.header.interval = interval;
-                self.profile.header.host = columns.text("host", row)?.into();
-                self.profile.header.duration =
-                    Duration::try_from_secs_f64(columns.real("duration_seconds", row)?.unwrap_or(0.0))
-                        .map_err(damaged)?;
-                let time = UNIX_EPOCH + Duration::from_micros(columns.time("time", row)?);
-                (self.profile.header.started, self.profile.header.time) = if columns.has("started") {
-                    (UNIX_EPOCH + Duration::from_micros(columns.time("started", row)?), time)
-                } else {
-                    // Older versions wrote the start of the recording only.
-                    (time, time.checked_add(self.profile.header.duration).unwrap_or(time))
-                };
-            }
-            self.profile.header.offsets_known &= columns.has("offset_sum");
-            let first = self.profile.header.criterion.name();
-            if criterion != first {
-                return Err(damaged(format!("rows sampled by `{criterion}` and by `{first}`: their trials differ")));
-            }
-            let process = self.process(&columns, row)?;
-            let alloc = columns.sums("", "alloc", row)?.unwrap_or_default();
-            let inuse = columns.sums("inuse_", "inuse", row)?;
-            self.profile.header.live |= inuse.is_some();
-            self.profile.processes[process].inuse_unknown |= inuse.is_none();
-            // In older versions, what ended processes held counted as in use.
-            let at_exit = if columns.has("at_exit_bytes") { columns.sums("at_exit_", "at_exit", row)? } else { None };
-            self.profile.header.ended_apart |= columns.flag("ended_apart", row).unwrap_or(false);
-            self.profile.header.time_windows |= columns.flag("time_windows", row).unwrap_or(false);
-            self.losses(process, &columns, row)?;
-            let names = frames.value(row);
-            let names = names.as_string_opt::<i32>().ok_or_else(|| damaged("frames are no text"))?;
-            self.frames += names.len();
-            if self.frames > MOST_FRAMES {
-                return Err(ContentError::TooLarge(format!("more than {MOST_FRAMES} frames")));
-            }
-            let is_empty = alloc.samples == 0 && inuse.is_none_or(|inuse| inuse.samples == 0);
-            if names.is_empty() && is_empty {
-                // A process that has losses but no samples.
-                continue;
-            }
-            let frame = |name: Option<&str>| {
-                let function = self.strings.share_some(name);
-                self.shared_frames.share(Frame { function, ..Frame::default() })
+    /// Adds a row.
+    fn add(&mut self, columns: &mut Columns) -> Result<(), ContentError> {
+        let criterion = columns.text("criterion")?;
+        let interval = columns.whole("interval_bytes")?;
+        if self.profile.rows.is_empty() {
+            self.profile.header.criterion = Criterion::from_name(criterion)
+                .ok_or_else(|| damaged(format!("{criterion:?} is no sampling criterion")))?;
+            self.profile.header.interval = interval;
+            self.profile.header.host = columns.text("host")?.into();
+            self.profile.header.duration =
+                Duration::try_from_secs_f64(columns.real("duration_seconds")?.unwrap_or(0.0)).map_err(damaged)?;
+            let time = UNIX_EPOCH + columns.time("time")?.unwrap_or_default();
+            (self.profile.header.started, self.profile.header.time) = if columns.has("started") {
+                (UNIX_EPOCH + columns.time("started")?.unwrap_or_default(), time)
+            } else {
+                // Older versions wrote the start of the recording only.
+                (time, time.checked_add(self.profile.header.duration).unwrap_or(time))
             };
-            let frames = names.iter().map(frame).collect();
-            let complete = columns.flag("complete", row).unwrap_or(true);
-            let cut = if complete { None } else { Some(self.strings.share("unknown reason")) };
-            // Older versions did not write this column.
-            let is_of_go = columns.text("source", row).is_ok_and(|source| source == GO_RUNTIME);
-            let unwinder = if is_of_go { GO_RUNTIME } else { "" };
-            self.profile.rows.push(Row {
-                alloc,
-                inuse: inuse.unwrap_or_default(),
-                at_exit: at_exit.unwrap_or_default(),
-                ..Row::new(RowKey {
-                    process,
-                    thread: self.strings.share(""),
-                    function: self.strings.share(""),
-                    interval,
-                    stack: Arc::new(Stack { frames, unwinder, cut }),
-                })
-            });
         }
+        self.profile.header.offsets_known &= columns.has("offset_sum");
+        let first = self.profile.header.criterion.name();
+        if criterion != first {
+            return Err(damaged(format!("rows sampled by `{criterion}` and by `{first}`: their trials differ")));
+        }
+        let process = self.process(columns)?;
+        let alloc = columns.sums("", "alloc")?.unwrap_or_default();
+        let inuse = columns.sums("inuse_", "inuse")?;
+        self.profile.header.live |= inuse.is_some();
+        self.profile.processes[process].inuse_unknown |= inuse.is_none();
+        // In older versions, what ended processes held counted as in use.
+        let at_exit = if columns.has("at_exit_bytes") { columns.sums("at_exit_", "at_exit")? } else { None };
+        self.profile.header.ended_apart |= columns.flag("ended_apart").unwrap_or(false);
+        self.profile.header.time_windows |= columns.flag("time_windows").unwrap_or(false);
+        self.losses(process, columns)?;
+        let names = columns.frames(MOST_FRAMES - self.frames)?;
+        self.frames += names.len().max(1);
+        let is_empty = alloc.samples == 0 && inuse.is_none_or(|inuse| inuse.samples == 0);
+        if names.is_empty() && is_empty {
+            // A process that has losses but no samples.
+            return Ok(());
+        }
+        let frame = |name: &Cell| {
+            let function = if let Cell::Text(name) = name { self.strings.share_some(Some(name)) } else { None };
+            self.shared_frames.share(Frame { function, ..Frame::default() })
+        };
+        let frames = names.iter().map(frame).collect();
+        let complete = columns.flag("complete").unwrap_or(true);
+        let cut = if complete { None } else { Some(self.strings.share("unknown reason")) };
+        // Older versions did not write this column.
+        let is_of_go = columns.text("source").is_ok_and(|source| source == GO_RUNTIME);
+        let unwinder = if is_of_go { GO_RUNTIME } else { "" };
+        self.profile.rows.push(Row {
+            alloc,
+            inuse: inuse.unwrap_or_default(),
+            at_exit: at_exit.unwrap_or_default(),
+            ..Row::new(RowKey {
+                process,
+                thread: self.strings.share(""),
+                function: self.strings.share(""),
+                interval,
+                stack: Arc::new(Stack { frames, unwinder, cut }),
+            })
+        });
         Ok(())
     }
 
-    fn process(&mut self, columns: &Columns, row: usize) -> Result<usize, ContentError> {
-        let pid = u32::try_from(columns.whole("pid", row)?).unwrap_or(0);
-        let number = columns.some_whole("process", row).ok().flatten();
-        let key = (pid, columns.text("comm", row)?.to_owned(), number);
+    fn process(&mut self, columns: &Columns) -> Result<usize, ContentError> {
+        let pid = u32::try_from(columns.whole("pid")?).unwrap_or(0);
+        let number = columns.some_whole("process").ok().flatten();
+        let key = (pid, columns.text("comm")?.to_owned(), number);
         if let Some(&known) = self.process_ids.get(&key) {
             return Ok(known);
         }
         // Older versions did not write these.
-        let text = |name: &str| columns.text(name, row).unwrap_or_default().to_owned();
+        let text = |name: &str| columns.text(name).unwrap_or_default().to_owned();
         let placement = Placement { container: text("container"), pod: text("pod"), unit: text("unit") };
         self.profile.processes.push(Process {
             placement,
             pid,
             comm: key.1.clone(),
-            exe: columns.text("exe", row)?.into(),
-            cgroup: columns.text("cgroup", row)?.into(),
+            exe: columns.text("exe")?.into(),
+            cgroup: columns.text("cgroup")?.into(),
             coverage: 1.0,
-            ended: columns.flag("ended", row).unwrap_or(false),
+            ended: columns.flag("ended").unwrap_or(false),
             // Older versions did not write this column, and a text that is NULL reads as empty.
-            hook: columns.text("hook", row).ok().and_then(Hook::from_name),
-            inuse_since: columns.some_time("inuse_since", row).and_then(|us| UNIX_EPOCH.checked_add(us)),
+            hook: columns.text("hook").ok().and_then(Hook::from_name),
+            inuse_since: columns.time("inuse_since").ok().flatten().and_then(|since| UNIX_EPOCH.checked_add(since)),
             ..Process::default()
         });
         let index = self.profile.processes.len() - 1;
@@ -216,9 +219,9 @@ impl Table {
 
 impl Table {
     /// Adds the losses that a row states for its process. Files of several recordings state several of one process.
-    fn losses(&mut self, process: usize, columns: &Columns, row: usize) -> Result<(), ContentError> {
+    fn losses(&mut self, process: usize, columns: &Columns) -> Result<(), ContentError> {
         // Older versions did not write these columns.
-        let whole = |name: &str| columns.some_whole(name, row).ok().flatten().unwrap_or(0);
+        let whole = |name: &str| columns.some_whole(name).ok().flatten().unwrap_or(0);
         let bound = |name: &str| LossBound {
             samples: whole(&format!("{name}_samples")),
             sampled_bytes: whole(&format!("{name}_sampled_bytes")),
@@ -229,77 +232,117 @@ impl Table {
             inuse_stale: bound("inuse_stale"),
             interval: whole("lost_interval_bytes"),
             peak_unknown: false,
-            inuse_unbounded: columns.flag("inuse_losses_unbounded", row).unwrap_or(false),
-            unbounded: columns.flag("losses_unbounded", row).unwrap_or(false),
-            weights_unproven: columns.flag("weights_unproven", row).unwrap_or(false),
+            inuse_unbounded: columns.flag("inuse_losses_unbounded").unwrap_or(false),
+            unbounded: columns.flag("losses_unbounded").unwrap_or(false),
+            weights_unproven: columns.flag("weights_unproven").unwrap_or(false),
         };
-        if !losses.is_none() && self.losses.insert((process, columns.text("host", row)?.to_owned(), losses)) {
+        if !losses.is_none() && self.losses.insert((process, columns.text("host")?.to_owned(), losses)) {
             self.profile.processes[process].losses.add(&losses);
         }
         Ok(())
     }
 }
 
-/// Access to columns by name, with type checks.
-struct Columns<'a>(&'a RecordBatch);
+/// The columns that are understood, with their values of a row, and type checks.
+struct Columns<'a> {
+    file: &'a ParquetMetaData,
+    cells: HashMap<&'a str, (Column, Cell)>,
+}
 
 impl<'a> Columns<'a> {
-    fn has(&self, name: &str) -> bool {
-        self.0.column_by_name(name).is_some()
+    fn open(file: &'a ParquetMetaData, group: &dyn RowGroupReader, known: &[String]) -> Result<Self, ContentError> {
+        let mut cells = HashMap::new();
+        for (at, column) in file.file_metadata().schema_descr().columns().iter().enumerate() {
+            let [name, inner @ ..] = column.path().parts() else { continue };
+            // Lists are groups of a group of their elements.
+            let deepest = if name == "frames" { 2 } else { 0 };
+            if known.contains(name) && inner.len() <= deepest && !cells.contains_key(name.as_str()) {
+                let pages = group.get_column_page_reader(at).map_err(damaged)?;
+                cells.insert(name.as_str(), (Column::new(column, pages), Cell::Other));
+            }
+        }
+        Ok(Self { file, cells })
     }
 
-    fn get(&self, name: &str) -> Result<&'a dyn Array, ContentError> {
-        self.0.column_by_name(name).map(AsRef::as_ref).ok_or_else(|| {
-            let columns = self.0.schema_ref().fields().iter().take(8).map(|field| field.name().as_str());
-            let columns = columns.collect::<Vec<_>>().join(", ");
-            ContentError::Foreign(format!("Parquet, but not of heapbpf: no column {name} ({columns})"))
+    fn next_row(&mut self) -> Result<(), ContentError> {
+        self.cells.values_mut().try_for_each(|(column, cell)| {
+            *cell = column.value()?;
+            Ok(())
         })
     }
 
-    fn text(&self, name: &str, row: usize) -> Result<&'a str, ContentError> {
-        let column = self.get(name)?.as_string_opt::<i32>().ok_or_else(|| damaged(format!("{name} is no text")))?;
-        Ok(if column.is_null(row) { "" } else { column.value(row) })
+    fn has(&self, name: &str) -> bool {
+        self.cells.contains_key(name)
     }
 
-    fn whole(&self, name: &str, row: usize) -> Result<u64, ContentError> {
-        Ok(self.some_whole(name, row)?.unwrap_or(0))
+    fn missing(&self, name: &str) -> ContentError {
+        let columns = names(self.file).take(8).collect::<Vec<_>>().join(", ");
+        ContentError::Foreign(format!("Parquet, but not of heapbpf: no column {name} ({columns})"))
     }
 
-    fn some_whole(&self, name: &str, row: usize) -> Result<Option<u64>, ContentError> {
-        let column = self.get(name)?.as_primitive_opt::<Int64Type>();
-        let column = column.ok_or_else(|| damaged(format!("{name} is no whole number")))?;
-        Ok(column.is_valid(row).then(|| u64::try_from(column.value(row)).unwrap_or(0)))
+    fn get(&self, name: &str) -> Result<&Cell, ContentError> {
+        self.cells.get(name).map(|(_, cell)| cell).ok_or_else(|| self.missing(name))
     }
 
-    fn real(&self, name: &str, row: usize) -> Result<Option<f64>, ContentError> {
-        let column = self.get(name)?.as_primitive_opt::<Float64Type>();
-        let column = column.ok_or_else(|| damaged(format!("{name} is no number")))?;
-        Ok(column.is_valid(row).then(|| column.value(row)))
+    /// Names of functions, of at most so many levels.
+    fn frames(&mut self, most: usize) -> Result<Vec<Cell>, ContentError> {
+        match self.cells.get_mut("frames") {
+            Some((column, _)) => column.texts(most),
+            None => Err(self.missing("frames")),
+        }
     }
 
-    fn time(&self, name: &str, row: usize) -> Result<u64, ContentError> {
-        let column = self.get(name)?.as_primitive_opt::<TimestampMicrosecondType>();
-        let column = column.ok_or_else(|| damaged(format!("{name} is no time in microseconds")))?;
-        Ok(u64::try_from(column.value(row)).unwrap_or(0))
+    fn text(&self, name: &str) -> Result<&str, ContentError> {
+        match self.get(name)? {
+            Cell::Text(text) => Ok(text),
+            Cell::Null => Ok(""),
+            _ => Err(damaged(format!("{name} is no text"))),
+        }
     }
 
-    /// A time since 1970 in a column that older versions did not write, and that may be NULL.
-    fn some_time(&self, name: &str, row: usize) -> Option<Duration> {
-        let column = self.0.column_by_name(name)?.as_primitive_opt::<TimestampMicrosecondType>()?;
-        let micros = column.is_valid(row).then(|| u64::try_from(column.value(row)).unwrap_or(0));
-        micros.map(Duration::from_micros)
+    fn whole(&self, name: &str) -> Result<u64, ContentError> {
+        Ok(self.some_whole(name)?.unwrap_or(0))
+    }
+
+    fn some_whole(&self, name: &str) -> Result<Option<u64>, ContentError> {
+        match self.get(name)? {
+            Cell::Whole(number) => Ok(Some(u64::try_from(*number).unwrap_or(0))),
+            Cell::Null => Ok(None),
+            _ => Err(damaged(format!("{name} is no whole number"))),
+        }
+    }
+
+    fn real(&self, name: &str) -> Result<Option<f64>, ContentError> {
+        match self.get(name)? {
+            Cell::Real(number) => Ok(Some(*number)),
+            Cell::Null => Ok(None),
+            _ => Err(damaged(format!("{name} is no number"))),
+        }
+    }
+
+    /// A time since 1970.
+    fn time(&self, name: &str) -> Result<Option<Duration>, ContentError> {
+        match self.get(name)? {
+            Cell::Time(micros) => Ok(Some(Duration::from_micros(u64::try_from(*micros).unwrap_or(0)))),
+            Cell::Null => Ok(None),
+            _ => Err(damaged(format!("{name} is no time in microseconds"))),
+        }
     }
 
     /// A column that older versions did not write.
-    fn flag(&self, name: &str, row: usize) -> Option<bool> {
-        self.0.column_by_name(name)?.as_boolean_opt().map(|column| column.value(row))
+    fn flag(&self, name: &str) -> Option<bool> {
+        match self.cells.get(name)?.1 {
+            Cell::Flag(flag) => Some(flag),
+            Cell::Null => Some(false),
+            _ => None,
+        }
     }
 
     /// Sums of allocation or in use; `None` if the table has NULL.
-    fn sums(&self, samples: &str, estimates: &str, row: usize) -> Result<Option<SampleSums>, ContentError> {
-        let Some(bytes) = self.real(&format!("{estimates}_bytes"), row)? else { return Ok(None) };
-        let real = |name: &str| Ok::<_, ContentError>(self.real(&format!("{estimates}_{name}"), row)?.unwrap_or(0.0));
-        let whole = |name: &str| self.some_whole(&format!("{samples}{name}"), row);
+    fn sums(&self, samples: &str, estimates: &str) -> Result<Option<SampleSums>, ContentError> {
+        let Some(bytes) = self.real(&format!("{estimates}_bytes"))? else { return Ok(None) };
+        let real = |name: &str| Ok::<_, ContentError>(self.real(&format!("{estimates}_{name}"))?.unwrap_or(0.0));
+        let whole = |name: &str| self.some_whole(&format!("{samples}{name}"));
         Ok(Some(SampleSums {
             samples: whole("samples")?.unwrap_or(0),
             zero_byte_samples: whole("zero_byte_samples").ok().flatten().unwrap_or(0),

@@ -2,7 +2,6 @@
 
 use super::*;
 use heapbpf_audit::Hook;
-use std::sync::Arc;
 
 #[test]
 fn parquet_keeps_what_a_comparison_needs() {
@@ -32,26 +31,11 @@ fn parquet_keeps_what_a_comparison_needs() {
     assert!(!parse(&written(&without_frees, "parquet")).expect("its own output").header.live);
 }
 
-/// The table with a column of numbers, in place of its own if it has one of that name.
+/// The table as a version writes it that has one column more, or another in place of its own.
 fn with_column(profile: &Profile, name: &str, version: &str) -> Vec<u8> {
-    use ::parquet::arrow::ArrowWriter;
-    use ::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-    use ::parquet::file::properties::WriterProperties;
-    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
-    let file = bytes::Bytes::from(written(profile, "parquet"));
-    let mut batches = ParquetRecordBatchReaderBuilder::try_new(file).expect("our own").build().expect("our own");
-    let batch = batches.next().expect("rows").expect("our own");
-    let fields = batch.schema().fields().clone();
-    let columns = fields.iter().zip(batch.columns()).map(|(it, values)| (it.name().clone(), values.clone(), true));
-    let more: ArrayRef = Arc::new(Int64Array::from(vec![1; batch.num_rows()]));
-    let columns = columns.filter(|column| column.0 != name).chain([(name.to_owned(), more, true)]);
-    let batch = RecordBatch::try_from_iter_with_nullable(columns).expect("equal lengths");
-    let by = WriterProperties::builder().set_created_by(format!("heapbpf {version}")).build();
-    let mut bytes = Vec::new();
-    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(by)).expect("memory");
-    writer.write(&batch).expect("memory");
-    writer.close().expect("memory");
-    bytes
+    let mut profile = profile.clone();
+    profile.header.version = version.into();
+    crate::formats::parquet::tests::with_column(&profile, name)
 }
 
 #[test]
