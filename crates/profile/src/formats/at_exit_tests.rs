@@ -7,6 +7,7 @@ use prost::Message as _;
 use super::{WriteOptions, by_name};
 use crate::estimates::Pool;
 use crate::model::{Profile, Row, Unread};
+use crate::proto::otlp;
 use crate::read::{ContentError, parse};
 use crate::report::{ReportOptions, report};
 use crate::testing;
