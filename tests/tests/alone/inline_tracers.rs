@@ -194,14 +194,6 @@ fn side_by_side(case: &str, tool: &Tool) {
     }
 }
 
-#[test]
-fn bpftrace_counts_malloc() {
-    let case = "inline_tracers_bpftrace_counts_malloc";
-    let Some(_turn) = turn(case) else { return };
-    let Some(tool) = Bpftrace::tool() else { return skipped(case, "no bpftrace (Debian: bpftrace)") };
-    side_by_side(case, &Tool::Bpftrace(tool));
-}
-
 /// As perf and bcc register it, at the very instruction that heapbpf would probe.
 #[test]
 fn a_uprobe_event_counts_malloc() {
@@ -227,13 +219,6 @@ fn a_second_heapbpf_hooks_inline() {
     let case = "inline_tracers_a_second_heapbpf_hooks_inline";
     let Some(_turn) = turn(case) else { return };
     side_by_side(case, &Tool::Heapbpf(Hook::Inline));
-}
-
-#[test]
-fn a_second_heapbpf_probes() {
-    let case = "inline_tracers_a_second_heapbpf_probes";
-    let Some(_turn) = turn(case) else { return };
-    side_by_side(case, &Tool::Heapbpf(Hook::Probe));
 }
 
 /// gdb with a breakpoint at malloc, and another one behind the program's calls, where it holds the program until it is let go.
@@ -346,4 +331,24 @@ fn hooks_stay_in_a_program_as_long_as_a_debugger_is_there() {
     is_as_it_was(pid, case);
     assert_eq!(mapped(pid), [""; 0]);
     assert!(target.end().success());
+}
+
+/// The long set.
+mod long {
+    use super::*;
+
+    #[test]
+    fn bpftrace_counts_malloc() {
+        let case = "inline_tracers_bpftrace_counts_malloc";
+        let Some(_turn) = turn(case) else { return };
+        let Some(tool) = Bpftrace::tool() else { return skipped(case, "no bpftrace (Debian: bpftrace)") };
+        side_by_side(case, &Tool::Bpftrace(tool));
+    }
+
+    #[test]
+    fn a_second_heapbpf_probes() {
+        let case = "inline_tracers_a_second_heapbpf_probes";
+        let Some(_turn) = turn(case) else { return };
+        side_by_side(case, &Tool::Heapbpf(Hook::Probe));
+    }
 }

@@ -18,7 +18,6 @@ mod inline_tracers;
 mod links;
 mod long;
 mod privileges;
-mod python_objects_harmless;
 mod systemd;
 mod usdt;
 mod whole_host;

@@ -222,32 +222,6 @@ fn forked_workers_objects_are_counted() {
     }
 }
 
-/// With debug hooks, each block has 24 bytes more. With malloc in place of the object allocator, nothing counts twice. Under
-/// tracemalloc, the table leads to its functions, which call the object allocator.
-#[test]
-fn other_allocators_of_the_interpreter_count_once() {
-    let case = "other_allocators_of_the_interpreter_count_once";
-    let parts = ["small", "freed", "large", "grows", "shrinks"];
-    let Some(_turn) = turn(case) else { return };
-    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
-    let usual = counted_by_tracemalloc(&python, &parts, &[]);
-    let variables =
-        [("PYTHONMALLOC", "malloc", 0), ("PYTHONMALLOC", "pymalloc_debug", 24), ("PYTHONTRACEMALLOC", "1", 0)];
-    for ((variable, value, extra), options) in variables.into_iter().flat_map(|it| [(it, PROBES), (it, INLINE)]) {
-        let run = Run { variables: &[(variable, value)], options, ..Run::default() };
-        let (profile, stats, pid) = record(&python, &parts, run);
-        assert_eq!(stats.lost(), 0, "{stats:?}");
-        let truth = usual.iter().map(|(line, [bytes, blocks])| (*line, [bytes + extra * blocks, *blocks])).collect();
-        // tracemalloc gets its own tables from malloc, at the lines that it notes.
-        let traces = variable == "PYTHONTRACEMALLOC";
-        let counted = counted_of(&profile, pid, |function| !traces || function.starts_with("python "));
-        assert_equal(&format!("{variable}={value} {}", options[0]), &parts, &truth, &counted, &profile);
-        let missing = profile.process(pid).missing.iter().map(|missing| &missing.why);
-        let is_told = profile.notes.iter().chain(missing).any(|note| note.contains("calls malloc for each"));
-        assert_eq!(is_told, value == "malloc", "{:?}", profile.notes);
-    }
-}
-
 /// Totals are exact at every interval.
 #[test]
 fn totals_alone_are_those_of_every_object() {
@@ -327,4 +301,36 @@ fn what_is_not_counted_without_the_option_is_said() {
     assert!(!found["missing"].to_string().contains("Python's own heap"), "{with}");
     assert!(found["attach"].to_string().contains("python realloc"), "{with}");
     assert!(found["limits"].to_string().contains("free lists"), "{with}");
+}
+
+/// The long set.
+mod long {
+    use super::*;
+
+    /// With debug hooks, each block has 24 bytes more. With malloc in place of the object allocator, nothing counts twice. Under
+    /// tracemalloc, the table leads to its functions, which call the object allocator.
+    #[test]
+    fn other_allocators_of_the_interpreter_count_once() {
+        let case = "other_allocators_of_the_interpreter_count_once";
+        let parts = ["small", "freed", "large", "grows", "shrinks"];
+        let Some(_turn) = turn(case) else { return };
+        let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+        let usual = counted_by_tracemalloc(&python, &parts, &[]);
+        let variables =
+            [("PYTHONMALLOC", "malloc", 0), ("PYTHONMALLOC", "pymalloc_debug", 24), ("PYTHONTRACEMALLOC", "1", 0)];
+        for ((variable, value, extra), options) in variables.into_iter().flat_map(|it| [(it, PROBES), (it, INLINE)]) {
+            let run = Run { variables: &[(variable, value)], options, ..Run::default() };
+            let (profile, stats, pid) = record(&python, &parts, run);
+            assert_eq!(stats.lost(), 0, "{stats:?}");
+            let truth =
+                usual.iter().map(|(line, [bytes, blocks])| (*line, [bytes + extra * blocks, *blocks])).collect();
+            // tracemalloc gets its own tables from malloc, at the lines that it notes.
+            let traces = variable == "PYTHONTRACEMALLOC";
+            let counted = counted_of(&profile, pid, |function| !traces || function.starts_with("python "));
+            assert_equal(&format!("{variable}={value} {}", options[0]), &parts, &truth, &counted, &profile);
+            let missing = profile.process(pid).missing.iter().map(|missing| &missing.why);
+            let is_told = profile.notes.iter().chain(missing).any(|note| note.contains("calls malloc for each"));
+            assert_eq!(is_told, value == "malloc", "{:?}", profile.notes);
+        }
+    }
 }

@@ -185,39 +185,6 @@ fn exceptions_out_of_operator_new() {
     }
 }
 
-/// The same with processes that have links of their own, of one recording or of two. The kernel runs a link of one process in the
-/// calls of the others as far as to replace their return addresses, if it awaits returns.
-#[test]
-fn exceptions_out_of_operator_new_beside_another_process() {
-    let case = "exceptions_out_of_operator_new_beside_another_process";
-    let Some(_turn) = turn(case) else { return };
-    if tool("c++").is_none() {
-        return skipped(case, "no C++ compiler (Debian: g++)");
-    }
-    let throwing = program("throwing");
-    for allocator in PRELOADED.iter().filter(|allocator| allocator.name != "mimalloc") {
-        for (recordings, link) in [(1, "session"), (2, "session"), (2, "multi"), (2, "perf")] {
-            let Some(mut command) = allocator.command(case, &throwing) else { continue };
-            command.args(["200"]);
-            let mut targets = [Target::start_command(&mut command), Target::start_command(&mut command)];
-            let [first, second] = [targets[0].pid(), targets[1].pid()];
-            let of = |pid: u32| Recorder::of(pid, 1).option("--link", link).flag("--no-follow");
-            let recordings: Vec<_> = match recordings {
-                1 => vec![of(first).pid(second).start()],
-                _ => vec![of(first).start(), of(second).start()],
-            };
-            let truths = targets.each_mut().map(Target::run);
-            let outcomes: Vec<_> = recordings.into_iter().map(|recording| recording.stop().results()).collect();
-            for ((pid, truth), (profile, stats)) in
-                [first, second].into_iter().zip(&truths).zip(outcomes.iter().cycle())
-            {
-                checks::sites_of(profile, pid, truth, 1, Compare::All);
-                assert!(stats.failed >= truth.failed && stats.lost() == 0, "{}, {link}: {stats:?}", allocator.name);
-            }
-        }
-    }
-}
-
 #[test]
 fn static_programs_and_musl() {
     let case = "static_programs_and_musl";
@@ -435,5 +402,43 @@ fn a_crowd_of_mappings_hides_no_allocator() {
             what.is_some_and(|missing| missing.why.contains("are not kept, as there are more than 8192")),
             "{missing:?}"
         );
+    }
+}
+
+/// The long set.
+mod long {
+    use super::*;
+
+    /// The same with processes that have links of their own, of one recording or of two. The kernel runs a link of one process in the
+    /// calls of the others as far as to replace their return addresses, if it awaits returns.
+    #[test]
+    fn exceptions_out_of_operator_new_beside_another_process() {
+        let case = "exceptions_out_of_operator_new_beside_another_process";
+        let Some(_turn) = turn(case) else { return };
+        if tool("c++").is_none() {
+            return skipped(case, "no C++ compiler (Debian: g++)");
+        }
+        let throwing = program("throwing");
+        for allocator in PRELOADED.iter().filter(|allocator| allocator.name != "mimalloc") {
+            for (recordings, link) in [(1, "session"), (2, "session"), (2, "multi"), (2, "perf")] {
+                let Some(mut command) = allocator.command(case, &throwing) else { continue };
+                command.args(["200"]);
+                let mut targets = [Target::start_command(&mut command), Target::start_command(&mut command)];
+                let [first, second] = [targets[0].pid(), targets[1].pid()];
+                let of = |pid: u32| Recorder::of(pid, 1).option("--link", link).flag("--no-follow");
+                let recordings: Vec<_> = match recordings {
+                    1 => vec![of(first).pid(second).start()],
+                    _ => vec![of(first).start(), of(second).start()],
+                };
+                let truths = targets.each_mut().map(Target::run);
+                let outcomes: Vec<_> = recordings.into_iter().map(|recording| recording.stop().results()).collect();
+                for ((pid, truth), (profile, stats)) in
+                    [first, second].into_iter().zip(&truths).zip(outcomes.iter().cycle())
+                {
+                    checks::sites_of(profile, pid, truth, 1, Compare::All);
+                    assert!(stats.failed >= truth.failed && stats.lost() == 0, "{}, {link}: {stats:?}", allocator.name);
+                }
+            }
+        }
     }
 }

@@ -4,6 +4,7 @@ mod coverage;
 mod floods;
 mod growth;
 mod kernels;
+mod python_objects_harmless;
 mod soak;
 mod torture;
 mod torture_targets;
