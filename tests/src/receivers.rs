@@ -7,12 +7,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use opentelemetry_proto::tonic::collector::profiles::v1development::profiles_service_server::{
-    ProfilesService, ProfilesServiceServer,
-};
-use opentelemetry_proto::tonic::collector::profiles::v1development::{
-    ExportProfilesServiceRequest, ExportProfilesServiceResponse,
-};
+use heapbpf_profile::proto::otlp::ProfilesData;
+use heapbpf_testing::grpc;
+use prost::Message as _;
+
+/// The method of OpenTelemetry's collector that takes profiles.
+const EXPORT: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 
 /// A reserved loopback port on which nothing listens, so that connections are refused.
 pub struct Reserved {
@@ -154,38 +154,16 @@ fn read_request(stream: &mut impl BufRead) -> Option<Request> {
     Some(request)
 }
 
-struct Collector(Store<ExportProfilesServiceRequest>);
-
-#[tonic::async_trait]
-impl ProfilesService for Collector {
-    async fn export(
-        &self,
-        request: tonic::Request<ExportProfilesServiceRequest>,
-    ) -> Result<tonic::Response<ExportProfilesServiceResponse>, tonic::Status> {
-        if self.0.take(request.into_inner()) {
-            Ok(tonic::Response::new(ExportProfilesServiceResponse::default()))
-        } else {
-            Err(tonic::Status::unavailable("busy"))
-        }
-    }
-}
-
 /// Starts OpenTelemetry's collector service for profiles over gRPC; while unavailable it answers `UNAVAILABLE`.
 ///
 /// # Panics
 /// If it cannot be started.
-pub fn collector(reserved: Reserved) -> Store<ExportProfilesServiceRequest> {
+pub fn collector(reserved: Reserved) -> Store<ProfilesData> {
     let store = Store::default();
-    let service = ProfilesServiceServer::new(Collector(store.clone()));
-    let listener = reserved.listen();
-    listener.set_nonblocking(true).expect("a socket of our own");
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(async {
-            let listener = tokio::net::TcpListener::from_std(listener).expect("it listens");
-            let incoming = tonic::transport::server::TcpIncoming::from(listener);
-            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await
-        })
+    let own = store.clone();
+    grpc::serve(reserved.listen(), EXPORT, move |message| {
+        let is_taken = own.take(ProfilesData::decode(message).expect("a request"));
+        if is_taken { Ok(Vec::new()) } else { Err((14, "busy")) }
     });
     store
 }

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use flate2::read::GzDecoder;
+use heapbpf_profile::proto::otlp::ProfilesData;
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::program::program;
 use heapbpf_tests::receivers::{Request, Reserved, collector, http_store};
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::scrape::{Answer, get};
 use heapbpf_tests::target::{Target, until};
-use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceRequest;
 use prost::Message;
 
 /// The parts of a pushed profile that show whether something is missing: its period, and what was allocated in it.
@@ -55,7 +55,7 @@ fn of_pprof(gzip: &[u8]) -> Part {
     }
 }
 
-fn of_otlp(message: &ExportProfilesServiceRequest) -> Part {
+fn of_otlp(message: &ProfilesData) -> Part {
     let strings = &message.dictionary.as_ref().expect("a dictionary").string_table;
     let profiles = message.resource_profiles.iter().flat_map(|resource| &resource.scope_profiles);
     let profiles: Vec<_> = profiles.flat_map(|scope| &scope.profiles).collect();

@@ -17,6 +17,9 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "grpc")]
+pub mod grpc;
+
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write as _;

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use opentelemetry_proto::tonic::profiles::v1development as otlp;
 use prost::Message as _;
 
 use super::{WriteOptions, by_name};

@@ -6,15 +6,12 @@
 use std::collections::HashMap;
 use std::io;
 
-use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, InstrumentationScope, KeyValue};
-use opentelemetry_proto::tonic::profiles::v1development as otlp;
-use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
 
 use super::pprof::{Encoded, encode_with_processes};
 use super::{Format, FormatError, WriteOptions};
 use crate::model::{Process, Profile};
+use crate::proto::otlp::{self, Any, AnyValue, ArrayValue, InstrumentationScope, KeyValue, Resource};
 use crate::proto::pprof as proto;
 use crate::value::Value;
 
@@ -65,9 +62,7 @@ pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
             with_value.filter(|(_, value)| *value != 0).map(|((stack_index, attribute_indices), value)| otlp::Sample {
                 stack_index: *stack_index,
                 attribute_indices: attribute_indices.clone(),
-                link_index: 0,
                 values: vec![value],
-                timestamps_unix_nano: Vec::new(),
             });
         let kind = held(column).map_or_else(|| message.sample_type[column], |(kind, _)| *kind);
         otlp::Profile {
@@ -78,14 +73,9 @@ pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
             period_type: message.period_type.map(value_type),
             period: message.period,
             attribute_indices: about.clone(),
-            ..otlp::Profile::default()
         }
     };
-    let scope = InstrumentationScope {
-        name: "heapbpf".into(),
-        version: profile.header.version.clone(),
-        ..InstrumentationScope::default()
-    };
+    let scope = InstrumentationScope { name: "heapbpf".into(), version: profile.header.version.clone() };
     // Without frees there is no profile of memory in use, and a process that has not ended has none of memory at exit.
     let known = |process: usize| {
         let columns = columns.iter().copied();
@@ -103,9 +93,7 @@ pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
             scope_profiles: vec![otlp::ScopeProfiles {
                 scope: Some(scope.clone()),
                 profiles: known(index).map(|column| one_profile(index, column)).collect(),
-                schema_url: String::new(),
             }],
-            schema_url: String::new(),
         })
         .collect();
     otlp::ProfilesData { resource_profiles, dictionary: Some(tables.dictionary(message)) }
@@ -124,11 +112,11 @@ fn resource(profile: &Profile, process: &Process) -> Resource {
     let mut attributes = Vec::new();
     let mut attribute = |key: &str, value: Any| {
         let value = Some(AnyValue { value: Some(value) });
-        attributes.push(KeyValue { key: key.into(), value, ..KeyValue::default() });
+        attributes.push(KeyValue { key: key.into(), value });
     };
-    attribute("process.pid", Any::IntValue(process.pid.into()));
+    attribute("process.pid", Any::Int(process.pid.into()));
     if let Some(inner) = process.namespace_pid {
-        attribute("process.vpid", Any::IntValue(inner.into()));
+        attribute("process.vpid", Any::Int(inner.into()));
     }
     for (key, value) in [
         ("service.name", &process.comm),
@@ -141,13 +129,13 @@ fn resource(profile: &Profile, process: &Process) -> Resource {
         ("host.name", &profile.header.host),
     ] {
         if !value.is_empty() {
-            attribute(key, Any::StringValue(value.clone()));
+            attribute(key, Any::String(value.clone()));
         }
     }
     if let Some(hook) = process.hook {
-        attribute("heapbpf.hook", Any::StringValue(hook.name().into()));
+        attribute("heapbpf.hook", Any::String(hook.name().into()));
     }
-    Resource { attributes, ..Resource::default() }
+    Resource { attributes }
 }
 
 /// The tables of the dictionary. The first entry of each is empty, so that index 0 means "none".
@@ -187,7 +175,7 @@ impl Tables {
     fn attribute(&mut self, key: &str, value: Any) -> i32 {
         let key_strindex = self.string(key);
         let value = Some(AnyValue { value: Some(value) });
-        self.attributes.push(otlp::KeyValueAndUnit { key_strindex, value, unit_strindex: 0 });
+        self.attributes.push(otlp::KeyValueAndUnit { key_strindex, value });
         self.attributes.len() as i32 - 1
     }
 
@@ -196,7 +184,7 @@ impl Tables {
         if let Some(&known) = self.attribute_ids.get(&ids) {
             return known;
         }
-        let id = self.attribute(key, Any::StringValue(text.into()));
+        let id = self.attribute(key, Any::String(text.into()));
         self.attribute_ids.insert(ids, id);
         id
     }
@@ -226,10 +214,10 @@ impl Tables {
     /// Attributes for what pprof has fields for.
     fn about(&mut self, message: &proto::Profile) -> Vec<i32> {
         let text = |id: i64| message.string_table[id as usize].clone();
-        let comments = message.comment.iter().map(|&id| AnyValue { value: Some(Any::StringValue(text(id))) }).collect();
+        let comments = message.comment.iter().map(|&id| AnyValue { value: Some(Any::String(text(id))) }).collect();
         vec![
-            self.attribute("pprof.profile.comment", Any::ArrayValue(ArrayValue { values: comments })),
-            self.attribute("pprof.profile.drop_frames", Any::StringValue(text(message.drop_frames))),
+            self.attribute("pprof.profile.comment", Any::Array(ArrayValue { values: comments })),
+            self.attribute("pprof.profile.drop_frames", Any::String(text(message.drop_frames))),
         ]
     }
 
@@ -251,8 +239,7 @@ impl Tables {
             });
         }
         let native = self.text_attribute("profile.frame.type", "native");
-        let line =
-            |line: &proto::Line| otlp::Line { function_index: line.function_id as i32, line: line.line, column: 0 };
+        let line = |line: &proto::Line| otlp::Line { function_index: line.function_id as i32, line: line.line };
         let location = |location: &proto::Location| otlp::Location {
             mapping_index: location.mapping_id as i32,
             address: location.address,
@@ -263,7 +250,6 @@ impl Tables {
             name_strindex: index(function.name),
             system_name_strindex: index(function.system_name),
             filename_strindex: index(function.filename),
-            start_line: 0,
         };
         let locations = std::iter::once(otlp::Location::default()).chain(message.location.iter().map(location));
         let functions = std::iter::once(otlp::Function::default()).chain(message.function.iter().map(function));
@@ -271,7 +257,7 @@ impl Tables {
             mapping_table,
             location_table: locations.collect(),
             function_table: functions.collect(),
-            link_table: vec![otlp::Link::default()],
+            link_table: vec![otlp::Link {}],
             string_table: self.strings,
             attribute_table: self.attributes,
             stack_table: self.stacks,
@@ -321,8 +307,7 @@ mod tests {
         let of_go = |id: &i32| {
             let attribute = &dictionary.attribute_table[*id as usize];
             let value = attribute.value.as_ref().and_then(|value| value.value.clone());
-            text(attribute.key_strindex) == "heapbpf.stack.source"
-                && value == Some(Any::StringValue("go runtime".into()))
+            text(attribute.key_strindex) == "heapbpf.stack.source" && value == Some(Any::String("go runtime".into()))
         };
         let profiles = data.resource_profiles.iter().flat_map(|resource| &resource.scope_profiles[0].profiles);
         let samples: Vec<_> = profiles.flat_map(|profile| &profile.samples).collect();

@@ -6,6 +6,7 @@
 mod backoff;
 mod batch;
 pub mod destination;
+mod grpc;
 mod multipart;
 mod queue;
 mod sender;

@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceRequest;
-use opentelemetry_proto::tonic::collector::profiles::v1development::profiles_service_client::ProfilesServiceClient;
+use heapbpf_profile::proto::otlp::ProfilesData;
 use prost::Message as _;
-use tonic::metadata::MetadataValue;
-use tonic::transport::{Channel, Endpoint};
 
 use super::backoff::Backoff;
 use super::batch::Batch;
 use super::destination::{Destination, Protocol};
+use super::grpc;
 use super::queue::Queue;
 
 /// Timeout of a request. A destination that takes longer counts as unavailable.
-const TIMEOUT: Duration = Duration::from_secs(30);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// What heapbpf calls itself.
+pub(super) const NAME: &str = concat!("heapbpf/", env!("CARGO_PKG_VERSION"));
 
 /// The outcome of an attempt.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+pub(super) enum Outcome {
     Delivered,
     /// The destination will never accept this batch.
     Rejected(String),
@@ -71,24 +71,20 @@ pub fn run(destination: &Destination, queue: &Queue) {
 /// The connection to a destination.
 enum Wire {
     Http(ureq::Agent),
-    Grpc { runtime: tokio::runtime::Runtime, channel: Channel },
+    Grpc(tokio::runtime::Runtime),
 }
 
 impl Wire {
-    fn open(destination: &Destination) -> anyhow::Result<Self> {
+    fn open(destination: &Destination) -> std::io::Result<Self> {
         if destination.protocol == Protocol::OtlpGrpc {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let endpoint = Endpoint::from_shared(destination.origin.clone())?;
-            let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT).timeout(TIMEOUT);
-            let channel = runtime.block_on(async { endpoint.connect_lazy() });
-            return Ok(Self::Grpc { runtime, channel });
+            return Ok(Self::Grpc(tokio::runtime::Builder::new_current_thread().enable_all().build()?));
         }
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(TIMEOUT))
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .http_status_as_error(false)
             .max_redirects(0)
-            .user_agent(concat!("heapbpf/", env!("CARGO_PKG_VERSION")))
+            .user_agent(NAME)
             .build();
         Ok(Self::Http(config.new_agent()))
     }
@@ -96,7 +92,11 @@ impl Wire {
     fn send(&mut self, destination: &Destination, batch: &Batch) -> Outcome {
         match self {
             Self::Http(agent) => post(agent, destination, batch),
-            Self::Grpc { runtime, channel } => runtime.block_on(export(channel.clone(), destination, batch)),
+            // A file of the spool may hold anything.
+            Self::Grpc(runtime) => match ProfilesData::decode(&batch.body[..]) {
+                Ok(_) => runtime.block_on(grpc::export(destination, &batch.body)),
+                Err(error) => Outcome::Rejected(error.to_string()),
+            },
         }
     }
 }
@@ -122,30 +122,6 @@ fn of_status(status: u16) -> Outcome {
         400..=499 => Outcome::Rejected(format!("status {status}")),
         _ => Outcome::Failed(format!("status {status}")),
     }
-}
-
-async fn export(channel: Channel, destination: &Destination, batch: &Batch) -> Outcome {
-    let message = match ExportProfilesServiceRequest::decode(&batch.body[..]) {
-        Ok(message) => message,
-        Err(error) => return Outcome::Rejected(error.to_string()),
-    };
-    let mut request = tonic::Request::new(message);
-    if let Some(value) = destination.authorization.as_ref().and_then(|text| MetadataValue::try_from(text).ok()) {
-        request.metadata_mut().insert("authorization", value);
-    }
-    match ProfilesServiceClient::new(channel).export(request).await {
-        Ok(_) => Outcome::Delivered,
-        Err(status) => match status.code() {
-            tonic::Code::InvalidArgument | tonic::Code::OutOfRange | tonic::Code::DataLoss => {
-                Outcome::Rejected(said(&status))
-            }
-            _ => Outcome::Failed(said(&status)),
-        },
-    }
-}
-
-fn said(status: &tonic::Status) -> String {
-    format!("{} ({})", status.message(), status.code())
 }
 
 #[cfg(test)]

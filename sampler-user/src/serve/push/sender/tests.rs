@@ -5,11 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
-use opentelemetry_proto::tonic::collector::profiles::v1development::profiles_service_server::{
-    ProfilesService, ProfilesServiceServer,
-};
-use tonic::transport::server::TcpIncoming;
+use heapbpf_profile::proto::otlp::{ExportProfilesPartialSuccess, ExportProfilesServiceResponse};
 
 use super::super::batch::batches;
 use super::super::spool::SpoolOptions;
@@ -170,7 +166,7 @@ fn otlp_over_http_arrives_as_the_collectors_request() {
     assert_eq!(Wire::open(&destination).unwrap().send(&destination, &batch), Outcome::Delivered);
     let request = received.lock().unwrap()[0].clone();
     assert!(request.head.starts_with("POST /v1development/profiles "), "{}", request.head);
-    let message = ExportProfilesServiceRequest::decode(&request.body[..]).unwrap();
+    let message = ProfilesData::decode(&request.body[..]).unwrap();
     assert_eq!(message.resource_profiles.len(), testing::small().processes.len());
     assert!(message.dictionary.unwrap().stack_table.len() > 1);
 }
@@ -196,47 +192,23 @@ fn pyroscope_gets_multipart_or_json() {
     assert_eq!(pprof[..3], [0x1f, 0x8b, 8]);
 }
 
-/// The collector's service, as OpenTelemetry defines it.
-#[derive(Clone, Default)]
-struct Collector {
-    received: Arc<Mutex<Vec<ExportProfilesServiceRequest>>>,
-    away: Arc<Mutex<u32>>,
-}
-
-#[tonic::async_trait]
-impl ProfilesService for Collector {
-    async fn export(
-        &self,
-        request: tonic::Request<ExportProfilesServiceRequest>,
-    ) -> Result<tonic::Response<ExportProfilesServiceResponse>, tonic::Status> {
-        let mut away = self.away.lock().unwrap();
-        if *away > 0 {
-            *away -= 1;
-            return Err(tonic::Status::unavailable("later"));
-        }
-        self.received.lock().unwrap().push(request.into_inner());
-        Ok(tonic::Response::new(ExportProfilesServiceResponse::default()))
-    }
-}
-
 #[test]
 fn otlp_over_grpc_arrives_at_a_collector_that_was_busy() {
     let (listener, address) = listener();
-    listener.set_nonblocking(true).unwrap();
-    let collector = Collector { away: Arc::new(Mutex::new(2)), ..Collector::default() };
-    let service = ProfilesServiceServer::new(collector.clone());
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).unwrap());
-            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
-        });
+    let part = ExportProfilesPartialSuccess { rejected_profiles: 2, error_message: "too old".into() };
+    let partly = ExportProfilesServiceResponse { partial_success: Some(part) }.encode_to_vec();
+    let answers = [Err((14, "later")), Err((14, "later")), Ok(vec![]), Ok(vec![]), Err((3, "not%20so")), Ok(partly)];
+    let answers = Mutex::new(answers.into_iter());
+    let received: Arc<Mutex<Vec<ProfilesData>>> = Arc::default();
+    let taken = Arc::clone(&received);
+    heapbpf_testing::grpc::serve(listener, grpc::METHOD, move |message| {
+        let answer = answers.lock().unwrap().next().unwrap();
+        answer.inspect(|_| taken.lock().unwrap().push(ProfilesData::decode(message).unwrap()))
     });
     let destination = Destination::parse(&format!("otlp+grpc://{address}")).unwrap();
+    let batch = batches(&destination, &testing::small()).unwrap();
     let queue = Queue::in_memory();
-    for _ in 0..2 {
-        queue.push(&batches(&destination, &testing::small()).unwrap());
-    }
+    (0..2).for_each(|_| assert_eq!(queue.push(&batch), None));
     std::thread::scope(|scope| {
         scope.spawn(|| run(&destination, &queue));
         assert!(queue.wait_until_empty(Instant::now() + PATIENCE));
@@ -244,7 +216,11 @@ fn otlp_over_grpc_arrives_at_a_collector_that_was_busy() {
     });
     let counts = queue.counts();
     assert_eq!((counts.delivered, counts.failures, counts.rejected), (2, 2, 0));
-    let received = collector.received.lock().unwrap();
+    let received = received.lock().unwrap().clone();
     assert_eq!(received.len(), 2);
     assert_eq!(received[0].resource_profiles.len(), testing::small().processes.len());
+    let mut wire = Wire::open(&destination).unwrap();
+    for refused in ["not so (gRPC status 3)", "2 of its parts: too old"] {
+        assert_eq!(wire.send(&destination, &batch), Outcome::Rejected(refused.into()));
+    }
 }
