@@ -4,15 +4,20 @@ use std::sync::Arc;
 
 use rustls::CertificateError;
 use ureq::config::ConfigBuilder;
-use ureq::tls::{RootCerts, TlsConfig};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::typestate::AgentScope;
 
-/// The settings of an agent: servers are verified as the system does it (`SSL_CERT_FILE` and `SSL_CERT_DIR` replace its authorities), a status is no error, and heapbpf says who it is. Time
-/// limits and redirects are the caller's.
+/// The settings of an agent: servers are verified by the system's authorities (`SSL_CERT_FILE` and `SSL_CERT_DIR` replace them), a
+/// status is no error, and heapbpf says who it is. Time limits and redirects are the caller's.
 pub fn settings() -> ConfigBuilder<AgentScope> {
+    let found = rustls_native_certs::load_native_certs();
+    for error in found.errors {
+        log::warn!("an authority's certificate cannot be used: {error}");
+    }
+    let authorities: Vec<_> = found.certs.iter().map(|one| Certificate::from_der(one).to_owned()).collect();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let tls = TlsConfig::builder()
-        .root_certs(RootCerts::PlatformVerifier)
+        .root_certs(RootCerts::Specific(Arc::new(authorities)))
         .unversioned_rustls_crypto_provider(provider)
         .build();
     ureq::Agent::config_builder()
