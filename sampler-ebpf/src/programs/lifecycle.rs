@@ -2,8 +2,6 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::programs::RawTracePointContext;
-use aya_log_ebpf::warn;
 use sampler_ebpf::abi::{Counters, ProcessKey, kind, link_kind, target_rule};
 
 use crate::config::config;
@@ -49,9 +47,8 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     } else {
         link_kind::SHARED
     };
-    if !target::list_as(child_tgid, kind) {
-        warn!(&RawTracePointContext::new(ctx), "no room for the target {}, a child of {}", child_tgid, parent_tgid);
-    } else if !output::submit_process(kind::FORK, process_of(parent), process_of(child)) {
+    // If there is no room for it, that is counted.
+    if target::list_as(child_tgid, kind) && !output::submit_process(kind::FORK, process_of(parent), process_of(child)) {
         count_process_event_lost();
     }
     0
@@ -80,7 +77,7 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
         if state.is_tracked() {
             was_tracked = true;
             ended = state.process;
-            flush(ctx, state);
+            flush(state);
         }
         state.status = NEW;
     }
@@ -96,11 +93,11 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
 /// `sched_process_exit`; runs for every thread.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exit")]
-pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
+pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
     if let Some(state) = THREADS.current()
         && state.is_tracked()
     {
-        flush(ctx, state);
+        flush(state);
         state.status = NEW;
     }
     let task = current_task();
@@ -130,7 +127,7 @@ pub extern "C" fn thread_freed(ctx: *mut c_void) -> i32 {
     if let Some(state) = state
         && state.is_tracked()
     {
-        flush(ctx, state);
+        flush(state);
         state.status = NEW;
     }
     0
@@ -138,7 +135,7 @@ pub extern "C" fn thread_freed(ctx: *mut c_void) -> i32 {
 
 /// Adds a thread's counters to its process's totals and clears them.
 #[inline(always)]
-fn flush(ctx: *mut c_void, state: &mut ThreadState) {
+fn flush(state: &mut ThreadState) {
     state.abandon_all();
     // All in one place: a copy would take half of the program's stack.
     state.counters.calls = state.calls;
@@ -146,12 +143,8 @@ fn flush(ctx: *mut c_void, state: &mut ThreadState) {
     state.counters.unsampled_bytes = state.unsampled_bytes;
     state.counters.frees_seen = state.frees_seen;
     state.counters.threads = 1;
-    let totals = totals_of(state.process);
-    if totals.is_none() {
-        warn!(&RawTracePointContext::new(ctx), "no room for the totals of process {}", state.process.tgid);
-    }
-    // There is no space for the process: its counts go to the unattributed counters, so that the sums still add up.
-    if let Some(totals) = totals.or_else(|| maps::UNATTRIBUTED.get_ptr_mut(0)) {
+    // If there is no space for the process, its counts go to the unattributed counters, so that the sums still add up.
+    if let Some(totals) = totals_of(state.process).or_else(|| maps::UNATTRIBUTED.get_ptr_mut(0)) {
         let mut i = 0;
         while i < sampler_ebpf::abi::COUNTERS {
             // SAFETY: `totals` is a value of the map, which consists of `COUNTERS` u64s, and `i` is below that.

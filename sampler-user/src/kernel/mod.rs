@@ -12,7 +12,6 @@ pub mod inline;
 pub mod lifecycle;
 pub mod live_map;
 pub mod loader;
-pub mod log;
 pub mod mappings;
 pub mod no_ops;
 pub mod object;

@@ -304,11 +304,6 @@ impl Programs {
         self.process_iterator.as_fd()
     }
 
-    /// A program that writes to the log. The log's map is found by this program's ID.
-    pub fn logging_program(&self) -> BorrowedFd<'_> {
-        self.lifecycle.exit.program()
-    }
-
     /// The better kinds of link that this kernel refused, with the reasons.
     pub fn refusals(&self) -> &[(LinkKind, String)] {
         &self.refusals
@@ -467,8 +462,6 @@ mod tests {
                             if cfg!(target_arch = "x86_64") {
                                 programs.load_announcements(&loader, live == 1, false).unwrap();
                             }
-                            let log = crate::kernel::log::KernelLog::open(programs.logging_program());
-                            assert!(log.is_open(), "the programs' log is found by the program's id");
                         }
                         Err(error) if kind == LinkKind::Session && !loader.knows_sessions() => {
                             skipped(error);

@@ -100,11 +100,6 @@ pub fn load_program(spec: &ProgramSpec<'_>) -> Result<OwnedFd, (io::Error, Strin
     }
 }
 
-/// The ID of a loaded program.
-pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
-    program_info(program).map(|info| info.id)
-}
-
 /// How many runs of a program the kernel skipped: a program does not run a second time on a processor on which it has been
 /// interrupted.
 pub fn runs_skipped(program: BorrowedFd<'_>) -> io::Result<u64> {

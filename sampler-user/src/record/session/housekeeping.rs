@@ -49,7 +49,6 @@ impl Housekeeping {
 impl Session {
     /// Does the work that is slow or must be delayed.
     pub(super) fn housekeep(&mut self, now: u64) {
-        self.kernel.log.flush();
         let looked = self.attaching.look_again();
         self.errors.note(Step::Targets, looked, now);
         self.reconcile_if_lossy();

@@ -30,7 +30,6 @@ use crate::kernel::incarnations::Incarnations;
 use crate::kernel::inline::{self, InlineMap, InlinePrograms};
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
-use crate::kernel::log::KernelLog;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::object;
 use crate::kernel::programs::Programs;
@@ -65,7 +64,6 @@ pub(super) struct KernelMaps {
     pub(super) live_map: LiveMap,
     pub(super) live_entries: LiveEntries,
     pub(super) totals: Totals,
-    pub(super) log: KernelLog,
 }
 
 /// The state of one recording.
@@ -155,7 +153,6 @@ impl Session {
             live_map: LiveMap::open(&loader)?,
             live_entries: LiveEntries::open(&loader)?,
             totals: Totals::open(&loader)?,
-            log: KernelLog::open(programs.logging_program()),
         };
         let inline = if let Some(ends) = ends {
             programs.lifecycle.hold_inline_ends(ends);
