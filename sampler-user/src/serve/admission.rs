@@ -2,15 +2,14 @@
 
 use std::net::IpAddr;
 
-use axum::extract::Request;
-use axum::http::uri::Authority;
-use axum::http::{StatusCode, header};
+use hyper::http::uri::Authority;
+use hyper::{Request, StatusCode, header};
 
 /// Checks that a request without a body has parameters that can be decoded.
 ///
 /// # Errors
 /// Returns the status and a sentence for the client.
-pub fn check_form(request: &Request) -> Result<(), (StatusCode, String)> {
+pub fn check_form(request: &Request<()>) -> Result<(), (StatusCode, String)> {
     let headers = request.headers();
     let has_body = headers.contains_key(header::TRANSFER_ENCODING)
         || headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
@@ -42,7 +41,7 @@ fn bad_escape(query: &str) -> Option<String> {
 ///
 /// # Errors
 /// Returns the status and a sentence for the client.
-pub fn check_host(request: &Request) -> Result<(), (StatusCode, String)> {
+pub fn check_host(request: &Request<()>) -> Result<(), (StatusCode, String)> {
     let named = |bytes: &[u8]| Authority::try_from(bytes).map(|authority| authority.host().to_owned());
     let headers = request.headers().get_all(header::HOST).iter().map(|value| named(value.as_bytes()));
     let hosts = headers.chain(request.uri().host().map(|host| Ok(host.to_owned())));
@@ -67,14 +66,13 @@ fn is_this_host(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axum::body::Body;
 
-    fn request(uri: &str, headers: &[(&str, &str)]) -> Request {
+    fn request(uri: &str, headers: &[(&str, &str)]) -> Request<()> {
         let mut request = Request::builder().uri(uri);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        request.body(Body::empty()).expect("a request")
+        request.body(()).expect("a request")
     }
 
     #[test]

@@ -1,20 +1,24 @@
 //! Accepts connections, limits their number, and times out slow clients.
 
+use std::convert::Infallible;
 use std::net::TcpListener;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
+
+use super::routes::Routes;
 
 /// Maximum number of connections. Further ones wait in the kernel's queue.
 const MOST_CONNECTIONS: usize = 512;
@@ -28,7 +32,7 @@ const LONGEST_HEAD: usize = 16 << 10;
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Answers requests until `stopped` is sent to or its sender is dropped. With `tls`, connections are encrypted.
-pub async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, router: Router, stopped: oneshot::Receiver<()>) {
+pub async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, routes: Routes, stopped: oneshot::Receiver<()>) {
     let listener = match tokio::net::TcpListener::from_std(socket) {
         Ok(listener) => listener,
         Err(error) => {
@@ -55,9 +59,9 @@ pub async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, router: Router
                 continue;
             }
         };
-        let (router, tls, watcher) = (router.clone(), tls.clone(), under_way.watcher());
+        let (routes, tls, watcher) = (routes.clone(), tls.clone(), under_way.watcher());
         tokio::spawn(async move {
-            if let Err(error) = converse(stream, tls, router, watcher).await {
+            if let Err(error) = converse(stream, tls, routes, watcher).await {
                 log::debug!("a connection ended: {error}");
             }
             drop(permit);
@@ -71,7 +75,7 @@ pub async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, router: Router
 async fn converse(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
-    router: Router,
+    routes: Routes,
     watcher: Watcher,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let _ = stream.set_nodelay(true);
@@ -79,20 +83,24 @@ async fn converse(
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
     let stream = Box::pin(stream);
     match tls {
-        None => answer(stream, router, watcher).await,
-        Some(tls) => answer(tokio::time::timeout(READ_TIMEOUT, tls.accept(stream)).await??, router, watcher).await,
+        None => answer(stream, routes, watcher).await,
+        Some(tls) => answer(tokio::time::timeout(READ_TIMEOUT, tls.accept(stream)).await??, routes, watcher).await,
     }
 }
 
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
-    router: Router,
+    routes: Routes,
     watcher: Watcher,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let routes = routes.clone();
+        async move { Ok::<_, Infallible>(routes.answer(request).await) }
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(READ_TIMEOUT)
         .max_buf_size(LONGEST_HEAD)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     Ok(watcher.watch(connection).await?)
 }

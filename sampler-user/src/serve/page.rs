@@ -11,7 +11,7 @@ use std::io::{self, BufWriter, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use axum::body::Bytes;
+use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde::Serialize;

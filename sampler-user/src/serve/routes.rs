@@ -4,14 +4,11 @@ use std::io::{ErrorKind, Read as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use axum::body::Bytes;
-use axum::extract::{Query, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Extension, Router};
+use bytes::Bytes;
 use flate2::read::GzDecoder;
+use http_body_util::Full;
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use prost::Message as _;
 use tokio::sync::SemaphorePermit;
 
@@ -39,6 +36,7 @@ const MOST_SCRAPES: usize = 256;
 const MOST_DIFFERENCES: usize = 128;
 /// What an encoding for the page is called among those of a profile.
 const PAGE: &str = "page";
+const PLAIN: &str = "text/plain; charset=utf-8";
 const ALLOC_SPACE: &str = "alloc_space";
 const INUSE_SPACE: &str = "inuse_space";
 
@@ -66,27 +64,40 @@ struct Client {
     scope: Filter,
 }
 
+/// An answer to a client.
+pub type Answer = Response<Full<Bytes>>;
+
 /// An answer without a profile: a status and a sentence.
 struct Refusal(StatusCode, String);
 
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let Self(status, mut text) = self;
+impl From<Refusal> for Answer {
+    fn from(Refusal(status, mut text): Refusal) -> Self {
         text.push('\n');
-        let mut response = (status, text).into_response();
-        let headers = response.headers_mut();
-        if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::UNAUTHORIZED) {
+        let mut response = answer([(header::CONTENT_TYPE, PLAIN)], text);
+        *response.status_mut() = status;
+        let extra: &[(HeaderName, &str)] = match status {
             // Its connection is for others.
-            headers.insert(header::CONNECTION, header::HeaderValue::from_static("close"));
-        }
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            headers.insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
-        }
-        if status == StatusCode::UNAUTHORIZED {
-            headers.insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+            StatusCode::SERVICE_UNAVAILABLE => &[(header::CONNECTION, "close"), (header::RETRY_AFTER, "1")],
+            StatusCode::UNAUTHORIZED => &[(header::CONNECTION, "close"), (header::WWW_AUTHENTICATE, "Bearer")],
+            StatusCode::METHOD_NOT_ALLOWED => &[(header::ALLOW, "GET,HEAD")],
+            _ => &[],
+        };
+        for (name, value) in extra {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
         }
         response
     }
+}
+
+/// An answer with these headers.
+fn answer<const N: usize>(headers: [(HeaderName, &str); N], body: impl Into<Bytes>) -> Answer {
+    let mut response = Response::new(Full::new(body.into()));
+    for (name, value) in headers {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
 }
 
 impl From<SourceError> for Refusal {
@@ -99,61 +110,34 @@ fn bad_request(reason: impl Into<String>) -> Refusal {
     Refusal(StatusCode::BAD_REQUEST, reason.into())
 }
 
-type Pairs = Query<Vec<(String, String)>>;
+/// All endpoints.
+#[derive(Clone)]
+pub struct Routes(Arc<ServerState>);
 
-/// The router for all endpoints.
-pub fn router(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStatuses) -> Router {
-    let sharers = tokens.as_ref().map_or(1, Tokens::count);
-    let server = Arc::new(ServerState {
-        source: Source::new(recording, sharers),
-        tokens,
-        room: Places::new(MOST_SCRAPES, sharers),
-        differences: Places::new(MOST_DIFFERENCES, sharers),
-        metrics: Mutex::default(),
-        push,
-        moments: Moments::default(),
-        layouts: page::Layouts::default(),
-        exporting: tokio::sync::Mutex::default(),
-        answered: AtomicU64::new(0),
-        refused: AtomicU64::new(0),
-    });
-    Router::new()
-        .route("/", get(index))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/debug/pprof/heap", get(heap))
-        .route("/debug/pprof/allocs", get(allocs))
-        .route("/debug/pprof/delta_heap", get(delta_heap))
-        .route("/metrics", get(metrics))
-        .route("/page/data", get(page_data))
-        .route("/page/growth", get(page_growth))
-        .route("/page/kept", get(page_kept))
-        .route("/page/export", get(page_export))
-        .fallback(|| async {
-            Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists those there are".into())
-        })
-        .layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
-        .with_state(server)
-}
+impl Routes {
+    /// The endpoints of a recording.
+    pub fn new(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStatuses) -> Self {
+        let sharers = tokens.as_ref().map_or(1, Tokens::count);
+        Self(Arc::new(ServerState {
+            source: Source::new(recording, sharers),
+            tokens,
+            room: Places::new(MOST_SCRAPES, sharers),
+            differences: Places::new(MOST_DIFFERENCES, sharers),
+            metrics: Mutex::default(),
+            push,
+            moments: Moments::default(),
+            layouts: page::Layouts::default(),
+            exporting: tokio::sync::Mutex::default(),
+            answered: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }))
+    }
 
-/// Checks whether a client may come in, and what it may see.
-async fn admit(State(server): State<Arc<ServerState>>, mut request: Request, next: Next) -> Result<Response, Refusal> {
-    let refused = |(status, reason)| Refusal(status, reason);
-    check_form(&request).map_err(refused)?;
-    let headers = request.headers();
-    let client = match &server.tokens {
-        None => check_host(&request).map(|()| Client::default()).map_err(refused)?,
-        // Health is not secret, nor is the page without its data.
-        Some(_) if matches!(request.uri().path(), "/healthz" | "/") => Client::default(),
-        Some(tokens) => {
-            let (token, scope) = bearer(headers).and_then(|token| tokens.scope(token)).ok_or_else(|| {
-                let hint = "a token is needed: send the header `Authorization: Bearer TOKEN`";
-                Refusal(StatusCode::UNAUTHORIZED, hint.into())
-            })?;
-            Client { token, scope: scope.clone() }
-        }
-    };
-    request.extensions_mut().insert(client);
-    Ok(next.run(request).await)
+    /// Answers a request.
+    pub async fn answer<B>(self, request: Request<B>) -> Answer {
+        // Requests have no bodies.
+        self.0.answer(&request.map(drop)).await.unwrap_or_else(Answer::from)
+    }
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -161,7 +145,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-async fn index() -> Response {
+fn index() -> Answer {
     static SERVED: LazyLock<Bytes> = LazyLock::new(|| served_page().into());
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
@@ -170,7 +154,7 @@ async fn index() -> Response {
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-cache"),
     ];
-    (headers, SERVED.clone()).into_response()
+    answer(headers, SERVED.clone())
 }
 
 /// The page's own policy, and that no other page may frame it.
@@ -179,130 +163,120 @@ fn page_policy() -> &'static str {
     &POLICY
 }
 
-async fn page_data(
-    State(server): State<Arc<ServerState>>,
-    Extension(client): Extension<Client>,
-    headers: HeaderMap,
-    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Refusal> {
-    let Parameters { filter, seconds, .. } = Parameters::parse(&pairs(query)?).map_err(bad_request)?;
-    if seconds.is_some() {
-        return Err(bad_request("seconds: the page compares moments with /page/growth"));
-    }
-    let _permit = server.permit(client.token)?;
-    let shared = server.source.profile(client.token, Detail::Stacks).await?;
-    server.moments.keep(shared.kept());
-    server.source.set_marks(server.moments.marks());
-    let wanted =
-        Wanted { scope: client.scope.clone(), filter: filter.clone(), first: PAGE, format: ProfileFormat::default() };
-    let cell = shared.encoding(&wanted);
-    let (now, moments, seen) = (shared.clone(), server.moments.all(), Seen { scope: client.scope, filter });
-    let state = Arc::clone(&server);
-    let data = move || page::compressed(&page::data(&now, &moments, &seen, &state.layouts)?);
-    let encoded = cell.get_or_try_init(|| encoding(data));
-    server.json(encoded.await?.clone(), &headers).await
-}
-
-async fn page_growth(
-    State(server): State<Arc<ServerState>>,
-    Extension(client): Extension<Client>,
-    headers: HeaderMap,
-    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Refusal> {
-    server.compare(client, pairs(query)?, &headers, page::growth).await
-}
-
-async fn page_kept(
-    State(server): State<Arc<ServerState>>,
-    Extension(client): Extension<Client>,
-    headers: HeaderMap,
-    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Refusal> {
-    server.compare(client, pairs(query)?, &headers, page::kept).await
-}
-
-async fn page_export(
-    State(server): State<Arc<ServerState>>,
-    Extension(client): Extension<Client>,
-    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Refusal> {
-    let mut pairs = pairs(query)?;
-    let name =
-        taken(&mut pairs, "format").ok_or_else(|| bad_request("format is needed here: ?format=pprof, for example"))?;
-    let format = heapbpf_profile::formats::by_name(&name).map_err(|error| bad_request(error.to_string()))?;
-    let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
-    let _permit = server.permit(client.token)?;
-    let _turn = server.exporting.lock().await;
-    let shared = server.source.profile(client.token, Detail::Stacks).await?;
-    let seen = Seen { scope: client.scope, filter };
-    let made = tokio::task::spawn_blocking(move || page::file(&shared.made.profile, format, &seen)).await;
-    let made = made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be made".into()))?;
-    server.answered.fetch_add(1, Ordering::Relaxed);
-    let headers = [
-        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
-        (header::CONTENT_DISPOSITION, format!("attachment; filename=\"heapbpf{}\"", format.extensions()[0])),
-    ];
-    Ok((headers, made.map_err(bad_request)?).into_response())
-}
-
 /// A moment in a query.
 fn time(value: Option<String>, key: &str) -> Result<u64, Refusal> {
     let value = value.ok_or_else(|| bad_request(format!("{key} is needed here: a moment as /page/data lists them")))?;
     value.parse().map_err(|_| bad_request(format!("{key} must be Unix time in whole milliseconds, not {value:?}")))
 }
 
-async fn heap(
-    State(server): State<Arc<ServerState>>,
-    Extension(client): Extension<Client>,
-    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Refusal> {
-    server.profile(client, &pairs(query)?, INUSE_SPACE, false).await
-}
-
-async fn allocs(
-    State(server): State<Arc<ServerState>>,
-    Extension(client): Extension<Client>,
-    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Refusal> {
-    server.profile(client, &pairs(query)?, ALLOC_SPACE, false).await
-}
-
-async fn delta_heap(
-    State(server): State<Arc<ServerState>>,
-    Extension(client): Extension<Client>,
-    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Refusal> {
-    server.profile(client, &pairs(query)?, INUSE_SPACE, true).await
-}
-
-fn pairs(query: Result<Pairs, axum::extract::rejection::QueryRejection>) -> Result<Vec<(String, String)>, Refusal> {
-    query.map(|Query(pairs)| pairs).map_err(|_| bad_request("the parameters are not name=value pairs"))
-}
-
-async fn metrics(
-    State(server): State<Arc<ServerState>>,
-    Extension(Client { token, scope }): Extension<Client>,
-    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Refusal> {
-    let parameters = Parameters::parse(&pairs(query)?).map_err(bad_request)?;
-    if parameters.seconds.is_some() {
-        return Err(bad_request("seconds: metrics are counted from the start, and Prometheus makes rates of them"));
-    }
-    let _permit = server.permit(token)?;
-    let shared = server.source.profile(token, Detail::Totals).await?;
-    let serving = Serving {
-        answered: server.answered.load(Ordering::Relaxed),
-        refused: server.refused.load(Ordering::Relaxed),
-        push: server.push.read(),
-    };
-    let mut metrics = server.metrics.lock().unwrap_or_else(PoisonError::into_inner);
-    let text = metrics.write(&shared.made, &[&scope, &parameters.filter], serving);
-    drop(metrics);
-    server.answered.fetch_add(1, Ordering::Relaxed);
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
-}
-
 impl ServerState {
+    async fn answer(self: &Arc<Self>, request: &Request<()>) -> Result<Answer, Refusal> {
+        let client = self.admit(request)?;
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, "requests are GET or HEAD here".into()));
+        }
+        let query = request.uri().query().unwrap_or("").as_bytes();
+        let pairs: Vec<(String, String)> = form_urlencoded::parse(query).into_owned().collect();
+        match request.uri().path() {
+            "/" => Ok(index()),
+            "/healthz" => Ok(answer([(header::CONTENT_TYPE, PLAIN)], "ok\n")),
+            "/debug/pprof/heap" => self.profile(client, &pairs, INUSE_SPACE, false).await,
+            "/debug/pprof/allocs" => self.profile(client, &pairs, ALLOC_SPACE, false).await,
+            "/debug/pprof/delta_heap" => self.profile(client, &pairs, INUSE_SPACE, true).await,
+            "/metrics" => self.metrics(client, &pairs).await,
+            "/page/data" => self.page_data(client, &pairs, request.headers()).await,
+            "/page/growth" => self.compare(client, pairs, request.headers(), page::growth).await,
+            "/page/kept" => self.compare(client, pairs, request.headers(), page::kept).await,
+            "/page/export" => self.page_export(client, pairs).await,
+            _ => {
+                Err(Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists those there are".into()))
+            }
+        }
+    }
+
+    /// Checks whether a client may come in, and what it may see.
+    fn admit(&self, request: &Request<()>) -> Result<Client, Refusal> {
+        let refused = |(status, reason)| Refusal(status, reason);
+        check_form(request).map_err(refused)?;
+        match &self.tokens {
+            None => check_host(request).map(|()| Client::default()).map_err(refused),
+            // Health is not secret, nor is the page without its data.
+            Some(_) if matches!(request.uri().path(), "/healthz" | "/") => Ok(Client::default()),
+            Some(tokens) => {
+                let token = bearer(request.headers()).and_then(|token| tokens.scope(token));
+                let (token, scope) = token.ok_or_else(|| {
+                    let hint = "a token is needed: send the header `Authorization: Bearer TOKEN`";
+                    Refusal(StatusCode::UNAUTHORIZED, hint.into())
+                })?;
+                Ok(Client { token, scope: scope.clone() })
+            }
+        }
+    }
+
+    async fn page_data(
+        self: &Arc<Self>,
+        client: Client,
+        pairs: &[(String, String)],
+        headers: &HeaderMap,
+    ) -> Result<Answer, Refusal> {
+        let Parameters { filter, seconds, .. } = Parameters::parse(pairs).map_err(bad_request)?;
+        if seconds.is_some() {
+            return Err(bad_request("seconds: the page compares moments with /page/growth"));
+        }
+        let _permit = self.permit(client.token)?;
+        let shared = self.source.profile(client.token, Detail::Stacks).await?;
+        self.moments.keep(shared.kept());
+        self.source.set_marks(self.moments.marks());
+        let wanted = Wanted {
+            scope: client.scope.clone(),
+            filter: filter.clone(),
+            first: PAGE,
+            format: ProfileFormat::default(),
+        };
+        let cell = shared.encoding(&wanted);
+        let (now, moments, seen) = (shared.clone(), self.moments.all(), Seen { scope: client.scope, filter });
+        let state = Arc::clone(self);
+        let data = move || page::compressed(&page::data(&now, &moments, &seen, &state.layouts)?);
+        let encoded = cell.get_or_try_init(|| encoding(data));
+        self.json(encoded.await?.clone(), headers).await
+    }
+
+    async fn page_export(&self, client: Client, mut pairs: Vec<(String, String)>) -> Result<Answer, Refusal> {
+        let name = taken(&mut pairs, "format")
+            .ok_or_else(|| bad_request("format is needed here: ?format=pprof, for example"))?;
+        let format = by_name(&name).map_err(|error| bad_request(error.to_string()))?;
+        let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
+        let _permit = self.permit(client.token)?;
+        let _turn = self.exporting.lock().await;
+        let shared = self.source.profile(client.token, Detail::Stacks).await?;
+        let seen = Seen { scope: client.scope, filter };
+        let made = tokio::task::spawn_blocking(move || page::file(&shared.made.profile, format, &seen)).await;
+        let made = made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be made".into()))?;
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        let name = format!("attachment; filename=\"heapbpf{}\"", format.extensions()[0]);
+        let headers = [(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, &name)];
+        Ok(answer(headers, made.map_err(bad_request)?))
+    }
+
+    async fn metrics(&self, Client { token, scope }: Client, pairs: &[(String, String)]) -> Result<Answer, Refusal> {
+        let parameters = Parameters::parse(pairs).map_err(bad_request)?;
+        if parameters.seconds.is_some() {
+            return Err(bad_request("seconds: metrics are counted from the start, and Prometheus makes rates of them"));
+        }
+        let _permit = self.permit(token)?;
+        let shared = self.source.profile(token, Detail::Totals).await?;
+        let serving = Serving {
+            answered: self.answered.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            push: self.push.read(),
+        };
+        let mut metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = metrics.write(&shared.made, &[&scope, &parameters.filter], serving);
+        drop(metrics);
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        Ok(answer([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
+    }
+
     /// What `of` makes of two moments that the query names.
     async fn compare(
         &self,
@@ -310,7 +284,7 @@ impl ServerState {
         mut pairs: Vec<(String, String)>,
         headers: &HeaderMap,
         of: impl FnOnce(&Shared, &Shared, &Seen) -> std::io::Result<Bytes> + Send + 'static,
-    ) -> Result<Response, Refusal> {
+    ) -> Result<Answer, Refusal> {
         let [from, to] = ["from", "to"].map(|key| time(taken(&mut pairs, key), key));
         let (from, to) = (from?, to?);
         let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
@@ -328,19 +302,19 @@ impl ServerState {
     }
 
     /// An answer of compressed JSON, for those who cannot read it without the compression.
-    async fn json(&self, compressed: Bytes, headers: &HeaderMap) -> Result<Response, Refusal> {
+    async fn json(&self, compressed: Bytes, headers: &HeaderMap) -> Result<Answer, Refusal> {
         let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("");
         self.answered.fetch_add(1, Ordering::Relaxed);
-        let kind = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+        let [kind, store] = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
         if accepted.split(',').any(|coding| coding.trim().split(';').next() == Some("gzip")) {
-            return Ok((kind, [(header::CONTENT_ENCODING, "gzip")], compressed).into_response());
+            return Ok(answer([kind, store, (header::CONTENT_ENCODING, "gzip")], compressed));
         }
         let plain = encoding(move || {
             let mut plain = Vec::new();
             GzDecoder::new(&compressed[..]).read_to_end(&mut plain)?;
             Ok(plain.into())
         });
-        Ok((kind, plain.await?).into_response())
+        Ok(answer([kind, store], plain.await?))
     }
 
     fn permit(&self, token: usize) -> Result<SemaphorePermit<'_>, Refusal> {
@@ -360,7 +334,7 @@ impl ServerState {
         pairs: &[(String, String)],
         first: &'static str,
         needs_seconds: bool,
-    ) -> Result<Response, Refusal> {
+    ) -> Result<Answer, Refusal> {
         let Parameters { filter, seconds, format } = Parameters::parse(pairs).map_err(bad_request)?;
         if needs_seconds && seconds.is_none() {
             return Err(bad_request("seconds is needed here: ?seconds=10, for example"));
@@ -406,8 +380,7 @@ impl ServerState {
             ProfileFormat::Pprof => "attachment; filename=\"heap.pb.gz\"",
             ProfileFormat::Json => "attachment; filename=\"heap.json.gz\"",
         };
-        Ok(([(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, name)], bytes)
-            .into_response())
+        Ok(answer([(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, name)], bytes))
     }
 }
 

@@ -33,8 +33,8 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
     socket.set_nonblocking(true).unwrap();
     let address = socket.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
-    let router = router(recording, Some(tokens), PushStatuses::default());
-    tokio::spawn(connections::serve(socket, None, router, stopped));
+    let routes = Routes::new(recording, Some(tokens), PushStatuses::default());
+    tokio::spawn(connections::serve(socket, None, routes, stopped));
     (address, stop)
 }
 
@@ -92,4 +92,22 @@ async fn who_is_turned_away_keeps_no_connection() {
     let (address, _stop) = serve();
     let head = ask(address, "not-a-token-of-this-host", "/metrics").await;
     assert!(head.starts_with("HTTP/1.1 401 ") && head.contains("connection: close"), "{head}");
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn who_asks_for_what_is_not_there_is_told() {
+    let (address, _stop) = serve();
+    for (method, path, status) in
+        [("HEAD", "/healthz", 200), ("POST", "/healthz", 405), ("GET", "/health", 404), ("GET", "/metrics?pid=x", 400)]
+    {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {EVERYTHING}\r\n");
+        stream.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+        assert_eq!(answer.contains("allow: GET,HEAD"), status == 405, "{answer}");
+        assert!(answer.contains("content-type: text/plain; charset=utf-8") && answer.contains("content-length: "));
+        assert_eq!(answer.ends_with("\r\n\r\n"), method == "HEAD", "{answer}");
+    }
 }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::connections;
 use super::listen::Listen;
 use super::push::PushStatuses;
-use super::routes;
+use super::routes::Routes;
 use crate::privileges::restrict_server;
 use crate::record::requests::RecordingHandle;
 
@@ -38,9 +38,9 @@ impl Server {
             tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(ENCODERS).build()?;
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
-            let router = routes::router(recording, listen.tokens, push);
+            let routes = Routes::new(recording, listen.tokens, push);
             restrict_server();
-            runtime.block_on(connections::serve(listen.socket, listen.tls, router, stopped));
+            runtime.block_on(connections::serve(listen.socket, listen.tls, routes, stopped));
             runtime.shutdown_timeout(GRACE_PERIOD);
         })?;
         Ok(Self { address, is_tls, stop: Some(stop), thread: Some(thread) })
