@@ -6,6 +6,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -91,7 +93,7 @@ async fn answer(
     routes: Routes,
     watcher: Watcher,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let service = service_fn(move |request| {
+    let service = service_fn(move |request: Request<Incoming>| {
         let routes = routes.clone();
         async move { Ok::<_, Infallible>(routes.answer(request).await) }
     });

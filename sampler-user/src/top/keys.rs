@@ -1,37 +1,91 @@
-//! Keys of the terminal as keys of the view.
+//! Keys of the view from what a terminal sends for them (ECMA-48, and what xterm adds).
 
-use crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use heapbpf_top::Key;
 
-/// The key of an event, if the view knows it.
-pub fn key(event: &Event) -> Option<Key> {
-    let Event::Key(KeyEvent { code, modifiers, kind, .. }) = event else { return None };
-    if *kind == KeyEventKind::Release {
+const ESCAPE: u8 = 0x1b;
+/// Longest sequence that is waited for, in bytes.
+const LONGEST: usize = 32;
+
+/// Decodes keys. What a read cuts off waits for the next one.
+#[derive(Debug, Default)]
+pub struct Keys {
+    rest: Vec<u8>,
+}
+
+impl Keys {
+    /// The keys in what was read, as far as the view knows them.
+    pub fn of(&mut self, read: &[u8]) -> Vec<Key> {
+        let mut bytes = std::mem::take(&mut self.rest);
+        bytes.extend_from_slice(read);
+        let (mut keys, mut left) = (Vec::new(), &bytes[..]);
+        while !left.is_empty() {
+            let Some((key, length)) = first(left) else {
+                self.rest = if left.len() > LONGEST { Vec::new() } else { left.to_vec() };
+                break;
+            };
+            keys.extend(key);
+            left = &left[length..];
+        }
+        keys
+    }
+}
+
+/// The first key, if the view knows it, and its length; `None` if its end is not there yet.
+fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
+    match bytes {
+        // The key of this name, as terminals send sequences whole.
+        [ESCAPE] | [ESCAPE, ESCAPE, ..] => Some((Some(Key::Escape), bytes.len().min(2))),
+        [ESCAPE, b'[', rest @ ..] => {
+            let end = rest.iter().position(|byte| matches!(byte, 0x40..=0x7e))?;
+            Some((sequence(&rest[..end], rest[end]), end + 3))
+        }
+        [ESCAPE, b'O', rest @ ..] => rest.first().map(|last| (sequence(b"", *last), 3)),
+        // With Alt.
+        [ESCAPE, rest @ ..] => first(rest).map(|(key, length)| (key, length + 1)),
+        [byte, ..] if byte.is_ascii() => Some((control(*byte), 1)),
+        _ => {
+            let length = bytes.len().min(4);
+            let text = bytes[..length].utf8_chunks().next()?;
+            match text.valid().chars().next() {
+                Some(c) => Some((Some(Key::Char(c)), c.len_utf8())),
+                None if text.invalid().len() == bytes.len() && length < 4 => None,
+                None => Some((None, text.invalid().len())),
+            }
+        }
+    }
+}
+
+/// The key of an ASCII character.
+fn control(byte: u8) -> Option<Key> {
+    match byte {
+        0x03 => Some(Key::Interrupt),
+        b'\t' => Some(Key::Tab),
+        0x0c => Some(Key::Redraw),
+        b'\r' => Some(Key::Enter),
+        0x7f => Some(Key::Backspace),
+        b' '..=b'~' => Some(Key::Char(char::from(byte))),
+        _ => None,
+    }
+}
+
+/// The key of a sequence with these parameters and this end. Keys with Control are others.
+fn sequence(parameters: &[u8], end: u8) -> Option<Key> {
+    let mut parameters = parameters.split(|byte| *byte == b';').map(|number| str::from_utf8(number).ok()?.parse().ok());
+    let (number, modifiers): (Option<u32>, Option<u32>) = (parameters.next().flatten(), parameters.next().flatten());
+    if modifiers.is_some_and(|modifiers| modifiers.wrapping_sub(1) & 4 != 0) {
         return None;
     }
-    if modifiers.contains(KeyModifiers::CONTROL) {
-        return match code {
-            KeyCode::Char('c') => Some(Key::Interrupt),
-            KeyCode::Char('l') => Some(Key::Redraw),
-            _ => None,
-        };
+    match (end, number) {
+        (b'A', _) => Some(Key::Up),
+        (b'B', _) => Some(Key::Down),
+        (b'C', _) => Some(Key::Right),
+        (b'D', _) => Some(Key::Left),
+        (b'H', _) | (b'~', Some(1 | 7)) => Some(Key::Home),
+        (b'F', _) | (b'~', Some(4 | 8)) => Some(Key::End),
+        (b'~', Some(5)) => Some(Key::PageUp),
+        (b'~', Some(6)) => Some(Key::PageDown),
+        _ => None,
     }
-    Some(match code {
-        KeyCode::Char(c) => Key::Char(*c),
-        KeyCode::Up => Key::Up,
-        KeyCode::Down => Key::Down,
-        KeyCode::Left => Key::Left,
-        KeyCode::Right => Key::Right,
-        KeyCode::PageUp => Key::PageUp,
-        KeyCode::PageDown => Key::PageDown,
-        KeyCode::Home => Key::Home,
-        KeyCode::End => Key::End,
-        KeyCode::Enter => Key::Enter,
-        KeyCode::Esc => Key::Escape,
-        KeyCode::Backspace => Key::Backspace,
-        KeyCode::Tab => Key::Tab,
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
@@ -39,13 +93,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn letters_with_control_are_other_keys() {
-        let event = |code, modifiers| Event::Key(KeyEvent::new(code, modifiers));
-        assert_eq!(key(&event(KeyCode::Char('c'), KeyModifiers::NONE)), Some(Key::Char('c')));
-        assert_eq!(key(&event(KeyCode::Char('c'), KeyModifiers::CONTROL)), Some(Key::Interrupt));
-        assert_eq!(key(&event(KeyCode::Char('x'), KeyModifiers::CONTROL)), None);
-        assert_eq!(key(&event(KeyCode::Char('F'), KeyModifiers::SHIFT)), Some(Key::Char('F')));
-        assert_eq!(key(&event(KeyCode::F(1), KeyModifiers::NONE)), None);
-        assert_eq!(key(&Event::Resize(80, 24)), None);
+    fn what_terminals_send_are_keys() {
+        for (sent, keys) in [
+            ("cF/", &[Key::Char('c'), Key::Char('F'), Key::Char('/')][..]),
+            ("\x03\x0c\x18", &[Key::Interrupt, Key::Redraw]),
+            ("\r\t\x7fé→", &[Key::Enter, Key::Tab, Key::Backspace, Key::Char('é'), Key::Char('→')]),
+            ("\x1b[A\x1b[B\x1bOC\x1bOD", &[Key::Up, Key::Down, Key::Right, Key::Left]),
+            ("\x1b[H\x1b[4~\x1b[5~\x1b[6~q", &[Key::Home, Key::End, Key::PageUp, Key::PageDown, Key::Char('q')]),
+            // With Shift, with Control, with Alt; F1 and F5.
+            ("\x1b[1;2A\x1b[1;5A\x1bx\x1bOP\x1b[15~", &[Key::Up, Key::Char('x')]),
+            ("\x1b", &[Key::Escape]),
+            ("j\x1b\x1bk", &[Key::Char('j'), Key::Escape, Key::Char('k')]),
+        ] {
+            assert_eq!(Keys::default().of(sent.as_bytes()), keys, "{sent:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_waits_and_nonsense_is_left_out() {
+        let mut keys = Keys::default();
+        assert_eq!(keys.of(b"\x1b["), []);
+        assert_eq!(keys.of(b"5"), []);
+        assert_eq!(keys.of(b"~\xe2\x86"), [Key::PageUp]);
+        assert_eq!(keys.of(b"\x92a"), [Key::Char('→'), Key::Char('a')]);
+        assert_eq!(keys.of(b"\xffa\x80\xe2b"), [Key::Char('a'), Key::Char('b')]);
+        assert_eq!(keys.of(&[&b"\x1b["[..], &[b'1'; 100]].concat()), []);
+        assert_eq!(keys.of(b"q"), [Key::Char('q')]);
     }
 }

@@ -5,15 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossterm::event;
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::model::Profile;
 use heapbpf_top::{Action, Options, Status, Theme, Top};
 
 use super::Look;
 use super::feed::{Feed, News};
-use super::keys::key;
-use super::terminal::{Frames, Input, Terminal, leave_resizes_to_looks};
+use super::keys::Keys;
+use super::terminal::{Frames, Input, Terminal};
 use crate::clock::thread_cpu_time;
 use crate::output::{Output, default_path};
 
@@ -34,9 +33,7 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
     let mut frames = ratatui_core::terminal::Terminal::new(Frames::new(Arc::clone(terminal)))?;
     let mut size = frames.size()?;
     let mut changed = true;
-    // From its first call on, crossterm listens for resizes.
-    event::poll(Duration::ZERO)?;
-    leave_resizes_to_looks();
+    let (mut keys, mut typed) = (Keys::default(), [0; 256]);
     let (begun, mut shown) = (Instant::now(), 0_u64);
     loop {
         let before = thread_cpu_time();
@@ -52,14 +49,12 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
             }
         }
         changed = false;
-        if terminal.wait(TICK) == Input::Gone {
-            return Ok(());
-        }
-        while event::poll(Duration::ZERO)? {
-            let Some(key) = key(&event::read()?) else {
-                changed = true;
-                continue;
-            };
+        let read = match terminal.wait(TICK) {
+            Input::Some => terminal.read(&mut typed)?,
+            Input::None => &[],
+            Input::Gone => return Ok(()),
+        };
+        for key in keys.of(read) {
             match top.key(key) {
                 Some(Action::Quit) => {
                     say(shown, begun);

@@ -10,6 +10,7 @@ use ratatui_core::backend::{Backend, ClearType, WindowSize};
 use ratatui_core::buffer::Cell;
 use ratatui_core::layout::{Position, Size};
 use rustix::event::EventfdFlags;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::output::{CLEAR, ENTER, LEAVE, bytes};
 
@@ -23,6 +24,8 @@ pub struct Terminal {
     /// `None` once it was left.
     out: Mutex<Option<File>>,
     input: OwnedFd,
+    /// Its settings before it was entered.
+    usual: Mutex<Option<Termios>>,
     /// Ends the wait of the thread that shows the screen: an eventfd.
     wakes: OwnedFd,
 }
@@ -47,7 +50,7 @@ impl Terminal {
         let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         let input = io::stdin().as_fd().try_clone_to_owned()?;
         let wakes = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        Ok(Arc::new(Self { out: Mutex::new(Some(out)), input, wakes }))
+        Ok(Arc::new(Self { out: Mutex::new(Some(out)), input, usual: Mutex::default(), wakes }))
     }
 
     /// Ends the wait of the thread that shows the screen, or the next one.
@@ -58,7 +61,6 @@ impl Terminal {
 
     /// Columns and rows.
     fn size(&self) -> Option<Size> {
-        // Of the descriptor that is at hand: crossterm would open `/dev/tty` for it each time.
         let size = rustix::termios::tcgetwinsize(&self.input).ok()?;
         let size = Size { width: size.ws_col, height: size.ws_row };
         (size.width > 0 && size.height > 0).then_some(size)
@@ -69,7 +71,11 @@ impl Terminal {
     /// # Errors
     /// The terminal takes no settings.
     pub fn enter(&self) -> io::Result<()> {
-        crossterm::terminal::enable_raw_mode()?;
+        let usual = tcgetattr(&self.input)?;
+        let mut raw = usual.clone();
+        raw.make_raw();
+        tcsetattr(&self.input, OptionalActions::Now, &raw)?;
+        *self.usual.lock().unwrap_or_else(PoisonError::into_inner) = Some(usual);
         self.write(ENTER)
     }
 
@@ -106,7 +112,20 @@ impl Terminal {
                 Err(TryLockError::WouldBlock) => break,
             }
         }
-        let _ = crossterm::terminal::disable_raw_mode();
+        if let Some(usual) = self.usual.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = tcsetattr(&self.input, OptionalActions::Now, &usual);
+        }
+    }
+
+    /// What was typed, after [`Self::wait`] has said that there is something.
+    ///
+    /// # Errors
+    /// It cannot be read, or is gone.
+    pub fn read<'a>(&self, typed: &'a mut [u8; 256]) -> io::Result<&'a [u8]> {
+        match rustix::io::retry_on_intr(|| rustix::io::read(&self.input, &mut *typed))? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            length => Ok(&typed[..length]),
+        }
     }
 
     /// Waits for input, or until it is woken.
@@ -124,13 +143,6 @@ impl Terminal {
             _ => Input::None,
         }
     }
-}
-
-/// Ends the signals of resizes, which are seen by looks at the size. crossterm 0.29 keeps a key that comes together with such a signal
-/// until the next key is pressed: it answers the signal, and is told of the key only once.
-pub fn leave_resizes_to_looks() {
-    // SAFETY: no pointer but that of the default action, which ignores the signal.
-    unsafe { libc::signal(libc::SIGWINCH, libc::SIG_DFL) };
 }
 
 impl Drop for Terminal {
