@@ -1,7 +1,6 @@
 //! Simulated stacks with known truth, and how often a confidence interval contains it. All random numbers are seeded.
 
 use sampler_ebpf::rng;
-use special::Error;
 
 use heapbpf_statistics::binomial;
 use heapbpf_statistics::interval::{self, Interval, Sampled};
@@ -55,7 +54,7 @@ pub fn mixes(interval: u64) -> Vec<Mix> {
         let pareto = move |u: f64| (64.0 * (1.0 - u).powf(-1.0 / shape)).min(20.0 * r);
         mixes.push(Mix::by_quantile(&format!("Pareto {shape}"), 2_000, pareto));
     }
-    let normal = |u: f64| std::f64::consts::SQRT_2 * (2.0 * u - 1.0).inv_error();
+    let normal = |u: f64| std::f64::consts::SQRT_2 * statrs::function::erf::erf_inv(2.0 * u - 1.0);
     mixes.push(Mix::by_quantile("log-normal, σ 2", 200, |u| 0.05 * r * (2.0 * normal(u)).exp()));
     mixes.push(Mix::by_quantile("uniform to 2 R", 100, |u| 2.0 * r * u));
     mixes
@@ -196,7 +195,7 @@ fn one_profile(classes: &[Class], interval: u64, confidence: f64, state: &mut u6
 }
 
 fn ends(method: Method, sampled: Sampled, variance: f64, unskipped: f64, interval: u64, confidence: f64) -> Interval {
-    let z = std::f64::consts::SQRT_2 * confidence.inv_error();
+    let z = std::f64::consts::SQRT_2 * statrs::function::erf::erfc_inv(1.0 - confidence);
     let estimate = sampled.estimate;
     match method {
         Method::Offset => interval::from_offsets(sampled.samples, unskipped, sampled.sum, interval, confidence),

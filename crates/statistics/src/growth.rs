@@ -4,7 +4,7 @@
 use std::f64::consts::SQRT_2;
 use std::sync::OnceLock;
 
-use special::Error;
+use statrs::function::erf::erfc;
 
 use super::binomial::at_least;
 use super::gamma::{LARGE, log_factorial, lower_series, tails, upper_series};
@@ -104,7 +104,7 @@ fn p_no_growth_of_millions(before: &Observed, after: &Observed) -> f64 {
     if s2 < ENOUGH_FOR_NORMAL {
         return tails(s2, (mean_before * after.exposure - after.remainder()) / after.interval as f64).0;
     }
-    0.5 * ((mean_after - mean_before) / deviation_before.hypot(deviation_after) / SQRT_2).compl_error()
+    0.5 * erfc((mean_after - mean_before) / deviation_before.hypot(deviation_after) / SQRT_2)
 }
 
 /// The limit of [`p_no_growth`] for sizes far below R, which depends on the numbers of samples alone:
@@ -329,7 +329,7 @@ mod tests {
                 let more = samples.saturating_add_signed((sigmas * (2.0 * samples as f64).sqrt()) as i64);
                 let (before, after) = (observed(samples, 1 << 20), observed(more, 1 << 20));
                 let p = p_no_growth(&before, &after);
-                let normal = 0.5 * (sigmas / SQRT_2).compl_error();
+                let normal = 0.5 * erfc(sigmas / SQRT_2);
                 assert!((p / normal - 1.0).abs() < 0.02, "{samples} {sigmas}: {p}, {normal}");
             }
         }

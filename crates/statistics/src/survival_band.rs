@@ -6,12 +6,12 @@
 //! is that of Clopper and Pearson, as Korn and Graubard (1998) have it for weighted samples. So it stays within 0 and 1, and has a
 //! width where S is 0 or 1.
 
-use special::Beta;
+use statrs::distribution::{Beta, ContinuousCDF};
 
 use crate::outliving::Octave;
 
 /// More samples are taken for so many: the band has no width then, and quantiles of absurd numbers are never found.
-const MOST_SAMPLES: f64 = 1e6;
+const MOST_SAMPLES: f64 = 1e9;
 
 /// Fewer samples say nothing.
 const LEAST_SAMPLES: f64 = 1e-3;
@@ -114,14 +114,14 @@ fn clopper_pearson(share: f64, samples: f64, confidence: f64) -> (f64, f64) {
     (low, high)
 }
 
-/// The quantile of a beta distribution, by halving: libraries' own searches do not end for some parameters.
+/// The quantile of a beta distribution, by halving: statrs' own search does not end for some parameters.
 fn beta_quantile(a: f64, b: f64, probability: f64) -> f64 {
     const HALVINGS: u32 = 50;
-    let ln_beta = a.ln_beta(b);
+    let Ok(beta) = Beta::new(a, b) else { return 0.5 };
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..HALVINGS {
         let middle = f64::midpoint(low, high);
-        if middle.inc_beta(a, b, ln_beta) < probability { low = middle } else { high = middle }
+        if beta.cdf(middle) < probability { low = middle } else { high = middle }
     }
     f64::midpoint(low, high)
 }

@@ -1,6 +1,7 @@
 //! Known answers on sequences that break naive samplers, by formula and by simulation (seeded).
 
 use serde_json::Value;
+use statrs::function::exponential;
 
 use heapbpf_statistics::weight::inclusion;
 use sampler_ebpf::constants::draw_constants;
@@ -118,7 +119,7 @@ fn naive(naive: &Value, checker: &mut Checker) {
     for check in rows(naive, "published_checks") {
         let claim = check["claim"].as_str().unwrap_or_default();
         // P(recorded) of an allocation of X if Exp(R) is carried over: 1 − Y + X/R · E₁(X/R).
-        let carried = |x: f64| Some(-(-x).exp_m1() + x * exponential_integral(x));
+        let carried = |x: f64| Some(-(-x).exp_m1() + x * exponential::integral(x, 1)?);
         let value = if claim.starts_with("X=R:") {
             carried(1.0)
         } else if claim.starts_with("X=2R:") {
@@ -168,15 +169,4 @@ fn shares(cycle: [(u64, u64); 2], rule: Rule, cycles: u64) -> [f64; 2] {
         }
     }
     [0, 1].map(|i| recorded[i] as f64 / (starts * cycles * cycle[i].1) as f64)
-}
-
-/// E₁ at a small x, by its series.
-fn exponential_integral(x: f64) -> f64 {
-    const EULER: f64 = 0.577_215_664_901_532_9;
-    let (mut term, mut sum) = (1.0, -EULER - x.ln());
-    for k in 1..40 {
-        term *= -x / f64::from(k);
-        sum -= term / f64::from(k);
-    }
-    sum
 }
