@@ -6,7 +6,6 @@ mod common;
 
 use std::process::Command;
 
-use common::work::threads;
 use common::{Event, Hooked, Options, SiteKind, events, record, turn};
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
@@ -91,21 +90,6 @@ fn hook(path: &str, options: &Options) -> Option<Hooked> {
     Some(hooked)
 }
 
-fn counts_exactly(path: &str) {
-    let _turn = turn();
-    record(false);
-    for interval in [1, 4096] {
-        let options = Options { interval, set_log2: 18, driver: Some(DRIVER), ..Options::default() };
-        let Some(hooked) = hook(path, &options) else { return };
-        assert!(hooked.plan.refused.is_empty());
-        let before = hooked.counts();
-        let truth = threads(hooked.functions(), 8, 1, 5000);
-        let counts = hooked.counts();
-        assert_eq!((counts.calls - before.calls, counts.bytes - before.bytes), (truth.calls, truth.bytes));
-        assert_eq!(counts.frees_matched, counts.reported);
-    }
-}
-
 fn exceptions_pass(path: &str, throws: bool) {
     let _turn = turn();
     record(false);
@@ -160,21 +144,6 @@ fn calls_whose_results_are_unseen() {
         assert!(event.rax as u32 <= 44 * 50, "an offset");
         assert_eq!(hooked.names[usize::from(event.index())], "operator new");
     }
-}
-
-#[test]
-fn jemalloc_counts_exactly() {
-    with_room("jemalloc_counts_exactly", || counts_exactly(JEMALLOC));
-}
-
-#[test]
-fn tcmalloc_counts_exactly() {
-    counts_exactly(TCMALLOC);
-}
-
-#[test]
-fn mimalloc_counts_exactly() {
-    counts_exactly(MIMALLOC);
 }
 
 #[test]

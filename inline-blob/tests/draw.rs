@@ -10,8 +10,6 @@ use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::geometric::{DrawConstants, draw};
 use sampler_ebpf::{rng, sampler};
 
-const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/geometric.json");
-
 type Draw = unsafe extern "C" fn(u64, *const DrawConstants) -> u64;
 
 /// The blob's own function, where it is mapped.
@@ -21,22 +19,6 @@ fn draw_of(hooked: &Hooked) -> impl Fn(u64, &DrawConstants) -> u64 {
     // SAFETY: the entry is documented as this function.
     let draw: Draw = unsafe { std::mem::transmute(address) };
     move |random, constants| unsafe { draw(random, constants) }
-}
-
-#[test]
-fn vectors() {
-    let _turn = turn();
-    let hooked = Hooked::new(libc_path(), &Options::default());
-    let draw_here = draw_of(&hooked);
-    let file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(VECTORS).unwrap()).unwrap();
-    let rows = file["draws"].as_array().unwrap();
-    assert!(rows.len() > 300);
-    for row in rows {
-        let number = |key: &str| row[key].as_u64().unwrap();
-        let constants = draw_constants(number("interval")).unwrap();
-        let drawn = draw_here(number("r"), &constants);
-        assert!(drawn.abs_diff(number("draw")) <= number("tol_recommended"), "{row}: {drawn}");
-    }
 }
 
 #[test]

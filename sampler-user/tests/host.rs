@@ -1,18 +1,17 @@
-//! The host as a whole, with real processes: short-lived, deleted, in memory only, in other roots. Skipped without root.
+//! The host as a whole, with real processes: files that are replaced, and one file under two roots. Skipped without root.
 
 use std::ffi::CString;
-use std::fs::{self, File};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use heapbpf_testing::skipped;
 use sampler_user::host::modules::{Module, ModuleKind, ModuleSource};
 use sampler_user::host::open::Unreadable;
-use sampler_user::host::processes::{HostChange, Incarnation};
+use sampler_user::host::processes::Incarnation;
 use sampler_user::host::{Host, HostOptions};
 
 fn start() -> Option<Host> {
@@ -91,11 +90,6 @@ fn copy(from: &str, to: &Path) {
     assert!(status.success(), "cp {from} {to:?}: {status}");
 }
 
-fn ended(host: &Host, pid: u32) -> Option<()> {
-    let processes = host.processes();
-    (processes.iter().any(|incarnation| incarnation.id.pid == pid) && processes.current(pid).is_none()).then_some(())
-}
-
 fn end(mut child: Child) {
     child.kill().expect("kills");
     child.wait().expect("waits");
@@ -118,59 +112,6 @@ fn a_process_that_was_there_and_ourselves() {
 }
 
 #[test]
-fn a_short_lived_process_resolves_after_its_end() {
-    let Some(mut host) = start() else { return };
-    let mut changes = Vec::new();
-    host.drain_changes(&mut changes);
-    changes.clear();
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = copy_of_sleep(folder.path(), "short-life");
-    let mut child = Command::new(&path).arg("0.02").spawn().expect("starts");
-    let pid = child.id();
-    child.wait().expect("waits");
-    wait_for(&mut host, |host| ended(host, pid));
-
-    let (incarnation, module) = program(&host, pid, "short-life").expect("its program was seen");
-    assert_eq!((&*incarnation.info.comm, &*incarnation.info.exe), ("short-life", path.to_str().expect("text")));
-    let (since, until) = (incarnation.since_ns, incarnation.until_ns.expect("it ended"));
-    let mapping = *incarnation.space.current().iter().find(|m| m.module == id_of(&host, module)).expect("mapped");
-    let location = host.resolve(pid, mapping.start + 16, until).expect("resolves at its end");
-    assert_eq!((location.module, location.file_offset), (mapping.module, mapping.file_offset + 16));
-    let before = host.resolve(pid, mapping.start + 16, since - 1);
-    assert!(before.is_none_or(|location| location.module != mapping.module), "before its exec it was another program");
-    host.drain_changes(&mut changes);
-    let id = mapping.module;
-    assert!(changes.iter().any(
-        |change| matches!(change, HostChange::Mapped { incarnation, module, first: true } if incarnation.pid == pid && *module == id)
-    ));
-    assert!(changes.iter().any(|change| matches!(change, HostChange::Ended(incarnation) if incarnation.pid == pid)));
-
-    host.processes_mut().expire(until + 1, until + 1);
-    assert!(!host.processes().iter().any(|incarnation| incarnation.id.pid == pid));
-}
-
-#[test]
-fn a_deleted_program_stays_readable_after_its_end() {
-    let Some(mut host) = start() else { return };
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = copy_of_sleep(folder.path(), "deleted-program");
-    let child = Command::new(&path).arg("60").spawn().expect("starts");
-    let pid = child.id();
-    wait_for(&mut host, |host| program(host, pid, "deleted-program").map(|_| ()));
-    fs::remove_file(&path).expect("removes");
-    // A second host that reads only /proc finds the file through the mapping of the running process.
-    let mut late = Host::start(HostOptions::default()).expect("started before");
-    let (_, module) = program(&late, pid, "deleted-program").expect("in its maps");
-    assert!(module.deleted && !module.path.contains("(deleted)"));
-    let info = late.processes().current(pid).expect("runs").info.clone();
-    assert!(info.exe_deleted && info.exe.ends_with("/deleted-program"));
-    end(child);
-    wait_for(&mut host, |host| ended(host, pid));
-    assert_eq!(magic(&mut host, pid, "deleted-program"), Ok(*b"\x7fELF"));
-    assert_eq!(magic(&mut late, pid, "deleted-program"), Ok(*b"\x7fELF"));
-}
-
-#[test]
 fn a_file_closed_for_room_is_only_opened_again_if_it_is_the_same() {
     let Some(mut host) = start() else { return };
     let folder = tempfile::tempdir().expect("a folder");
@@ -189,75 +130,6 @@ fn a_file_closed_for_room_is_only_opened_again_if_it_is_the_same() {
     assert_eq!(magic(&mut host, pid, "upgraded"), Err(Unreadable::Replaced));
     fs::remove_file(&path).expect("removes");
     assert_eq!(magic(&mut host, pid, "upgraded"), Err(Unreadable::Gone));
-}
-
-#[test]
-fn a_program_in_memory_only() {
-    let Some(mut host) = start() else { return };
-    // SAFETY: the name is a C string literal.
-    let fd = unsafe { libc::memfd_create(c"in-memory".as_ptr(), 0) };
-    assert!(fd >= 0);
-    // SAFETY: `memfd_create` just returned this descriptor, so nothing else owns it.
-    let file = unsafe { File::from_raw_fd(fd) };
-    file.write_all_at(&fs::read("/bin/sleep").expect("reads"), 0).expect("writes");
-    let child = Command::new(format!("/proc/self/fd/{fd}")).arg("60").spawn().expect("starts");
-    drop(file);
-    let pid = child.id();
-    wait_for(&mut host, |host| program(host, pid, "memfd:in-memory").map(|_| ()));
-    end(child);
-    wait_for(&mut host, |host| ended(host, pid));
-    assert_eq!(magic(&mut host, pid, "memfd:in-memory"), Ok(*b"\x7fELF"));
-}
-
-/// Makes `folder` a root directory with a copy of `sleep` and its libraries. (A static busybox would be simpler, but is not
-/// installed everywhere.) `false` if there is no `ldd`.
-fn root_with_sleep(folder: &Path, name: &str) -> bool {
-    let listed = Command::new("ldd").arg("/bin/sleep").output();
-    let Ok(listed) = listed else { return false };
-    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let libraries = text.split_ascii_whitespace().filter(|word| word.starts_with('/'));
-    for path in libraries {
-        let to = folder.join(&path[1..]);
-        fs::create_dir_all(to.parent().expect("has one")).expect("creates");
-        copy(path, &to);
-    }
-    copy("/bin/sleep", &folder.join(name));
-    true
-}
-
-#[test]
-fn a_process_in_another_root() {
-    let Some(mut host) = start() else { return };
-    let folder = tempfile::tempdir().expect("a folder");
-    if !root_with_sleep(folder.path(), "chrooted") {
-        skipped("no ldd");
-        return;
-    }
-    let root = CString::new(folder.path().to_str().expect("text")).expect("no NUL");
-    let mut command = Command::new("/chrooted");
-    command.arg("60").current_dir("/").stdin(Stdio::null());
-    // SAFETY: between fork and exec the closure only calls `chroot` and reads `errno`, both async-signal-safe; `root` was
-    // allocated before the fork.
-    unsafe {
-        command.pre_exec(
-            move || {
-                if libc::chroot(root.as_ptr()) == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-            },
-        );
-    }
-    let child = command.spawn().expect("starts");
-    let pid = child.id();
-    wait_for(&mut host, |host| program(host, pid, "/libc.so").map(|_| ()));
-    let (incarnation, module) = program(&host, pid, "chrooted").expect("its program");
-    assert_eq!((&*module.path, &*incarnation.info.exe), ("/chrooted", "/chrooted"), "paths as the process sees them");
-    let libc_id = id_of(&host, program(&host, pid, "/libc.so").expect("its libc").1);
-    // Its libc is a different file than this program's, at the same path.
-    let own = host.processes().current(std::process::id()).expect("we are there");
-    assert!(own.space.current().iter().all(|mapping| mapping.module != libc_id));
-    end(child);
-    drop(folder);
-    assert_eq!(magic(&mut host, pid, "chrooted"), Ok(*b"\x7fELF"));
-    assert_eq!(magic(&mut host, pid, "/libc.so"), Ok(*b"\x7fELF"));
 }
 
 /// An overlay mount; unmounted when dropped.

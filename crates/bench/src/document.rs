@@ -21,15 +21,3 @@ fn replace(document: &str, name: &str, text: &str) -> anyhow::Result<String> {
     let (_, after) = rest.split_once(&end).with_context(missing)?;
     Ok(format!("{before}{begin}\n{}\n{end}{after}", text.trim()))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_is_between_the_marks_changes() {
-        let document = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n";
-        assert_eq!(replace(document, "x", "new\n").unwrap(), "a\n<!-- x -->\n\nnew\n<!-- end of x -->\nb\n");
-        assert!(replace(document, "y", "").is_err());
-    }
-}

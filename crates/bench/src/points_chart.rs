@@ -104,21 +104,3 @@ pub fn chart(axes: &Axes, lines: &[Line]) -> String {
 fn number(value: f64) -> String {
     if value >= 1000.0 { units::count(value) } else { format!("{}", (value * 1000.0).round() / 1000.0) }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn points_lie_where_their_numbers_say() {
-        let axes = Axes { title: "t", places: "p", unit: "×", logarithmic: false };
-        let svg = chart(&axes, &[Line { name: "one", points: &[(1.0, 0.0), (10.0, 2.0), (100.0, 4.0)] }]);
-        // The middle of both axes.
-        let (x, y) = (Sheet::x_of(0.5), Sheet::new(HEIGHT, "").y_of(0.5));
-        assert!(svg.contains(&format!("{x:.1},{y:.1}")), "{svg}");
-        assert!(svg.contains(">4×<") && svg.ends_with("</svg>\n"));
-        let axes = Axes { logarithmic: true, ..axes };
-        let svg = chart(&axes, &[Line { name: "one", points: &[(1.0, 1.0), (10.0, 10.0), (100.0, 100.0)] }]);
-        assert!(svg.contains(&format!("{x:.1},{y:.1}")), "{svg}");
-    }
-}

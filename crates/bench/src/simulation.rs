@@ -221,13 +221,6 @@ fn uniform(state: &mut u64) -> f64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn there_are_18_mixes() {
-        let mixes = mixes(524_288);
-        assert_eq!(mixes.len(), 18);
-        assert!(mixes.iter().all(|mix| mix.sizes.iter().all(|(size, count)| *size > 0 && *count > 0.0)));
-    }
-
     /// Seeded: 4 of the mixes, 2,000 profiles each. Coverage of at least 94 % is claimed; the test allows 4 standard
     /// errors of 2,000 profiles (0.53 % each) below it, so a true 94 % fails one check in 30,000. Normal intervals fail
     /// it.

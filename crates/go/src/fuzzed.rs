@@ -110,11 +110,15 @@ fn seeds_of_go_are_checked() {
     seeds::replay("go", shared::check);
 }
 
-#[test]
-fn inputs_of_the_fuzz_target_are_checked() {
-    damage::replay("go", "two-buckets", &input(&file(None)), shared::check);
-    // Variables at the very end of all addresses.
-    damage::replay("go", "data-at-the-end", &input(&file(Some(u64::MAX - 0x48))), shared::check);
+mod long {
+    use super::*;
+
+    #[test]
+    fn inputs_of_the_fuzz_target_are_checked() {
+        damage::replay("go", "two-buckets", &input(&file(None)), shared::check);
+        // Variables at the very end of all addresses.
+        damage::replay("go", "data-at-the-end", &input(&file(Some(u64::MAX - 0x48))), shared::check);
+    }
 }
 
 /// The input reaches what it is made for.

@@ -301,8 +301,7 @@ fn methods_that_lie_are_not_believed() {
 }
 
 /// Whatever is in the memory, nothing panics, and everything ends.
-#[test]
-fn memory_with_random_words_in_it_is_survived() {
+fn random_words(rounds: usize) {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = move |below: u64| {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -310,7 +309,7 @@ fn memory_with_random_words_in_it_is_survived() {
     };
     let of_vm = vm_in(&jvm());
     let mut found = 0;
-    for _ in 0..400 {
+    for _ in 0..rounds {
         let mut memory = jvm();
         let compiled = with_scopes(&mut memory);
         put_method(&mut memory, 0x40_0000, &[7, 2 << 3 | 3, 0xff, 20, 1, 0]);
@@ -332,4 +331,18 @@ fn memory_with_random_words_in_it_is_survived() {
         }
     }
     assert!(found > 0, "some are as they were");
+}
+
+#[test]
+fn memory_with_random_words_in_it_is_survived() {
+    random_words(20);
+}
+
+mod long {
+    use super::*;
+
+    #[test]
+    fn memory_with_many_random_words_in_it_is_survived() {
+        random_words(400);
+    }
 }

@@ -174,16 +174,6 @@ mod tests {
     use crate::testing;
 
     #[test]
-    fn names_lead_back() {
-        for group in GroupBy::ALL {
-            assert_eq!(GroupBy::from_name(group.name()), Some(group));
-        }
-        assert_eq!(GroupBy::from_name("process"), Some(GroupBy::Process));
-        assert_eq!(GroupBy::from_name("nothing"), Some(GroupBy::Nothing));
-        assert_eq!(GroupBy::from_name("user"), None);
-    }
-
-    #[test]
     fn rows_are_named_by_their_group() {
         let profile = testing::small();
         let name = |by| Groups::new(&profile, by).name(&profile.rows[0]).into_owned();

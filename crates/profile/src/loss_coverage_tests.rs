@@ -137,12 +137,10 @@ fn with_every_allocation_sampled_the_truth_is_always_within() {
     }
 }
 
-/// The coverage in 1,000 recordings is at least 95 % minus 4 standard errors (2.8 %). Intervals with a coverage of
-/// exactly 95 % would fail one of the 142 checks with a probability of 0.5 %. Without the bounds, intervals from half
-/// of the samples cover less than 80 %.
-#[test]
-fn what_is_lost_is_covered() {
-    const RUNS: u32 = 1_000;
+/// The coverage in so many recordings is at least 95 % minus 4 standard errors. Returns the coverage without the bounds from half of
+/// the samples, by case.
+fn covered(runs: u32) -> Vec<f64> {
+    let mut without = Vec::new();
     let mut state = rng::seed(12, 0);
     let mut checked = 0;
     for (criterion, intervals) in
@@ -151,16 +149,34 @@ fn what_is_lost_is_covered() {
         for sizes in SIZES {
             for loss in [Loss::Chance(0.1), Loss::Chance(0.5), Loss::Burst, Loss::Largest] {
                 let case = Case { criterion, intervals, sizes, loss };
-                let (found, unaware) = coverage(&case, RUNS, &mut state);
+                let (found, unaware) = coverage(&case, runs, &mut state);
                 for &(held, all) in found.iter().filter(|(_, all)| *all > 0) {
                     let (share, error) = (f64::from(held) / f64::from(all), (0.95 * 0.05 / f64::from(all)).sqrt());
                     assert!(share >= 0.95 - 4.0 * error, "{case:?}: {found:?}");
                     checked += 1;
                 }
                 let is_half = matches!(loss, Loss::Chance(0.5)) && criterion == Criterion::Bytes;
-                assert!(!is_half || unaware < 0.8, "{case:?}: {unaware} without the bounds");
+                without.extend(is_half.then_some(unaware));
             }
         }
     }
     assert_eq!(checked, 142);
+    without
+}
+
+#[test]
+fn what_is_lost_is_covered() {
+    covered(25);
+}
+
+mod long {
+    use super::*;
+
+    /// The standard error of 1,000 recordings is 0.7 %. Intervals with a coverage of exactly 95 % would fail one of the 142 checks with
+    /// a probability of 0.5 %. Without the bounds, intervals from half of the samples cover less than 80 %.
+    #[test]
+    fn what_is_lost_is_covered_as_often_as_it_says() {
+        let without = covered(1_000);
+        assert!(without.iter().all(|share| *share < 0.8), "{without:?} without the bounds");
+    }
 }

@@ -31,17 +31,3 @@ impl Criterion {
         Self::ALL.into_iter().find(|criterion| criterion.name() == name)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_lead_back() {
-        for criterion in Criterion::ALL {
-            assert_eq!(Criterion::from_name(criterion.name()), Some(criterion));
-        }
-        assert_eq!(Criterion::from_name("words"), None);
-        assert_eq!(Criterion::default().name(), "bytes");
-    }
-}

@@ -403,14 +403,6 @@ mod tests {
     }
 
     #[test]
-    fn names() {
-        for estimator in Estimator::ALL {
-            assert_eq!(Estimator::from_name(estimator.name()), Some(estimator));
-        }
-        assert!(above_cut_off(2_414_500, 524_288) && !above_cut_off(2_414_000, 524_288));
-    }
-
-    #[test]
     fn by_hand() {
         // One geometric waiting time with p = 1/2 has the variance q/p² = 2.
         assert_eq!((offset_variance(1, 2), offset_variance(3, 2), offset_variance(5, 1)), (2.0, 6.0, 0.0));

@@ -200,9 +200,8 @@ mod tests {
 
     const SECOND: f64 = 1e9;
 
-    /// Of 2,000 recordings of each law without a leak, at most 5 % have p ≤ 0.05. The share is printed for the document.
-    #[test]
-    fn false_alarms_are_as_rare_as_the_p_value_says() {
+    /// Shares of recordings without a leak in which p ≤ 0.05, of each law and number of blocks. The share is printed for the document.
+    fn worst_share_of_alarms(numbers: &[usize], rounds: u32) -> f64 {
         type Law = fn(&mut Random) -> f64;
         let laws: [(&str, Law); 9] = [
             ("exponential, 10 ms", |random| -1e7 * random.next().ln()),
@@ -218,8 +217,7 @@ mod tests {
         let mut random = Random(1);
         let mut worst = 0.0_f64;
         for (name, law) in laws {
-            for blocks in [10, 30, 100, 1_000] {
-                let rounds = if blocks == 1_000 { 400 } else { 2_000 };
+            for &blocks in numbers {
                 let alarm = |random: &mut Random| {
                     outliving(&recorded(random, blocks, 10.0 * SECOND, law)).is_some_and(|it| it.p_value <= 0.05)
                 };
@@ -229,7 +227,23 @@ mod tests {
                 worst = worst.max(share);
             }
         }
-        assert!(worst <= 0.05, "{worst}");
+        worst
+    }
+
+    #[test]
+    fn false_alarms_are_rare() {
+        let worst = worst_share_of_alarms(&[30], 100);
+        assert!(worst <= 0.08, "{worst}");
+    }
+
+    mod long {
+        use super::*;
+
+        #[test]
+        fn false_alarms_are_as_rare_as_the_p_value_says() {
+            let worst = worst_share_of_alarms(&[10, 30, 100], 2_000).max(worst_share_of_alarms(&[1_000], 400));
+            assert!(worst <= 0.05, "{worst}");
+        }
     }
 
     /// One block in twenty is never freed, the others live 10 ms in the mean.

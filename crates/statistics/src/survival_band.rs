@@ -187,15 +187,13 @@ mod tests {
         }
     }
 
-    /// Blocks with exponential lifetimes of mean 1 s that were allocated throughout 3 s. The band at 95 % holds the true share
-    /// at least that often: of 2,000 curves per age, fewer than 1,880 (94 %) would be a chance of 3 % each if it held exactly
-    /// 95 %; the draws are the same in each run.
-    #[test]
-    fn the_band_holds_the_true_share() {
+    /// Blocks with exponential lifetimes of mean 1 s that were allocated throughout 3 s: how many of so many bands at 95 % hold the
+    /// true share, at each of three ages. The draws are the same in each run.
+    fn held(rounds: usize) -> [usize; 3] {
         let mut random = Random(7);
         let mut held = [0; 3];
         let tried = [0.2, 1.0, 2.0];
-        for _ in 0..2_000 {
+        for _ in 0..rounds {
             let observations: Vec<Observation> = (0..60)
                 .map(|_| {
                     let (lifetime, seen) = (-random.uniform().ln(), 3.0 * random.uniform());
@@ -223,6 +221,23 @@ mod tests {
                 *held += usize::from((band.low..=band.high).contains(&f64::exp(-age)));
             }
         }
-        assert!(held.iter().all(|held| *held >= 1_880), "{held:?}");
+        held
+    }
+
+    #[test]
+    fn the_band_holds_the_true_share() {
+        let held = held(100);
+        assert!(held.iter().all(|held| *held >= 90), "{held:?}");
+    }
+
+    mod long {
+        use super::*;
+
+        /// Of 2,000 curves per age, fewer than 1,880 (94 %) would be a chance of 3 % each if it held exactly 95 %.
+        #[test]
+        fn the_band_holds_the_true_share_as_often_as_it_says() {
+            let held = held(2_000);
+            assert!(held.iter().all(|held| *held >= 1_880), "{held:?}");
+        }
     }
 }

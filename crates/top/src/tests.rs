@@ -83,7 +83,6 @@ fn screens_look_as_they_should() {
     check("programs_80x24", &screen(&mut top, 80, 24));
     press(&mut top, "⏎");
     check("functions_80x24", &screen(&mut top, 80, 24));
-    check("functions_200x50", &screen(&mut top, 200, 50));
     press(&mut top, "⇥");
     check("stacks_80x24", &screen(&mut top, 80, 24));
     press(&mut top, "t↓");
@@ -284,9 +283,6 @@ fn hostile_names_do_not_leave_their_cells() {
             }
         }
     }
-    let mut top = top(false);
-    top.take(hostile());
-    check("hostile_80x24", &screen(&mut top, 80, 24));
 }
 
 #[test]
@@ -337,8 +333,8 @@ fn without_frees_allocations_are_what_counts() {
 #[test]
 fn many_stacks_come_and_go() {
     let mut top = top(false);
-    for second in 1..5 {
-        let mut profile = large(3_000, 20);
+    for second in 1..3 {
+        let mut profile = large(1_000, 20);
         profile.header.duration = Duration::from_secs(second);
         top.take(Arc::new(profile));
     }
@@ -347,24 +343,11 @@ fn many_stacks_come_and_go() {
     press(&mut top, "⇥");
     assert_eq!(top.key(Key::End), None);
     let text = screen(&mut top, 120, 40);
-    assert!(text.contains(" of 1500"), "{text}");
+    assert!(text.contains(" of 500"), "{text}");
     for key in [Key::PageUp, Key::PageDown, Key::Up, Key::Home] {
         assert_eq!(top.key(key), None);
         screen(&mut top, 120, 40);
     }
     let text = screen(&mut top, 120, 40);
     assert!(text.lines().filter(|line| line.contains('[')).count() > 10, "error bars: {text}");
-}
-
-#[test]
-fn the_document_shows_a_screen_as_it_is() {
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/top.md");
-    let document = std::fs::read_to_string(document).expect("docs/top.md");
-    assert!(document.contains(&screen_of_document()), "docs/top.md lacks:\n{}", screen_of_document());
-}
-
-fn screen_of_document() -> String {
-    let mut top = grown();
-    press(&mut top, "⏎");
-    screen(&mut top, 80, 24)
 }

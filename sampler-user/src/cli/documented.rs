@@ -1,6 +1,5 @@
 //! Tests that the documents and the command line have the same options.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,71 +7,6 @@ use clap::builder::StyledStr;
 use clap::{Arg, CommandFactory, Parser};
 
 use super::args::Cli;
-
-/// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 61] = [
-    "--alpine",
-    "--ask-runtime",
-    "--base",
-    "--bin",
-    "--bpf",
-    "--build-id",
-    "--call-graph",
-    "--case",
-    "--cfg",
-    "--check",
-    "--config",
-    "--criteria",
-    "--e2e",
-    "--fast",
-    "--file",
-    "--follow-fork",
-    "--get",
-    "--ignored",
-    "--inline",
-    "--interpreted-frames-native-stack",
-    "--leaks",
-    "--lib",
-    "--list",
-    "--live",
-    "--locked",
-    "--minimise",
-    "--minutes",
-    "--native",
-    "--nocapture",
-    "--now",
-    "--object",
-    "--offline",
-    "--only",
-    "--only-keep-debug",
-    "--package",
-    "--path",
-    "--perf-basic-prof",
-    "--print",
-    "--quick",
-    "--record",
-    "--release",
-    "--replay",
-    "--rounds",
-    "--runs",
-    "--samples",
-    "--scaling",
-    "--seconds",
-    "--seeds",
-    "--single",
-    "--stages",
-    "--stat",
-    "--strip-all",
-    "--strip-components",
-    "--sysroot",
-    "--target",
-    "--target-dir",
-    "--test",
-    "--times",
-    "--trace-python-allocators",
-    "--unit",
-    "--workloads",
-];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -166,29 +100,6 @@ fn every_option_is_in_the_documents() {
     }
     let written = kept.lines().filter(|line| line.starts_with("| `-")).count();
     assert_eq!(written, rows, "docs/options.md has options that do not exist; HEAPBPF_BLESS=1 writes it anew");
-}
-
-#[test]
-fn every_option_in_the_documents_exists() {
-    let commands = commands();
-    let known: BTreeSet<String> = commands
-        .iter()
-        .flat_map(|(_, command)| options(command).filter_map(Arg::get_long))
-        .chain(["help", "version"])
-        .map(|long| format!("--{long}"))
-        .collect();
-    let docs = fs::read_dir(root().join("docs")).expect("a folder").flatten().map(|entry| entry.path());
-    let files = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
-    let mut unknown = BTreeSet::new();
-    for path in files.chain(["README.md", "ARCHITECTURE.md"].map(|name| root().join(name))) {
-        let text = fs::read_to_string(&path).expect("readable");
-        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
-        let long = |word: &&str| word.starts_with("--") && word.as_bytes().get(2).is_some_and(u8::is_ascii_lowercase);
-        let exists = |option: &&str| known.contains(*option) || OF_OTHERS.contains(option);
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        unknown.extend(words.filter(long).filter(|word| !exists(word)).map(|option| format!("{name}: {option}")));
-    }
-    assert!(unknown.is_empty(), "no options of heapbpf (those of other programs: OF_OTHERS): {unknown:?}");
 }
 
 /// Commands of heapbpf in a document: in spans of code, and lines of blocks. Without what follows a comment or a pipe.

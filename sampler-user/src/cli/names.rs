@@ -102,11 +102,4 @@ mod tests {
         assert!(number > 30, "{number}");
         Cli::try_parse_from(["heapbpf", "--group-by", "process"]).expect("another name of pid");
     }
-
-    #[test]
-    fn each_listed_format_exists() {
-        for name in super::formats().names {
-            heapbpf_profile::formats::by_name(name).unwrap_or_else(|error| panic!("{error}"));
-        }
-    }
 }

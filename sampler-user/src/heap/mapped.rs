@@ -131,46 +131,4 @@ mod tests {
         mapped.map(7, 7, 2, 0);
         assert_eq!(pieces(&mapped), []);
     }
-
-    /// Random mappings and unmappings of 48 addresses, compared with a table that has the sample of each address.
-    #[test]
-    fn pieces_agree_with_a_table_of_addresses() {
-        const END: u64 = 48;
-        let mut random = sampler_ebpf::rng::seed(7, 0);
-        let mut below = |limit: u64| sampler_ebpf::rng::next(&mut random) % limit;
-        let (mut mapped, mut table) = (MappedPieces::default(), [None; END as usize]);
-        let (mut maps, mut losses) = (0, 0);
-        for now in 1..=20_000_u64 {
-            let start = below(END);
-            let end = start + below(END - start + 1);
-            let is_mapping = below(3) == 0;
-            // An unmap may be older than the mappings since: it does not concern those.
-            let until = if is_mapping { now } else { now - below(now.min(4)) };
-            let mut expected = std::collections::BTreeMap::<u64, u64>::new();
-            for place in &mut table[start as usize..end as usize] {
-                if place.is_some_and(|since| since <= until) {
-                    *expected.entry(place.take().unwrap_or_default()).or_default() += 1;
-                }
-            }
-            let mut lost = std::collections::BTreeMap::<u64, u64>::new();
-            for (sample, bytes) in mapped.unmap(start, end, until) {
-                assert!(bytes > 0);
-                *lost.entry(sample).or_default() += bytes;
-            }
-            assert_eq!(lost, expected, "{start}..{end} until {until}");
-            losses += lost.len();
-            if is_mapping {
-                mapped.map(start, end, now, now);
-                table[start as usize..end as usize].fill(Some(now));
-                maps += usize::from(start < end);
-            }
-            let mut covered = [None; END as usize];
-            for (start, end, sample) in pieces(&mapped) {
-                assert!(start < end);
-                covered[start as usize..end as usize].fill(Some(sample));
-            }
-            assert_eq!(covered, table);
-        }
-        assert!(maps > 5_000 && losses > 5_000, "{maps} mappings, {losses} losses");
-    }
 }

@@ -19,35 +19,6 @@ fn found(space: &AddressSpace, address: u64, time_ns: u64) -> Option<(ModuleId, 
 }
 
 #[test]
-fn an_address_used_again_resolves_by_time() {
-    let mut space = AddressSpace::default();
-    assert_eq!(space.insert(mapping(0x1000, 0x3000, 0x100, A, 10), &files), Inserted::New);
-    assert_eq!(space.insert(mapping(0x1000, 0x2000, 0x500, B, 20), &files), Inserted::New);
-    assert_eq!(found(&space, 0x1800, 9), None);
-    assert_eq!(found(&space, 0x1800, 10), Some((A, 0x900)));
-    assert_eq!(found(&space, 0x1800, 19), Some((A, 0x900)));
-    assert_eq!(found(&space, 0x1800, 20), Some((B, 0xd00)));
-    // The part that was not overlapped remains, with the right offset.
-    assert_eq!(found(&space, 0x2000, 30), Some((A, 0x1100)));
-    assert_eq!(found(&space, 0x3000, 30), None);
-}
-
-#[test]
-fn a_hole_splits() {
-    let mut space = AddressSpace::default();
-    space.insert(mapping(0x1000, 0x9000, 0, A, 1), &files);
-    space.insert(mapping(0x3000, 0x4000, 0x7000, B, 2), &files);
-    let parts: Vec<_> = space.current().iter().map(|m| (m.start, m.end, m.file_offset, m.module)).collect();
-    assert_eq!(parts, [(0x1000, 0x3000, 0, A), (0x3000, 0x4000, 0x7000, B), (0x4000, 0x9000, 0x3000, A)]);
-    space.remove(0x2000, 0x5000, 3, &files);
-    assert_eq!(space.current().len(), 2);
-    assert_eq!(found(&space, 0x3800, 2), Some((B, 0x7800)));
-    assert_eq!(found(&space, 0x3800, 3), None);
-    assert_eq!(found(&space, 0x3800, 1), Some((A, 0x2800)));
-    assert_eq!(found(&space, 0x4800, 2), Some((A, 0x3800)));
-}
-
-#[test]
 fn the_same_again_changes_nothing_and_growth_keeps_its_own_time() {
     let mut space = AddressSpace::default();
     space.insert(mapping(0x1000, 0x3000, 0x1000, A, 1), &files);

@@ -383,33 +383,37 @@ fn exported(path: &Path) -> Option<(Vec<Original>, Vec<Range<u64>>)> {
     Some((originals, code))
 }
 
-#[test]
-fn entries_of_real_libraries_do_the_same_elsewhere() {
-    fastrand::seed(setting(SEED, 1));
-    let mut all = 0;
-    for path in LIBRARIES {
-        let Some((originals, code)) = exported(Path::new(path)) else {
-            println!("{path} is not there");
-            continue;
-        };
-        let (mut machine, mut seen) = (Machine::new(), Seen::default());
-        let data = words(TEXT_SPAN);
-        machine.text.bytes().copy_from_slice(&data);
-        for range in &code {
-            machine.text.at(range.start, (range.end - range.start) as usize).fill(BREAKPOINT);
+mod long {
+    use super::*;
+
+    #[test]
+    fn entries_of_real_libraries_do_the_same_elsewhere() {
+        fastrand::seed(setting(SEED, 1));
+        let mut all = 0;
+        for path in LIBRARIES {
+            let Some((originals, code)) = exported(Path::new(path)) else {
+                println!("{path} is not there");
+                continue;
+            };
+            let (mut machine, mut seen) = (Machine::new(), Seen::default());
+            let data = words(TEXT_SPAN);
+            machine.text.bytes().copy_from_slice(&data);
+            for range in &code {
+                machine.text.at(range.start, (range.end - range.start) as usize).fill(BREAKPOINT);
+            }
+            let end = TEXT + TEXT_SPAN as u64 - 64;
+            machine.text.at(end, 64).fill(BREAKPOINT);
+            let pristine = machine.text.bytes().to_vec();
+            let mut originals = originals.into_iter().peekable();
+            while originals.peek().is_some() {
+                let batch: Vec<Original> =
+                    [plain(end)].into_iter().chain(originals.by_ref().take(MAX_FUNCTIONS - 1)).collect();
+                compare_batch(&mut machine, &batch, 1, &mut seen);
+            }
+            assert!(machine.text.bytes() == pristine, "{path}: {WRITTEN}");
+            println!("{path}: {seen:#?}");
+            all += seen.ends.values().sum::<u64>();
         }
-        let end = TEXT + TEXT_SPAN as u64 - 64;
-        machine.text.at(end, 64).fill(BREAKPOINT);
-        let pristine = machine.text.bytes().to_vec();
-        let mut originals = originals.into_iter().peekable();
-        while originals.peek().is_some() {
-            let batch: Vec<Original> =
-                [plain(end)].into_iter().chain(originals.by_ref().take(MAX_FUNCTIONS - 1)).collect();
-            compare_batch(&mut machine, &batch, 1, &mut seen);
-        }
-        assert!(machine.text.bytes() == pristine, "{path}: {WRITTEN}");
-        println!("{path}: {seen:#?}");
-        all += seen.ends.values().sum::<u64>();
+        assert!(all > 1000, "the C library alone has as many: {all}");
     }
-    assert!(all > 1000, "the C library alone has as many: {all}");
 }

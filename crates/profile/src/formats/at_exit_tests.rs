@@ -231,41 +231,6 @@ fn heaps_of_ended_processes_are_empty_where_there_is_no_place() {
     assert!((total(&heap, Value::AllocSpace) - of_process(&profile, 1).total(Value::AllocSpace)).abs() <= 1.0);
 }
 
-/// Files of versions before figures at exit, in the formats that are read back.
-#[test]
-fn older_files_are_read() {
-    let mut value = json(&testing::small());
-    let remove = |of: &mut serde_json::Value| {
-        of.as_object_mut().expect("an object").retain(|key, _| !key.starts_with("at_exit") && key != "ended_apart");
-    };
-    value.as_object_mut().expect("an object").remove("time");
-    remove(&mut value);
-    for list in ["stacks", "processes"] {
-        value[list].as_array_mut().expect("a list").iter_mut().for_each(remove);
-    }
-    let back = parse(value.to_string().as_bytes()).expect("an older file");
-    assert_eq!((back.header.time, back.header.ended_apart), (back.header.started + back.header.duration, false));
-    assert_eq!(total(&back, Value::InuseSpace), total(&testing::small(), Value::InuseSpace));
-    for (name, bytes) in [
-        ("json", &include_bytes!("../../../../tests/fixtures/profiles/before_at_exit.json")[..]),
-        ("parquet", include_bytes!("../../../../tests/fixtures/profiles/before_at_exit.parquet")),
-        ("pprof", include_bytes!("../../../../tests/fixtures/profiles/before_at_exit.pprof")),
-    ] {
-        let back = parse(bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let expected = testing::small();
-        for value in Value::ALL {
-            assert!((total(&back, value) - total(&expected, value)).abs() <= 0.5, "{name} {}", value.name());
-        }
-        assert_eq!(
-            (back.header.time, back.header.unread, back.header.ended_apart),
-            (back.header.started + back.header.duration, None, false),
-            "{name}"
-        );
-        let late = expected.header.started.duration_since(back.header.started).expect("not after it");
-        assert!(late < Duration::from_micros(1), "{name}");
-    }
-}
-
 #[test]
 fn hostile_values_are_refused_or_bounded() {
     let with = |change: fn(&mut serde_json::Value)| {

@@ -94,19 +94,6 @@ fn go_tool_pprof_round_trip_changes_nothing() {
 }
 
 #[test]
-fn go_tool_pprof_subtracts_a_profile_from_itself() {
-    if !installed("go", "version", "golang-go") {
-        return;
-    }
-    let (_folder, file) = written(&testing::large(200, 12), "x.pb.gz", "pprof");
-    let base = format!("-diff_base={}", file.display());
-    for value in Value::COLUMNS {
-        let top = go_pprof(&["-top", &base, &format!("-sample_index={}", value.name())], &file);
-        assert!(top.contains("Showing nodes accounting for 0"), "{top}");
-    }
-}
-
-#[test]
 fn jeprof_prints_our_totals() {
     if !installed("jeprof", "--version", "libjemalloc-dev") {
         return;

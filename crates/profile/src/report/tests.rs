@@ -9,35 +9,6 @@ use crate::report::text::width;
 use crate::testing;
 
 #[test]
-fn the_report_of_the_small_profile() {
-    let mut profile = testing::small();
-    profile.counters.insert("submitted".into(), 57);
-    let options = ReportOptions {
-        files: vec![("x.pb.gz".into(), "go tool pprof -http=: x.pb.gz".into())],
-        width: 120,
-        ..ReportOptions::default()
-    };
-    let text = report(&profile, &options);
-    print!("{text}");
-    for expected in [
-        "2 processes · on host1 · 30.5 s · one sample per 512 KiB · 60 samples",
-        "server (4242): grow json.c:31 ← parse_value json.c:99 ↻ ← handle server.cc:20 ← main main.c:10",
-        "at least 512 B",
-        "[libjson.so+0x4000] ← handle",
-        "… incomplete: stack copy too small",
-        "half are freed within 1.5 s · 25 % temporary",
-        "3 samples lost (5 % of all): ring full 3",
-        "2 of 60 samples (3.3 %) have an incomplete stack",
-        "hooked for 50 %",
-        "57.2 MiB in 9,000 calls",
-        " σ",
-        "open it with go tool pprof -http=: x.pb.gz",
-    ] {
-        assert!(text.contains(expected), "{expected:?} is missing");
-    }
-}
-
-#[test]
 fn lines_fit_and_colours_change_nothing_else() {
     let plain = |text: &str| {
         let mut plain = String::new();
@@ -464,24 +435,4 @@ fn a_count_of_all_takes_the_place_of_an_estimate_from_time_windows() {
     let total = head(&text).into_iter().find(|line| line.contains("allocated")).expect("a total");
     assert!(total.contains("57.2 MiB") && total.contains("counted exactly"), "{total}");
     assert!(!total.contains(&estimate(&profile, 0)), "{total}");
-}
-
-/// Functions have what is allocated by themselves beside what is allocated through them.
-#[test]
-fn functions_have_a_share_of_their_own() {
-    let profile = testing::small();
-    let text = report(&profile, &ReportOptions { functions: 9, width: 140, ..ReportOptions::default() });
-    let section: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("By function")).collect();
-    assert!(section[1].contains(" SELF "), "{section:?}");
-    let line = |name: &str| section.iter().find(|line| line.ends_with(name)).copied().expect("a function");
-    let itself = |name: &str| {
-        let innermost = |row: &&crate::model::Row| {
-            let frames = &row.key.stack.frames;
-            let skipped = chain::allocator_frames(&row.key.stack);
-            frames.get(skipped).is_some_and(|frame| chain::call(&profile, frame).name == name)
-        };
-        units::bytes(profile.rows.iter().filter(innermost).map(|row| row.inuse.bytes).sum())
-    };
-    assert!(line("grow").contains(&itself("grow")) && itself("grow") != "0 B", "{section:?}");
-    assert!(line(" main").contains(" 0 B "), "main allocates nothing itself: {section:?}");
 }

@@ -35,18 +35,6 @@ fn cycle(program: &mut Program, time: Duration) {
 }
 
 #[test]
-fn eight_threads_under_signals_with_forks_come_to_no_harm() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
-    let mut program = Program::start("torture", &[]);
-    cycle(&mut program, Duration::from_secs(12));
-    assert_eq!(program::traces(program.pid()), [""; 0]);
-    eprintln!("{}", program.finish().trim());
-}
-
-#[test]
 fn a_single_thread_comes_to_no_harm() {
     let _turn = program::turn();
     if !program::can_trace() {

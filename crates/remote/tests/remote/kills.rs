@@ -80,15 +80,3 @@ fn a_killed_injector_leaves_a_program_that_goes_on() {
     clean(&program);
     eprintln!("{kills} injectors killed: {}", program.finish().trim());
 }
-
-#[test]
-fn a_killed_injector_leaves_calls_that_go_on() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
-    let mut program = Program::start("torture", &["1", "0"]);
-    let kills = kill_injectors(&mut program, Duration::from_secs(5));
-    clean(&program);
-    eprintln!("{kills} injectors killed: {}", program.finish().trim());
-}

@@ -184,31 +184,3 @@ fn a_probe_that_goes_while_pages_are_put_back_leaves_no_breakpoint() {
     assert_eq!(program::traces(program.pid()), [""; 0]);
     eprintln!("{}", program.finish().trim());
 }
-
-/// Pages that are put back have the probes that are there then, wherever they were made.
-#[test]
-fn probes_that_stay_are_there_again_when_pages_are_put_back() {
-    let _turn = program::turn();
-    if !program::can_trace() {
-        return;
-    }
-    let (program, offset) = start();
-    let Ok(before) = probe(program.pid(), offset) else {
-        heapbpf_testing::skipped("the kernel makes no such links of probes");
-        return;
-    };
-    let next_page = probe(program.pid(), offset + PAGE_BYTES).expect("another can be made");
-    assert!(has_breakpoint(&program));
-    program::hook(program.pid(), program.hooked);
-    assert!(!has_breakpoint(&program), "the page is not the file's");
-    program::take_out(program.pid());
-    assert!(has_breakpoint(&program));
-    program::hook(program.pid(), program.hooked);
-    drop(before);
-    let meanwhile = probe(program.pid(), offset).expect("another can be made");
-    program::take_out(program.pid());
-    assert!(has_breakpoint(&program));
-    drop((meanwhile, next_page));
-    assert!(!has_breakpoint(&program));
-    eprintln!("{}", program.finish().trim());
-}

@@ -2,12 +2,9 @@
 
 use std::sync::Arc;
 
-use heapbpf_elf::Elf;
 use heapbpf_own_process::{OwnCapture, OwnProcess, captured, unwind};
 use heapbpf_unwind::AddressBits;
 use heapbpf_unwind::dwarf::{Capture, Flaws, Limits, Unwinder};
-use heapbpf_unwind::image::ModuleFiles;
-use heapbpf_unwind::memory::word;
 use heapbpf_unwind::raw::{Completeness, Reason};
 
 #[test]
@@ -127,58 +124,6 @@ fn sections_stay_within_their_budget() {
     );
     assert_eq!(stack.completeness, Completeness::Complete);
     assert_eq!(unwinder.statistics().modules, 1);
-}
-
-/// On ordinary code, the walk agrees with that of `framehop`.
-#[test]
-fn agrees_with_framehop() {
-    use framehop::{CacheNative, ExplicitModuleSectionInfo, Module, Unwinder as _, UnwinderNative};
-
-    let mut process = OwnProcess::read().expect("/proc");
-    let capture = captured(25);
-    let mut other = UnwinderNative::new();
-    for mapping in process.mappings().to_vec() {
-        let Ok(image) = process.image(mapping.module) else { continue };
-        let Ok(elf) = Elf::read(&*image) else { continue };
-        // The mapping may begin with the end of another segment, but the last byte of its first page is in this one.
-        let Some(last) = elf.address_of_offset(mapping.file_offset + 4095) else { continue };
-        let address = last - 4095;
-        let range = |name: &str| elf.section(name).map(|section| section.address..section.address + section.bytes);
-        let bytes = |name: &str| elf.section(name).and_then(|section| section.read(&*image, 1 << 30).ok());
-        let sections = ExplicitModuleSectionInfo {
-            text_svma: range(".text"),
-            got_svma: range(".got"),
-            eh_frame_svma: range(".eh_frame"),
-            eh_frame: bytes(".eh_frame"),
-            eh_frame_hdr_svma: range(".eh_frame_hdr"),
-            eh_frame_hdr: bytes(".eh_frame_hdr"),
-            ..Default::default()
-        };
-        let name = process.path(mapping.module).to_string();
-        other.add_module(Module::new(name, mapping.start..mapping.end, mapping.start.wrapping_sub(address), sections));
-    }
-    let mut read = |address: u64| {
-        let at = address.checked_sub(capture.registers.sp).and_then(|at| u32::try_from(at).ok()).ok_or(())?;
-        word(&capture.stack, at).ok_or(())
-    };
-    #[cfg(target_arch = "x86_64")]
-    let registers = framehop::UnwindRegsNative::new(capture.registers.ip, capture.registers.sp, capture.registers.fp);
-    #[cfg(target_arch = "aarch64")]
-    let registers = framehop::UnwindRegsNative::new(capture.registers.lr, capture.registers.sp, capture.registers.fp);
-    let mut cache = CacheNative::new();
-    let mut frames = other.iter_frames(capture.registers.ip, registers, &mut cache, &mut read);
-    let mut theirs = Vec::new();
-    while let Ok(Some(frame)) = frames.next() {
-        theirs.push(frame.address_for_lookup());
-    }
-    // The sample's own frame is a return address here, and an instruction for framehop.
-    theirs[0] -= 1;
-    let mut ours: Vec<u64> = unwind(&process, &capture).frames.iter().map(|frame| frame.address).collect();
-    if cfg!(target_arch = "aarch64") {
-        // framehop ends at a frame pointer of zero, before the thread's entry.
-        ours.pop();
-    }
-    assert_eq!(ours, theirs);
 }
 
 #[test]

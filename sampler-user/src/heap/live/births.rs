@@ -34,29 +34,8 @@ impl Heap {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{process, sample, stack};
+    use super::super::tests::{sample, stack};
     use super::*;
-
-    #[test]
-    fn blocks_are_told_apart_by_the_marks_they_were_allocated_after() {
-        let (mut heap, one) = (Heap::default(), stack());
-        // Sample N is allocated at its own time.
-        for id in 1..=9 {
-            heap.allocate(sample(id, 1, 10 * id, &one));
-        }
-        let time = |id: u64| sample(id, 1, 1, &one).time_ns;
-        heap.free(process(1), 6, time(9), false);
-        heap.free(process(1), 9, time(9), false);
-        let marks = [time(3), time(5), time(8)];
-        let found = heap.inuse_by_mark(&marks);
-        let [sums] = found.values().collect::<Vec<_>>()[..] else { panic!("{found:?}") };
-        // What was allocated at the moment of a mark belongs to what is before it.
-        let bytes: Vec<_> = sums.iter().map(|(mark, sums)| (*mark, sums.samples, sums.sampled_bytes)).collect();
-        assert_eq!(bytes, [(0, 2, 40 + 50), (1, 2, 70 + 80)]);
-        assert!(heap.inuse_by_mark(&[]).is_empty());
-        heap.end(process(1), time(9), |_| true);
-        assert!(heap.inuse_by_mark(&marks).is_empty(), "an ended process keeps nothing");
-    }
 
     #[test]
     fn the_spans_of_all_time_add_up_to_what_is_in_use() {

@@ -67,33 +67,3 @@ impl Heap {
         LostBlocks { samples, bytes }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::super::tests::{process, sample, stack};
-    use super::*;
-    use crate::heap::sample::Sample;
-
-    #[test]
-    fn what_is_not_mapped_any_more_is_gone_in_parts_and_without_an_age() {
-        let (mut heap, one) = (Heap::default(), stack());
-        for (id, pages) in [(1, 4), (2, 1), (3, 2)] {
-            let (address, time_ns) = (id * 16 * PAGE, 10 * id);
-            heap.allocate(Sample { address, mapped: true, time_ns, ..sample(id, 1, pages * PAGE - 8, &one) });
-        }
-        // Of the first, the middle is gone; the second is gone; the third came later.
-        let ranges = [(0, 17 * PAGE), (18 * PAGE, 21 * PAGE)];
-        let found = heap.keep_mapped(process(1), &ranges, 25);
-        assert_eq!(found, LostBlocks { samples: 2, bytes: 2 * PAGE });
-        assert_eq!(heap.estimated().inuse_bytes, (3 * PAGE - 8 + 2 * PAGE - 8) as f64);
-        assert_eq!(heap.estimated().live_samples, 2);
-        assert_eq!(heap.mapped_by(&process(1), 25), LostBlocks { samples: 2, bytes: 3 * PAGE - 8 });
-        assert_eq!(heap.mapped_by(&process(1), 30).bytes, 5 * PAGE - 16);
-        assert_eq!(heap.keep_mapped(process(1), &ranges, 25), LostBlocks::default());
-        assert_eq!(heap.keep_mapped(process(2), &[], 25), LostBlocks::default());
-        // The record was not lost after all.
-        heap.unmap(process(1), 32 * PAGE, 33 * PAGE, 25);
-        assert_eq!(heap.estimated().live_samples, 2);
-        assert_eq!(heap.mapped_spaces().collect::<Vec<_>>(), [&process(1)]);
-    }
-}

@@ -1,5 +1,5 @@
 //! The live heap against a model: random events go to [`Heap`] and to plain lists, which are summed anew at each look.
-//! Time windows and the moments of cuts have tests of their own (`super::tests`, `record::intake::cut_tests`).
+//! Time windows have tests of their own (`super::tests`), and so have the moments of cuts (`record::intake::queue`).
 
 mod model;
 mod operations;
@@ -169,11 +169,16 @@ impl Pair {
             self.allocate(sample, *stack);
         }
         let newcomer = newcomer.map(|(sample, _)| sample.id);
-        // A free after the cut, of a block of which nothing else is known.
-        let stranger = FreeRecord { space: process(1), sample: u64::MAX, size_bytes: 77, ..FreeRecord::default() };
+        // Frees after the cut: of a block of which nothing else is known, of one that is younger than the cut, and of blocks that are
+        // not in the map any more, or are not because of a realloc.
+        let free = |sample| FreeRecord { space: process(1), sample, size_bytes: 77, ..FreeRecord::default() };
+        let outside = self.model.live.keys().filter(|(_, id)| bit(outside_map, *id));
+        let (freed, reallocated): (Vec<(u32, u64)>, Vec<(u32, u64)>) = outside.partition(|(_, id)| id % 2 == 0);
+        let freed = freed.into_iter().map(|(space, id)| FreeRecord { space: process(space), ..free(id) });
         let after = AfterCut {
-            outside_map: self.model.live.keys().map(|(_, id)| *id).filter(|id| bit(outside_map, *id)).collect(),
-            freed: vec![stranger],
+            outside_map: reallocated.into_iter().map(|(_, id)| id).collect(),
+            freed: freed.chain([free(u64::MAX), free(u64::MAX - 1)]).collect(),
+            allocated: HashSet::from([u64::MAX - 1]),
             ..AfterCut::default()
         };
         // The map has the newcomer behind the scan, or has lost it by then. At other addresses there are other blocks.

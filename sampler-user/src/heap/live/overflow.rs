@@ -99,7 +99,6 @@ impl Heap {
 mod tests {
     use super::super::tests::{process, sample};
     use super::*;
-    use crate::heap::sample::Sample;
     use crate::heap::windows::Weights;
 
     fn stacks(count: usize) -> Vec<Arc<RawStack>> {
@@ -190,42 +189,6 @@ mod tests {
         assert_eq!(heap.merged_rows() as usize, 400 - (rows - buckets));
         assert!(heap.rows.iter().all(|(number, row)| heap.index[&row.key] as usize == number));
         assert_eq!(heap.index.len(), rows);
-    }
-
-    #[test]
-    fn a_merged_row_takes_all_of_its_sums_along() {
-        let mut heap = Heap::new(true).with_row_limit(4);
-        let stacks = stacks(5);
-        let [one, two, three, four, five] = &stacks[..] else { panic!("{} stacks", stacks.len()) };
-        // One row with a freed, an untracked and a live block and one that was live at exit.
-        heap.allocate(sample(1, 1, 10, one));
-        heap.allocate(sample(2, 1, 20, one));
-        heap.free(process(1), 1, 5000, true);
-        heap.allocate(Sample { tracked: false, ..sample(3, 1, 40, one) });
-        heap.allocate(Sample { space: process(9), ..sample(4, 1, 80, one) });
-        heap.end(process(9), 9_000, |_| true);
-        for (id, stack) in (10..).zip([two, three, four]) {
-            for copy in 0..9 {
-                heap.allocate(sample(100 * id + copy, 1, 1, stack));
-            }
-        }
-        let before = heap.rows.iter().find(|(_, row)| Arc::ptr_eq(&row.key.stack, one)).map(|(_, row)| row.clone());
-        let before = before.expect("its row");
-        assert_eq!((before.live, before.untracked, before.at_exit.bytes, before.ages.freed()), (1, 1, 80.0, 1.0));
-        heap.allocate(sample(5, 1, 10, five));
-        // The limit is 4: the row with the fewest samples and the youngest of the others were merged.
-        assert_eq!((counts(&heap), heap.merged_rows()), ((4, 1), 2));
-        let bucket = heap.rows.iter().find(|(_, row)| row.key.function == u16::MAX).map(|(_, row)| row).expect("one");
-        assert_eq!(bucket.first_ns, before.first_ns);
-        assert_eq!(bucket.live, before.live + 9);
-        assert_eq!(bucket.alloc.bytes, 150.0 + 9.0);
-        assert_eq!((bucket.untracked, bucket.at_exit, &bucket.ages), (1, before.at_exit, &before.ages));
-        assert_eq!(bucket.peak.bytes, before.peak.bytes);
-        // The stack starts a new row, and blocks of its old one are still freed.
-        heap.free(process(1), 2, 6000, false);
-        heap.allocate(sample(6, 1, 10, one));
-        let samples: u64 = heap.rows.iter().map(|(_, row)| row.alloc.samples).sum();
-        assert_eq!((samples, heap.estimated().samples), (33, 33));
     }
 
     #[test]

@@ -38,56 +38,8 @@ fn with_key(mut sample: Sample, change: impl FnOnce(&mut SampleKey)) -> Sample {
     sample
 }
 
-fn first_row(heap: &mut Heap) -> HeapRow {
-    heap.snapshot(0, false).next().unwrap().row.clone()
-}
-
 fn inuse(heap: &mut Heap) -> Vec<(u64, f64)> {
     heap.snapshot(0, false).map(|s| (s.inuse.samples, s.inuse.bytes)).collect()
-}
-
-#[test]
-fn blocks_that_are_not_freed_are_in_use() {
-    let (mut heap, one) = (Heap::default(), stack());
-    for id in 1..=10 {
-        heap.allocate(sample(id, 1, 100, &one));
-    }
-    for id in 1..=4 {
-        heap.free(process(1), id, 50_000, false);
-    }
-    heap.free(process(1), 4, 50_000, false);
-    heap.free(process(2), 5, 50_000, false);
-    assert_eq!(inuse(&mut heap), [(6, 600.0)]);
-    assert_eq!(heap.estimated().live_samples, 6);
-    assert_eq!(first_row(&mut heap).alloc.bytes, 1000.0);
-}
-
-#[test]
-fn an_ended_process_keeps_its_last_state_and_a_replaced_one_does_not() {
-    let (mut heap, one) = (Heap::default(), stack());
-    heap.allocate(sample(1, 1, 10, &one));
-    heap.allocate(sample(2, 2, 20, &one));
-    let mut asked = Vec::new();
-    let was_live = |address| {
-        asked.push(address);
-        true
-    };
-    assert_eq!(heap.end(process(1), 9_000, was_live), 0);
-    assert_eq!(asked, [4096]);
-    assert_eq!(heap.replace(process(2), 9_000), [8192]);
-    assert_eq!(inuse(&mut heap), [(1, 10.0), (0, 0.0)]);
-    assert_eq!(heap.estimated().inuse_bytes, 0.0);
-}
-
-#[test]
-fn blocks_missing_from_the_live_map_at_exit_were_freed() {
-    let (mut heap, one) = (Heap::default(), stack());
-    for id in 1..=3 {
-        heap.allocate(sample(id, 1, 8, &one));
-    }
-    assert_eq!(heap.end(process(1), 9_000, |address| address == 2 * 4096), 2);
-    assert_eq!(inuse(&mut heap), [(1, 8.0)]);
-    assert_eq!(heap.estimated().live_samples, 0);
 }
 
 #[test]
@@ -102,50 +54,6 @@ fn samples_while_probes_are_attached_or_detached_are_ignored() {
     heap.window_begins(4000);
     heap.allocate(sample(4, 1, 8, &one));
     assert_eq!(heap.estimated().samples, 3);
-}
-
-#[test]
-fn mappings_shrink_and_are_replaced() {
-    let (mut heap, one) = (Heap::default(), stack());
-    let mapping = |id: u64, address: u64, size: u64| Sample {
-        address,
-        mapped: true,
-        trials: 2 * size,
-        ..sample(id, 1, size, &one)
-    };
-    heap.allocate(mapping(1, 4096, 3 * 4096));
-    heap.unmap(process(1), 2 * 4096, 3 * 4096, 5000);
-    assert_eq!(inuse(&mut heap), [(1, 8192.0)]);
-    assert_eq!(heap.estimated().inuse_bytes, 8192.0);
-    // A mapping of less than a page replaces the whole page.
-    heap.allocate(mapping(6, 4096, 100));
-    assert_eq!(inuse(&mut heap), [(2, 4196.0)]);
-    heap.begin_reconciliation();
-    let (lost, _) = heap.reconcile(vec![], AfterCut::default(), |_, _| None);
-    assert_eq!(lost, LostRecords::default(), "the kernel's live map has no mappings");
-    heap.unmap(process(2), 0, u64::MAX, 9000);
-    heap.unmap(process(1), 0, u64::MAX, 9000);
-    assert_eq!((inuse(&mut heap), heap.estimated().live_samples), (vec![(0, 0.0)], 0));
-}
-
-#[test]
-fn the_peak_has_the_sums_at_the_highest_total() {
-    let (mut heap, one, two) = (Heap::default(), stack(), stack());
-    heap.allocate(sample(1, 1, 1000, &one));
-    heap.allocate(sample(2, 1, 500, &two));
-    heap.free(process(1), 1, 0, false);
-    heap.allocate(sample(3, 1, 600, &two));
-    heap.free(process(1), 2, 0, false);
-    let peaks: Vec<f64> = heap.snapshot(0, false).map(|s| s.peak.bytes).collect();
-    assert_eq!(peaks, [1000.0, 500.0]);
-}
-
-#[test]
-fn an_untracked_sample_counts_as_allocated_only() {
-    let (mut heap, one) = (Heap::default(), stack());
-    heap.allocate(Sample { tracked: false, ..sample(1, 1, 10, &one) });
-    assert_eq!(inuse(&mut heap), [(0, 0.0)]);
-    assert_eq!(first_row(&mut heap).untracked, 1);
 }
 
 #[test]
@@ -238,21 +146,6 @@ fn a_row_with_samples_in_the_open_window_is_not_retired_and_a_reused_number_is_n
     heap.allocate(sample(2, 2, 100, &one));
     heap.extend_window(&weights(1.0, 1.0));
     assert_eq!(alloc_bytes(&mut heap), [100.0]);
-}
-
-#[test]
-fn a_mapping_that_lost_a_part_counts_with_the_rest_at_exit() {
-    let (mut heap, one) = (Heap::new(true), stack());
-    heap.allocate(Sample { address: 0x10_0000, mapped: true, trials: 1 << 20, ..sample(1, 1, 4 * PAGE, &one) });
-    heap.unmap(process(1), 0x10_0000, 0x10_0000 + PAGE, 5000);
-    // The child's mapping at the same address is another one.
-    heap.unmap(process(2), 0, u64::MAX, 5000);
-    assert_eq!(heap.end(process(1), 9_000, |address| panic!("{address:#x} is no block of the live map")), 0);
-    let at_exit: Vec<_> = heap.snapshot(0, false).map(|it| (it.inuse.samples, it.at_exit.bytes)).collect();
-    assert_eq!(at_exit, [(0, 3.0 * PAGE as f64)]);
-    // A new process with the same key has none of its pieces.
-    heap.unmap(process(1), 0, u64::MAX, 6000);
-    assert_eq!(heap.estimated(), Estimated { live_samples: 0, inuse_bytes: 0.0, ..heap.estimated() });
 }
 
 #[test]

@@ -151,41 +151,8 @@ fn untracked(space: ProcessKey, sample: u64, live: &LiveSample) -> UntrackedBloc
 #[cfg(test)]
 mod tests {
     use super::super::tests::{process, sample, stack};
-    use super::super::{AfterCut, LostRecords};
     use super::*;
     use crate::heap::sample::Sample;
-
-    #[test]
-    fn after_tracking_stops_nothing_is_in_use_and_all_is_allocated() {
-        let (mut heap, one) = (Heap::default(), stack());
-        for id in 1..=4 {
-            heap.allocate(sample(id, 1 + (id % 2) as u32, 100, &one));
-        }
-        // A vfork child, in its parent's address space.
-        heap.allocate(Sample { space: process(1), ..sample(5, 3, 100, &one) });
-        assert_eq!((heap.inuse_bytes_of(&process(1)), heap.inuse_bytes_of(&process(2))), (300.0, 200.0));
-        let mut addresses: Vec<u64> = heap.stop_tracking(process(1)).iter().map(|block| block.address).collect();
-        addresses.sort_unstable();
-        assert_eq!(addresses, [2, 4, 5].map(|id| id * 4096));
-        assert_eq!([1, 2, 3].map(|tgid| heap.is_untracked(&process(tgid))), [true, false, true]);
-        assert_eq!((heap.estimated().inuse_bytes, heap.estimated().live_samples), (200.0, 2));
-
-        heap.allocate(sample(6, 1, 100, &one));
-        heap.allocate(sample(7, 2, 100, &one));
-        heap.allocate(Sample { space: process(1), ..sample(8, 4, 100, &one) });
-        assert_eq!(heap.take_untracked_blocks(), [block(1, 6), block(1, 8)]);
-        assert!(heap.take_untracked_blocks().is_empty() && heap.is_untracked(&process(4)));
-        heap.free(process(1), 2, 90_000, false);
-        let mut rows: Vec<_> = heap
-            .snapshot(0, false)
-            .map(|it| (it.row.key.process.tgid, it.row.alloc.samples, it.inuse.samples, it.peak.samples))
-            .collect();
-        rows.sort_unstable();
-        // The peak is that of the tracked processes.
-        assert_eq!(rows, [(1, 3, 0, 0), (2, 3, 3, 3), (3, 1, 0, 0), (4, 1, 0, 0)]);
-        heap.forget_processes(&HashSet::from([process(1)]));
-        assert!(!heap.is_untracked(&process(1)) && heap.is_untracked(&process(3)));
-    }
 
     /// The block of a sample, as [`sample`] makes it.
     fn block(tgid: u32, id: u64) -> UntrackedBlock {
@@ -226,83 +193,5 @@ mod tests {
         assert!(heap.ignores(&process(1), 49) && !heap.ignores(&process(1), 50) && !heap.ignores(&process(2), 0));
         heap.forget_processes(&HashSet::from([process(1)]));
         assert!(!heap.tracks_some_again());
-    }
-
-    /// A process of which nothing was known when frees were tracked again: what came in until then is sorted by time.
-    #[test]
-    fn blocks_that_came_in_before_the_moment_was_known_are_sorted_by_it() {
-        let (mut heap, one) = (Heap::default(), stack());
-        for (id, time_ns) in [(1, 40), (2, 60)] {
-            heap.allocate(Sample { time_ns, ..sample(id, 1, 100, &one) });
-        }
-        assert_eq!(heap.track_again(process(1), 50), [block(1, 1)]);
-        assert_eq!((heap.estimated().inuse_bytes, heap.estimated().live_samples), (100.0, 1));
-        heap.free(process(1), 2, 70, false);
-        assert_eq!(heap.estimated().live_samples, 0);
-        // Given up once more, and once more tracked.
-        heap.stop_tracking(process(1));
-        heap.track_again(process(1), 90);
-        heap.allocate(Sample { time_ns: 80, ..sample(3, 1, 100, &one) });
-        heap.allocate(Sample { time_ns: 95, ..sample(4, 1, 100, &one) });
-        assert_eq!((heap.tracked_since(&process(1)), heap.estimated().live_samples), (Some(90), 1));
-    }
-
-    #[test]
-    fn mappings_of_an_untracked_space_are_dropped() {
-        let (mut heap, one) = (Heap::default(), stack());
-        let mapping = |id| Sample { address: 1 << 20, mapped: true, ..sample(id, 1, 8192, &one) };
-        heap.allocate(mapping(1));
-        let dropped = UntrackedBlock { address: 1 << 20, ..block(1, 1) };
-        assert_eq!(heap.stop_tracking(process(1)), [dropped]);
-        heap.allocate(mapping(2));
-        heap.unmap(process(1), 0, u64::MAX, 9000);
-        assert!(heap.mappings.is_empty() && heap.spaces.is_empty());
-        assert_eq!((heap.estimated().samples, heap.estimated().live_samples), (2, 0));
-        assert_eq!(heap.estimated().inuse_bytes, 0.0);
-    }
-
-    #[test]
-    fn an_untracked_process_holds_nothing_at_exit() {
-        let (mut heap, one) = (Heap::new(true), stack());
-        heap.allocate(sample(1, 1, 100, &one));
-        heap.stop_tracking(process(1));
-        heap.allocate(sample(2, 1, 100, &one));
-        assert_eq!(heap.end(process(1), 9_000, |address| panic!("nothing is live at {address}")), 0);
-        let rows: Vec<_> = heap
-            .snapshot(0, false)
-            .map(|it| (it.row.alloc.samples, it.row.untracked, it.inuse.samples, it.at_exit.samples))
-            .collect();
-        // The first sample was tracked.
-        assert_eq!(rows, [(2, 1, 0, 0)]);
-        let (retired, held) = heap.retire(&HashSet::from([process(1)]));
-        assert_eq!((retired.len(), held.len()), (1, 0));
-    }
-
-    #[test]
-    fn the_next_peak_is_compared_with_that_of_the_tracked_processes() {
-        let (mut heap, one, two) = (Heap::default(), stack(), stack());
-        heap.allocate(sample(1, 1, 10_000, &one));
-        heap.allocate(sample(2, 2, 100, &two));
-        heap.stop_tracking(process(1));
-        let peaks = |heap: &mut Heap| -> Vec<f64> { heap.snapshot(0, false).map(|it| it.peak.bytes).collect() };
-        assert_eq!(peaks(&mut heap), [0.0, 100.0]);
-        // 300 bytes are fewer than the 10,100 of the peak with process 1.
-        heap.allocate(sample(3, 2, 200, &two));
-        assert_eq!(peaks(&mut heap), [0.0, 300.0]);
-    }
-
-    #[test]
-    fn reconciliation_adds_nothing_to_an_untracked_space() {
-        let (mut heap, one) = (Heap::default(), stack());
-        heap.stop_tracking(process(1));
-        heap.begin_reconciliation();
-        assert!(!heap.observe(&process(1), 1));
-        let (lost, unseen) = heap.reconcile(vec![sample(1, 1, 50, &one)], AfterCut::default(), |_, _| None);
-        assert_eq!((lost, unseen.len()), (LostRecords { frees: 0, allocations: 1 }, 0));
-        assert_eq!((heap.estimated().alloc_bytes, heap.estimated().inuse_bytes), (50.0, 0.0));
-        assert_eq!(heap.take_untracked_blocks(), [block(1, 1)]);
-        assert_eq!(heap.recovered(&process(1)).samples, 1);
-        heap.forget_processes(&HashSet::from([process(1)]));
-        assert_eq!(heap.recovered(&process(1)).samples, 0);
     }
 }

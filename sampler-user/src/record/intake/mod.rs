@@ -3,8 +3,6 @@
 
 pub mod announced;
 pub mod counters;
-#[cfg(test)]
-mod cut_tests;
 pub mod ended;
 pub mod java;
 mod join;

@@ -336,7 +336,6 @@ pub fn broken_chains(profile: &Profile) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::lifecycle::Skipped;
 
     #[test]
     fn heaps_of_runtimes_are_named_once_with_who_has_them() {
@@ -435,35 +434,6 @@ mod tests {
         assert_eq!(without_samples(&few, &by(Criterion::Bytes, 0), true), None, "none were wanted");
         let sampled = Counters { calls: 41, sampled: 1, submitted: 1, ..few };
         assert_eq!(without_samples(&sampled, &bytes, true), None);
-    }
-
-    #[test]
-    fn ends_that_nobody_reported_are_said() {
-        let daemon = DaemonCounters { ends_found: 2, blocks_of_ended: 30, ..DaemonCounters::default() };
-        let remarks = remarks(&Counters::default(), &daemon);
-        assert!(remarks.len() == 1 && remarks[0].starts_with("2 ends of processes"), "{remarks:?}");
-        assert!(remarks[0].contains("30 sampled blocks"), "{remarks:?}");
-    }
-
-    #[test]
-    fn calls_that_inline_hooks_did_not_count_are_said() {
-        let daemon = DaemonCounters { inline_incomplete: 3, ..DaemonCounters::default() };
-        let remarks = remarks(&Counters::default(), &daemon);
-        assert!(remarks.len() == 1 && remarks[0].starts_with("3 times some calls"), "{remarks:?}");
-    }
-
-    #[test]
-    fn forks_and_ends_that_may_be_missing_are_said() {
-        let daemon = DaemonCounters { lifecycle: Skipped { runs: 3, lost: 2 }, ..DaemonCounters::default() };
-        let remarks = remarks(&Counters::default(), &daemon);
-        assert!(remarks.len() == 1 && remarks[0].starts_with("up to 2 forks, execs and ends"), "{remarks:?}");
-    }
-
-    #[test]
-    fn mapping_calls_that_may_be_missing_are_said() {
-        let daemon = DaemonCounters { mapping_calls_skipped: 4, ..DaemonCounters::default() };
-        let remarks = remarks(&Counters::default(), &daemon);
-        assert!(remarks.len() == 1 && remarks[0].starts_with("up to 4 system calls"), "{remarks:?}");
     }
 
     #[test]

@@ -159,39 +159,3 @@ pub fn heap_text(text: &str, names: &Names, has_totals: bool) -> Sites {
     }
     sites
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn one(allocated: Option<f64>, in_use: Option<f64>) -> Sites {
-        Sites::from([("site_03".to_owned(), SiteBytes { allocated, in_use })])
-    }
-
-    #[test]
-    fn outputs_are_read_by_site() {
-        let output = "[1] Top 60 stacks with outstanding allocations:\n\t7 bytes in 1 allocations from stack\n\t\t0x1 site_03+0x4 [churn]\n\
-                      [2] Top 60 stacks with outstanding allocations:\n\t300 bytes in 3 allocations from stack\n\t\t0x1 site_03+0x4 [churn]\n\t\t0x2 main+0x4 [churn]\n";
-        assert_eq!(memleak(output), one(None, Some(300.0)));
-        let output = "Attaching 3 probes...\n\n@bytes[\n    site_03+14\n    main+3\n]: 400\n@freed[\n    site_03+14\n]: 100\n@bytes[\n    other+1\n]: 9\n";
-        assert_eq!(bpftrace(output), one(Some(400.0), Some(300.0)));
-        assert_eq!(folded("main;descend;site_03 12\nmain 3\n", true), one(None, Some(12.0)));
-        let profile =
-            serde_json::json!({"stacks": [{"frames": [{"function": "site_03"}], "alloc_bytes": {"estimate": 5.0}}]});
-        assert_eq!(heapbpf(&profile), one(Some(5.0), None));
-    }
-
-    #[test]
-    fn heap_texts_are_unbiased_where_they_are_sampled() {
-        let names = Names(vec![(0x1000, "site_03".into()), (0x2000, "main".into())]);
-        let weight = 1.0 / (1.0 - (-100.0_f64 / 1000.0).exp());
-        let text =
-            "heap_v2/1000\n  t*: 3: 300 [5: 500]\n@ 0x1004 0x2004\n  t*: 2: 200 [4: 400]\n  t0: 2: 200 [4: 400]\n";
-        let sites = heap_text(text, &names, true);
-        assert!((sites["site_03"].allocated.unwrap() - 400.0 * weight).abs() < 1e-9);
-        assert!((sites["site_03"].in_use.unwrap() - 200.0 * weight).abs() < 1e-9);
-        let text = "heap profile:      2:      200 [     4:      400] @ heapprofile\n     2:      200 [     4:      400] @ 0x00001004 0x2004\n\nMAPPED_LIBRARIES:\n";
-        assert_eq!(heap_text(text, &names, true), one(Some(400.0), Some(200.0)));
-        assert_eq!(heap_text(text, &names, false), one(None, Some(200.0)));
-    }
-}

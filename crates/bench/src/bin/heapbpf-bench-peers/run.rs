@@ -283,20 +283,3 @@ fn tail(text: &str) -> &str {
     let from = text.len().saturating_sub(300);
     text.get(from..).unwrap_or(text).trim()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::super::parse::SiteBytes;
-    use super::*;
-
-    #[test]
-    fn errors_are_relative_to_all_that_is_true() {
-        let truth: Vec<SiteTruth> = [("site_00", 60), ("site_01", 40)]
-            .map(|(site, bytes)| SiteTruth { site: site.into(), bytes, live_bytes: 0 })
-            .into();
-        let said = Sites::from([("site_00".to_owned(), SiteBytes { allocated: Some(50.0), in_use: None })]);
-        let allocated = error(&truth, &said, |site| site.bytes, |sums| sums.allocated);
-        assert!((allocated.unwrap() - 0.5).abs() < 1e-12);
-        assert_eq!(error(&truth, &said, |site| site.live_bytes, |sums| sums.in_use), None);
-    }
-}

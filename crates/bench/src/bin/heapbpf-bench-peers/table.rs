@@ -166,29 +166,3 @@ pub fn figures(value: f64) -> String {
     };
     format!("{}{digits}", if value < 0.0 { "−" } else { "" })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_have_three_figures() {
-        let texts = [0.0, 1.234, -12.34, 1234.5, -45_678.9, 1_234_567.0].map(figures);
-        assert_eq!(texts, ["0", "1.23", "−12.3", "1,234", "−45,679", "1,234,567"]);
-    }
-
-    #[test]
-    fn a_round_is_compared_with_itself() {
-        let mut results = Results::default();
-        let (bare, baseline) = (&super::super::peers::PEERS[0], &super::super::peers::PEERS[1]);
-        let pairs = &super::super::workloads::WORKLOADS[0];
-        for (round, ns) in [(0, 10.0), (1, 20.0)] {
-            results.add(bare, pairs, round, Measured { cpu_ns: ns, ..Measured::default() });
-            results.add(baseline, pairs, round, Measured { cpu_ns: 100.0 * ns, ..Measured::default() });
-        }
-        let ratio = results.compared(baseline.name, "bare", "pairs", |own, bare| own.cpu_ns / bare, |it| it.cpu_ns);
-        assert_eq!(ratio, Some(100.0));
-        let text = results.markdown(&[bare, baseline], &[pairs]);
-        assert!(text.contains("| bare | 1.00× | – |") && text.contains("| 100× | 1,485 |"), "{text}");
-    }
-}

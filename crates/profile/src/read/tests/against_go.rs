@@ -157,31 +157,36 @@ fn of_go(printed: &str, columns: [usize; 4]) -> Stacks {
     stacks
 }
 
-#[test]
-fn random_profiles_are_read_as_go_reads_them() {
-    let Ok(version) = Command::new("go").arg("version").output() else {
-        return heapbpf_testing::skipped("no go (Debian: golang-go) to compare the reader of pprof with");
-    };
-    let count = std::env::var("HEAPBPF_TEST_PROFILES").ok().and_then(|count| count.parse().ok()).unwrap_or(PROFILES);
-    let folder = std::env::temp_dir().join(format!("heapbpf-against-go-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let mut stacks = 0;
-    for seed in 0..count {
-        let mut random = Random(seed);
-        let (profile, columns) = random_profile(&mut random);
-        let bytes = encoded(&profile, &mut random);
-        let file = folder.join("profile.pb");
-        std::fs::write(&file, &bytes).unwrap();
-        let mut go = Command::new("go");
-        go.args(["tool", "pprof", "-symbolize=none", "-raw"]).arg(&file).env("HOME", &folder);
-        let output = go.output().unwrap();
-        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "seed {seed}: {}", String::from_utf8_lossy(&output.stderr));
-        let (ours, theirs) = (of_ours(&bytes), of_go(&printed, columns));
-        assert_eq!(ours, theirs, "seed {seed}:\n{printed}");
-        stacks += ours.len();
+mod long {
+    use super::*;
+
+    #[test]
+    fn random_profiles_are_read_as_go_reads_them() {
+        let Ok(version) = Command::new("go").arg("version").output() else {
+            return heapbpf_testing::skipped("no go (Debian: golang-go) to compare the reader of pprof with");
+        };
+        let count =
+            std::env::var("HEAPBPF_TEST_PROFILES").ok().and_then(|count| count.parse().ok()).unwrap_or(PROFILES);
+        let folder = std::env::temp_dir().join(format!("heapbpf-against-go-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut stacks = 0;
+        for seed in 0..count {
+            let mut random = Random(seed);
+            let (profile, columns) = random_profile(&mut random);
+            let bytes = encoded(&profile, &mut random);
+            let file = folder.join("profile.pb");
+            std::fs::write(&file, &bytes).unwrap();
+            let mut go = Command::new("go");
+            go.args(["tool", "pprof", "-symbolize=none", "-raw"]).arg(&file).env("HOME", &folder);
+            let output = go.output().unwrap();
+            let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "seed {seed}: {}", String::from_utf8_lossy(&output.stderr));
+            let (ours, theirs) = (of_ours(&bytes), of_go(&printed, columns));
+            assert_eq!(ours, theirs, "seed {seed}:\n{printed}");
+            stacks += ours.len();
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+        println!("{count} profiles, {stacks} stacks, equal; {}", String::from_utf8_lossy(&version.stdout).trim());
+        assert!(stacks > 10 * count as usize);
     }
-    std::fs::remove_dir_all(&folder).unwrap();
-    println!("{count} profiles, {stacks} stacks, equal; {}", String::from_utf8_lossy(&version.stdout).trim());
-    assert!(stacks > 10 * count as usize);
 }
