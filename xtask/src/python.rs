@@ -14,7 +14,7 @@ use crate::shell::{run_quietly, say};
 
 /// PyPI's packages for the tests of the formats and of Python stacks. (Without pyspark, which takes half a gigabyte: its test prints that it
 /// is skipped.)
-const PACKAGES: [&str; 7] = [
+const PACKAGES: [&str; 8] = [
     "perfetto==0.59.1",
     "protobuf==7.36.2",
     "duckdb==2.0.0",
@@ -22,6 +22,7 @@ const PACKAGES: [&str; 7] = [
     "numpy==2.4.6",
     "gunicorn==27.0.1",
     "greenlet==3.5.6",
+    "PyYAML==6.0.4",
 ];
 
 /// Finds or creates the environment, which is kept in the cache, and returns its Python.

@@ -3,7 +3,30 @@
 use std::io::{IsTerminal, Write};
 
 use heapbpf_profile::escape::escaped;
-use log::LevelFilter;
+use log::{LevelFilter, Log, Metadata, Record};
+
+/// Writes messages of this crate up to a level, and warnings of others.
+struct StandardError {
+    level: LevelFilter,
+    /// What clears a status line that may be there.
+    begin: &'static str,
+}
+
+impl Log for StandardError {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        let own = metadata.target().starts_with("sampler_user");
+        metadata.level() <= if own { self.level } else { LevelFilter::Warn }
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            // Nobody could be told that standard error takes nothing.
+            let _ = std::io::stderr().write_all(line(self.begin, &record.args().to_string()).as_bytes());
+        }
+    }
+
+    fn flush(&self) {}
+}
 
 /// Starts logging.
 pub fn start(verbose: u8) {
@@ -13,14 +36,10 @@ pub fn start(verbose: u8) {
         2 => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
-    // Clears a status line that may be there.
     let begin = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
+    log::set_max_level(level);
     // Fails only if logging was started before.
-    let _ = env_logger::Builder::new()
-        .filter_level(LevelFilter::Warn)
-        .filter_module("sampler_user", level)
-        .format(move |out, record| out.write_all(line(begin, &record.args().to_string()).as_bytes()))
-        .try_init();
+    let _ = log::set_logger(Box::leak(Box::new(StandardError { level, begin })));
 }
 
 /// A message as a line: names of processes and files bring none along.
