@@ -293,6 +293,23 @@ mod tests {
     }
 
     #[test]
+    fn rows_have_the_names_of_what_they_are_by() {
+        let names = |by| {
+            let text = csv(&testing::small(), &ReportOptions { by, ..ReportOptions::default() }).expect("memory");
+            let lines: Vec<String> =
+                String::from_utf8(text).expect("text").lines().skip(1).map(str::to_owned).collect();
+            move |all: &[&str]| {
+                let is_there = lines.iter().zip(all).all(|(line, name)| line.contains(name));
+                assert!(lines.len() == all.len() && is_there, "{by:?}: {lines:?}");
+            }
+        };
+        names(By::Module)(&["/usr/bin/server", "/usr/lib/libjson.so"]);
+        names(By::File)(&["/src/server.cc", "/src/main.c", "/src/json.c", "[no file known: /usr/lib/libjson.so]"]);
+        names(By::Program)(&["server (4242)", "(4300)"]);
+        names(By::Thread)(&["server (4242) / worker", "(4300) / worker"]);
+    }
+
+    #[test]
     fn a_tree_has_parents_before_their_children() {
         let options = ReportOptions { tree: Some(Tree::Down), ..ReportOptions::default() };
         let json: Json = serde_json::from_str(&json(&testing::small(), &options).expect("JSON")).expect("JSON");
