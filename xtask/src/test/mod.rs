@@ -101,13 +101,13 @@ impl Tests<'_> {
         let end_to_end = !selection.unit;
         // `--unit` installs nothing that needs root.
         if end_to_end {
-            self.stage("packages", |it| {
-                let missing = needed::install(context);
+            // Packages come from the network while the compiler is busy.
+            self.stage("release build and packages", |it| {
+                let (missing, _) = build::build_while(context, || needed::install(context))?;
                 missing.into_iter().for_each(|(what, why)| it.skips.note(what, why));
                 it.python = needed::readers_python(context, &mut it.skips);
                 Ok(())
             })?;
-            self.stage("release build", |_| build::build(context).map(drop))?;
         }
         if !selection.e2e && !selection.long && selection.filter.is_none() {
             self.stage("check for other machines", Self::check_other_machines)?;
