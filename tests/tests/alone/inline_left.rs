@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
-use heapbpf_tests::guardian::{cleaners_of, kill};
+use heapbpf_tests::guardian::{cleaners_of, guardians_of, kill, kill_all_of};
 use heapbpf_tests::inline::{counted_exactly, hooked_processes, is_hooked, mapped};
+use heapbpf_tests::kernel::orphaned_links;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, until};
@@ -330,4 +331,39 @@ fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     checks::sites(&profile, &truth, 1, Compare::All);
     counted_exactly(&stats, &truth);
     assert!(target.end().success(), "its blocks are as they were");
+}
+
+/// heapbpf, its guardian and its cleaner are killed at once. No link of theirs stays, the target goes on as it should, and the next
+/// recording is exact, or `doctor --clean` takes out what was left.
+#[test]
+fn all_of_heapbpf_may_be_killed_at_once() {
+    let Some(_turn) = turn("inline_all_of_heapbpf_may_be_killed_at_once") else { return };
+    for by_doctor in [false, true] {
+        let mut target = Target::start(&program("checked"), ["4", "2000"]);
+        let pid = target.pid();
+        let orphans = orphaned_links();
+        let recording = inline(pid, 512).without_outputs().start();
+        assert!(is_hooked(pid), "{}", recording.said());
+        assert!(!guardians_of(recording.pid()).is_empty(), "{}", recording.said());
+        kill_all_of(recording.pid());
+        drop(recording);
+        until("their links to go", || orphaned_links().is_subset(&orphans));
+        assert!(is_hooked(pid), "they leave the hooks");
+        // Its threads pass the sites without a program.
+        std::thread::sleep(Duration::from_millis(300));
+        if by_doctor {
+            let (said, status) = clean(pid);
+            assert!(said.contains("taken out") && !is_hooked(pid), "{status:?}: {said}");
+        }
+        target.go();
+        target.step();
+        let recording = inline(pid, 1).start();
+        let truth = target.run();
+        let outcome = recording.stop();
+        let (profile, stats) = outcome.results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        counted_exactly(&stats, &truth);
+        assert_eq!(mapped(pid), [""; 0], "{}", outcome.stderr);
+        assert!(target.end().success(), "its blocks are as they were");
+    }
 }
