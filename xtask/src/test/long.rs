@@ -1,4 +1,4 @@
-//! The long set: tests in modules called `long`, kernels in an emulator, and fuzzing with coverage. All of it, or a shard: one after
+//! The long set: tests in modules called `long`, kernels in an emulator, fuzzing with coverage, and licences. All of it, or a shard: one after
 //! the other, beginning with another one for each commit, for as long as is told.
 
 use std::fs;
@@ -25,6 +25,8 @@ pub enum Part {
     Emulated(String),
     /// A fuzz target, with coverage, for a minute.
     Fuzzed(String),
+    /// Licences of all dependencies.
+    Licences,
 }
 
 impl Part {
@@ -34,6 +36,7 @@ impl Part {
             Self::Test(_, name) => name.clone(),
             Self::Emulated(case) => format!("{case} on Linux {KERNEL}"),
             Self::Fuzzed(target) => format!("fuzzing {target}"),
+            Self::Licences => "licences".to_owned(),
         }
     }
 
@@ -43,6 +46,7 @@ impl Part {
             Self::Test(..) => return None,
             Self::Emulated(case) => vec!["vm", KERNEL, "--case", case, "--skip-unavailable"],
             Self::Fuzzed(target) => vec!["fuzz", "--fast", "--seconds", "60", target],
+            Self::Licences => vec!["deny"],
         };
         let mut command = Command::new(std::env::current_exe().ok()?);
         command.args(words).arg("--locked");
@@ -55,7 +59,7 @@ impl Part {
 /// # Errors
 /// A test program does not say which tests it has, or the fuzz targets are not there.
 pub fn parts(root: &Path, programs: &[Program]) -> anyhow::Result<Vec<Part>> {
-    let mut parts = Vec::new();
+    let mut parts = vec![Part::Licences];
     for program in programs {
         let tests = program.tests("long::")?.into_iter().filter(|name| programs::is_long(name));
         for name in tests {

@@ -3,6 +3,7 @@
 //!
 //! Each destination has a queue and a thread of its own, so an unavailable destination does not delay the others.
 
+mod attempt;
 mod backoff;
 mod batch;
 pub mod destination;

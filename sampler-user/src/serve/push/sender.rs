@@ -1,31 +1,14 @@
 //! The thread that delivers one destination's batches, in order, until the destination accepts them.
 
-use std::time::Duration;
-
 use heapbpf_profile::proto::otlp::ProfilesData;
 use prost::Message as _;
 
+use super::attempt::{CONNECT_TIMEOUT, NAME, Outcome, TIMEOUT};
 use super::backoff::Backoff;
 use super::batch::Batch;
 use super::destination::{Destination, Protocol};
 use super::grpc;
 use super::queue::Queue;
-
-/// Timeout of a request. A destination that takes longer counts as unavailable.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// What heapbpf calls itself.
-pub(super) const NAME: &str = concat!("heapbpf/", env!("CARGO_PKG_VERSION"));
-
-/// The outcome of an attempt.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    Delivered,
-    /// The destination will never accept this batch.
-    Rejected(String),
-    /// The destination may accept it later.
-    Failed(String),
-}
 
 /// Delivers batches until the queue is closed. After that, each remaining batch gets one more attempt.
 pub fn run(destination: &Destination, queue: &Queue) {

@@ -9,6 +9,8 @@ use heapbpf_profile::proto::otlp::{ExportProfilesPartialSuccess, ExportProfilesS
 
 use super::super::batch::batches;
 use super::super::spool::SpoolOptions;
+use std::time::Duration;
+
 use super::*;
 use heapbpf_profile::testing;
 
