@@ -134,6 +134,7 @@ impl KnownNames {
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use std::io::Write as _;
+    use std::path::Path;
 
     use super::*;
 
@@ -148,22 +149,26 @@ mod tests {
     /// Reads a file that changes, and so many changed copies more.
     fn read_changing(copies: usize) {
         let Some(path) = libc() else { return };
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a folder");
         let copy = folder.path().join("libc.so.6");
-        std::fs::copy(path, &copy).unwrap();
-        let (file, name) = (File::open(&copy).unwrap(), copy.to_str().unwrap());
+        std::fs::copy(path, &copy).expect("room");
+        let (file, name) = (File::open(&copy).expect("the copy"), copy.to_str().expect("ASCII"));
         let mut known = KnownFiles::default();
         let table = Table::new(&[]);
-        let mut read = || known.functions((name, &file), &table).unwrap();
+        let append = |file: &Path| {
+            let opened = std::fs::File::options().append(true).open(file);
+            opened.and_then(|mut file| file.write_all(b"more")).expect("room");
+        };
+        let mut read = || known.functions((name, &file), &table).expect("an ELF file");
         let first = read();
         assert!(Arc::ptr_eq(&first, &read()));
-        std::fs::File::options().append(true).open(&copy).unwrap().write_all(b"more").unwrap();
+        append(&copy);
         let second = read();
         assert!(!Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&second, &read()));
         // Of the copies, as many are kept as there is room for.
         (0..copies).for_each(|_| {
-            std::fs::File::options().append(true).open(&copy).unwrap().write_all(b"more").unwrap();
-            known.functions((name, &file), &table).unwrap();
+            append(&copy);
+            known.functions((name, &file), &table).expect("an ELF file");
         });
         assert!(known.bytes() <= MOST_BYTES && known.0.len() < 22, "{}", known.0.len());
     }

@@ -173,7 +173,7 @@ impl Pair {
         // not in the map any more, or are not because of a realloc.
         let free = |sample| FreeRecord { space: process(1), sample, size_bytes: 77, ..FreeRecord::default() };
         let outside = self.model.live.keys().filter(|(_, id)| bit(outside_map, *id));
-        let (freed, reallocated): (Vec<(u32, u64)>, Vec<(u32, u64)>) = outside.partition(|(_, id)| id % 2 == 0);
+        let (freed, reallocated): (Vec<_>, Vec<_>) = outside.partition(|(_, id)| id % 2 == 0);
         let freed = freed.into_iter().map(|(space, id)| FreeRecord { space: process(space), ..free(id) });
         let after = AfterCut {
             outside_map: reallocated.into_iter().map(|(_, id)| id).collect(),

@@ -3,14 +3,12 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use heapbpf_profile::proto::otlp::{ExportProfilesPartialSuccess, ExportProfilesServiceResponse};
 
 use super::super::batch::batches;
 use super::super::spool::SpoolOptions;
-use std::time::Duration;
-
 use super::*;
 use heapbpf_profile::testing;
 
