@@ -101,13 +101,11 @@ impl Cut {
     /// If it has no such series.
     pub fn of_metrics(from: impl Into<String>, answer: &Answer, pid: u32) -> Self {
         let metric = |name: &str| answer.metric_of(&format!("heapbpf_process_inuse_{name}"), pid);
-        let bytes = Estimate {
-            estimate: metric("bytes"),
-            low: metric("low_bytes"),
-            high: metric("high_bytes"),
-            ..Estimate::default()
-        };
-        let objects = Estimate { estimate: metric("objects"), ..Estimate::default() };
+        let (low, high) = (metric("low_bytes"), metric("high_bytes"));
+        // An interval that was withdrawn has no series.
+        let reason = (low.is_none() || high.is_none()).then(|| RECORDS_MISSING.to_owned());
+        let bytes = Estimate { estimate: metric("bytes"), low, high, reason: reason.clone(), ..Estimate::default() };
+        let objects = Estimate { estimate: metric("objects"), reason, ..Estimate::default() };
         assert!(bytes.estimate.is_some() && objects.estimate.is_some(), "{pid} is not in\n{}", answer.text());
         Self { from: from.into(), bytes, objects }
     }
@@ -194,7 +192,7 @@ impl<'a> Judge<'a> {
         let holds = is_told && self.covered(cut);
         for (what, figure, truth, missing) in figures {
             if (figure.value() - truth).abs() > missing && !holds {
-                self.wrong.push(format!("{}: {what} {} instead of {truth} ± {missing}", cut.from, figure.value()));
+                self.wrong.push(format!("{}: {what} {figure:?} instead of {truth} ± {missing}", cut.from));
             }
             self.ordered(cut, what, figure);
         }
