@@ -18,14 +18,12 @@ fn inline(pid: u32, interval: u64) -> Recorder {
     Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow")
 }
 
-/// Rounds of hooking and letting go: a few, or `HEAPBPF_TEST_CYCLES`.
-fn cycles() -> u32 {
-    std::env::var("HEAPBPF_TEST_CYCLES").ok().and_then(|cycles| cycles.parse().ok()).unwrap_or(6)
-}
+/// Rounds of hooking and letting go, one for each interval; the long set has more.
+const ROUNDS: u32 = 3;
+const MANY_ROUNDS: u32 = 30;
 
 /// Eight threads that check all their blocks, under a signal each millisecond, with forks, exceptions and dlopen.
-#[test]
-fn a_program_that_checks_itself_is_hooked_again_and_again() {
+fn checks_itself(rounds: u32) {
     let Some(_turn) = turn("a_program_that_checks_itself_is_hooked_again_and_again") else { return };
     let plugin = library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
     let mut target = Target::start(&program("unharmed"), [&plugin]);
@@ -41,7 +39,7 @@ fn a_program_that_checks_itself_is_hooked_again_and_again() {
         hooked += u32::from(was_hooked);
         left += u32::from(is_hooked(pid));
     };
-    (0..cycles()).for_each(&mut cycle);
+    (0..rounds).for_each(&mut cycle);
     // Something may stay for a while, without a jump that leads there, if a thread may come back to it. The next one takes it.
     for number in 0..10 {
         if is_hooked(pid) {
@@ -50,19 +48,18 @@ fn a_program_that_checks_itself_is_hooked_again_and_again() {
     }
     assert!(!is_hooked(pid), "everything is taken out");
     target.go();
-    println!("{hooked} of {} cycles hooked inline, {left} left something; {}", cycles(), target.line());
+    println!("{hooked} of {rounds} rounds hooked inline, {left} left something; {}", target.line());
     assert!(hooked > 0);
     assert!(target.end().success());
 }
 
 /// A thread that makes calls for us in the middle of a restartable sequence begins it anew, as after any other interruption.
-#[test]
-fn restartable_sequences_are_restarted() {
+fn restarts(rounds: u32) {
     let case = "restartable_sequences_are_restarted";
     let Some(_turn) = turn(case) else { return };
     let mut target = Target::start(&program("restartable"), [""; 0]);
     let mut hooked = 0;
-    for _ in 0..cycles() {
+    for _ in 0..rounds {
         let recording = inline(target.pid(), 65536).start();
         hooked += u32::from(is_hooked(target.pid()));
         recording.stop();
@@ -73,7 +70,7 @@ fn restartable_sequences_are_restarted() {
     if line == "no restartable sequences" {
         return skipped(case, "the C library registers no area for them");
     }
-    println!("{hooked} of {} cycles hooked inline: {line}", cycles());
+    println!("{hooked} of {rounds} rounds hooked inline: {line}");
     assert!(hooked > 0);
     assert!(line.starts_with("0 lost of "), "{line}");
 }
@@ -91,4 +88,29 @@ fn children_of_a_hooked_process_allocate() {
     let (_, stats) = recording.stop().results();
     assert_eq!(stats.hits, 500, "{stats:?}");
     assert!(target.end().success());
+}
+
+#[test]
+fn a_program_that_checks_itself_is_hooked_again_and_again() {
+    checks_itself(ROUNDS);
+}
+
+#[test]
+fn restartable_sequences_are_restarted() {
+    restarts(ROUNDS);
+}
+
+/// The long set.
+mod long {
+    use super::*;
+
+    #[test]
+    fn a_program_that_checks_itself_is_hooked_many_times() {
+        checks_itself(MANY_ROUNDS);
+    }
+
+    #[test]
+    fn restartable_sequences_are_restarted_many_times() {
+        restarts(MANY_ROUNDS);
+    }
 }

@@ -1,4 +1,4 @@
-//! The long set: tests in modules called `long`, kernels in an emulator, fuzzing with coverage, and licences. All of it, or a shard: one after
+//! The long set: tests in modules called `long`, kernels in an emulator, fuzzing with coverage, licences, other machines. All of it, or a shard: one after
 //! the other, beginning with another one for each commit, for as long as is told.
 
 use std::fs;
@@ -27,6 +27,8 @@ pub enum Part {
     Fuzzed(String),
     /// Licences of all dependencies.
     Licences,
+    /// The daemon compiles for another machine.
+    OtherMachine,
 }
 
 impl Part {
@@ -37,6 +39,7 @@ impl Part {
             Self::Emulated(case) => format!("{case} on Linux {KERNEL}"),
             Self::Fuzzed(target) => format!("fuzzing {target}"),
             Self::Licences => "licences".to_owned(),
+            Self::OtherMachine => "compiling for other machines".to_owned(),
         }
     }
 
@@ -47,6 +50,7 @@ impl Part {
             Self::Emulated(case) => vec!["vm", KERNEL, "--case", case, "--skip-unavailable"],
             Self::Fuzzed(target) => vec!["fuzz", "--fast", "--seconds", "60", target],
             Self::Licences => vec!["deny"],
+            Self::OtherMachine => vec!["test", "--others"],
         };
         let mut command = Command::new(std::env::current_exe().ok()?);
         command.args(words).arg("--locked");
@@ -59,7 +63,7 @@ impl Part {
 /// # Errors
 /// A test program does not say which tests it has, or the fuzz targets are not there.
 pub fn parts(root: &Path, programs: &[Program]) -> anyhow::Result<Vec<Part>> {
-    let mut parts = vec![Part::Licences];
+    let mut parts = vec![Part::Licences, Part::OtherMachine];
     for program in programs {
         let tests = program.tests("long::")?.into_iter().filter(|name| programs::is_long(name));
         for name in tests {
