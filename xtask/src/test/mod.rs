@@ -26,7 +26,7 @@ use crate::context::Context;
 use crate::cross::{self, Machine};
 use crate::cross_tools;
 use crate::root::Privilege;
-use crate::shell::{describe, read, say, succeeds};
+use crate::shell::{describe, read, run, say, succeeds};
 use crate::skips::Skips;
 
 pub use self::needed::set_up;
@@ -349,6 +349,8 @@ fn under_sudo(context: &Context, mut command: Command) -> anyhow::Result<Command
         return Ok(command);
     }
     say!("using sudo to run tests that load BPF programs or write into processes");
+    // A test program has a process group of its own, which the terminal would stop if sudo asked for a password there.
+    run(Command::new("sudo").arg("-v"), context.options.verbose)?;
     let own = command.get_envs().filter_map(|(name, _)| name.to_str()).map(str::to_owned);
     let kept: Vec<String> = own
         .chain(["PATH", "RUST_BACKTRACE", "RUSTC_BOOTSTRAP", "HEAPBPF_LARGE_PAGE", "HEAPBPF_PICTURES"].map(Into::into))

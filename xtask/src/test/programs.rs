@@ -229,8 +229,13 @@ fn group(child: &Child) -> String {
 
 /// Ends a test program and all that it started: heapbpf takes its probes out on SIGTERM.
 fn end_group(child: &mut Child) {
+    let group = format!("-{}", child.id());
     for (signal, seconds) in [("-TERM", 5), ("-KILL", 0)] {
-        let _ = Command::new("kill").args([signal, "--", &format!("-{}", child.id())]).status();
+        let kill = |mut command: Command| command.args([signal, "--", &group]).status().is_ok_and(|it| it.success());
+        // What runs under sudo is root's.
+        let mut as_root = Command::new("sudo");
+        as_root.args(["-n", "kill"]);
+        let _ = kill(Command::new("kill")) || kill(as_root);
         let end = Instant::now() + Duration::from_secs(seconds);
         while child.try_wait().is_ok_and(|status| status.is_none()) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(50));
