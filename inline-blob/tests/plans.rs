@@ -117,7 +117,7 @@ fn frames_of_copied_instructions_are_those_of_the_library() {
     for path in [
         "/lib/x86_64-linux-gnu/libc.so.6",
         "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2",
-        "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
+        "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
         "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2",
     ] {
         use object::ObjectSection as _;
