@@ -6,9 +6,7 @@ use anyhow::bail;
 
 /// Fails with what to do unless rustup has a nightly toolchain on which `cargo SUBCOMMAND` runs, such as `miri`.
 pub fn require(subcommand: &str, components: &str) -> anyhow::Result<()> {
-    let mut command = cargo();
-    command.args([subcommand, "--version"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    if command.status().is_ok_and(|status| status.success()) {
+    if has(subcommand) {
         return Ok(());
     }
     let with = if components.is_empty() { String::new() } else { format!(" --component {components}") };
@@ -18,10 +16,10 @@ pub fn require(subcommand: &str, components: &str) -> anyhow::Result<()> {
     );
 }
 
-/// Whether rustup has a nightly toolchain.
-pub fn is_installed() -> bool {
+/// Whether rustup has a nightly toolchain on which `cargo SUBCOMMAND` runs.
+pub fn has(subcommand: &str) -> bool {
     let mut command = cargo();
-    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.args([subcommand, "--version"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 

@@ -58,11 +58,11 @@ impl Part {
     }
 }
 
-/// All parts of the long set.
+/// All parts of the long set, or those that a shard may have.
 ///
 /// # Errors
 /// A test program does not say which tests it has, or the fuzz targets are not there.
-pub fn parts(root: &Path, programs: &[Program]) -> anyhow::Result<Vec<Part>> {
+pub fn parts(root: &Path, programs: &[Program], is_shard: bool) -> anyhow::Result<Vec<Part>> {
     let mut parts = vec![Part::Licences, Part::OtherMachine];
     for program in programs {
         let tests = program.tests("long::")?.into_iter().filter(|name| programs::is_long(name));
@@ -73,13 +73,16 @@ pub fn parts(root: &Path, programs: &[Program]) -> anyhow::Result<Vec<Part>> {
             parts.push(Part::Test(program.clone(), name));
         }
     }
-    if nightly::is_installed() {
+    // A shard has no time to install cargo-fuzz.
+    if nightly::has(if is_shard { "fuzz" } else { "check" }) {
         let folder = root.join("fuzz/fuzz_targets");
         let files = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?.flatten();
         let targets = files.filter_map(|file| Some(file.path().file_stem()?.to_string_lossy().into_owned()));
         parts.extend(targets.map(Part::Fuzzed));
     } else {
-        say!("skipped: fuzzing with coverage: rustup has no nightly toolchain (the landing set replays the seeds)");
+        say!(
+            "skipped: fuzzing with coverage: rustup has no nightly toolchain with cargo-fuzz (the landing set replays the seeds)"
+        );
     }
     Ok(parts)
 }

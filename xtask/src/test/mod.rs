@@ -189,7 +189,7 @@ impl Tests<'_> {
 
     /// Runs the long set, or a shard of it.
     fn run_long(&mut self, programs: &[Program]) -> anyhow::Result<()> {
-        let mut parts = long::parts(&self.context.root, programs)?;
+        let mut parts = long::parts(&self.context.root, programs, self.selection.shard.is_some())?;
         parts.retain(|part| part.name().contains(self.filter()));
         let within = self.selection.shard.as_ref().map(|_| Duration::from_secs(self.selection.within));
         if let Some(commit) = &self.selection.shard {
@@ -248,12 +248,13 @@ impl Tests<'_> {
         for (name, reason) in &self.outcome.failed {
             say!("failed: {name}: {reason}");
         }
-        println!(
-            "tests: {} passed, {} failed, {} skipped",
-            self.outcome.passed.len(),
-            self.outcome.failed.len(),
-            self.outcome.ignored
-        );
+        let Outcome { passed, failed, ignored, cut_off } = &self.outcome;
+        let [passed, failed, cut_off] = [passed.len(), failed.len(), cut_off.len()];
+        if self.selection.shard.is_some() {
+            println!("of the long set, {passed} parts passed, {failed} failed, and {cut_off} did not end in time");
+        } else {
+            println!("tests: {passed} passed, {failed} failed, {ignored} skipped");
+        }
         Ok(if self.outcome.failed.is_empty() && acceptable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
