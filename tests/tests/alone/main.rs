@@ -18,6 +18,7 @@ mod inline_tracers;
 mod links;
 mod long;
 mod privileges;
+mod python;
 mod systemd;
 mod usdt;
 mod whole_host;

@@ -41,7 +41,6 @@ mod plots;
 mod processes;
 mod programs;
 mod push;
-mod python;
 mod python_objects;
 mod python_programs;
 mod reach;
