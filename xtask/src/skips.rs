@@ -39,14 +39,14 @@ pub struct Skips {
 }
 
 impl Skips {
-    /// Nothing is skipped yet.
+    /// Nothing is skipped yet. The file has this name in the target folder; a run that another one started has its own.
     ///
     /// # Errors
     /// The target folder cannot be written.
-    pub fn begin(context: &Context) -> anyhow::Result<Self> {
+    pub fn begin(context: &Context, name: &str) -> anyhow::Result<Self> {
         let folder = context.target();
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let file = folder.join("skipped-tests");
+        let file = folder.join(name);
         fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
         Ok(Self { file, own: BTreeSet::new() })
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::programs::{self, Manner, Outcome, Program};
+use super::stages;
 use crate::nightly;
 use crate::shell::say;
 
@@ -141,6 +142,8 @@ fn run_other(part: &Part, within: Option<Duration>) -> anyhow::Result<Outcome> {
     let mut command = Command::new("timeout");
     // 0 is no limit.
     command.arg(within.map_or(0, |within| within.as_secs().max(1)).to_string()).arg(own.get_program());
+    // Its stages are a part of the shard's.
+    command.env_remove(stages::VARIABLE);
     let status = command.args(own.get_args()).status().context("cannot start timeout(1)")?;
     match status.code() {
         Some(0) => outcome.passed.push((part.name(), begun.elapsed().as_secs_f64())),

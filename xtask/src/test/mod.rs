@@ -37,6 +37,8 @@ pub const END_TO_END_PACKAGE: &str = "heapbpf-tests";
 const END_TO_END_FOLDER: &str = "tests";
 /// The end-to-end tests that run beside each other, and those that run one at a time.
 const END_TO_END: [(&str, &str); 2] = [("company", "--test-threads=3"), ("alone", "--test-threads=1")];
+/// The file in which tests say what they skip.
+const SKIPPED: &str = "skipped-tests";
 /// Packages some of whose unit tests need root.
 const UNIT_AS_ROOT: [&str; 2] = ["sampler-user", "remote"];
 
@@ -78,7 +80,7 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
     let mut tests = Tests {
         context,
         selection,
-        skips: Skips::begin(context)?,
+        skips: Skips::begin(context, if selection.others { "skipped-machines" } else { SKIPPED })?,
         stages: Stages::default(),
         python: None,
         outcome: Outcome::default(),
@@ -119,13 +121,10 @@ impl Tests<'_> {
         let (for_root, others): (Vec<Program>, Vec<Program>) = programs.into_iter().partition(is_end_to_end);
         let refused = context.privilege.refusal().filter(|_| end_to_end);
         if let Some(reason) = refused {
-            for name in for_root
-                .iter()
-                .map(|program| program.tests(self.filter()))
-                .collect::<anyhow::Result<Vec<_>>>()?
-                .concat()
-            {
-                self.skips.note(name, format!("needs root, and {reason}"));
+            for program in &for_root {
+                for name in program.tests(self.filter())? {
+                    self.skips.note(name, format!("needs root, and {reason}"));
+                }
             }
         }
         let for_root = if end_to_end && refused.is_none() { for_root } else { Vec::new() };
@@ -176,10 +175,11 @@ impl Tests<'_> {
 
     /// Runs what a program has of the landing set.
     fn run_landing(&mut self, program: &Program, arguments: &[&str], show: bool) -> anyhow::Result<()> {
-        let filter = self.filter().to_owned();
         let mut command = self.command(program)?;
-        let arguments = [arguments, &["--skip", "long::", &filter][..if filter.is_empty() { 2 } else { 3 }]].concat();
-        let outcome = programs::run(&mut command, &arguments, Manner { show, ..self.manner() })?;
+        // An empty filter is in every name.
+        let arguments = [arguments, &["--skip", "long::", self.filter()]].concat();
+        let manner = Manner { show, verbose: self.context.options.verbose, within: None };
+        let outcome = programs::run(&mut command, &arguments, manner)?;
         if show || !outcome.failed.is_empty() {
             say!("{}: {} passed, {} failed", program.target, outcome.passed.len(), outcome.failed.len());
         }
@@ -199,10 +199,6 @@ impl Tests<'_> {
         let outcome = long::run(&parts, within, |program| self.command(program), self.context.options.verbose)?;
         self.outcome.add(outcome);
         Ok(())
-    }
-
-    fn manner(&self) -> Manner {
-        Manner { verbose: self.context.options.verbose, ..Manner::default() }
     }
 
     /// A call of a test program, as root if it needs that.
@@ -280,7 +276,7 @@ fn other_machine_check(context: &Context, machine: &Machine, skips: &mut Skips) 
 /// Runs the unit tests of another machine in an emulator. The emulator has no BPF and no probes; unit tests need
 /// neither.
 fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyhow::Result<ExitCode> {
-    let skips = Skips::begin(context)?;
+    let skips = Skips::begin(context, SKIPPED)?;
     cross_tools::set_up(context, machine)?;
     cross_tools::set_up_emulator(context, machine)?;
     let mut command = context.cargo("test");

@@ -14,7 +14,7 @@ use super::programs::Outcome;
 const SLOWEST: usize = 10;
 
 /// The variable that names a file to which the stages are added, a line each, for a table of a larger run.
-const VARIABLE: &str = "HEAPBPF_STAGES";
+pub const VARIABLE: &str = "HEAPBPF_STAGES";
 
 /// The stages that have ended.
 #[derive(Default)]
