@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::output::{Frame, Stack};
+use crate::output::{Frame, Profile, Stack};
 
 /// A note of a program that writes down its own stacks (`python_truth.py`).
 #[derive(Clone, Debug, Deserialize)]
@@ -43,4 +43,13 @@ fn agrees(frame: &Frame, (function, file, line): &Named) -> bool {
 pub fn has(stack: &Stack, frames: &[Named]) -> bool {
     let python: Vec<&Frame> = stack.frames.iter().filter(|frame| is_python(frame)).collect();
     python.len() == frames.len() && python.iter().zip(frames).all(|(frame, named)| agrees(frame, named))
+}
+
+/// How many stacks have native frames alone because, as the profile says, Python's could not be read. A probe cannot wait for a page
+/// that the kernel is moving.
+#[must_use]
+pub fn unread(profile: &Profile) -> u64 {
+    let reason = "frames or code objects could not be read (";
+    let count = |note: &String| note.split_once(reason)?.1.split_once(')')?.0.parse::<u64>().ok();
+    profile.notes.iter().filter_map(count).sum()
 }

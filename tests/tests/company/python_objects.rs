@@ -9,6 +9,7 @@ use heapbpf_tests::checks;
 use heapbpf_tests::doctor::doctor;
 use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
 use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::python_stacks;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 
@@ -155,7 +156,11 @@ fn assert_equal(what: &str, parts: &[&str], truth: &Lines, counted: &Lines, prof
     let [bytes, blocks] = all.iter().fold([0, 0], |sum, it| [sum[0] + it.1[0], sum[1] + it.1[1]]);
     println!("{what}: {} of {} lines equal, {bytes} bytes, {blocks} blocks", all.len() - differ.len(), all.len());
     assert!(all.len() >= 15, "{all:?}");
-    assert!(differ.is_empty(), "{what}: (line, tracemalloc, heapbpf): {differ:?} {:?}", profile.notes);
+    // A block whose Python frames could not be read, as the profile says, is missing at its line.
+    let missing = |it: &&(u32, [u64; 2], [u64; 2])| (it.2[0] < it.1[0] && it.2[1] < it.1[1]).then(|| it.1[1] - it.2[1]);
+    let unread: Option<u64> = differ.iter().map(missing).sum();
+    let told = unread.is_some_and(|unread| unread <= python_stacks::unread(profile));
+    assert!(told, "{what}: (line, tracemalloc, heapbpf): {differ:?} {:?}", profile.notes);
 }
 
 #[test]
