@@ -135,16 +135,15 @@ fn what_was_drawn_before_a_pause_holds_after_it() {
     let hooked = glibc(&Options { interval: 10_000, ..Options::default() });
     let f = hooked.functions();
     record(false);
-    let mut bytes = 0;
+    let (mut bytes, mut sampled_before) = (0, hooked.counts().sampled);
     let mut run = |calls: u64, size: u64| {
-        let before = hooked.counts();
         for _ in 0..calls {
             unsafe { (f.free)((f.malloc)(size as usize)) };
         }
         let after = hooked.counts();
         bytes += calls * size;
         assert_eq!(after.bytes, bytes, "whatever is drawn");
-        after.sampled - before.sampled
+        after.sampled - std::mem::replace(&mut sampled_before, after.sampled)
     };
     let mut sampled = 0;
     for round in 0..20_000 {

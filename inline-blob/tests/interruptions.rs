@@ -10,7 +10,7 @@ use std::sync::Barrier;
 use common::{Hooked, Options, libc_path, record, turn};
 use heapbpf_inline::read::Counts;
 
-/// Most rounds until enough signals came.
+/// Most rounds until a jump left a call.
 const MOST_ROUNDS: u64 = 400;
 
 fn toy(options: &Options) -> Hooked {
@@ -38,23 +38,20 @@ fn signal_handlers_allocate() {
         // realloc's malloc is its own.
         assert_eq!(hooked.plan.refused, []);
         let before = hooked.counts();
-        let (mut handled, mut made, mut rounds) = (0, 0, 0);
-        // The sender may get no CPU before a round is over, or leave the other thread little else than its handler: rounds begin
-        // short and get longer.
-        while rounds < 20 || handled <= 100 && rounds < MOST_ROUNDS {
-            let pairs = 10_000 << (rounds / 20).min(9);
-            handled += call(&hooked, "toy_signals", pairs);
+        const ROUNDS: u64 = 20;
+        const PAIRS: u64 = 10_000;
+        let mut handled = 0;
+        for _ in 0..ROUNDS {
+            handled += call(&hooked, "toy_signals", PAIRS.cast_signed());
             call(&hooked, "toy_reset", 0);
-            made += 2 * pairs.unsigned_abs();
-            rounds += 1;
         }
         let counts = hooked.counts();
         println!("interval {interval}: {handled} signals, {counts:?}");
         assert!(handled > 100, "{handled}");
-        // Starting the sender allocates, too, in the C library of that namespace.
+        // The timer may allocate, too, in the C library of that namespace.
         let calls = counts.calls - before.calls;
-        let least = made + handled;
-        assert!((least..least + 10 * rounds).contains(&calls), "{calls}, {least}");
+        let least = 2 * ROUNDS * PAIRS + handled;
+        assert!((least..least + 10 * ROUNDS).contains(&calls), "{calls}, {least}");
         assert_eq!(counts.sampled, counts.reported + counts.failed);
         if interval == 1 {
             assert_eq!(counts.sampled, counts.calls);

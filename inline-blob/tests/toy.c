@@ -1,7 +1,6 @@
 /* An allocator that signal handlers may call, and what they do with it. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -22,9 +21,6 @@ void free(void *p) { if (p) atomic_fetch_add(&frees, 1); }
 void *realloc(void *p, size_t n) { (void)p; char *q = malloc(n); atomic_signal_fence(memory_order_seq_cst); return q; }
 
 static atomic_ulong handled;
-static int (*signal_thread)(pthread_t, int);
-static pthread_t main_thread;
-static atomic_int stop;
 static sigjmp_buf back;
 static _Thread_local volatile int armed;
 
@@ -34,22 +30,23 @@ static void allocate_in_handler(int s) {
     atomic_fetch_add(&handled, 1);
 }
 static void jump(int s) { (void)s; if (armed) { armed = 0; siglongjmp(back, 1); } }
-static void *sender(void *signal) {
-    while (!stop) pthread_kill(main_thread, (int)(size_t)signal);
-    return 0;
-}
 static void with_signals(void (*handler)(int), void (*work)(long), long n) {
     struct sigaction a, before;
     memset(&a, 0, sizeof a);
     a.sa_handler = handler;
     sigaction(SIGUSR1, &a, &before);
-    main_thread = pthread_self();
-    stop = 0;
-    pthread_t t;
-    pthread_create(&t, 0, sender, (void *)(size_t)SIGUSR1);
+    /* A timer, not a thread that sends signals: it needs no processor of its own. */
+    struct sigevent event;
+    memset(&event, 0, sizeof event);
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = SIGUSR1;
+    event._sigev_un._tid = gettid();
+    timer_t t;
+    struct itimerspec every = {{0, 20000}, {0, 20000}};
+    timer_create(CLOCK_MONOTONIC, &event, &t);
+    timer_settime(t, 0, &every, 0);
     work(n);
-    stop = 1;
-    pthread_join(t, 0);
+    timer_delete(t);
     sigaction(SIGUSR1, &before, 0);
 }
 static void pairs(long n) { for (long i = 0; i < n; i++) free(realloc(malloc(10 + (i & 63)), 20)); }

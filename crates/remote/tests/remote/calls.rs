@@ -8,15 +8,15 @@ use heapbpf_remote::Target;
 use crate::program::{self, Program};
 
 #[test]
-fn blocking_calls_are_unaffected() {
+pub fn blocking_calls_are_unaffected() {
     let _turn = program::turn();
     if !program::can_trace() {
         return;
     }
     let mut program = Program::start("blocking", &[]);
-    let start = Instant::now();
+    let (start, time) = (Instant::now(), program::repeated(8));
     let (mut cycles, mut times) = (0, Vec::new());
-    while start.elapsed() < Duration::from_secs(8) {
+    while start.elapsed() < time {
         times.push(program::hook(program.pid(), program.hooked).time);
         // Stops too often would keep calls whose time-outs begin anew from ever ending.
         std::thread::sleep(Duration::from_millis(23));
@@ -33,7 +33,7 @@ fn blocking_calls_are_unaffected() {
 /// Signals that a process ignores are thrown away where they are sent, but not if their receiver is traced (`sig_ignored` in
 /// the kernel). They wake it then, and its calls must not tell.
 #[test]
-fn ignored_signals_end_no_call() {
+pub fn ignored_signals_end_no_call() {
     let _turn = program::turn();
     if !program::can_trace() {
         return;
@@ -53,7 +53,8 @@ fn ignored_signals_end_no_call() {
                 std::thread::sleep(Duration::from_micros(200));
             }
         });
-        for _ in 0..100 {
+        let (start, time) = (Instant::now(), program::repeated(4));
+        while start.elapsed() < time {
             program::hook(pid, program.hooked);
             std::thread::sleep(Duration::from_millis(23));
             program::take_out(pid);

@@ -35,25 +35,25 @@ fn cycle(program: &mut Program, time: Duration) {
 }
 
 #[test]
-fn a_single_thread_comes_to_no_harm() {
+pub fn a_single_thread_comes_to_no_harm() {
     let _turn = program::turn();
     if !program::can_trace() {
         return;
     }
     let mut program = Program::start("torture", &["1", "0"]);
-    cycle(&mut program, Duration::from_secs(4));
+    cycle(&mut program, program::repeated(4));
     assert_eq!(program::traces(program.pid()), [""; 0]);
     eprintln!("{}", program.finish().trim());
 }
 
 #[test]
-fn two_hundred_threads_are_stopped() {
+pub fn two_hundred_threads_are_stopped() {
     let _turn = program::turn();
     if !program::can_trace() {
         return;
     }
     let mut program = Program::start("torture", &["200", "0", "20000"]);
-    cycle(&mut program, Duration::from_secs(5));
+    cycle(&mut program, program::repeated(5));
     eprintln!("{}", program.finish().trim());
 }
 
@@ -108,14 +108,14 @@ fn handlers_return_to_the_copies_of_displaced_instructions() {
 /// A thread makes our calls under a frame below its stack pointer. What is there may be another's, if it is not on the stack that it
 /// was given.
 #[test]
-fn data_below_small_stacks_comes_to_no_harm() {
+pub fn data_below_small_stacks_comes_to_no_harm() {
     let _turn = program::turn();
     if !program::can_trace() {
         return;
     }
     for stacks in ["all", "sleeping"] {
         let mut program = Program::start("small_stacks", &[stacks]);
-        cycle(&mut program, Duration::from_secs(3));
+        cycle(&mut program, program::repeated(3));
         assert_eq!(program::traces(program.pid()), [""; 0]);
         eprintln!("{stacks}: {}", program.finish().trim());
     }

@@ -70,13 +70,13 @@ fn clean(program: &Program) {
 }
 
 #[test]
-fn a_killed_injector_leaves_a_program_that_goes_on() {
+pub fn a_killed_injector_leaves_a_program_that_goes_on() {
     let _turn = program::turn();
     if !program::can_trace() {
         return;
     }
     let mut program = Program::start("torture", &["4", "1"]);
-    let kills = kill_injectors(&mut program, Duration::from_secs(12));
+    let kills = kill_injectors(&mut program, program::repeated(12));
     clean(&program);
     eprintln!("{kills} injectors killed: {}", program.finish().trim());
 }

@@ -6,6 +6,7 @@ mod calls;
 mod cycles;
 mod kills;
 mod limits;
+mod long;
 mod places;
 mod probes;
 mod program;

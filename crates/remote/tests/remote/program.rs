@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use heapbpf_remote::{
@@ -28,6 +28,14 @@ const COUNT_BYTES: u64 = 8;
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether this is the long set.
+pub static IS_LONG: AtomicBool = AtomicBool::new(false);
+
+/// For how long a case is repeated that takes so many seconds in the long set.
+pub fn repeated(seconds: u64) -> Duration {
+    Duration::from_secs(seconds) / if IS_LONG.load(Relaxed) { 1 } else { 4 }
 }
 
 /// Whether processes may be traced here; if not, says that the test is skipped.

@@ -19,7 +19,12 @@ const ROUNDS: &str = "200000";
 
 /// A static program without symbols, whose malloc nobody can find.
 fn alone() -> PathBuf {
-    program_with("announced", "announced-alone", &["-static", "-s", "-DALONE"])
+    alone_as("announced-alone")
+}
+
+/// The same under another name.
+fn alone_as(name: &str) -> PathBuf {
+    program_with("announced", name, &["-static", "-s", "-DALONE"])
 }
 
 /// The turn of a case, on machines whose probes are read.
@@ -174,14 +179,15 @@ fn a_rust_program_announces_by_inline_assembly() {
 fn a_whole_host_has_both_sources() {
     let Some(_turn) = turn_here("a_whole_host_has_both_sources") else { return };
     let interval = INTERVAL.to_string();
-    let mut targets = [alone(), program("announced")].map(|path| Target::start(&path, [&*interval, ROUNDS, "3"]));
+    let programs = [alone_as("everywhere-alone"), program_with("announced", "everywhere", &[])];
+    let mut targets = programs.map(|path| Target::start(&path, [&*interval, ROUNDS, "3"]));
     // Named like both programs, for a short time.
-    let (recording, address) = Recorder::new().option("--comm", "announced*").serve();
+    let (recording, address) = Recorder::new().option("--comm", "everywhere*").serve();
     let truths = targets.each_mut().map(Target::run);
     // It starts while the recording runs, is listed a little later, and allocates until then.
     let processes = || get(address, "/metrics").metric("heapbpf_processes").expect("a figure");
     until("samples of what came first", || processes() > 0.0);
-    let mut late = Target::start(&alone(), [&*interval, ROUNDS, "4"]);
+    let mut late = Target::start(&alone_as("everywhere-alone"), [&*interval, ROUNDS, "4"]);
     late.go();
     until("samples of what came late", || processes() > 1.0);
     late.go();
@@ -206,8 +212,8 @@ fn a_program_that_has_to_wait_while_it_begins_is_followed() {
     let Some(_turn) = turn_here("a_program_that_has_to_wait_while_it_begins_is_followed") else { return };
     const PROGRAMS: usize = 8;
     let interval = INTERVAL.to_string();
-    let (recording, address) = Recorder::new().option("--comm", "announced*").serve();
-    let path = alone();
+    let (recording, address) = Recorder::new().option("--comm", "waiting-alone").serve();
+    let path = alone_as("waiting-alone");
     let mut targets: Vec<Target> = {
         let _busy = Busy::begin();
         let start = || {

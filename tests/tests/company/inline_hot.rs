@@ -1,13 +1,13 @@
 //! `--hook inline` with names of processes: what is hot goes over from probes to inline hooks while it runs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::inline::{counted_exactly, is_hooked};
 use heapbpf_tests::output::{Profile, Stats};
-use heapbpf_tests::program::program;
+use heapbpf_tests::program::{program, program_with};
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, until};
 
@@ -25,10 +25,15 @@ fn hook(profile: &Profile, stats: &Stats, pid: u32) -> (String, Option<String>) 
     (hooked.hook.clone(), hooked.not_inline.clone())
 }
 
+/// The program under the name that only one test gives it.
+fn warming(name: &str) -> PathBuf {
+    program_with("warming", name, &[])
+}
+
 /// Starts it with so many blocks, in quiet, then has its threads allocate until it is hooked inline, and longer.
-fn warmed(arguments: [&str; 3], interval: u64) -> (Target, Recording) {
-    let mut target = Target::start(&program("warming"), arguments);
-    let recording = record("warming", interval);
+fn warmed(name: &str, arguments: [&str; 3], interval: u64) -> (Target, Recording) {
+    let mut target = Target::start(&warming(name), arguments);
+    let recording = record(name, interval);
     target.go();
     target.step();
     std::thread::sleep(std::time::Duration::from_millis(2500));
@@ -43,7 +48,7 @@ fn warmed(arguments: [&str; 3], interval: u64) -> (Target, Recording) {
 fn a_hot_process_keeps_its_blocks_and_counts_when_it_goes_over() {
     let Some(_turn) = turn("inline_a_hot_process_keeps_its_blocks_and_counts") else { return };
     for arguments in [["400", "1", "2000"], ["400", "3", "5000"]] {
-        let (mut target, recording) = warmed(arguments, 1);
+        let (mut target, recording) = warmed("warming-keeps", arguments, 1);
         target.go();
         let truth = target.truth();
         let (profile, stats) = recording.stop().results();
@@ -58,7 +63,7 @@ fn a_hot_process_keeps_its_blocks_and_counts_when_it_goes_over() {
 fn threads_at_full_speed_go_over() {
     let Some(_turn) = turn("inline_threads_at_full_speed_go_over") else { return };
     let interval = 1 << 20;
-    let (mut target, recording) = warmed(["900", "4", "0"], interval);
+    let (mut target, recording) = warmed("warming-threads", ["900", "4", "0"], interval);
     target.go();
     let truth = target.truth();
     let (profile, stats) = recording.stop().results();
@@ -70,8 +75,8 @@ fn threads_at_full_speed_go_over() {
 #[test]
 fn a_quiet_process_stays_on_probes_beside_a_hot_one() {
     let Some(_turn) = turn("inline_a_quiet_process_stays_on_probes_beside_a_hot_one") else { return };
-    let mut quiet = Target::start(&program("warming"), ["300", "0"]);
-    let (mut hot, recording) = warmed(["400", "1", "2000"], 1);
+    let mut quiet = Target::start(&warming("warming-quiet"), ["300", "0"]);
+    let (mut hot, recording) = warmed("warming-quiet", ["400", "1", "2000"], 1);
     quiet.go();
     quiet.step();
     quiet.go();
@@ -93,11 +98,11 @@ fn a_quiet_process_stays_on_probes_beside_a_hot_one() {
 #[test]
 fn a_hot_process_that_is_refused_stays_on_probes_and_the_reason_is_told() {
     let Some(_turn) = turn("inline_a_hot_process_that_is_refused_stays_on_probes") else { return };
-    let mut target = Target::start(&program("warming"), ["400", "1", "5000"]);
+    let mut target = Target::start(&warming("warming-refused"), ["400", "1", "5000"]);
     // SAFETY: the request takes no pointers; its tracer is this thread, which waits for nothing of it.
     let traced = unsafe { libc::ptrace(libc::PTRACE_SEIZE, target.pid(), 0, 0) };
     assert_eq!(traced, 0, "it can be traced");
-    let recording = record("warming", 1);
+    let recording = record("warming-refused", 1);
     target.go();
     target.step();
     target.go();
@@ -116,8 +121,8 @@ fn a_hot_process_that_is_refused_stays_on_probes_and_the_reason_is_told() {
 #[test]
 fn what_is_hot_goes_over_before_anything_is_given_up() {
     let Some(_turn) = turn("inline_what_is_hot_goes_over_before_anything_is_given_up") else { return };
-    let mut target = Target::start(&program("warming"), ["400", "2", "0"]);
-    let recorder = Recorder::new().option("--comm", "warming").interval(4 << 20).option("--hook", "inline");
+    let mut target = Target::start(&warming("warming-budget"), ["400", "2", "0"]);
+    let recorder = Recorder::new().option("--comm", "warming-budget").interval(4 << 20).option("--hook", "inline");
     let recording = recorder.option("--max-overhead", "30%").flag("-v").start();
     target.go();
     target.step();
@@ -141,9 +146,9 @@ fn a_hot_process_with_another_allocator_than_the_c_librarys_goes_over() {
     if !jemalloc.exists() {
         return skipped("inline_a_hot_process_with_another_allocator", "no libjemalloc.so.2 (Debian: libjemalloc2)");
     }
-    let mut command = Command::new(program("warming"));
+    let mut command = Command::new(warming("warming-another"));
     let mut target = Target::start_command(command.args(["400", "2", "2000"]).env("LD_PRELOAD", jemalloc));
-    let recording = record("warming", 1);
+    let recording = record("warming-another", 1);
     target.go();
     target.step();
     std::thread::sleep(std::time::Duration::from_millis(2500));
