@@ -146,7 +146,7 @@ enum Command {
     },
     /// Repeat what must never harm a target: kills, full disks, debuggers and the like; prints what was seen
     ///
-    /// Each row is a test in tests/tests/alone, repeated with both ways of hooking.
+    /// Each row is a test in tests/tests, repeated with both ways of hooking.
     /// docs/reliability.md has the table.
     Torture(torture::Selection),
     /// Record a mixed load for long: is the daemon's memory flat, do estimates stay with exact counts?

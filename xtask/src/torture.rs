@@ -1,4 +1,4 @@
-//! `cargo xtask torture`: a table of faults, each a test in `tests/tests/alone` that is repeated, and what was seen of it.
+//! `cargo xtask torture`: a table of faults, each a test in `tests/tests` that is repeated, and what was seen of it.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -39,7 +39,7 @@ struct Row {
     fault: &'static str,
     /// What must hold.
     promised: &'static str,
-    /// File of the test in `tests/tests/alone`, without its ending.
+    /// File of the test in `tests/tests`, without its ending.
     file: &'static str,
     /// Name of the test.
     test: &'static str,
@@ -55,9 +55,9 @@ struct Row {
 
 /// The variable of the tests that are rows and nothing else.
 const TIMES: &str = "HEAPBPF_TORTURE_TIMES";
-const TORTURE: &str = "long/torture";
-const TARGETS: &str = "long/torture_targets";
-const FLOODS: &str = "long/floods";
+const TORTURE: &str = "alone/long/torture";
+const TARGETS: &str = "alone/long/torture_targets";
+const FLOODS: &str = "alone/long/floods";
 /// Threads of the row that has many, but in a short round.
 const THREADS: &str = "10000";
 
@@ -96,7 +96,7 @@ const ROWS: &[Row] = &[
         name: "kills-forking",
         fault: "heapbpf killed (SIGKILL), target forks",
         promised: "target right; no probe, no link left",
-        file: "guardian",
+        file: "alone/guardian",
         test: "killed_at_any_moment_no_probe_stays",
         times_variable: "HEAPBPF_TEST_KILLS",
         times: 100,
@@ -107,7 +107,7 @@ const ROWS: &[Row] = &[
         name: "kills-inline",
         fault: "heapbpf killed (SIGKILL), next one follows",
         promised: "target right, next recording exact",
-        file: "inline_left",
+        file: "alone/inline_left",
         test: "whatever_kills_leave_the_target_is_right_and_the_next_recording_exact",
         times_variable: "HEAPBPF_TEST_KILLS",
         times: 100,
@@ -118,7 +118,7 @@ const ROWS: &[Row] = &[
         name: "exact",
         fault: "eight threads that move between processors, at interval 1",
         promised: "each run equals the truth",
-        file: "inline_agreement",
+        file: "company/inline_agreement",
         test: "eight_threads_are_exact_in_every_run",
         times_variable: "HEAPBPF_TEST_ROUNDS",
         times: 1000,
@@ -342,8 +342,9 @@ impl Row {
         if file.exists() {
             std::fs::remove_file(file).with_context(|| file.display().to_string())?;
         }
-        let test = format!("{}::{}", self.file.replace('/', "::"), self.test);
-        let tests = AmongTests { program: "alone", filter: &test, arguments: &["--exact"], variables: &variables };
+        let (program, file_of_test) = self.file.split_once('/').context("each file is in the folder of a program")?;
+        let test = format!("{}::{}", file_of_test.replace('/', "::"), self.test);
+        let tests = AmongTests { program, filter: &test, arguments: &["--exact"], variables: &variables };
         let succeeded = tests.run(context)?;
         let text = if file.exists() { std::fs::read_to_string(file)? } else { String::new() };
         Ok((self.seen(&text, succeeded, &times), succeeded))
@@ -417,7 +418,7 @@ mod tests {
 
     #[test]
     fn rows_differ_in_name_and_name_tests_that_are_there() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests/alone");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests");
         for (i, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
             let text = std::fs::read_to_string(folder.join(row.file).with_extension("rs")).expect("a file of tests");

@@ -167,8 +167,8 @@ const ATTEMPTS: u32 = 5;
 
 /// Both tools on one program: first while its threads allocate, free and check their blocks, then while it is quiet but for
 /// calls whose number is known.
-fn side_by_side(case: &str, tool: &Tool) {
-    for order in ORDERS {
+fn side_by_side(case: &str, tool: &Tool, orders: impl IntoIterator<Item = [Step; 5]>) {
+    for order in orders {
         let is_second =
             matches!(tool, Tool::Heapbpf(Hook::Inline)) && place(&order, OtherComes) < place(&order, InlineComes);
         for attempt in 1..=ATTEMPTS {
@@ -204,7 +204,7 @@ fn a_uprobe_event_counts_malloc() {
     if let Err(error) = UprobeEvent::open(Path::new(&libc_of(target.pid())), offset, target.pid(), 0) {
         return skipped(case, &format!("no perf events of uprobes: {error}"));
     }
-    side_by_side(case, &Tool::Uprobe(offset));
+    side_by_side(case, &Tool::Uprobe(offset), [0, 3, 5].map(|at| ORDERS[at]));
 }
 
 /// File offset of the instruction in malloc that heapbpf probes.
@@ -218,7 +218,7 @@ fn probed_in_malloc(pid: u32) -> u64 {
 fn a_second_heapbpf_hooks_inline() {
     let case = "inline_tracers_a_second_heapbpf_hooks_inline";
     let Some(_turn) = turn(case) else { return };
-    side_by_side(case, &Tool::Heapbpf(Hook::Inline));
+    side_by_side(case, &Tool::Heapbpf(Hook::Inline), [1, 2, 4, 6].map(|at| ORDERS[at]));
 }
 
 /// gdb with a breakpoint at malloc, and another one behind the program's calls, where it holds the program until it is let go.
@@ -342,13 +342,25 @@ mod long {
         let case = "inline_tracers_bpftrace_counts_malloc";
         let Some(_turn) = turn(case) else { return };
         let Some(tool) = Bpftrace::tool() else { return skipped(case, "no bpftrace (Debian: bpftrace)") };
-        side_by_side(case, &Tool::Bpftrace(tool));
+        side_by_side(case, &Tool::Bpftrace(tool), ORDERS);
     }
 
     #[test]
     fn a_second_heapbpf_probes() {
         let case = "inline_tracers_a_second_heapbpf_probes";
         let Some(_turn) = turn(case) else { return };
-        side_by_side(case, &Tool::Heapbpf(Hook::Probe));
+        side_by_side(case, &Tool::Heapbpf(Hook::Probe), ORDERS);
+    }
+
+    #[test]
+    fn a_uprobe_event_and_a_second_heapbpf_in_every_order() {
+        let case = "inline_tracers_in_every_order";
+        let Some(_turn) = turn(case) else { return };
+        let target = Target::start(&program("checked"), ["1", "0"]);
+        let offset = probed_in_malloc(target.pid());
+        if UprobeEvent::open(Path::new(&libc_of(target.pid())), offset, target.pid(), 0).is_ok() {
+            side_by_side(case, &Tool::Uprobe(offset), ORDERS);
+        }
+        side_by_side(case, &Tool::Heapbpf(Hook::Inline), ORDERS);
     }
 }
