@@ -14,8 +14,6 @@ mod fuzz;
 mod install;
 mod linker;
 mod miri;
-#[cfg(feature = "modules")]
-mod modules;
 mod nightly;
 mod packages;
 mod programs;
@@ -89,12 +87,6 @@ enum Command {
     },
     /// Install what the tests need, build, and run every test (the end-to-end ones as root)
     Test(test::Selection),
-    /// Check that the modules of each crate depend on each other in one direction
-    ///
-    /// Reads the paths in the source of every crate of the workspace and fails if modules with the same parent depend on
-    /// each other in a cycle. Reports the files and lines of each dependency in the cycle. A parent and its
-    /// children may use each other. Test code does not count.
-    Modules,
     /// Check licences and sources of all dependencies by deny.toml
     ///
     /// Installs cargo-deny into the cache, if it is not there.
@@ -194,14 +186,6 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Torture(selection) => return torture::torture(&context, &selection),
         Command::Soak(selection) => soak::soak(&context, &selection)?,
         Command::Vm(selection) => return vm::run(&context, &selection),
-        #[cfg(feature = "modules")]
-        Command::Modules => return modules::check(&context),
-        #[cfg(not(feature = "modules"))]
-        Command::Modules => {
-            let with_it = ["--quiet", "--package", "xtask", "--features", "modules", "--", "modules"];
-            let found = shell::succeeds(context.cargo("run").args(with_it), context.options.verbose)?;
-            return Ok(if found { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-        }
         Command::Deny { advisories } => deny::deny(&context, advisories)?,
         Command::Fuzz(selection) => fuzz::fuzz(&context, &selection)?,
         Command::Miri => miri::miri(&context)?,

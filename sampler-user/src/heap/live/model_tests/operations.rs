@@ -2,9 +2,6 @@
 
 use std::ops::Range;
 
-use proptest::collection::vec;
-use proptest::prelude::*;
-
 /// Processes, by thread group.
 pub const PROCESSES: [u32; 3] = [1, 2, 3];
 /// Sampling intervals.
@@ -77,72 +74,78 @@ pub enum Operation {
     Look,
 }
 
-fn space() -> impl Strategy<Value = u32> {
-    prop::sample::select(&PROCESSES[..])
-}
+/// Draws events; the same ones for the same seed.
+pub struct Draws(pub fastrand::Rng);
 
-fn allocation(most_bytes: u64) -> impl Strategy<Value = Allocation> {
-    let is_tracked = prop::bool::weighted(0.95);
-    let in_parent = prop::option::weighted(0.1, space());
-    (space(), in_parent, 0..INTERVALS.len(), 0..STACKS, 1..=most_bytes, is_tracked).prop_map(
-        |(process, parent, interval, stack, size_bytes, tracked)| Allocation {
+impl Draws {
+    /// True once in that many draws, on average.
+    pub fn one_in(&mut self, of: u32) -> bool {
+        self.0.u32(..of) == 0
+    }
+
+    fn space(&mut self) -> u32 {
+        PROCESSES[self.0.usize(..PROCESSES.len())]
+    }
+
+    fn allocation(&mut self, most_bytes: u64) -> Allocation {
+        let process = self.space();
+        Allocation {
             process,
-            space: parent.unwrap_or(process),
-            interval,
-            stack,
-            size_bytes,
-            tracked,
-        },
-    )
-}
+            space: if self.one_in(10) { self.space() } else { process },
+            interval: self.0.usize(..INTERVALS.len()),
+            stack: self.0.usize(..STACKS),
+            size_bytes: self.0.u64(1..=most_bytes),
+            tracked: !self.one_in(20),
+        }
+    }
 
-fn cells() -> impl Strategy<Value = Range<u64>> {
-    (0..CELLS, 0..12_u64).prop_map(|(start, length)| start..start + length)
-}
+    fn cells(&mut self, least: u64) -> Range<u64> {
+        let start = self.0.u64(..CELLS);
+        start..start + self.0.u64(least..12)
+    }
 
-/// Ranges that are not empty, in order of their starts; they may overlap.
-fn ranges() -> impl Strategy<Value = Vec<Range<u64>>> {
-    vec((0..CELLS, 1..12_u64), 0..4).prop_map(|mut ranges| {
-        ranges.sort_unstable();
-        ranges.into_iter().map(|(start, length)| start..start + length).collect()
-    })
-}
+    /// Ranges that are not empty, in order of their starts; they may overlap.
+    fn ranges(&mut self) -> Vec<Range<u64>> {
+        let mut ranges: Vec<_> = (0..self.0.usize(..4)).map(|_| self.cells(1)).collect();
+        ranges.sort_unstable_by_key(|cells| (cells.start, cells.end));
+        ranges
+    }
 
-/// How long before its record something happened: 0 for most.
-fn late_ns() -> impl Strategy<Value = u64> {
-    prop_oneof![3 => Just(0), 1 => 0..100_u64]
-}
+    /// How long before its record something happened: 0 for most.
+    fn late_ns(&mut self) -> u64 {
+        if self.one_in(4) { self.0.u64(..100) } else { 0 }
+    }
 
-/// Bits of which few are set.
-fn few() -> impl Strategy<Value = u64> {
-    (any::<u64>(), any::<u64>()).prop_map(|(a, b)| a & b)
-}
+    /// Bits of which few are set.
+    fn few(&mut self) -> u64 {
+        self.0.u64(..) & self.0.u64(..)
+    }
 
-/// Any event; allocations and frees are the most frequent.
-pub fn operation() -> impl Strategy<Value = Operation> {
-    prop_oneof![
-        30 => allocation(3_000).prop_map(Operation::Allocate),
-        10 => (allocation(12), 0..CELLS).prop_map(|(it, cell)| Operation::Map(it, cell)),
-        20 => (0..30_usize, prop_oneof![9 => Just(0), 1 => space()], any::<bool>())
-            .prop_map(|(sample, space, temporary)| Operation::Free { sample, space, temporary }),
-        6 => (space(), cells(), late_ns())
-            .prop_map(|(space, cells, late_ns)| Operation::Unmap { space, cells, late_ns }),
-        3 => (space(), ranges(), late_ns())
-            .prop_map(|(space, cells, late_ns)| Operation::KeepMapped { space, cells, late_ns }),
-        2 => (space(), any::<u8>()).prop_map(|(space, freed)| Operation::End { space, freed }),
-        1 => space().prop_map(|space| Operation::Replace { space }),
-        1 => space().prop_map(|space| Operation::StopTracking { space }),
-        2 => (space(), late_ns()).prop_map(|(space, late_ns)| Operation::TrackAgain { space, late_ns }),
-        3 => (few(), few(), vec(allocation(3_000), 0..4), 0..3_usize, any::<u64>()).prop_map(
-            |(missed, outside_map, unknown, late, behind)| Operation::Reconcile {
-                missed,
-                outside_map,
-                unknown,
-                late,
-                behind,
+    /// Any event; allocations and frees are the most frequent.
+    pub fn operation(&mut self) -> Operation {
+        match self.0.u32(..88) {
+            0..30 => Operation::Allocate(self.allocation(3_000)),
+            30..40 => Operation::Map(self.allocation(12), self.0.u64(..CELLS)),
+            40..60 => Operation::Free {
+                sample: self.0.usize(..30),
+                space: if self.one_in(10) { self.space() } else { 0 },
+                temporary: self.0.bool(),
             },
-        ),
-        2 => space().prop_map(|process| Operation::Retire { process }),
-        8 => Just(Operation::Look),
-    ]
+            60..66 => Operation::Unmap { space: self.space(), cells: self.cells(0), late_ns: self.late_ns() },
+            66..69 => Operation::KeepMapped { space: self.space(), cells: self.ranges(), late_ns: self.late_ns() },
+            69..71 => Operation::End { space: self.space(), freed: self.0.u8(..) },
+            71 => Operation::Replace { space: self.space() },
+            72 => Operation::StopTracking { space: self.space() },
+            73..75 => Operation::TrackAgain { space: self.space(), late_ns: self.late_ns() },
+            75..78 => Operation::Reconcile {
+                missed: self.few(),
+                outside_map: self.few(),
+                unknown: (0..self.0.usize(..4)).map(|_| self.allocation(3_000)).collect(),
+                late: self.0.usize(..3),
+                behind: self.0.u64(..),
+            },
+            78..80 => Operation::Retire { process: self.space() },
+            _ => Operation::Look,
+        }
+    }
 }
