@@ -180,6 +180,7 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     }
     if flags & SITE_MAY_CALL_INSIDE != 0 {
         state.outer_sp = sp;
+        state.inner_sp = 0;
         state.outer_site = call.index();
     }
     if flags & SITE_MAY_TAIL_JUMP != 0 && (old_address == 0 || flags & SITE_PASSES_BLOCK_ON != 0) {

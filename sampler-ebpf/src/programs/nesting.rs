@@ -30,8 +30,12 @@ pub fn is_reentrant(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp:
     if outer.file != site.file {
         return false;
     }
-    let reentrant = is_called_inside(ctx, site, arch::return_address(ctx, sp));
-    if !reentrant {
+    let caller = arch::return_address(ctx, sp);
+    // What a reentrant call jumps to is part of it. Another tracer may have hidden the return address since.
+    let reentrant = is_called_inside(ctx, site, caller) || state.inner_sp == sp && is_trampoline(caller);
+    if reentrant {
+        state.inner_sp = sp;
+    } else {
         state.outer_sp = 0;
     }
     reentrant
@@ -84,8 +88,13 @@ pub fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp:
 /// Whether the function that was just entered returns to this address, or to the trampoline that hides it.
 #[inline(always)]
 fn returns_to(ctx: *mut c_void, sp: u64, address: u64) -> bool {
-    // One ordinary return address in thousands is at the start of a page too, but this condition alone is not
-    // sufficient.
     let found = arch::return_address(ctx, sp);
-    found == address || (found != 0 && found & (SMALLEST_PAGE - 1) == 0)
+    found == address || is_trampoline(found)
+}
+
+/// Whether an address may be that of the kernel's trampoline. One ordinary return address in thousands is at the start of a page too, so
+/// this alone is not sufficient.
+#[inline(always)]
+const fn is_trampoline(address: u64) -> bool {
+    address != 0 && address & (SMALLEST_PAGE - 1) == 0
 }

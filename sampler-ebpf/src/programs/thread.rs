@@ -54,6 +54,8 @@ pub struct ThreadState {
     pub tail_site: u32,
     /// Index of the site of the call that `outer_sp` belongs to.
     pub outer_site: u32,
+    /// Stack pointer of the last call that was found to be made inside that one.
+    pub inner_sp: u64,
     /// The number of a slot on its way past the verifier.
     pub any_slot: u32,
     /// The slot that is evicted next if all are in use.
