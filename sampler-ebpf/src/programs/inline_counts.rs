@@ -14,6 +14,8 @@ use crate::counters::count_process_event_lost;
 use crate::maps::INLINE;
 use crate::memory::{read_kernel, read_user};
 use crate::process::{current_task, process_of};
+use crate::stack_record::unknown;
+use crate::steps::GO_ON;
 
 /// `sched_prepare_exec(task, program)`: the process is about to leave its memory for that of another program. Its other
 /// threads still run: each reads again when it ends.
@@ -97,20 +99,15 @@ pub fn counts(process: ProcessKey) -> bool {
 /// away first).
 #[inline(never)]
 fn keep(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
-    // SAFETY: the callers pass a pointer to the map's value, in which these fields never change.
-    let (bases, memory_of) = unsafe { ((*entry).bases, (*entry).memory_of) };
+    // SAFETY: the callers pass a pointer to the map's value, in which this field never changes.
+    let memory_of = unsafe { (*entry).memory_of };
     if memory_of != process || read_kernel::<u64>(task + config!(offsets.task_mm)) == 0 {
         return;
     }
-    let mut sum = Sum { base: 0, unread_pages: 0, slots: SlotSums::default() };
-    let mut allocator = 0;
-    while allocator < MAX_ALLOCATORS {
-        if bases[allocator] != 0 {
-            sum.base = bases[allocator];
-            add_up(&mut sum);
-        }
-        allocator += 1;
-    }
+    let mut sum = Sum { entry, first_slot: 0, unread_pages: 0, slots: SlotSums::default() };
+    let pages = MAX_ALLOCATORS as u64 * SLOT_PAGES;
+    // SAFETY: `add_page` is a function of the type that the helper calls, and gets this context, which outlives the call.
+    unsafe { bpf_loop(pages as u32, add_page as *mut c_void, (&raw mut sum).cast(), 0) };
     // SAFETY: as above. Several threads may write, the last ones the same numbers.
     unsafe {
         if sum.slots.calls >= (*entry).counts.calls {
@@ -188,44 +185,53 @@ fn add_slot_of(thread_pointer: u64, base: u64, sums: &mut SlotSums) {
 /// Pages of slots.
 const SLOT_PAGES: u64 = memory::SLOT_COUNT / memory::SLOTS_OF_PAGE;
 
-/// A walk through the slots of an allocator.
+/// A walk through the slots of all allocators. By steps of `bpf_loop`, each of which the verifier looks at once.
 struct Sum {
-    base: u64,
+    entry: *mut InlineProcess,
+    /// Address of the first slot of a page.
+    first_slot: u64,
     /// Pages that are not in memory.
     unread_pages: u64,
     slots: SlotSums,
 }
 
-/// Adds up all slots of an allocator.
-#[inline(never)]
-fn add_up(sum: &mut Sum) {
-    if read_user::<u64>(sum.base + memory::CONTROL) != Some(memory::MAGIC) {
-        sum.unread_pages += SLOT_PAGES;
-        return;
+/// Adds up a page of slots; with the first one of an allocator, what is shared by threads.
+extern "C" fn add_page(step: u64, sum: *mut Sum) -> i64 {
+    // SAFETY: the context of `keep`, which nobody else has meanwhile, with a pointer to the map's value.
+    let sum = unsafe { &mut *sum };
+    let step = unknown(step);
+    let (allocator, page) = ((step / SLOT_PAGES) as usize & (MAX_ALLOCATORS - 1), step % SLOT_PAGES);
+    // SAFETY: as above.
+    let base = unsafe { (*sum.entry).bases[allocator] };
+    if base == 0 {
+        return GO_ON;
     }
-    let threads = read_user::<u64>(sum.base + memory::THREADS).unwrap_or(0);
-    sum.slots.threads = sum.slots.threads.wrapping_add(threads);
-    // What is open there may be of many threads: nothing is known of them.
-    add(sum.base + memory::SHARED_SLOT, &mut sum.slots, 0);
-    // SAFETY: `add_page` is a function of the type that the helper calls, and gets this context, which outlives the call.
-    unsafe { bpf_loop(SLOT_PAGES as u32, add_page as *mut c_void, (&raw mut *sum).cast(), 0) };
+    if read_user::<u64>(base + memory::CONTROL) != Some(memory::MAGIC) {
+        sum.unread_pages += 1;
+        return GO_ON;
+    }
+    if page == 0 {
+        let threads = read_user::<u64>(base + memory::THREADS).unwrap_or(0);
+        sum.slots.threads = sum.slots.threads.wrapping_add(threads);
+        // What is open there may be of many threads: nothing is known of them.
+        add(base + memory::SHARED_SLOT, &mut sum.slots, 0);
+    }
+    sum.first_slot = base + memory::SLOTS + page * memory::SLOTS_OF_PAGE * memory::SLOT_BYTES;
+    if read_user::<u64>(sum.first_slot).is_none() {
+        sum.unread_pages += 1;
+        return GO_ON;
+    }
+    // SAFETY: `add_slot` is a function of the type that the helper calls, and gets this context, which outlives the call.
+    unsafe { bpf_loop(memory::SLOTS_OF_PAGE as u32, add_slot as *mut c_void, (&raw mut *sum).cast(), 0) };
+    GO_ON
 }
 
-/// Adds up a page of slots: a step of `bpf_loop`.
-extern "C" fn add_page(page: u64, sum: *mut Sum) -> i64 {
-    // SAFETY: the context of `add_up`, which nobody else has meanwhile.
+/// Adds a slot of a page.
+extern "C" fn add_slot(number: u64, sum: *mut Sum) -> i64 {
+    // SAFETY: the context of `add_page`.
     let sum = unsafe { &mut *sum };
-    let first = sum.base + memory::SLOTS + page * memory::SLOTS_OF_PAGE * memory::SLOT_BYTES;
-    if read_user::<u64>(first).is_none() {
-        sum.unread_pages += 1;
-        return 0;
-    }
-    let mut slot = 0;
-    while slot < memory::SLOTS_OF_PAGE {
-        add(first + slot * memory::SLOT_BYTES, &mut sum.slots, 1);
-        slot += 1;
-    }
-    0
+    add(sum.first_slot + number * memory::SLOT_BYTES, &mut sum.slots, 1);
+    GO_ON
 }
 
 /// Adds a slot; nothing if it is not in memory. Sums wrap: the target may have written anything. `tells_left`: 1 if it tells

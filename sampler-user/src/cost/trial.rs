@@ -182,7 +182,7 @@ impl Recording {
         let events_bytes = if setting.interval == 0 { LEAST } else { setting.events_bytes };
         let sizes =
             MapSizes { events_bytes, stacks_bytes: 4 * events_bytes, live_max: 1 << 20, stack_traces_max: 1024 };
-        let loader = Loader::new(object, &config, &sizes)?;
+        let loader = Arc::new(Loader::new(object, &config, &sizes)?);
         let mut control = ControlMaps::open(&loader)?;
         let interval = if setting.criterion == Criterion::SizeClass {
             control.set_trials(&[class_trials(setting.interval as f64); SIZE_CLASSES])?;

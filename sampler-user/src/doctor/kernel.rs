@@ -1,5 +1,7 @@
 //! What the kernel allows, found out by using each feature once instead of comparing versions.
 
+use std::sync::Arc;
+
 use heapbpf_audit::LinkKind;
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 use serde::Serialize;
@@ -156,6 +158,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
     let control = loader.as_ref().ok().map(ControlMaps::open);
     let loader = match loader {
         Ok(loader) => {
+            let loader = Arc::new(loader);
             for name in ["ring buffer", "task storage"] {
                 checks.push(Check { name, ok: true, needed: true, detail: String::new() });
             }
@@ -179,6 +182,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         (LinkKind::Perf, "perf links", "5.15", "one event for each probe"),
     ] {
         let programs = Programs::load(&loader, true, Some(kind), &Guardian::default());
+        let programs = programs.and_then(|programs| programs.load_rest().map(|()| programs));
         let why_not = |error| format!("Linux {since} and later have them; here {}", first_line(error));
         checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(why_not)));
         best = best.or_else(|| programs.ok());

@@ -163,6 +163,11 @@ impl Loader {
         });
     }
 
+    /// Whether there is such a program for this machine.
+    pub fn has(&self, name: &str) -> bool {
+        self.object.programs.contains_key(name)
+    }
+
     /// A program, loaded.
     ///
     /// # Errors

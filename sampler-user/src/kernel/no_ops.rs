@@ -89,7 +89,7 @@ mod tests {
         let object = crate::kernel::object::aligned(&object);
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 18, live_max: 1024, stack_traces_max: 1024 };
         let config = Config { self_tgid: std::process::id(), ..Config::default() };
-        let loader = Loader::new(object, &config, &sizes).unwrap();
+        let loader = std::sync::Arc::new(Loader::new(object, &config, &sizes).unwrap());
         let before = NO_OPS.map(first_byte);
         let programs = Programs::load(&loader, false, None, &Guardian::default()).unwrap();
         let found = measure(&programs).unwrap();

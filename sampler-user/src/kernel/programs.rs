@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 
 use sampler_ebpf::abi::Cookie;
 
@@ -13,21 +14,22 @@ use super::{KernelError, is_of_an_instruction, sys, trial};
 
 pub use heapbpf_audit::LinkKind;
 
-/// The loaded programs.
+/// The programs. Those that few targets need are loaded for the first of them: the verifier takes a tenth of a second for each.
 pub struct Programs {
+    loader: Arc<Loader>,
     guardian: Guardian,
     /// How uprobes are linked.
     pub kind: LinkKind,
     /// Whether a link to one process runs the programs for all its threads.
     links_one_process: bool,
-    allocation: OwnedFd,
-    allocation_return: Option<OwnedFd>,
+    allocation: Program,
+    allocation_return: Option<Program>,
     /// For the entry of functions whose return address must stay where it is, if `allocation` is a session: wherever the kernel
     /// runs a session for another process than the one that it is for, it replaces the return address of the call.
-    allocation_without_return: Option<OwnedFd>,
+    allocation_without_return: Option<Program>,
     /// For their return sites.
-    return_site: OwnedFd,
-    free: Option<OwnedFd>,
+    return_site: Program,
+    free: Option<Program>,
     /// For samples that programs announce themselves, and their frees.
     announcements: Option<Announcements>,
     iterator: OwnedFd,
@@ -41,8 +43,28 @@ pub struct Programs {
 struct Announcements {
     /// Whether they count for listed processes only.
     of_listed: bool,
-    alloc: OwnedFd,
-    free: Option<OwnedFd>,
+    alloc: Program,
+    free: Option<Program>,
+}
+
+/// A program, which is loaded when it is first needed.
+struct Program {
+    wanted: Wanted,
+    loaded: OnceLock<OwnedFd>,
+}
+
+impl Program {
+    const fn new(name: &'static str, kind: ProgramKind) -> Self {
+        Self { wanted: (name, kind), loaded: OnceLock::new() }
+    }
+
+    fn loaded(&self, loader: &Loader) -> Result<&OwnedFd, KernelError> {
+        if let Some(program) = self.loaded.get() {
+            return Ok(program);
+        }
+        let program = loader.program(self.wanted.0, self.wanted.1)?;
+        Ok(self.loaded.get_or_init(|| program))
+    }
 }
 
 impl Programs {
@@ -52,7 +74,7 @@ impl Programs {
     /// # Errors
     /// The reason why the last kind tried does not work.
     pub fn load(
-        loader: &Loader,
+        loader: &Arc<Loader>,
         live: bool,
         forced: Option<LinkKind>,
         guardian: &Guardian,
@@ -85,67 +107,67 @@ impl Programs {
         }
     }
 
-    /// The programs that [`Self::load`] loads for a kind of link, and those of announcements if they are wanted.
-    pub fn wanted(kind: LinkKind, live: bool, announcements: bool) -> Vec<Wanted> {
+    /// The programs that [`Self::load`] loads for a kind of link.
+    pub fn wanted(kind: LinkKind, live: bool) -> Vec<Wanted> {
         let (entry, rest) = entry_and_rest(kind);
-        let mut wanted = vec![
-            entry,
-            ("allocation_end", rest),
-            ("read_threads", ProgramKind::TaskIterator),
-            ("read_processes", ProgramKind::TaskIterator),
-        ];
+        let mut wanted =
+            vec![entry, ("read_threads", ProgramKind::TaskIterator), ("read_processes", ProgramKind::TaskIterator)];
         wanted.extend(Lifecycle::wanted());
-        wanted.push(match kind {
-            LinkKind::Session => ("allocation_entry", rest),
-            LinkKind::Multi | LinkKind::Perf => ("allocation_return", rest),
-        });
+        wanted.extend((kind != LinkKind::Session).then_some(("allocation_return", rest)));
         wanted.extend(live.then_some(("free_entry", rest)));
-        if announcements {
-            let kind = single_kind(kind);
-            wanted.push(("usdt_alloc", kind));
-            wanted.extend(live.then_some(("usdt_free", kind)));
-        }
         wanted
     }
 
-    /// Loads the programs for samples that programs announce themselves. `of_listed`: they count for processes alone that
+    /// Has programs for samples that programs announce themselves. `of_listed`: they count for processes alone that
     /// are listed as such ([`CountedBy::Announcements`]), else for all targets.
     ///
     /// # Errors
-    /// The kernel refuses a program, or they do not exist for this machine.
-    pub fn load_announcements(&mut self, loader: &Loader, live: bool, of_listed: bool) -> Result<(), KernelError> {
-        let kind = single_kind(self.kind);
-        self.announcements = Some(Announcements {
-            of_listed,
-            alloc: loader.program("usdt_alloc", kind)?,
-            free: live.then(|| loader.program("usdt_free", kind)).transpose()?,
-        });
+    /// They do not exist for this machine.
+    pub fn follow_announcements(&mut self, live: bool, of_listed: bool) -> Result<(), KernelError> {
+        let program = |name| {
+            let program = Program::new(name, single_kind(self.kind));
+            self.loader
+                .has(name)
+                .then_some(program)
+                .ok_or_else(|| KernelError::Object(format!("it has no program {name}")))
+        };
+        let (alloc, free) = (program("usdt_alloc")?, live.then(|| program("usdt_free")).transpose()?);
+        self.announcements = Some(Announcements { of_listed, alloc, free });
         Ok(())
     }
 
-    fn load_kind(loader: &Loader, live: bool, kind: LinkKind, guardian: &Guardian) -> Result<Self, KernelError> {
+    /// Loads what is not loaded yet.
+    ///
+    /// # Errors
+    /// The kernel refuses a program.
+    pub fn load_rest(&self) -> Result<(), KernelError> {
+        let announced = self.announcements.iter().flat_map(|it| [Some(&it.alloc), it.free.as_ref()]).flatten();
+        let mut rest = self.allocation_without_return.iter().chain([&self.return_site]).chain(announced);
+        rest.try_for_each(|program| program.loaded(&self.loader).map(drop))
+    }
+
+    fn load_kind(loader: &Arc<Loader>, live: bool, kind: LinkKind, guardian: &Guardian) -> Result<Self, KernelError> {
         let ((entry_name, entry_kind), rest_kind) = entry_and_rest(kind);
-        let allocation = loader.program(entry_name, entry_kind)?;
-        let (allocation_return, allocation_without_return) = match kind {
-            LinkKind::Session => (None, Some(loader.program("allocation_entry", rest_kind)?)),
-            LinkKind::Multi | LinkKind::Perf => (Some(loader.program("allocation_return", rest_kind)?), None),
-        };
-        let free = if live { Some(loader.program("free_entry", rest_kind)?) } else { None };
+        let is_session = kind == LinkKind::Session;
         let mut programs = Self {
+            loader: Arc::clone(loader),
             guardian: guardian.clone(),
             kind,
             links_one_process: true,
-            allocation,
-            allocation_return,
-            allocation_without_return,
-            return_site: loader.program("allocation_end", rest_kind)?,
-            free,
+            allocation: Program::new(entry_name, entry_kind),
+            allocation_return: (!is_session).then(|| Program::new("allocation_return", rest_kind)),
+            allocation_without_return: is_session.then(|| Program::new("allocation_entry", rest_kind)),
+            return_site: Program::new("allocation_end", rest_kind),
+            free: live.then(|| Program::new("free_entry", rest_kind)),
             announcements: None,
             iterator: Self::iterator(loader, "read_threads")?,
             process_iterator: Self::iterator(loader, "read_processes")?,
             lifecycle: Lifecycle::link(loader)?,
             refusals: Vec::new(),
         };
+        for program in [&programs.allocation].into_iter().chain(&programs.allocation_return).chain(&programs.free) {
+            program.loaded(loader)?;
+        }
         programs.try_link()?;
         // Sessions are younger than the correction of multi links, and perf links never had the fault.
         if kind == LinkKind::Multi {
@@ -183,7 +205,7 @@ impl Programs {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
         let counted_by = if pid.is_some() { CountedBy::OwnLinks } else { CountedBy::SharedLinks };
         if points.iter().any(|point| point.role.is_announcement()) {
-            return self.attach_announcements(path, points, pid, counted_by).map_err(refused);
+            return self.attach_announcements(path, points, pid, counted_by);
         }
         let with = |wanted: &[Role]| -> Vec<ProbePoint> {
             points.iter().filter(|point| wanted.contains(&point.role)).copied().collect()
@@ -200,12 +222,17 @@ impl Programs {
             (Some(without_return), with(&[Role::AllocatesWithoutReturn]), multi),
             (Some(&self.allocation), with(&[Role::Allocates]), entry),
         ];
+        let missing = parts.iter().filter(|(_, points, _)| !points.is_empty()).filter_map(|(program, ..)| *program);
+        let missing: Vec<Wanted> =
+            missing.filter(|program| program.loaded.get().is_none()).map(|program| program.wanted).collect();
+        self.loader.load_ahead(&missing);
         let mut links = Links::default();
         for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
             if part == 1 {
                 links.end_frees();
             }
             let Some(program) = program.filter(|_| !points.is_empty()) else { continue };
+            let program = program.loaded(&self.loader)?;
             self.link(&mut links, program, (path, pid), (&points, counted_by), (attach_type, flags))
                 .map_err(refused)?;
         }
@@ -219,7 +246,8 @@ impl Programs {
         points: &[ProbePoint],
         pid: Option<u32>,
         counted_by: CountedBy,
-    ) -> std::io::Result<Links> {
+    ) -> Result<Links, KernelError> {
+        let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
         let Some(Announcements { of_listed, alloc, free }) = &self.announcements else { return Ok(Links::default()) };
         let counted_by = if *of_listed { CountedBy::Announcements } else { counted_by };
         let with = |frees: bool| -> Vec<ProbePoint> {
@@ -228,7 +256,9 @@ impl Programs {
         let mut links = Links::default();
         for (program, points, frees) in [(free.as_ref(), with(true), true), (Some(alloc), with(false), false)] {
             if let Some(program) = program.filter(|_| !points.is_empty()) {
-                self.link(&mut links, program, (path, pid), (&points, counted_by), (sys::ATTACH_UPROBE_MULTI, 0))?;
+                let program = program.loaded(&self.loader)?;
+                self.link(&mut links, program, (path, pid), (&points, counted_by), (sys::ATTACH_UPROBE_MULTI, 0))
+                    .map_err(refused)?;
             }
             if frees {
                 links.end_frees();
@@ -455,14 +485,15 @@ mod tests {
         {
             for live in [0, 1] {
                 let config = Config { live, stack_kind, stack_bytes, ..Config::default() };
-                let loader = Loader::new(object, &config, &sizes).unwrap();
+                let loader = Arc::new(Loader::new(object, &config, &sizes).unwrap());
                 for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
                     match Programs::load(&loader, live == 1, Some(kind), &Guardian::default()) {
                         Ok(mut programs) => {
                             assert_eq!(programs.kind, kind);
                             if cfg!(target_arch = "x86_64") {
-                                programs.load_announcements(&loader, live == 1, false).unwrap();
+                                programs.follow_announcements(live == 1, false).unwrap();
                             }
+                            programs.load_rest().unwrap();
                         }
                         Err(error) if kind == LinkKind::Session && !loader.knows_sessions() => {
                             skipped(error);

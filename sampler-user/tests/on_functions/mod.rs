@@ -126,7 +126,7 @@ impl Kernel {
         };
         let sizes =
             MapSizes { events_bytes: setting.events_bytes, stacks_bytes: 4096, live_max: 1 << 12, stack_traces_max: 1 };
-        let loader = Loader::new(object::aligned(&object), &config, &sizes).unwrap();
+        let loader = std::sync::Arc::new(Loader::new(object::aligned(&object), &config, &sizes).unwrap());
         let mut control = ControlMaps::open(&loader).unwrap();
         control.set_draw(draw_constants(setting.interval).unwrap()).unwrap();
         control.add_target(std::process::id(), CountedBy::OwnLinks).unwrap();

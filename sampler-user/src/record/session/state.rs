@@ -124,7 +124,7 @@ impl Session {
             log::info!("our own allocations trap at probes of the whole host: {error}");
         }
         let (sampling, kernel) = (&plan.sampling, &plan.kernel);
-        let loader = Loader::new(object, &kernel.config, &kernel.sizes)?;
+        let loader = Arc::new(Loader::new(object, &kernel.config, &kernel.sizes)?);
         let mut control = ControlMaps::open(&loader)?;
         let Some(draw) = draw_constants(sampling.interval) else {
             bail!("the sampling interval {} is too large", sampling.interval);
@@ -275,7 +275,7 @@ impl Session {
 /// Loads what this recording will most likely need, side by side.
 fn load_ahead(loader: &Loader, plan: &RecordPlan) {
     let (kind, live) = (Programs::likely_kind(loader, plan.kernel.link), plan.sampling.live);
-    let mut wanted = Programs::wanted(kind, live, plan.follows_announcements());
+    let mut wanted = Programs::wanted(kind, live);
     if plan.hooks_inline() {
         wanted.extend(InlinePrograms::wanted(kind, live));
     }
@@ -297,15 +297,15 @@ fn load_inline(
     }
 }
 
-fn load_programs(loader: &Loader, plan: &RecordPlan, guardian: &Guardian) -> anyhow::Result<(Programs, Sources)> {
+fn load_programs(loader: &Arc<Loader>, plan: &RecordPlan, guardian: &Guardian) -> anyhow::Result<(Programs, Sources)> {
     let live = plan.sampling.live;
     let mut programs = Programs::load(loader, live, plan.kernel.link, guardian)?;
     let sources = match plan.kernel.hook {
         Hook::Usdt => {
-            programs.load_announcements(loader, live, false)?;
+            programs.follow_announcements(live, false)?;
             Sources::Announcements
         }
-        Hook::Auto if plan.follows_announcements() => match programs.load_announcements(loader, live, true) {
+        Hook::Auto if plan.follows_announcements() => match programs.follow_announcements(live, true) {
             Ok(()) => Sources::AllocatorsOrAnnouncements,
             Err(error) => {
                 log::info!("what programs announce is not followed: {error}");
