@@ -32,6 +32,16 @@ pub struct ProcessKey {
     pub exec_id: u32,
 }
 
+/// A thread of a process that lives.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct LivingThread {
+    /// Its process.
+    pub process: ProcessKey,
+    /// How many use its memory: threads, also of other processes, and whoever in the kernel reads it at the moment. 0 if it has left its memory.
+    pub memory_users: u64,
+}
+
 /// Key of a live block: an address in one address space. The address space is named by the process that owns it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -221,6 +231,8 @@ pub struct KernelOffsets {
     pub mm_data_vm: u64,
     /// `signal_struct.rlim`
     pub signal_rlim: u64,
+    /// `mm_struct.mm_users`
+    pub mm_users: u64,
 }
 
 impl KernelOffsets {

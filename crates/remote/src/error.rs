@@ -96,7 +96,7 @@ pub enum Busy {
     #[error("a thread is at an address that the plan does not know")]
     Position,
     /// Whoever asked for it says that this is not the moment.
-    #[error("a call that is to be counted elsewhere is in progress")]
+    #[error("a call that is to be counted elsewhere is in progress, or another process uses its memory")]
     NotNow,
     /// No thread has memory for a signal frame below its stack pointer, or all are in system calls that bear no other.
     #[error("no thread of it can make a system call for us")]

@@ -11,7 +11,7 @@ use crate::outcome::{Hooked, Mapped};
 use crate::plan::{Kept, Pages, Part, Plan, Step, Undo, Write, is_same_code, writes};
 use crate::probes::Spare;
 use crate::remote::Remote;
-use crate::stack::Words;
+use crate::stack::{Piece, Words};
 use crate::stop::Stop;
 use crate::sys::{self, Registers};
 use crate::target::{FileId, Target};
@@ -22,9 +22,17 @@ const MOVE_AND_KEEP: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MRE
 const READ_AND_RUN: i32 = libc::PROT_READ | libc::PROT_EXEC;
 
 /// Words of the stacks of a stopped thread.
-pub(crate) fn stack_words(stop: &Stop, registers: &Registers) -> Words {
-    let read = |address, bytes: &mut [u8]| sys::read_memory(stop.pid, address, bytes).unwrap_or(0);
-    Words::read(registers.rsp, registers.fs_base, read)
+pub(crate) fn stack_words(target: &Target, registers: &Registers) -> Words {
+    Words::read(registers.rsp, registers.fs_base, |address, bytes| {
+        if target.memory.read(address, bytes) {
+            return Piece::Held(bytes.len());
+        }
+        match target.maps().at(address) {
+            None => Piece::Held(0),
+            Some(mapping) if mapping.is_anonymous() && !target.memory.is_swapped(address) => Piece::Empty,
+            Some(_) => Piece::Absent,
+        }
+    })
 }
 
 /// Where signal frames hold an address that is to be changed, and that address.
@@ -191,7 +199,7 @@ impl Injection<'_> {
         let draft = self.plan.draft();
         for ((pages, mapping), file) in draft.pages.iter().zip(self.plan.mappings()).zip(self.files) {
             let mut memory = vec![0; pages.original.len()];
-            let is_read = sys::has_read_memory(stop.pid, pages.start, &mut memory);
+            let is_read = self.target.memory.read(pages.start, &mut memory);
             if FileId::of(stop.pid, mapping).as_ref() != Some(file)
                 || !is_read
                 || !is_same_code(&pages.original, &memory)
@@ -214,9 +222,16 @@ impl Injection<'_> {
             let position = |_| Failure::Busy(Busy::Position);
             self.plan.moved(registers.rip).map_err(position)?;
             positions.push((tid, registers.rip));
-            for (at, address) in stack_words(stop, &registers).resume_addresses() {
+            let words = stack_words(self.target, &registers);
+            if words.has_gaps {
+                return Err(Failure::Busy(Busy::Position));
+            }
+            for (at, address) in words.resume_addresses() {
                 positions.push((tid, address));
                 if self.plan.moved(address).map_err(position)?.is_some() {
+                    if !self.target.memory.may_write(&(at..at + 8)) {
+                        return Err(Failure::Busy(Busy::Position));
+                    }
                     frames.push((at, address));
                 }
             }

@@ -76,6 +76,11 @@ impl Mapping {
         self.is_executable && !self.is_writable && !self.is_shared && self.inode != 0
     }
 
+    /// Whether what was never written there is zero, and not a file's.
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.inode == 0
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {

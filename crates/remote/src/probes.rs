@@ -13,7 +13,6 @@ use crate::failure::Failure;
 use crate::maps::PAGE_BYTES;
 use crate::plan::{Kept, is_same_code};
 use crate::remote::Remote;
-use crate::sys;
 
 /// Pages at their spare place, before they are put back.
 pub(crate) struct Spare {
@@ -60,9 +59,10 @@ impl Spare {
 
 /// Whether memory differs from this code by breakpoints alone.
 fn has_breakpoints(remote: &Remote, start: u64, code: &[u8]) -> bool {
-    let mut memory = vec![0; code.len()];
-    let is_read = sys::has_read_memory(remote.pid(), start, &mut memory);
-    is_read && memory != code && is_same_code(code, &memory)
+    // A page that is not in memory is the file's.
+    let mut memory = code.to_vec();
+    remote.memory().read(start, &mut memory);
+    memory != code && is_same_code(code, &memory)
 }
 
 /// Has the process make a madvise(2). Whether the kernel, and the process's filters, let it.

@@ -20,7 +20,7 @@ use crate::sys::{self, Registers, Report};
 use crate::target::Target;
 
 /// Most threads that are tried.
-const MAX_TRIES: usize = 16;
+pub(crate) const MAX_TRIES: usize = 16;
 /// After how many of them any will do.
 const GOOD_TRIES: usize = 3;
 /// Results from here on are errors.
@@ -187,7 +187,7 @@ impl Remote {
         let gadgets = target.gadgets;
         let has = |address, code: &[u8]| {
             let mut bytes = vec![0; code.len()];
-            sys::has_read_memory(stop.pid, address, &mut bytes) && bytes == code
+            target.memory.read(address, &mut bytes) && bytes == code
         };
         if !has(gadgets.system_call, SYSTEM_CALL) || !has(gadgets.restorer, gadgets.restorer_code) {
             return Err(Failure::Busy(Busy::Changed));
@@ -239,7 +239,7 @@ impl Remote {
     ) -> Result<Option<Self>, Failure> {
         let gadgets = target.gadgets;
         if let Some(area) = sys::rseq_area(tid) {
-            let read = |address, bytes: &mut [u8]| sys::has_read_memory(stop.pid, address, bytes);
+            let read = |address, bytes: &mut [u8]| target.memory.read(address, bytes);
             match restartable::abort_address(&area, registers.rip, read) {
                 Ok(handler) => registers.rip = handler.unwrap_or(registers.rip),
                 Err(Malformed) => return Ok(None),
@@ -253,7 +253,8 @@ impl Remote {
             return Ok(None);
         }
         let mut below = vec![0; frame.bytes.len()];
-        if !sys::has_read_memory(stop.pid, frame.address, &mut below) {
+        let covered = frame.address..frame.address + below.len() as u64;
+        if !target.memory.read(frame.address, &mut below) || !target.memory.may_write(&covered) {
             return Ok(None);
         }
         let filters = Self::suspend_filters(stop, &gadgets, tid)?;
@@ -291,6 +292,11 @@ impl Remote {
             stage: Stage::Still,
             deadline: stop.deadline(),
         }))
+    }
+
+    /// Its memory.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// Its process.

@@ -29,9 +29,13 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
     if !target.is_same_program() || !is_as_found {
         return Err(Failure::Busy(Busy::Changed));
     }
-    let restored =
-        found.pages.iter().map(|kept| original_code(stop, found, *kept)).collect::<Result<Vec<_>, _>>()?.concat();
-    let is_free = is_unmapped && !is_referenced(stop, found)?;
+    let restored = found
+        .pages
+        .iter()
+        .map(|kept| original_code(target, stop, found, *kept))
+        .collect::<Result<Vec<_>, _>>()?
+        .concat();
+    let is_free = is_unmapped && !is_referenced(target, stop, found)?;
     let is_awkward = |tid, _: &Registers| target.may_be_filtered(tid);
     let mut remote = match Remote::begin(stop, target, is_awkward) {
         // It has confined itself since it was hooked. The jumps can be taken out without its help; the rest leads nowhere.
@@ -93,7 +97,7 @@ fn remove_inert(target: &Target, found: &Found, stop: &mut Stop) -> Result<(), F
 }
 
 /// What to write over the jumps in pages that were replaced: the memfd has the original code.
-fn original_code(stop: &Stop, found: &Found, kept: Kept) -> Result<Vec<Write>, Failure> {
+fn original_code(target: &Target, stop: &Stop, found: &Found, kept: Kept) -> Result<Vec<Write>, Failure> {
     let Kept { start, spare, bytes, .. } = kept;
     let changed = |_| Failure::Busy(Busy::Changed);
     stop.check_time(Busy::Late)?;
@@ -103,14 +107,14 @@ fn original_code(stop: &Stop, found: &Found, kept: Kept) -> Result<Vec<Write>, F
     }
     let (mut original, mut memory) = (vec![0; bytes as usize], vec![0; bytes as usize]);
     file.read_exact_at(&mut original, spare - found.range.start).map_err(changed)?;
-    if sys::read_memory(stop.pid, start, &mut memory).map_err(changed)? != memory.len() {
+    if !target.memory.read(start, &mut memory) {
         return Err(Failure::Busy(Busy::Changed));
     }
     Ok(writes(start, &memory, &original))
 }
 
 /// Whether a thread may come back to the text: by a register, a word of a stack, or a restartable sequence.
-fn is_referenced(stop: &Stop, found: &Found) -> Result<bool, Failure> {
+fn is_referenced(target: &Target, stop: &Stop, found: &Found) -> Result<bool, Failure> {
     let Some(text) = &found.text else { return Ok(false) };
     for (tid, registers) in stop.registers() {
         let r = &registers;
@@ -118,11 +122,11 @@ fn is_referenced(stop: &Stop, found: &Found) -> Result<bool, Failure> {
             r.rip, r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14,
             r.r15,
         ];
-        let words = stack_words(stop, r);
+        let words = stack_words(target, r);
         if general.iter().any(|value| text.contains(value)) || !words.is_complete || words.contain(text) {
             return Ok(true);
         }
-        let read = |address, bytes: &mut [u8]| sys::has_read_memory(stop.pid, address, bytes);
+        let read = |address, bytes: &mut [u8]| target.memory.read(address, bytes);
         let sequence = sys::rseq_area(tid).map_or(Ok(None), |area| restartable::descriptor(&area, read));
         if sequence.map_or(true, |descriptor| descriptor.is_some_and(|at| found.range.contains(&at))) {
             return Ok(true);

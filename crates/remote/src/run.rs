@@ -1,6 +1,7 @@
 //! Stops a process, does something to it, and lets it go.
 
 use std::fs;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -11,7 +12,7 @@ use crate::failure::Failure;
 use crate::found::Found;
 use crate::inject::{Injection, NO_QUESTION};
 use crate::outcome::{Hooked, Mapped, Stopped, TakeOut};
-use crate::plan::Plan;
+use crate::plan::{Pages, Plan};
 use crate::remove;
 use crate::stop::Stop;
 use crate::sys;
@@ -95,8 +96,9 @@ impl Target {
         let files: Result<Vec<_>, _> = plan.mappings().iter().map(file).collect();
         let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
         let memfd_flags = sys::memfd_flags();
-        let (target, plan) = (self.copy()?, plan.clone());
-        stopped(self, limit, move |stop| {
+        let pages = plan.draft().pages.iter().map(Pages::range);
+        let (target, pages, plan) = (self.copy()?, pages.collect(), plan.clone());
+        stopped(self, limit, pages, move |stop| {
             work(&Injection { target: &target, plan: &plan, files: &files, memfd_flags }, stop)
         })
     }
@@ -110,8 +112,10 @@ impl Target {
         if !found.is_sound {
             return Err(Error::Damaged(found.range.start));
         }
+        let all = found.pages.iter().chain(&found.put_back);
+        let pages = all.flat_map(|kept| [kept.start, kept.spare].map(|start| start..start + kept.bytes)).collect();
         let (target, found) = (self.copy()?, found.clone());
-        stopped(self, limit, move |stop| remove::remove(&target, &found, what == TakeOut::All, stop))
+        stopped(self, limit, pages, move |stop| remove::remove(&target, &found, what == TakeOut::All, stop))
     }
 }
 
@@ -128,10 +132,12 @@ fn is_late(error: &Error) -> bool {
     matches!(error, Error::Busy { why: Busy::Late, .. })
 }
 
-/// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go.
+/// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go. These pages
+/// are fetched into memory before, and those below the stack pointers of threads that wait.
 pub(crate) fn stopped<T: Send + 'static>(
     target: &Target,
     limit: Duration,
+    mut pages: Vec<Range<u64>>,
     work: impl FnOnce(&mut Stop) -> Result<T, Failure> + Send + 'static,
 ) -> Result<Stopped<T>, Error> {
     // Its new program would be stopped in vain.
@@ -140,7 +146,9 @@ pub(crate) fn stopped<T: Send + 'static>(
     }
     let (sender, receiver) = mpsc::channel();
     let (pid, memory) = (target.pid(), Arc::clone(&target.memory));
+    pages.extend(target.needed());
     let run = move || {
+        pages.iter().for_each(|range| memory.fetch(range));
         let mut stop = Stop::new(pid, Arc::clone(&memory), limit);
         let result = work(&mut stop).map_err(|failure| match failure {
             // Its threads were gone.

@@ -3,13 +3,11 @@
 use std::ops::Range;
 
 use crate::frame::SEGMENTS;
-use crate::maps::Maps;
+use crate::maps::{Maps, PAGE_BYTES};
 use crate::sys::Registers;
 
 /// Most bytes that are read of one stack.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
-/// Bytes that are read at a time.
-const PIECE: usize = 8 << 10;
 /// Most stacks of one thread: each signal handler may run on another.
 const MAX_STACKS: usize = 4;
 const WORD: u64 = 8;
@@ -33,13 +31,26 @@ pub(crate) struct Words {
     stacks: Vec<(u64, Vec<u64>)>,
     /// Whether all stacks were read to their ends.
     pub(crate) is_complete: bool,
+    /// Whether pages in between have words that were not read: they are not in memory.
+    pub(crate) has_gaps: bool,
+}
+
+/// What is to be had of a page of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// So many bytes, after which the stack ends if they are not all.
+    Held(usize),
+    /// Nothing was written there.
+    Empty,
+    /// It is not in memory.
+    Absent,
 }
 
 impl Words {
     /// Reads from the stack pointer to the thread pointer, which C libraries keep at the end of a thread's stack, or to the
     /// end of what `read` gives; the same from the stack pointers that interrupted code had.
-    pub(crate) fn read(stack_pointer: u64, thread_pointer: u64, mut read: impl FnMut(u64, &mut [u8]) -> usize) -> Self {
-        let mut words = Self { stacks: Vec::new(), is_complete: true };
+    pub(crate) fn read(stack_pointer: u64, thread_pointer: u64, mut read: impl FnMut(u64, &mut [u8]) -> Piece) -> Self {
+        let mut words = Self { stacks: Vec::new(), is_complete: true, has_gaps: false };
         let mut starts = vec![stack_pointer & !(WORD - 1)];
         while let Some(start) = starts.pop() {
             if words.stacks.iter().any(|(from, stack)| (*from..=*from + WORD * stack.len() as u64).contains(&start)) {
@@ -49,12 +60,39 @@ impl Words {
                 words.is_complete = false;
                 break;
             }
-            let (stack, is_complete) = one_stack(start, thread_pointer, &mut read);
-            words.is_complete &= is_complete;
+            let stack = words.one_stack(start, thread_pointer, &mut read);
             starts.extend(signal_frames(&stack).map(|at| stack[at - 1] & !(WORD - 1)));
             words.stacks.push((start, stack));
         }
         words
+    }
+
+    fn one_stack(
+        &mut self,
+        start: u64,
+        thread_pointer: u64,
+        read: &mut impl FnMut(u64, &mut [u8]) -> Piece,
+    ) -> Vec<u64> {
+        let end = thread_pointer.checked_sub(start).filter(|bytes| *bytes > 0 && *bytes <= MAX_BYTES as u64);
+        let bytes = end.map_or(MAX_BYTES, |bytes| bytes as usize & !7);
+        let mut stack = Vec::new();
+        let mut is_complete = end.is_some();
+        while stack.len() * 8 < bytes {
+            let at = start + stack.len() as u64 * WORD;
+            let in_page = (PAGE_BYTES - at % PAGE_BYTES) as usize;
+            let mut page = [0; PAGE_BYTES as usize];
+            let page = &mut page[..in_page.min(bytes - stack.len() * 8)];
+            let piece = read(at, page);
+            let got = if let Piece::Held(got) = piece { got.min(page.len()) } else { page.len() };
+            self.has_gaps |= piece == Piece::Absent;
+            stack.extend(page[..got].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
+            if got < page.len() {
+                is_complete = true;
+                break;
+            }
+        }
+        self.is_complete &= is_complete && !self.has_gaps;
+        stack
     }
 
     /// Whether any word is an address in `range`.
@@ -76,38 +114,18 @@ fn signal_frames(stack: &[u64]) -> impl Iterator<Item = usize> {
     (1..stack.len().saturating_sub(2)).filter(|at| stack[at + 2] == SEGMENTS)
 }
 
-fn one_stack(start: u64, thread_pointer: u64, read: &mut impl FnMut(u64, &mut [u8]) -> usize) -> (Vec<u64>, bool) {
-    let end = thread_pointer.checked_sub(start).filter(|bytes| *bytes > 0 && *bytes <= MAX_BYTES as u64);
-    let bytes = end.map_or(MAX_BYTES, |bytes| bytes as usize & !7);
-    let mut stack = Vec::new();
-    let mut piece = [0; PIECE];
-    let mut is_complete = end.is_some();
-    let mut done = 0;
-    while done < bytes {
-        let piece = &mut piece[..PIECE.min(bytes - done)];
-        let got = read(start + done as u64, piece).min(piece.len());
-        stack.extend(piece[..got].chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default())));
-        done += got;
-        if got < piece.len() {
-            is_complete = true;
-            break;
-        }
-    }
-    (stack, is_complete)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Memory that begins at an address.
-    fn memory(start: u64, words: &[u64]) -> impl Fn(u64, &mut [u8]) -> usize {
+    fn memory(start: u64, words: &[u64]) -> impl Fn(u64, &mut [u8]) -> Piece {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         move |at, into| {
-            let Some(from) = at.checked_sub(start).and_then(|from| bytes.get(from as usize..)) else { return 0 };
+            let from = at.checked_sub(start).and_then(|from| bytes.get(from as usize..)).unwrap_or_default();
             let count = from.len().min(into.len());
             into[..count].copy_from_slice(&from[..count]);
-            count
+            Piece::Held(count)
         }
     }
 
@@ -142,6 +160,22 @@ mod tests {
         assert!(!Words::read(0x1000, 0, memory(0x1000, &deep)).is_complete);
         let ended = Words::read(0x1000, 0x1010, memory(0x1000, &[1, 2, 3]));
         assert!(ended.is_complete && !ended.contain(&(3..4)));
+    }
+
+    #[test]
+    fn pages_without_words_are_passed_and_absent_ones_told() {
+        let stack = |second| {
+            Words::read(0x1ff0, 0x3010, move |at, into: &mut [u8]| match at {
+                0x2000 => second,
+                _ => {
+                    into[..8].copy_from_slice(&at.to_le_bytes());
+                    Piece::Held(into.len())
+                }
+            })
+        };
+        let (empty, absent) = (stack(Piece::Empty), stack(Piece::Absent));
+        assert!(empty.is_complete && !empty.has_gaps && empty.contain(&(0x3000..0x3001)));
+        assert!(!absent.is_complete && absent.has_gaps && absent.contain(&(0x3000..0x3001)));
     }
 
     #[test]

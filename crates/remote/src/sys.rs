@@ -1,6 +1,6 @@
 //! The system calls of the injector, each behind a function that is safe to call.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -295,11 +295,6 @@ pub(crate) fn read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> io::Resul
         .map(|read| read as usize)
 }
 
-/// Whether all of this could be read.
-pub(crate) fn has_read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> bool {
-    read_memory(pid, address, bytes).is_ok_and(|read| read == bytes.len())
-}
-
 /// Writes memory of a thread where it may write itself. Whoever has this id by then is the one.
 pub(crate) fn write_memory(tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
     let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -318,6 +313,16 @@ pub(crate) fn shares_memory(pid: i32, other: i32) -> Option<bool> {
     // SAFETY: no pointers.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, pid, other, KCMP_VM, 0, 0) };
     (order >= 0).then_some(order == 0)
+}
+
+/// What the kernel knows of a file, without asking who serves it.
+pub(crate) fn known_metadata(path: &CStr) -> io::Result<libc::statx> {
+    let mut data = MaybeUninit::<libc::statx>::zeroed();
+    let (flags, mask) = (libc::AT_STATX_DONT_SYNC, libc::STATX_INO);
+    // SAFETY: the kernel writes the structure, and all zeros is a valid value.
+    result(libc::c_long::from(unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, mask, data.as_mut_ptr()) }))?;
+    // SAFETY: as above.
+    Ok(unsafe { data.assume_init() })
 }
 
 /// Forbids that a memfd is ever written or resized again.

@@ -1,11 +1,11 @@
 //! A process that is looked at before it is stopped.
 
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use crate::code::{Gadgets, Search};
@@ -14,6 +14,7 @@ use crate::error::Refusal;
 use crate::found::{self, Found};
 use crate::maps::{Mapping, Maps};
 use crate::memory::Memory;
+use crate::remote::MAX_TRIES;
 use crate::stack;
 use crate::status::{Status, start_and_heap};
 use crate::sys::{self, Registers};
@@ -25,8 +26,8 @@ const PIECE: usize = 64 << 10;
 const OVERLAP: usize = 16;
 /// How often to look at a process that runs another program before the look is over.
 const MAX_LOOKS: usize = 4;
-/// Most children whose memory is compared.
-const MAX_CHILDREN: usize = 256;
+/// More than a signal frame takes, with all vector registers that there are.
+const MAX_FRAME_BYTES: u64 = 16 << 10;
 /// Class and machine in an ELF header, of a 64-bit program for x86-64.
 const ELF_NATIVE: (u8, u16) = (2, 62);
 
@@ -40,9 +41,10 @@ pub(crate) struct FileId {
 impl FileId {
     /// The file of exactly this mapping.
     pub(crate) fn of(pid: i32, mapping: &Range<u64>) -> Option<Self> {
-        let path = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
-        let data = fs::metadata(path).ok()?;
-        Some(Self { device: data.dev(), inode: data.ino() })
+        let path = CString::new(format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end)).ok()?;
+        let data = sys::known_metadata(&path).ok()?;
+        let device = libc::makedev(data.stx_dev_major, data.stx_dev_minor);
+        Some(Self { device, inode: data.stx_ino })
     }
 }
 
@@ -87,7 +89,7 @@ impl Target {
         let (start, heap) = start_of(pid).map_err(|error| gone(pid, "its start time", error))?;
         check_program(pid)?;
         let filtered = check_threads(pid)?;
-        check_memory(number, &status, filtered.keys())?;
+        check_memory(number)?;
         let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
         let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
         let gadgets = find_gadgets(number, &maps).ok_or(Refusal::NoSystemCall)?;
@@ -107,6 +109,12 @@ impl Target {
         self.filtered.values().all(|is_filtered| *is_filtered)
     }
 
+    /// Whether the process still runs the program that it ran at the look.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.memory.is_there()
+    }
+
     /// What is mapped, as of [`Target::look`].
     #[must_use]
     pub fn maps(&self) -> &Maps {
@@ -119,6 +127,19 @@ impl Target {
         let mut found = found::find(&self.maps);
         found::add_unmapped(&mut found, left_open(self.pid.unsigned_abs()).map(|(_, link)| link));
         found
+    }
+
+    /// What is read of it whatever is done: our instructions, and where a signal frame may be laid in threads that wait.
+    pub(crate) fn needed(&self) -> Vec<Range<u64>> {
+        let code = [self.gadgets.system_call, self.gadgets.restorer].map(|start| start..start + 1);
+        let stacks = self.threads().into_iter().take(MAX_TRIES).filter_map(|tid| {
+            let call = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid)).ok()?;
+            // The stack pointer precedes the instruction pointer; a thread that runs has neither.
+            let pointer = call.split_ascii_whitespace().rev().nth(1)?.strip_prefix("0x")?;
+            let pointer = u64::from_str_radix(pointer, 16).ok()?;
+            Some(pointer.saturating_sub(MAX_FRAME_BYTES)..pointer)
+        });
+        code.into_iter().chain(stacks).collect()
     }
 
     /// For the thread that stops the process.
@@ -249,20 +270,15 @@ fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
     Ok(filtered)
 }
 
-/// Another process in the same memory is not stopped, so it must not be there. A parent in vfork(2) does not stop at all.
-fn check_memory<'a>(pid: i32, status: &Status, threads: impl Iterator<Item = &'a i32>) -> Result<(), Refusal> {
-    // Each thread has the children that it started.
-    let children = |tid: &i32| fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
-    let children: Vec<String> = threads.map(children).filter(|list| !list.is_empty()).collect();
-    let children =
-        children.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|child| child.parse().ok());
-    let relatives = [status.parent.cast_signed()].into_iter().chain(children.take(MAX_CHILDREN));
-    for other in relatives.filter(|other| *other > 0) {
-        if sys::shares_memory(pid, other) == Some(true) {
-            return Err(Refusal::SharedMemory(other.unsigned_abs()));
-        }
+/// Another process in the same memory is not stopped, so it must not be there. A parent in vfork(2) does not stop at all. Whoever shares it
+/// may be anybody's child by now: a comparison takes a microsecond, so all processes are compared.
+fn check_memory(pid: i32) -> Result<(), Refusal> {
+    let all = fs::read_dir("/proc").map_err(|source| Refusal::Look { what: "the list of processes", source })?;
+    let mut others = all.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    match others.find(|other: &i32| *other != pid && sys::shares_memory(pid, *other) == Some(true)) {
+        Some(other) => Err(Refusal::SharedMemory(other.unsigned_abs())),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Looks through the C library's code first.

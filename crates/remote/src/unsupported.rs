@@ -37,6 +37,12 @@ impl Target {
         match self.0 {}
     }
 
+    /// Whether it is there.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        match self.0 {}
+    }
+
     /// What is mapped.
     #[must_use]
     pub fn maps(&self) -> &Maps {

@@ -22,7 +22,8 @@ impl Target {
     /// If it cannot be stopped, its memory is not as expected ([`Busy::Changed`]), or the kernel refuses.
     pub fn write_words(&self, words: &[Word], limit: Duration) -> Result<Stopped<bool>, Error> {
         let (target, words) = (self.copy()?, words.to_vec());
-        stopped(self, limit, move |stop| {
+        let pages = words.iter().map(|word| word.address..word.address + 8).collect();
+        stopped(self, limit, pages, move |stop| {
             stop.stop_all()?;
             if !target.is_same_program() || words.len() > MOST_WORDS {
                 return Err(Failure::Busy(Busy::Changed));
@@ -30,7 +31,7 @@ impl Target {
             let tid = stop.stopped_threads().next().ok_or(Failure::Ended)?;
             let mut wanted = Vec::new();
             for word in &words {
-                match read(stop.pid, word.address)? {
+                match read(&target, word.address)? {
                     found if found == word.after => {}
                     found if found == word.before => wanted.push(word),
                     _ => return Err(Failure::Busy(Busy::Changed)),
@@ -49,10 +50,8 @@ impl Target {
     }
 }
 
-fn read(pid: i32, address: u64) -> Result<u64, Failure> {
+fn read(target: &Target, address: u64) -> Result<u64, Failure> {
     let mut bytes = [0; 8];
-    match sys::read_memory(pid, address, &mut bytes) {
-        Ok(read) if read == bytes.len() => Ok(u64::from_le_bytes(bytes)),
-        _ => Err(Failure::Busy(Busy::Changed)),
-    }
+    let is_held = target.memory.read(address, &mut bytes) && target.memory.may_write(&(address..address + 8));
+    if is_held { Ok(u64::from_le_bytes(bytes)) } else { Err(Failure::Busy(Busy::Changed)) }
 }

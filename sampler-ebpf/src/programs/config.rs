@@ -37,6 +37,7 @@ static CONFIG: Config = Config {
         mm_total_vm: 0,
         mm_data_vm: 0,
         signal_rlim: 0,
+        mm_users: 0,
     },
 };
 

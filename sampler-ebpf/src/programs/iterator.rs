@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_seq_write;
-use sampler_ebpf::abi::{ProcessKey, ThreadRecord};
+use sampler_ebpf::abi::{LivingThread, ThreadRecord};
 
 use crate::config::config;
 use crate::maps::THREADS;
@@ -77,7 +77,7 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// Called for each task. Writes the [`ProcessKey`] of each thread whose process has not ended. A thread other than the
+/// Called for each task. Writes a [`LivingThread`] for each thread whose process has not ended. A thread other than the
 /// first that calls exec takes over the first one's id; one of the two is always found.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
@@ -94,9 +94,11 @@ pub extern "C" fn read_processes(ctx: *mut c_void) -> u32 {
     if live == 0 {
         return 0;
     }
-    let process: ProcessKey = process_of(task);
-    // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the key, which are all
+    let memory: u64 = read_kernel(task + config!(offsets.task_mm));
+    let memory_users = if memory == 0 { 0 } else { read_kernel::<u32>(memory + config!(offsets.mm_users)).into() };
+    let thread = LivingThread { process: process_of(task), memory_users };
+    // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the record, which are all
     // initialised because it has no padding.
-    unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const process).cast(), size_of::<ProcessKey>() as u32) };
+    unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const thread).cast(), size_of::<LivingThread>() as u32) };
     0
 }

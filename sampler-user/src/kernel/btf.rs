@@ -186,6 +186,7 @@ impl<'a> KernelBtf<'a> {
             mm_total_vm: offset("mm_struct", "total_vm")?,
             mm_data_vm: offset("mm_struct", "data_vm")?,
             signal_rlim: offset("signal_struct", "rlim")?,
+            mm_users: offset("mm_struct", "mm_users")?,
         })
     }
 }

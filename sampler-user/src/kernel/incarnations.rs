@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use sampler_ebpf::abi::ProcessKey;
+use sampler_ebpf::abi::{LivingThread, ProcessKey};
 use zerocopy::FromBytes as _;
 
 use super::KernelError;
@@ -19,9 +19,23 @@ fn failed(source: std::io::Error) -> KernelError {
 /// # Errors
 /// The read fails.
 pub fn living(iterator: BorrowedFd<'_>) -> Result<Vec<ProcessKey>, KernelError> {
-    let bytes = sys::read_iterator(iterator).map_err(failed)?;
-    Ok(bytes.chunks_exact(size_of::<ProcessKey>()).flat_map(ProcessKey::read_from_bytes).collect())
+    Ok(threads(iterator)?.into_iter().map(|thread| thread.process).collect())
 }
+
+fn threads(iterator: BorrowedFd<'_>) -> Result<Vec<LivingThread>, KernelError> {
+    let bytes = sys::read_iterator(iterator).map_err(failed)?;
+    Ok(bytes.chunks_exact(size_of::<LivingThread>()).flat_map(LivingThread::read_from_bytes).collect())
+}
+
+/// Whether nobody but its own threads uses the memory of a process.
+fn is_alone(threads: &[LivingThread], process: ProcessKey) -> bool {
+    let own = || threads.iter().filter(|thread| thread.process == process && thread.memory_users > 0);
+    let count = own().count() as u64;
+    count > 0 && own().all(|thread| thread.memory_users <= count)
+}
+
+/// How often to look: whoever reads the memory of a process, as ps(1) does, uses it for a moment.
+const LOOKS: usize = 3;
 
 /// Which incarnation of a process lives now. The records of its execs come later.
 pub struct Incarnations {
@@ -40,5 +54,25 @@ impl Incarnations {
     /// Whether this one lives. `false` also if that cannot be read.
     pub fn lives(&self, process: ProcessKey) -> bool {
         living(self.iterator.as_fd()).is_ok_and(|living| living.contains(&process))
+    }
+
+    /// Whether this one lives, and nobody but its own threads uses its memory, as a process does that `vfork` or `clone` with `CLONE_VM`
+    /// made. `false` also if that cannot be read.
+    pub fn lives_alone(&self, process: ProcessKey) -> bool {
+        (0..LOOKS).any(|_| threads(self.iterator.as_fd()).is_ok_and(|threads| is_alone(&threads, process)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_shares_memory_is_one_more_than_the_threads() {
+        let process = |tgid| ProcessKey { tgid, ..ProcessKey::default() };
+        let thread = |tgid, memory_users| LivingThread { process: process(tgid), memory_users };
+        // The last thread of 2 has left its memory. 3 and 4 share theirs.
+        let threads = [thread(1, 2), thread(1, 2), thread(2, 1), thread(2, 0), thread(3, 2), thread(4, 2)];
+        assert_eq!([1, 2, 3, 4, 5].map(|tgid| is_alone(&threads, process(tgid))), [true, true, false, false, false]);
     }
 }

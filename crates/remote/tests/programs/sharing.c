@@ -1,4 +1,5 @@
-/* A thread starts a process that runs in the same memory. Ends on SIGTERM and prints OK. */
+/* A thread starts a process that runs in the same memory. Ends on SIGTERM and prints OK.
+ * sharing CHILDREN [FLAGS]: after so many children that do not; with these flags of clone(2). */
 #define _GNU_SOURCE
 #include "hooked.h"
 #include <pthread.h>
@@ -13,6 +14,7 @@
 
 static volatile sig_atomic_t stop;
 static volatile int child;
+static int flags;
 
 static void on_term(int signal) { (void)signal, stop = 1; }
 
@@ -25,12 +27,18 @@ static int share(void *argument) {
 
 static void *start(void *argument) {
   (void)argument;
-  child = clone(share, (char *)malloc(1 << 16) + (1 << 16), CLONE_VM | SIGCHLD, 0);
+  child = clone(share, (char *)malloc(1 << 16) + (1 << 16), CLONE_VM | SIGCHLD | flags, 0);
   while (!stop) usleep(10000);
   return 0;
 }
 
-int main(void) {
+int main(int count, char **arguments) {
+  for (int children = count > 1 ? atoi(arguments[1]) : 0; children; children--)
+    if (!fork()) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (;;) pause();
+    }
+  flags = count > 2 ? strtol(arguments[2], 0, 0) : 0;
   signal(SIGTERM, on_term);
   pthread_t thread;
   pthread_create(&thread, 0, start, 0);

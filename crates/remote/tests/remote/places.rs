@@ -48,6 +48,26 @@ fn a_process_in_other_namespaces_and_another_root_is_hooked() {
     drop(file);
 }
 
+/// With all of its threads stopped, no page is touched that one of them would have to provide.
+#[test]
+fn a_process_that_serves_its_own_page_faults_does_not_stand_still() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    if !std::path::Path::new("/proc/sys/vm/unprivileged_userfaultfd").exists() {
+        return heapbpf_testing::skipped("this kernel has no userfaultfd");
+    }
+    let program = Program::start("faults", &[]);
+    let pid = program.pid();
+    program::hook(pid, program.hooked);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(program::counted(pid) > 0);
+    // What lies behind its stack may be more of it: the code stays mapped, without a jump to it.
+    assert!(!program::take_out(pid).outcome && program::found(pid).replaced().next().is_none());
+    program.finish();
+}
+
 #[test]
 fn a_process_of_another_user_that_may_not_be_dumped_is_hooked() {
     let _turn = program::turn();

@@ -136,15 +136,18 @@ fn a_32_bit_program_is_refused() {
 }
 
 #[test]
-fn a_process_whose_memory_is_shared_by_a_child_of_any_thread_is_refused() {
+fn a_process_whose_memory_another_shares_is_refused() {
     let _turn = program::turn();
     if !program::can_trace() {
         return;
     }
-    let program = Program::start("sharing", &[]);
-    let refused = refusal(program.pid());
-    assert!(matches!(refused, Refusal::SharedMemory(child) if child != program.pid()), "{refused}");
-    program.finish();
+    let sibling = libc::CLONE_PARENT.to_string();
+    for arguments in [&["0"][..], &["300"], &["0", &sibling]] {
+        let program = Program::start("sharing", arguments);
+        let refused = refusal(program.pid());
+        assert!(matches!(refused, Refusal::SharedMemory(other) if other != program.pid()), "{arguments:?}: {refused}");
+        program.finish();
+    }
 }
 
 #[test]

@@ -100,7 +100,8 @@ impl InlineHooks {
             let incarnations = Arc::clone(&self.incarnations);
             let is_now = move |positions: &[(i32, u64)]| {
                 let (boundary, noted, seen) = &question;
-                incarnations.lives(process) && is_moment(process, seen.as_ref(), boundary, positions, &mut lock(noted))
+                incarnations.lives_alone(process)
+                    && is_moment(process, seen.as_ref(), boundary, positions, &mut lock(noted))
             };
             stops += 1;
             let error = match target.replace_if(plan, mapped, stop_limit(), is_now) {
