@@ -27,16 +27,26 @@ const MOST_TEXT: usize = 200;
 /// Reports panics and fatal signals of this process from now on.
 pub fn report_crashes() {
     std::panic::set_hook(Box::new(report));
-    for (signal, _) in SIGNALS {
+    // At a limit of file sizes the write fails, and says why. A command that we run has the signal as usual: no handler outlives an exec.
+    for (signal, handler) in SIGNALS
+        .map(|(signal, _)| (signal, on_signal as Handler))
+        .into_iter()
+        .chain([(libc::SIGXFSZ, on_nothing as Handler)])
+    {
         // SAFETY: all zeros are a valid `sigaction` without flags and with an empty mask.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = on_signal as *const () as usize;
+        action.sa_sigaction = handler as usize;
         // A stack that has overflowed cannot be used; threads of Rust have another one for signals.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: the handler has the type that SA_SIGINFO asks for, and makes only calls that a handler may make.
         unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
     }
 }
+
+/// What SA_SIGINFO asks for.
+type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
+extern "C" fn on_nothing(_: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {}
 
 fn report(panic: &PanicHookInfo<'_>) {
     static REPORTS: AtomicU32 = AtomicU32::new(0);

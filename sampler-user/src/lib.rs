@@ -45,6 +45,7 @@ pub mod doctor;
 #[cfg(test)]
 mod fuzzed;
 pub mod heap;
+pub mod helper;
 pub mod host;
 pub mod http_client;
 #[cfg(feature = "daemon")]

@@ -26,11 +26,21 @@ pub fn cleaners_of(heapbpf: u32) -> Vec<u32> {
     serving(heapbpf, ["heapbpf-cleaner", "take-out-hooks"])
 }
 
+/// The process that demangles names for a heapbpf that runs.
+pub fn demanglers_of(heapbpf: u32) -> Vec<u32> {
+    serving(heapbpf, ["heapbpf-demangler", "demangle-names"])
+}
+
 /// Kills processes (SIGKILL), in this order.
 pub fn kill(processes: impl IntoIterator<Item = u32>) {
+    signal(libc::SIGKILL, processes);
+}
+
+/// Sends a signal to processes, in this order.
+pub fn signal(signal: libc::c_int, processes: impl IntoIterator<Item = u32>) {
     for process in processes {
         // SAFETY: `kill` takes plain integers. Tests name processes that they have started, and not waited for.
-        unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
+        unsafe { libc::kill(process.cast_signed(), signal) };
     }
 }
 

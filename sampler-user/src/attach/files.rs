@@ -18,6 +18,12 @@ use crate::host::own_memory::give_memory_back;
 /// and 40 MiB.
 const LARGE_BYTES: u64 = 8 << 20;
 
+/// Most files that are known. More are forgotten, if nothing in them is missed, and examined anew when they are seen again.
+const MOST_KNOWN: usize = 8192;
+
+/// Seconds and nanoseconds.
+type ChangeTime = (i64, i64);
+
 /// Identifies a file by device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
@@ -62,8 +68,10 @@ pub enum Sources {
 pub struct ExaminedFile {
     /// Its path, as the first process sees it that was found to map it.
     pub path: String,
-    /// Open, so that the file stays reachable for links whatever becomes of its path.
-    pub file: Arc<File>,
+    /// Open, so that the file stays reachable for links whatever becomes of its path. `None` if there is nothing in it to hook.
+    pub file: Option<Arc<File>>,
+    /// Change time: an inode that is not open may become another file's.
+    changed: ChangeTime,
     /// The plan, or why nothing in the file can be hooked.
     pub plan: Result<AllocatorFile, Arc<AttachError>>,
     /// Whether the plan is of what the program announces, not of an allocator.
@@ -134,7 +142,7 @@ impl ExaminedFiles {
     /// appearance: under two keys it would be hooked twice.
     fn key_of(&mut self, file: &File) -> std::io::Result<FileKey> {
         let key = FileKey::of(file)?;
-        if self.by_key.contains_key(&key) {
+        if self.is_known(key, file) {
             return Ok(key);
         }
         if let Some(first) = self.aliases.get(&key) {
@@ -160,13 +168,27 @@ impl ExaminedFiles {
             let Ok(examined) = self.examined.1.recv() else { break };
             self.take_in(examined);
         }
-        if let Some(known) = self.by_key.get(&key) {
-            return Ok((key, known.plan.is_ok()));
+        if self.is_known(key, file) {
+            return Ok((key, self.plan(key).is_some()));
         }
         let examined = examined(path.to_owned(), Arc::clone(file), (&self.rules, &self.table, self.sources));
         let is_hookable = examined.plan.is_ok();
-        self.by_key.insert(key, examined);
+        self.insert(key, examined);
         Ok((key, is_hookable))
+    }
+
+    /// Whether a file was examined, and is still the same.
+    fn is_known(&self, key: FileKey, file: &File) -> bool {
+        // By its key it may be the one of another mount, which is open.
+        self.by_key.get(&key).is_some_and(|known| known.file.is_some() || known.changed == changed(file))
+    }
+
+    fn insert(&mut self, key: FileKey, examined: ExaminedFile) {
+        if self.by_key.len() >= MOST_KNOWN {
+            let is_missed = |file: &ExaminedFile| file.plan.as_ref().err().is_none_or(|why| !why.misses_nothing());
+            self.by_key.retain(|_, file| is_missed(file) || file.runtime.is_some());
+        }
+        self.by_key.insert(key, examined);
     }
 
     /// Has a large file examined on another thread. Returns whether that is under way. If not, examining it takes no time that
@@ -179,7 +201,7 @@ impl ExaminedFiles {
         if self.under_way.contains(&key) {
             return true;
         }
-        if self.by_key.contains_key(&key) || !is_large(file) {
+        if self.is_known(key, file) || !is_large(file) {
             return false;
         }
         let begun = self.jobs().is_some_and(|jobs| jobs.send((key, path.to_owned(), Arc::clone(file))).is_ok());
@@ -215,7 +237,9 @@ impl ExaminedFiles {
 
     fn take_in(&mut self, (key, examined): Examined) {
         self.under_way.remove(&key);
-        self.by_key.extend(examined.map(|examined| (key, examined)));
+        if let Some(examined) = examined {
+            self.insert(key, examined);
+        }
     }
 
     /// Examines many files on all CPUs, but large ones one after the other, because of the memory that each takes. Files that
@@ -224,7 +248,7 @@ impl ExaminedFiles {
         let mut new: HashMap<FileKey, (String, Arc<File>)> = HashMap::new();
         for (path, file) in files {
             if let Ok(key) = self.key_of(&file)
-                && !self.by_key.contains_key(&key)
+                && !self.is_known(key, &file)
             {
                 new.entry(key).or_insert((path, file));
             }
@@ -245,12 +269,12 @@ impl ExaminedFiles {
             let workers: Vec<_> = shares.map(|large| scope.spawn(move || work(large))).collect();
             workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
         });
-        self.by_key.extend(examined);
+        examined.into_iter().for_each(|(key, examined)| self.insert(key, examined));
     }
 
     /// Plans an examined file anew, without probes at these file offsets as far as possible.
     pub fn avoid(&mut self, key: FileKey, offsets: &BTreeSet<u64>) {
-        if let Some(ExaminedFile { path, file, plan, announces: false, .. }) = self.by_key.get_mut(&key) {
+        if let Some(ExaminedFile { path, file: Some(file), plan, announces: false, .. }) = self.by_key.get_mut(&key) {
             *plan = examine_avoiding(&**file, path, &self.rules, &self.table, offsets).plan.map_err(Arc::new);
         }
     }
@@ -313,29 +337,42 @@ fn is_large(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.len() >= LARGE_BYTES)
 }
 
-/// Reads and plans a file.
+/// When a file, or what is known of it, changed last.
+fn changed(file: &File) -> ChangeTime {
+    file.metadata().map(|metadata| (metadata.ctime(), metadata.ctime_nsec())).unwrap_or_default()
+}
+
+/// Reads and plans a file, and keeps it open if there is something to hook.
 fn examined(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
+    let examined = planned(path, Arc::clone(&file), how);
+    ExaminedFile { changed: changed(&file), file: examined.plan.is_ok().then_some(file), ..examined }
+}
+
+fn planned(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
     let (rules, table, sources) = how;
+    let nothing = ExaminedFile {
+        path,
+        file: None,
+        changed: ChangeTime::default(),
+        plan: Err(Arc::new(AttachError::NoAnnouncements)),
+        announces: false,
+        runtime: None,
+        objects: None,
+    };
     if sources == Sources::Announcements {
         let plan = announced(&*file, rules).and_then(|plan| plan.ok_or(AttachError::NoAnnouncements));
-        return ExaminedFile {
-            path,
-            file,
-            announces: plan.is_ok(),
-            plan: plan.map_err(Arc::new),
-            runtime: None,
-            objects: None,
-        };
+        return ExaminedFile { announces: plan.is_ok(), plan: plan.map_err(Arc::new), ..nothing };
     }
-    let Examination { plan, runtime, objects } = examine_avoiding(&*file, &path, rules, table, &BTreeSet::new());
+    let Examination { plan, runtime, objects } =
+        examine_avoiding(&*file, &nothing.path, rules, table, &BTreeSet::new());
     let has_none = matches!(plan, Err(AttachError::NoAllocator { .. } | AttachError::StaticStripped));
     if has_none
         && sources == Sources::AllocatorsOrAnnouncements
         && let Ok(Some(announced)) = announced(&*file, rules)
     {
-        return ExaminedFile { path, file, plan: Ok(announced), announces: true, runtime, objects: None };
+        return ExaminedFile { plan: Ok(announced), announces: true, runtime, ..nothing };
     }
-    ExaminedFile { path, file, plan: plan.map_err(Arc::new), announces: false, runtime, objects }
+    ExaminedFile { plan: plan.map_err(Arc::new), runtime, objects, ..nothing }
 }
 
 #[cfg(test)]
@@ -347,7 +384,8 @@ impl ExaminedFiles {
             key,
             ExaminedFile {
                 path: path.into(),
-                file: Arc::new(file),
+                changed: changed(&file),
+                file: Some(Arc::new(file)),
                 plan: plan.map_err(Arc::new),
                 announces: false,
                 runtime: None,
@@ -387,6 +425,25 @@ mod tests {
         assert_eq!(files.examine(&link.display().to_string(), &again).expect("readable"), (key, false));
         assert_eq!((files.path(key), files.by_key.len()), (Some(&*path), 1));
         assert!(files.has_seen(|seen| seen == path) && !files.has_seen(|seen| seen == link.display().to_string()));
+    }
+
+    #[test]
+    fn a_file_with_nothing_to_hook_is_not_kept_open_and_examined_again_once_it_has_changed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, file) = text_file(folder.path(), "one");
+        let mut files = files();
+        let reason = |files: &ExaminedFiles, key| files.get(key).and_then(|it| it.plan.as_ref().err().cloned());
+        let (key, _) = files.examine(&path, &file).expect("readable");
+        assert_eq!(Arc::strong_count(&file), 1);
+        let first = reason(&files, key).expect("no program");
+        assert_eq!(files.examine(&path, &file).expect("readable"), (key, false));
+        assert!(Arc::ptr_eq(&first, &reason(&files, key).expect("no program")), "once");
+        let before = changed(&file);
+        while changed(&file) == before {
+            std::fs::write(&path, "another").expect("writes");
+        }
+        assert_eq!(files.examine(&path, &file).expect("readable"), (key, false));
+        assert!(!Arc::ptr_eq(&first, &reason(&files, key).expect("no program")), "again");
     }
 
     #[test]

@@ -192,9 +192,10 @@ impl<L: ProbeLinks> Hooks<L> {
         }
         let Some(examined) = self.files.get(key) else { return Ok(Hooked::Already) };
         let path = &examined.path;
-        let plan = match &examined.plan {
-            Ok(plan) => plan,
-            Err(source) => return Err(HookError::Unfit { path: path.clone(), source: Arc::clone(source) }),
+        let (plan, file) = match (&examined.plan, &examined.file) {
+            (Ok(plan), Some(file)) => (plan, file),
+            (Err(source), _) => return Err(HookError::Unfit { path: path.clone(), source: Arc::clone(source) }),
+            (Ok(_), None) => return Ok(Hooked::Already),
         };
         if pid.is_some() && self.must_be_shared(key, linker.kind()) {
             return Err(HookError::MustBeShared { path: path.clone() });
@@ -220,7 +221,7 @@ impl<L: ProbeLinks> Hooks<L> {
         }
         let points = wanted.points(plan, hooked);
         // Opening it by descriptor reaches this very file, whatever became of its path.
-        let by_descriptor = CString::new(format!("/proc/self/fd/{}", examined.file.as_raw_fd())).unwrap_or_default();
+        let by_descriptor = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
         let (links, unprobed) = link(linker, &by_descriptor, &points, pid).map_err(|error| {
             if matches!(error, KernelError::Conflict) {
                 self.conflicts.insert(key, Instant::now());

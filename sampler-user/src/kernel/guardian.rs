@@ -2,8 +2,9 @@
 //!
 //! The kernel cannot remove a probe on behalf of a process with a pending SIGKILL: it fails to write into the probed
 //! processes, and the probe stays until these end ("failed to unregister, leaking uprobe" in its log). That happens to a
-//! daemon that is killed while it makes or removes a link. So the guardian makes and removes them; nobody kills it, and it
-//! removes what is left when the daemon has ended. The daemon holds all links as well: if the guardian is gone, they stay.
+//! daemon that is killed while it makes or removes a link. So the guardian makes and removes them; nobody kills it, the daemon
+//! least of all, and it removes what is left when the daemon has ended. The daemon holds all links as well: if the guardian is gone,
+//! they stay.
 
 mod messages;
 pub mod process;
@@ -14,17 +15,16 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use self::messages::{Descriptors, How, MOST_POINTS, Request, Wanted, receive, send};
 use self::process::{AS_ADMIN, WORD};
 use super::sys::{self, PerfPlace, UprobeTarget};
+use crate::helper::{Helper, LAST_WAIT};
 use crate::side_by_side::while_waiting;
 
 /// Name of its process in lists of processes.
@@ -82,12 +82,8 @@ impl Guardian {
     /// The process cannot be started.
     fn start(as_admin: bool) -> io::Result<Self> {
         let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        set_socket_timeout(&here, Timeout::Recv, Some(PATIENCE))?;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0(NAME).arg(WORD).arg(std::process::id().to_string()).args(as_admin.then_some(AS_ADMIN));
-        // It needs no variable, and some name libraries to load.
-        command.env_clear().stdin(Stdio::from(there)).stdout(Stdio::null()).stderr(Stdio::null());
-        let process = command.spawn()?;
+        let streams = [Stdio::from(there), Stdio::null()];
+        let process = Helper::start(NAME, WORD, as_admin.then_some(AS_ADMIN), streams)?;
         let connection = Connection { socket: Some(here), process, last_number: 0 };
         Ok(Self(Some(Arc::new(Mutex::new(connection)))))
     }
@@ -170,7 +166,7 @@ enum Unmade {
 struct Connection {
     /// `None` once the guardian is gone.
     socket: Option<OwnedFd>,
-    process: Child,
+    process: Helper,
     last_number: u64,
 }
 
@@ -186,7 +182,12 @@ impl Connection {
         let request = Request::Link(Wanted { number, ..wanted });
         match self.ask(&request, &[program, file.as_fd()]) {
             Some((0, [Some(link), event])) => Ok((number, (link, event))),
-            Some((libc::EPERM | libc::EACCES | libc::EMFILE | libc::ENFILE | 0, _)) | None => Err(Unmade::Unable),
+            // The link was made, if the room for descriptors that is missing is ours.
+            Some((libc::EMFILE, _)) => {
+                self.ask(&Request::LetGo { number }, &[]);
+                Err(Unmade::Unable)
+            }
+            Some((libc::EPERM | libc::EACCES | libc::ENFILE | 0, _)) | None => Err(Unmade::Unable),
             Some((error, _)) => Err(Unmade::Refused(io::Error::from_raw_os_error(error))),
         }
     }
@@ -195,23 +196,24 @@ impl Connection {
     fn ask(&mut self, request: &Request<'_>, descriptors: &[BorrowedFd<'_>]) -> Option<(i32, Descriptors)> {
         let socket = self.socket.as_ref()?.as_fd();
         let mut word = [0];
-        let answered = send(socket, &request.words(), descriptors).and_then(|()| receive(socket, &mut word));
-        match answered {
+        let sent = send(socket, &request.words(), descriptors);
+        let answered = sent.and_then(|()| self.process.await_readable(socket, PATIENCE));
+        match answered.and_then(|()| receive(socket, &mut word)) {
             Ok((1, descriptors)) => Some((i32::try_from(word[0]).unwrap_or(libc::EINVAL), descriptors)),
             Ok(_) => self.lost("it was ended"),
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Some((libc::EMFILE, Descriptors::default())),
             Err(error) => self.lost(&error.to_string()),
         }
     }
 
-    /// The recording goes on without it.
+    /// The recording goes on without it. It may be making a link, so it is not killed: it lets go of that link when it cannot answer, and of
+    /// the others when the daemon has ended.
     fn lost<T>(&mut self, why: &str) -> Option<T> {
         log::warn!(
             "the process that guards the probes ({NAME}) is gone: {why}. The recording goes on; if heapbpf is killed now \
              (SIGKILL), probes may stay in the processes that run"
         );
         self.socket = None;
-        let _ = self.process.kill();
-        let _ = self.process.wait();
         None
     }
 }
@@ -220,10 +222,8 @@ impl Drop for Connection {
     /// All links are closed by now: each holds on to the connection.
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
-        let ended = send(socket.as_fd(), &Request::End.words(), &[]).and_then(|()| receive(socket.as_fd(), &mut [0]));
-        if !matches!(ended, Ok((0, _))) {
-            let _ = self.process.kill();
-        }
-        let _ = self.process.wait();
+        // It closes its end when it has let go of everything.
+        let _ = send(socket.as_fd(), &Request::End.words(), &[]);
+        let _ = self.process.await_readable(socket.as_fd(), LAST_WAIT);
     }
 }

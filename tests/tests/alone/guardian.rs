@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, turn};
-use heapbpf_tests::guardian::{changed_bytes_of_libc, guardians_of, leaks};
+use heapbpf_tests::guardian::{changed_bytes_of_libc, cleaners_of, demanglers_of, guardians_of, leaks, signal};
 use heapbpf_tests::kernel::{links_of, links_that_stay};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -118,6 +118,26 @@ fn a_recording_goes_on_without_its_guardian() {
         let (profile, stats) = outcome.results();
         checks::sites(&profile, &truth, 1, Compare::All);
         assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
+    }
+}
+
+/// Somebody stops a helper (SIGSTOP). It goes on when something is asked of it, and heapbpf ends as it should.
+#[test]
+fn a_stopped_helper_keeps_heapbpf_from_nothing() {
+    let Some(_turn) = turn("a_stopped_helper_keeps_heapbpf_from_nothing") else { return };
+    type Helper = fn(u32) -> Vec<u32>;
+    for (hook, helper) in [("probe", guardians_of as Helper), ("inline", cleaners_of), ("probe", demanglers_of)] {
+        let mut target = Target::start(&program("mix"), ["2000"]);
+        let recording = Recorder::of(target.pid(), 1).option("--hook", hook).start();
+        let heapbpf = recording.pid();
+        let stopped = helper(heapbpf);
+        assert_eq!(stopped.len(), 1, "{}", recording.said());
+        signal(libc::SIGSTOP, stopped.iter().copied());
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        assert_eq!(helper(heapbpf), Vec::<u32>::new(), "it ends before heapbpf does");
     }
 }
 

@@ -195,6 +195,21 @@ fn without_the_capabilities() {
     sleeper.wait().expect("our own child");
 }
 
+/// A limit of file sizes is told like a full disk, and ends nobody by a signal.
+#[test]
+fn files_may_not_be_as_large_as_a_profile() {
+    let Some(_turn) = turn("files_may_not_be_as_large_as_a_profile") else { return };
+    let mut target = Target::start(&program("mix"), ["2000"]);
+    let words = ["prlimit", "--fsize=2048"].map(OsStr::new);
+    let recording = Recorder::of(target.pid(), 1).through(&words).start();
+    target.run();
+    recording.signal(libc::SIGINT);
+    let outcome = recording.ends();
+    assert_eq!(outcome.status.code(), Some(1), "{:?}: {}", outcome.status, outcome.stderr);
+    assert!(outcome.stderr.contains("File too large"), "{}", outcome.stderr);
+    assert!(target.end().success(), "it came to harm");
+}
+
 /// Too few file descriptors get one sentence, with the limit and what to do. A soft limit alone is raised.
 #[test]
 fn too_few_file_descriptors() {

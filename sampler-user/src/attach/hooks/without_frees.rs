@@ -110,13 +110,13 @@ fn link_frees<K: Linker>(
     linker: &K,
 ) -> Result<Option<K::Links>, KernelError> {
     let (Some(examined), Some(hooked)) = (files.get(key), hooked.get(&key)) else { return Ok(None) };
-    let Ok(plan) = &examined.plan else { return Ok(None) };
+    let (Ok(plan), Some(file)) = (&examined.plan, &examined.file) else { return Ok(None) };
     let mut points = wanted.points(plan, hooked);
     points.retain(|point| point.role == Role::Frees);
     if points.is_empty() {
         return Ok(None);
     }
-    let by_descriptor = CString::new(format!("/proc/self/fd/{}", examined.file.as_raw_fd())).unwrap_or_default();
+    let by_descriptor = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
     link(linker, &by_descriptor, &points, pid).map(|(links, _)| Some(links))
 }
 

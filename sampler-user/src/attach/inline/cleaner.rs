@@ -1,8 +1,9 @@
 //! The *cleaner*: a process that takes inline hooks out if heapbpf is killed. Until then it does nothing.
 
 use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
+
+use crate::helper::Helper;
 
 /// Name of its process in lists of processes.
 const NAME: &str = "heapbpf-cleaner";
@@ -11,33 +12,33 @@ pub const WORD: &str = "take-out-hooks";
 
 /// The daemon's end. Dropping it, when no hook is left, ends the cleaner.
 #[derive(Debug, Default)]
-pub struct Cleaner(Option<Child>);
+pub struct Cleaner {
+    pipe: Option<ChildStdin>,
+    /// Dropped after the pipe: it ends when that is closed.
+    process: Option<Helper>,
+}
 
 impl Cleaner {
     /// Starts its process. Without it, hooks that a SIGKILL leaves stay until the next recording, which is no reason not to record.
     #[must_use]
     pub fn started() -> Self {
-        let mut command = Command::new("/proc/self/exe");
-        // It needs no variable, and some name libraries to load.
-        command.arg0(NAME).arg(WORD).arg(std::process::id().to_string()).env_clear();
-        let started = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let started = started.inspect_err(|error| {
-            log::warn!("no process takes inline hooks out if heapbpf is killed (SIGKILL): {error}");
-        });
-        Self(started.ok())
+        match Helper::start(NAME, WORD, None, [Stdio::piped(), Stdio::null()]) {
+            Ok(mut process) => Self { pipe: process.take_pipes().0, process: Some(process) },
+            Err(error) => {
+                log::warn!("no process takes inline hooks out if heapbpf is killed (SIGKILL): {error}");
+                Self::default()
+            }
+        }
     }
 }
 
 impl Drop for Cleaner {
     fn drop(&mut self) {
-        let Some(process) = &mut self.0 else { return };
-        // Without the word that all is well, it looks for what a panic may have left.
+        // Without the word that all is well, it looks for what a panic may have left, once we are gone.
         if std::thread::panicking() {
-            return;
-        }
-        if let Some(mut pipe) = process.stdin.take() {
+            std::mem::forget(self.process.take());
+        } else if let Some(mut pipe) = self.pipe.take() {
             let _ = pipe.write_all(&[0]);
         }
-        let _ = process.wait();
     }
 }

@@ -231,7 +231,8 @@ impl InlineHooks {
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
         let pid = process.tgid;
-        let prepared = match self.prepared.remove(&(pid, key)) {
+        // What was prepared in another incarnation of this process id is gone with its memory.
+        let prepared = match self.prepared.remove(&(pid, key)).filter(|prepared| prepared.target.is_there()) {
             Some(prepared) => prepared,
             None => self.prepare((pid, key), file, wanted, add_sites)?,
         };
@@ -243,7 +244,7 @@ impl InlineHooks {
         let Prepared { target, plan, mapped, .. } = &prepared;
         // By an exec nobody has told of yet, it would be counted as another one.
         let incarnations = Arc::clone(&self.incarnations);
-        let is_it = move |_: &[(i32, u64)]| incarnations.lives(process);
+        let is_it = move |_: &[(i32, u64)]| incarnations.lives_alone(process);
         let error = match target.replace_if(plan, mapped, stop_limit(), is_it) {
             Ok(stopped) => {
                 log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);
@@ -417,6 +418,7 @@ impl InlineHooks {
 
     /// Finds new children, and processes that have ended or run another program.
     pub fn look(&mut self) {
+        self.prepared.retain(|_, prepared| prepared.target.is_there());
         self.counted.look();
     }
 

@@ -83,6 +83,10 @@ fn serve(socket: BorrowedFd<'_>, words: &mut [u64], held: &mut Held) -> bool {
             None => Err(io::Error::from_raw_os_error(libc::EINVAL)),
         };
         if answer(socket, outcome).is_err() {
+            // The daemon has given us up, and does without the link.
+            if let Some(Request::Link(wanted)) = request {
+                held.let_go(wanted.number);
+            }
             return false;
         }
     }

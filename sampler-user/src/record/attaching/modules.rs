@@ -8,7 +8,7 @@ use sampler_ebpf::abi::Site;
 
 use super::mapped::modules_of;
 use super::probes::{Attaching, Look};
-use crate::attach::files::FileKey;
+use crate::attach::files::{ExaminedFile, FileKey};
 use crate::attach::hooks::{HookError, Hooked};
 use crate::attach::inline::preview::preview;
 use crate::attach::inline::{Refused, Service, Wanted};
@@ -178,8 +178,10 @@ impl Attaching {
             }
             let objects = self.objects_above(host, pid, key);
             let Self { inline: Some(inline), hooks, control, programs, .. } = self else { return Service::Probes };
-            let Some(examined) = hooks.files.get(key) else { return Service::Probes };
-            let (path, file) = (examined.path.clone(), Arc::clone(&examined.file));
+            let Some(ExaminedFile { path, file: Some(file), .. }) = hooks.files.get(key) else {
+                return Service::Probes;
+            };
+            let (path, file) = (path.clone(), Arc::clone(file));
             let table = hooks.files.table().clone();
             let mut add_sites = |sites: &[Site]| hooks.add_sites(sites, control);
             let incarnation = totals::living(programs).map(|all| all.into_iter().find(|process| process.tgid == pid));
@@ -270,8 +272,8 @@ impl Attaching {
     pub(in crate::record) fn could_be_hooked_inline(&self, host: &Host, pid: u32) -> bool {
         let keys = self.allocators_of(host, pid);
         let can_be = |key: &FileKey| {
-            let Some(examined) = self.hooks.files.get(*key) else { return false };
-            preview(pid, (&examined.path, &examined.file), self.hooks.files.table()).is_ok()
+            let Some(ExaminedFile { path, file: Some(file), .. }) = self.hooks.files.get(*key) else { return false };
+            preview(pid, (path, file), self.hooks.files.table()).is_ok()
         };
         !keys.is_empty() && keys.iter().all(can_be)
     }
@@ -292,17 +294,18 @@ impl Attaching {
             .collect();
         let mut avoided = BTreeSet::new();
         for _ in 0..ROUNDS {
-            let Some(examined) = self.hooks.files.get(key) else { return };
-            let Ok(plan) = &examined.plan else { return };
+            let Some(ExaminedFile { path, file: Some(file), plan: Ok(plan), .. }) = self.hooks.files.get(key) else {
+                return;
+            };
             let sites: Vec<u64> = plan.sites.iter().map(|site| site.site.offset).collect();
             let before = avoided.len();
             for (pid, mappings) in &users {
-                avoided.extend(breakpoints::among(*pid, mappings, &examined.file, sites.iter().copied()));
+                avoided.extend(breakpoints::among(*pid, mappings, file, sites.iter().copied()));
             }
             if avoided.len() == before {
                 return;
             }
-            log::info!("{}: {} breakpoints of a debugger are kept clear of", examined.path, avoided.len());
+            log::info!("{path}: {} breakpoints of a debugger are kept clear of", avoided.len());
             self.hooks.files.avoid(key, &avoided);
         }
     }

@@ -6,7 +6,7 @@ use heapbpf_probes::ProbeKind;
 use sampler_ebpf::abi::{ProcessKey, Site};
 
 use super::probes::Attaching;
-use crate::attach::files::FileKey;
+use crate::attach::files::{ExaminedFile, FileKey};
 use crate::attach::inline::{FromProbes, Refused, Wanted};
 use crate::host::Host;
 
@@ -70,9 +70,10 @@ impl Attaching {
         }
         let objects = self.objects_above(host, process.tgid, key);
         let Self { inline: Some(inline), hooks, control, standing, .. } = self else { return Ok(()) };
-        let Some(examined) = hooks.files.get(key) else { return Ok(()) };
-        let Ok(plan) = &examined.plan else { return Ok(()) };
-        let (path, file, sites) = (examined.path.clone(), Arc::clone(&examined.file), plan.sites.clone());
+        let Some(ExaminedFile { path, file: Some(file), plan: Ok(plan), .. }) = hooks.files.get(key) else {
+            return Ok(());
+        };
+        let (path, file, sites) = (path.clone(), Arc::clone(file), plan.sites.clone());
         let table = hooks.files.table().clone();
         let mut add_sites = |sites: &[Site]| hooks.add_sites(sites, control);
         let wanted = Wanted { table: &table, sampled: &[], objects: &objects };

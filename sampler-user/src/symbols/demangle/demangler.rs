@@ -1,16 +1,22 @@
 //! Demangles in another process, or in this one.
 
 use std::io;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::os::fd::AsFd as _;
+use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::messages::Message;
 use super::names::{self, Kind};
+use crate::helper::Helper;
 
 /// Name of the process in lists of processes.
 const NAME: &str = "heapbpf-demangler";
 /// Argument that makes heapbpf run as this process. The pid of the one that asks follows.
 pub const WORD: &str = "demangle-names";
+
+/// How long an answer may take. A name takes 50 ms of processor time at most.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A name was not demangled, because that takes too much time or memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +88,7 @@ impl Separate {
     fn demangle(&mut self, name: &str) -> Result<Option<String>, Refused> {
         let Some(process) = self.started() else { return Err(Refused) };
         process.demangle(name).unwrap_or_else(|error| {
-            log::warn!("C++ names are not demangled any more: {NAME} has ended: {error}");
+            log::warn!("C++ names are not demangled any more: {NAME} does not answer: {error}");
             *self = Self::Gone;
             Err(Refused)
         })
@@ -92,33 +98,29 @@ impl Separate {
 /// A running process. It ends when its standard input does.
 #[derive(Debug)]
 struct Process {
-    child: Child,
-    /// `None` when it is to end.
-    input: Option<ChildStdin>,
+    input: ChildStdin,
     output: ChildStdout,
     /// Number of the last request.
     number: u32,
+    /// Dropped after the pipes.
+    process: Helper,
 }
 
 impl Process {
     fn start() -> io::Result<Self> {
-        use std::os::unix::process::CommandExt as _;
-        let mut command = Command::new("/proc/self/exe");
-        // It needs no variable, and some name libraries to load.
-        command.arg0(NAME).arg(WORD).arg(std::process::id().to_string()).env_clear();
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-        let (input, output) = (child.stdin.take(), child.stdout.take());
-        let output = output.ok_or(io::ErrorKind::BrokenPipe)?;
-        Ok(Self { child, input, output, number: 0 })
+        let mut process = Helper::start(NAME, WORD, None, [Stdio::piped(), Stdio::piped()])?;
+        let (Some(input), Some(output)) = process.take_pipes() else { return Err(io::ErrorKind::BrokenPipe.into()) };
+        Ok(Self { input, output, number: 0, process })
     }
 
     /// # Errors
-    /// The process has ended.
+    /// The process has ended, or does not answer.
     fn demangle(&mut self, name: &str) -> io::Result<Result<Option<String>, Refused>> {
         self.number = self.number.checked_add(1).unwrap_or(1);
         let request = Message { number: self.number, text: Some(name.to_owned()) };
-        request.send(self.input.as_mut().ok_or(io::ErrorKind::BrokenPipe)?)?;
+        request.send(&mut self.input)?;
         loop {
+            self.process.await_readable(self.output.as_fd(), PATIENCE)?;
             let answer = Message::receive(&mut self.output)?.ok_or(io::ErrorKind::UnexpectedEof)?;
             match answer.number {
                 0 => return Ok(Err(Refused)),
@@ -127,12 +129,5 @@ impl Process {
                 _ => {}
             }
         }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.child.wait();
     }
 }

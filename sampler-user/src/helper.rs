@@ -1,0 +1,84 @@
+//! Helper processes: this program once more, for what must outlive it, or what the kernel may have to end.
+//!
+//! Whoever may send us signals may stop a helper, or the machine may have no time for it. So every wait for one has a limit.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+/// How long a helper that was told to end may take for it.
+pub const LAST_WAIT: Duration = Duration::from_secs(5);
+/// How often a helper that is waited for is told to go on, should somebody have stopped it.
+const STEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// A helper process. Dropping it waits for its end, which its user has asked for.
+#[derive(Debug)]
+pub struct Helper {
+    name: &'static str,
+    process: Child,
+}
+
+impl Helper {
+    /// Starts this program under another name. Its arguments are `word`, our process id and `more`.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn start(name: &'static str, word: &str, more: Option<&str>, [input, output]: [Stdio; 2]) -> io::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0(name).arg(word).arg(std::process::id().to_string()).args(more);
+        // It needs no variable, and some name libraries to load.
+        command.env_clear().stdin(input).stdout(output).stderr(Stdio::null());
+        Ok(Self { name, process: command.spawn()? })
+    }
+
+    /// The pipes to it and from it, which are there once.
+    pub fn take_pipes(&mut self) -> (Option<ChildStdin>, Option<ChildStdout>) {
+        (self.process.stdin.take(), self.process.stdout.take())
+    }
+
+    /// Waits until something can be read from the helper, or its end is closed.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] after the limit, or the kernel's.
+    pub fn await_readable(&self, from: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
+        let begun = Instant::now();
+        while poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&STEP))? == 0 {
+            if begun.elapsed() > limit {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.go_on();
+        }
+        Ok(())
+    }
+
+    /// Has it go on if it is stopped, and its own children.
+    fn go_on(&self) {
+        let group = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
+        // It is the first of its group, once it has begun.
+        let _ = group.map(|group| kill_process_group(group, Signal::CONT));
+    }
+
+    fn has_ended(&self) -> io::Result<()> {
+        let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
+        self.go_on();
+        self.await_readable(pidfd_open(pid, PidfdFlags::empty())?.as_fd(), LAST_WAIT)
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        drop(self.take_pipes());
+        match self.has_ended() {
+            Ok(()) => drop(self.process.wait()),
+            Err(error) => {
+                let (name, pid) = (self.name, self.process.id());
+                log::warn!("{name} (process {pid}) does not end ({error}): it is left to itself, with what it holds");
+            }
+        }
+    }
+}
