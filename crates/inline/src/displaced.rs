@@ -1,7 +1,8 @@
 //! The instructions that a jump at a function's entry displaces, and the same ones elsewhere.
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, MemoryOperand, Register,
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess,
+    Register, UsedRegister,
 };
 
 use crate::abi::PAGE_BYTES;
@@ -33,6 +34,9 @@ impl Displaced {
     /// A [`Refusal`] if they cannot run elsewhere, or the function's own jumps lead between them.
     pub fn read(address: u64, code: &[u8]) -> Result<Self, Refusal> {
         let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+        if reads_hidden_argument(Decoder::with_ip(64, code, address, DecoderOptions::NONE)) {
+            return Err(Refusal::HiddenArgument);
+        }
         let mut displaced = Self { instructions: Vec::new(), length: 0, falls_through: true, following: Vec::new() };
         while displaced.length < JUMP_BYTES {
             if !decoder.can_decode() || !displaced.falls_through {
@@ -195,6 +199,28 @@ fn call_returning_to(call: &Instruction, address: u64) -> Result<Vec<Instruction
     let built = [room, half(0, address), half(4, address >> 32)];
     let built: Result<Vec<_>, _> = built.into_iter().chain([Ok(jump)]).collect();
     built.map_err(|_| Refusal::Call)
+}
+
+/// Whether a function, up to its first branch, reads a register that the code before it does not keep: rax, r10 or r11. What it pushes is
+/// not looked at: compilers push any register to align the stack.
+fn reads_hidden_argument(function: Decoder<'_>) -> bool {
+    let mut infos = InstructionInfoFactory::new();
+    let mut hidden = vec![Register::RAX, Register::R10, Register::R11];
+    for instruction in function {
+        let info = infos.info(&instruction);
+        let is_hidden = |used: &UsedRegister| hidden.contains(&used.register().full_register());
+        let reads = |used: &&UsedRegister| !matches!(used.access(), OpAccess::Write | OpAccess::CondWrite);
+        let has_effect = !matches!(instruction.mnemonic(), Mnemonic::Push | Mnemonic::Nop);
+        if has_effect && info.used_registers().iter().filter(reads).any(is_hidden) {
+            return true;
+        }
+        let written: Vec<Register> = info.used_registers().iter().map(|used| used.register().full_register()).collect();
+        hidden.retain(|register| !written.contains(register));
+        if hidden.is_empty() || instruction.flow_control() != FlowControl::Next {
+            return false;
+        }
+    }
+    false
 }
 
 #[cfg(test)]

@@ -22,6 +22,20 @@ fn as_many_whole_instructions_as_the_jump_overwrites() {
 }
 
 #[test]
+fn a_function_that_is_told_something_in_other_registers_is_refused() {
+    // sub $0xd8,%rsp; mov %rdx,0x30(%rsp); test %al,%al; je
+    let variadic = [0x48, 0x81, 0xec, 0xd8, 0, 0, 0, 0x48, 0x89, 0x54, 0x24, 0x30, 0x84, 0xc0, 0x74, 0x20, 0xc3];
+    assert_eq!(read(&variadic).unwrap_err(), Refusal::HiddenArgument);
+    // push %rbx; mov (%r10),%rax; ret
+    assert_eq!(read(&[0x53, 0x49, 0x8b, 0x02, 0x90, 0x90, 0xc3]).unwrap_err(), Refusal::HiddenArgument);
+    // push %rax; nopl (%rax); mov %rdi,%rax; test %rax,%rax; ret
+    let aligned = [0x50, 0x0f, 0x1f, 0x00, 0x48, 0x89, 0xf8, 0x48, 0x85, 0xc0, 0xc3];
+    assert!(read(&aligned).is_ok());
+    // xor %eax,%eax; jmp: what is behind it is not its beginning
+    assert!(read(&[0x31, 0xc0, 0xe9, 0, 1, 0, 0, 0x84, 0xc0, 0xc3]).is_ok());
+}
+
+#[test]
 fn a_short_branch_gets_a_long_distance() {
     // test %rdi,%rdi; je +0x20; nop
     let displaced = read(&[0x48, 0x85, 0xff, 0x74, 0x20, 0x90]).unwrap();
@@ -135,8 +149,8 @@ fn a_copy_neither_calls_nor_moves_the_stack_anywhere_nor_waits_for_the_kernel() 
     // push %rbp; sub $8,%rsp; mov 8(%rsp),%rax; add $8,%rsp; pop %rbp
     let frame = [0x55, 0x48, 0x83, 0xec, 8, 0x48, 0x8b, 0x44, 0x24, 8, 0x48, 0x83, 0xc4, 8, 0x5d, 0xcc];
     assert_eq!(following(&frame).following.len(), 5);
-    // and $-32,%rsp; nop; test %rax,%rax; ret
-    assert_eq!(read(&[0x48, 0x83, 0xe4, 0xe0, 0x90, 0x48, 0x85, 0xc0, 0xc3]).unwrap().following, []);
+    // and $-32,%rsp; nop; test %rdi,%rdi; ret
+    assert_eq!(read(&[0x48, 0x83, 0xe4, 0xe0, 0x90, 0x48, 0x85, 0xff, 0xc3]).unwrap().following, []);
 }
 
 /// Further pages may have been changed by somebody.

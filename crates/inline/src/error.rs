@@ -35,6 +35,10 @@ pub enum Refusal {
     /// A reallocation that may throw and has no twin that returns NULL instead: whether the old block is freed is not known.
     #[error("it reallocates, and may throw an exception")]
     ThrowingReallocation,
+    /// A register that is not kept until the function runs: rax has how many vector registers a variadic function gets (System V ABI
+    /// 3.2.3), r10 the frame around a nested function.
+    #[error("it reads a register besides those of its arguments, as a variadic or a nested function does")]
+    HiddenArgument,
     /// Two functions at one address, or overlapping ones.
     #[error("its first bytes belong to another function too")]
     Overlaps,

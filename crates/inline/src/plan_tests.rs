@@ -300,7 +300,7 @@ fn the_shared_code_is_where_the_layout_says() {
 fn any_code_is_planned_or_refused() {
     let mut state = sampler_ebpf::rng::seed(5, 0);
     let mut hooked = 0;
-    for round in 0..3000u64 {
+    for round in 0..4000u64 {
         let mut made = made();
         let mut random = || sampler_ebpf::rng::next(&mut state);
         for byte in &mut made.text {

@@ -13,7 +13,7 @@ pub fn blocking_calls_are_unaffected() {
     if !program::can_trace() {
         return;
     }
-    let mut program = Program::start("blocking", &[]);
+    let program = Program::start("blocking", &[]);
     let (start, time) = (Instant::now(), program::repeated(8));
     let (mut cycles, mut times) = (0, Vec::new());
     while start.elapsed() < time {
@@ -38,7 +38,7 @@ pub fn ignored_signals_end_no_call() {
     if !program::can_trace() {
         return;
     }
-    let mut program = Program::start("blocking", &[]);
+    let program = Program::start("blocking", &[]);
     let (pid, threads) = (program.pid(), program.threads());
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {

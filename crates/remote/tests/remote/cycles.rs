@@ -78,7 +78,7 @@ fn calls_are_counted_while_hooked_and_children_start_empty() {
 
 /// Hooks until handlers were met that return to displaced instructions.
 fn meet_handlers(arguments: &[&str]) {
-    let mut program = Program::start("handlers", arguments);
+    let program = Program::start("handlers", arguments);
     let start = Instant::now();
     let (mut cycles, mut moved) = (0, 0);
     while moved < 5 && start.elapsed() < Duration::from_secs(9) {

@@ -145,7 +145,7 @@ pub fn a_probe_that_goes_while_pages_are_put_back_leaves_no_breakpoint() {
     if !program::can_trace() {
         return;
     }
-    let (mut program, offset) = start();
+    let (program, offset) = start();
     if let Err(error) = probe(program.pid(), offset) {
         heapbpf_testing::skipped(format!("the kernel makes no such links of probes: {error}"));
         return;

@@ -55,7 +55,7 @@ fn a_process_that_another_thread_replaces_goes_on() {
     if !program::can_trace() {
         return;
     }
-    let mut program = Program::start("replaced", &["3000"]);
+    let program = Program::start("replaced", &["3000"]);
     let plan = program::plan(&Target::look(program.pid()).expect("it can be looked at"), program.hooked);
     let (mut hooked, mut changed, mut others) = (0, 0, 0);
     for _ in 0..20_000 {

@@ -20,7 +20,7 @@ fn words_are_written_where_they_are_as_expected() {
     if !program::can_trace() {
         return;
     }
-    let mut program = Program::start("blocking", &[]);
+    let program = Program::start("blocking", &[]);
     let (pid, target) = (program.pid(), Target::look(program.pid()).expect("it runs"));
     // Code that nothing runs: behind the end of the program's own.
     let is_code = |mapping: &&heapbpf_remote::Mapping| mapping.is_executable && mapping.range.contains(&program.hooked);
