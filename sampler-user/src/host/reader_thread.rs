@@ -3,12 +3,12 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Most threads that are given up by one reader. After that, it reads no more.
-pub const MOST_GIVEN_UP: usize = 8;
+/// Most threads of one reader that do not come back. It reads no more until one of them does.
+const MOST_GIVEN_UP: usize = 64;
 
 /// The memory of a process, by `/proc/PID/mem`. An open descriptor stays with the address space that it was opened for.
 pub struct ProcessMemory(pub Arc<File>);
@@ -29,14 +29,15 @@ pub type Asked<Q, A> = (Q, SyncSender<A>);
 
 /// The handle to a thread that reads.
 pub struct ReaderThread<Q, A> {
-    /// Its requests; `None` if there is no thread at the moment.
-    pub(crate) thread: Option<Sender<Asked<Q, A>>>,
-    pub(crate) given_up: usize,
+    /// Its requests, and whether it runs; `None` if there is no thread at the moment.
+    pub(crate) thread: Option<(Sender<Asked<Q, A>>, Weak<()>)>,
+    /// Those that were given up, as long as they run.
+    given_up: Vec<Weak<()>>,
 }
 
 impl<Q, A> Default for ReaderThread<Q, A> {
     fn default() -> Self {
-        Self { thread: None, given_up: 0 }
+        Self { thread: None, given_up: Vec::new() }
     }
 }
 
@@ -51,19 +52,23 @@ impl<Q: Send + 'static, A: Send + 'static> ReaderThread<Q, A> {
         thread.send((request, reply)).map_err(|_| NoAnswer)?;
         answer.recv_timeout(longest_wait).map_err(|_| {
             // It ends by itself once its read does.
-            self.thread = None;
-            self.given_up += 1;
+            self.given_up.extend(self.thread.take().map(|(_, runs)| runs));
             NoAnswer
         })
     }
 
     fn thread(&mut self, name: &str, read: fn(Q) -> A) -> Option<&Sender<Asked<Q, A>>> {
-        if self.thread.is_none() && self.given_up < MOST_GIVEN_UP {
-            let (requests, queue) = channel();
-            std::thread::Builder::new().name(name.into()).spawn(move || serve(&queue, read)).ok()?;
-            self.thread = Some(requests);
+        self.given_up.retain(|runs| runs.strong_count() > 0);
+        if self.thread.is_none() && self.given_up.len() < MOST_GIVEN_UP {
+            let ((requests, queue), runs) = (channel(), Arc::new(()));
+            self.thread = Some((requests, Arc::downgrade(&runs)));
+            let work = move || {
+                serve(&queue, read);
+                drop(runs);
+            };
+            std::thread::Builder::new().name(name.into()).spawn(work).ok()?;
         }
-        self.thread.as_ref()
+        self.thread.as_ref().map(|(requests, _)| requests)
     }
 }
 
@@ -71,5 +76,41 @@ fn serve<Q, A>(queue: &Receiver<Asked<Q, A>>, read: fn(Q) -> A) {
     while let Ok((request, reply)) = queue.recv() {
         // Nobody waits for the answer if the thread was given up.
         let _ = reply.send(read(request));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reader whose reads end when something comes.
+    fn ask(
+        reader: &mut ReaderThread<Receiver<()>, bool>,
+        until: Receiver<()>,
+        limit: Duration,
+    ) -> Result<bool, NoAnswer> {
+        reader.ask(until, "test", |until| until.recv().is_ok(), limit)
+    }
+
+    #[test]
+    fn threads_that_do_not_come_back_are_few_and_count_no_more_once_they_do() {
+        let mut reader = ReaderThread::default();
+        let mut ends = Vec::new();
+        for _ in 0..MOST_GIVEN_UP {
+            let (end, until) = channel();
+            ends.push(end);
+            assert_eq!(ask(&mut reader, until, Duration::from_millis(1)), Err(NoAnswer));
+        }
+        let ended = || {
+            let (end, until) = channel();
+            end.send(()).expect("it is there");
+            until
+        };
+        assert_eq!(ask(&mut reader, ended(), Duration::from_secs(60)), Err(NoAnswer), "there is no thread left");
+        drop(ends);
+        while reader.given_up.iter().any(|runs| runs.strong_count() > 0) {
+            std::thread::yield_now();
+        }
+        assert_eq!(ask(&mut reader, ended(), Duration::from_secs(60)), Ok(true));
     }
 }

@@ -1,6 +1,7 @@
 //! Inline hooks come and go, with other tools' probes before, meanwhile and after, and nobody comes to harm. Each program
 //! notices itself.
 
+use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::program::{library, program};
 use heapbpf_tests::recorder::Recorder;
@@ -77,6 +78,36 @@ fn restarts(rounds: u32) {
 
 /// Children that are forked after sampled calls have everything that these need. The kernel optimizes some probes in a way that
 /// children lack.
+/// Sets a limit of addresses to what a process has, and so much more.
+fn limit_addresses(pid: u32, more_bytes: u64) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the target runs");
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB"));
+    let size: u64 = size.and_then(|kib| kib.parse().ok()).expect("the kernel tells it");
+    let most = (size << 10) + more_bytes;
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the kernel reads the limit, and writes no other.
+    let status = unsafe { libc::prlimit(pid.cast_signed(), libc::RLIMIT_AS, &raw const limit, std::ptr::null_mut()) };
+    assert_eq!(status, 0, "the target is ours");
+}
+
+/// What would be mapped into them counts under their limits, or would be locked.
+#[test]
+fn a_process_with_little_left_or_locked_memory_is_probed() {
+    let Some(_turn) = turn("a_process_with_little_left_or_locked_memory_is_probed") else { return };
+    let limited = Target::start(&program("mix"), ["2000"]);
+    limit_addresses(limited.pid(), 1536 << 10);
+    let locking = Target::start(&program("locking"), ["2000"]);
+    for (mut target, why) in [(limited, "RLIMIT_AS"), (locking, "locks its memory")] {
+        let recording = inline(target.pid(), 1).start();
+        assert!(!is_hooked(target.pid()), "{}", recording.said());
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        assert!(stats.hooks[0].not_inline.as_ref().is_some_and(|reason| reason.contains(why)), "{:?}", stats.hooks);
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert!(target.end().success(), "it came to harm");
+    }
+}
+
 #[test]
 fn children_of_a_hooked_process_allocate() {
     let Some(_turn) = turn("children_of_a_hooked_process_allocate") else { return };

@@ -11,6 +11,7 @@ mod figures;
 mod handover;
 mod known;
 pub mod left;
+mod limits;
 mod loaded;
 pub mod memory;
 pub mod objects;

@@ -17,7 +17,7 @@ use super::left::{self, Left};
 use super::objects::ObjectHook;
 use super::plan::Place;
 use super::removal::take_out;
-use super::{Refused, SET_LOG2, has_rdrand, memory};
+use super::{Refused, SET_LOG2, has_rdrand, limits, memory};
 
 /// For how long our own process may be stopped: nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -138,5 +138,8 @@ pub(super) fn plan(
     let inline_plan = super::plan::inline_plan((known, objects), &sites, place, (base, &settings), &bindings)?;
     let draft = super::plan::draft(&inline_plan, place, (file, &memory), SET_LOG2, &sampled.control)?;
     super::plan::check_memory(&draft, &memory)?;
-    Ok((Plan::new(draft, target.maps())?, inline_plan.leads))
+    let plan = Plan::new(draft, target.maps())?;
+    let bytes = plan.range().end - plan.range().start;
+    limits::check(target.pid().unsigned_abs(), bytes, target.maps().as_slice().len())?;
+    Ok((plan, inline_plan.leads))
 }

@@ -67,6 +67,22 @@ pub enum Refused {
         "it has inline hooks of a heapbpf that was killed: the next recording, or heapbpf doctor --clean, takes them out"
     )]
     Abandoned,
+    /// What is mapped into a process counts under its limits.
+    #[error("it has little left of {name} ({left} of {allowed}), so that its own requests might fail")]
+    Limit {
+        /// Of what.
+        name: &'static str,
+        /// What is left.
+        left: u64,
+        /// What is allowed.
+        allowed: u64,
+    },
+    /// What is mapped into it would be locked, and its code unlocked.
+    #[error("it locks its memory (mlock), as programs do that must not wait for the kernel")]
+    LocksMemory,
+    /// What is mapped to be read and written would be code as well.
+    #[error("its personality makes all its memory executable (READ_IMPLIES_EXEC)")]
+    ExecutesAll,
     /// It has ended.
     #[error("it has ended")]
     Ended,

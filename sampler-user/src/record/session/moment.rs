@@ -104,7 +104,8 @@ impl Reading {
 
 /// How many of the records that `total` counts could not be read in time.
 pub(super) fn unread(total: &Counters, taken_in: u64) -> Unread {
-    let of = total.submitted + total.frees_matched - total.frees_lost;
+    // A free may be counted as lost before it is counted: the counters of a running thread are of no one moment.
+    let of = (total.submitted + total.frees_matched).saturating_sub(total.frees_lost);
     Unread { records: of.saturating_sub(taken_in), of }
 }
 
@@ -149,5 +150,7 @@ mod tests {
         };
         assert_eq!(unread_of(12), (3, 15));
         assert_eq!(unread_of(16), (0, 15), "some may have been sent since");
+        let torn = Counters { frees_lost: 1, ..Counters::default() };
+        assert_eq!(unread(&torn, 0).of, 0, "the loss was counted, and the free not yet");
     }
 }

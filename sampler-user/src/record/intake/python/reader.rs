@@ -49,12 +49,9 @@ fn read(Request { memory, layout, wanted }: Request) -> Codes {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
-
     use heapbpf_python::Version;
 
     use super::*;
-    use crate::host::reader_thread::MOST_GIVEN_UP;
 
     fn layout() -> Layout {
         Layout::of_version(Version::three(12)).expect("known")
@@ -65,20 +62,5 @@ mod tests {
         let memory = Arc::new(File::open("/proc/self/mem").expect("it is ours"));
         let answer = CodeReader::default().read(&memory, &layout(), vec![(8, 0), (16, 0)]);
         assert_eq!(answer, Ok(vec![Err(CodeError::Unreadable), Err(CodeError::Unreadable)]));
-    }
-
-    #[test]
-    fn a_read_that_does_not_end_is_given_up_and_others_go_on() {
-        let mut reader = CodeReader::default();
-        let memory = Arc::new(File::open("/proc/self/mem").expect("it is ours"));
-        // A thread that takes requests and does not answer them.
-        let (requests, queue) = channel();
-        reader.0.thread = Some(requests);
-        assert_eq!(reader.read(&memory, &layout(), vec![(8, 0)]), Err(NoAnswer));
-        assert!(queue.try_recv().is_ok());
-        assert_eq!(reader.read(&memory, &layout(), vec![(8, 0)]), Ok(vec![Err(CodeError::Unreadable)]));
-        reader.0.thread = None;
-        reader.0.given_up = MOST_GIVEN_UP;
-        assert_eq!(reader.read(&memory, &layout(), vec![(8, 0)]), Err(NoAnswer));
     }
 }

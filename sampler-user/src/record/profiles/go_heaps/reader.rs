@@ -73,10 +73,7 @@ fn read(memory: &ProcessMemory, program: &GoProgram, mapping: &Mapping) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
-
     use super::*;
-    use crate::host::reader_thread::MOST_GIVEN_UP;
     use heapbpf_unwind::mapping::ModuleId;
 
     fn nothing() -> (Arc<File>, Arc<GoProgram>, Mapping) {
@@ -91,18 +88,5 @@ mod tests {
         let (memory, program, mapping) = nothing();
         let answer = HeapReader::default().read(&memory, &program, &mapping).expect("an answer");
         assert!(answer.is_err_and(|why| why.contains("table of functions")));
-    }
-
-    #[test]
-    fn a_read_that_does_not_end_is_given_up_and_others_go_on() {
-        let (memory, program, mapping) = nothing();
-        // A thread that takes requests and does not answer them.
-        let (requests, queue) = channel();
-        let mut reader = HeapReader(ReaderThread { thread: Some(requests), given_up: MOST_GIVEN_UP - 2 });
-        assert_eq!(reader.read(&memory, &program, &mapping), Err(NoAnswer));
-        assert!(queue.try_recv().is_ok());
-        assert!(reader.read(&memory, &program, &mapping).is_ok());
-        (reader.0.thread, reader.0.given_up) = (None, MOST_GIVEN_UP);
-        assert_eq!(reader.read(&memory, &program, &mapping), Err(NoAnswer));
     }
 }
