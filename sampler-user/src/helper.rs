@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 /// How long a helper that was told to end may take for it.
@@ -47,7 +48,7 @@ impl Helper {
     /// [`io::ErrorKind::TimedOut`] after the limit, or the kernel's.
     pub fn await_readable(&self, from: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
         let begun = Instant::now();
-        while poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&STEP))? == 0 {
+        while retry_on_intr(|| poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&STEP)))? == 0 {
             if begun.elapsed() > limit {
                 return Err(io::ErrorKind::TimedOut.into());
             }
