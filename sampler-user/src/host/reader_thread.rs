@@ -27,10 +27,13 @@ pub struct NoAnswer;
 /// A request, and where its answer goes.
 pub type Asked<Q, A> = (Q, SyncSender<A>);
 
+/// A thread's requests, and whether it runs.
+pub(crate) type Thread<Q, A> = (Sender<Asked<Q, A>>, Weak<()>);
+
 /// The handle to a thread that reads.
 pub struct ReaderThread<Q, A> {
-    /// Its requests, and whether it runs; `None` if there is no thread at the moment.
-    pub(crate) thread: Option<(Sender<Asked<Q, A>>, Weak<()>)>,
+    /// `None` if there is no thread at the moment.
+    pub(crate) thread: Option<Thread<Q, A>>,
     /// Those that were given up, as long as they run.
     given_up: Vec<Weak<()>>,
 }
