@@ -134,7 +134,7 @@ impl Injection<'_> {
                 undo.extend(self.plan.undo(step));
             }
             let result = match step {
-                Step::Create => self.create(stop, &mut remote).map(|made| mapped = Some(made)),
+                Step::Create => self.create_unseen(stop, &mut remote).map(|made| mapped = Some(made)),
                 Step::StopAll => self.stop_all(stop, &mut remote, mapped.as_ref()).and_then(|(found, positions)| {
                     frames = found;
                     is_moment.take().map_or(Ok(()), |is_moment| ask(stop, &mut remote, is_moment, &positions))
@@ -240,12 +240,27 @@ impl Injection<'_> {
         Ok(frames)
     }
 
+    /// Has the process make a memfd while all its threads are stopped: for a moment it has the lowest free number.
+    fn create_unseen(&self, stop: &mut Stop, remote: &mut Remote) -> Result<Mapped, Failure> {
+        stop.stop_all()?;
+        remote.renew(stop);
+        let made = self.create(stop, remote)?;
+        remote.release_others(stop);
+        remote.renew(stop);
+        Ok(made)
+    }
+
     /// Has the process make a memfd, and fills it.
     fn create(&self, stop: &Stop, remote: &mut Remote) -> Result<Mapped, Failure> {
         let name = self.plan.memfd_name();
         let at = remote.string(&name)?;
         let arguments = [at, u64::from(self.memfd_flags), 0, 0, 0, 0];
-        let fd = remote.call("memfd_create", libc::SYS_memfd_create, arguments)?;
+        let lowest = remote.call("memfd_create", libc::SYS_memfd_create, arguments)?;
+        // Its own calls get the lowest number, and count on that.
+        let duplicate = [lowest, libc::F_DUPFD_CLOEXEC as u64, self.target.high_descriptor, 0, 0, 0];
+        let high = remote.call("fcntl", libc::SYS_fcntl, duplicate);
+        remote.call("close", libc::SYS_close, [lowest, 0, 0, 0, 0, 0])?;
+        let fd = high?;
         let filled = self.fill(stop, fd, &name);
         if filled.is_err() {
             let _ = remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]);

@@ -38,7 +38,7 @@ const LEAVING: &str = "rt_sigreturn";
 const SOME_ADDRESS: u64 = 0x7f00_0000_0000;
 
 /// The calls that a process makes for us, before their addresses are known. [`Remote::call`] looks again at each.
-const FIXED_CALLS: [(&str, NumberAndArguments); 10] = {
+const FIXED_CALLS: [(&str, NumberAndArguments); 11] = {
     const AT: u64 = SOME_ADDRESS;
     const BYTES: u64 = 1 << 20;
     const FD: u64 = 9;
@@ -51,6 +51,7 @@ const FIXED_CALLS: [(&str, NumberAndArguments); 10] = {
     [
         (LEAVING, (libc::SYS_rt_sigreturn, [0; 6])),
         ("memfd_create", (libc::SYS_memfd_create, [AT, libc::MFD_CLOEXEC as u64, 0, 0, 0, 0])),
+        ("fcntl", (libc::SYS_fcntl, [FD, libc::F_DUPFD_CLOEXEC as u64, FD, 0, 0, 0])),
         ("mmap", mmap(libc::PROT_NONE, libc::MAP_FIXED_NOREPLACE, FD)),
         ("mmap", mmap(DATA, libc::MAP_ANONYMOUS | libc::MAP_FIXED, u64::MAX)),
         ("mmap", mmap(TEXT, libc::MAP_FIXED, FD)),

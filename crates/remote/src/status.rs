@@ -15,6 +15,8 @@ pub(crate) struct Status {
     pub(crate) seccomp: u32,
     /// Whether shadow stacks are on.
     pub(crate) has_shadow_stack: bool,
+    /// Descriptors for which its table has room.
+    pub(crate) descriptors: u64,
     /// Whether it has memory: kernel threads and dead processes have none.
     pub(crate) has_memory: bool,
     /// Whether it is a kernel thread. Linux says so from 6.8 on.
@@ -37,6 +39,7 @@ impl Status {
                 "PPid" => status.parent = number(),
                 "TracerPid" => status.tracer = number(),
                 "Seccomp" => status.seccomp = number(),
+                "FDSize" => status.descriptors = number().into(),
                 "x86_Thread_features" => status.has_shadow_stack = value.split(' ').any(|word| word == "shstk"),
                 "VmSize" => status.has_memory = true,
                 "Kthread" => status.is_kernel_thread = Some(number() != 0),

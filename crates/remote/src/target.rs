@@ -59,6 +59,8 @@ pub struct Target {
     pub(crate) gadgets: Gadgets,
     /// Per thread, whether it had a seccomp filter.
     filtered: HashMap<i32, bool>,
+    /// From here on, descriptors are not the lowest free ones, and need no larger table.
+    pub(crate) high_descriptor: u64,
 }
 
 impl Target {
@@ -93,7 +95,8 @@ impl Target {
         let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
         let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
         let gadgets = find_gadgets(number, &maps).ok_or(Refusal::NoSystemCall)?;
-        Ok(Self { pid: number, handle, start, memory, maps: Arc::new(maps), gadgets, filtered })
+        let high_descriptor = high_descriptor(pid, &status);
+        Ok(Self { pid: number, handle, start, memory, maps: Arc::new(maps), gadgets, filtered, high_descriptor })
     }
 
     /// Its id.
@@ -146,7 +149,8 @@ impl Target {
     pub(crate) fn copy(&self) -> Result<Self, Refusal> {
         let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process", source })?;
         let (memory, maps, filtered) = (Arc::clone(&self.memory), Arc::clone(&self.maps), self.filtered.clone());
-        Ok(Self { pid: self.pid, handle, start: self.start, memory, maps, gadgets: self.gadgets, filtered })
+        let Self { pid, start, gadgets, high_descriptor, .. } = *self;
+        Ok(Self { pid, handle, start, memory, maps, gadgets, filtered, high_descriptor })
     }
 
     /// Whether it has neither ended since, and its id been given to another, nor run another program.
@@ -235,6 +239,16 @@ fn check_status(pid: u32, status: &Status) -> Result<(), Refusal> {
         return Err(Refusal::JobControl);
     }
     Ok(())
+}
+
+/// A descriptor near the end of the table that the process has, within its limit.
+fn high_descriptor(pid: u32, status: &Status) -> u64 {
+    /// How many more there may be.
+    const LEFT: u64 = 8;
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+    let most = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let most = most.and_then(|values| values.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(u64::MAX);
+    status.descriptors.min(most).saturating_sub(LEFT)
 }
 
 /// The process that a thread belongs to, which may be one of its own.

@@ -68,6 +68,25 @@ fn a_process_that_serves_its_own_page_faults_does_not_stand_still() {
     program.finish();
 }
 
+/// What is opened for us is opened and closed while all threads are stopped, but for a high number.
+#[test]
+fn the_lowest_free_descriptor_is_the_processs_own() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let program = Program::start("descriptors", &[]);
+    for _ in 0..100 {
+        program::hook(program.pid(), program.hooked);
+        while !program::take_out(program.pid()).outcome {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        program.assert_runs();
+    }
+    assert_eq!(program::traces(program.pid()), [""; 0]);
+    program.finish();
+}
+
 #[test]
 fn a_process_of_another_user_that_may_not_be_dumped_is_hooked() {
     let _turn = program::turn();
