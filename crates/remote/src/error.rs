@@ -139,6 +139,9 @@ pub enum Error {
     /// The kernel does not come back from a request concerning it (its memory may be handled by another process).
     #[error("the kernel did not come back from it within {} s; it is left to itself", .0.as_secs())]
     Stuck(Duration),
+    /// The process, or another tool, has written into pages that were replaced, and may keep what it found there. Nothing was done.
+    #[error("its code at {0:#x} was changed by somebody else since; it stays")]
+    Patched(u64),
     /// What was found cannot be taken out: it is not laid out as its name says. Nothing was done.
     #[error("what is mapped at {0:#x} is not laid out as its name says; it stays")]
     Damaged(u64),

@@ -13,6 +13,7 @@ pub(crate) enum Failure {
     Call(&'static str, io::Error),
     Ended,
     Trace(&'static str, io::Error),
+    Patched(u64),
 }
 
 impl Failure {
@@ -24,6 +25,7 @@ impl Failure {
             Self::Call(call, source) => Error::Call { call, source },
             Self::Ended => Error::Ended,
             Self::Trace(what, source) => Error::Trace { what, source },
+            Self::Patched(address) => Error::Patched(address),
         }
     }
 }

@@ -27,6 +27,8 @@ pub struct Found {
     pub(crate) pages: Vec<Kept>,
     /// Pages that were put back, while their spare places are still mapped: whoever did it may not have got further.
     pub(crate) put_back: Vec<Kept>,
+    /// Whether code that it had replaced is elsewhere by now, with the jumps, or with none: the process has moved its text.
+    pub(crate) is_moved: bool,
     /// Whether it is laid out as its name says, so that it can be taken out.
     pub(crate) is_sound: bool,
     /// Whether anything is mapped; else only a descriptor of the memfd is open.
@@ -45,6 +47,7 @@ impl Found {
             text: None,
             pages,
             put_back,
+            is_moved: false,
             is_sound: true,
             is_mapped: true,
         }
@@ -123,7 +126,13 @@ fn add_put_back(all: &mut [Found], maps: &Maps) {
     for found in all {
         for spare in maps.within(&found.range).iter().filter(|mapping| is_original(mapping)) {
             let Range { start, end } = spare.range;
-            if found.pages.iter().any(|kept| kept.spare < end && start < kept.spare + kept.bytes) {
+            let replaced = found.pages.iter().map(|kept| {
+                let (from, to) = (kept.spare.max(start), (kept.spare + kept.bytes).min(end));
+                to.saturating_sub(from)
+            });
+            let replaced: u64 = replaced.sum();
+            if replaced > 0 {
+                found.is_moved |= replaced < spare.bytes();
                 continue;
             }
             let bytes = found.kept_bytes().saturating_add(spare.bytes());
@@ -139,6 +148,7 @@ fn add_put_back(all: &mut [Found], maps: &Maps) {
                 bytes: spare.bytes(),
                 offset: spare.offset,
             });
+            found.is_moved |= kept.is_none();
             found.put_back.extend(kept);
         }
     }

@@ -277,7 +277,7 @@ impl Injection<'_> {
             return Err(Failure::Busy(Busy::Changed));
         }
         let plan = self.plan.range();
-        file.set_len(plan.end - plan.start).map_err(trace)?;
+        file.set_len(2 * (plan.end - plan.start)).map_err(trace)?;
         for (offset, bytes) in self.plan.contents() {
             stop.check_time(Busy::Late)?;
             file.write_all_at(bytes, offset).map_err(trace)?;

@@ -6,6 +6,9 @@
 //!       └ spare places  ─ where the original pages are kept; the memfd has copies of them at these offsets. A page apart, so that what
 //!                         is mapped of the memfd next to each other does not become one mapping
 //! ```
+//! Behind all that, as far again from its beginning, the memfd has the pages as they are with the jumps: whoever takes these out can tell them
+//! from what somebody else has written since.
+//!
 //! All of it is reserved by one private mapping of the memfd, whose name says where it begins and how long it is. So
 //! `/proc/PID/maps` alone tells what was done to a process, and how to undo it.
 //!
@@ -251,10 +254,11 @@ impl Plan {
 
     /// What the memfd has to hold: offsets and bytes.
     pub(crate) fn contents(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        let pages = self.draft.pages.iter().enumerate();
-        [(0, self.draft.text.as_slice())]
-            .into_iter()
-            .chain(pages.map(|(at, pages)| (self.kept(at).spare - self.draft.base, pages.original.as_slice())))
+        let pages = self.draft.pages.iter().enumerate().flat_map(|(at, pages)| {
+            let offset = self.kept(at).spare - self.draft.base;
+            [(offset, pages.original.as_slice()), (self.reserved + offset, pages.edited.as_slice())]
+        });
+        [(0, self.draft.text.as_slice())].into_iter().chain(pages)
     }
 
     /// Where the pages of this number go.

@@ -35,7 +35,7 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         .map(|kept| original_code(target, stop, found, *kept))
         .collect::<Result<Vec<_>, _>>()?
         .concat();
-    let is_free = is_unmapped && !is_referenced(target, stop, found)?;
+    let is_free = is_unmapped && !found.is_moved && !is_referenced(target, stop, found)?;
     let is_awkward = |tid, _: &Registers| target.may_be_filtered(tid);
     let mut remote = match Remote::begin(stop, target, is_awkward) {
         // It has confined itself since it was hooked. The jumps can be taken out without its help; the rest leads nowhere.
@@ -105,12 +105,18 @@ fn original_code(target: &Target, stop: &Stop, found: &Found, kept: Kept) -> Res
     if file.metadata().map_err(changed)?.ino() != found.inode {
         return Err(Failure::Busy(Busy::Changed));
     }
-    let (mut original, mut memory) = (vec![0; bytes as usize], vec![0; bytes as usize]);
-    file.read_exact_at(&mut original, spare - found.range.start).map_err(changed)?;
+    let [mut original, mut edited, mut memory] = [0; 3].map(|zero| vec![zero; bytes as usize]);
+    let offset = spare - found.range.start;
+    file.read_exact_at(&mut original, offset).map_err(changed)?;
+    file.read_exact_at(&mut edited, found.range.end - found.range.start + offset).map_err(changed)?;
     if !target.memory.read(start, &mut memory) {
         return Err(Failure::Busy(Busy::Changed));
     }
-    Ok(writes(start, &memory, &original))
+    let is_foreign = |at: &usize| memory[*at] != original[*at] && memory[*at] != edited[*at];
+    match (0..memory.len()).find(is_foreign) {
+        Some(at) => Err(Failure::Patched(start + at as u64)),
+        None => Ok(writes(start, &memory, &original)),
+    }
 }
 
 /// Whether a thread may come back to the text: by a register, a word of a stack, or a restartable sequence.

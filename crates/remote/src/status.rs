@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_status_file_tells_what_forbids_a_stop() {
-        let text = "Name:\tx\\nState: Z\nState:\tt (tracing stop)\nTgid:\t7\nPPid:\t1\nTracerPid:\t9\nVmSize:\t   1 kB\n\
+        let text = "Name:\tx\\nState: Z\nState:\tt (tracing stop)\nTgid:\t7\nPPid:\t1\nTracerPid:\t9\nFDSize:\t256\nVmSize:\t   1 kB\n\
                     Seccomp:\t2\nx86_Thread_features:\tshstk wrss \n";
         let expected = Status {
             state: 't',
@@ -84,6 +84,7 @@ mod tests {
             parent: 1,
             tracer: 9,
             seccomp: 2,
+            descriptors: 256,
             has_shadow_stack: true,
             has_memory: true,
             is_kernel_thread: None,

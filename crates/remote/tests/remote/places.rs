@@ -1,8 +1,11 @@
 //! Processes in namespaces, in a chroot, of other users, and such that may not be dumped.
 
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
+
+use heapbpf_remote::{Error, STOP_LIMIT, TakeOut, Target};
 
 use crate::program::{self, Program, compiled};
 
@@ -65,6 +68,52 @@ fn a_process_that_serves_its_own_page_faults_does_not_stand_still() {
     assert!(program::counted(pid) > 0);
     // What lies behind its stack may be more of it: the code stays mapped, without a jump to it.
     assert!(!program::take_out(pid).outcome && program::found(pid).replaced().next().is_none());
+    program.finish();
+}
+
+/// The jumps are in the copy as well.
+#[test]
+fn a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("moved", &[]);
+    program::hook(program.pid(), program.hooked);
+    program.signal(libc::SIGUSR1);
+    assert_eq!(program.line(), "MOVED\n");
+    assert!(!program::take_out(program.pid()).outcome, "it stays mapped");
+    std::thread::sleep(Duration::from_millis(20));
+    program.finish();
+}
+
+/// Whoever has written there may jump to what was there before.
+#[test]
+fn code_that_somebody_else_has_changed_stays_as_it_is() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let program = Program::start("torture", &["2", "0"]);
+    let (pid, patched) = (program.pid(), program.hooked + 64);
+    program::hook(pid, program.hooked);
+    let memory = std::fs::File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).expect("it is ours");
+    let mut before = [0; 1];
+    memory.read_exact_at(&mut before, patched).expect("it is mapped");
+    memory.write_all_at(&[!before[0]], patched).expect("by whoever may trace it");
+    let take_out = || loop {
+        let target = Target::look(pid).expect("it runs");
+        match target.take_out(&program::found(pid), TakeOut::All, STOP_LIMIT) {
+            Err(Error::Busy { .. }) => {}
+            taken => break taken.map(|taken| taken.outcome),
+        }
+    };
+    assert!(matches!(take_out(), Err(Error::Patched(at)) if at == patched));
+    let mut after = [0; 1];
+    memory.read_exact_at(&mut after, patched).expect("it is mapped");
+    assert!(after[0] == !before[0] && program::found(pid).is_hooked(), "nothing was done");
+    memory.write_all_at(&before, patched).expect("by whoever may trace it");
+    take_out().expect("it is as it was hooked");
     program.finish();
 }
 

@@ -59,7 +59,8 @@ pub enum Refused {
     Stays,
     /// The same, and it never will be: the kernel refuses to change its mappings.
     #[error(
-        "it has memory of inline hooks that cannot be taken out, because its mappings are sealed (mseal); probes see nothing of it"
+        "it has memory of inline hooks that cannot be taken out, because its mappings are sealed (mseal), or its code was changed by somebody \
+         else since; probes see nothing of it"
     )]
     Sealed,
     /// The same, and they are to be taken out first.

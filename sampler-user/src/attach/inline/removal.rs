@@ -24,12 +24,15 @@ const STAYS: &str = "keeps memory of its inline hooks, which do not count any mo
 /// The same if the kernel never allows the call, as after `mseal(2)`.
 const SEALED: &str = "keeps memory of its inline hooks, which do not count any more, until it ends";
 
+/// The same if somebody else has changed its code.
+const PATCHED: &str = "keeps its inline hooks, which sample nothing any more";
+
 /// Whether another attempt may take out of a process what this one could not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// It may, or there is nothing left.
     May,
-    /// The kernel never allows it.
+    /// The kernel never allows it, or it would harm the process.
     Never,
 }
 
@@ -82,6 +85,7 @@ fn try_to_take_out(pid: u32) -> Next {
                 let (what, next) = match &error {
                     Error::Call { source, .. } if source.raw_os_error() == Some(libc::EPERM) => (SEALED, Next::Never),
                     Error::Call { .. } => (STAYS, Next::May),
+                    Error::Patched(_) => (PATCHED, Next::Never),
                     _ => (COUNT_ON, Next::May),
                 };
                 if !fails(&error, what, next == Next::May) {
