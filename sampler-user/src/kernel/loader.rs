@@ -163,6 +163,15 @@ impl Loader {
         });
     }
 
+    /// The same, but for what was loaded already and not asked for yet.
+    pub fn load_missing(&self, wanted: &[Wanted]) {
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_missing = |wanted: &&Wanted| ahead.iter().all(|(loaded, _)| loaded != *wanted);
+        let missing: Vec<Wanted> = wanted.iter().filter(is_missing).copied().collect();
+        drop(ahead);
+        self.load_ahead(&missing);
+    }
+
     /// Whether there is such a program for this machine.
     pub fn has(&self, name: &str) -> bool {
         self.object.programs.contains_key(name)

@@ -107,11 +107,16 @@ impl Programs {
         }
     }
 
-    /// The programs that [`Self::load`] loads for a kind of link.
-    pub fn wanted(kind: LinkKind, live: bool) -> Vec<Wanted> {
+    /// The programs that [`Self::load`] loads for a kind of link. `ahead`: and those for functions that C++ and Python programs have, because
+    /// files that are not known yet are to be linked while the recording runs.
+    pub fn wanted(kind: LinkKind, live: bool, ahead: bool) -> Vec<Wanted> {
         let (entry, rest) = entry_and_rest(kind);
         let mut wanted =
             vec![entry, ("read_threads", ProgramKind::TaskIterator), ("read_processes", ProgramKind::TaskIterator)];
+        if ahead {
+            wanted.push(("allocation_end", rest));
+            wanted.extend((kind == LinkKind::Session).then_some(("allocation_entry", rest)));
+        }
         wanted.extend(Lifecycle::wanted());
         wanted.extend((kind != LinkKind::Session).then_some(("allocation_return", rest)));
         wanted.extend(live.then_some(("free_entry", rest)));
@@ -225,7 +230,7 @@ impl Programs {
         let missing = parts.iter().filter(|(_, points, _)| !points.is_empty()).filter_map(|(program, ..)| *program);
         let missing: Vec<Wanted> =
             missing.filter(|program| program.loaded.get().is_none()).map(|program| program.wanted).collect();
-        self.loader.load_ahead(&missing);
+        self.loader.load_missing(&missing);
         let mut links = Links::default();
         for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
             if part == 1 {

@@ -275,7 +275,8 @@ impl Session {
 /// Loads what this recording will most likely need, side by side.
 fn load_ahead(loader: &Loader, plan: &RecordPlan) {
     let (kind, live) = (Programs::likely_kind(loader, plan.kernel.link), plan.sampling.live);
-    let mut wanted = Programs::wanted(kind, live);
+    let are_known = plan.targets.are_named() && plan.targets.command.is_empty();
+    let mut wanted = Programs::wanted(kind, live, !are_known);
     if plan.hooks_inline() {
         wanted.extend(InlinePrograms::wanted(kind, live));
     }
