@@ -175,6 +175,8 @@ pub fn map_name(map: BorrowedFd<'_>) -> std::io::Result<String> {
 
 /// Links that no process holds: pinned or leaked ones.
 pub fn orphaned_links() -> BTreeSet<u32> {
+    // First: whoever makes a link while processes are looked through may have been passed already.
+    let all = links();
     let held: BTreeSet<u32> = std::fs::read_dir("/proc")
         .into_iter()
         .flatten()
@@ -182,7 +184,7 @@ pub fn orphaned_links() -> BTreeSet<u32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .flat_map(links_of)
         .collect();
-    links().difference(&held).copied().collect()
+    all.difference(&held).copied().collect()
 }
 
 /// Waits until none of these links exists, as the kernel frees links late. Returns those that remain.

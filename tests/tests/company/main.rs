@@ -1,4 +1,4 @@
-//! End-to-end tests that run beside each other, three at a time: two recordings of different targets do not disturb each other.
+//! End-to-end tests that run beside each other, four at a time: two recordings of different targets do not disturb each other.
 //!
 //! What touches other tests' targets, measures cost or changes the machine is in the other test program, `alone`. Tests in `long`
 //! are the long set (`cargo xtask test --long`).

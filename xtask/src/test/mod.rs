@@ -1,7 +1,7 @@
 //! `cargo xtask test`: installs what the tests need, builds, and runs the unit tests, then the end-to-end tests as
 //! root.
 //!
-//! The end-to-end tests are two programs of the package in `tests/`: `company` runs three tests at a time, `alone` one. All others
+//! The end-to-end tests are two programs of the package in `tests/`: `company` runs four tests at a time, `alone` one. All others
 //! count as unit tests here. Tests in modules called `long` are the long set, which only `--long` and shards run.
 
 mod long;
@@ -36,7 +36,7 @@ pub const END_TO_END_PACKAGE: &str = "heapbpf-tests";
 /// Its folder.
 const END_TO_END_FOLDER: &str = "tests";
 /// The end-to-end tests that run beside each other, and those that run one at a time.
-const END_TO_END: [(&str, &str); 2] = [("company", "--test-threads=3"), ("alone", "--test-threads=1")];
+const END_TO_END: [(&str, &str); 2] = [("company", "--test-threads=4"), ("alone", "--test-threads=1")];
 /// The file in which tests say what they skip.
 const SKIPPED: &str = "skipped-tests";
 /// Packages some of whose unit tests need root.

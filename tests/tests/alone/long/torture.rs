@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks;
 use heapbpf_tests::environment::{heapbpf, turn};
-use heapbpf_tests::guardian::{cleaners_of, guardians_of, leaks};
+use heapbpf_tests::guardian::{cleaners_of, demanglers_of, guardians_of, leaks};
 use heapbpf_tests::inline::{Hook, is_hooked};
 use heapbpf_tests::kernel::{links_of, links_that_stay, orphaned_links};
 use heapbpf_tests::output::{Profile, Stats};
@@ -155,9 +155,12 @@ fn killed_with_all_its_helpers() {
             let recording = recorder(target.pid(), hook, 4096).through(&words.each_ref().map(OsStr::new)).start();
             let heapbpf = recording.pid();
             let was_hooked = is_hooked(target.pid());
-            let mut all: BTreeSet<u32> = guardians_of(heapbpf).into_iter().chain(cleaners_of(heapbpf)).collect();
-            all.insert(heapbpf);
-            assert_eq!(all, group.processes().into_iter().collect(), "all are in the group");
+            let mut all = BTreeSet::new();
+            until("all are in the group, and nobody else", || {
+                let helpers = [guardians_of, cleaners_of, demanglers_of].map(|of| of(heapbpf)).concat();
+                all = helpers.into_iter().chain([heapbpf]).collect();
+                all == group.processes().into_iter().collect()
+            });
             how = group.kill_all();
             assert!(was_killed(recording), "it was not killed");
             until("an empty group", || group.processes().is_empty());
