@@ -64,12 +64,14 @@ impl<Q: Send + 'static, A: Send + 'static> ReaderThread<Q, A> {
         self.given_up.retain(|runs| runs.strong_count() > 0);
         if self.thread.is_none() && self.given_up.len() < MOST_GIVEN_UP {
             let ((requests, queue), runs) = (channel(), Arc::new(()));
-            self.thread = Some((requests, Arc::downgrade(&runs)));
+            let is_running = Arc::downgrade(&runs);
             let work = move || {
                 serve(&queue, read);
                 drop(runs);
             };
+            // One that cannot be started is tried again with the next request.
             std::thread::Builder::new().name(name.into()).spawn(work).ok()?;
+            self.thread = Some((requests, is_running));
         }
         self.thread.as_ref().map(|(requests, _)| requests)
     }

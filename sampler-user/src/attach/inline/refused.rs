@@ -71,11 +71,11 @@ pub enum Refused {
     /// What is mapped into a process counts under its limits.
     #[error("it has little left of {name} ({left} of {allowed}), so that its own requests might fail")]
     Limit {
-        /// Of what.
+        /// What the limit is on.
         name: &'static str,
-        /// What is left.
+        /// How much of it is left.
         left: u64,
-        /// What is allowed.
+        /// How much is allowed.
         allowed: u64,
     },
     /// What is mapped into it would be locked, and its code unlocked.

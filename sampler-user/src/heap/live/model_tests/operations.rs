@@ -116,7 +116,7 @@ impl Draws {
         if self.one_in(4) { self.0.u64(..100) } else { 0 }
     }
 
-    /// Bits of which few are set.
+    /// A number with few bits set.
     fn few(&mut self) -> u64 {
         self.0.u64(..) & self.0.u64(..)
     }
