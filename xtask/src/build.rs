@@ -1,5 +1,6 @@
 //! Builds the BPF object and the daemon's library at the same time, then the program that contains both.
 
+use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -117,9 +118,33 @@ pub fn build_ablated(context: &Context, stage: &str) -> anyhow::Result<PathBuf> 
     Ok(copy)
 }
 
+/// What makes a build after a change of the daemon short, in exchange for a longer first one: notes of how its parts were compiled,
+/// and more parts.
+const NOTES: [&str; 4] = [
+    "--config",
+    "profile.release.package.sampler-user.incremental=true",
+    "--config",
+    "profile.release.package.sampler-user.codegen-units=64",
+];
+
+/// Whether the daemon is compiled with [`NOTES`]: whoever builds it and does nothing else will change it. Once there are
+/// notes, each command goes on with them.
+fn has_notes(context: &Context) -> bool {
+    let is_usual = env::var_os("CARGO_INCREMENTAL").is_none() && context.machine.is_none();
+    let is_noted = || {
+        let folder = fs::read_dir(context.host_target().join("release/incremental"));
+        let mut entries = folder.into_iter().flatten().flatten();
+        entries.any(|entry| entry.file_name().to_string_lossy().starts_with("sampler_user-"))
+    };
+    is_usual && (context.keeps_notes || is_noted())
+}
+
 /// A release build of a part of the daemon.
 fn daemon_command(context: &Context, part: &[&str]) -> Command {
     let mut command = context.cargo("build");
+    if has_notes(context) {
+        command.args(NOTES);
+    }
     command.arg("--release").args(part).arg("--target-dir").arg(context.host_target());
     // The build script finds the object that was just built by itself.
     command.env_remove("HEAPBPF_BPF_OBJECT");

@@ -21,6 +21,8 @@ pub struct Context {
     pub privilege: Privilege,
     /// The machine to build for, if it is not the host.
     pub machine: Option<&'static Machine>,
+    /// Whether the daemon is built so that the next build is short.
+    pub keeps_notes: bool,
 }
 
 impl Context {
@@ -30,7 +32,7 @@ impl Context {
             env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = manifest.parent().context("xtask's folder has no parent folder")?.to_path_buf();
         let privilege = Privilege::detect(options.no_root);
-        Ok(Self { root, options, privilege, machine: None })
+        Ok(Self { root, options, privilege, machine: None, keeps_notes: false })
     }
 
     /// The workspace's `target` folder, regardless of `CARGO_TARGET_DIR`: users and tests rely on what is there.

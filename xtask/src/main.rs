@@ -177,7 +177,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Build { target, bpf } => {
             let machine = target.as_deref().map(cross::machine).transpose().map_err(anyhow::Error::msg)?.flatten();
-            let context = Context { machine, ..context };
+            let context = Context { machine, keeps_notes: true, ..context };
             if bpf { build::build_bpf(&context) } else { build::build(&context) }.map(|_| ())?;
         }
         Command::Run { args } => return run::run(&context, &args),

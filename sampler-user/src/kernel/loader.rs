@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use aya_obj::btf::BtfFeatures;
 use aya_obj::generated::{bpf_map_type, bpf_prog_type};
-use aya_obj::{EbpfSectionKind, Features, Object};
+use aya_obj::{EbpfSectionKind, Features, Function, Object};
 use sampler_ebpf::abi::{Config, SESSION_IS_RETURN, ring};
 use zerocopy::IntoBytes as _;
 
@@ -50,7 +50,8 @@ pub type Wanted = (&'static str, ProgramKind);
 
 /// The maps in the kernel, and the programs relocated to them.
 pub struct Loader {
-    object: Object,
+    /// The programs' instructions, by their names. Nothing else of the object is kept: it takes thirty times the room.
+    functions: HashMap<String, Function>,
     /// What was loaded ahead and not asked for yet.
     ahead: Mutex<Vec<(Wanted, Result<OwnedFd, KernelError>)>>,
     btf: OwnedFd,
@@ -112,8 +113,13 @@ impl Loader {
             .map_err(object_error)?;
         object.relocate_calls(&text).map_err(object_error)?;
         object.sanitize_functions(&Features::new(true, true, true, true, true, true, true, None));
+        let programs = std::mem::take(&mut object.programs);
+        let functions = programs
+            .into_iter()
+            .filter_map(|(name, program)| Some((name, object.functions.remove(&program.function_key())?)))
+            .collect();
         Ok(Self {
-            object,
+            functions,
             ahead: Mutex::default(),
             btf,
             maps,
@@ -145,10 +151,7 @@ impl Loader {
     /// Loads programs side by side, for [`Self::program`] to return: the verifier takes up to half a second for each of the large
     /// ones, on one CPU.
     pub fn load_ahead(&self, wanted: &[Wanted]) {
-        let instructions = |name: &str| {
-            let program = self.object.programs.get(name)?;
-            Some(self.object.functions.get(&program.function_key())?.instructions.len())
-        };
+        let instructions = |name: &str| self.functions.get(name).map(|function| function.instructions.len());
         let copies = |kind| match kind {
             ProgramKind::RawTracepoint => self.tracepoint_copies,
             ProgramKind::ThreadFreed => self.tracepoint_copies - 1,
@@ -163,18 +166,9 @@ impl Loader {
         });
     }
 
-    /// The same, but for what was loaded already and not asked for yet.
-    pub fn load_missing(&self, wanted: &[Wanted]) {
-        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_missing = |wanted: &&Wanted| ahead.iter().all(|(loaded, _)| loaded != *wanted);
-        let missing: Vec<Wanted> = wanted.iter().filter(is_missing).copied().collect();
-        drop(ahead);
-        self.load_ahead(&missing);
-    }
-
     /// Whether there is such a program for this machine.
     pub fn has(&self, name: &str) -> bool {
-        self.object.programs.contains_key(name)
+        self.functions.contains_key(name)
     }
 
     /// A program, loaded.
@@ -190,13 +184,7 @@ impl Loader {
     }
 
     fn load(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {
-        let program =
-            self.object.programs.get(name).ok_or_else(|| object_error(format!("it has no program {name}")))?;
-        let function = self
-            .object
-            .functions
-            .get(&program.function_key())
-            .ok_or_else(|| object_error(format!("it has no function {name}")))?;
+        let function = self.functions.get(name).ok_or_else(|| object_error(format!("it has no program {name}")))?;
         let mut instructions = function.instructions.clone();
         for instruction in &mut instructions {
             if instruction.code == CALL && instruction.imm == i32::from(SESSION_IS_RETURN) {

@@ -11,6 +11,7 @@ use super::guardian::{Guardian, ProbeLink};
 use super::lifecycle::Lifecycle;
 use super::loader::{Loader, ProgramKind, Wanted};
 use super::{KernelError, is_of_an_instruction, sys, trial};
+use crate::side_by_side::on_all_processors;
 
 pub use heapbpf_audit::LinkKind;
 
@@ -227,10 +228,9 @@ impl Programs {
             (Some(without_return), with(&[Role::AllocatesWithoutReturn]), multi),
             (Some(&self.allocation), with(&[Role::Allocates]), entry),
         ];
-        let missing = parts.iter().filter(|(_, points, _)| !points.is_empty()).filter_map(|(program, ..)| *program);
-        let missing: Vec<Wanted> =
-            missing.filter(|program| program.loaded.get().is_none()).map(|program| program.wanted).collect();
-        self.loader.load_missing(&missing);
+        // Those that are not loaded yet are loaded side by side. What the kernel refuses is told below.
+        let needed = parts.iter().filter(|(_, points, _)| !points.is_empty()).filter_map(|(program, ..)| *program);
+        on_all_processors(needed.collect(), |program| drop(program.loaded(&self.loader)));
         let mut links = Links::default();
         for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
             if part == 1 {

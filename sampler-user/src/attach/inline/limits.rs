@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use procfs::process::{LimitValue, Process};
+use procfs::{Current as _, Meminfo};
+
 use super::Refused;
 use crate::host::cgroup;
 
@@ -36,49 +39,39 @@ impl Limit {
 }
 
 /// Whether so many bytes of addresses can be mapped into a process that has so many mappings, without harm to what it does itself.
+/// A process that has ended passes.
 pub(super) fn check(pid: u32, bytes: u64, mappings: usize) -> Result<(), Refused> {
-    let of = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    let status = of("status");
-    if kib(&status, "VmLck:").is_some_and(|locked| locked > 0) {
+    let Ok(process) = Process::new(pid.cast_signed()) else { return Ok(()) };
+    let status = process.status().ok();
+    if status.as_ref().and_then(|status| status.vmlck).is_some_and(|locked| locked > 0) {
         return Err(Refused::LocksMemory);
     }
-    let personality = u32::from_str_radix(of("personality").trim(), 16).unwrap_or(0);
+    let text = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let personality = u32::from_str_radix(text("personality").trim(), 16).unwrap_or(0);
     if personality & READ_IMPLIES_EXEC != 0 {
         return Err(Refused::ExecutesAll);
     }
-    if let (Some(allowed), Some(used)) = (address_limit(&of("limits")), kib(&status, "VmSize:")) {
-        Limit { name: "its address space (RLIMIT_AS), in bytes", allowed, used }.check(bytes, BYTES_LEFT)?;
+    let allowed = process.limits().map(|limits| limits.max_address_space.soft_limit);
+    if let (Ok(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmsize)) {
+        let limit = Limit { name: "its address space (RLIMIT_AS), in bytes", allowed, used: used << 10 };
+        limit.check(bytes, BYTES_LEFT)?;
     }
     if let Some(allowed) = number(Path::new("/proc/sys/vm/max_map_count")) {
         let limit = Limit { name: "its mappings (vm.max_map_count)", allowed, used: mappings as u64 };
         limit.check(MAPPINGS_TAKEN, MAPPINGS_LEFT)?;
     }
-    if number(Path::new("/proc/sys/vm/overcommit_memory")) == Some(2) {
-        let host = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        if let (Some(allowed), Some(used)) = (kib(&host, "CommitLimit:"), kib(&host, "Committed_AS:")) {
-            Limit { name: "the host's memory (vm.overcommit_memory), in bytes", allowed, used }
-                .check(bytes, BYTES_LEFT)?;
-        }
+    if number(Path::new("/proc/sys/vm/overcommit_memory")) == Some(2)
+        && let Ok(Meminfo { commit_limit: Some(allowed), committed_as: used, .. }) = Meminfo::current()
+    {
+        Limit { name: "the host's memory (vm.overcommit_memory), in bytes", allowed, used }.check(bytes, BYTES_LEFT)?;
     }
-    for folder in memory_groups(&of("cgroup")) {
+    for folder in memory_groups(&text("cgroup")) {
         if let Some((allowed, used)) = used_in_group(&folder) {
             let limit = Limit { name: "the memory of its control group, in bytes", allowed, used };
             limit.check(TOUCHED_BYTES, TOUCHED_BYTES)?;
         }
     }
     Ok(())
-}
-
-/// A line `NAME   NUMBER kB`, in bytes.
-fn kib(text: &str, name: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
-    Some(value.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
-}
-
-/// The soft limit of addresses in `/proc/PID/limits`, bytes; `None` if there is none.
-fn address_limit(limits: &str) -> Option<u64> {
-    let values = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
-    values.split_ascii_whitespace().next()?.parse().ok()
 }
 
 fn number(file: &Path) -> Option<u64> {
@@ -129,15 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_the_kernel_are_read() {
-        let status = "Name:\tVmLck: 7 kB\nVmSize:\t    1500 kB\nVmLck:\t       8 kB\n";
-        assert_eq!(
-            (kib(status, "VmSize:"), kib(status, "VmLck:"), kib(status, "VmPin:")),
-            (Some(1500 << 10), Some(8 << 10), None)
-        );
-        let limits = "Limit  Soft Limit  Hard Limit  Units\nMax address space         4096   unlimited  bytes\n";
-        assert_eq!(address_limit(limits), Some(4096));
-        assert_eq!(address_limit("Max address space         unlimited            unlimited            bytes"), None);
+    fn control_groups_and_those_above_them_are_found() {
         let groups = memory_groups("5:cpu,cpuacct:/\n4:memory:/a/b\n0::/c\n");
         let expected = ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory"];
         assert_eq!(groups, expected.map(PathBuf::from));
