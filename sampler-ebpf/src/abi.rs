@@ -40,6 +40,8 @@ pub struct LivingThread {
     pub process: ProcessKey,
     /// How many use its memory: threads, also of other processes, and whoever in the kernel reads it at the moment. 0 if it has left its memory.
     pub memory_users: u64,
+    /// CPU time that it has used, and if it is the first thread, that of threads which have ended, ns.
+    pub cpu_ns: u64,
 }
 
 /// Key of a live block: an address in one address space. The address space is named by the process that owns it.
@@ -191,6 +193,8 @@ pub struct Config {
     pub page_bytes: u64,
     /// The first sample of a thread wakes the daemon if none has for this long, ns; 0: none does.
     pub first_sample_pause_ns: u64,
+    /// When the recording began (CLOCK_BOOTTIME), ns.
+    pub began_ns: u64,
     /// Pattern for [`target_rule::COMM`], NUL-padded; `*` and `?` as in a shell.
     pub comm_pattern: [u8; 16],
     /// Offsets in the kernel's own structures, from its BTF.
@@ -233,6 +237,10 @@ pub struct KernelOffsets {
     pub signal_rlim: u64,
     /// `mm_struct.mm_users`
     pub mm_users: u64,
+    /// `task_struct.se.sum_exec_runtime`
+    pub task_cpu: u64,
+    /// `signal_struct.sum_sched_runtime`
+    pub signal_cpu: u64,
 }
 
 impl KernelOffsets {
@@ -265,4 +273,10 @@ pub struct Progress {
     pub threads_flushed: u64,
     /// Number of allocations, frees and unmappings whose records did not fit into the events ring.
     pub records_lost: u64,
+    /// Number of targets that began and ended in the recording, and that inline hooks did not count.
+    pub ended_uncounted: u64,
+    /// CPU time that these used in all, ns.
+    pub ended_uncounted_ns: u64,
+    /// CPU time of those that inline hooks did count, ns.
+    pub ended_counted_ns: u64,
 }

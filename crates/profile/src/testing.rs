@@ -99,6 +99,7 @@ fn processes() -> Vec<Process> {
             pid: 4300,
             comm: "worker \"x\"".into(),
             hook: Some(Hook::Probe),
+            cpu_coverage: Some(0.25),
             not_inline: Some("it runs with shadow stacks".into()),
             coverage: 0.5,
             ended: true,

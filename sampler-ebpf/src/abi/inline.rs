@@ -173,21 +173,3 @@ pub mod inline_state {
     /// It has left its memory, by an exit or an exec.
     pub const LEFT: u32 = 2;
 }
-
-/// Most blocks of a [`Handover`].
-pub const HANDOVER_BLOCKS: usize = 8192;
-
-/// Blocks that probes sample in a process while it is being prepared to count by inline hooks: those that a walk through the
-/// live map may have missed. In the map `HANDOVER`, one at a time.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct Handover {
-    /// The process whose memory the blocks are in; 0 for none.
-    pub tgid: u32,
-    /// Zero.
-    pub reserved: u32,
-    /// How many there were: if more than fit, the others are missing.
-    pub count: u64,
-    /// Their addresses.
-    pub blocks: [u64; HANDOVER_BLOCKS],
-}

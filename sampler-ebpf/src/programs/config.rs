@@ -20,6 +20,7 @@ static CONFIG: Config = Config {
     memory_bytes: 0,
     page_bytes: 0,
     first_sample_pause_ns: 0,
+    began_ns: 0,
     comm_pattern: [0; 16],
     offsets: KernelOffsets {
         task_mm: 0,
@@ -38,6 +39,8 @@ static CONFIG: Config = Config {
         mm_data_vm: 0,
         signal_rlim: 0,
         mm_users: 0,
+        task_cpu: 0,
+        signal_cpu: 0,
     },
 };
 

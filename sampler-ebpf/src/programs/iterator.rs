@@ -8,7 +8,7 @@ use sampler_ebpf::abi::{LivingThread, ThreadRecord};
 use crate::config::config;
 use crate::maps::THREADS;
 use crate::memory::read_kernel;
-use crate::process::process_of;
+use crate::process::{cpu_ns, process_of};
 use crate::thread::{SLOTS, ThreadState};
 
 /// The first members of the kernel's `bpf_iter_meta`.
@@ -96,7 +96,7 @@ pub extern "C" fn read_processes(ctx: *mut c_void) -> u32 {
     }
     let memory: u64 = read_kernel(task + config!(offsets.task_mm));
     let memory_users = if memory == 0 { 0 } else { read_kernel::<u32>(memory + config!(offsets.mm_users)).into() };
-    let thread = LivingThread { process: process_of(task), memory_users };
+    let thread = LivingThread { process: process_of(task), memory_users, cpu_ns: cpu_ns(task, signal) };
     // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the record, which are all
     // initialised because it has no padding.
     unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const thread).cast(), size_of::<LivingThread>() as u32) };

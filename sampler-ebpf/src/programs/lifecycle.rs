@@ -11,7 +11,7 @@ use crate::inline_counts;
 use crate::maps::{self, PYTHON, TARGETS, THREADS, TOTALS};
 use crate::memory::read_kernel;
 use crate::output;
-use crate::process::{current_task, process_of};
+use crate::process::{cpu_ns, current_task, process_of};
 use crate::target;
 use crate::thread::{NEW, ThreadState};
 
@@ -108,6 +108,10 @@ pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
     }
     let process = process_of(task);
     let _ = PYTHON.remove(process.tgid);
+    let is_counted = inline_counts::counts(process);
+    if process.start_ns >= config!(began_ns) && (is_counted || target::is_target(process.tgid)) {
+        note_end(is_counted, cpu_ns(task, signal));
+    }
     let listed = TARGETS.remove(process.tgid).is_ok();
     if (listed || TOTALS.get_ptr(process).is_some() || inline_counts::counts(process))
         && !output::submit_process(kind::EXIT, process, ProcessKey::default())
@@ -131,6 +135,21 @@ pub extern "C" fn thread_freed(ctx: *mut c_void) -> i32 {
         state.status = NEW;
     }
     0
+}
+
+/// Notes the end of a target that began in the recording.
+#[inline(always)]
+fn note_end(is_counted: bool, cpu_ns: u64) {
+    let Some(progress) = maps::progress() else { return };
+    // SAFETY: the pointers are to counters in the map's value.
+    unsafe {
+        if is_counted {
+            add_shared(&raw mut (*progress).ended_counted_ns, cpu_ns);
+        } else {
+            add_shared(&raw mut (*progress).ended_uncounted, 1);
+            add_shared(&raw mut (*progress).ended_uncounted_ns, cpu_ns);
+        }
+    }
 }
 
 /// Adds a thread's counters to its process's totals and clears them.

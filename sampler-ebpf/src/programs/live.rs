@@ -1,16 +1,13 @@
 //! The live map: tracked blocks are added, looked up and removed.
 
-use core::ptr::read_volatile;
-
 use aya_ebpf::bindings::BPF_ANY;
-use sampler_ebpf::abi::inline::HANDOVER_BLOCKS;
 use sampler_ebpf::abi::{FreeRecord, LiveKey, LiveValue, fault};
 
 use crate::ablation;
 use crate::config::config;
-use crate::counters::{self, add_shared, count_removal_refused, exchange_if_equal, take_number};
+use crate::counters::{self, add_shared, count_removal_refused, exchange_if_equal};
 use crate::filter;
-use crate::maps::{HANDOVER, LIVE};
+use crate::maps::LIVE;
 use crate::output;
 use crate::process::{current_pid_tgid, current_task, process_of, space_of};
 use crate::thread::ThreadState;
@@ -151,30 +148,10 @@ pub fn put_in(state: &ThreadState, address: u64, value: &LiveValue) -> bool {
     filter::add(address);
     let key = LiveKey { space: state.space, address };
     let fits = LIVE.insert(key, value, u64::from(BPF_ANY)).is_ok();
-    if fits {
-        hand_over(state.space.tgid, address);
-    } else {
+    if !fits {
         filter::remove(address);
     }
     fits
-}
-
-/// Tells of a block of a process that is about to go over to inline hooks. After the block is in the map: whoever names the
-/// process and then reads the map finds it in one of the two.
-#[inline(always)]
-fn hand_over(tgid: u32, address: u64) {
-    let Some(handover) = HANDOVER.get_ptr_mut(0) else { return };
-    // SAFETY: the pointer is to the map's value, which consists of integers; places are taken one by one, and the index is
-    // within bounds. The daemon reads them while no thread of the process runs.
-    unsafe {
-        if read_volatile(&raw const (*handover).tgid) != tgid {
-            return;
-        }
-        let index = take_number(&raw mut (*handover).count) as usize;
-        if index < HANDOVER_BLOCKS {
-            (&raw mut (*handover).blocks).cast::<u64>().add(index & (HANDOVER_BLOCKS - 1)).write_volatile(address);
-        }
-    }
 }
 
 /// Puts back a block that a realloc took out before it failed.

@@ -7,7 +7,7 @@ use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::btf_maps::{Array, HashMap, StackTrace};
 use aya_ebpf::macros::btf_map;
 use sampler_ebpf::abi;
-use sampler_ebpf::abi::inline::{Handover, InlineProcess};
+use sampler_ebpf::abi::inline::InlineProcess;
 use sampler_ebpf::abi::{
     Control, Counters, FileRanges, LiveKey, LiveValue, OuterFrames, ProcessKey, Progress, PythonProcess, Site, StackKey,
 };
@@ -41,9 +41,6 @@ pub static TARGETS: HashMap<u32, u32, 65536, { BPF_F_NO_PREALLOC as usize }> = H
 /// Processes that inline hooks count.
 #[btf_map]
 pub static INLINE: HashMap<ProcessKey, InlineProcess, 16384, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
-/// Blocks that are sampled in a process that is about to go over to inline hooks.
-#[btf_map]
-pub static HANDOVER: Array<Handover, 1> = Array::new();
 /// The rings that records go to now, by [`abi::ring`]. The daemon puts a larger one in its place when one fills up.
 #[btf_map]
 pub static RINGS: RingArray<{ abi::ring::COUNT }> = RingArray::new();

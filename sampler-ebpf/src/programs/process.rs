@@ -31,6 +31,17 @@ pub fn process_of(task: u64) -> ProcessKey {
     }
 }
 
+/// CPU time that a task has used, and if it is the first thread of its process, that of threads which have ended, ns. `signal`: what
+/// the threads share.
+#[inline(always)]
+pub fn cpu_ns(task: u64, signal: u64) -> u64 {
+    let own: u64 = read_kernel(task + config!(offsets.task_cpu));
+    if read_kernel::<u64>(task + config!(offsets.task_group_leader)) != task {
+        return own;
+    }
+    own.wrapping_add(read_kernel(signal + config!(offsets.signal_cpu)))
+}
+
 /// The owner of the address space that a task runs in. After `vfork` that is another process.
 #[inline(always)]
 pub fn space_of(task: u64, process: ProcessKey) -> ProcessKey {

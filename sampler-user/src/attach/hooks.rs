@@ -96,6 +96,8 @@ pub struct Hooks<L = Links> {
     /// The examined files.
     pub files: ExaminedFiles,
     hooked: HashMap<FileKey, HookedFile>,
+    /// What of files was hooked inline.
+    inline: HashMap<FileKey, Arc<FileAudit>>,
     /// Links to a file, by the process that they are for; `None`: every process.
     links: HashMap<(FileKey, Option<u32>), L>,
     /// Files that another tracer has already patched, and when that was last observed.
@@ -117,6 +119,7 @@ impl<L: ProbeLinks> Hooks<L> {
         Self {
             files: ExaminedFiles::new(rules, table),
             hooked: HashMap::new(),
+            inline: HashMap::new(),
             links: HashMap::new(),
             conflicts: HashMap::new(),
             paused: None,
@@ -288,6 +291,11 @@ impl<L: ProbeLinks> Hooks<L> {
         self.links.contains_key(&(key, pid)).then(|| Served::of(key, pid))
     }
 
+    /// How many processes have links of their own to a file.
+    pub fn own_links(&self, key: FileKey) -> usize {
+        self.links.keys().filter(|(file, pid)| *file == key && pid.is_some()).count()
+    }
+
     /// Files to which links serve one process, or every process.
     pub fn served(&self, pid: Option<u32>) -> impl Iterator<Item = FileKey> + '_ {
         self.links.keys().filter(move |(_, of)| *of == pid).map(|(key, _)| *key)
@@ -314,8 +322,8 @@ impl<L: ProbeLinks> Hooks<L> {
         sites.filter(move |site| site.return_needed != frees).map(|site| site.kind)
     }
 
-    /// Number of hooked files.
-    pub fn hooked_files(&self) -> usize {
+    /// Number of files that are hooked by probes.
+    pub fn probed_files(&self) -> usize {
         self.hooked.len()
     }
 
@@ -334,9 +342,26 @@ impl<L: ProbeLinks> Hooks<L> {
         self.hooked.get(&key)?.audit.as_ref()
     }
 
+    /// Notes that a file was hooked inline in a process. Its audit has no probe.
+    pub fn hooked_inline(&mut self, key: FileKey, link: LinkKind) {
+        if !self.inline.contains_key(&key)
+            && let Some(audit) = self.audit_of(key, link)
+        {
+            self.inline.insert(key, Arc::new(FileAudit { attach: Vec::new(), ..audit }));
+        }
+    }
+
+    /// The audit of a file that was hooked inline in a process.
+    pub fn audited_inline(&self, key: FileKey) -> Option<&Arc<FileAudit>> {
+        self.inline.get(&key)
+    }
+
     /// The audits of all hooked files, by path.
     pub fn audit(&self) -> Vec<Arc<FileAudit>> {
-        let mut audits: Vec<Arc<FileAudit>> = self.hooked.values().filter_map(|hooked| hooked.audit.clone()).collect();
+        let probed = self.hooked.values().filter_map(|hooked| hooked.audit.clone());
+        let inline =
+            self.inline.iter().filter(|(key, _)| !self.hooked.contains_key(key)).map(|(_, audit)| audit.clone());
+        let mut audits: Vec<Arc<FileAudit>> = probed.chain(inline).collect();
         audits.sort_by(|a, b| a.file.cmp(&b.file));
         audits
     }

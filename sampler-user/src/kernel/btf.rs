@@ -187,6 +187,8 @@ impl<'a> KernelBtf<'a> {
             mm_data_vm: offset("mm_struct", "data_vm")?,
             signal_rlim: offset("signal_struct", "rlim")?,
             mm_users: offset("mm_struct", "mm_users")?,
+            task_cpu: offset("task_struct", "se.sum_exec_runtime")?,
+            signal_cpu: offset("signal_struct", "sum_sched_runtime")?,
         })
     }
 }

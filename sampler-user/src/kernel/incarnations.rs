@@ -22,7 +22,11 @@ pub fn living(iterator: BorrowedFd<'_>) -> Result<Vec<ProcessKey>, KernelError> 
     Ok(threads(iterator)?.into_iter().map(|thread| thread.process).collect())
 }
 
-fn threads(iterator: BorrowedFd<'_>) -> Result<Vec<LivingThread>, KernelError> {
+/// All threads of processes that live. `iterator`: as of [`living`].
+///
+/// # Errors
+/// The read fails.
+pub fn threads(iterator: BorrowedFd<'_>) -> Result<Vec<LivingThread>, KernelError> {
     let bytes = sys::read_iterator(iterator).map_err(failed)?;
     Ok(bytes.chunks_exact(size_of::<LivingThread>()).flat_map(LivingThread::read_from_bytes).collect())
 }
@@ -70,7 +74,7 @@ mod tests {
     #[test]
     fn who_shares_memory_is_one_more_than_the_threads() {
         let process = |tgid| ProcessKey { tgid, ..ProcessKey::default() };
-        let thread = |tgid, memory_users| LivingThread { process: process(tgid), memory_users };
+        let thread = |tgid, memory_users| LivingThread { process: process(tgid), memory_users, cpu_ns: 0 };
         // The last thread of 2 has left its memory. 3 and 4 share theirs.
         let threads = [thread(1, 2), thread(1, 2), thread(2, 1), thread(2, 0), thread(3, 2), thread(4, 2)];
         assert_eq!([1, 2, 3, 4, 5].map(|tgid| is_alone(&threads, process(tgid))), [true, true, false, false, false]);

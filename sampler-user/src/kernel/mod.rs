@@ -6,7 +6,6 @@ pub mod btf;
 pub mod control;
 mod filter;
 pub mod guardian;
-pub mod handover;
 pub mod incarnations;
 pub mod inline;
 pub mod lifecycle;

@@ -132,7 +132,11 @@ impl Totals {
         Ok(Counts { processes: counters, unattributed, read_ns: read_ns.unwrap_or_default(), reallocated })
     }
 
-    fn progress(&self) -> Result<Progress, KernelError> {
+    /// What the programs count over all threads.
+    ///
+    /// # Errors
+    /// The read fails.
+    pub fn progress(&self) -> Result<Progress, KernelError> {
         self.progress.get(&0, 0).map(|progress| progress.0).map_err(|error| KernelError::Object(error.to_string()))
     }
 

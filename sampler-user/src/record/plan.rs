@@ -53,16 +53,12 @@ impl RecordPlan {
         !self.keeps_running || !outputs.files.is_empty() || outputs.stats.is_some() || invoking_user().is_some()
     }
 
-    /// Whether processes are hooked inline where that is safe: all targets if the user chose so; where nobody chose, a command that
-    /// we start ourselves, and what it starts.
+    /// Whether processes are hooked inline where that is possible.
     pub fn hooks_inline(&self) -> bool {
-        let (targets, sampling) = (&self.targets, &self.sampling);
-        let can_count = !sampling.mappings && sampling.criterion != Criterion::SizeClass;
+        let can_count = !self.sampling.mappings && self.sampling.criterion != Criterion::SizeClass;
         match self.kernel.hook {
             Hook::Inline => true,
-            Hook::Auto => {
-                cfg!(target_arch = "x86_64") && can_count && targets.rules.is_empty() && !targets.command.is_empty()
-            }
+            Hook::Auto => cfg!(target_arch = "x86_64") && can_count,
             Hook::Probe | Hook::Usdt => false,
         }
     }
@@ -223,8 +219,7 @@ pub struct BudgetPlan {
 /// How calls are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hook {
-    /// Inline for a command that we start and what it starts, else probes. A process without an allocator to probe may announce its
-    /// samples itself.
+    /// Inline where that is possible, else probes. A process without an allocator to hook may announce its samples itself.
     #[default]
     Auto,
     /// Probes trap on every call.

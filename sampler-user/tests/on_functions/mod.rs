@@ -15,7 +15,6 @@ use sampler_ebpf::constants::draw_constants;
 use sampler_user::heap::event::{Event, decode};
 use sampler_user::kernel::control::{ControlMaps, CountedBy};
 use sampler_user::kernel::guardian::Guardian;
-use sampler_user::kernel::handover::HandoverMap;
 use sampler_user::kernel::live_map::LiveMap;
 use sampler_user::kernel::loader::{Loader, MapSizes};
 use sampler_user::kernel::object;
@@ -89,7 +88,6 @@ pub struct Kernel {
     pub totals: Totals,
     pub live: LiveMap,
     pub events: Ring,
-    pub handover: HandoverMap,
     pub links: Option<Links>,
     /// The probes are on functions of this process, so one test at a time has them.
     _turn: MutexGuard<'static, ()>,
@@ -133,8 +131,7 @@ impl Kernel {
         let programs = Programs::load(&loader, setting.live, None, &Guardian::default()).unwrap();
         let (totals, live) = (Totals::open(&loader).unwrap(), LiveMap::open(&loader).unwrap());
         let events = Ring::open(&loader, RingId::Events).unwrap();
-        let handover = HandoverMap::open(&loader, &programs).unwrap();
-        let mut kernel = Self { programs, control, totals, live, events, handover, links: None, _turn: turn };
+        let mut kernel = Self { programs, control, totals, live, events, links: None, _turn: turn };
         kernel.links = Some(kernel.attach(Some(std::process::id())));
         Some(kernel)
     }

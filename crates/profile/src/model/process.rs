@@ -38,6 +38,8 @@ pub struct Process {
     pub missing: Vec<Missing>,
     /// Share of the process's time in the recording during which its allocators were hooked, 0 to 1.
     pub coverage: f64,
+    /// Share of its CPU time in the recording in which its calls were counted, 0 to 1; `None` if that was not measured.
+    pub cpu_coverage: Option<f64>,
     /// Whether it ended during the recording. What it held at exit is in use, or separate
     /// ([`Header::ended_apart`](super::Header::ended_apart)).
     pub ended: bool,

@@ -209,6 +209,13 @@ impl Counted {
         self.map.get(process).is_some_and(|entry| entry.hooked != process)
     }
 
+    /// Whether the hooks that it inherited are those of an allocator in this file.
+    pub(super) fn inherits(&self, process: ProcessKey, key: FileKey) -> bool {
+        let hooked = self.map.get(process).map(|entry| entry.hooked);
+        let linked = hooked.and_then(|hooked| self.linked.get(&hooked));
+        linked.is_some_and(|linked| linked.iter().any(|linked| linked.key == key))
+    }
+
     /// Finds new children, and processes that have left their memory.
     pub(super) fn look(&mut self) {
         let mut entries = self.map.entries();

@@ -8,14 +8,13 @@ pub mod cleaner;
 mod control;
 mod counted;
 mod figures;
-mod handover;
 mod known;
 pub mod left;
 mod limits;
 mod loaded;
 pub mod memory;
+mod noted;
 pub mod objects;
-mod over;
 mod plan;
 pub mod preview;
 mod refused;
@@ -25,7 +24,6 @@ pub mod standing;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
-use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -41,11 +39,10 @@ use self::attempts::Attempts;
 use self::cleaner::Cleaner;
 use self::control::ControlPage;
 use self::counted::{Counted, Linked};
-pub use self::handover::FromProbes;
-use self::handover::Noted;
 use self::known::{KnownFiles, KnownNames};
+pub use self::loaded::loader_is_done;
+use self::noted::Noted;
 use self::objects::ObjectHook;
-use self::plan::Place;
 pub use self::refused::Refused;
 use self::removal::take_out;
 use crate::attach::files::FileKey;
@@ -100,8 +97,6 @@ pub struct InlineHooks {
     sites: HashMap<FileKey, u32>,
     files: KnownFiles,
     names: KnownNames,
-    /// Processes that were stopped for too long as they went over from probes.
-    late: u64,
     /// Processes in which an interpreter was to be led to the mapped code, and why it is not.
     led: HashMap<u32, Result<(), String>>,
     /// Dropped after all hooks are taken out.
@@ -125,9 +120,6 @@ struct Prepared {
     plan: Plan,
     mapped: Mapped,
     linked: Linked,
-    /// Where the allocator's code is, and the functions that are to be hooked.
-    place: Place,
-    functions: Vec<Range<u64>>,
     /// Words that lead an interpreter to the mapped code.
     leads: Vec<Lead>,
 }
@@ -164,7 +156,6 @@ impl InlineHooks {
             sites: HashMap::new(),
             files: KnownFiles::default(),
             names: KnownNames::default(),
-            late: 0,
             led: HashMap::new(),
             _cleaner: Cleaner::started(),
         }
@@ -199,7 +190,8 @@ impl InlineHooks {
     ) -> (Service, Option<Refused>) {
         let pid = process.tgid;
         if self.counted.is_child(process) {
-            return (Service::Probes, None);
+            let is_hooked = self.counted.inherits(process, key);
+            return (if is_hooked { Service::Inline } else { Service::Probes }, None);
         }
         let mut attempts = match self.decided.get(&(pid, key)) {
             Some((_, Service::Waits { attempts, .. })) => *attempts,
@@ -258,7 +250,7 @@ impl InlineHooks {
         self.counted.unlist(process, base);
         match &error {
             // Nothing was changed.
-            Remote::Busy { why: Busy::Slow | Busy::Position, .. } => {
+            Remote::Busy { why: Busy::Slow | Busy::Position | Busy::NotNow, .. } => {
                 self.prepared.insert((pid, key), prepared);
             }
             Remote::Busy { why: Busy::Late, .. } => {
@@ -284,10 +276,8 @@ impl InlineHooks {
     }
 
     /// Whether an allocator of a process is hooked inline.
-    pub fn has_hooked(&self, process: ProcessKey, key: FileKey) -> bool {
-        self.decided
-            .get(&(process.tgid, key))
-            .is_some_and(|(of, service)| *of == process && *service == Service::Inline)
+    pub fn has_hooked(&self, pid: u32, key: FileKey) -> bool {
+        self.decided.get(&(pid, key)).is_some_and(|(_, service)| *service == Service::Inline)
     }
 
     /// Whether calls of a process are counted inline.
@@ -296,6 +286,11 @@ impl InlineHooks {
             of.tgid == pid && *service == Service::Inline && self.counted.runs(*of)
         };
         self.decided.values().any(is_inline) || self.has_inherited(pid)
+    }
+
+    /// Whether calls of an incarnation are counted inline, by hooks of its own or its parent's.
+    pub fn is_counted(&self, process: ProcessKey) -> bool {
+        self.counted.runs(process)
     }
 
     /// Children that were found to have the hooks of their parents since the last call, by process id.
@@ -345,14 +340,9 @@ impl InlineHooks {
         let place = plan::place(&target, file)?;
         let what = (known.as_ref(), wanted.objects);
         let (plan, leads) = preview::plan((&target, &place), what, &self.names, file, (&settings, first_site))?;
-        let functions = functions.iter().map(|function| {
-            let start = function.address.wrapping_add(place.bias);
-            start..start.saturating_add(function.length)
-        });
-        let functions = functions.collect();
         let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
         match self.link((pid, key), plan.draft().base) {
-            Ok(linked) => Ok(Prepared { target, plan, mapped, linked, place, functions, leads }),
+            Ok(linked) => Ok(Prepared { target, plan, mapped, linked, leads }),
             Err(refused) => {
                 if target.unmap(&plan, &mapped, stop_limit()).is_err() {
                     take_out(pid);
@@ -430,10 +420,9 @@ impl InlineHooks {
         self.counted.take(process, kernel)
     }
 
-    /// Processes some of whose calls were not counted: at their end, as they went over from probes, or since somebody else took the
-    /// hooks out.
+    /// Processes some of whose calls were not counted: at their end, or since somebody else took the hooks out.
     pub const fn incomplete(&self) -> u64 {
-        self.counted.unread_ends() + self.counted.taken_out() + self.late
+        self.counted.unread_ends() + self.counted.taken_out()
     }
 
     /// Takes everything out of all processes.

@@ -87,21 +87,9 @@ pub enum Refused {
     /// It has ended.
     #[error("it has ended")]
     Ended,
-    /// It has made an exec, and the record of that is still to come.
-    #[error("it has replaced its program")]
-    Replaced,
     /// Each allocator has counts of its own.
     #[error("it has more allocators than can be counted inside a process")]
     Allocators,
-    /// Probes count the calls of the other file together with this one's.
-    #[error("{0} calls the allocator of another file, and their calls count together by probes alone")]
-    CallsOut(String),
-    /// Probes would go on to count some of the allocator's functions.
-    #[error("{0} can be counted by a probe alone, and blocks of one allocator must be counted in one way")]
-    ProbeAlone(String),
-    /// More blocks than the programs list.
-    #[error("probes sample more blocks of it than can be handed over while it runs")]
-    Fast,
     /// The set of sampled blocks is too small.
     #[error("probes have sampled more blocks of it than can be handed over")]
     Blocks,
@@ -133,8 +121,6 @@ impl Refused {
                 | Self::Place(_)
                 | Self::Claimed
                 | Self::Stays
-                | Self::Fast
-                | Self::Replaced
         )
     }
 }

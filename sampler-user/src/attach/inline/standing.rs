@@ -15,14 +15,16 @@ pub struct Standing {
     announcing: HashSet<u32>,
     /// Whether announcements are all that counts.
     all_announce: bool,
+    /// Whether no link serves every process: whoever is counted without being known has its parent's hooks.
+    inherits: bool,
     /// Processes whose objects of Python are counted inside them, and since when (CLOCK_MONOTONIC), and why others' are not.
     objects: HashMap<u32, Result<u64, String>>,
 }
 
 impl Standing {
-    /// Nothing is known yet. `all_announce`: announcements are all that counts.
-    pub fn new(all_announce: bool) -> Self {
-        Self { all_announce, ..Self::default() }
+    /// Nothing is known yet. `all_announce`: announcements are all that counts. `inherits`: no link serves every process.
+    pub fn new(all_announce: bool, inherits: bool) -> Self {
+        Self { all_announce, inherits, ..Self::default() }
     }
 
     /// Whether announcements are all that counts.
@@ -92,7 +94,7 @@ impl Standing {
         if self.announces(pid) {
             return Hook::Usdt;
         }
-        if self.of_process.get(&pid).is_some_and(Result::is_ok) { Hook::Inline } else { Hook::Probe }
+        if self.of_process.get(&pid).map_or(self.inherits, Result::is_ok) { Hook::Inline } else { Hook::Probe }
     }
 
     /// Why a process that should be hooked inline is not.
@@ -114,7 +116,8 @@ mod tests {
         assert!(standing.announces(1), "a fork or an exec decides that");
         standing.note_announcing(1, false);
         assert_eq!(standing.hook(1), Hook::Probe);
-        let all = Standing::new(true);
+        let all = Standing::new(true, false);
+        assert_eq!(Standing::new(false, true).hook(1), Hook::Inline);
         assert!(all.hook(1) == Hook::Usdt && !all.announces_for_lack_of_allocator(1));
     }
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use super::probes::{Attaching, Look};
 use crate::attach::dropped::dropped_mappings;
 use crate::attach::hooks::Served;
+use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::ModuleTable;
 use crate::host::processes::Incarnation;
 use heapbpf_audit::FileAudit;
 use heapbpf_audit::Missing;
-use heapbpf_probes::Runtime;
+use heapbpf_probes::{ProbeKind, Runtime};
 
 /// The profile's note about `--mmap`.
 const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), but for those that an \
@@ -48,7 +49,7 @@ impl Attaching {
                 Look::Hook(key) | Look::Announces(key) => {
                     let found = self.hooks.files.plan(*key).map(|planned| &planned.allocator);
                     audit.allocators.extend(found.filter(|name| !audit.allocators.contains(name)).cloned());
-                    audit.files.extend(self.hooks.audited(*key).cloned());
+                    audit.files.extend(self.hooks.audited(*key).or_else(|| self.hooks.audited_inline(*key)).cloned());
                     runtimes.extend(self.hooks.files.unseen_heap(*key));
                 }
                 Look::Nothing => {}
@@ -114,6 +115,12 @@ impl Attaching {
         let since = self.serving(incarnation).into_iter().filter_map(|it| self.hooks.frees_tracked_since(it)).max();
         let since = since.max(self.targets.last_hidden_ns(incarnation.id.pid));
         since.filter(|since| *since > incarnation.since_ns)
+    }
+
+    /// Kinds of the probed instructions in the files that a process maps: of freeing functions if `frees`, of allocating ones
+    /// otherwise. None if it has ended.
+    pub(in crate::record) fn kinds_in(&self, host: &Host, pid: u32, frees: bool) -> Vec<ProbeKind> {
+        self.allocators_of(host, pid).into_iter().flat_map(|key| self.hooks.kinds_in(key, frees)).collect()
     }
 
     /// Remarks about what could not be hooked. `seen`: processes that have a line in the profile.

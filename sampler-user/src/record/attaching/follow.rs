@@ -52,7 +52,9 @@ fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns
         // Its C library may be hooked, but this module is what it allocates with.
         Err(Unhooked::TooLate) => Outcome { hooked_ns: None, missed: Missed::Yes },
         Err(Unhooked::Gone) => Outcome { hooked_ns: None, missed: Missed::IfEnded },
-        Err(Unhooked::Known | Unhooked::Waits) => Outcome { hooked_ns: None, missed: Missed::Unchanged },
+        Err(Unhooked::Known | Unhooked::Waits | Unhooked::Refused(_)) => {
+            Outcome { hooked_ns: None, missed: Missed::Unchanged }
+        }
     }
 }
 
@@ -68,7 +70,7 @@ pub struct Child {
 impl Attaching {
     /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
     pub fn follow(&mut self, host: &mut Host) -> bool {
-        let before = self.hooks.hooked_files();
+        let before = self.hooks.functions().len();
         for (incarnation, module) in std::mem::take(&mut self.under_way) {
             if !self.is_over() {
                 self.mapped(host, incarnation, module, true);
@@ -103,19 +105,22 @@ impl Attaching {
                         self.inherit_others_hooks(child.info.parent_pid, incarnation.pid, since);
                     }
                 }
+                HostChange::Replaced(before, _) => self.member_replaced(before),
                 HostChange::Ended(incarnation) if self.global => {
                     self.note_late(host, incarnation);
                     self.targets.end(incarnation.pid, monotonic_ns());
+                    self.member_replaced(incarnation);
                 }
                 _ => {}
             }
         }
+        self.take_in_members(host);
         self.lead_late_ones(host);
         self.lead_anew();
         self.release_left();
         changes.shrink_to(ROOM_FOR_CHANGES);
         self.changes = changes;
-        self.hooks.hooked_files() != before
+        self.hooks.functions().len() != before
     }
 
     /// Handles the modules that are being examined on other threads, and waits for them.
@@ -138,6 +143,14 @@ impl Attaching {
     /// Handles a module that a process mapped. `again`: it was being examined the last time.
     fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId, again: bool) {
         let pid = incarnation.pid;
+        if self.takes_in() && self.held != Some(pid) && !self.was_taken_in(incarnation) {
+            let is_named = self.targets.named_alive.contains(&pid);
+            // Of all processes of the host, those are taken in that are active.
+            if is_named || self.global && !self.is_listed_by_all() && self.is_target(host, incarnation) {
+                self.await_member(pid);
+            }
+            return;
+        }
         let known = self.targets.coverages.contains_key(&pid);
         let is_concerned = self.global || known || self.targets.named_alive.contains(&pid);
         // Examining a large file takes seconds: of other programs none is.
@@ -264,6 +277,11 @@ impl Attaching {
         self.standing.inherit_objects(parent, child);
         if self.global {
             self.followed.insert(child);
+            if is_inline {
+                self.targets.hooked(child, time_ns, time_ns);
+                self.standing.note(child, Ok(()));
+                self.has_hooks(host, child);
+            }
             return;
         }
         if self.targets.named_alive.contains(&child) {
@@ -272,24 +290,29 @@ impl Attaching {
         self.targets.begin(child, time_ns);
         self.targets.named_alive.insert(child);
         self.inherit_others_hooks(parent, child, time_ns);
+        if self.takes_in() {
+            if is_inline {
+                self.targets.hooked(child, time_ns, time_ns);
+                self.standing.note(child, Ok(()));
+                self.has_hooks(host, child);
+            } else {
+                self.await_member(child);
+            }
+            return;
+        }
         self.shares = true;
         // The child starts with its parent's mappings; what it maps later is followed as for any process.
         let mut modules = modules_of(host, child);
         modules.extend(modules_of(host, parent));
         modules.sort_unstable();
         modules.dedup();
-        // Links are for what it becomes. Until then it has its parent's hooks.
         let is_announcing = self.standing.announces_for_lack_of_allocator(child);
-        if is_inline {
-            self.targets.hooked(child, time_ns, time_ns);
-            self.standing.note(child, Ok(()));
-        }
         for module in modules {
             let Some(key) = self.modules.get(&module).and_then(Look::file) else { continue };
             if self.is_over() {
                 return;
             }
-            if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() && !is_inline && !is_announcing {
+            if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() && !is_announcing {
                 let hooked_ns = self.shared_since(module).map_or_else(monotonic_ns, |since_ns| since_ns.max(time_ns));
                 self.targets.hooked(child, time_ns, hooked_ns);
             }

@@ -58,6 +58,11 @@ impl Attaching {
             self.shares = true;
             return;
         }
+        if self.takes_in() {
+            // They count a command up to its entry point.
+            self.own.extend(command);
+            return;
+        }
         let pids: Vec<u32> = targets.running.iter().map(|process| process.pid).collect();
         let have_children = command.is_some()
             || pids.iter().any(|pid| has_children(*pid))
@@ -126,13 +131,13 @@ impl Attaching {
     /// The process that links are made for so that they count this one's calls: itself if it has links of its own, or every
     /// process.
     pub(super) fn link_for(&self, pid: u32) -> Option<u32> {
-        self.own.contains(&pid).then_some(pid)
+        (self.takes_in() || self.own.contains(&pid)).then_some(pid)
     }
 
     /// Has shared links count a process if its own see it no more, because a thread other than its first called exec. Its own
     /// are to be released once shared ones are there.
     pub(super) fn note_exec(&mut self, pid: u32) {
-        if self.own.contains(&pid) && self.control.counted_by(pid) == Some(CountedBy::SharedLinks) {
+        if !self.takes_in() && self.own.contains(&pid) && self.control.counted_by(pid) == Some(CountedBy::SharedLinks) {
             self.own.remove(&pid);
             self.shares = true;
             self.left.push(pid);

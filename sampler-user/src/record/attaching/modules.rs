@@ -27,7 +27,7 @@ use heapbpf_unwind::mapping::Mapping;
 const MOST_REMARKS: usize = 8;
 
 /// Why a module is not hooked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unhooked {
     /// It has no allocator, or what it lacks has been reported.
     Known,
@@ -37,6 +37,8 @@ pub(super) enum Unhooked {
     TooLate,
     /// Its process is to be hooked inline, which was not possible yet.
     Waits,
+    /// Its process cannot be hooked.
+    Refused(String),
 }
 
 /// Where calls of an allocator may lead, the outermost first.
@@ -52,9 +54,7 @@ enum Nesting {
 
 impl Attaching {
     /// Hooks a module in a process, if it has an allocator: inline if that is wanted and possible, else by the links that
-    /// serve the process. The links are made in any case: it, or a child, may run another program, whose first calls nobody else would
-    /// see. In the pages that inline hooks replace they have no breakpoints. (Not for `--alloc`: a plugin may come again in the same
-    /// program, and blocks that links have sampled by then would keep it on probes.)
+    /// serve the process.
     pub(super) fn hook_module_in(&mut self, host: &mut Host, module: ModuleId, pid: u32) -> Result<Hooked, Unhooked> {
         let link = self.link_for(pid);
         let key = self.file_of(host, module);
@@ -69,19 +69,17 @@ impl Attaching {
             return Err(Unhooked::Known);
         }
         match key.map_or(Service::Probes, |key| self.hook_inline(host, pid, key, None)) {
-            Service::Waits { .. } => return Err(Unhooked::Waits),
-            Service::Inline if link.is_some() && self.is_custom(key) => {}
-            Service::Inline => drop(self.hook_module(host, module, link)),
-            Service::Probes if key.is_some_and(|key| self.would_count_twice(pid, key)) => return Err(Unhooked::Known),
-            Service::Probes => return self.hook_module(host, module, link),
+            Service::Waits { .. } => Err(Unhooked::Waits),
+            Service::Inline => Ok(Hooked::Already),
+            Service::Probes if key.is_some_and(|key| self.would_count_twice(pid, key)) => Err(Unhooked::Known),
+            Service::Probes => {
+                if let Some(Err(why)) = key.map(|key| self.may_have_own_links(pid, key)) {
+                    self.refuse(format!("process {pid} is not counted: {why}"));
+                    return Err(Unhooked::Refused(why));
+                }
+                self.hook_module(host, module, link)
+            }
         }
-        Ok(Hooked::Already)
-    }
-
-    /// Whether a file's allocator is described by `--alloc`.
-    fn is_custom(&self, key: Option<FileKey>) -> bool {
-        let examined = key.and_then(|key| self.hooks.files.get(key));
-        examined.is_some_and(|examined| self.custom.iter().any(|custom| custom.is_for(&examined.path)))
     }
 
     /// Hooks a module if it has an allocator, by probes.
@@ -127,6 +125,12 @@ impl Attaching {
     /// `blocks`.
     pub(in crate::record) fn hook_at_entry(&mut self, host: &mut Host, pid: u32, blocks: &[u64]) {
         self.hook_all_inline(host, pid, Some(blocks));
+        let keys = self.allocators_of(host, pid);
+        self.has_hooks(host, pid);
+        let is_inline = |key: &FileKey| self.inline.as_ref().is_some_and(|inline| inline.has_hooked(pid, *key));
+        if keys.iter().all(is_inline) {
+            self.no_longer_needs_links(pid);
+        }
     }
 
     /// Hooks all allocators of a process inline, as [`hook_inline`](Self::hook_inline) does each.
@@ -141,10 +145,11 @@ impl Attaching {
 
     /// A process that should be hooked inline stays with its probes.
     pub(in crate::record) fn stays_probed(&mut self, pid: u32, why: &str) {
+        self.standing.note(pid, Err(why.to_owned()));
         if self.inline_is_asked {
             log::warn!("process {pid} is probed, not hooked inline: {why}");
+            self.refuse(format!("process {pid} is not hooked inline: {why}"));
         }
-        self.stays_on_probes(pid, why);
     }
 
     /// A process is not hooked inline: it stays with its probes, if these see anything of it.
@@ -164,8 +169,7 @@ impl Attaching {
     pub(super) fn hook_inline(&mut self, host: &mut Host, pid: u32, key: FileKey, sampled: Option<&[u64]>) -> Service {
         let link = self.link_for(pid);
         let is_at_rest = sampled.is_some();
-        // Probes count every process; a hot one goes over later.
-        if (self.held == Some(pid) || self.global) && !is_at_rest {
+        if self.held == Some(pid) && !is_at_rest {
             return Service::Probes;
         }
         loop {
@@ -196,6 +200,7 @@ impl Attaching {
             };
             if service == Service::Inline {
                 self.standing.note(pid, Ok(()));
+                self.hooks.hooked_inline(key, self.programs.kind);
                 self.note_led(pid);
             }
             if let Some(refused) = refused {

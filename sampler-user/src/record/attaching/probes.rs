@@ -8,6 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
 use super::missed::Missed;
 use super::others::OthersHooks;
+use super::taking_in::Members;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::detours::Detours;
 use crate::attach::files::{FileKey, Sources};
@@ -16,6 +17,7 @@ use crate::attach::inline::InlineHooks;
 use crate::attach::inline::standing::Standing;
 use crate::attach::rules;
 use crate::clock::monotonic_ns;
+use crate::cost::cpus;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{Stat, Target};
@@ -24,6 +26,7 @@ use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
+use crate::record::budget::activity::Activity;
 use crate::record::plan::Targets;
 use heapbpf_audit::Missing;
 use heapbpf_probes::{CustomAllocator, Runtime, Table};
@@ -118,6 +121,10 @@ pub struct Attaching {
     pub(super) go: GoPrograms,
     /// Inline hooks of other heapbpfs in targets.
     pub(super) others: OthersHooks,
+    /// Processes that are counted, where they are taken in one by one.
+    pub(super) members: Members,
+    /// CPU time of processes, where they are taken in one by one.
+    pub(in crate::record) activity: Option<Activity>,
     until_ns: u64,
 }
 
@@ -135,12 +142,14 @@ pub struct KernelProbes {
     pub inline_is_asked: bool,
     /// Of what samples are made.
     pub sources: Sources,
+    /// When the recording began (CLOCK_BOOTTIME), ns.
+    pub began_ns: u64,
 }
 
 impl Attaching {
     /// Creates the probes of a recording; none is attached yet.
     pub fn new(targets: &Targets, live: bool, kernel: KernelProbes) -> Self {
-        let KernelProbes { programs, control, mappings, inline, inline_is_asked, sources } = kernel;
+        let KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns } = kernel;
         let rules = rules::of_this_kernel(Some(&programs));
         let hooks_inline = inline.is_some();
         Self {
@@ -149,7 +158,7 @@ impl Attaching {
             inline,
             inline_is_asked,
             held: None,
-            standing: Standing::new(sources == Sources::Announcements),
+            standing: Standing::new(sources == Sources::Announcements, hooks_inline),
             hooks: Hooks::new(
                 rules,
                 Table::new(&targets.allocators).with_objects(targets.objects.are_probed(hooks_inline)),
@@ -160,7 +169,7 @@ impl Attaching {
             targets: TargetSet::default(),
             global: !targets.are_named(),
             own: HashSet::new(),
-            shares: !targets.are_named(),
+            shares: !targets.are_named() && !hooks_inline,
             left: Vec::new(),
             modules: HashMap::new(),
             refused: BTreeSet::new(),
@@ -183,6 +192,8 @@ impl Attaching {
             jvms: Jvms::default(),
             go: GoPrograms::default(),
             others: OthersHooks::default(),
+            members: Members::default(),
+            activity: hooks_inline.then(|| Activity::new(cpus::online(), began_ns)),
             until_ns: u64::MAX,
         }
     }
@@ -198,7 +209,8 @@ impl Attaching {
 
     /// Time until modules that are being examined are worth another look.
     pub fn until_look(&self) -> Option<Duration> {
-        let now = (!self.under_way.is_empty() || self.interpreters.has_unled()).then_some(LOOK_AGAIN_AFTER);
+        let waits = !self.under_way.is_empty() || self.interpreters.has_unled() || self.awaits_members();
+        let now = waits.then_some(LOOK_AGAIN_AFTER);
         now.into_iter().chain(self.objects.until_look()).min()
     }
 
@@ -255,6 +267,7 @@ impl Attaching {
             self.missed.note(pid, incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone()));
         }
         self.targets.end(pid, now_ns);
+        self.member_ended(pid);
         self.own.remove(&pid);
         // Near the end of the recording: all links are released soon.
         if !self.is_over() {

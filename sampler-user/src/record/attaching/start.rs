@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 
 use super::mapped::modules_of;
-use super::probes::Attaching;
+use super::probes::{Attaching, is_alive};
+use super::taking_in::TakenIn;
 use crate::attach::files::FileKey;
 use crate::attach::libraries::{expected, find_program};
 use crate::clock::monotonic_ns;
@@ -62,7 +63,7 @@ impl Attaching {
         host.processes_mut().drain_changes(&mut self.changes);
         self.changes.clear();
         self.take_out_what_was_left(&running, host);
-        if self.global {
+        if self.global && !self.takes_in() {
             let modules: Vec<ModuleId> = host.modules().iter().map(|(id, _)| id).collect();
             self.plan_all(host, &modules);
             for module in modules {
@@ -70,10 +71,8 @@ impl Attaching {
                 let _ = self.hook_module(host, module, None);
             }
         }
-        // Links serve processes that are not hooked inline: none is there before all have been tried.
-        let is_inline = self.inline.is_some();
-        for process in running.iter().filter(|_| is_inline) {
-            self.hook_all_inline(host, process.pid, None);
+        if targets.are_all() && self.takes_in() {
+            running.retain(|process| targets.name(process.pid));
         }
         let mut without = Vec::new();
         for process in &running {
@@ -103,6 +102,15 @@ impl Attaching {
 
     /// Hooks what a running process has mapped. Returns whether it has an allocator that is hooked.
     fn hook_running(&mut self, host: &mut Host, pid: u32) -> bool {
+        if self.takes_in() {
+            let mut taken_in = self.take_in(host, pid);
+            // Large files are examined aside.
+            while taken_in == TakenIn::NotYet && is_alive(pid) {
+                std::thread::sleep(PAUSE);
+                taken_in = self.take_in(host, pid);
+            }
+            return taken_in == TakenIn::Counted;
+        }
         let mut is_hooked = false;
         for module in modules_of(host, pid) {
             if self.hook_module_in(host, module, pid).is_ok() {
@@ -148,6 +156,9 @@ impl Attaching {
 
     /// Refuses the recording if a process would be probed that return probes would end.
     fn spare_shadow_stacks(&self, targets: &Targets, host: &Host) -> anyhow::Result<()> {
+        if self.takes_in() {
+            return Ok(());
+        }
         let probed: Vec<u32> = if self.global || self.shares {
             host.processes().iter().map(|incarnation| incarnation.id.pid).collect()
         } else {

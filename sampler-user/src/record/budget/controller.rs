@@ -291,13 +291,6 @@ impl OverheadController {
         actions
     }
 
-    /// Notes the counters without a decision: what probes took until now says little, because processes are about to leave them.
-    pub fn pass(&mut self, counters: &Counters, cpu_seconds: f64, now_ns: u64) {
-        self.looks.last = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
-        self.looks.next_ns = now_ns + LOOK_NS;
-        self.looks.exceeded = 0;
-    }
-
     fn keep(
         &mut self,
         used: &Use,

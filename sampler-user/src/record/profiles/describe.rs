@@ -27,6 +27,8 @@ struct Described {
     hook: Option<Hook>,
     /// Why it is not hooked inline, if it should be.
     not_inline: Option<Arc<str>>,
+    /// Share of its CPU time in which its calls were counted, if it has ended.
+    cpu_share: Option<f64>,
     /// Whether tracking its frees was stopped.
     without_frees: bool,
     /// How much was seen of it, set when it exits.
@@ -180,10 +182,11 @@ impl Descriptions {
         found
     }
 
-    /// Marks a process as exited, with how much was seen of it.
-    pub fn ended(&mut self, process: ProcessKey, seen: Seen) {
+    /// Marks a process as exited, with how much was seen of it, and the share of its CPU time in which its calls were counted.
+    pub fn ended(&mut self, process: ProcessKey, seen: Seen, cpu_share: Option<f64>) {
         if let Some(described) = self.described.get_mut(&process) {
             described.ended = Some(seen);
+            described.cpu_share = cpu_share;
         }
     }
 
@@ -243,6 +246,7 @@ impl Descriptions {
             audit: described.audit.files.clone(),
             missing: hidden.into_iter().chain(described.audit.missing.iter().cloned()).collect(),
             coverage: seen.share,
+            cpu_coverage: attaching.cpu_share(key).or(described.cpu_share),
             ended: described.ended.is_some(),
             inuse_unknown: described.without_frees,
             exact_alloc_bytes: exact.map(|exact| exact.bytes),

@@ -203,7 +203,7 @@ impl ActiveRecording {
         }
         session.answer();
         session.write_snapshot(&mut self.files);
-        session.hook_hot();
+        session.take_in_active();
         session.govern();
         session.look_for_slowed();
         self.line.show(session, self.begun.elapsed());
@@ -217,7 +217,7 @@ impl ActiveRecording {
             session.schedule.until_last_moments(now_ns),
             triggers.next_look().map(|at| at.saturating_duration_since(Instant::now())),
             Some(session.until_look()),
-            session.until_hot(),
+            session.until_activity(),
             Some(session.until_look_for_slowed()),
             session.until_answer(),
             Some(session.until_housekeeping(now_ns)),

@@ -17,7 +17,6 @@ impl Session {
     pub(super) fn note_new_lives(&mut self) {
         for (process, time_ns) in self.recorder.take_new_lives() {
             self.lives.begin(process, time_ns);
-            self.hot.iter_mut().for_each(|hot| hot.looks.sampled(monotonic_ns()));
         }
     }
 
@@ -31,7 +30,8 @@ impl Session {
         self.replace_heap(ended, time_ns);
         self.exited.note(ended, monotonic_ns());
         self.attaching.replaced(ended);
-        self.descriptions.ended(ended, self.attaching.targets.seen_before(ended.tgid, time_ns));
+        let seen = self.attaching.targets.seen_before(ended.tgid, time_ns);
+        self.descriptions.ended(ended, seen, self.attaching.cpu_share(ended));
     }
 
     /// A process ended. Its id may have been given to another since, if the end was found late.
@@ -44,7 +44,8 @@ impl Session {
         if current.is_none_or(|start_ns| starts_agree(start_ns, process.start_ns)) {
             self.attaching.ended(process.tgid, time_ns, &self.host);
         }
-        self.descriptions.ended(process, self.attaching.targets.seen(process.tgid, now));
+        let seen = self.attaching.targets.seen(process.tgid, now);
+        self.descriptions.ended(process, seen, self.attaching.cpu_share(process));
     }
 
     /// Has the kernel's processes listed if the host told of an end that no record told of, or if process events were lost.

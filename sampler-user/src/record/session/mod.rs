@@ -1,6 +1,7 @@
 //! The loop of a recording: waits, takes in records, keeps the overhead budget, requests snapshots, and ends on time.
 
 pub mod active;
+mod activity;
 mod cut;
 mod ends;
 mod entry;
@@ -10,8 +11,6 @@ mod finish;
 mod go;
 mod go_keys;
 mod growth;
-mod hot;
-mod hot_processes;
 mod housekeeping;
 mod moment;
 mod overhead;

@@ -54,14 +54,6 @@ impl Session {
         let Some(Counted { counts, total, window }) = self.count() else { return };
         self.learn_costs(&counts, &total);
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
-        // Whoever has become hot since the last look goes over before anything is given up for it.
-        self.look_for_hot(&counts);
-        if !self.overhead.controller.has_windows() && self.is_about_to_cool(now) {
-            let Overhead { controller, calls, .. } = &mut self.overhead;
-            controller.pass(&total, cpu_seconds, now);
-            *calls = if controller.chooses_whose_frees() { Calls::of(&counts) } else { Calls::default() };
-            return;
-        }
         let Overhead { controller, calls, .. } = &mut self.overhead;
         let groups = |which| groups(which, &counts, calls, &self.attaching, &self.host, &self.recorder.heap);
         let actions = controller.look(&total, cpu_seconds, now, groups);

@@ -58,6 +58,9 @@ impl Session {
     /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
     pub(super) fn snapshot_of(&mut self, cut: &Cut, wanted: Wanted<'_>, last: bool, begun: Instant) -> Snapshot {
         let Wanted { detail, marks, often } = wanted;
+        if !often {
+            self.look_at_activity();
+        }
         let total = if last { cut.total } else { without_calls_under_way(cut.total) };
         let daemon = DaemonCounters {
             errors: self.errors.count(),
@@ -92,6 +95,7 @@ impl Session {
         let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
         let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(&total, &daemon, &seen));
+        notes.extend(self.cpu_remark());
         notes.extend(accounting::runtimes(&processes));
         notes.extend(accounting::early_objects(&processes));
         notes.extend(accounting::announcements(&processes));
@@ -122,6 +126,12 @@ impl Session {
             cost: begun.elapsed(),
             cpu: Duration::ZERO,
         }
+    }
+
+    /// Says how much of the targets' CPU time was counted, where they are hooked one by one.
+    fn cpu_remark(&mut self) -> Option<String> {
+        let ended = self.kernel.totals.progress().ok()?;
+        self.attaching.cpu_remark(&mut self.host, &ended)
     }
 
     /// Running targets of which others' inline hooks hid all calls for a while. Their lines tell that, even if nothing was seen.

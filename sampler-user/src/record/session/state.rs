@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use sampler_ebpf::abi::Counters;
+use sampler_ebpf::abi::{Config, Counters, ProcessKey};
 
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
 use super::go_keys::GoKeys;
-use super::hot_processes::Hot;
 use super::moment::{Blocks, Cuts};
 use super::priority::Hurry;
 use super::schedule::Schedule;
@@ -16,7 +15,7 @@ use super::unfinished::Unfinished;
 use crate::arch;
 use crate::attach::files::Sources;
 use crate::attach::inline::{InlineHooks, Sampling as InlineSampling};
-use crate::clock::monotonic_ns;
+use crate::clock::{monotonic_ns, suspended_ns};
 use crate::cost::measure;
 use crate::heap::live::Heap;
 use crate::host::limits::{links_need_admin, module_files};
@@ -25,7 +24,6 @@ use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
 use crate::kernel::guardian::Guardian;
-use crate::kernel::handover::HandoverMap;
 use crate::kernel::incarnations::Incarnations;
 use crate::kernel::inline::{self, InlineMap, InlinePrograms};
 use crate::kernel::live_map::{LiveEntries, LiveMap};
@@ -96,8 +94,8 @@ pub(super) struct Session {
     pub(super) unfinished: Unfinished,
     /// Processes that run Go programs.
     pub(super) go: GoKeys,
-    /// Processes that are hooked inline once they are hot, if that is wanted.
-    pub(super) hot: Option<Hot>,
+    /// Active processes that are to be hooked, the busiest last.
+    pub(super) due: Vec<ProcessKey>,
 }
 
 /// State of the housekeeping.
@@ -124,7 +122,8 @@ impl Session {
             log::info!("our own allocations trap at probes of the whole host: {error}");
         }
         let (sampling, kernel) = (&plan.sampling, &plan.kernel);
-        let loader = Arc::new(Loader::new(object, &kernel.config, &kernel.sizes)?);
+        let config = Config { began_ns: monotonic_ns() + suspended_ns(), ..kernel.config };
+        let loader = Arc::new(Loader::new(object, &config, &kernel.sizes)?);
         let mut control = ControlMaps::open(&loader)?;
         let Some(draw) = draw_constants(sampling.interval) else {
             bail!("the sampling interval {} is too large", sampling.interval);
@@ -160,7 +159,6 @@ impl Session {
         } else {
             None
         };
-        let config = &plan.kernel.config;
         let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
         // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
         let follows = plan.targets.follow || !plan.targets.are_named();
@@ -170,10 +168,10 @@ impl Session {
                 Ok::<_, KernelError>(InlineHooks::new(hooking, maps, how, follows))
             })
             .transpose()?;
-        let hot = inline.is_some().then(|| HandoverMap::open(&loader, &programs)).transpose()?.map(Hot::new);
         let names = Arc::new(RuntimeFunctions::default());
         let inline_is_asked = plan.kernel.hook == Hook::Inline;
-        let probes = KernelProbes { programs, control, mappings, inline, inline_is_asked, sources };
+        let probes =
+            KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns: config.began_ns };
         Ok(Self {
             kernel,
             recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap, Arc::clone(&names)),
@@ -193,7 +191,7 @@ impl Session {
             errors: Errors::default(),
             unfinished: Unfinished::default(),
             go: GoKeys::default(),
-            hot,
+            due: Vec::new(),
             plan,
         })
     }
@@ -213,8 +211,6 @@ impl Session {
 
     /// Describes the targets and how they are sampled, for the user.
     pub(super) fn describe_targets(&self) -> String {
-        let link = self.attaching.programs.kind;
-        let files = self.attaching.hooks.hooked_files();
         let interval = match self.plan.kernel.hook {
             Hook::Usdt => "samples that they announce".to_owned(),
             _ => self.plan.sampling.describe(),
@@ -224,8 +220,19 @@ impl Session {
             (true, 1) => "1 process".to_owned(),
             (true, n) => format!("{n} processes"),
         };
+        format!("{who}, {interval} ({})", self.describe_hooks())
+    }
+
+    /// How they are counted.
+    fn describe_hooks(&self) -> String {
+        let link = self.attaching.programs.kind;
+        let files = self.attaching.hooks.probed_files();
         let files = if files == 1 { "1 allocator file".to_owned() } else { format!("{files} allocator files") };
-        format!("{who}, {interval} ({files}, {link} links)")
+        match (self.attaching.takes_in(), files.as_str()) {
+            (true, "0 allocator files") => "inline hooks".to_owned(),
+            (true, files) => format!("inline hooks, and probes in {files}"),
+            (false, files) => format!("{files}, {link} links"),
+        }
     }
 
     /// Whether every named target has ended.

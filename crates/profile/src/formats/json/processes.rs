@@ -122,7 +122,7 @@ pub(super) struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 27)?;
+        let mut fields = serializer.serialize_struct("Process", 28)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         if let Some(program) = self.program {
@@ -150,6 +150,9 @@ impl Serialize for ProcessJson<'_> {
             process.audit.iter().flat_map(|file| &file.missing).chain(&process.missing).collect();
         fields.serialize_field("missing", &missing)?;
         fields.serialize_field("coverage", &process.coverage)?;
+        if let Some(share) = process.cpu_coverage {
+            fields.serialize_field("cpu_coverage", &share)?;
+        }
         fields.serialize_field("ended", &process.ended)?;
         fields.serialize_field("live", &self.live)?;
         if let Some(since) = process.inuse_since.filter(|_| self.live) {

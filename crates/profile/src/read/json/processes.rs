@@ -81,6 +81,7 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
         audit,
         missing,
         coverage: json.coverage,
+        cpu_coverage: json.cpu_coverage,
         ended: json.ended,
         inuse_unknown: live && !json.live,
         inuse_since: json.inuse_since.as_deref().and_then(units::parse_rfc3339),

@@ -1,0 +1,215 @@
+//! Processes that are hooked inline, or by links of their own: when they are taken in, and what becomes of them then. No link serves
+//! every process.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::mapped::modules_of;
+use super::modules::Unhooked;
+use super::probes::{Attaching, is_alive};
+use heapbpf_profile::units;
+use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
+
+use crate::attach::files::FileKey;
+use crate::attach::hooks::MOST_OWN_LINKS;
+use crate::attach::inline::loader_is_done;
+use crate::clock::monotonic_ns;
+use crate::host::Host;
+use crate::host::processes::IncarnationId;
+use crate::host::shadow_stacks;
+use crate::kernel::control::CountedBy;
+use crate::record::budget::activity::CpuTime;
+
+/// How long the loader of a program is waited for. A program that is stopped meanwhile is hooked as it is.
+const LOADER_LIMIT: Duration = Duration::from_millis(500);
+
+/// What came of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::record) enum TakenIn {
+    /// Its calls are counted.
+    Counted,
+    /// Not now.
+    NotYet,
+    /// Never, for this reason; `None` if it has no allocator.
+    Not(Option<String>),
+}
+
+/// The processes.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    /// Those that were taken in, and the program that they ran then.
+    taken: HashMap<u32, IncarnationId>,
+    /// Named ones that are to be taken in, and since when.
+    awaited: HashMap<u32, Instant>,
+}
+
+impl Attaching {
+    /// Whether processes are taken in one by one, and no link serves every process.
+    pub(in crate::record) const fn takes_in(&self) -> bool {
+        self.inline.is_some()
+    }
+
+    /// Takes in the CPU time of all threads. Returns the processes that should be taken in now; named ones are all the same.
+    pub(in crate::record) fn look_at_activity(&mut self, threads: &[LivingThread], now_ns: u64) -> Vec<ProcessKey> {
+        let Self { activity: Some(activity), inline: Some(inline), own, global, .. } = self else { return Vec::new() };
+        activity.look(threads, now_ns, |process| inline.is_counted(process) || own.contains(&process.tgid));
+        if *global { activity.due(now_ns) } else { Vec::new() }
+    }
+
+    /// Share of a process's CPU time in which its calls were counted; `None` if that is not known.
+    pub(in crate::record) fn cpu_share(&self, process: ProcessKey) -> Option<f64> {
+        self.activity.as_ref()?.of(process).map(CpuTime::share)
+    }
+
+    /// Says how much of the targets' CPU time was counted. `ended`: what the programs added up.
+    pub(in crate::record) fn cpu_remark(&self, host: &mut Host, ended: &Progress) -> Option<String> {
+        let cpu = self.activity.as_ref()?.of_all(ended, |process| self.is_active_target(host, process));
+        let percent = |ns: u64| units::percent(ns as f64 / cpu.all_ns.max(1) as f64);
+        let short = ended.ended_uncounted;
+        let few = if short == 1 { "short one" } else { "short ones" };
+        let those = (short > 0).then(|| {
+            format!(
+                "; {} {few} ({}) ended before they could be hooked",
+                units::count(short as f64),
+                percent(ended.ended_uncounted_ns)
+            )
+        });
+        let line = format!("{} of the targets' CPU time was counted", percent(cpu.counted_ns));
+        (self.global || cpu.share() < 0.9995).then(|| line + &those.unwrap_or_default())
+    }
+
+    /// Whether a process that is active is a target, and no child of one with its hooks.
+    pub(in crate::record) fn is_active_target(&self, host: &mut Host, process: ProcessKey) -> bool {
+        let Some(incarnation) = host.processes().current(process.tgid).map(|incarnation| incarnation.id) else {
+            return false;
+        };
+        process.tgid != std::process::id() && self.is_target(host, incarnation)
+    }
+
+    /// Notes children that have the hooks of their parents.
+    pub(in crate::record) fn note_heirs(&mut self) {
+        for pid in self.inline.iter_mut().flat_map(|inline| inline.look_for_heirs()).collect::<Vec<_>>() {
+            self.standing.note(pid, Ok(()));
+        }
+    }
+
+    /// Whether the program that a process runs was taken in.
+    pub(super) fn was_taken_in(&self, incarnation: IncarnationId) -> bool {
+        self.members.taken.get(&incarnation.pid) == Some(&incarnation)
+    }
+
+    /// Whether named processes are to be taken in.
+    pub(super) fn awaits_members(&self) -> bool {
+        !self.members.awaited.is_empty()
+    }
+
+    /// Notes that the program that a process runs is hooked.
+    pub(super) fn has_hooks(&mut self, host: &Host, pid: u32) {
+        self.members.awaited.remove(&pid);
+        if let Some(incarnation) = host.processes().current(pid) {
+            self.members.taken.insert(pid, incarnation.id);
+        }
+    }
+
+    /// Has a named process taken in once its loader is done.
+    pub(super) fn await_member(&mut self, pid: u32) {
+        if self.held != Some(pid) {
+            self.members.awaited.entry(pid).or_insert_with(Instant::now);
+        }
+    }
+
+    /// A process runs another program now: links of its own were for the one before.
+    pub(super) fn member_replaced(&mut self, before: IncarnationId) {
+        if self.was_taken_in(before) {
+            self.members.taken.remove(&before.pid);
+            self.no_longer_needs_links(before.pid);
+        }
+    }
+
+    /// A process has ended.
+    pub(super) fn member_ended(&mut self, pid: u32) {
+        self.members.taken.remove(&pid);
+        self.members.awaited.remove(&pid);
+    }
+
+    /// Has the links of its own of a process released, which inline hooks count.
+    pub(super) fn no_longer_needs_links(&mut self, pid: u32) {
+        if self.takes_in() && self.own.remove(&pid) {
+            self.left.push(pid);
+            // It stays a target.
+            if self.control.counted_by(pid).is_some() {
+                let _ = self.control.add_target(pid, CountedBy::SharedLinks);
+            }
+        }
+    }
+
+    /// Takes named processes in whose loader is done.
+    pub(super) fn take_in_members(&mut self, host: &mut Host) {
+        for (pid, since) in std::mem::take(&mut self.members.awaited) {
+            let is_due = since.elapsed() >= LOADER_LIMIT || loader_is_done(pid);
+            if self.is_over() || !is_alive(pid) {
+                continue;
+            }
+            if !is_due || self.take_in(host, pid) == TakenIn::NotYet {
+                self.members.awaited.insert(pid, since);
+            }
+        }
+    }
+
+    /// Has the calls of a running process counted: inline if possible, else by links of its own.
+    pub(in crate::record) fn take_in(&mut self, host: &mut Host, pid: u32) -> TakenIn {
+        let Some(incarnation) = host.processes().current(pid) else { return TakenIn::NotYet };
+        let (incarnation, since_ns) = (incarnation.id, incarnation.since_ns);
+        if self.was_taken_in(incarnation) {
+            return TakenIn::Counted;
+        }
+        let modules = modules_of(host, pid);
+        let aside: Vec<bool> = modules.iter().map(|module| self.is_examined_aside(host, *module)).collect();
+        if aside.contains(&true) {
+            return TakenIn::NotYet;
+        }
+        self.targets.incarnation_began(pid, since_ns);
+        // Before its first sample.
+        self.find_runtimes(host, std::iter::once(pid));
+        let mut is_hooked = false;
+        let mut why = None;
+        for &module in &modules {
+            match self.hook_module_in(host, module, pid) {
+                Ok(_) => {
+                    host.note_allocator(pid, module);
+                    is_hooked = true;
+                }
+                Err(Unhooked::Waits) => return TakenIn::NotYet,
+                Err(Unhooked::Refused(reason)) => why = Some(reason),
+                Err(Unhooked::Known | Unhooked::Gone | Unhooked::TooLate) => {}
+            }
+        }
+        self.members.taken.insert(pid, incarnation);
+        if !is_hooked {
+            return TakenIn::Not(why);
+        }
+        // The recording begins when all is in place.
+        let hooked_ns = if self.is_starting { 0 } else { monotonic_ns() };
+        self.targets.hooked(pid, since_ns, hooked_ns);
+        TakenIn::Counted
+    }
+
+    /// Whether a process may have links of its own to a file, which is noted then.
+    pub(super) fn may_have_own_links(&mut self, pid: u32, key: FileKey) -> Result<(), String> {
+        if !self.takes_in() || self.own.contains(&pid) {
+            return Ok(());
+        }
+        if let Some(why) = shadow_stacks::forbid_return_probes(pid) {
+            return Err(format!("it must not be probed: {why}"));
+        }
+        if !self.programs.links_one_process() {
+            return Err("this kernel's links to one process see its first thread only".to_owned());
+        }
+        if self.hooks.own_links(key) >= MOST_OWN_LINKS {
+            return Err(format!("{MOST_OWN_LINKS} other processes have links to this file already"));
+        }
+        self.control.add_target(pid, CountedBy::OwnLinks).map_err(|error| error.to_string())?;
+        self.own.insert(pid);
+        Ok(())
+    }
+}
