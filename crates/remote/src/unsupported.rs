@@ -150,6 +150,14 @@ impl Exec {
 pub struct Waiting(std::convert::Infallible);
 
 impl Waiting {
+    /// Has a process wait that has just executed a program.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn at_entry_of(_: u32, _: Duration) -> Result<Self, NotHeld> {
+        Err(NotHeld)
+    }
+
     /// Whether it is at its entry point, and waits.
     pub fn is_there(&self) -> bool {
         match self.0 {}
