@@ -18,10 +18,11 @@ use crate::entry::{NotHeld, Pace, Vector, Waiting, write_code};
 use crate::maps::PAGE_BYTES;
 use crate::status::Status;
 
-/// Time that an exec may take until the new program is mapped, and pause between two looks: to look all the time, at a real-time
-/// priority, would keep the process from its exec.
-const EXEC_LIMIT: Duration = Duration::from_millis(5);
-const EXEC_PAUSE: Duration = Duration::from_micros(15);
+/// Time that an exec may take until the new program is mapped: mostly a tenth of a millisecond, but other processes may have the CPU.
+const EXEC_LIMIT: Duration = Duration::from_millis(100);
+/// Pause between two looks: to look all the time, at a real-time priority, would keep the process from its exec.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(15);
+const LONGEST_PAUSE: Duration = Duration::from_micros(100);
 /// Time between two looks of a process that waits.
 const PAUSE_NS: u64 = 100_000;
 /// Bytes of an auxiliary vector that are read: it has some 20 pairs of words.
@@ -47,18 +48,70 @@ impl Waiting {
     /// # Errors
     /// It does not wait, and runs as ever.
     pub fn at_entry_of(pid: u32, limit: Duration) -> Result<Self, NotHeld> {
-        let gone = |error: io::Error| match (error.raw_os_error(), error.kind()) {
-            (Some(libc::ENOENT | libc::ESRCH), _) | (_, io::ErrorKind::WriteZero) => NotHeld::Gone,
-            _ => NotHeld::System(error),
-        };
-        // Stays with the program that it runs now, as the other descriptor does.
+        let executing = Executing::of(pid)?;
+        loop {
+            match executing.hold(limit)? {
+                Some(waiting) => return Ok(waiting),
+                None => std::thread::sleep(executing.pause()),
+            }
+        }
+    }
+}
+
+/// A process in the middle of its exec: its new memory is there, and what the kernel maps into it may not be.
+#[derive(Debug)]
+pub struct Executing {
+    pid: i32,
+    memory: File,
+    vector: File,
+    since: Instant,
+}
+
+impl Executing {
+    /// The process executes a program at this moment.
+    ///
+    /// # Errors
+    /// It cannot be made to wait.
+    pub fn of(pid: u32) -> Result<Self, NotHeld> {
+        // The descriptors stay with the program that it runs now.
         let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(gone)?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(gone)?;
         match Status::parse(&status).tracer {
             0 => {}
             tracer => return Err(NotHeld::Traced(tracer)),
         }
-        let vector = vector(&File::open(format!("/proc/{pid}/auxv")).map_err(gone)?)?;
+        let vector = File::open(format!("/proc/{pid}/auxv")).map_err(gone)?;
+        Ok(Self { pid: pid.cast_signed(), memory, vector, since: Instant::now() })
+    }
+
+    /// When to try again to hold it.
+    #[must_use]
+    pub fn pause(&self) -> Duration {
+        (self.since.elapsed() / 16).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+    }
+
+    /// Has it wait, as [`Waiting::at_entry_of`] does; `None` if its program is not mapped yet.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn hold(&self, limit: Duration) -> Result<Option<Waiting>, NotHeld> {
+        let mut bytes = [0; VECTOR_BYTES];
+        let length = self.vector.read_at(&mut bytes, 0)?;
+        match word(&bytes[..length], 0) {
+            None => Err(NotHeld::Gone),
+            // It is empty until the program is mapped.
+            Some(0) if self.since.elapsed() > EXEC_LIMIT => Err(NotHeld::Gone),
+            Some(0) => Ok(None),
+            Some(_) => {
+                // That of a 32-bit program has other words.
+                let vector = Vector::read(&|at| word(&bytes[..length], at), 0).ok_or(NotHeld::Layout)?;
+                self.lead(&vector, limit).map(Some)
+            }
+        }
+    }
+
+    fn lead(&self, vector: &Vector, limit: Duration) -> Result<Waiting, NotHeld> {
+        let memory = self.memory.try_clone()?;
         let read = |at, bytes: usize| {
             let mut read = vec![0; bytes];
             memory.read_exact_at(&mut read, at).map(|()| read).map_err(|_| NotHeld::Gone)
@@ -81,24 +134,16 @@ impl Waiting {
         // If only one of them can be written, nothing leads anywhere.
         memory.write_all_at(&jumps.long.now, jumps.long.at).map_err(gone)?;
         memory.write_all_at(&jumps.short.now, jumps.short.at).map_err(gone)?;
-        Ok(Self { pid: pid.cast_signed(), memory, code: range, go, jumps: Some(jumps) })
+        Ok(Waiting { pid: self.pid, memory, code: range, go, jumps: Some(jumps) })
     }
 }
 
-/// Waits for the auxiliary vector of a new program: it is empty until the program is mapped.
-fn vector(file: &File) -> Result<Vector, NotHeld> {
-    let since = Instant::now();
-    let mut bytes = [0; VECTOR_BYTES];
-    while since.elapsed() < EXEC_LIMIT {
-        let length = file.read_at(&mut bytes, 0)?;
-        match word(&bytes[..length], 0) {
-            None => return Err(NotHeld::Gone),
-            Some(0) => std::thread::sleep(EXEC_PAUSE),
-            // That of a 32-bit program has other words.
-            Some(_) => return Vector::read(&|at| word(&bytes[..length], at), 0).ok_or(NotHeld::Layout),
-        }
+/// Why a process cannot be read or written.
+fn gone(error: io::Error) -> NotHeld {
+    match (error.raw_os_error(), error.kind()) {
+        (Some(libc::ENOENT | libc::ESRCH), _) | (_, io::ErrorKind::WriteZero) => NotHeld::Gone,
+        _ => NotHeld::System(error),
     }
-    Err(NotHeld::Gone)
 }
 
 fn word(bytes: &[u8], at: u64) -> Option<u64> {

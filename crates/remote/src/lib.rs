@@ -78,9 +78,10 @@ pub use outcome::{Hooked, Mapped, Stopped, TakeOut, Word};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, other_code, reserved_bytes};
 pub use priority::Raised;
 #[cfg(not(target_arch = "x86_64"))]
-pub use unsupported::{Exec, NotHeld, STOP_LIMIT, Target, Waiting};
+pub use unsupported::{Exec, Executing, NotHeld, STOP_LIMIT, Target, Waiting};
 #[cfg(target_arch = "x86_64")]
 pub use {
+    at_entry::Executing,
     entry::{Exec, NotHeld, Waiting},
     run::STOP_LIMIT,
     target::Target,
