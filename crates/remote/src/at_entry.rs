@@ -27,8 +27,9 @@ const LONGEST_PAUSE: Duration = Duration::from_micros(100);
 const PAUSE_NS: u64 = 100_000;
 /// Bytes of an auxiliary vector that are read: it has some 20 pairs of words.
 const VECTOR_BYTES: usize = 1024;
-/// Most bytes of entry code.
+/// Bytes from the entry point on that are read, and most that its code has.
 const CODE_BYTES: usize = 120;
+const MOST_ENTRY_BYTES: usize = 64;
 /// What entry code begins with, each whole instructions: `xor ebp, ebp`, `xor rbp, rbp`, `endbr64`.
 const FIRST: [&[u8]; 3] = [&[0x31, 0xed], &[0x48, 0x31, 0xed], ENDBR];
 const ENDBR: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
@@ -164,24 +165,30 @@ impl Entry {
     /// Looks at `code`, which begins at `address`.
     fn find(address: u64, code: &[u8]) -> Option<Self> {
         let first = FIRST.into_iter().find(|first| code.starts_with(first))?;
-        let is_padding =
-            |byte: &u8| matches!(byte, 0x00 | 0x0f | 0x1f | 0x2e | 0x40 | 0x44 | 0x66 | 0x80 | 0x84 | 0x90 | 0xcc);
-        let padding = |from: usize| {
-            let next = (address + from as u64).next_multiple_of(ALIGNMENT) - address;
-            code.get(from..next as usize).filter(|bytes| bytes.iter().all(is_padding)).map(<[u8]>::len)
-        };
-        let mut from = code.iter().position(|byte| *byte == HLT)? + 1;
-        let mut length = padding(from)?;
-        if length < LONG_BYTES {
-            // Programs that are not position-independent have an empty function there.
-            let next = &code[from + length..];
-            let is_empty = next.strip_prefix(ENDBR).unwrap_or(next).first() == Some(&RET);
-            from = code.len() - next.strip_prefix(ENDBR).unwrap_or(next).len() + 1;
-            length = padding(from).filter(|_| is_empty)?;
-        }
-        let is_near = from - SHORT_BYTES <= i8::MAX as usize;
-        (length >= LONG_BYTES && is_near).then_some(Self { first, room: from })
+        // The byte may be part of an address, too: then no padding follows.
+        let ends = code.iter().take(MOST_ENTRY_BYTES).enumerate().filter(|(_, byte)| **byte == HLT);
+        let room = ends.into_iter().find_map(|(hlt, _)| room(address, code, hlt + 1))?;
+        (room - SHORT_BYTES <= i8::MAX as usize).then_some(Self { first, room })
     }
+}
+
+/// Where, from what follows entry code, there is padding for a long jump.
+fn room(address: u64, code: &[u8], from: usize) -> Option<usize> {
+    let is_padding =
+        |byte: &u8| matches!(byte, 0x00 | 0x0f | 0x1f | 0x2e | 0x40 | 0x44 | 0x66 | 0x80 | 0x84 | 0x90 | 0xcc);
+    let padding = |from: usize| {
+        let next = (address + from as u64).next_multiple_of(ALIGNMENT) - address;
+        code.get(from..next as usize).filter(|bytes| bytes.iter().all(is_padding)).map(<[u8]>::len)
+    };
+    let length = padding(from)?;
+    if length >= LONG_BYTES {
+        return Some(from);
+    }
+    // Programs that are not position-independent have an empty function there.
+    let next = &code[from + length..];
+    let next = next.strip_prefix(ENDBR).unwrap_or(next).strip_prefix(&[RET])?;
+    let from = code.len() - next.len();
+    padding(from).filter(|length| *length >= LONG_BYTES).map(|_| from)
 }
 
 /// The jumps that lead a process to where it waits.
@@ -257,6 +264,9 @@ mod tests {
         for first in FIRST {
             assert_eq!(Entry::find(0x1000, &code(first, &NOPS)), Some(Entry { first, room: 0x22 }));
         }
+        let mut address = code(FIRST[0], &NOPS);
+        address[0x1c] = HLT;
+        assert_eq!(Entry::find(0x1000, &address), Some(Entry { first: FIRST[0], room: 0x22 }));
         // Three bytes are too few; behind an empty function there are more.
         let empty = [&[0x90; 3][..], ENDBR, &[RET], &[0xcc; 11]].concat();
         assert_eq!(Entry::find(0x100b, &code(FIRST[0], &empty)), Some(Entry { first: FIRST[0], room: 0x22 + 8 }));
