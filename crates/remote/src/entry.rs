@@ -4,6 +4,8 @@
 //! by which the dynamic loader finds the entry point, is made to name them. (A program without a loader is sent there at once.)
 //! They sleep until they are told to go on, or for about twenty seconds, and jump to the entry point. So nobody needs to trace the
 //! process meanwhile, and it goes on by itself if the one who had it wait is killed.
+//!
+//! `at_entry` does the same to a process whose exec was not awaited.
 
 use std::fs::File;
 use std::io;
@@ -12,22 +14,28 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+use crate::at_entry::Jumps;
 use crate::maps::PAGE_BYTES;
 use crate::sys::{self, Event};
 
-/// Rounds of about a millisecond.
-const ROUNDS: u32 = 20_000;
+/// How the command waits: rounds of about a millisecond.
+const PACE: Pace = Pace { rounds: 20_000, nanoseconds: 1_000_000 };
 /// Time that a process may take for its exec.
 const EXEC_LIMIT: Duration = Duration::from_secs(60);
 /// Pause between two looks at a process that is about to exec.
 const PAUSE: Duration = Duration::from_micros(200);
 /// Code segment of 64-bit code.
 const CODE_64: u64 = 0x33;
+/// Addresses of programs are below.
+const MOST_ADDRESS: u64 = 1 << 56;
 /// Most words of a new stack: arguments, environment and auxiliary vector.
 const MAX_WORDS: usize = 1 << 20;
 /// Bytes of a program header; most that are read.
 const HEADER_BYTES: u64 = 56;
 const MAX_HEADERS: u64 = 128;
+/// Bytes of the jump to the entry point, and most bytes of instructions that may be moved to before it.
+const JUMP_BYTES: usize = 6;
+const MOST_MOVED: usize = 10;
 /// The first bytes of an ELF file.
 const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
 
@@ -46,6 +54,15 @@ pub enum NotHeld {
     /// The text ends where its last page does.
     #[error("there is no room behind its text for the instructions that have it wait at its entry point")]
     NoRoom,
+    /// Somebody traces it, and decides when it goes on.
+    #[error("process {0} traces it")]
+    Traced(u32),
+    /// It has ended, or its exec has not come to its end.
+    #[error("it ended before it got to its entry point")]
+    Gone,
+    /// Its entry point does not begin as those of C libraries do.
+    #[error("its entry point cannot be changed in one piece")]
+    Entry,
 }
 
 /// A process whose next exec is awaited.
@@ -86,15 +103,25 @@ impl Exec {
 /// A process that waits at its entry point, or will when it gets there. Dropping it lets it go on.
 #[derive(Debug)]
 pub struct Waiting {
-    pid: i32,
-    memory: File,
-    code: Range<u64>,
-    go: u64,
+    pub(crate) pid: i32,
+    pub(crate) memory: File,
+    pub(crate) code: Range<u64>,
+    pub(crate) go: u64,
+    /// What leads it there, if its auxiliary vector does not.
+    pub(crate) jumps: Option<Jumps>,
 }
 
 impl Waiting {
-    /// Whether it is at its entry point, and waits.
+    /// Whether it is at its entry point, and waits. Once it does, its text is as before: nobody else comes there.
     pub fn is_there(&self) -> bool {
+        let is_there = self.is_in_code();
+        if let Some(jumps) = self.jumps.as_ref().filter(|_| is_there) {
+            jumps.put_back(&self.memory);
+        }
+        is_there
+    }
+
+    fn is_in_code(&self) -> bool {
         let counter = std::fs::read_to_string(format!("/proc/{}/syscall", self.pid)).unwrap_or_default();
         let counter = counter.trim_end().rsplit(' ').next().and_then(|word| word.strip_prefix("0x"));
         counter.and_then(|digits| u64::from_str_radix(digits, 16).ok()).is_some_and(|at| self.code.contains(&at))
@@ -103,6 +130,9 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
+        if let Some(jumps) = &self.jumps {
+            jumps.put_entry_back(&self.memory);
+        }
         // It may have ended, or run another program.
         let _ = self.memory.write_all_at(&[1], self.go);
     }
@@ -138,29 +168,40 @@ fn prepare(pid: i32) -> Result<Waiting, NotHeld> {
     };
     let vector = Vector::find(&word, registers.rsp).ok_or(NotHeld::Layout)?;
     let end = vector.end_of_text(&word).ok_or(NotHeld::Layout)?;
+    let (code, go) = write_code(&memory, end, PACE, (&[], vector.entry))?;
+    if registers.rip == vector.entry {
+        registers.rip = code.start;
+        sys::set_registers(pid, &registers)?;
+    } else {
+        memory.write_all_at(&code.start.to_ne_bytes(), vector.entry_at)?;
+    }
+    Ok(Waiting { pid, memory, code, go, jumps: None })
+}
+
+/// Writes the instructions behind the end of a program's text. Where they are, and the byte that has them go on.
+pub(crate) fn write_code(
+    memory: &File,
+    end: u64,
+    pace: Pace,
+    onward: (&[u8], u64),
+) -> Result<(Range<u64>, u64), NotHeld> {
     let (start, page_end) = (end.next_multiple_of(16), end.next_multiple_of(PAGE_BYTES));
-    let (code, go) = instructions(start, vector.entry);
+    let (code, go) = instructions(start, pace, onward);
     let range = start..start + code.len() as u64;
     if range.end > page_end {
         return Err(NotHeld::NoRoom);
     }
     memory.write_all_at(&code, start)?;
-    if registers.rip == vector.entry {
-        registers.rip = start;
-        sys::set_registers(pid, &registers)?;
-    } else {
-        memory.write_all_at(&start.to_ne_bytes(), vector.entry_at)?;
-    }
-    Ok(Waiting { pid, memory, code: range, go })
+    Ok((range, go))
 }
 
 /// What a new program is told by the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Vector {
+pub(crate) struct Vector {
     /// Where it begins, and the address of the word that says so.
-    entry: u64,
+    pub(crate) entry: u64,
     entry_at: u64,
-    headers: u64,
+    pub(crate) headers: u64,
     header_count: u64,
 }
 
@@ -177,9 +218,14 @@ impl Vector {
                 return None;
             }
         }
+        Self::read(word, at(index + 1)?)
+    }
+
+    /// Reads it from its address on.
+    pub(crate) fn read(word: &dyn Fn(u64) -> Option<u64>, start: u64) -> Option<Self> {
         let mut vector = Self::default();
         for pair in 0..256 {
-            let name = at(index + 1 + 2 * pair)?;
+            let name = start.checked_add(16 * pair)?;
             let value = word(name + 8)?;
             match word(name)? {
                 libc::AT_NULL => break,
@@ -193,7 +239,7 @@ impl Vector {
     }
 
     /// Where the program's text ends.
-    fn end_of_text(&self, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
+    pub(crate) fn end_of_text(&self, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
         let headers = (0..self.header_count.min(MAX_HEADERS)).map(|index| self.headers + index * HEADER_BYTES);
         let headers: Option<Vec<[u64; 5]>> = headers
             .map(|at| Some([word(at)?, word(at + 16)?, word(at + 32)?, word(at + 40)?, word(at + 8)?]))
@@ -218,13 +264,22 @@ impl Vector {
             kind(header) == libc::PT_LOAD && is_executable && has_entry && header[2] == header[3]
         };
         let text = headers.iter().find(is_text)?;
-        bias.checked_add(text[1])?.checked_add(text[2])
+        bias.checked_add(text[1])?.checked_add(text[2]).filter(|end| *end <= MOST_ADDRESS)
     }
 }
 
-/// Instructions at `start` that wait and then jump to `entry`, keeping all registers; and the address of the byte that has them go
-/// on.
-fn instructions(start: u64, entry: u64) -> (Vec<u8>, u64) {
+/// How long a process waits by itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// How often it looks whether it may go on.
+    pub(crate) rounds: u32,
+    /// The time between two looks.
+    pub(crate) nanoseconds: u64,
+}
+
+/// Instructions at `start` that wait, then do what was `moved` there (at most [`MOST_MOVED`] bytes), and jump to `entry`, keeping all
+/// registers; and the address of the byte that has them go on.
+fn instructions(start: u64, pace: Pace, (moved, entry): (&[u8], u64)) -> (Vec<u8>, u64) {
     const CODE: [u8; 64] = [
         0x50, // push rax
         0x53, // push rbx
@@ -232,7 +287,7 @@ fn instructions(start: u64, entry: u64) -> (Vec<u8>, u64) {
         0x57, // push rdi
         0x56, // push rsi
         0x41, 0x53, // push r11
-        0xbb, 0, 0, 0, 0, // mov ebx, ROUNDS
+        0xbb, 0, 0, 0, 0, // mov ebx, rounds
         0x80, 0x3d, 0x45, 0, 0, 0, 0x00, // again: cmp byte ptr [rip + GO], 0
         0x75, 0x14, // jne out
         0x48, 0x8d, 0x3d, 0x24, 0, 0, 0, // lea rdi, [rip + TIME]
@@ -247,16 +302,20 @@ fn instructions(start: u64, entry: u64) -> (Vec<u8>, u64) {
         0x59, // pop rcx
         0x5b, // pop rbx
         0x58, // pop rax
-        0xff, 0x25, 0x1a, 0, 0, 0, // jmp [rip + ENTRY]
-        0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc,
+        // what was moved, and jmp [rip + ENTRY]
+        0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc,
     ];
     const ROUNDS_AT: usize = 8;
-    const NANOSECONDS: u64 = 1_000_000;
+    const END: usize = CODE.len() - JUMP_BYTES - MOST_MOVED;
     let mut code = CODE.to_vec();
-    code[ROUNDS_AT..][..4].copy_from_slice(&ROUNDS.to_le_bytes());
+    code[ROUNDS_AT..][..4].copy_from_slice(&pace.rounds.to_le_bytes());
+    code[END..][..moved.len()].copy_from_slice(moved);
+    let jump = &mut code[END + moved.len()..][..JUMP_BYTES];
+    // ENTRY is 16 bytes behind CODE.
+    jump.copy_from_slice(&[0xff, 0x25, (MOST_MOVED - moved.len() + 16) as u8, 0, 0, 0]);
     // TIME: seconds, nanoseconds; ENTRY; GO
     code.extend(0_u64.to_le_bytes());
-    code.extend(NANOSECONDS.to_le_bytes());
+    code.extend(pace.nanoseconds.to_le_bytes());
     code.extend(entry.to_le_bytes());
     code.push(0);
     (code, start + CODE.len() as u64 + 24)
@@ -314,8 +373,11 @@ mod tests {
 
     #[test]
     fn the_instructions_end_with_the_byte_that_is_written() {
-        let (code, go) = instructions(0x1000, 0x42);
-        assert_eq!(go, 0x1000 + code.len() as u64 - 1);
-        assert_eq!(code[code.len() - 9..code.len() - 1], 0x42_u64.to_le_bytes());
+        for (moved, distance) in [(&[][..], 26), (&[0x31, 0xed], 24)] {
+            let (code, go) = instructions(0x1000, PACE, (moved, 0x42));
+            assert_eq!(go, 0x1000 + code.len() as u64 - 1);
+            assert_eq!(code[code.len() - 9..code.len() - 1], 0x42_u64.to_le_bytes());
+            assert!(code[48..].starts_with(&[moved, &[0xff, 0x25, distance, 0, 0, 0]].concat()), "{code:x?}");
+        }
     }
 }

@@ -26,8 +26,11 @@ mod found;
 mod maps;
 mod outcome;
 mod plan;
+mod priority;
 mod status;
 
+#[cfg(target_arch = "x86_64")]
+mod at_entry;
 #[cfg(target_arch = "x86_64")]
 mod code;
 #[cfg(target_arch = "x86_64")]
@@ -42,8 +45,6 @@ mod inject;
 mod interrupted;
 #[cfg(target_arch = "x86_64")]
 mod memory;
-#[cfg(target_arch = "x86_64")]
-mod priority;
 #[cfg(target_arch = "x86_64")]
 mod probes;
 #[cfg(target_arch = "x86_64")]
@@ -75,10 +76,12 @@ pub use found::{Found, blob_range};
 pub use maps::{Mapping, Maps, PAGE_BYTES};
 pub use outcome::{Hooked, Mapped, Stopped, TakeOut, Word};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, other_code, reserved_bytes};
+pub use priority::Raised;
 #[cfg(not(target_arch = "x86_64"))]
-pub use unsupported::{Exec, NotHeld, STOP_LIMIT, Target, Waiting};
+pub use unsupported::{Exec, Executing, NotHeld, STOP_LIMIT, Target, Waiting};
 #[cfg(target_arch = "x86_64")]
 pub use {
+    at_entry::Executing,
     entry::{Exec, NotHeld, Waiting},
     run::STOP_LIMIT,
     target::Target,

@@ -5,19 +5,29 @@ const HIGHEST_NICE: libc::c_int = -20;
 
 /// The calling thread runs before all ordinary ones until this is dropped, in the same thread. A control group may have no
 /// real-time priority to give: then it is the first among ordinary ones. Without the permission nothing changes.
-pub(crate) struct Raised {
+#[derive(Debug)]
+pub struct Raised {
     /// The nice value to go back to, if that was changed.
     nice: Option<libc::c_int>,
 }
 
 impl Raised {
-    pub(crate) fn begin() -> Self {
+    /// From now on.
+    #[must_use]
+    pub fn begin() -> Self {
         if set_policy(libc::SCHED_FIFO, 1) {
             return Self { nice: None };
         }
         // SAFETY: no pointers; 0 is the calling thread. A result of -1 is a nice value, too.
         let before = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
         Self { nice: set_nice(HIGHEST_NICE).then_some(before) }
+    }
+
+    /// Whether it is a real-time priority.
+    #[must_use]
+    pub fn is_real_time(&self) -> bool {
+        // SAFETY: no pointers; 0 is the calling thread.
+        unsafe { libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK == libc::SCHED_FIFO }
     }
 }
 

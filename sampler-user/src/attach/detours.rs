@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt as _;
 use heapbpf_probes::{Detour, ObjectTable};
 use heapbpf_remote::{Error, Target, Word};
 
+use crate::attach::inline::{Refused, forbidden};
 use crate::attach::stop_limit;
 
 /// Bytes of a word.
@@ -49,6 +50,9 @@ pub enum NotLed {
     /// There is no room for the jumps.
     #[error("there are no unused bytes behind its code")]
     NoRoom,
+    /// Nothing may be written into it.
+    #[error(transparent)]
+    Forbidden(#[from] Box<Refused>),
     /// It cannot be stopped, or the kernel refuses.
     #[error(transparent)]
     Stop(#[from] Error),
@@ -98,6 +102,7 @@ impl Detours {
     /// # Errors
     /// [`NotLed`]. The process runs on as before.
     pub fn lead(&mut self, pid: u32, table: &ObjectTable, bias: u64) -> Result<(), NotLed> {
+        forbidden::check(pid).map_err(Box::new)?;
         let detours = table.detours().ok_or(NotLed::NoRoom)?;
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let mut words = Vec::new();

@@ -11,6 +11,7 @@ use super::error::PlanError;
 use super::{allocators, plan, targets};
 use crate::attach::files::Sources;
 use crate::attach::hooks::Hooks;
+use crate::attach::inline::forbidden;
 use crate::attach::rules;
 use crate::cost::measure;
 use crate::doctor::{Diagnosis, KernelSide, clean, command, processes};
@@ -35,6 +36,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     if let Err(error) = limits::raise() {
         log::warn!("cannot raise resource limits: {error}");
     }
+    forbidden::rules().map_err(PlanError::from)?;
     plan::check_debug_dirs(&args.debug_dir)?;
     let custom = allocators::resolve(&args.target.allocators).map_err(PlanError::from)?;
     let targets = select(&targets::targets(&args.target)?).map_err(PlanError::from)?;

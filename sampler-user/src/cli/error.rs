@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::allocators::AllocatorError;
+use crate::attach::inline::forbidden::Malformed;
 use crate::host::cgroup::CgroupError;
 use crate::host::process::TargetError;
 use crate::output::OutputError;
@@ -27,6 +28,9 @@ pub enum PlanError {
     /// The command is there, but cannot be executed.
     #[error("{0} cannot be executed: no permission")]
     NotExecutable(String),
+    /// Whom the host's owner forbids to hook is not known.
+    #[error(transparent)]
+    Forbidden(#[from] &'static Malformed),
     /// A target process cannot be used.
     #[error(transparent)]
     Target(#[from] TargetError),

@@ -13,6 +13,7 @@ use super::pipelines;
 use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
 use super::targets::{Rules, check_program, level_of, rules, target_rules};
 use super::values::{Interval, Overhead};
+use crate::attach::inline::forbidden;
 use crate::host::limits::{Limits, memory_bytes};
 use crate::host::process::select;
 use crate::kernel::loader::MapSizes;
@@ -180,6 +181,7 @@ fn check_system(args: &RecordArgs, outputs: &[Output]) -> Result<(), PlanError> 
     if let Some(blocker) = Limits::read().blockers().into_iter().next() {
         return Err(PlanError::Blocked(blocker));
     }
+    forbidden::rules()?;
     check_debug_dirs(&args.stacks.debug_dir)?;
     for output in outputs {
         output.check()?;

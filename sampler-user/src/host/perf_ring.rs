@@ -21,13 +21,15 @@ pub struct RingOptions {
     pub ring_bytes: usize,
     /// Unread bytes at which the reader is woken; 1 wakes it for every record.
     pub watermark_bytes: u32,
+    /// Whether only changes of names are reported, execs among them.
+    pub only_names: bool,
 }
 
 impl Default for RingOptions {
     /// 1 MiB per CPU (about 7,000 mappings), which wakes the reader at the first record. That is more than a second of 500
     /// new processes a second, in case heapbpf does not get to run.
     fn default() -> Self {
-        Self { ring_bytes: 1 << 20, watermark_bytes: 1 }
+        Self { ring_bytes: 1 << 20, watermark_bytes: 1, only_names: false }
     }
 }
 
@@ -65,7 +67,7 @@ impl PerfRing {
     /// # Errors
     /// As of perf_event_open(2) and mmap(2); `ENODEV` or `ENXIO` if the CPU is offline.
     pub fn open(cpu: u32, options: RingOptions) -> io::Result<Self> {
-        let event = File::from(open_event(cpu, options.watermark_bytes)?);
+        let event = File::from(open_event(cpu, options)?);
         // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
         let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
         let pages = options.ring_bytes.div_ceil(page_bytes).max(1).next_power_of_two();
@@ -174,7 +176,7 @@ impl Drop for PerfRing {
     }
 }
 
-fn open_event(cpu: u32, watermark_bytes: u32) -> io::Result<OwnedFd> {
+fn open_event(cpu: u32, options: RingOptions) -> io::Result<OwnedFd> {
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: size_of::<perf_event_attr>() as u32,
@@ -184,17 +186,18 @@ fn open_event(cpu: u32, watermark_bytes: u32) -> io::Result<OwnedFd> {
         clockid: libc::CLOCK_MONOTONIC,
         ..Default::default()
     };
-    attr.set_mmap(1);
-    attr.set_mmap2(1);
+    let all = u64::from(!options.only_names);
+    attr.set_mmap(all);
+    attr.set_mmap2(all);
     attr.set_comm(1);
     attr.set_comm_exec(1);
-    attr.set_task(1);
+    attr.set_task(all);
     attr.set_sample_id_all(1);
     attr.set_use_clockid(1);
     attr.set_exclude_kernel(1);
     attr.set_exclude_hv(1);
     attr.set_watermark(1);
-    attr.__bindgen_anon_2.wakeup_watermark = watermark_bytes.max(1);
+    attr.__bindgen_anon_2.wakeup_watermark = options.watermark_bytes.max(1);
     let cpu = i32::try_from(cpu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     // SAFETY: `attr` is fully initialised, carries its own size, and outlives the call.
     let fd =

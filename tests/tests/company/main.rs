@@ -16,6 +16,7 @@ mod first_steps;
 mod hardening;
 mod harmless;
 mod hostile;
+mod host_rules;
 mod in_use;
 mod in_use_losses;
 mod inline_agreement;

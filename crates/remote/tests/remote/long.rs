@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::{calls, cycles, kills, probes, program};
+use crate::{calls, cycles, entry, kills, probes, program};
 
 #[test]
 fn repeated_cases_for_longer() {
@@ -12,6 +12,7 @@ fn repeated_cases_for_longer() {
     cycles::data_below_small_stacks_comes_to_no_harm();
     calls::blocking_calls_are_unaffected();
     calls::ignored_signals_end_no_call();
+    entry::whenever_it_comes_to_hold_it_nothing_happens_to_the_program();
     kills::a_killed_injector_leaves_a_program_that_goes_on();
     probes::a_probe_that_goes_while_pages_are_put_back_leaves_no_breakpoint();
 }

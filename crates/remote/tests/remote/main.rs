@@ -4,6 +4,7 @@
 
 mod calls;
 mod cycles;
+mod entry;
 mod kills;
 mod limits;
 mod long;

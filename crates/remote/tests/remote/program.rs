@@ -50,13 +50,19 @@ pub fn can_trace() -> bool {
 
 /// Compiles a program of `tests/programs`, once.
 pub fn compiled(name: &str) -> PathBuf {
+    compiled_with(name, &[])
+}
+
+/// The same with these options.
+pub fn compiled_with(name: &str, options: &[&str]) -> PathBuf {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| tempfile::tempdir().expect("a temporary folder can be made"));
-    let path = folder.path().join(name);
+    let path = folder.path().join([&[name], options].concat().concat());
     if !path.exists() {
         let source = format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-        let status = Command::new(compiler).args(["-O2", "-w", "-pthread", "-o"]).arg(&path).arg(source).status();
+        let status =
+            Command::new(compiler).args(["-O2", "-w", "-pthread", "-o"]).arg(&path).args(options).arg(source).status();
         assert!(status.expect("a C compiler is installed").success(), "{name}.c does not compile");
     }
     path

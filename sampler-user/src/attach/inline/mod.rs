@@ -8,6 +8,7 @@ pub mod cleaner;
 mod control;
 mod counted;
 mod figures;
+pub mod forbidden;
 mod known;
 pub mod left;
 mod limits;
@@ -224,6 +225,7 @@ impl InlineHooks {
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
         let pid = process.tgid;
+        forbidden::check(pid)?;
         // What was prepared in another incarnation of this process id is gone with its memory.
         let prepared = match self.prepared.remove(&(pid, key)).filter(|prepared| prepared.target.is_there()) {
             Some(prepared) => prepared,

@@ -17,7 +17,7 @@ use super::left::{self, Left};
 use super::objects::ObjectHook;
 use super::plan::Place;
 use super::removal::take_out;
-use super::{Refused, SET_LOG2, has_rdrand, limits, memory};
+use super::{Refused, SET_LOG2, forbidden, has_rdrand, limits, memory};
 
 /// For how long our own process may be stopped: nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -40,6 +40,7 @@ pub struct Preview {
 /// # Errors
 /// It cannot be hooked inline.
 pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, Refused> {
+    forbidden::check(pid)?;
     let known = Known::read((file.0, file.1), table)?;
     let file = file.1;
     let target = Target::look(pid)?;

@@ -84,6 +84,22 @@ pub enum Refused {
     /// What is mapped to be read and written would be code as well.
     #[error("its personality makes all its memory executable (READ_IMPLIES_EXEC)")]
     ExecutesAll,
+    /// The host's owner forbids it.
+    #[error("{path}, line {line}, forbids it: {rule}")]
+    Forbidden {
+        /// The file with the rule.
+        path: &'static str,
+        /// Where the rule is.
+        line: usize,
+        /// The rule.
+        rule: String,
+    },
+    /// The first process of the host, without which it stops.
+    #[error("it is the first process of the host (PID 1), which is never hooked inline")]
+    First,
+    /// The rules cannot be followed. Nothing is recorded then.
+    #[error("{0}")]
+    Rules(String),
     /// It has ended.
     #[error("it has ended")]
     Ended,

@@ -1,0 +1,299 @@
+//! Has a process wait at its entry point that has just executed a program, while its dynamic loader is still at work. Nobody needs
+//! to trace it or to stop it, and it goes on by itself if the one who had it wait is killed.
+//!
+//! The loader has read where the entry point is by now. So its first instruction becomes a short jump, to a long one in the padding
+//! behind the entry code, to the instructions that wait. These end with the first instruction, and go on behind it.
+//!
+//! The process runs meanwhile. What is changed of code that it may be about to execute is one instruction, by one write within a
+//! word of eight bytes, so that it executes the old one or the new one. (A long jump would take the place of two or three: a process
+//! between them would find itself in the middle of the jump.) The code that C libraries begin with has such an instruction and such
+//! padding; nothing else is touched.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
+
+use crate::entry::{NotHeld, Pace, Vector, Waiting, write_code};
+use crate::maps::PAGE_BYTES;
+use crate::status::Status;
+
+/// Time that an exec may take until the new program is mapped: mostly a tenth of a millisecond, but other processes may have the CPU.
+const EXEC_LIMIT: Duration = Duration::from_millis(100);
+/// Pause between two looks: to look all the time, at a real-time priority, would keep the process from its exec.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(15);
+const LONGEST_PAUSE: Duration = Duration::from_micros(100);
+/// Time between two looks of a process that waits.
+const PAUSE_NS: u64 = 100_000;
+/// Bytes of an auxiliary vector that are read: it has some 20 pairs of words.
+const VECTOR_BYTES: usize = 1024;
+/// Bytes from the entry point on that are read, and most that its code has.
+const CODE_BYTES: usize = 120;
+const MOST_ENTRY_BYTES: usize = 64;
+/// What entry code begins with, each whole instructions: `xor ebp, ebp`, `xor rbp, rbp`, `endbr64`.
+const FIRST: [&[u8]; 3] = [&[0x31, 0xed], &[0x48, 0x31, 0xed], ENDBR];
+const ENDBR: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
+/// Bytes of a short jump, and of a long one.
+const SHORT_BYTES: usize = 2;
+const LONG_BYTES: usize = 5;
+/// What C libraries' entry code ends with, because nothing returns there.
+const HLT: u8 = 0xf4;
+const RET: u8 = 0xc3;
+/// Functions begin at multiples of this.
+const ALIGNMENT: u64 = 16;
+
+impl Waiting {
+    /// Has a process wait that has just executed a program, once it gets to its entry point, but not for much longer than `limit`. If it
+    /// has passed it already, nothing happens to it: it never [is there](Waiting::is_there).
+    ///
+    /// # Errors
+    /// It does not wait, and runs as ever.
+    pub fn at_entry_of(pid: u32, limit: Duration) -> Result<Self, NotHeld> {
+        let executing = Executing::of(pid)?;
+        loop {
+            match executing.hold(limit)? {
+                Some(waiting) => return Ok(waiting),
+                None => std::thread::sleep(executing.pause()),
+            }
+        }
+    }
+}
+
+/// A process in the middle of its exec: its new memory is there, and what the kernel maps into it may not be.
+#[derive(Debug)]
+pub struct Executing {
+    pid: i32,
+    memory: File,
+    vector: File,
+    since: Instant,
+}
+
+impl Executing {
+    /// The process executes a program at this moment.
+    ///
+    /// # Errors
+    /// It cannot be made to wait.
+    pub fn of(pid: u32) -> Result<Self, NotHeld> {
+        // The descriptors stay with the program that it runs now.
+        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(gone)?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(gone)?;
+        match Status::parse(&status).tracer {
+            0 => {}
+            tracer => return Err(NotHeld::Traced(tracer)),
+        }
+        let vector = File::open(format!("/proc/{pid}/auxv")).map_err(gone)?;
+        Ok(Self { pid: pid.cast_signed(), memory, vector, since: Instant::now() })
+    }
+
+    /// When to try again to hold it.
+    #[must_use]
+    pub fn pause(&self) -> Duration {
+        (self.since.elapsed() / 16).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+    }
+
+    /// Has it wait, as [`Waiting::at_entry_of`] does; `None` if its program is not mapped yet.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn hold(&self, limit: Duration) -> Result<Option<Waiting>, NotHeld> {
+        let mut bytes = [0; VECTOR_BYTES];
+        let length = self.vector.read_at(&mut bytes, 0)?;
+        match word(&bytes[..length], 0) {
+            None => Err(NotHeld::Gone),
+            // It is empty until the program is mapped.
+            Some(0) if self.since.elapsed() > EXEC_LIMIT => Err(NotHeld::Gone),
+            Some(0) => Ok(None),
+            Some(_) => {
+                // That of a 32-bit program has other words.
+                let vector = Vector::read(&|at| word(&bytes[..length], at), 0).ok_or(NotHeld::Layout)?;
+                self.lead(&vector, limit).map(Some)
+            }
+        }
+    }
+
+    fn lead(&self, vector: &Vector, limit: Duration) -> Result<Waiting, NotHeld> {
+        let memory = self.memory.try_clone()?;
+        let read = |at, bytes: usize| {
+            let mut read = vec![0; bytes];
+            memory.read_exact_at(&mut read, at).map(|()| read).map_err(|_| NotHeld::Gone)
+        };
+        // The program headers are in the first page of their file.
+        let page = vector.headers & !(PAGE_BYTES - 1);
+        let headers = read(page, PAGE_BYTES as usize)?;
+        let end = vector.end_of_text(&|at| word(&headers, at.checked_sub(page)?)).ok_or(NotHeld::Layout)?;
+        let start = vector.entry & !7;
+        let code = read(start, CODE_BYTES.min((end - start) as usize))?;
+        let found = Entry::find(vector.entry, &code[(vector.entry - start) as usize..]).ok_or(NotHeld::Entry)?;
+        let rounds = u32::try_from(limit.as_nanos() / u128::from(PAUSE_NS)).unwrap_or(u32::MAX).max(1);
+        let pace = Pace { rounds, nanoseconds: PAUSE_NS };
+        let onward = (found.first, vector.entry + found.first.len() as u64);
+        let (range, go) = write_code(&memory, end, pace, onward).map_err(|why| match why {
+            NotHeld::System(error) => gone(error),
+            why => why,
+        })?;
+        let jumps = Jumps::new(vector.entry, &code, &found, range.start).ok_or(NotHeld::Entry)?;
+        // If only one of them can be written, nothing leads anywhere.
+        memory.write_all_at(&jumps.long.now, jumps.long.at).map_err(gone)?;
+        memory.write_all_at(&jumps.short.now, jumps.short.at).map_err(gone)?;
+        Ok(Waiting { pid: self.pid, memory, code: range, go, jumps: Some(jumps) })
+    }
+}
+
+/// Why a process cannot be read or written.
+fn gone(error: io::Error) -> NotHeld {
+    match (error.raw_os_error(), error.kind()) {
+        (Some(libc::ENOENT | libc::ESRCH), _) | (_, io::ErrorKind::WriteZero) => NotHeld::Gone,
+        _ => NotHeld::System(error),
+    }
+}
+
+fn word(bytes: &[u8], at: u64) -> Option<u64> {
+    let bytes = bytes.get(usize::try_from(at).ok()?..)?;
+    bytes.first_chunk().map(|word| u64::from_ne_bytes(*word))
+}
+
+/// What of a program's entry code can be changed.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    /// Its first instruction.
+    first: &'static [u8],
+    /// Where, from the entry point on, there is padding for a long jump.
+    room: usize,
+}
+
+impl Entry {
+    /// Looks at `code`, which begins at `address`.
+    fn find(address: u64, code: &[u8]) -> Option<Self> {
+        let first = FIRST.into_iter().find(|first| code.starts_with(first))?;
+        // The byte may be part of an address, too: then no padding follows.
+        let ends = code.iter().take(MOST_ENTRY_BYTES).enumerate().filter(|(_, byte)| **byte == HLT);
+        let room = ends.into_iter().find_map(|(hlt, _)| room(address, code, hlt + 1))?;
+        (room - SHORT_BYTES <= i8::MAX as usize).then_some(Self { first, room })
+    }
+}
+
+/// Where, from what follows entry code, there is padding for a long jump.
+fn room(address: u64, code: &[u8], from: usize) -> Option<usize> {
+    let is_padding =
+        |byte: &u8| matches!(byte, 0x00 | 0x0f | 0x1f | 0x2e | 0x40 | 0x44 | 0x66 | 0x80 | 0x84 | 0x90 | 0xcc);
+    let padding = |from: usize| {
+        let next = (address + from as u64).next_multiple_of(ALIGNMENT) - address;
+        code.get(from..next as usize).filter(|bytes| bytes.iter().all(is_padding)).map(<[u8]>::len)
+    };
+    let length = padding(from)?;
+    if length >= LONG_BYTES {
+        return Some(from);
+    }
+    // Programs that are not position-independent have an empty function there.
+    let next = &code[from + length..];
+    let next = next.strip_prefix(ENDBR).unwrap_or(next).strip_prefix(&[RET])?;
+    let from = code.len() - next.len();
+    padding(from).filter(|length| *length >= LONG_BYTES).map(|_| from)
+}
+
+/// The jumps that lead a process to where it waits.
+#[derive(Debug)]
+pub(crate) struct Jumps {
+    short: Changed,
+    long: Changed,
+}
+
+/// Bytes of a process that were changed.
+#[derive(Debug)]
+struct Changed {
+    at: u64,
+    before: Vec<u8>,
+    now: Vec<u8>,
+}
+
+impl Changed {
+    /// Has them as before, unless somebody else has changed them since, or it has ended.
+    fn put_back(&self, memory: &File) {
+        let mut bytes = vec![0; self.now.len()];
+        if memory.read_exact_at(&mut bytes, self.at).is_ok() && bytes == self.now {
+            let _ = memory.write_all_at(&self.before, self.at);
+        }
+    }
+}
+
+impl Jumps {
+    /// Jumps from the entry point to `to`. `code` begins with the word of eight bytes that has the entry point.
+    fn new(entry: u64, code: &[u8], found: &Entry, to: u64) -> Option<Self> {
+        let within = (entry % 8) as usize;
+        let before = code.get(..8)?.to_vec();
+        let mut now = before.clone();
+        // Not if it would take two writes.
+        now.get_mut(within..within + SHORT_BYTES)?.copy_from_slice(&[0xeb, (found.room - SHORT_BYTES) as u8]);
+        let short = Changed { at: entry - within as u64, before, now };
+        let at = entry + found.room as u64;
+        let distance = i32::try_from(to.wrapping_sub(at + LONG_BYTES as u64).cast_signed()).ok()?;
+        let before = code.get(within + found.room..)?.get(..LONG_BYTES)?.to_vec();
+        let long = Changed { at, before, now: [&[0xe9][..], &distance.to_le_bytes()].concat() };
+        Some(Self { short, long })
+    }
+
+    /// Has the entry point as before. The process may be on its way already.
+    pub(crate) fn put_entry_back(&self, memory: &File) {
+        self.short.put_back(memory);
+    }
+
+    /// The same with all of it. The process must wait.
+    pub(crate) fn put_back(&self, memory: &File) {
+        self.short.put_back(memory);
+        self.long.put_back(memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entry code of glibc, 0x22 bytes, and what follows it.
+    fn code(first: &[u8], behind: &[u8]) -> Vec<u8> {
+        let mut code = [first, &[0x49, 0x89, 0xd1, 0x5e, 0x48, 0x89, 0xe2]].concat();
+        code.resize(0x21, 0x50);
+        code.push(HLT);
+        code.extend(behind);
+        code
+    }
+
+    const NOPS: [u8; 14] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0x0f, 0x1f, 0x40, 0];
+
+    #[test]
+    fn padding_behind_the_entry_code_takes_the_long_jump() {
+        for first in FIRST {
+            assert_eq!(Entry::find(0x1000, &code(first, &NOPS)), Some(Entry { first, room: 0x22 }));
+        }
+        let mut address = code(FIRST[0], &NOPS);
+        address[0x1c] = HLT;
+        assert_eq!(Entry::find(0x1000, &address), Some(Entry { first: FIRST[0], room: 0x22 }));
+        // Three bytes are too few; behind an empty function there are more.
+        let empty = [&[0x90; 3][..], ENDBR, &[RET], &[0xcc; 11]].concat();
+        assert_eq!(Entry::find(0x100b, &code(FIRST[0], &empty)), Some(Entry { first: FIRST[0], room: 0x22 + 8 }));
+    }
+
+    #[test]
+    fn other_code_is_left_alone() {
+        assert_eq!(Entry::find(0x1000, &code(&[0xe9, 0, 0, 0, 0], &NOPS)), None, "an unknown instruction");
+        assert_eq!(Entry::find(0x1000, &code(&[0xcc, 0xed], &NOPS)), None, "a breakpoint");
+        assert_eq!(Entry::find(0x1000, &code(FIRST[0], &[0x55; 14])), None, "another function follows");
+        assert_eq!(Entry::find(0x1000, &code(FIRST[0], &NOPS[..9])), None, "the text ends");
+        assert_eq!(Entry::find(0x100b, &code(FIRST[0], &[0x90; 30])), None, "no empty function");
+        assert_eq!(Entry::find(u64::MAX - 0x7f, &[0x31, 0xed]), None);
+    }
+
+    #[test]
+    fn only_the_first_instruction_of_the_word_changes() {
+        let text = [&[0xc3, 0xcc][..], &code(FIRST[1], &NOPS)].concat();
+        let entry = Entry { first: FIRST[1], room: 0x22 };
+        let jumps = Jumps::new(0x1002, &text, &entry, 0x3000).expect("they fit");
+        assert_eq!(
+            (jumps.short.at, &jumps.short.now[..]),
+            (0x1000, &[0xc3, 0xcc, 0xeb, 0x20, 0xed, 0x49, 0x89, 0xd1][..])
+        );
+        assert_eq!((jumps.long.at, &jumps.long.now[..]), (0x1024, &[0xe9, 0xd7, 0x1f, 0, 0][..]));
+        assert_eq!((&jumps.short.before[..], &jumps.long.before[..]), (&text[..8], &NOPS[..5]));
+        let over = [&[0xcc; 7][..], &text[2..]].concat();
+        assert!(Jumps::new(0x1007, &over, &entry, 0x3000).is_none(), "its two bytes are in two words");
+    }
+}

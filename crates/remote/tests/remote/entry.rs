@@ -1,0 +1,236 @@
+//! A process is held at its entry point by one who hears of its exec, and goes on as if nothing had been.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use heapbpf_remote::{NotHeld, Raised, Waiting};
+
+use crate::program;
+
+const VARIABLE: &str = "HEAPBPF_TEST_HOLDER";
+/// What the program says.
+const SAID: &str = "2 word 0\nEND\n";
+/// The time that a process waits by itself if nobody lets it go.
+const LONG: Duration = Duration::from_secs(600);
+const SHORT: Duration = Duration::from_millis(200);
+/// Between two looks: whoever looks all the time, at a real-time priority, keeps the process from its exec.
+const PAUSE: Duration = Duration::from_micros(15);
+/// The time in which one that is held gets to its entry point.
+const ARRIVAL: Duration = Duration::from_secs(30);
+
+/// Starts a program, and tries to hold it. The calling thread runs before others, so that it is not late.
+fn started(path: &Path, output: Stdio, limit: Duration) -> (Child, Result<Waiting, NotHeld>) {
+    started_and_held_after(Duration::ZERO, path, output, limit)
+}
+
+fn started_and_held_after(
+    delay: Duration,
+    path: &Path,
+    output: Stdio,
+    limit: Duration,
+) -> (Child, Result<Waiting, NotHeld>) {
+    let raised = Raised::begin();
+    let mut command = Command::new(path);
+    command.arg("word").stdout(output);
+    // SAFETY: the calls are async-signal-safe. The program runs as others do.
+    unsafe {
+        command.pre_exec(|| {
+            libc::sched_setscheduler(0, libc::SCHED_OTHER, &libc::sched_param { sched_priority: 0 });
+            libc::setpriority(libc::PRIO_PROCESS, 0, 0);
+            Ok(())
+        });
+    }
+    // It comes back in the middle of the exec.
+    let child = command.spawn().expect("it starts");
+    if !delay.is_zero() {
+        std::thread::sleep(delay);
+    }
+    let held = Waiting::at_entry_of(child.id(), limit);
+    drop(raised);
+    (child, held)
+}
+
+/// Whether it gets to where it waits: not if it was late, and then it ends.
+fn arrives(child: &Child, waiting: &Waiting) -> bool {
+    let since = Instant::now();
+    while !waiting.is_there() {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it is not waited for");
+        if stat.contains(") Z ") {
+            return false;
+        }
+        assert!(since.elapsed() < ARRIVAL, "it neither waits nor ends: {stat}");
+        std::thread::sleep(PAUSE);
+    }
+    true
+}
+
+fn assert_ran(child: Child) {
+    let output = child.wait_with_output().expect("it can be waited for");
+    assert_eq!((String::from_utf8_lossy(&output.stdout).as_ref(), output.status.code()), (SAID, Some(7)), "{output:?}");
+}
+
+/// Starts a program so many times; how often it was held.
+fn held_of(path: &Path, times: u32) -> u32 {
+    let mut held = 0;
+    for _ in 0..times {
+        let (child, waiting) = started(path, Stdio::piped(), LONG);
+        let waiting = match waiting {
+            Ok(waiting) => Some(waiting).filter(|waiting| arrives(&child, waiting)),
+            Err(NotHeld::Gone) => None,
+            Err(why) => panic!("{why}"),
+        };
+        held += u32::from(waiting.is_some());
+        drop(waiting);
+        assert_ran(child);
+    }
+    held
+}
+
+#[test]
+fn programs_of_all_kinds_go_on_after_they_were_held() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    // Without a real-time priority, the program may be at its end before anybody hears of it.
+    let least = if Raised::begin().is_real_time() { 90 } else { 1 };
+    for (options, least) in [(&["-pie"][..], least), (&["-no-pie"], least), (&["-static"], 0), (&["-static-pie"], 0)] {
+        let held = held_of(&program::compiled_with("arrives", options), 100);
+        eprintln!("{options:?}: {held} of 100 held");
+        assert!(held >= least, "{options:?}: {held} of 100 held");
+    }
+}
+
+#[test]
+pub fn whenever_it_comes_to_hold_it_nothing_happens_to_the_program() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let path = program::compiled_with("arrives", &["-pie"]);
+    let (since, mut held, mut times) = (Instant::now(), 0, 0_u32);
+    while since.elapsed() < program::repeated(8) {
+        times += 1;
+        // It gets to its entry point within this time.
+        let delay = Duration::from_micros(u64::from(times) * 7 % 1500);
+        let (child, waiting) = started_and_held_after(delay, &path, Stdio::piped(), LONG);
+        let waiting = waiting.ok().filter(|waiting| arrives(&child, waiting));
+        held += u32::from(waiting.is_some());
+        drop(waiting);
+        assert_ran(child);
+    }
+    eprintln!("{held} of {times} held");
+}
+
+#[test]
+fn the_text_is_as_before_once_it_waits() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let path = program::compiled_with("arrives", &["-no-pie"]);
+    let file = std::fs::read(&path).expect("it can be read");
+    let entry = u64::from_le_bytes(file[24..32].try_into().expect("eight bytes"));
+    let mut seen = 0;
+    for _ in 0..20 {
+        let (child, waiting) = started(&path, Stdio::piped(), LONG);
+        if let Some(waiting) = waiting.ok().filter(|waiting| arrives(&child, waiting)) {
+            let memory = std::fs::File::open(format!("/proc/{}/mem", child.id())).expect("it runs");
+            let mut bytes = [0; 128];
+            memory.read_exact_at(&mut bytes, entry).expect("its text is mapped");
+            // The first program segment of such a program is at 4 MiB.
+            let at = (entry - 0x40_0000) as usize;
+            assert_eq!(bytes, file[at..at + 128]);
+            seen += 1;
+            drop(waiting);
+        }
+        assert_ran(child);
+    }
+    assert!(seen > 0, "none was held");
+}
+
+#[test]
+fn what_is_held_by_nobody_goes_on_after_the_limit() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let (child, waiting) = started(&program::compiled_with("arrives", &["-pie"]), Stdio::piped(), SHORT);
+    // It is never let go.
+    std::mem::forget(waiting);
+    assert_ran(child);
+}
+
+#[test]
+fn one_that_is_traced_or_has_ended_or_runs_other_code_is_refused() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    assert!(matches!(Waiting::at_entry_of(u32::MAX, LONG), Err(NotHeld::Gone)));
+    assert!(matches!(Waiting::at_entry_of(2, LONG), Err(NotHeld::Gone)), "kthreadd has no memory");
+    let mut child = Command::new("sleep").arg("60").spawn().expect("it starts");
+    let pid = child.id().cast_signed();
+    // SAFETY: seizing takes numbers only.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) };
+    assert_eq!(seized, 0, "it can be traced");
+    let held = Waiting::at_entry_of(child.id(), LONG);
+    assert!(matches!(held, Err(NotHeld::Traced(_))), "{held:?}");
+    child.kill().expect("it runs");
+    child.wait().expect("it is our child");
+}
+
+/// Not a test: what the test below starts, and kills. Holds a program that writes to the standard output.
+#[test]
+fn as_the_holder() {
+    let Some(path) = std::env::var_os(VARIABLE) else { return };
+    let (child, waiting) = started(Path::new(&path), Stdio::inherit(), SHORT);
+    let is_there = waiting.as_ref().is_ok_and(|waiting| arrives(&child, waiting));
+    let mut output = std::io::stdout();
+    output.write_all(if is_there { b"HELD\n" } else { b"LATE\n" }).and_then(|()| output.flush()).expect("it is read");
+    // Until it is killed.
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_program_goes_on_by_itself_when_its_holder_is_killed() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let path = program::compiled_with("arrives", &["-pie"]);
+    let mut held = 0;
+    for _ in 0..10 {
+        let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+        command.args(["--exact", "entry::as_the_holder", "--nocapture"]).env(VARIABLE, &path);
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        // SAFETY: prctl is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let mut holder = command.spawn().expect("it starts");
+        let mut output = BufReader::new(holder.stdout.take().expect("it is piped"));
+        let mut line = String::new();
+        while !line.ends_with("HELD\n") && !line.ends_with("LATE\n") {
+            assert_ne!(output.read_line(&mut line).expect("it can be read"), 0, "{line}");
+        }
+        holder.kill().expect("it runs");
+        holder.wait().expect("it is our child");
+        let is_held = line.ends_with("HELD\n");
+        held += u32::from(is_held);
+        // Ends once the program has ended, which has the other copy of the pipe.
+        output.read_to_string(&mut line).expect("it can be read");
+        let is_right = if is_held { line.ends_with(&format!("HELD\n{SAID}")) } else { line.contains(SAID) };
+        assert!(is_right, "{line}");
+    }
+    assert!(held > 0, "none was held");
+}

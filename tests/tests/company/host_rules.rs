@@ -1,0 +1,90 @@
+//! `/etc/heapbpf.conf`: whom the host's owner forbids to hook inline. Each heapbpf here sees a file of its own at that path.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::inline::{is_hooked, mapped};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Runs a command line that sees other files in /etc: those of the host, and the one of ours.
+const SCRIPT: &str = "set -e; folder=$1; shift; mount --bind /etc $folder/host; mount -t tmpfs tmpfs /etc; \
+                      ln -s $folder/host/* /etc/; rm -f /etc/heapbpf.conf; cp $folder/rules /etc/heapbpf.conf; exec \"$@\"";
+
+/// A host with rules.
+struct Rules {
+    folder: TempDir,
+    unshare: PathBuf,
+}
+
+impl Rules {
+    fn new(unshare: PathBuf, rules: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        std::fs::create_dir(folder.path().join("host")).expect("our own folder");
+        std::fs::write(folder.path().join("rules"), rules).expect("our own folder");
+        Self { folder, unshare }
+    }
+
+    /// What a command line begins with.
+    fn words(&self) -> Vec<&OsStr> {
+        let [unshare, folder] = [self.unshare.as_path(), self.folder.path()].map(Path::as_os_str);
+        [&[unshare][..], &["--mount", "sh", "-c", SCRIPT, "sh"].map(OsStr::new), &[folder]].concat()
+    }
+}
+
+#[test]
+fn rules_that_cannot_be_followed_let_nothing_be_recorded() {
+    let case = "rules_that_cannot_be_followed_let_nothing_be_recorded";
+    let Some(_turn) = turn(case) else { return };
+    let Some(unshare) = tool("unshare") else { return skipped(case, "no unshare (Debian: util-linux)") };
+    let rules = Rules::new(unshare, "# databases\nnever-inline exe\n");
+    let target = Target::start(&program("pairs"), ["500"]);
+    let place = "/etc/heapbpf.conf, line 2, column 17: what never-inline exe is about is missing";
+    for hook in ["auto", "probe", "inline"] {
+        let refused = Recorder::of(target.pid(), 1).option("--hook", hook).through(&rules.words()).refused();
+        refused.check(1, &[place]);
+    }
+    let words = rules.words();
+    let mut doctor = Command::new(words[0]);
+    let output = doctor.args(&words[1..]).arg(heapbpf()).arg("doctor").output().expect("unshare runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains(place), "{said}");
+}
+
+#[test]
+fn a_program_that_a_rule_names_is_probed_whatever_is_asked() {
+    let case = "a_program_that_a_rule_names_is_probed_whatever_is_asked";
+    let Some(_turn) = turn(case) else { return };
+    let Some(unshare) = tool("unshare") else { return skipped(case, "no unshare (Debian: util-linux)") };
+    let rule = format!("never-inline exe {}", program("mix").canonicalize().expect("it is there").display());
+    let rules = Rules::new(unshare, &format!("\n  {rule}\n"));
+    let mut forbidden = Target::start(&program("mix"), ["20000"]);
+    let mut other = Target::start(&program("pairs"), ["500"]);
+    let pid = forbidden.pid();
+    let why = format!("/etc/heapbpf.conf, line 2, forbids it: {rule}");
+
+    let words = rules.words();
+    let mut doctor = Command::new(words[0]);
+    doctor.args(&words[1..]).arg(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]);
+    let output = doctor.output().expect("unshare runs");
+    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(found["processes"][0]["inline"][0]["why_not"], why.as_str(), "{found}");
+
+    let recorder = Recorder::of(pid, 1).pid(other.pid()).option("--hook", "inline").flag("--no-follow");
+    let recording = recorder.through(&words).start();
+    assert_eq!(mapped(pid), [""; 0]);
+    assert!(is_hooked(other.pid()), "{}", recording.said());
+    let told = format!("process {pid} is probed, not hooked inline: {why}");
+    assert!(recording.said().contains(&told), "{}", recording.said());
+    let truths = [forbidden.run(), other.run()];
+    let (profile, _) = recording.stop().results();
+    for truth in &truths {
+        checks::sites_of(&profile, truth.sites[0].pid, truth, 1, Compare::All);
+    }
+}
