@@ -27,8 +27,8 @@ pub struct Found {
     pub(crate) pages: Vec<Kept>,
     /// Pages that were put back, while their spare places are still mapped: whoever did it may not have got further.
     pub(crate) put_back: Vec<Kept>,
-    /// Whether code that it had replaced is elsewhere by now, with the jumps, or with none: the process has moved its text.
-    pub(crate) is_moved: bool,
+    /// Memory that can be written.
+    pub(crate) data: Option<Range<u64>>,
     /// Whether it is laid out as its name says, so that it can be taken out.
     pub(crate) is_sound: bool,
     /// Whether anything is mapped; else only a descriptor of the memfd is open.
@@ -47,7 +47,7 @@ impl Found {
             text: None,
             pages,
             put_back,
-            is_moved: false,
+            data: None,
             is_sound: true,
             is_mapped: true,
         }
@@ -58,10 +58,16 @@ impl Found {
         self.pages.iter().chain(&self.put_back).map(|kept| kept.bytes).fold(0, u64::saturating_add)
     }
 
-    /// Whether jumps lead into it. If not, it is inert.
+    /// Whether jumps lead into it.
     #[must_use]
     pub fn is_hooked(&self) -> bool {
         !self.pages.is_empty()
+    }
+
+    /// Whether it is whole, and nothing is to be done: no jump leads to it, and whoever took these out was not interrupted.
+    #[must_use]
+    pub fn is_inert(&self) -> bool {
+        self.is_sound && self.text.is_some() && self.pages.is_empty() && self.put_back.is_empty()
     }
 
     /// Addresses of the pages that it replaces.
@@ -115,6 +121,11 @@ pub(crate) fn find(maps: &Maps) -> Vec<Found> {
         add(found, mapping, maps);
     }
     add_put_back(&mut all, maps);
+    for found in &mut all {
+        let data = maps.within(&found.range).iter().filter(|it| it.is_writable && !it.is_shared && it.is_anonymous());
+        let data = data.map(|mapping| mapping.range.clone());
+        found.data = data.reduce(|whole, next| whole.start..if next.start == whole.end { next.end } else { whole.end });
+    }
     all
 }
 
@@ -132,7 +143,6 @@ fn add_put_back(all: &mut [Found], maps: &Maps) {
             });
             let replaced: u64 = replaced.sum();
             if replaced > 0 {
-                found.is_moved |= replaced < spare.bytes();
                 continue;
             }
             let bytes = found.kept_bytes().saturating_add(spare.bytes());
@@ -148,7 +158,6 @@ fn add_put_back(all: &mut [Found], maps: &Maps) {
                 bytes: spare.bytes(),
                 offset: spare.offset,
             });
-            found.is_moved |= kept.is_none();
             found.put_back.extend(kept);
         }
     }
@@ -168,8 +177,10 @@ fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
     let Range { start, end } = mapping.range;
     let at = found.range.start.checked_add(mapping.offset);
     if found.range.contains(&start) {
-        found.is_sound &= end <= found.range.end && at == Some(start);
-        if mapping.is_executable {
+        // A copy is mapped behind the place that it is a copy of.
+        found.is_sound &=
+            end <= found.range.end && at.is_some_and(|at| at == start || mapping.is_executable && at < start);
+        if mapping.is_executable && at == Some(start) {
             found.text = Some(mapping.range.clone());
         }
         return;

@@ -3,8 +3,9 @@
 //! ```text
 //!  base ┬ text          ┐ the caller's blob: text from the memfd, at offset = address − base,
 //!       ├ data …        ┘ and anonymous data
-//!       └ spare places  ─ where the original pages are kept; the memfd has copies of them at these offsets. A page apart, so that what
-//!                         is mapped of the memfd next to each other does not become one mapping
+//!       └ per run of replaced pages, a page apart:
+//!           spare place ─ where the original pages are kept; the memfd has a copy of them at this offset
+//!           copy        ─ that copy, mapped until it is moved to where the original pages were
 //! ```
 //! Behind all that, as far again from its beginning, the memfd has the pages as they are with the jumps: whoever takes these out can tell them
 //! from what somebody else has written since.
@@ -12,12 +13,16 @@
 //! All of it is reserved by one private mapping of the memfd, whose name says where it begins and how long it is. So
 //! `/proc/PID/maps` alone tells what was done to a process, and how to undo it.
 //!
+//! None of this is unmapped once jumps have led to it: code may come back there from where nobody looks for it, such as a stack that no
+//! thread is on. Without the jumps it leads to the original code. [`Plan::again`] uses it once more.
+//!
 //! Replaced pages hold the same code at first. So it does not matter when a thread that is late makes that system call, even
 //! after the injector died. The jumps are then written by the injector itself while all threads are stopped.
 
 use std::ops::Range;
 
-use crate::maps::{Maps, PAGE_BYTES};
+use crate::found::Found;
+use crate::maps::{Mapping, Maps, PAGE_BYTES};
 
 /// How the names of all our memfds begin.
 pub const NAME_PREFIX: &str = "heapbpf-";
@@ -90,11 +95,11 @@ pub struct Draft {
     pub displaced: Vec<Displaced>,
 }
 
-/// Bytes that a blob needs, with spare places for this many bytes of replaced pages, in so many runs.
+/// Bytes that a blob needs, with spare places and copies for this many bytes of replaced pages, in so many runs.
 #[must_use]
 pub const fn reserved_bytes(blob: u64, replaced: u64, runs: usize) -> u64 {
-    let between = (runs as u64).saturating_sub(1).saturating_mul(PAGE_BYTES);
-    blob.saturating_add(replaced).saturating_add(between)
+    let between = (runs as u64).saturating_mul(2 * PAGE_BYTES);
+    blob.saturating_add(replaced.saturating_mul(2)).saturating_add(between)
 }
 
 /// Why a draft is no plan.
@@ -130,23 +135,25 @@ pub(crate) enum Step {
     WipeOnFork(usize),
     /// Write its beginning.
     FillData(usize),
+    /// Map the copy of these pages.
+    MapCopy(usize),
     /// Map the text.
     MapText,
-    /// Stop all threads. Until then one is enough.
-    StopAll,
+    /// Close the memfd.
+    Close,
+    /// Empty this data, which an earlier run has used.
+    Empty(usize),
     /// Move threads, and interrupted code, from displaced instructions to their copies.
     MoveThreads,
     /// Keep these pages at their spare place. The file's stay mapped where they were.
     SetAside(usize),
-    /// Map the memfd's copies over them.
+    /// Move the copy over them. The memfd's stays mapped where it was.
     Replace(usize),
     /// Write the jumps into the copies.
     Write,
-    /// Close the memfd.
-    Close,
 }
 
-/// The steps before all threads are stopped, and those from there on.
+/// What is done in one stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Nothing that runs changes.
@@ -160,7 +167,7 @@ pub(crate) enum Part {
 pub(crate) enum Undo {
     /// Close the memfd.
     Close,
-    /// Unmap everything that was reserved.
+    /// Unmap everything that was reserved: nothing has led there.
     Unmap,
     /// Move threads back.
     MoveBack,
@@ -180,6 +187,14 @@ pub(crate) struct Kept {
     pub(crate) offset: u64,
 }
 
+impl Kept {
+    /// Addresses of the copy.
+    pub(crate) fn copy(&self) -> Range<u64> {
+        let start = self.spare + self.bytes + PAGE_BYTES;
+        start..start + self.bytes
+    }
+}
+
 /// What is to be mapped into a process, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -190,6 +205,8 @@ pub struct Plan {
     mappings: Vec<Range<u64>>,
     /// The same: their offset in its file.
     offsets: Vec<u64>,
+    /// Whether an earlier run has mapped it.
+    is_mapped: bool,
 }
 
 impl Plan {
@@ -198,6 +215,40 @@ impl Plan {
     /// # Errors
     /// If it does not fit together, or not to the mappings.
     pub fn new(draft: Draft, maps: &Maps) -> Result<Self, PlanError> {
+        let plan = Self::checked(draft, maps)?;
+        let is_free = |mapping: &Mapping| !overlap(&mapping.range, &plan.range());
+        if maps.as_slice().iter().all(is_free) { Ok(plan) } else { Err(PlanError::Occupied(plan.range())) }
+    }
+
+    /// A plan that uses what an earlier run mapped, and what no jump leads to: just what this draft needs, at its base. `read` reads its
+    /// memfd at an offset. `None` if it is something else.
+    #[must_use]
+    pub fn again(draft: Draft, maps: &Maps, found: &Found, read: impl Fn(u64, &mut [u8]) -> bool) -> Option<Self> {
+        let plan = Self::checked(draft, maps).ok().filter(|plan| found.is_inert() && found.range == plan.range())?;
+        let is_ours = |start: u64| maps.at(start).filter(|mapping| mapping.inode == found.inode && mapping.is_text());
+        let is_text = is_ours(plan.draft.base).is_some_and(|text| text.range == plan.text());
+        let is_copied = (0..plan.draft.pages.len()).map(|at| plan.kept(at)).all(|kept| {
+            let offset = kept.spare - plan.draft.base;
+            is_ours(kept.copy().start).is_some_and(|copy| copy.range == kept.copy() && copy.offset == offset)
+        });
+        let has_data = plan.draft.data.iter().map(|data| plan.draft.base + data.range.start).all(|start| {
+            maps.at(start).is_some_and(|mapping| mapping.is_writable && !mapping.is_shared && mapping.is_anonymous())
+        });
+        let is_same = plan.contents().all(|(offset, bytes)| {
+            let mut memfd = vec![0; bytes.len()];
+            read(offset, &mut memfd) && memfd == bytes
+        });
+        let is_it = found.name == plan.draft.name && is_text && is_copied && has_data && is_same;
+        is_it.then_some(Self { is_mapped: true, ..plan })
+    }
+
+    /// Whether it uses what an earlier run mapped.
+    #[must_use]
+    pub fn is_again(&self) -> bool {
+        self.is_mapped
+    }
+
+    fn checked(draft: Draft, maps: &Maps) -> Result<Self, PlanError> {
         let is_plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         if !draft.name.starts_with(NAME_PREFIX) || draft.name.len() > MAX_NAME || !is_plain(&draft.name) {
             return Err(PlanError::Name(draft.name));
@@ -208,11 +259,6 @@ impl Plan {
         }
         let reserved = reserved_bytes(draft.bytes, replaced, draft.pages.len());
         check_blob(&draft, reserved)?;
-        let whole = draft.base..draft.base + reserved;
-        let is_free = |mapping: &crate::maps::Mapping| !overlap(&mapping.range, &whole);
-        if !maps.as_slice().iter().all(is_free) {
-            return Err(PlanError::Occupied(whole));
-        }
         let places = draft.pages.iter().map(|pages| check_pages(pages, maps)).collect::<Result<Vec<_>, _>>()?;
         let (mappings, offsets) = places.into_iter().unzip();
         for (at, pages) in draft.pages.iter().enumerate() {
@@ -221,7 +267,7 @@ impl Plan {
             }
         }
         draft.displaced.iter().try_for_each(|displaced| check_displaced(displaced, &draft))?;
-        Ok(Self { draft, reserved, mappings, offsets })
+        Ok(Self { draft, reserved, mappings, offsets, is_mapped: false })
     }
 
     /// What it was made of.
@@ -264,24 +310,37 @@ impl Plan {
     /// Where the pages of this number go.
     pub(crate) fn kept(&self, at: usize) -> Kept {
         let length = |pages: &Pages| pages.original.len() as u64;
-        let before: u64 = self.draft.pages[..at].iter().map(|pages| length(pages) + PAGE_BYTES).sum();
+        let before: u64 = self.draft.pages[..at].iter().map(|pages| 2 * (length(pages) + PAGE_BYTES)).sum();
         let pages = &self.draft.pages[at];
         let (start, spare) = (pages.start, self.draft.base + self.draft.bytes + before);
         Kept { start, spare, bytes: length(pages), offset: self.offsets[at] }
     }
 
-    /// What is done to the stopped process, in this order: whatever an injector leaves that dies in between is harmless.
-    pub(crate) fn steps(&self) -> Vec<Step> {
+    /// What is done to the stopped process, in this order: whatever an injector leaves that dies in between is harmless. Once the text is
+    /// mapped, so is all else.
+    pub(crate) fn steps(&self, part: Part) -> Vec<Step> {
         let data = self.draft.data.iter().enumerate();
-        let data = data.flat_map(|(at, data)| {
-            let wipe = data.is_wiped_on_fork.then_some(Step::WipeOnFork(at));
-            let fill = (!data.initial.is_empty()).then_some(Step::FillData(at));
-            let map = (!self.follows_data(at)).then_some(Step::MapData(at));
-            [map, wipe, fill].into_iter().flatten()
-        });
-        let pages = (0..self.draft.pages.len()).flat_map(|at| [Step::SetAside(at), Step::Replace(at)]);
-        let steps = [Step::Create, Step::Reserve].into_iter().chain(data).chain([Step::MapText, Step::StopAll]);
-        steps.chain(pages).chain([Step::MoveThreads, Step::Write, Step::Close]).collect()
+        let fill = |(at, data): (usize, &Data)| (!data.initial.is_empty()).then_some(Step::FillData(at));
+        let runs = 0..self.draft.pages.len();
+        match part {
+            Part::Map if self.is_mapped => {
+                let empty = data.clone().filter(|(_, data)| data.is_wiped_on_fork).map(|(at, _)| Step::Empty(at));
+                empty.chain(data.filter_map(fill)).collect()
+            }
+            Part::Map => {
+                let data = data.flat_map(|(at, data)| {
+                    let wipe = data.is_wiped_on_fork.then_some(Step::WipeOnFork(at));
+                    let map = (!self.follows_data(at)).then_some(Step::MapData(at));
+                    [map, wipe, fill((at, data))].into_iter().flatten()
+                });
+                let steps = [Step::Create, Step::Reserve].into_iter().chain(data);
+                steps.chain(runs.map(Step::MapCopy)).chain([Step::MapText, Step::Close]).collect()
+            }
+            Part::Replace => {
+                let pages = runs.flat_map(|at| [Step::SetAside(at), Step::Replace(at)]);
+                pages.chain([Step::MoveThreads, Step::Write]).collect()
+            }
+        }
     }
 
     /// Whether the data of this number begins where other data ends.
@@ -296,14 +355,6 @@ impl Plan {
         let data = &self.draft.data;
         let last = (at + 1..data.len()).take_while(|next| self.follows_data(*next)).last().unwrap_or(at);
         data[at].range.start..data[last].range.end
-    }
-
-    /// The steps of a part.
-    pub(crate) fn steps_of(&self, part: Part) -> Vec<Step> {
-        let mut steps = self.steps();
-        let stop = steps.iter().position(|step| *step == Step::StopAll).unwrap_or(steps.len());
-        let replace = steps.split_off(stop);
-        if part == Part::Map { steps } else { replace }
     }
 
     /// What is written into the copies.
@@ -324,9 +375,10 @@ impl Plan {
             | Step::MapData(_)
             | Step::WipeOnFork(_)
             | Step::FillData(_)
+            | Step::MapCopy(_)
             | Step::MapText
-            | Step::StopAll
-            | Step::Close => None,
+            | Step::Close
+            | Step::Empty(_) => None,
         }
     }
 
@@ -375,8 +427,7 @@ fn check_pages(pages: &Pages, maps: &Maps) -> Result<(Range<u64>, u64), PlanErro
     if bytes == 0 || bytes != pages.edited.len() || !is_whole(bytes as u64) || !is_whole(pages.start) {
         return Err(PlanError::Shape("a replaced page"));
     }
-    let is_text =
-        |mapping: &&crate::maps::Mapping| mapping.is_text() && mapping.is_readable && mapping.covers(&pages.range());
+    let is_text = |mapping: &&Mapping| mapping.is_text() && mapping.is_readable && mapping.covers(&pages.range());
     let mapping = maps.at(pages.start).filter(is_text).ok_or(PlanError::NotText(pages.start))?;
     Ok((mapping.range.clone(), mapping.offset.saturating_add(pages.start - mapping.range.start)))
 }

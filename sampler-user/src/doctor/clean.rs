@@ -3,11 +3,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
-use heapbpf_remote::{NAME_PREFIX, TakeOut, Target, left_open};
+use heapbpf_remote::{Found, NAME_PREFIX, Target, left_open};
 
 use crate::attach::inline::attempts::Attempts;
 use crate::attach::inline::left::{Left, claim};
 use crate::attach::inline::objects::lead_back;
+use crate::attach::inline::removal::COUNTS;
 use crate::attach::stop_limit;
 
 /// What was done, and what stays.
@@ -81,7 +82,8 @@ fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
             return Ok(());
         }
     };
-    for found in target.found() {
+    // What no jump leads to stays for the next recording, and is of no harm.
+    for found in target.found().into_iter().filter(|found| !Found::is_inert(found)) {
         // Until it is dropped, nobody begins to use what is taken out.
         let claim = claim(pid, &found);
         match claim.as_ref().map_or_else(|left| *left, |_| Left::Abandoned) {
@@ -93,14 +95,10 @@ fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
             Left::Abandoned => {
                 let had_hooks = if found.is_hooked() { "inline hooks" } else { "memory of inline hooks" };
                 let back = lead_back(&target, &found);
-                match back.and_then(|()| target.take_out(&found, TakeOut::All, stop_limit())) {
-                    Ok(out) if out.outcome => cleaned.lines.push(format!(
+                match back.and_then(|()| target.take_out(&found, &COUNTS, stop_limit())) {
+                    Ok(out) => cleaned.lines.push(format!(
                         "process {pid} had {had_hooks} that a heapbpf left: taken out, stopped for {:.1} ms",
                         out.time.as_secs_f64() * 1e3
-                    )),
-                    Ok(_) => cleaned.stays(format!(
-                        "process {pid} had {had_hooks} that a heapbpf left: taken out; memory stays, because a thread may \
-                         come back to it"
                     )),
                     Err(error @ heapbpf_remote::Error::Busy { .. }) => return Err(error.to_string()),
                     Err(error) => cleaned.stays(format!("process {pid} keeps {had_hooks}: {error}")),

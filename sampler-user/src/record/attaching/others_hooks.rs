@@ -36,7 +36,11 @@ impl Attaching {
         let mut pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
         pids.retain(|pid| has_inline_hooks(host, *pid));
         for pid in pids {
-            let Err(why) = without_what_was_left(pid, &|_| false) else { continue };
+            let Err(why) = without_what_was_left(pid, &|_| false) else {
+                // Others may use again what is mapped, of which no event tells.
+                self.others.watched.entry(pid).or_insert_with(monotonic_ns);
+                continue;
+            };
             let current = host.processes().current(pid).map(|incarnation| incarnation.id);
             let is_target = current.is_some_and(|incarnation| self.is_target(host, incarnation));
             if is_target || running.iter().any(|process| process.pid == pid) {
