@@ -87,10 +87,11 @@ impl Injection<'_> {
             return Err(Failure::Busy(Busy::Changed));
         }
         let mut remote = Remote::begin(stop, self.target, |_, _| false)?;
-        self.run(stop, &mut remote, Part::Map, &[])?;
-        let mapped = self.mapped(stop);
-        remote.end(stop)?;
-        mapped
+        let mapped = self.run(stop, &mut remote, Part::Map, &[]);
+        let left = remote.end(stop);
+        mapped?;
+        left?;
+        self.mapped(stop)
     }
 
     /// What is mapped by now.
@@ -113,6 +114,7 @@ impl Injection<'_> {
         let moved = is_moment
             .map_or(Ok(()), |is_moment| ask(stop, &mut remote, is_moment, &positions))
             .and_then(|()| self.run(stop, &mut remote, Part::Replace, &frames));
+        // Leaving late harms nothing, so what else failed is told.
         let left = remote.end(stop);
         let moved = moved?;
         left?;

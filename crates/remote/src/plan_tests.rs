@@ -195,3 +195,36 @@ fn probes_of_others_do_not_make_code_another() {
     assert!(!is_same_code(&file, &[0xe9, 1, 2, 3, 4, 0, 0x90]));
     assert!(!is_same_code(&file, &file[..6]));
 }
+
+/// What Linux does to a ten-byte nop that is probed, step by step (`int3_update_optimize`, `int3_update_unoptimize`).
+#[test]
+fn a_probe_puts_two_instructions_into_a_ten_byte_nop() {
+    let code = |nop: [u8; 10]| [&[0x90], &nop[..], &[0xc3]].concat();
+    let file = code(NOP10);
+    for memory in [
+        NOP10,
+        [0xcc, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+        [0xcc, 0x8d, 0x64, 0x24, 0x80, 0xe8, 1, 2, 3, 4],
+        [0x48, 0x8d, 0x64, 0x24, 0x80, 0xe8, 1, 2, 3, 4],
+        [0xcc, 0x2e, 0x0f, 0x1f, 0x84, 0xe8, 1, 2, 3, 4],
+        [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0xe8, 1, 2, 3, 4],
+    ] {
+        assert_eq!(other_code(&file, &code(memory)), None, "{memory:x?}");
+    }
+    for (memory, at) in [
+        ([0x48, 0x8d, 0x64, 0x24, 0x80, 0xe9, 1, 2, 3, 4], 1),
+        ([0x48, 0x8d, 0x64, 0x24, 0x88, 0xe8, 1, 2, 3, 4], 1),
+        ([0x66, 0x2e, 0x0f, 0x1f, 0x84, 1, 2, 3, 4, 5], 6),
+        ([0xe8, 1, 2, 3, 4, 0, 0, 0, 0, 0], 1),
+    ] {
+        assert_eq!(other_code(&file, &code(memory)), Some(at), "{memory:x?}");
+    }
+    assert_eq!(other_code(&file, &file[..8]), Some(8));
+}
+
+#[test]
+fn nobody_is_left_before_the_call_in_a_ten_byte_nop() {
+    let plan = plan(|draft| draft.pages[0].original[0x40..0x4a].copy_from_slice(&NOP10)).expect("it is right");
+    let address = LIBC + 0x2045;
+    assert_eq!((plan.moved(address), plan.moved(address - 5)), (Err(address), Ok(None)));
+}
