@@ -141,16 +141,21 @@ fn handlers_return_to_the_copies_of_displaced_instructions() {
     meet_handlers(&["alternate"]);
 }
 
-/// A thread makes our calls under a frame below its stack pointer. What is there may be another's, if it is not on the stack that it
-/// was given.
+/// A thread makes our calls under a frame below its stack pointer. What is there may be another's.
 #[test]
 pub fn data_below_small_stacks_comes_to_no_harm() {
     let _turn = program::turn();
     if !program::can_trace() {
         return;
     }
-    for stacks in ["all", "sleeping"] {
-        let mut program = Program::start("small_stacks", &[stacks]);
+    for (program, stacks) in [
+        ("small_stacks", "all"),
+        ("small_stacks", "sleeping"),
+        ("local_stack", "main"),
+        ("local_stack", "thread"),
+        ("local_stack", "alternate"),
+    ] {
+        let mut program = Program::start(program, &[stacks]);
         cycle(&mut program, program::repeated(3));
         program::assert_inert(program.pid());
         eprintln!("{stacks}: {}", program.finish().trim());

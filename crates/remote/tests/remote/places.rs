@@ -85,6 +85,26 @@ fn a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to() {
     program.finish();
 }
 
+/// It sleeps in the code that is mapped, on no thread's stack, while that is let go, used again and let go.
+#[test]
+fn a_fiber_that_sleeps_in_the_code_comes_back_to_it() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("fiber", &[]);
+    program::hook(program.pid(), program.hooked);
+    assert_eq!(program.line(), "ASLEEP\n");
+    for _ in 0..2 {
+        program::take_out(program.pid());
+        program::assert_inert(program.pid());
+        program::hook(program.pid(), program.hooked);
+    }
+    program::take_out(program.pid());
+    program.signal(libc::SIGUSR1);
+    program.finish();
+}
+
 /// Whoever has written there may jump to what was there before.
 #[test]
 fn code_that_somebody_else_has_changed_stays_as_it_is() {
