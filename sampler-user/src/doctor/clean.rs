@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
-use heapbpf_remote::{Found, NAME_PREFIX, Target, left_open};
+use heapbpf_remote::{NAME_PREFIX, Target, left_open};
 
 use crate::attach::inline::attempts::Attempts;
 use crate::attach::inline::left::{Left, claim};
@@ -82,8 +82,7 @@ fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
             return Ok(());
         }
     };
-    // What no jump leads to stays for the next recording, and is of no harm.
-    for found in target.found().into_iter().filter(|found| !Found::is_inert(found)) {
+    for found in target.found() {
         // Until it is dropped, nobody begins to use what is taken out.
         let claim = claim(pid, &found);
         match claim.as_ref().map_or_else(|left| *left, |_| Left::Abandoned) {
@@ -92,6 +91,8 @@ fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
             }
             Left::Foreign(why) => cleaned
                 .stays(format!("process {pid} has memory that is named like inline hooks, and is not touched: {why}")),
+            // The next recording uses it again.
+            Left::Abandoned if found.is_inert() => {}
             Left::Abandoned => {
                 let had_hooks = if found.is_hooked() { "inline hooks" } else { "memory of inline hooks" };
                 let back = lead_back(&target, &found);
