@@ -107,7 +107,7 @@ fn children_of_a_hooked_process_allocate() {
     assert!(target.end().success());
 }
 
-/// Resident and locked memory of what is mapped into a process, kB each.
+/// Memory of its own and locked memory of what is mapped into a process, kB each.
 fn taken(pid: u32) -> Vec<String> {
     let ours: Vec<u64> =
         mapped(pid).iter().filter_map(|line| u64::from_str_radix(line.split('-').next()?, 16).ok()).collect();
@@ -119,7 +119,7 @@ fn taken(pid: u32) -> Vec<String> {
         if let Some(start) = range.and_then(|(start, _)| u64::from_str_radix(start, 16).ok()) {
             is_ours = (lowest..=highest).contains(&start);
         }
-        is_ours && (line.contains('-') || line.starts_with("Rss:") || line.starts_with("Locked:"))
+        is_ours && (line.contains('-') || line.starts_with("Anonymous:") || line.starts_with("Locked:"))
     });
     taken.filter(|line| !line.starts_with("VmFlags")).map(str::to_owned).collect()
 }
