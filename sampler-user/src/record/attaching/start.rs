@@ -11,6 +11,7 @@ use super::mapped::modules_of;
 use super::probes::Attaching;
 use crate::attach::files::FileKey;
 use crate::attach::libraries::{expected, find_program};
+use crate::attach::moved_text;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
@@ -240,6 +241,9 @@ impl Attaching {
                 "process {pid} ({comm}) announces no samples: neither its program nor its libraries have USDT probes of \
                  the provider otel_memory{reasons}; without --hook usdt, its allocator is probed"
             );
+        }
+        if let Some(why) = moved_text::of_process(pid) {
+            return format!("process {pid} ({comm}) cannot be profiled: {why}");
         }
         let reasons = if self.refused.is_empty() {
             String::new()
