@@ -8,7 +8,7 @@ use heapbpf_remote::{NAME_PREFIX, Target, left_open};
 use crate::attach::inline::attempts::Attempts;
 use crate::attach::inline::left::{Left, claim};
 use crate::attach::inline::objects::lead_back;
-use crate::attach::inline::removal::COUNTS;
+use crate::attach::inline::removal::{COUNTS, leads_to_ours};
 use crate::attach::stop_limit;
 
 /// What was done, and what stays.
@@ -77,6 +77,8 @@ fn clean_one(pid: u32, cleaned: &mut Cleaned) {
 fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
     let target = match Target::look(pid) {
         Ok(target) => target,
+        // What no jump leads to stays.
+        Err(_) if !leads_to_ours(pid) && left_open(pid).next().is_none() => return Ok(()),
         Err(refusal) => {
             cleaned.stays(format!("process {pid} has memory of inline hooks, and cannot be stopped: {refusal}"));
             return Ok(());

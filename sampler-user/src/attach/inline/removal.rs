@@ -87,7 +87,7 @@ fn try_to_take_out(pid: u32) -> Next {
 }
 
 /// Whether jumps of inline hooks are in the code of a process: pages of ours are mapped elsewhere than where they say.
-pub(super) fn leads_to_ours(pid: u32) -> bool {
+pub fn leads_to_ours(pid: u32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().any(|line| {
         let range = line.find("/memfd:").and_then(|at| blob_range(&line[at..]));
