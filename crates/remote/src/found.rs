@@ -33,6 +33,8 @@ pub struct Found {
     pub(crate) is_sound: bool,
     /// Whether anything is mapped; else only a descriptor of the memfd is open.
     pub(crate) is_mapped: bool,
+    /// Whether a descriptor of the memfd is open.
+    is_open: bool,
 }
 
 impl Found {
@@ -50,6 +52,7 @@ impl Found {
             data: None,
             is_sound: true,
             is_mapped: true,
+            is_open: false,
         }
     }
 
@@ -67,7 +70,7 @@ impl Found {
     /// Whether it is whole, and nothing is to be done: no jump leads to it, and whoever took these out was not interrupted.
     #[must_use]
     pub fn is_inert(&self) -> bool {
-        self.is_sound && self.text.is_some() && self.pages.is_empty() && self.put_back.is_empty()
+        self.is_sound && self.text.is_some() && self.pages.is_empty() && self.put_back.is_empty() && !self.is_open
     }
 
     /// Addresses of the pages that it replaces.
@@ -95,11 +98,13 @@ pub fn blob_range(path: &str) -> Option<Range<u64>> {
     parse_name(path).map(|(_, range)| range)
 }
 
-/// Adds blobs of which no more than descriptors of their memfds, with these links, are there.
-pub(crate) fn add_unmapped(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
+/// Notes descriptors of memfds that are open, with these links, and adds blobs of which no more is there.
+pub(crate) fn add_open(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
     for (name, range) in links.filter_map(|link| parse_name(&link)) {
-        if all.len() < MAX_FOUND && all.iter().all(|found| found.range != range || found.name != name) {
-            all.push(Found { is_mapped: false, ..Found::new(name, range, "", 0) });
+        if let Some(found) = all.iter_mut().find(|found| found.range == range && found.name == name) {
+            found.is_open = true;
+        } else if all.len() < MAX_FOUND {
+            all.push(Found { is_mapped: false, is_open: true, ..Found::new(name, range, "", 0) });
         }
     }
 }
@@ -255,6 +260,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_whole_and_let_go_is_inert_once_its_descriptor_is_closed() {
+        let mut all = found(&[
+            "7e0000000000-7e0000001000 r-xp 00000000 00:01 5 NAME",
+            "7e0000001000-7e0000002000 rw-p 00000000 00:00 0",
+            "7e0000003000-7e0000004000 r-xp 00002000 00:01 5 NAME",
+        ]);
+        assert!(all[0].is_inert() && !all[0].is_hooked(), "the copy is behind its place");
+        assert_eq!(all[0].data, Some(0x7e00_0000_1000..0x7e00_0000_2000));
+        add_open(&mut all, [NAME.to_owned()].into_iter());
+        assert!(all.len() == 1 && !all[0].is_inert());
+        assert!(!found(&["7e0000003000-7e0000004000 r-xp 00002000 00:01 5 NAME"])[0].is_inert(), "without text");
+        assert!(!found(&["7e0000003000-7e0000004000 r-xp 00004000 00:01 5 NAME"])[0].is_sound, "before its place");
+    }
+
+    #[test]
     fn pages_that_were_put_back_are_known_by_their_spare_places() {
         let blob = [
             "7e0000000000-7e0000001000 r-xp 00000000 00:01 5 NAME",
@@ -310,8 +330,8 @@ mod tests {
     fn a_descriptor_alone_is_found_once() {
         let mut all = found(&["7e0000000000-7e0000006000 ---p 00000000 00:01 5 NAME"]);
         let links = [NAME, "/dev/null", "/memfd:heapbpf-inline-7d0000000000-6000 (deleted)", NAME].map(str::to_owned);
-        add_unmapped(&mut all, links.iter().cloned());
-        add_unmapped(&mut all, links.into_iter());
+        add_open(&mut all, links.iter().cloned());
+        add_open(&mut all, links.into_iter());
         let seen: Vec<_> = all.iter().map(|found| (found.range.start, found.is_mapped)).collect();
         assert_eq!(seen, [(0x7e00_0000_0000, true), (0x7d00_0000_0000, false)]);
     }

@@ -101,7 +101,7 @@ impl Target {
         if !found.is_sound {
             return Err(Error::Damaged(found.range.start));
         }
-        if found.is_inert() && self.descriptors_of(found).is_empty() {
+        if found.is_inert() {
             return Ok(Stopped { time: Duration::ZERO, threads: 0, outcome: () });
         }
         let all = found.pages.iter().chain(&found.put_back);

@@ -119,7 +119,7 @@ impl Target {
     #[must_use]
     pub fn found(&self) -> Vec<Found> {
         let mut found = found::find(&self.maps);
-        found::add_unmapped(&mut found, left_open(self.pid.unsigned_abs()).map(|(_, link)| link));
+        found::add_open(&mut found, left_open(self.pid.unsigned_abs()).map(|(_, link)| link));
         found
     }
 

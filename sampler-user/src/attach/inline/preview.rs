@@ -142,8 +142,9 @@ pub(super) fn plan(
         Ok::<_, Refused>((draft, plan.leads))
     };
     let (pid, mappings) = (target.pid().unsigned_abs(), target.maps().as_slice().len());
-    for (found, text) in left::unused(target).filter(|_| uses_again) {
-        let (draft, leads) = draft(found.range.start)?;
+    for (found, text) in left::unused(target).take(if uses_again { MOST_LEFT } else { 0 }) {
+        // It may be of another allocator, too far away.
+        let Ok((draft, leads)) = draft(found.range.start) else { continue };
         let read = |offset, bytes: &mut [u8]| text.read_exact_at(bytes, offset).is_ok();
         if let Some(plan) = Plan::again(draft, target.maps(), &found, read) {
             limits::check(pid, 0, mappings)?;
