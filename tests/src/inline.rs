@@ -32,8 +32,7 @@ pub fn mapped(pid: u32) -> Vec<String> {
     maps(pid).lines().filter(|line| line.contains("/memfd:heapbpf-inline")).map(str::to_owned).collect()
 }
 
-/// Whether pages of a process lead to code of inline hooks. The code itself may stay mapped: a word of a stack may look like
-/// an address in it.
+/// Whether pages of a process lead to code of inline hooks. The code itself stays mapped.
 pub fn is_hooked(pid: u32) -> bool {
     !hooked_files(pid).is_empty()
 }

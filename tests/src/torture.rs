@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::cgroup::Cgroup;
 use crate::environment::{heapbpf, libc_file, skipped};
 use crate::guardian::changed_bytes_of_libc;
-use crate::inline::{Hook, is_hooked, mapped};
+use crate::inline::{Hook, is_hooked};
 use crate::kernel::{holders_of_links_to, orphaned_links};
 use crate::output::Stats;
 use crate::program::{library, program};
@@ -145,7 +145,7 @@ impl Unharmed {
 /// # Panics
 /// If something stays.
 pub fn nothing_stays_in(pid: u32) {
-    if is_hooked(pid) || !mapped(pid).is_empty() {
+    if is_hooked(pid) {
         until("doctor takes out what was left", || {
             let _ = Command::new(heapbpf()).args(["doctor", "--clean", "--pid", &pid.to_string()]).output();
             !is_hooked(pid)

@@ -34,7 +34,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// First word of [`Header`] and [`Control`]: `HEAPBPFi`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HEAPBPFi");
 /// Version of this layout. Another version's blob is not touched.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Name of the memfd; `/proc/PID/maps` shows `/memfd:heapbpf-inline (deleted)`.
 pub const MEMFD_NAME: &str = "heapbpf-inline";
 

@@ -27,12 +27,14 @@ pub struct Found {
     pub(crate) pages: Vec<Kept>,
     /// Pages that were put back, while their spare places are still mapped: whoever did it may not have got further.
     pub(crate) put_back: Vec<Kept>,
-    /// Whether code that it had replaced is elsewhere by now, with the jumps, or with none: the process has moved its text.
-    pub(crate) is_moved: bool,
+    /// Memory that can be written.
+    pub(crate) data: Option<Range<u64>>,
     /// Whether it is laid out as its name says, so that it can be taken out.
     pub(crate) is_sound: bool,
     /// Whether anything is mapped; else only a descriptor of the memfd is open.
     pub(crate) is_mapped: bool,
+    /// Whether a descriptor of the memfd is open.
+    is_open: bool,
 }
 
 impl Found {
@@ -47,9 +49,10 @@ impl Found {
             text: None,
             pages,
             put_back,
-            is_moved: false,
+            data: None,
             is_sound: true,
             is_mapped: true,
+            is_open: false,
         }
     }
 
@@ -58,10 +61,16 @@ impl Found {
         self.pages.iter().chain(&self.put_back).map(|kept| kept.bytes).fold(0, u64::saturating_add)
     }
 
-    /// Whether jumps lead into it. If not, it is inert.
+    /// Whether jumps lead into it.
     #[must_use]
     pub fn is_hooked(&self) -> bool {
         !self.pages.is_empty()
+    }
+
+    /// Whether it is whole, and nothing is to be done: no jump leads to it, and whoever took these out was not interrupted.
+    #[must_use]
+    pub fn is_inert(&self) -> bool {
+        self.is_sound && self.text.is_some() && self.pages.is_empty() && self.put_back.is_empty() && !self.is_open
     }
 
     /// Addresses of the pages that it replaces.
@@ -89,11 +98,13 @@ pub fn blob_range(path: &str) -> Option<Range<u64>> {
     parse_name(path).map(|(_, range)| range)
 }
 
-/// Adds blobs of which no more than descriptors of their memfds, with these links, are there.
-pub(crate) fn add_unmapped(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
+/// Notes descriptors of memfds that are open, with these links, and adds blobs of which no more is there.
+pub(crate) fn add_open(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
     for (name, range) in links.filter_map(|link| parse_name(&link)) {
-        if all.len() < MAX_FOUND && all.iter().all(|found| found.range != range || found.name != name) {
-            all.push(Found { is_mapped: false, ..Found::new(name, range, "", 0) });
+        if let Some(found) = all.iter_mut().find(|found| found.range == range && found.name == name) {
+            found.is_open = true;
+        } else if all.len() < MAX_FOUND {
+            all.push(Found { is_mapped: false, is_open: true, ..Found::new(name, range, "", 0) });
         }
     }
 }
@@ -115,6 +126,11 @@ pub(crate) fn find(maps: &Maps) -> Vec<Found> {
         add(found, mapping, maps);
     }
     add_put_back(&mut all, maps);
+    for found in &mut all {
+        let data = maps.within(&found.range).iter().filter(|it| it.is_writable && !it.is_shared && it.is_anonymous());
+        let data = data.map(|mapping| mapping.range.clone());
+        found.data = data.reduce(|whole, next| whole.start..if next.start == whole.end { next.end } else { whole.end });
+    }
     all
 }
 
@@ -132,7 +148,6 @@ fn add_put_back(all: &mut [Found], maps: &Maps) {
             });
             let replaced: u64 = replaced.sum();
             if replaced > 0 {
-                found.is_moved |= replaced < spare.bytes();
                 continue;
             }
             let bytes = found.kept_bytes().saturating_add(spare.bytes());
@@ -148,7 +163,6 @@ fn add_put_back(all: &mut [Found], maps: &Maps) {
                 bytes: spare.bytes(),
                 offset: spare.offset,
             });
-            found.is_moved |= kept.is_none();
             found.put_back.extend(kept);
         }
     }
@@ -168,8 +182,10 @@ fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
     let Range { start, end } = mapping.range;
     let at = found.range.start.checked_add(mapping.offset);
     if found.range.contains(&start) {
-        found.is_sound &= end <= found.range.end && at == Some(start);
-        if mapping.is_executable {
+        // A copy is mapped behind the place that it is a copy of.
+        found.is_sound &=
+            end <= found.range.end && at.is_some_and(|at| at == start || mapping.is_executable && at < start);
+        if mapping.is_executable && at == Some(start) {
             found.text = Some(mapping.range.clone());
         }
         return;
@@ -244,6 +260,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_whole_and_let_go_is_inert_once_its_descriptor_is_closed() {
+        let mut all = found(&[
+            "7e0000000000-7e0000001000 r-xp 00000000 00:01 5 NAME",
+            "7e0000001000-7e0000002000 rw-p 00000000 00:00 0",
+            "7e0000003000-7e0000004000 r-xp 00002000 00:01 5 NAME",
+        ]);
+        assert!(all[0].is_inert() && !all[0].is_hooked(), "the copy is behind its place");
+        assert_eq!(all[0].data, Some(0x7e00_0000_1000..0x7e00_0000_2000));
+        add_open(&mut all, [NAME.to_owned()].into_iter());
+        assert!(all.len() == 1 && !all[0].is_inert());
+        assert!(!found(&["7e0000003000-7e0000004000 r-xp 00002000 00:01 5 NAME"])[0].is_inert(), "without text");
+        assert!(!found(&["7e0000003000-7e0000004000 r-xp 00004000 00:01 5 NAME"])[0].is_sound, "before its place");
+    }
+
+    #[test]
     fn pages_that_were_put_back_are_known_by_their_spare_places() {
         let blob = [
             "7e0000000000-7e0000001000 r-xp 00000000 00:01 5 NAME",
@@ -299,8 +330,8 @@ mod tests {
     fn a_descriptor_alone_is_found_once() {
         let mut all = found(&["7e0000000000-7e0000006000 ---p 00000000 00:01 5 NAME"]);
         let links = [NAME, "/dev/null", "/memfd:heapbpf-inline-7d0000000000-6000 (deleted)", NAME].map(str::to_owned);
-        add_unmapped(&mut all, links.iter().cloned());
-        add_unmapped(&mut all, links.into_iter());
+        add_open(&mut all, links.iter().cloned());
+        add_open(&mut all, links.into_iter());
         let seen: Vec<_> = all.iter().map(|found| (found.range.start, found.is_mapped)).collect();
         assert_eq!(seen, [(0x7e00_0000_0000, true), (0x7d00_0000_0000, false)]);
     }

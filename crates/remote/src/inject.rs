@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use crate::error::Busy;
 use crate::failure::Failure;
-use crate::outcome::{Hooked, Mapped};
+use crate::outcome::{FileId, Hooked, Mapped};
 use crate::plan::{Kept, Pages, Part, Plan, Step, Undo, Write, is_same_code, writes};
 use crate::probes::Spare;
 use crate::remote::Remote;
 use crate::stack::{Piece, Words};
 use crate::stop::Stop;
 use crate::sys::{self, Registers};
-use crate::target::{FileId, Target};
+use crate::target::Target;
 
 const NO_FILE: u64 = u64::MAX;
 const PRIVATE_ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -80,10 +80,23 @@ fn ask(
 }
 
 impl Injection<'_> {
-    /// Maps everything, while all threads but one run. Nothing leads to it.
+    /// Maps everything. Nothing leads to it.
     pub(crate) fn map(&self, stop: &mut Stop) -> Result<Mapped, Failure> {
-        let (_, mapped) = self.run(stop, self.plan.steps_of(Part::Map), None, NO_QUESTION)?;
-        mapped.ok_or(Failure::Busy(Busy::Changed))
+        stop.stop_all()?;
+        if !self.target.is_same_program() {
+            return Err(Failure::Busy(Busy::Changed));
+        }
+        let mut remote = Remote::begin(stop, self.target, |_, _| false)?;
+        let mapped = self.run(stop, &mut remote, Part::Map, &[]);
+        let left = remote.end(stop);
+        mapped?;
+        left?;
+        self.mapped(stop)
+    }
+
+    /// What is mapped by now.
+    fn mapped(&self, stop: &Stop) -> Result<Mapped, Failure> {
+        FileId::of(stop.pid, &self.plan.text()).map(Mapped).ok_or(Failure::Busy(Busy::Changed))
     }
 
     /// Does the rest, or nothing.
@@ -93,70 +106,48 @@ impl Injection<'_> {
         mapped: &Mapped,
         is_moment: Option<F>,
     ) -> Result<Hooked, Failure> {
-        let (moved, _) = self.run(stop, self.plan.steps_of(Part::Replace), Some(mapped.clone()), is_moment)?;
+        stop.stop_all()?;
+        self.check(stop, mapped)?;
+        let mut positions = Vec::new();
+        let frames = self.displaced_frames(stop, &mut positions)?;
+        let mut remote = Remote::begin(stop, self.target, |_, _| false)?;
+        let moved = is_moment
+            .map_or(Ok(()), |is_moment| ask(stop, &mut remote, is_moment, &positions))
+            .and_then(|()| self.run(stop, &mut remote, Part::Replace, &frames));
+        // Leaving late harms nothing, so what else failed is told.
+        let left = remote.end(stop);
+        let moved = moved?;
+        left?;
         let moved_threads = moved.threads.len() + usize::from(moved.remote.is_some());
         Ok(Hooked { moved_threads, moved_frames: moved.frames.len() })
     }
 
-    /// Unmaps what was mapped, and what no jump has led to.
-    pub(crate) fn unmap(&self, stop: &mut Stop, mapped: &Mapped) -> Result<(), Failure> {
-        let mut remote = Remote::alone(stop, self.target)?;
-        let undo = self.plan.steps_of(Part::Map).into_iter().filter_map(|step| self.plan.undo(step));
-        let is_there = self.is_ours(mapped);
-        // Somebody else closed the memfd.
-        let undo = undo.filter(|undo| is_there || *undo != Undo::Close).collect();
-        self.take_back(&mut remote, undo, Some(mapped), &Moved::default());
-        remote.end(stop)
-    }
-
-    /// Whether the process still has the memfd under its number.
-    fn is_ours(&self, mapped: &Mapped) -> bool {
-        let file = self.target.take_descriptor(mapped.fd).map(File::from).and_then(|file| file.metadata());
-        file.is_ok_and(|data| (data.dev(), data.ino()) == mapped.file)
-    }
-
-    /// Does these steps, or nothing. `is_moment` is asked once all threads are stopped.
-    fn run<F: FnOnce(&[(i32, u64)]) -> bool>(
-        &self,
-        stop: &mut Stop,
-        steps: Vec<Step>,
-        mut mapped: Option<Mapped>,
-        mut is_moment: Option<F>,
-    ) -> Result<(Moved, Option<Mapped>), Failure> {
-        let mut remote = Remote::alone(stop, self.target)?;
-        let mut frames = Vec::new();
+    /// Does the steps of a part, or nothing. If the time is over, a call may still be under way: what was done so far stays, and changes
+    /// nothing.
+    fn run(&self, stop: &Stop, remote: &mut Remote, part: Part, frames: &[(u64, u64)]) -> Result<Moved, Failure> {
+        let mut fd = NO_FILE;
         let mut moved = Moved::default();
         let mut undo = Vec::new();
-        for step in steps {
+        for step in self.plan.steps(part) {
             // Half of these may be done when they fail; all others are done or not.
             let is_divisible = matches!(step, Step::MoveThreads | Step::Write);
             if is_divisible {
                 undo.extend(self.plan.undo(step));
             }
             let result = match step {
-                Step::Create => self.create_unseen(stop, &mut remote).map(|made| mapped = Some(made)),
-                Step::StopAll => self.stop_all(stop, &mut remote, mapped.as_ref()).and_then(|(found, positions)| {
-                    frames = found;
-                    is_moment.take().map_or(Ok(()), |is_moment| ask(stop, &mut remote, is_moment, &positions))
-                }),
+                Step::Create => self.create(stop, remote).map(|made| fd = made),
                 Step::MoveThreads => {
                     let is_in_time = stop.check_time(Busy::Late);
-                    is_in_time.and_then(|()| self.move_threads(stop, &mut remote, &frames, &mut moved))
+                    is_in_time.and_then(|()| self.move_threads(stop, remote, frames, &mut moved))
                 }
-                Step::Write => write(remote.tid(), &self.plan.jumps()).inspect(|()| remote.release_others(stop)),
-                step => self.step(&mut remote, step, mapped.as_ref().map_or(NO_FILE, |mapped| mapped.fd)),
+                Step::Write => write(remote.tid(), &self.plan.jumps()),
+                step => self.step(remote, step, fd),
             };
             match result {
                 Ok(()) => {}
-                // A call may still be under way, and there is no time to go back. What was done so far changes nothing.
-                Err(Failure::Busy(why @ (Busy::Late | Busy::Slow))) => {
-                    remote.release_others(stop);
-                    let _ = remote.end(stop);
-                    return Err(Failure::Busy(why));
-                }
+                Err(Failure::Busy(why @ (Busy::Late | Busy::Slow))) => return Err(Failure::Busy(why)),
                 Err(failure) => {
-                    self.take_back(&mut remote, undo, mapped.as_ref(), &moved);
-                    let _ = remote.end(stop);
+                    self.take_back(remote, undo, fd, &moved);
                     return Err(failure);
                 }
             }
@@ -164,36 +155,16 @@ impl Injection<'_> {
                 undo.extend(self.plan.undo(step));
             }
         }
-        remote.end(stop)?;
-        Ok((moved, mapped))
+        Ok(moved)
     }
 
-    /// Stops all threads, and looks whether the plan can be carried out. Signal frames that must be changed, and where threads go
-    /// on.
-    fn stop_all(
-        &self,
-        stop: &mut Stop,
-        remote: &mut Remote,
-        mapped: Option<&Mapped>,
-    ) -> Result<(Frames, Positions), Failure> {
-        stop.stop_all()?;
-        // The process has run since: it may have closed what it did not open.
-        if !mapped.is_some_and(|mapped| self.is_ours(mapped)) {
-            return Err(Failure::Busy(Busy::Changed));
-        }
-        remote.renew(stop);
-        let position = |_| Failure::Busy(Busy::Position);
-        self.plan.moved(remote.registers().rip).map_err(position)?;
-        self.check(stop)?;
-        let mut positions = vec![(remote.tid(), remote.registers().rip)];
-        let frames = self.displaced_frames(stop, &mut positions)?;
-        Ok((frames, positions))
-    }
-
-    /// Whether everything is as it was when the plan was made, before anything is touched.
-    fn check(&self, stop: &Stop) -> Result<(), Failure> {
+    /// Whether everything is as it was when the plan was made and carried out so far, before anything is touched.
+    fn check(&self, stop: &Stop, mapped: &Mapped) -> Result<(), Failure> {
         let changed = Failure::Busy(Busy::Changed);
-        if !self.target.is_same_program() {
+        let copies = (0..self.plan.draft().pages.len()).map(|at| self.plan.kept(at).copy());
+        let mut ours = copies.chain([self.plan.text()]);
+        let is_ours = ours.all(|range| FileId::of(stop.pid, &range).as_ref() == Some(&mapped.0));
+        if !self.target.is_same_program() || !is_ours {
             return Err(changed);
         }
         let draft = self.plan.draft();
@@ -240,36 +211,21 @@ impl Injection<'_> {
         Ok(frames)
     }
 
-    /// Has the process make a memfd while all its threads are stopped: for a moment it has the lowest free number.
-    fn create_unseen(&self, stop: &mut Stop, remote: &mut Remote) -> Result<Mapped, Failure> {
-        stop.stop_all()?;
-        remote.renew(stop);
-        let made = self.create(stop, remote)?;
-        remote.release_others(stop);
-        remote.renew(stop);
-        Ok(made)
-    }
-
-    /// Has the process make a memfd, and fills it.
-    fn create(&self, stop: &Stop, remote: &mut Remote) -> Result<Mapped, Failure> {
+    /// Has the process make a memfd, and fills it; its number. It is the lowest free one, on which the process's own calls may count: it is
+    /// closed in the same stop.
+    fn create(&self, stop: &Stop, remote: &mut Remote) -> Result<u64, Failure> {
         let name = self.plan.memfd_name();
         let at = remote.string(&name)?;
         let arguments = [at, u64::from(self.memfd_flags), 0, 0, 0, 0];
-        let lowest = remote.call("memfd_create", libc::SYS_memfd_create, arguments)?;
-        // Its own calls get the lowest number, and count on that.
-        let duplicate = [lowest, libc::F_DUPFD_CLOEXEC as u64, self.target.high_descriptor, 0, 0, 0];
-        let high = remote.call("fcntl", libc::SYS_fcntl, duplicate);
-        remote.call("close", libc::SYS_close, [lowest, 0, 0, 0, 0, 0])?;
-        let fd = high?;
+        let fd = remote.call("memfd_create", libc::SYS_memfd_create, arguments)?;
         let filled = self.fill(stop, fd, &name);
         if filled.is_err() {
             let _ = remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
         }
-        filled.map(|file| Mapped { fd, file })
+        filled.map(|()| fd)
     }
 
-    /// Fills the memfd; its device and inode.
-    fn fill(&self, stop: &Stop, fd: u64, name: &str) -> Result<(u64, u64), Failure> {
+    fn fill(&self, stop: &Stop, fd: u64, name: &str) -> Result<(), Failure> {
         let trace = |error| Failure::Trace("filling the memfd", error);
         let file = File::from(self.target.take_descriptor(fd).map_err(trace)?);
         // Whoever shares the table of descriptors may have put another file there.
@@ -282,9 +238,7 @@ impl Injection<'_> {
             stop.check_time(Busy::Late)?;
             file.write_all_at(bytes, offset).map_err(trace)?;
         }
-        sys::seal(&file).map_err(trace)?;
-        let data = file.metadata().map_err(trace)?;
-        Ok((data.dev(), data.ino()))
+        sys::seal(&file).map_err(trace)
     }
 
     /// A step that is one system call of the process, or one write.
@@ -317,10 +271,20 @@ impl Injection<'_> {
             }
             Step::FillData(at) => {
                 let mut initial = draft.data[at].initial.clone();
-                // The pages are new, and zero.
+                // Behind it, the page is zero.
                 initial.resize(initial.len().next_multiple_of(8), 0);
                 let written = remote.write(data(at).0, &initial);
                 written.map_err(|error| Failure::Trace("writing data", error))
+            }
+            Step::MapCopy(at) => {
+                let kept = self.plan.kept(at);
+                let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_POPULATE;
+                map(remote, kept.copy().start, kept.bytes, READ_AND_RUN, flags, fd, kept.spare - draft.base)
+            }
+            Step::Empty(at) => {
+                let (start, bytes) = data(at);
+                let advice = libc::MADV_DONTNEED as u64;
+                remote.call("madvise", libc::SYS_madvise, [start, bytes, advice, 0, 0, 0]).map(drop)
             }
             Step::MapText => {
                 let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
@@ -331,12 +295,11 @@ impl Injection<'_> {
                 move_pages(remote, start, spare, bytes)
             }
             Step::Replace(at) => {
-                let Kept { start, spare, bytes, .. } = self.plan.kept(at);
-                let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_POPULATE;
-                map(remote, start, bytes, READ_AND_RUN, flags, fd, spare - draft.base)
+                let kept = self.plan.kept(at);
+                move_pages(remote, kept.copy().start, kept.start, kept.bytes)
             }
             Step::Close => remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop),
-            Step::Create | Step::StopAll | Step::MoveThreads | Step::Write => Ok(()),
+            Step::Create | Step::MoveThreads | Step::Write => Ok(()),
         }
     }
 
@@ -370,13 +333,10 @@ impl Injection<'_> {
     }
 
     /// Takes back what was done, last thing first.
-    fn take_back(&self, remote: &mut Remote, undo: Vec<Undo>, mapped: Option<&Mapped>, moved: &Moved) {
+    fn take_back(&self, remote: &mut Remote, undo: Vec<Undo>, fd: u64, moved: &Moved) {
         for undo in undo.into_iter().rev() {
             let result = match undo {
-                Undo::Close => {
-                    let fd = mapped.map_or(NO_FILE, |mapped| mapped.fd);
-                    remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop)
-                }
+                Undo::Close => remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop),
                 Undo::Restore => {
                     let pages = &self.plan.draft().pages;
                     let writes = |pages: &Pages| writes(pages.start, &pages.edited, &pages.original);
@@ -441,12 +401,18 @@ fn move_pages(remote: &mut Remote, from: u64, to: u64, bytes: u64) -> Result<(),
     remote.call("mremap", libc::SYS_mremap, [from, bytes, bytes, MOVE_AND_KEEP as u64, to, 0]).map(drop)
 }
 
+/// Has nothing at a spare place whose pages are back, but keeps the place. Until then they may not be all right.
+pub(crate) fn leave_spare(remote: &mut Remote, kept: Kept) -> Result<(), Failure> {
+    map(remote, kept.spare, kept.bytes, libc::PROT_NONE, PRIVATE_ANONYMOUS, NO_FILE, 0)
+}
+
 pub(crate) fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Result<(), Failure> {
     match undo {
         Undo::PutBack(kept) => {
             let spare = Spare::empty(remote, kept)?;
             move_pages(remote, kept.spare, kept.start, kept.bytes)?;
-            spare.renew(remote)
+            spare.renew(remote)?;
+            leave_spare(remote, kept)
         }
         Undo::Unmap => {
             let arguments = [range.start, range.end - range.start, 0, 0, 0, 0];

@@ -1,5 +1,5 @@
-//! Stops a running process for about a millisecond, maps code and data into it, replaces pages of its text, and takes all
-//! of it out again.
+//! Stops a running process for about a millisecond, maps code and data into it, replaces pages of its text, and puts these
+//! back again.
 //!
 //! Everything is read and decided before the stop: [`Target::look`] looks at the process and says why it must be left
 //! alone; a [`Plan`] is made from its mappings. [`Target::hook`] then stops it and carries the plan out, step by step, each
@@ -7,11 +7,11 @@
 //! middle, and [`Target::take_out`] takes it out.
 //!
 //! ```no_run
-//! use heapbpf_remote::{STOP_LIMIT, TakeOut, Target};
+//! use heapbpf_remote::{STOP_LIMIT, Target};
 //!
 //! let target = Target::look(4711)?;
 //! for found in target.found() {
-//!     let stopped = target.take_out(&found, TakeOut::All, STOP_LIMIT)?;
+//!     let stopped = target.take_out(&found, &(0..0), STOP_LIMIT)?;
 //!     println!("{} is out, after a stop of {:?}", found.name, stopped.time);
 //! }
 //! # Ok::<(), heapbpf_remote::Error>(())
@@ -74,7 +74,7 @@ pub use descriptors::left_open;
 pub use error::{Busy, Error, Refusal};
 pub use found::{Found, blob_range};
 pub use maps::{Mapping, Maps, PAGE_BYTES};
-pub use outcome::{Hooked, Mapped, Stopped, TakeOut, Word};
+pub use outcome::{Hooked, Mapped, Stopped, Word};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, other_code, reserved_bytes};
 pub use priority::Raised;
 #[cfg(not(target_arch = "x86_64"))]

@@ -31,21 +31,8 @@ pub(crate) struct Memory {
 impl Memory {
     /// That of the program that the process runs now.
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
-        Self::of(pid, File::open(format!("/proc/{pid}/mem"))?)
-    }
-
-    /// The same, to be written as well.
-    pub(crate) fn open_to_write(pid: i32) -> io::Result<Self> {
-        Self::of(pid, File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?)
-    }
-
-    fn of(pid: i32, content: File) -> io::Result<Self> {
-        Ok(Self { content, pages: File::open(format!("/proc/{pid}/pagemap"))? })
-    }
-
-    /// Writes memory of the program, and of no other.
-    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
-        self.content.write_all_at(bytes, address)
+        let open = |name| File::open(format!("/proc/{pid}/{name}"));
+        Ok(Self { content: open("mem")?, pages: open("pagemap")? })
     }
 
     /// Reads a byte of each page, so that it is in memory. Waits for whoever provides it: not while the process is stopped.

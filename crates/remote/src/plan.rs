@@ -3,8 +3,9 @@
 //! ```text
 //!  base ┬ text          ┐ the caller's blob: text from the memfd, at offset = address − base,
 //!       ├ data …        ┘ and anonymous data
-//!       └ spare places  ─ where the original pages are kept; the memfd has copies of them at these offsets. A page apart, so that what
-//!                         is mapped of the memfd next to each other does not become one mapping
+//!       └ per run of replaced pages, a page apart:
+//!           spare place ─ where the original pages are kept; the memfd has a copy of them at this offset
+//!           copy        ─ that copy, mapped until it is moved to where the original pages were
 //! ```
 //! Behind all that, as far again from its beginning, the memfd has the pages as they are with the jumps: whoever takes these out can tell them
 //! from what somebody else has written since.
@@ -12,12 +13,16 @@
 //! All of it is reserved by one private mapping of the memfd, whose name says where it begins and how long it is. So
 //! `/proc/PID/maps` alone tells what was done to a process, and how to undo it.
 //!
+//! None of this is unmapped once jumps have led to it: code may come back there from where nobody looks for it, such as a stack that no
+//! thread is on. Without the jumps it leads to the original code. [`Plan::again`] uses it once more.
+//!
 //! Replaced pages hold the same code at first. So it does not matter when a thread that is late makes that system call, even
 //! after the injector died. The jumps are then written by the injector itself while all threads are stopped.
 
 use std::ops::Range;
 
-use crate::maps::{Maps, PAGE_BYTES};
+use crate::found::Found;
+use crate::maps::{Mapping, Maps, PAGE_BYTES};
 
 /// How the names of all our memfds begin.
 pub const NAME_PREFIX: &str = "heapbpf-";
@@ -27,10 +32,14 @@ pub const MAX_BYTES: u64 = 1 << 30;
 pub const MAX_REPLACED_BYTES: u64 = 16 << 20;
 /// Longest name of a blob, bytes.
 const MAX_NAME: usize = 64;
-/// A five-byte nop, and the call that the kernel puts in its place for a probe.
+/// A five-byte nop, and the call that Linux 6.18 puts in its place for a probe.
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const CALL: u8 = 0xe8;
 const BREAKPOINT: u8 = 0xcc;
+/// A ten-byte nop, in whose place later kernels put `lea -0x80(%rsp), %rsp` and a call. When the probe goes, the call stays, as an
+/// operand of the nop, for whoever is just before it.
+const NOP10: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0];
+const LEA: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, 0x80];
 
 /// Private anonymous memory of a blob.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,11 +99,11 @@ pub struct Draft {
     pub displaced: Vec<Displaced>,
 }
 
-/// Bytes that a blob needs, with spare places for this many bytes of replaced pages, in so many runs.
+/// Bytes that a blob needs, with spare places and copies for this many bytes of replaced pages, in so many runs.
 #[must_use]
 pub const fn reserved_bytes(blob: u64, replaced: u64, runs: usize) -> u64 {
-    let between = (runs as u64).saturating_sub(1).saturating_mul(PAGE_BYTES);
-    blob.saturating_add(replaced).saturating_add(between)
+    let between = (runs as u64).saturating_mul(2 * PAGE_BYTES);
+    blob.saturating_add(replaced.saturating_mul(2)).saturating_add(between)
 }
 
 /// Why a draft is no plan.
@@ -130,23 +139,25 @@ pub(crate) enum Step {
     WipeOnFork(usize),
     /// Write its beginning.
     FillData(usize),
+    /// Map the copy of these pages.
+    MapCopy(usize),
     /// Map the text.
     MapText,
-    /// Stop all threads. Until then one is enough.
-    StopAll,
+    /// Close the memfd.
+    Close,
+    /// Empty this data, which an earlier run has used.
+    Empty(usize),
     /// Move threads, and interrupted code, from displaced instructions to their copies.
     MoveThreads,
     /// Keep these pages at their spare place. The file's stay mapped where they were.
     SetAside(usize),
-    /// Map the memfd's copies over them.
+    /// Move the copy over them. The memfd's stays mapped where it was.
     Replace(usize),
     /// Write the jumps into the copies.
     Write,
-    /// Close the memfd.
-    Close,
 }
 
-/// The steps before all threads are stopped, and those from there on.
+/// What is done in one stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Nothing that runs changes.
@@ -160,7 +171,7 @@ pub(crate) enum Part {
 pub(crate) enum Undo {
     /// Close the memfd.
     Close,
-    /// Unmap everything that was reserved.
+    /// Unmap everything that was reserved: nothing has led there.
     Unmap,
     /// Move threads back.
     MoveBack,
@@ -180,6 +191,14 @@ pub(crate) struct Kept {
     pub(crate) offset: u64,
 }
 
+impl Kept {
+    /// Addresses of the copy.
+    pub(crate) fn copy(&self) -> Range<u64> {
+        let start = self.spare + self.bytes + PAGE_BYTES;
+        start..start + self.bytes
+    }
+}
+
 /// What is to be mapped into a process, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -190,6 +209,8 @@ pub struct Plan {
     mappings: Vec<Range<u64>>,
     /// The same: their offset in its file.
     offsets: Vec<u64>,
+    /// Whether an earlier run has mapped it.
+    is_mapped: bool,
 }
 
 impl Plan {
@@ -198,6 +219,40 @@ impl Plan {
     /// # Errors
     /// If it does not fit together, or not to the mappings.
     pub fn new(draft: Draft, maps: &Maps) -> Result<Self, PlanError> {
+        let plan = Self::checked(draft, maps)?;
+        let is_free = |mapping: &Mapping| !overlap(&mapping.range, &plan.range());
+        if maps.as_slice().iter().all(is_free) { Ok(plan) } else { Err(PlanError::Occupied(plan.range())) }
+    }
+
+    /// A plan that uses what an earlier run mapped, and what no jump leads to: just what this draft needs, at its base. `read` reads its
+    /// memfd at an offset. `None` if it is something else.
+    #[must_use]
+    pub fn again(draft: Draft, maps: &Maps, found: &Found, read: impl Fn(u64, &mut [u8]) -> bool) -> Option<Self> {
+        let plan = Self::checked(draft, maps).ok().filter(|plan| found.is_inert() && found.range == plan.range())?;
+        let is_ours = |start: u64| maps.at(start).filter(|mapping| mapping.inode == found.inode && mapping.is_text());
+        let is_text = is_ours(plan.draft.base).is_some_and(|text| text.range == plan.text());
+        let is_copied = (0..plan.draft.pages.len()).map(|at| plan.kept(at)).all(|kept| {
+            let offset = kept.spare - plan.draft.base;
+            is_ours(kept.copy().start).is_some_and(|copy| copy.range == kept.copy() && copy.offset == offset)
+        });
+        let has_data = plan.draft.data.iter().map(|data| plan.draft.base + data.range.start).all(|start| {
+            maps.at(start).is_some_and(|mapping| mapping.is_writable && !mapping.is_shared && mapping.is_anonymous())
+        });
+        let is_same = plan.contents().all(|(offset, bytes)| {
+            let mut memfd = vec![0; bytes.len()];
+            read(offset, &mut memfd) && memfd == bytes
+        });
+        let is_it = found.name == plan.draft.name && is_text && is_copied && has_data && is_same;
+        is_it.then_some(Self { is_mapped: true, ..plan })
+    }
+
+    /// Whether it uses what an earlier run mapped.
+    #[must_use]
+    pub fn is_again(&self) -> bool {
+        self.is_mapped
+    }
+
+    fn checked(draft: Draft, maps: &Maps) -> Result<Self, PlanError> {
         let is_plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         if !draft.name.starts_with(NAME_PREFIX) || draft.name.len() > MAX_NAME || !is_plain(&draft.name) {
             return Err(PlanError::Name(draft.name));
@@ -208,11 +263,6 @@ impl Plan {
         }
         let reserved = reserved_bytes(draft.bytes, replaced, draft.pages.len());
         check_blob(&draft, reserved)?;
-        let whole = draft.base..draft.base + reserved;
-        let is_free = |mapping: &crate::maps::Mapping| !overlap(&mapping.range, &whole);
-        if !maps.as_slice().iter().all(is_free) {
-            return Err(PlanError::Occupied(whole));
-        }
         let places = draft.pages.iter().map(|pages| check_pages(pages, maps)).collect::<Result<Vec<_>, _>>()?;
         let (mappings, offsets) = places.into_iter().unzip();
         for (at, pages) in draft.pages.iter().enumerate() {
@@ -221,7 +271,7 @@ impl Plan {
             }
         }
         draft.displaced.iter().try_for_each(|displaced| check_displaced(displaced, &draft))?;
-        Ok(Self { draft, reserved, mappings, offsets })
+        Ok(Self { draft, reserved, mappings, offsets, is_mapped: false })
     }
 
     /// What it was made of.
@@ -264,24 +314,37 @@ impl Plan {
     /// Where the pages of this number go.
     pub(crate) fn kept(&self, at: usize) -> Kept {
         let length = |pages: &Pages| pages.original.len() as u64;
-        let before: u64 = self.draft.pages[..at].iter().map(|pages| length(pages) + PAGE_BYTES).sum();
+        let before: u64 = self.draft.pages[..at].iter().map(|pages| 2 * (length(pages) + PAGE_BYTES)).sum();
         let pages = &self.draft.pages[at];
         let (start, spare) = (pages.start, self.draft.base + self.draft.bytes + before);
         Kept { start, spare, bytes: length(pages), offset: self.offsets[at] }
     }
 
-    /// What is done to the stopped process, in this order: whatever an injector leaves that dies in between is harmless.
-    pub(crate) fn steps(&self) -> Vec<Step> {
+    /// What is done to the stopped process, in this order: whatever an injector leaves that dies in between is harmless. Once the text is
+    /// mapped, so is all else.
+    pub(crate) fn steps(&self, part: Part) -> Vec<Step> {
         let data = self.draft.data.iter().enumerate();
-        let data = data.flat_map(|(at, data)| {
-            let wipe = data.is_wiped_on_fork.then_some(Step::WipeOnFork(at));
-            let fill = (!data.initial.is_empty()).then_some(Step::FillData(at));
-            let map = (!self.follows_data(at)).then_some(Step::MapData(at));
-            [map, wipe, fill].into_iter().flatten()
-        });
-        let pages = (0..self.draft.pages.len()).flat_map(|at| [Step::SetAside(at), Step::Replace(at)]);
-        let steps = [Step::Create, Step::Reserve].into_iter().chain(data).chain([Step::MapText, Step::StopAll]);
-        steps.chain(pages).chain([Step::MoveThreads, Step::Write, Step::Close]).collect()
+        let fill = |(at, data): (usize, &Data)| (!data.initial.is_empty()).then_some(Step::FillData(at));
+        let runs = 0..self.draft.pages.len();
+        match part {
+            Part::Map if self.is_mapped => {
+                let empty = data.clone().filter(|(_, data)| data.is_wiped_on_fork).map(|(at, _)| Step::Empty(at));
+                empty.chain(data.filter_map(fill)).collect()
+            }
+            Part::Map => {
+                let data = data.flat_map(|(at, data)| {
+                    let wipe = data.is_wiped_on_fork.then_some(Step::WipeOnFork(at));
+                    let map = (!self.follows_data(at)).then_some(Step::MapData(at));
+                    [map, wipe, fill((at, data))].into_iter().flatten()
+                });
+                let steps = [Step::Create, Step::Reserve].into_iter().chain(data);
+                steps.chain(runs.map(Step::MapCopy)).chain([Step::MapText, Step::Close]).collect()
+            }
+            Part::Replace => {
+                let pages = runs.flat_map(|at| [Step::SetAside(at), Step::Replace(at)]);
+                pages.chain([Step::MoveThreads, Step::Write]).collect()
+            }
+        }
     }
 
     /// Whether the data of this number begins where other data ends.
@@ -296,14 +359,6 @@ impl Plan {
         let data = &self.draft.data;
         let last = (at + 1..data.len()).take_while(|next| self.follows_data(*next)).last().unwrap_or(at);
         data[at].range.start..data[last].range.end
-    }
-
-    /// The steps of a part.
-    pub(crate) fn steps_of(&self, part: Part) -> Vec<Step> {
-        let mut steps = self.steps();
-        let stop = steps.iter().position(|step| *step == Step::StopAll).unwrap_or(steps.len());
-        let replace = steps.split_off(stop);
-        if part == Part::Map { steps } else { replace }
     }
 
     /// What is written into the copies.
@@ -324,14 +379,23 @@ impl Plan {
             | Step::MapData(_)
             | Step::WipeOnFork(_)
             | Step::FillData(_)
+            | Step::MapCopy(_)
             | Step::MapText
-            | Step::StopAll
-            | Step::Close => None,
+            | Step::Close
+            | Step::Empty(_) => None,
         }
     }
 
-    /// Where a thread that is at `address` must go on. `Err`: it is within displaced instructions, at none that has a copy.
+    /// Where a thread that is at `address` must go on. `Err`: it is within displaced instructions, at none that has a copy, or before the
+    /// call that a probe has put into a no-op.
     pub(crate) fn moved(&self, address: u64) -> Result<Option<u64>, u64> {
+        let is_in_no_op = |pages: &Pages| {
+            let at = address.checked_sub(pages.start + LEA.len() as u64).and_then(|at| usize::try_from(at).ok());
+            at.and_then(|at| pages.original.get(at..)).is_some_and(|code| code.starts_with(&NOP10))
+        };
+        if self.draft.pages.iter().any(is_in_no_op) {
+            return Err(address);
+        }
         let inside = |displaced: &&Displaced| displaced.range.contains(&address) && displaced.range.start != address;
         let Some(displaced) = self.draft.displaced.iter().find(inside) else { return Ok(None) };
         displaced.copies.iter().find(|(from, _)| *from == address).map(|(_, to)| Some(*to)).ok_or(address)
@@ -375,8 +439,7 @@ fn check_pages(pages: &Pages, maps: &Maps) -> Result<(Range<u64>, u64), PlanErro
     if bytes == 0 || bytes != pages.edited.len() || !is_whole(bytes as u64) || !is_whole(pages.start) {
         return Err(PlanError::Shape("a replaced page"));
     }
-    let is_text =
-        |mapping: &&crate::maps::Mapping| mapping.is_text() && mapping.is_readable && mapping.covers(&pages.range());
+    let is_text = |mapping: &&Mapping| mapping.is_text() && mapping.is_readable && mapping.covers(&pages.range());
     let mapping = maps.at(pages.start).filter(is_text).ok_or(PlanError::NotText(pages.start))?;
     Ok((mapping.range.clone(), mapping.offset.saturating_add(pages.start - mapping.range.start)))
 }
@@ -416,13 +479,13 @@ pub(crate) fn is_same_code(file: &[u8], memory: &[u8]) -> bool {
 }
 
 /// Where memory does not hold the file's code, as far as probes allow: they put a breakpoint in place of an instruction's first
-/// byte, or a call in place of a five-byte nop.
+/// byte, or a call in place of a nop.
 #[must_use]
 pub fn other_code(file: &[u8], memory: &[u8]) -> Option<usize> {
     let mut at = 0;
     while at < file.len().min(memory.len()) {
-        if memory[at] == CALL && file[at..].starts_with(&NOP5) {
-            at += NOP5.len();
+        if let Some(bytes) = bytes_of_call(&file[at..], &memory[at..]) {
+            at += bytes;
         } else if file[at] == memory[at] || memory[at] == BREAKPOINT {
             at += 1;
         } else {
@@ -430,6 +493,19 @@ pub fn other_code(file: &[u8], memory: &[u8]) -> Option<usize> {
         }
     }
     (file.len() != memory.len()).then_some(at)
+}
+
+/// Length of the nop with which the file's code begins, if it is one that a probe has put a call into, or is about to.
+fn bytes_of_call(file: &[u8], memory: &[u8]) -> Option<usize> {
+    let is_first = |first: u8, of: u8| first == of || first == BREAKPOINT;
+    if file.starts_with(&NOP5) {
+        return memory.first().filter(|first| is_first(**first, CALL)).map(|_| NOP5.len());
+    }
+    let memory = memory.get(..NOP10.len()).filter(|_| file.starts_with(&NOP10))?;
+    let (first, rest, call) = (memory[0], &memory[1..LEA.len()], &memory[LEA.len()..]);
+    let is_lea = is_first(first, LEA[0]) && *rest == LEA[1..];
+    let is_nop = is_first(first, NOP10[0]) && *rest == NOP10[1..LEA.len()];
+    ((is_lea || is_nop) && call[0] == CALL).then_some(NOP10.len())
 }
 
 #[cfg(test)]

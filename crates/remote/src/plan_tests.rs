@@ -35,7 +35,7 @@ fn adjacent_data_is_mapped_at_once() {
         draft.data = vec![data(0x1000..0x2000), data(0x2000..0x3000), data(0x4000..0x5000), data(0x5000..0x6000)];
     });
     let plan = plan.expect("it is right");
-    let steps = plan.steps();
+    let steps = plan.steps(Part::Map);
     let mapped = steps.iter().filter_map(|step| if let Step::MapData(at) = step { Some(*at) } else { None });
     let mapped: Vec<_> = mapped.map(|at| (at, plan.adjacent_data(at))).collect();
     assert_eq!(mapped, [(0, 0x1000..0x3000), (2, 0x4000..0x6000)]);
@@ -53,40 +53,87 @@ fn data_comes_before_text_and_text_before_jumps() {
         Step::FillData(0),
         Step::MapData(1),
         Step::WipeOnFork(1),
+        Step::MapCopy(0),
+        Step::MapCopy(1),
         Step::MapText,
-        Step::StopAll,
-        Step::SetAside(0),
-        Step::Replace(0),
-        Step::SetAside(1),
-        Step::Replace(1),
-        Step::MoveThreads,
-        Step::Write,
         Step::Close,
     ];
-    assert_eq!(plan.steps(), expected);
-    assert_eq!([plan.steps_of(Part::Map), plan.steps_of(Part::Replace)].concat(), expected);
-    assert_eq!(plan.steps_of(Part::Replace)[0], Step::StopAll, "until then one thread is stopped");
-    assert_eq!(plan.range(), BASE..BASE + 0x7000, "a page apart");
-    assert_eq!(plan.memfd_name(), "heapbpf-test-7e0000000000-7000");
+    assert_eq!(plan.steps(Part::Map), expected);
+    let expected =
+        [Step::SetAside(0), Step::Replace(0), Step::SetAside(1), Step::Replace(1), Step::MoveThreads, Step::Write];
+    assert_eq!(plan.steps(Part::Replace), expected);
+    assert_eq!(plan.range(), BASE..BASE + 0xc000, "a page apart");
+    assert_eq!(plan.memfd_name(), "heapbpf-test-7e0000000000-c000");
     let offsets: Vec<u64> = plan.contents().map(|(offset, _)| offset).collect();
-    assert_eq!(offsets, [0, 0x4000, 0xb000, 0x6000, 0xd000], "what is to be there is behind all that is mapped");
+    assert_eq!(offsets, [0, 0x4000, 0x10000, 0x8000, 0x14000], "what is to be there is behind all that is mapped");
     assert_eq!(plan.mappings(), [LIBC..LIBC + 0x10000, LIBC..LIBC + 0x10000]);
+}
+
+/// What a process that was hooked by the plan has mapped once it is let go, and what the memfd holds.
+fn let_go(plan: &Plan) -> (String, Vec<u8>) {
+    let (name, mut memfd) = (plan.memfd_name(), vec![0; 0x18000]);
+    for (offset, bytes) in plan.contents() {
+        memfd[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+    }
+    let line = |at: u64, bytes: u64, access, offset| {
+        format!("{:x}-{:x} {access} {offset:08x} 00:01 5 /memfd:{name} (deleted)\n", BASE + at, BASE + at + bytes)
+    };
+    let data = |at: u64| format!("{:x}-{:x} rw-p 00000000 00:00 0\n", BASE + at, BASE + at + 0x1000);
+    let ours = [line(0, 0x1000, "r-xp", 0), data(0x1000), line(0x2000, 0x1000, "---p", 0x2000), data(0x3000)];
+    let copies = [0x4000, 0x8000].map(|spare| line(spare + 0x2000, 0x1000, "r-xp", spare));
+    (format!("{}{}{MAPS}", ours.concat(), copies.concat()), memfd)
+}
+
+#[test]
+fn what_is_mapped_is_used_again_if_it_is_the_same() {
+    let plan = plan(|_| {}).expect("it is right");
+    let (maps, memfd) = let_go(&plan);
+    let again = |maps: &str, change: fn(&mut Draft), memfd: &[u8]| {
+        let (maps, mut draft) = (Maps::parse(maps, 0), draft());
+        change(&mut draft);
+        let found = crate::found::find(&maps);
+        let read = |at: u64, into: &mut [u8]| {
+            memfd.get(at as usize..at as usize + into.len()).is_some_and(|bytes| {
+                into.copy_from_slice(bytes);
+                true
+            })
+        };
+        Plan::again(draft, &maps, found.first()?, read)
+    };
+    let same = again(&maps, |draft| draft.data[0].initial = vec![9], &memfd).expect("the control page is written anew");
+    assert_eq!(same.steps(Part::Map), [Step::Empty(1), Step::FillData(0)]);
+    assert_eq!((same.steps(Part::Replace), same.range()), (plan.steps(Part::Replace), plan.range()));
+    assert_eq!(again(&maps, |draft| draft.text[7] = 1, &memfd), None);
+    assert_eq!(again(&maps, |draft| draft.pages[1].edited[7] = 1, &memfd), None);
+    assert_eq!(again(&maps, |draft| draft.base += 0x1000, &memfd), None);
+    assert_eq!(again(&maps, |draft| draft.pages.truncate(1), &memfd), None);
+    for (from, to) in [
+        ("r-xp 00004000", "r--p 00004000"),
+        ("rw-p 00000000 00:00", "r--p 00000000 00:00"),
+        ("r-xp 00000000 00:01 5", "r-xp 00000000 00:01 6"),
+    ] {
+        assert_eq!(again(&maps.replacen(from, to, 1), |_| {}, &memfd), None, "{from}");
+    }
+    // While jumps lead to it, or the original pages are not back for certain.
+    let hooked = format!(
+        "{maps}{:x}-{:x} r-xp 00004000 00:01 5 /memfd:{} (deleted)\n",
+        LIBC + 0x2_0000,
+        LIBC + 0x2_1000,
+        plan.memfd_name()
+    );
+    assert_eq!(again(&hooked, |_| {}, &memfd), None);
+    assert_eq!(again(&maps, |_| {}, &memfd[..0x14000]), None, "it is shorter");
 }
 
 #[test]
 fn every_step_that_leaves_something_has_an_undo() {
     let plan = plan(|_| {}).expect("it is right");
-    let undo: Vec<Undo> = plan.steps().into_iter().rev().filter_map(|step| plan.undo(step)).collect();
+    let undo = |part| plan.steps(part).into_iter().rev().filter_map(|step| plan.undo(step)).collect::<Vec<Undo>>();
     let kept = |start, spare| Undo::PutBack(Kept { start, spare, bytes: 0x1000, offset: 0x1000 + start - LIBC });
-    let expected = [
-        Undo::Restore,
-        Undo::MoveBack,
-        kept(LIBC + 0x1000, BASE + 0x6000),
-        kept(LIBC + 0x2000, BASE + 0x4000),
-        Undo::Unmap,
-        Undo::Close,
-    ];
-    assert_eq!(undo, expected);
+    let expected =
+        [Undo::Restore, Undo::MoveBack, kept(LIBC + 0x1000, BASE + 0x8000), kept(LIBC + 0x2000, BASE + 0x4000)];
+    assert_eq!(undo(Part::Replace), expected);
+    assert_eq!(undo(Part::Map), [Undo::Unmap, Undo::Close]);
 }
 
 #[test]
@@ -116,7 +163,11 @@ fn drafts_that_do_not_fit_are_no_plans() {
     assert_eq!(refused, Err(PlanError::Shape("all that is replaced")));
     assert!(matches!(plan(|draft| draft.name = "other".into()), Err(PlanError::Name(_))));
     assert!(matches!(plan(|draft| draft.name.push('/')), Err(PlanError::Name(_))));
-    assert!(matches!(plan(|draft| draft.base = LIBC - 0x1000), Err(PlanError::Occupied(_))));
+    let occupied = |draft: &mut Draft| {
+        draft.base = LIBC - 0x1000;
+        draft.displaced.clear();
+    };
+    assert!(matches!(plan(occupied), Err(PlanError::Occupied(_))));
     assert!(matches!(plan(|draft| draft.pages[0].start = LIBC + 0x10000), Err(PlanError::NotText(_))));
     assert!(matches!(plan(|draft| draft.pages[0].start = LIBC - 0x1000), Err(PlanError::NotText(_))));
     assert!(matches!(plan(|draft| draft.displaced[0].copies[0].1 = BASE + 0x1000), Err(PlanError::Displaced(_))));
@@ -143,4 +194,37 @@ fn probes_of_others_do_not_make_code_another() {
     assert!(is_same_code(&file, &[0x55, 0xe8, 1, 2, 3, 4, 0x90]));
     assert!(!is_same_code(&file, &[0xe9, 1, 2, 3, 4, 0, 0x90]));
     assert!(!is_same_code(&file, &file[..6]));
+}
+
+/// What Linux does to a ten-byte nop that is probed, step by step (`int3_update_optimize`, `int3_update_unoptimize`).
+#[test]
+fn a_probe_puts_two_instructions_into_a_ten_byte_nop() {
+    let code = |nop: [u8; 10]| [&[0x90], &nop[..], &[0xc3]].concat();
+    let file = code(NOP10);
+    for memory in [
+        NOP10,
+        [0xcc, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+        [0xcc, 0x8d, 0x64, 0x24, 0x80, 0xe8, 1, 2, 3, 4],
+        [0x48, 0x8d, 0x64, 0x24, 0x80, 0xe8, 1, 2, 3, 4],
+        [0xcc, 0x2e, 0x0f, 0x1f, 0x84, 0xe8, 1, 2, 3, 4],
+        [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0xe8, 1, 2, 3, 4],
+    ] {
+        assert_eq!(other_code(&file, &code(memory)), None, "{memory:x?}");
+    }
+    for (memory, at) in [
+        ([0x48, 0x8d, 0x64, 0x24, 0x80, 0xe9, 1, 2, 3, 4], 1),
+        ([0x48, 0x8d, 0x64, 0x24, 0x88, 0xe8, 1, 2, 3, 4], 1),
+        ([0x66, 0x2e, 0x0f, 0x1f, 0x84, 1, 2, 3, 4, 5], 6),
+        ([0xe8, 1, 2, 3, 4, 0, 0, 0, 0, 0], 1),
+    ] {
+        assert_eq!(other_code(&file, &code(memory)), Some(at), "{memory:x?}");
+    }
+    assert_eq!(other_code(&file, &file[..8]), Some(8));
+}
+
+#[test]
+fn nobody_is_left_before_the_call_in_a_ten_byte_nop() {
+    let plan = plan(|draft| draft.pages[0].original[0x40..0x4a].copy_from_slice(&NOP10)).expect("it is right");
+    let address = LIBC + 0x2045;
+    assert_eq!((plan.moved(address), plan.moved(address - 5)), (Err(address), Ok(None)));
 }

@@ -66,7 +66,7 @@ fn has_breakpoints(remote: &Remote, start: u64, code: &[u8]) -> bool {
 }
 
 /// Has the process make a madvise(2). Whether the kernel, and the process's filters, let it.
-fn advise(remote: &mut Remote, start: u64, bytes: u64, advice: i32) -> Result<bool, Failure> {
+pub(crate) fn advise(remote: &mut Remote, start: u64, bytes: u64, advice: i32) -> Result<bool, Failure> {
     match remote.call("madvise", libc::SYS_madvise, [start, bytes, advice as u64, 0, 0, 0]) {
         Ok(_) => Ok(true),
         Err(Failure::Call(..) | Failure::Refused(_)) => Ok(false),

@@ -21,12 +21,10 @@ use crate::target::Target;
 
 /// Most threads that are tried.
 pub(crate) const MAX_TRIES: usize = 16;
-/// After how many of them any will do.
-const GOOD_TRIES: usize = 3;
 /// Results from here on are errors.
 const FIRST_ERROR: u64 = (-4095i64) as u64;
 const ALL_SIGNALS: u64 = u64::MAX;
-/// How long to wait for a thread that got no processor in time, after all others have been let go.
+/// How much longer to wait for a thread that got no processor in time.
 const LATEST: Duration = Duration::from_secs(1);
 
 /// A system call: its number, and arguments.
@@ -51,8 +49,8 @@ const FIXED_CALLS: [(&str, NumberAndArguments); 11] = {
     [
         (LEAVING, (libc::SYS_rt_sigreturn, [0; 6])),
         ("memfd_create", (libc::SYS_memfd_create, [AT, libc::MFD_CLOEXEC as u64, 0, 0, 0, 0])),
-        ("fcntl", (libc::SYS_fcntl, [FD, libc::F_DUPFD_CLOEXEC as u64, FD, 0, 0, 0])),
         ("mmap", mmap(libc::PROT_NONE, libc::MAP_FIXED_NOREPLACE, FD)),
+        ("mmap", mmap(libc::PROT_NONE, libc::MAP_ANONYMOUS | libc::MAP_FIXED, u64::MAX)),
         ("mmap", mmap(DATA, libc::MAP_ANONYMOUS | libc::MAP_FIXED, u64::MAX)),
         ("mmap", mmap(TEXT, libc::MAP_FIXED, FD)),
         ("mmap", mmap(TEXT, libc::MAP_FIXED | libc::MAP_POPULATE, FD)),
@@ -87,15 +85,10 @@ pub(crate) struct Remote {
     pid: i32,
     tid: i32,
     memory: Arc<Memory>,
-    /// What is written to, if not the memory of whoever has the thread's id. The first one's id becomes a new program's if another one,
-    /// which runs meanwhile, execs.
-    written: Option<Memory>,
     gadgets: Gadgets,
     frame: Frame,
     /// What was where the frame is.
     below: Vec<u8>,
-    /// Whether nobody but the thread uses what is there. Else all others wait until the frame is gone.
-    is_below_its_own: bool,
     registers: Registers,
     mask: u64,
     is_stop_wanted: bool,
@@ -103,20 +96,6 @@ pub(crate) struct Remote {
     stage: Stage,
     /// When to give up waiting for the thread.
     deadline: Option<Instant>,
-}
-
-/// Writes `memory`, or that of the thread.
-fn write(memory: Option<&Memory>, tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
-    memory.map_or_else(|| sys::write_memory(tid, address, bytes), |memory| memory.write(address, bytes))
-}
-
-/// On which stacks threads may be that are put under a frame.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stacks {
-    /// Those that threads were given: others run meanwhile.
-    Given,
-    /// Any: all are stopped.
-    Any,
 }
 
 /// What the thread is doing for us.
@@ -133,56 +112,11 @@ enum Stage {
 }
 
 impl Remote {
-    /// Stops one thread, whichever can, and prepares it. If none is on a stack of its own, all are stopped.
-    pub(crate) fn alone(stop: &mut Stop, target: &Target) -> Result<Self, Failure> {
-        let (mut why, mut may_another) = (Failure::Busy(Busy::NoThread), false);
-        let tids = target.threads();
-        for (tries, tid) in tids.iter().copied().take(MAX_TRIES).enumerate() {
-            if !stop.stop_one(tid)? {
-                continue;
-            }
-            // It had better be in no call that a frame ends; but waiting threads often all are.
-            let is_good = tries >= GOOD_TRIES
-                || tries + 1 >= tids.len()
-                || sys::registers(tid).is_ok_and(|registers| !has_restart_block(&registers));
-            let remote = if is_good && target.owns(tid) {
-                Self::begin_with(stop, target, Stacks::Given, |_, _| false)
-            } else {
-                Err(Failure::Busy(Busy::NoThread))
-            };
-            match remote {
-                Err(Failure::Busy(Busy::NoThread)) => {
-                    stop.release_one(tid);
-                    may_another = true;
-                }
-                Err(refused @ Failure::Refused(_)) => {
-                    stop.release_one(tid);
-                    why = refused;
-                }
-                result => return result,
-            }
-        }
-        if may_another {
-            stop.stop_all()?;
-            return Self::begin(stop, target, |_, _| false);
-        }
-        Err(why)
-    }
-
-    /// Prepares one of the threads, all of which are stopped. `is_awkward` tells threads that had better not be taken.
+    /// Prepares one of the threads, all of which are stopped, and stay so until [`Self::end`]: what is below its stack pointer may be
+    /// another's data, if its stack is a local array, as a coroutine's may be. `is_awkward` tells threads that had better not be taken.
     pub(crate) fn begin(
         stop: &Stop,
         target: &Target,
-        is_awkward: impl Fn(i32, &Registers) -> bool,
-    ) -> Result<Self, Failure> {
-        Self::begin_with(stop, target, Stacks::Any, is_awkward)
-    }
-
-    /// Prepares one of the stopped threads on one of these stacks.
-    fn begin_with(
-        stop: &Stop,
-        target: &Target,
-        stacks: Stacks,
         is_awkward: impl Fn(i32, &Registers) -> bool,
     ) -> Result<Self, Failure> {
         let gadgets = target.gadgets;
@@ -200,7 +134,7 @@ impl Remote {
         });
         let mut why = Failure::Busy(Busy::NoThread);
         for (tid, registers) in threads.into_iter().take(MAX_TRIES) {
-            match Self::with(stop, target, stacks, (tid, registers)) {
+            match Self::with(stop, target, (tid, registers)) {
                 Ok(Some(remote)) => return Ok(remote),
                 Ok(None) => {}
                 Err(refused @ Failure::Refused(_)) => why = refused,
@@ -232,12 +166,7 @@ impl Remote {
     }
 
     /// Puts this thread under a frame, if it can be. One in a restartable sequence goes on afterwards as one that was interrupted in it.
-    fn with(
-        stop: &Stop,
-        target: &Target,
-        stacks: Stacks,
-        (tid, mut registers): (i32, Registers),
-    ) -> Result<Option<Self>, Failure> {
+    fn with(stop: &Stop, target: &Target, (tid, mut registers): (i32, Registers)) -> Result<Option<Self>, Failure> {
         let gadgets = target.gadgets;
         if let Some(area) = sys::rseq_area(tid) {
             let read = |address, bytes: &mut [u8]| target.memory.read(address, bytes);
@@ -249,27 +178,13 @@ impl Remote {
         let (Ok(mask), Ok(state)) = (sys::signal_mask(tid), sys::extended_state(tid)) else { return Ok(None) };
         let frame = Frame::new(&restarted_by_hand(&registers), mask, &state, &gadgets);
         let Some(frame) = frame.filter(|_| !sys::has_system_call_dispatch(tid)) else { return Ok(None) };
-        let is_below_its_own = target.has_given(tid, &registers, frame.address);
-        if !is_below_its_own && stacks == Stacks::Given {
-            return Ok(None);
-        }
         let mut below = vec![0; frame.bytes.len()];
         let covered = frame.address..frame.address + below.len() as u64;
         if !target.memory.read(frame.address, &mut below) || !target.memory.may_write(&covered) {
             return Ok(None);
         }
         let filters = Self::suspend_filters(stop, &gadgets, tid)?;
-        let is_id_its_own = tid != stop.pid || stacks == Stacks::Any || target.has_one_thread();
-        let written = if is_id_its_own {
-            None
-        } else {
-            match Memory::open_to_write(stop.pid) {
-                // It is still stopped, so nobody has done an exec: this is the memory that it has.
-                Ok(memory) if sys::registers(tid).is_ok() => Some(memory),
-                _ => return Ok(None),
-            }
-        };
-        if write(written.as_ref(), tid, frame.address, &frame.bytes).is_err() {
+        if sys::write_memory(tid, frame.address, &frame.bytes).is_err() {
             return Ok(None);
         }
         // First the registers, then the mask: under the frame the thread gets its mask back by itself.
@@ -281,11 +196,9 @@ impl Remote {
             pid: stop.pid,
             tid,
             memory: Arc::clone(&target.memory),
-            written,
             gadgets,
             frame,
             below,
-            is_below_its_own,
             registers,
             mask,
             is_stop_wanted: false,
@@ -330,7 +243,7 @@ impl Remote {
 
     /// Writes memory of the process.
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
-        write(self.written.as_ref(), self.tid, address, bytes)
+        sys::write_memory(self.tid, address, bytes)
     }
 
     /// Writes a string of at most 255 bytes where the thread's calls can read it.
@@ -416,28 +329,19 @@ impl Remote {
         self.deadline = stop.deadline();
     }
 
-    /// Lets all other threads go. What is left to do has time. If what the frame covers is theirs, they wait until it is gone.
-    pub(crate) fn release_others(&mut self, stop: &mut Stop) {
-        if self.is_below_its_own {
-            stop.release_others(self.tid);
-            self.deadline = Some(Instant::now() + LATEST);
-        }
-    }
-
-    /// Takes the frame away. If the thread gets no processor in time, all others are let go before it, unless the frame covers what
-    /// is theirs.
-    pub(crate) fn end(mut self, stop: &mut Stop) -> Result<(), Failure> {
+    /// Takes the frame away, and puts back what was there. If the thread gets no processor in time, all others wait for it: they may
+    /// use what is there.
+    pub(crate) fn end(mut self, stop: &Stop) -> Result<(), Failure> {
         let is_call_late = self.stage != Stage::Still;
         let mut result = self.leave();
         if matches!(result, Err(Failure::Busy(Busy::Late))) {
-            self.release_others(stop);
             self.deadline = Some(Instant::now() + LATEST);
             let left = self.leave();
             // What was to be done after a call that came late was not done: that error stays. Leaving late harms nothing.
             result = if is_call_late { left.and(result) } else { left };
         }
         if self.is_stop_wanted {
-            sys::kill(self.pid, libc::SIGSTOP);
+            sys::kill(stop.pid, libc::SIGSTOP);
         }
         result
     }

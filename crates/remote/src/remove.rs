@@ -1,28 +1,25 @@
 //! Takes out what is found in a process, while it is stopped.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::found::Found;
-use crate::inject::{stack_words, take_out, write};
+use crate::inject::{leave_spare, take_out, write};
 use crate::maps::Maps;
+use crate::outcome::FileId;
 use crate::plan::{Kept, Undo, Write, writes};
-use crate::probes::Spare;
+use crate::probes::{Spare, advise};
 use crate::remote::Remote;
-use crate::restartable;
 use crate::stop::Stop;
-use crate::sys::{self, Registers};
-use crate::target::{FileId, Target};
+use crate::sys::Registers;
+use crate::target::Target;
 
-/// Takes a blob out. Whether it could be unmapped; else its jumps are gone and it stays, inert, because a thread may come
-/// back to it.
-pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &mut Stop) -> Result<bool, Failure> {
-    if found.text.is_none() && !found.is_hooked() {
-        return remove_inert(target, found, stop).map(|()| true);
-    }
-    // Closing the memfd is an injector's last step.
+/// Takes the jumps to a blob out. It stays, inert.
+pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop: &mut Stop) -> Result<(), Failure> {
+    // Closing the memfd is an injector's last step before the first jump.
     let is_finished = target.descriptors_of(found).is_empty();
     stop.stop_all()?;
     let is_as_found = if is_finished { is_there(stop.pid, found) } else { !has_changed(stop.pid, found) };
@@ -35,13 +32,12 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         .map(|kept| original_code(target, stop, found, *kept))
         .collect::<Result<Vec<_>, _>>()?
         .concat();
-    let is_free = is_unmapped && !found.is_moved && !is_referenced(target, stop, found)?;
     let is_awkward = |tid, _: &Registers| target.may_be_filtered(tid);
     let mut remote = match Remote::begin(stop, target, is_awkward) {
-        // It has confined itself since it was hooked. The jumps can be taken out without its help; the rest leads nowhere.
-        Err(Failure::Refused(_)) => {
+        // It has confined itself since it was hooked. The jumps can be taken out without its help.
+        Err(Failure::Refused(_)) if found.is_hooked() => {
             let tid = stop.stopped_threads().next().ok_or(Failure::Ended)?;
-            return write(tid, &restored).map(|()| false);
+            return write(tid, &restored);
         }
         remote => remote?,
     };
@@ -52,17 +48,25 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         }
         for kept in &found.put_back {
             Spare::found(&remote, *kept).renew(&mut remote)?;
+            leave_spare(&mut remote, *kept)?;
         }
         // A thread may be about to make a call for an injector that was killed: it maps nothing without the descriptor.
         for fd in target.descriptors_of(found) {
             remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
         }
-        // Nobody can come to the text any more.
-        remote.release_others(stop);
-        if is_free && found.is_mapped {
-            take_out(&mut remote, Undo::Unmap, &found.range)?;
+        // Without text, nothing has led to it.
+        if found.text.is_none() && !found.is_hooked() && found.is_mapped {
+            return take_out(&mut remote, Undo::Unmap, &found.range);
         }
-        Ok(is_free)
+        let data = found.data.as_ref().map_or(0..0, |data| {
+            let at = |offset: u64| found.range.start.saturating_add(offset).clamp(data.start, data.end);
+            at(emptied.start)..at(emptied.end)
+        });
+        if !data.is_empty() {
+            // Memory that is locked keeps what it has.
+            advise(&mut remote, data.start, data.end - data.start, libc::MADV_DONTNEED)?;
+        }
+        Ok(())
     })();
     remote.end(stop).and(result)
 }
@@ -70,8 +74,7 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
 /// Whether a blob that nobody goes on mapping is still where it was found. All mappings of the process need not be read for
 /// that: if it has hundreds of thousands, that takes longer than it may be stopped.
 fn is_there(pid: i32, found: &Found) -> bool {
-    let is_of_blob =
-        |range: &std::ops::Range<u64>| FileId::of(pid, range).is_some_and(|file| file.inode == found.inode);
+    let is_of_blob = |range: &Range<u64>| FileId::of(pid, range).is_some_and(|file| file.inode == found.inode);
     found.text.iter().all(is_of_blob) && found.replaced().all(|range| is_of_blob(&range))
 }
 
@@ -81,19 +84,6 @@ fn has_changed(pid: i32, found: &Found) -> bool {
     let Ok(maps) = maps else { return true };
     let now = crate::found::find(&maps).into_iter().find(|now| now.range == found.range && now.inode == found.inode);
     found.is_mapped != now.is_some() || now.is_some_and(|now| now.pages != found.pages || now.text != found.text)
-}
-
-/// Takes out what has no code to which a thread could come back, while all threads but one run.
-fn remove_inert(target: &Target, found: &Found, stop: &mut Stop) -> Result<(), Failure> {
-    let mut remote = Remote::alone(stop, target)?;
-    let mut result = target
-        .descriptors_of(found)
-        .into_iter()
-        .try_for_each(|fd| remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop));
-    if found.is_mapped && result.is_ok() {
-        result = take_out(&mut remote, Undo::Unmap, &found.range);
-    }
-    remote.end(stop).and(result)
 }
 
 /// What to write over the jumps in pages that were replaced: the memfd has the original code.
@@ -117,27 +107,4 @@ fn original_code(target: &Target, stop: &Stop, found: &Found, kept: Kept) -> Res
         Some(at) => Err(Failure::Patched(start + at as u64)),
         None => Ok(writes(start, &memory, &original)),
     }
-}
-
-/// Whether a thread may come back to the text: by a register, a word of a stack, or a restartable sequence.
-fn is_referenced(target: &Target, stop: &Stop, found: &Found) -> Result<bool, Failure> {
-    let Some(text) = &found.text else { return Ok(false) };
-    for (tid, registers) in stop.registers() {
-        let r = &registers;
-        let general = [
-            r.rip, r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14,
-            r.r15,
-        ];
-        let words = stack_words(target, r);
-        if general.iter().any(|value| text.contains(value)) || !words.is_complete || words.contain(text) {
-            return Ok(true);
-        }
-        let read = |address, bytes: &mut [u8]| target.memory.read(address, bytes);
-        let sequence = sys::rseq_area(tid).map_or(Ok(None), |area| restartable::descriptor(&area, read));
-        if sequence.map_or(true, |descriptor| descriptor.is_some_and(|at| found.range.contains(&at))) {
-            return Ok(true);
-        }
-        stop.check_time(Busy::Late)?;
-    }
-    Ok(false)
 }

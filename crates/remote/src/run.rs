@@ -11,12 +11,12 @@ use crate::error::{Busy, Error};
 use crate::failure::Failure;
 use crate::found::Found;
 use crate::inject::{Injection, NO_QUESTION};
-use crate::outcome::{Hooked, Mapped, Stopped, TakeOut};
+use crate::outcome::{FileId, Hooked, Mapped, Stopped};
 use crate::plan::{Pages, Plan};
 use crate::remove;
 use crate::stop::Stop;
 use crate::sys;
-use crate::target::{FileId, Target};
+use crate::target::Target;
 
 /// For how long a process should be stopped at most.
 pub const STOP_LIMIT: Duration = Duration::from_millis(20);
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const REAPING: Duration = Duration::from_millis(10);
 
 impl Target {
-    /// Stops the process and carries out a plan.
+    /// Stops the process twice and carries out a plan. The time is that of the longer stop.
     ///
     /// # Errors
     /// If it cannot be stopped, has changed, or its kernel refuses a step. It runs on as before. If the limit was over in the
@@ -34,16 +34,13 @@ impl Target {
     /// and to be taken out before the next attempt.
     pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Hooked>, Error> {
         let mapped = self.map(plan, limit)?;
-        let hooked = self.replace(plan, &mapped.outcome, limit);
-        // After a failure that came late, or if it fails itself, what is mapped is found again.
-        if hooked.as_ref().is_err_and(|error| !is_late(error)) {
-            let _ = self.unmap(plan, &mapped.outcome, limit);
-        }
-        Ok(Stopped { alone: mapped.alone.max(mapped.time), ..hooked? })
+        let hooked = self.replace(plan, &mapped.outcome, limit)?;
+        Ok(Stopped { time: mapped.time.max(hooked.time), ..hooked })
     }
 
-    /// Maps what the plan needs, the first of two steps. One thread is stopped for it. Nothing leads to it until
-    /// [`Target::replace`], so it can be looked at, written to, and linked to before.
+    /// Maps what the plan needs, the first of two steps. Nothing leads to it until [`Target::replace`], so it can be looked at, written
+    /// to, and linked to before. If that never comes, it stays, to be used again. Whoever has made the plan by [`Plan::again`] sees to it
+    /// that nobody else uses the same meanwhile.
     ///
     /// # Errors
     /// As [`Target::hook`].
@@ -77,15 +74,6 @@ impl Target {
         self.carry_out(plan, limit, move |injection, stop| injection.replace(stop, &mapped, Some(is_moment)))
     }
 
-    /// Unmaps what was mapped and never led to. One thread is stopped for it.
-    ///
-    /// # Errors
-    /// If it cannot be stopped. What is mapped stays then, and is found.
-    pub fn unmap(&self, plan: &Plan, mapped: &Mapped, limit: Duration) -> Result<Stopped<()>, Error> {
-        let mapped = mapped.clone();
-        self.carry_out(plan, limit, move |injection, stop| injection.unmap(stop, &mapped))
-    }
-
     fn carry_out<T: Send + 'static>(
         &self,
         plan: &Plan,
@@ -103,19 +91,23 @@ impl Target {
         })
     }
 
-    /// Stops the process and takes out what was found in it. Whether it is unmapped.
+    /// Stops the process and has no jump lead to what was found in it. That stays mapped, and is used again by [`Plan::again`]; its memory
+    /// in `emptied`, offsets from its beginning, is given back. What was mapped in part only, so that nothing has led to it, is unmapped.
     ///
     /// # Errors
     /// If it cannot be stopped, or what was found is not what its name says. It runs on as before, or nearly so: pages that
     /// were put back stay back.
-    pub fn take_out(&self, found: &Found, what: TakeOut, limit: Duration) -> Result<Stopped<bool>, Error> {
+    pub fn take_out(&self, found: &Found, emptied: &Range<u64>, limit: Duration) -> Result<Stopped<()>, Error> {
         if !found.is_sound {
             return Err(Error::Damaged(found.range.start));
         }
+        if found.is_inert() {
+            return Ok(Stopped { time: Duration::ZERO, threads: 0, outcome: () });
+        }
         let all = found.pages.iter().chain(&found.put_back);
         let pages = all.flat_map(|kept| [kept.start, kept.spare].map(|start| start..start + kept.bytes)).collect();
-        let (target, found) = (self.copy()?, found.clone());
-        stopped(self, limit, pages, move |stop| remove::remove(&target, &found, what == TakeOut::All, stop))
+        let (target, found, emptied) = (self.copy()?, found.clone(), emptied.clone());
+        stopped(self, limit, pages, move |stop| remove::remove(&target, &found, &emptied, stop))
     }
 }
 
@@ -126,10 +118,6 @@ fn reap(pid: i32) {
     for tid in list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|tid| *tid != pid) {
         sys::reap(tid);
     }
-}
-
-fn is_late(error: &Error) -> bool {
-    matches!(error, Error::Busy { why: Busy::Late, .. })
 }
 
 /// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go. These pages
@@ -155,11 +143,11 @@ pub(crate) fn stopped<T: Send + 'static>(
             Failure::Trace(..) if !memory.is_there() => Failure::Busy(Busy::Changed),
             failure => failure,
         });
-        let (threads, alone) = (stop.threads.len(), stop.alone);
+        let threads = stop.threads.len();
         let time = stop.release();
         // Nobody listens any more if this took too long.
         let _ = sender.send(match result {
-            Ok(outcome) => Ok(Stopped { time, alone, threads, outcome }),
+            Ok(outcome) => Ok(Stopped { time, threads, outcome }),
             Err(failure) => Err(failure.stopped(time)),
         });
     };

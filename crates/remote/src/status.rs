@@ -15,8 +15,6 @@ pub(crate) struct Status {
     pub(crate) seccomp: u32,
     /// Whether shadow stacks are on.
     pub(crate) has_shadow_stack: bool,
-    /// Descriptors for which its table has room.
-    pub(crate) descriptors: u64,
     /// Whether it has memory: kernel threads and dead processes have none.
     pub(crate) has_memory: bool,
     /// Whether it is a kernel thread. Linux says so from 6.8 on.
@@ -39,7 +37,6 @@ impl Status {
                 "PPid" => status.parent = number(),
                 "TracerPid" => status.tracer = number(),
                 "Seccomp" => status.seccomp = number(),
-                "FDSize" => status.descriptors = number().into(),
                 "x86_Thread_features" => status.has_shadow_stack = value.split(' ').any(|word| word == "shstk"),
                 "VmSize" => status.has_memory = true,
                 "Kthread" => status.is_kernel_thread = Some(number() != 0),
@@ -76,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_status_file_tells_what_forbids_a_stop() {
-        let text = "Name:\tx\\nState: Z\nState:\tt (tracing stop)\nTgid:\t7\nPPid:\t1\nTracerPid:\t9\nFDSize:\t256\nVmSize:\t   1 kB\n\
+        let text = "Name:\tx\\nState: Z\nState:\tt (tracing stop)\nTgid:\t7\nPPid:\t1\nTracerPid:\t9\nVmSize:\t   1 kB\n\
                     Seccomp:\t2\nx86_Thread_features:\tshstk wrss \n";
         let expected = Status {
             state: 't',
@@ -84,7 +81,6 @@ mod tests {
             parent: 1,
             tracer: 9,
             seccomp: 2,
-            descriptors: 256,
             has_shadow_stack: true,
             has_memory: true,
             is_kernel_thread: None,

@@ -72,14 +72,10 @@ pub(crate) struct Stop {
     known: HashMap<i32, Option<usize>>,
     /// When the first thread was asked to stop.
     since: Option<Instant>,
-    /// How long one thread was stopped before all others.
-    pub(crate) alone: Duration,
     limit: Duration,
     /// That of the program which the process ran when it was looked at.
     memory: Arc<Memory>,
     has_job_control: bool,
-    /// How long the process was stopped, once it is let go.
-    stopped: Option<Duration>,
     /// The priority of the calling thread meanwhile.
     raised: Option<Raised>,
 }
@@ -88,40 +84,16 @@ impl Stop {
     /// Of a process, for at most `limit`. Nothing is stopped so far.
     pub(crate) fn new(pid: i32, memory: Arc<Memory>, limit: Duration) -> Self {
         let (threads, known) = (Vec::new(), HashMap::new());
-        let (since, alone, stopped) = (None, Duration::ZERO, None);
-        Self { pid, threads, known, since, alone, limit, memory, has_job_control: false, stopped, raised: None }
+        Self { pid, threads, known, since: None, limit, memory, has_job_control: false, raised: None }
     }
 
-    /// Stops one thread. Whether it is there.
-    pub(crate) fn stop_one(&mut self, tid: i32) -> Result<bool, Failure> {
-        if !self.seize(tid)? {
-            return Ok(false);
-        }
-        self.raised.get_or_insert_with(Raised::begin);
-        self.since = Some(Instant::now());
-        self.wait_for_all()?;
-        Ok(self.stopped_threads().any(|stopped| stopped == tid))
-    }
-
-    /// Lets one thread go again, and forgets it.
-    pub(crate) fn release_one(&mut self, tid: i32) {
-        if let Some(place) = self.known.remove(&tid).flatten() {
-            self.threads[place].state = State::Gone;
-            let _ = sys::detach(tid, 0);
-        }
-    }
-
-    /// Stops all threads. If there are others than those that are stopped already, the clock starts now.
+    /// Stops all threads.
     pub(crate) fn stop_all(&mut self) -> Result<(), Failure> {
         // Becoming the tracer stops nobody, so as much of it as possible is done before the clock starts.
         while self.seize_new()? {
             self.take_reports()?;
         }
         self.raised.get_or_insert_with(Raised::begin);
-        if self.threads.iter().any(|thread| matches!(thread.state, State::Running)) {
-            self.alone = self.since.map_or(Duration::ZERO, |since| since.elapsed());
-            self.since = None;
-        }
         self.since.get_or_insert_with(Instant::now);
         self.wait_for_all()?;
         while !self.is_complete() && self.seize_new()? {
@@ -280,19 +252,6 @@ impl Stop {
         Some(Status::parse(&text))
     }
 
-    /// Lets all threads go but one, for which the clock stops as well: it is not stopped, it waits for a processor.
-    pub(crate) fn release_others(&mut self, kept: i32) {
-        for thread in self.threads.iter_mut().filter(|thread| thread.tid != kept) {
-            if matches!(thread.state, State::Stopped) {
-                thread.state = State::Gone;
-                let _ = sys::detach(thread.tid, 0);
-            }
-        }
-        let since = self.since;
-        self.stopped.get_or_insert_with(|| since.map_or(Duration::ZERO, |since| since.elapsed()));
-        self.raised = None;
-    }
-
     /// Lets all threads go; how long the process was stopped.
     pub(crate) fn release(mut self) -> Duration {
         // What has their ids by now runs another program. The kernel lets it go when the calling thread ends, with a signal that it may
@@ -300,9 +259,16 @@ impl Stop {
         if !self.memory.is_there() {
             self.threads.clear();
         }
-        self.release_others(0);
+        for thread in &mut self.threads {
+            if matches!(thread.state, State::Stopped) {
+                thread.state = State::Gone;
+                let _ = sys::detach(thread.tid, 0);
+            }
+        }
+        let stopped = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+        self.raised = None;
         self.see_off_late_ones();
-        self.stopped.unwrap_or_default()
+        stopped
     }
 
     /// Threads that did not stop in time are let go as soon as they do, because the system call that they were in may need

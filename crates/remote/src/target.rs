@@ -14,6 +14,7 @@ use crate::error::Refusal;
 use crate::found::{self, Found};
 use crate::maps::{Mapping, Maps};
 use crate::memory::Memory;
+use crate::outcome::FileId;
 use crate::remote::MAX_TRIES;
 use crate::stack;
 use crate::status::{Status, start_and_heap};
@@ -30,13 +31,6 @@ const MAX_LOOKS: usize = 4;
 const MAX_FRAME_BYTES: u64 = 16 << 10;
 /// Class and machine in an ELF header, of a 64-bit program for x86-64.
 const ELF_NATIVE: (u8, u16) = (2, 62);
-
-/// The file that is mapped somewhere.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileId {
-    device: u64,
-    pub(crate) inode: u64,
-}
 
 impl FileId {
     /// The file of exactly this mapping.
@@ -59,8 +53,6 @@ pub struct Target {
     pub(crate) gadgets: Gadgets,
     /// Per thread, whether it had a seccomp filter.
     filtered: HashMap<i32, bool>,
-    /// From here on, descriptors are not the lowest free ones, and need no larger table.
-    pub(crate) high_descriptor: u64,
 }
 
 impl Target {
@@ -95,8 +87,7 @@ impl Target {
         let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
         let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
         let gadgets = find_gadgets(number, &maps).ok_or(Refusal::NoSystemCall)?;
-        let high_descriptor = high_descriptor(pid, &status);
-        Ok(Self { pid: number, handle, start, memory, maps: Arc::new(maps), gadgets, filtered, high_descriptor })
+        Ok(Self { pid: number, handle, start, memory, maps: Arc::new(maps), gadgets, filtered })
     }
 
     /// Its id.
@@ -128,7 +119,7 @@ impl Target {
     #[must_use]
     pub fn found(&self) -> Vec<Found> {
         let mut found = found::find(&self.maps);
-        found::add_unmapped(&mut found, left_open(self.pid.unsigned_abs()).map(|(_, link)| link));
+        found::add_open(&mut found, left_open(self.pid.unsigned_abs()).map(|(_, link)| link));
         found
     }
 
@@ -149,18 +140,13 @@ impl Target {
     pub(crate) fn copy(&self) -> Result<Self, Refusal> {
         let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process", source })?;
         let (memory, maps, filtered) = (Arc::clone(&self.memory), Arc::clone(&self.maps), self.filtered.clone());
-        let Self { pid, start, gadgets, high_descriptor, .. } = *self;
-        Ok(Self { pid, handle, start, memory, maps, gadgets, filtered, high_descriptor })
+        let Self { pid, start, gadgets, .. } = *self;
+        Ok(Self { pid, handle, start, memory, maps, gadgets, filtered })
     }
 
     /// Whether it has neither ended since, and its id been given to another, nor run another program.
     pub(crate) fn is_same_program(&self) -> bool {
         self.memory.is_there() && start_of(self.pid.unsigned_abs()).is_ok_and(|(start, _)| start == self.start)
-    }
-
-    /// Whether a thread that is traced is one of its own. By now the id may be another process's thread's.
-    pub(crate) fn owns(&self, tid: i32) -> bool {
-        self.is_same_program() && fs::exists(format!("/proc/{}/task/{tid}", self.pid)).unwrap_or(false)
     }
 
     /// Whether a thread of it is on a stack of its own, with room down to `lowest`.
@@ -173,11 +159,6 @@ impl Target {
         let mut threads: Vec<_> = self.filtered.iter().map(|(tid, is_filtered)| (*is_filtered, *tid)).collect();
         threads.sort_unstable();
         threads.into_iter().map(|(_, tid)| tid).collect()
-    }
-
-    /// Whether it had one thread at the look.
-    pub(crate) fn has_one_thread(&self) -> bool {
-        self.filtered.len() == 1
     }
 
     /// Whether the thread may have a seccomp filter.
@@ -239,16 +220,6 @@ fn check_status(pid: u32, status: &Status) -> Result<(), Refusal> {
         return Err(Refusal::JobControl);
     }
     Ok(())
-}
-
-/// A descriptor near the end of the table that the process has, within its limit.
-fn high_descriptor(pid: u32, status: &Status) -> u64 {
-    /// How many more there may be.
-    const LEFT: u64 = 8;
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
-    let most = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-    let most = most.and_then(|values| values.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(u64::MAX);
-    status.descriptors.min(most).saturating_sub(LEFT)
 }
 
 /// The process that a thread belongs to, which may be one of its own.

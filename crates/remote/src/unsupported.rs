@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Refusal};
 use crate::found::Found;
 use crate::maps::Maps;
-use crate::outcome::{Hooked, Mapped, Stopped, TakeOut, Word};
+use crate::outcome::{Hooked, Mapped, Stopped, Word};
 use crate::plan::Plan;
 
 /// For how long a process should be stopped at most.
@@ -93,14 +93,6 @@ impl Target {
         match self.0 {}
     }
 
-    /// Unmaps what was mapped.
-    ///
-    /// # Errors
-    /// Never: there is no such process.
-    pub fn unmap(&self, _plan: &Plan, _mapped: &Mapped, _limit: Duration) -> Result<Stopped<()>, Error> {
-        match self.0 {}
-    }
-
     /// Writes words of its memory.
     ///
     /// # Errors
@@ -113,7 +105,12 @@ impl Target {
     ///
     /// # Errors
     /// Never: there is no such process.
-    pub fn take_out(&self, _found: &Found, _what: TakeOut, _limit: Duration) -> Result<Stopped<bool>, Error> {
+    pub fn take_out(
+        &self,
+        _found: &Found,
+        _emptied: &std::ops::Range<u64>,
+        _limit: Duration,
+    ) -> Result<Stopped<()>, Error> {
         match self.0 {}
     }
 }

@@ -13,6 +13,7 @@ use crate::ablation;
 use crate::allocation;
 use crate::arch::{self, register};
 use crate::config::config;
+use crate::context::cookie;
 use crate::counters::{self, add_shared};
 use crate::kernel_stack::use_kernel_stack;
 use crate::live;
@@ -32,10 +33,10 @@ const R9: u8 = 9;
 const R10: u8 = 10;
 const R11: u8 = 11;
 
-/// Index of the function's site, of which the daemon made its number.
+/// Index of the function's site: its number, from the site that the link names.
 #[inline(always)]
 fn site(ctx: *mut c_void) -> u32 {
-    register(ctx, R10) as u32 & ((1 << NUMBER_BITS) - 1)
+    (register(ctx, R10) as u32).wrapping_add(cookie(ctx).0 as u32) & ((1 << NUMBER_BITS) - 1)
 }
 
 #[inline(always)]

@@ -3,6 +3,7 @@
 //! [`files`] examines files and plans their probes, [`linker`] is the way to the kernel, and [`hooks`] decides which links
 //! to make for which processes. [`libraries`] predicts which files a command will allocate with, before it runs. [`rules`] says how this kernel runs
 //! what is probed. [`detours`] leads interpreters around copies of their object allocator.
+//! [`moved_text`] knows programs that move their code.
 
 mod audit;
 pub mod detours;
@@ -13,6 +14,7 @@ pub mod hooks;
 pub mod inline;
 pub mod libraries;
 pub mod linker;
+pub mod moved_text;
 pub mod rules;
 
 use std::sync::LazyLock;

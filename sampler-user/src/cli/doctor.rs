@@ -91,7 +91,7 @@ fn clean_processes(args: &DoctorArgs) -> anyhow::Result<u8> {
     let pids: &[u32] = if target.all { &[] } else { &target.pids };
     let mut cleaned = clean::clean(pids);
     if cleaned.lines.is_empty() {
-        cleaned.lines.push("nothing is left of inline hooks".into());
+        cleaned.lines.push("nothing is hooked inline by a heapbpf that has ended".into());
     }
     print(&(cleaned.lines.join("\n") + "\n"))?;
     Ok(u8::from(cleaned.something_stays))

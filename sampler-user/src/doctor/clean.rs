@@ -3,11 +3,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
-use heapbpf_remote::{NAME_PREFIX, TakeOut, Target, left_open};
+use heapbpf_remote::{NAME_PREFIX, Target, left_open};
 
 use crate::attach::inline::attempts::Attempts;
 use crate::attach::inline::left::{Left, claim};
 use crate::attach::inline::objects::lead_back;
+use crate::attach::inline::removal::{COUNTS, leads_to_ours};
 use crate::attach::stop_limit;
 
 /// What was done, and what stays.
@@ -76,6 +77,8 @@ fn clean_one(pid: u32, cleaned: &mut Cleaned) {
 fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
     let target = match Target::look(pid) {
         Ok(target) => target,
+        // What no jump leads to stays.
+        Err(_) if !leads_to_ours(pid) && left_open(pid).next().is_none() => return Ok(()),
         Err(refusal) => {
             cleaned.stays(format!("process {pid} has memory of inline hooks, and cannot be stopped: {refusal}"));
             return Ok(());
@@ -90,17 +93,15 @@ fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
             }
             Left::Foreign(why) => cleaned
                 .stays(format!("process {pid} has memory that is named like inline hooks, and is not touched: {why}")),
+            // The next recording uses it again.
+            Left::Abandoned if found.is_inert() => {}
             Left::Abandoned => {
                 let had_hooks = if found.is_hooked() { "inline hooks" } else { "memory of inline hooks" };
                 let back = lead_back(&target, &found);
-                match back.and_then(|()| target.take_out(&found, TakeOut::All, stop_limit())) {
-                    Ok(out) if out.outcome => cleaned.lines.push(format!(
+                match back.and_then(|()| target.take_out(&found, &COUNTS, stop_limit())) {
+                    Ok(out) => cleaned.lines.push(format!(
                         "process {pid} had {had_hooks} that a heapbpf left: taken out, stopped for {:.1} ms",
                         out.time.as_secs_f64() * 1e3
-                    )),
-                    Ok(_) => cleaned.stays(format!(
-                        "process {pid} had {had_hooks} that a heapbpf left: taken out; memory stays, because a thread may \
-                         come back to it"
                     )),
                     Err(error @ heapbpf_remote::Error::Busy { .. }) => return Err(error.to_string()),
                     Err(error) => cleaned.stays(format!("process {pid} keeps {had_hooks}: {error}")),

@@ -12,8 +12,7 @@ use crate::attach::inline::cleaner::WORD;
 use crate::independent::independent_of;
 use crate::privileges::{hide_memory, restrict_cleaner};
 
-/// How often it looks through the processes, and how far apart: those that fork meanwhile pass their hooks on, and memory stays
-/// while a thread may come back to it.
+/// How often it looks through the processes, and how far apart: those that fork meanwhile pass their hooks on.
 const ROUNDS: usize = 10;
 const PAUSE: Duration = Duration::from_millis(50);
 

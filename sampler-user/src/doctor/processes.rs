@@ -19,6 +19,7 @@ use crate::attach::hooks::Hooks;
 use crate::attach::inline::preview::Preview;
 use crate::attach::inline::{self, Refused};
 use crate::attach::linker::Linker as _;
+use crate::attach::moved_text;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
@@ -195,6 +196,10 @@ pub fn command(words: &[OsString], hooks: &mut Hooks, debug_dirs: &[PathBuf], li
 const GO_IS_READ: &str = "is read from the runtime's own samples, if its MemProfileRate is not 0: what is in use since the \
                           process started, not what is allocated";
 
+/// What is said of a program that can move its code to anonymous memory.
+const MAY_MOVE: &str = "may move its code to huge pages: if it does so while probes are in that code, it ends by SIGTRAP, and once it has \
+                        done so, nothing that it allocates is seen; have it leave its code where it is";
+
 /// What is said of samples that a process announces, if its allocator is probed.
 const NOT_FOLLOWED: &str = "announces its samples (USDT, otel_memory): they are recorded with --hook usdt, instead of calls of the \
                             allocator";
@@ -279,11 +284,12 @@ impl Found {
             audit.limits.extend(file.limits);
         }
         if audit.attach.is_empty() && !reads_go {
-            let why = format!(
+            let why = audit.pid.and_then(moved_text::of_process);
+            let why = why.unwrap_or_else(|| format!(
                 "neither its program nor its libraries define an allocator that heapbpf knows (looked for {}); name \
                  another one with --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
                 hooks.files.table().names()
-            );
+            ));
             audit.missing.push(Missing { what: "allocations".into(), why });
         }
         audit.allocators.sort();
@@ -341,6 +347,11 @@ impl Auditor<'_> {
     }
 
     fn audit_file(&mut self, path: &str, file: &Arc<File>, build_id: Option<&[u8]>, found: &mut Found) {
+        if path == found.audit.exe
+            && let Some(sign) = moved_text::sign_in(file)
+        {
+            found.audit.limits.push(Missing::new(path, format!("{MAY_MOVE} ({sign})")));
+        }
         self.audit_allocator(path, file, found);
         found.audit.modules.extend(describe_file(path, file, build_id, self.debug_dirs));
     }

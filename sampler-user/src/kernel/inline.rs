@@ -126,7 +126,7 @@ impl InlinePrograms {
     ///
     /// # Errors
     /// The kernel refuses; then nothing is linked.
-    pub fn link(&self, path: &CString, offsets: &[u64; 4]) -> Result<InlineLinks, KernelError> {
+    pub fn link(&self, path: &CString, offsets: &[u64; 4], first_site: u32) -> Result<InlineLinks, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
         let mut links = Vec::new();
         // Sites of frees before those of allocations.
@@ -134,10 +134,12 @@ impl InlinePrograms {
             let Some(program) = &self.programs[at] else { continue };
             if self.kind == LinkKind::Perf {
                 let place = sys::PerfPlace { path, offset: offsets[at], pid: None, on_return: false, semaphore: 0 };
-                links.push(self.guardian.link_uprobe_perf(program.as_fd(), &place, 0).map_err(refused)?);
+                links
+                    .push(self.guardian.link_uprobe_perf(program.as_fd(), &place, first_site.into()).map_err(refused)?);
             } else {
                 let offsets = &offsets[at..=at];
-                let target = sys::UprobeTarget { path, offsets, cookies: &[0], semaphores: &[], pid: None };
+                let target =
+                    sys::UprobeTarget { path, offsets, cookies: &[first_site.into()], semaphores: &[], pid: None };
                 let link = self.guardian.link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0);
                 links.push(link.map_err(refused)?);
             }

@@ -3,17 +3,10 @@
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::inline::{counted_exactly, is_hooked, mapped};
 use heapbpf_tests::program::{library, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
-
-fn maps(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target runs")
-}
-
-fn is_hooked(pid: u32) -> bool {
-    maps(pid).contains("/memfd:heapbpf-inline")
-}
 
 fn inline(pid: u32, interval: u64) -> Recorder {
     Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow")
@@ -29,8 +22,8 @@ fn checks_itself(rounds: u32) {
     let plugin = library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
     let mut target = Target::start(&program("unharmed"), [&plugin]);
     let pid = target.pid();
-    let (mut hooked, mut left) = (0, 0);
-    let mut cycle = |number: u32| {
+    let mut hooked = 0;
+    let cycle = |number: u32| {
         let interval = [1 << 20, 4096, 65536][number as usize % 3];
         let recording = inline(pid, interval).start();
         let was_hooked = is_hooked(pid);
@@ -38,18 +31,11 @@ fn checks_itself(rounds: u32) {
         assert!(was_hooked || stats.hooks[0].not_inline.is_some(), "cycle {number}: {stats:?}");
         assert!(stats.hits > 0, "cycle {number}: {stats:?}");
         hooked += u32::from(was_hooked);
-        left += u32::from(is_hooked(pid));
+        assert!(!is_hooked(pid), "cycle {number}: the original pages are back");
     };
-    (0..rounds).for_each(&mut cycle);
-    // Something may stay for a while, without a jump that leads there, if a thread may come back to it. The next one takes it.
-    for number in 0..10 {
-        if is_hooked(pid) {
-            cycle(number);
-        }
-    }
-    assert!(!is_hooked(pid), "everything is taken out");
+    (0..rounds).for_each(cycle);
     target.go();
-    println!("{hooked} of {rounds} rounds hooked inline, {left} left something; {}", target.line());
+    println!("{hooked} of {rounds} rounds hooked inline; {}", target.line());
     assert!(hooked > 0);
     assert!(target.end().success());
 }
@@ -118,6 +104,54 @@ fn children_of_a_hooked_process_allocate() {
     assert_eq!(target.line(), "20 of 20 children ended well", "hooked inline: {was_hooked}");
     let (_, stats) = recording.stop().results();
     assert_eq!(stats.hits, 500, "{stats:?}");
+    assert!(target.end().success());
+}
+
+/// Memory of its own and locked memory of what is mapped into a process, kB each.
+fn taken(pid: u32) -> Vec<String> {
+    let ours: Vec<u64> =
+        mapped(pid).iter().filter_map(|line| u64::from_str_radix(line.split('-').next()?, 16).ok()).collect();
+    let (lowest, highest) = (ours.iter().min().copied().unwrap_or(1), ours.iter().max().copied().unwrap_or(0));
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the target runs");
+    let mut is_ours = false;
+    let taken = smaps.lines().filter(|line| {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        if let Some(start) = range.and_then(|(start, _)| u64::from_str_radix(start, 16).ok()) {
+            is_ours = (lowest..=highest).contains(&start);
+        }
+        is_ours && (line.contains('-') || line.starts_with("Anonymous:") || line.starts_with("Locked:"))
+    });
+    taken.filter(|line| !line.starts_with("VmFlags")).map(str::to_owned).collect()
+}
+
+/// What is mapped stays, and the next recording uses it again, with the same settings.
+#[test]
+fn a_process_has_the_same_after_the_first_and_the_fifth_recording() {
+    let Some(_turn) = turn("a_process_has_the_same_after_the_first_and_the_fifth_recording") else { return };
+    let mut target = Target::start(&program("mix"), ["2000"]);
+    let pid = target.pid();
+    let record = |interval: u64| loop {
+        let recording = inline(pid, interval).start();
+        let was_hooked = is_hooked(pid);
+        recording.stop();
+        assert!(!is_hooked(pid), "the original pages are back");
+        if was_hooked {
+            break (mapped(pid), taken(pid));
+        }
+    };
+    let first = record(4096);
+    assert!(!first.0.is_empty() && !first.1.is_empty(), "{first:?}");
+    for interval in [1, 65536, 1 << 20] {
+        record(interval);
+    }
+    assert_eq!(record(4096), first);
+    let recording = inline(pid, 1).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    if stats.hooks[0].hook == "inline" {
+        checks::sites(&profile, &truth, 1, Compare::All);
+        counted_exactly(&stats, &truth);
+    }
     assert!(target.end().success());
 }
 

@@ -135,6 +135,17 @@ fn long_no_ops_by_kernel() {
 }
 
 #[test]
+fn of_a_nop_and_a_ten_byte_nop_the_first_one_is_chosen() {
+    // As libbpf's usdt.h has them since July 2026; ret.
+    let code = b"\x90\x66\x2e\x0f\x1f\x84\0\0\0\0\0\xc3";
+    for lengths in [&[][..], &[5], &[10]] {
+        let rules = KernelRules::of(Machine::X86_64, NEW).with_optimized_no_ops(lengths.iter().copied().collect());
+        let at = |code| place(&rules, 0, code, &ALLOCATES, &|_| false, &|_| false).map(|placement| placement.offset);
+        assert_eq!((at(code), at(&code[1..11])), (Some(0), None), "{lengths:?}");
+    }
+}
+
+#[test]
 fn what_the_kernel_refuses_is_never_chosen() {
     // cs nopw 0(%rax,%rax); then test %rdi,%rdi; ret
     let code = b"\x2e\x0f\x1f\x84\x00\x00\x00\x00\x00\x48\x85\xff\xc3";

@@ -19,10 +19,10 @@ fn as_the_injector() {
     loop {
         let Ok(target) = Target::look(pid) else { continue };
         for found in target.found() {
-            let _ = target.take_out(&found, heapbpf_remote::TakeOut::All, STOP_LIMIT);
+            let _ = target.take_out(&found, &program::EMPTIED, STOP_LIMIT);
         }
         let Ok(target) = Target::look(pid) else { continue };
-        if target.found().is_empty() {
+        if target.found().iter().all(heapbpf_remote::Found::is_inert) {
             let _ = target.hook(&program::plan(&target, hooked), STOP_LIMIT);
         }
     }
@@ -63,10 +63,8 @@ fn kill_injectors(program: &mut Program, time: Duration) -> u32 {
 
 /// Takes out what the last injector left, and looks whether all of it is gone.
 fn clean(program: &Program) {
-    while !program::take_out(program.pid()).outcome {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(program::traces(program.pid()), [""; 0]);
+    program::take_out(program.pid());
+    program::assert_inert(program.pid());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use heapbpf_remote::{Error, STOP_LIMIT, TakeOut, Target};
+use heapbpf_remote::{Error, STOP_LIMIT, Target};
 
 use crate::program::{self, Program, compiled};
 
@@ -15,10 +15,8 @@ fn round_trip(program: Program) {
     program::hook(pid, program.hooked);
     std::thread::sleep(Duration::from_millis(20));
     assert!(program::counted(pid) > 0);
-    while !program::take_out(pid).outcome {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(program::traces(pid), [""; 0]);
+    program::take_out(pid);
+    program::assert_inert(pid);
     program.finish();
 }
 
@@ -66,8 +64,8 @@ fn a_process_that_serves_its_own_page_faults_does_not_stand_still() {
     program::hook(pid, program.hooked);
     std::thread::sleep(Duration::from_millis(20));
     assert!(program::counted(pid) > 0);
-    // What lies behind its stack may be more of it: the code stays mapped, without a jump to it.
-    assert!(!program::take_out(pid).outcome && program::found(pid).replaced().next().is_none());
+    program::take_out(pid);
+    program::assert_inert(pid);
     program.finish();
 }
 
@@ -82,8 +80,28 @@ fn a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to() {
     program::hook(program.pid(), program.hooked);
     program.signal(libc::SIGUSR1);
     assert_eq!(program.line(), "MOVED\n");
-    assert!(!program::take_out(program.pid()).outcome, "it stays mapped");
+    program::take_out(program.pid());
     std::thread::sleep(Duration::from_millis(20));
+    program.finish();
+}
+
+/// It sleeps in the code that is mapped, on no thread's stack, while that is let go, used again and let go.
+#[test]
+fn a_fiber_that_sleeps_in_the_code_comes_back_to_it() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("fiber", &[]);
+    program::hook(program.pid(), program.hooked);
+    assert_eq!(program.line(), "ASLEEP\n");
+    for _ in 0..2 {
+        program::take_out(program.pid());
+        program::assert_inert(program.pid());
+        program::hook(program.pid(), program.hooked);
+    }
+    program::take_out(program.pid());
+    program.signal(libc::SIGUSR1);
     program.finish();
 }
 
@@ -103,9 +121,9 @@ fn code_that_somebody_else_has_changed_stays_as_it_is() {
     memory.write_all_at(&[!before[0]], patched).expect("by whoever may trace it");
     let take_out = || loop {
         let target = Target::look(pid).expect("it runs");
-        match target.take_out(&program::found(pid), TakeOut::All, STOP_LIMIT) {
+        match target.take_out(&program::found(pid), &program::EMPTIED, STOP_LIMIT) {
             Err(Error::Busy { .. }) => {}
-            taken => break taken.map(|taken| taken.outcome),
+            taken => break taken.map(drop),
         }
     };
     assert!(matches!(take_out(), Err(Error::Patched(at)) if at == patched));
@@ -127,12 +145,10 @@ fn the_lowest_free_descriptor_is_the_processs_own() {
     let program = Program::start("descriptors", &[]);
     for _ in 0..100 {
         program::hook(program.pid(), program.hooked);
-        while !program::take_out(program.pid()).outcome {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        program::take_out(program.pid());
         program.assert_runs();
     }
-    assert_eq!(program::traces(program.pid()), [""; 0]);
+    program::assert_inert(program.pid());
     program.finish();
 }
 

@@ -10,14 +10,15 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use heapbpf_remote::{
-    Busy, Data, Displaced, Draft, Found, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, TakeOut, Target,
-    reserved_bytes,
+    Busy, Data, Displaced, Draft, Found, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, Target, reserved_bytes,
 };
 
 /// Bytes of replaced pages: that of the function, and the next.
 pub const REPLACED: u64 = 2 * PAGE_BYTES;
 /// Offset of the data in the blob, and of the counter in it.
 const DATA: u64 = PAGE_BYTES;
+/// Memory that is given back: all of it.
+pub const EMPTIED: std::ops::Range<u64> = DATA..DATA + PAGE_BYTES;
 /// First instructions of the hooked function: `rdtsc; push; mov`, and where the second and the third begin.
 const DISPLACED: [u8; 6] = [0x0f, 0x31, 0x55, 0x48, 0x89, 0xe5];
 const STARTS: [u64; 2] = [2, 3];
@@ -162,11 +163,26 @@ impl Drop for Program {
     }
 }
 
-/// A plan that counts calls of the function at this address.
+/// A plan that counts calls of the function at this address. What earlier plans left is used again.
 pub fn plan(target: &Target, hooked: u64) -> Plan {
+    let again = target.found().into_iter().find_map(|found| {
+        let text = found.text.clone()?;
+        let file = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), text.start, text.end);
+        let file = std::fs::File::open(file).expect("the memfd can be read");
+        let read = |offset, bytes: &mut [u8]| file.read_exact_at(bytes, offset).is_ok();
+        Plan::again(draft(target, hooked, text.start), target.maps(), &found, read)
+    });
+    again.unwrap_or_else(|| {
+        let page = hooked & !(PAGE_BYTES - 1);
+        let mapping = target.maps().at(page).expect("the function is mapped");
+        let base = target.maps().gap(&mapping.range, reserved_bytes(2 * PAGE_BYTES, REPLACED, 1)).expect("a gap");
+        Plan::new(draft(target, hooked, base), target.maps()).expect("the draft fits")
+    })
+}
+
+fn draft(target: &Target, hooked: u64, base: u64) -> Draft {
     let page = hooked & !(PAGE_BYTES - 1);
     let mapping = target.maps().at(page).expect("the function is mapped");
-    let base = target.maps().gap(&mapping.range, reserved_bytes(2 * PAGE_BYTES, REPLACED, 1)).expect("there is a gap");
     let file = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
     let mut original = vec![0; REPLACED as usize];
     let file = std::fs::File::open(file).expect("the program can be read");
@@ -185,7 +201,7 @@ pub fn plan(target: &Target, hooked: u64) -> Plan {
     text.extend(self::jump(base + COUNT_BYTES + after, hooked + after));
     text.resize(PAGE_BYTES as usize, 0xcc);
     let copies = STARTS.map(|start| (hooked + start, base + COUNT_BYTES + start)).to_vec();
-    let draft = Draft {
+    Draft {
         name: "heapbpf-test".into(),
         base,
         bytes: 2 * PAGE_BYTES,
@@ -193,8 +209,7 @@ pub fn plan(target: &Target, hooked: u64) -> Plan {
         data: vec![Data { range: DATA..DATA + PAGE_BYTES, is_wiped_on_fork: true, initial: vec![0; 16] }],
         pages: vec![Pages { start: page, original, edited }],
         displaced: vec![Displaced { range: hooked..hooked + after, copies }],
-    };
-    Plan::new(draft, target.maps()).expect("the draft fits")
+    }
 }
 
 fn jump(from: u64, to: u64) -> [u8; 5] {
@@ -206,29 +221,29 @@ fn jump(from: u64, to: u64) -> [u8; 5] {
 /// Hooks the program as it is now, trying again while it is busy.
 pub fn hook(pid: u32, hooked: u64) -> Stopped<Hooked> {
     again(|| {
-        let mut target = Target::look(pid)?;
+        let target = Target::look(pid)?;
         // What an attempt left that came to its limit.
-        while let Some(found) = target.found().first() {
-            target.take_out(found, TakeOut::All, STOP_LIMIT)?;
-            target = Target::look(pid)?;
+        for found in target.found() {
+            target.take_out(&found, &EMPTIED, STOP_LIMIT)?;
         }
+        let target = Target::look(pid)?;
         target.hook(&plan(&target, hooked), STOP_LIMIT)
     })
 }
 
-/// Takes out everything that is found. Whether all of it could be unmapped.
-pub fn take_out(pid: u32) -> Stopped<bool> {
+/// Takes out everything that is found.
+pub fn take_out(pid: u32) -> Stopped<()> {
     take_out_within(pid, STOP_LIMIT)
 }
 
 /// The same, with this limit for each attempt.
-pub fn take_out_within(pid: u32, limit: Duration) -> Stopped<bool> {
+pub fn take_out_within(pid: u32, limit: Duration) -> Stopped<()> {
     again(|| {
         let target = Target::look(pid)?;
-        let mut all = Stopped { time: Duration::ZERO, alone: Duration::ZERO, threads: 0, outcome: true };
+        let mut all = Stopped { time: Duration::ZERO, threads: 0, outcome: () };
         for found in target.found() {
-            let one = target.take_out(&found, TakeOut::All, limit)?;
-            all = Stopped { time: all.time.max(one.time), outcome: all.outcome && one.outcome, ..one };
+            let one = target.take_out(&found, &EMPTIED, limit)?;
+            all = Stopped { time: all.time.max(one.time), ..one };
         }
         Ok(all)
     })
@@ -272,6 +287,13 @@ pub fn traces(pid: u32) -> Vec<String> {
     let links = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
     let links = links.map(|link| link.display().to_string());
     maps.lines().map(str::to_owned).chain(links).filter(|line| line.contains("heapbpf-")).collect()
+}
+
+/// No jump leads to what is mapped, which is one blob at most, and no descriptor is open.
+pub fn assert_inert(pid: u32) {
+    let (found, traces) = (Target::look(pid).expect("it can be looked at").found(), traces(pid));
+    assert!(found.len() <= 1 && found.iter().all(Found::is_inert), "{found:?}");
+    assert!(traces.iter().all(|line| !line.starts_with("/memfd")), "{traces:?}");
 }
 
 /// Stops that were in vain, and how long they were.

@@ -104,7 +104,7 @@ fn a_seccomp_filter_that_may_end_the_process_is_refused() {
         };
         assert!(matches!(error, Error::Refused(Refusal::Seccomp { .. })), "{mode}: {error:?}");
         assert!(error.to_string().starts_with(&format!("its seccomp filter {told}: ")), "{mode}: {error}");
-        assert_eq!(program::traces(program.pid()), [""; 0]);
+        program::assert_inert(program.pid());
         program.assert_runs();
         if mode != "return" {
             program.finish();
@@ -199,10 +199,8 @@ fn a_plan_for_addresses_that_were_taken_since_may_be_made_anew() {
     let error = again().expect_err("there is no room any more");
     assert!(matches!(error, Error::Busy { why: Busy::Changed, .. }), "{error}");
     assert_eq!(program::traces(program.pid()), before, "what is there was not touched");
-    while !program::take_out(program.pid()).outcome {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(program::traces(program.pid()), [""; 0]);
+    program::take_out(program.pid());
+    program::assert_inert(program.pid());
     program.finish();
 }
 
@@ -221,10 +219,8 @@ fn what_a_limit_leaves_is_harmless_and_can_be_taken_out() {
             Err(Error::Busy { why: Busy::Slow | Busy::Late | Busy::Position, .. }) => {}
             Err(error) => panic!("{error}"),
         }
-        while !program::take_out(program.pid()).outcome {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert_eq!(program::traces(program.pid()), [""; 0]);
+        program::take_out(program.pid());
+        program::assert_inert(program.pid());
     }
     program.finish();
 }

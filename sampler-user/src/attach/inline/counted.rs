@@ -11,7 +11,7 @@ use sampler_ebpf::abi::{Counters, ProcessKey};
 use super::figures::{self, Seen};
 use super::memory;
 use super::refused::Refused;
-use super::removal::{has_none_of_ours, take_out, take_out_inherited};
+use super::removal::{leads_to_ours, take_out, take_out_inherited};
 use crate::attach::files::FileKey;
 use crate::kernel::inline::{InlineLinks, InlineMap};
 use crate::kernel::totals;
@@ -99,11 +99,12 @@ impl Process {
         }
     }
 
-    /// What it has counted by now; `None` if that cannot be read.
+    /// What it has counted by now; `None` if that cannot be read, or is less than it was: somebody else has emptied it.
     fn now(&self) -> Option<Counts> {
         let memory = self.memory.as_ref()?;
         let mut counts = self.bases.iter().map(|base| memory::counts(memory, *base).ok());
-        counts.try_fold(Counts::default(), |sum, counts| Some(figures::plus(&sum, &counts?)))
+        let now = counts.try_fold(Counts::default(), |sum, counts| Some(figures::plus(&sum, &counts?)));
+        now.filter(|now| now.threads >= self.counts[1].threads)
     }
 
     /// Whether it has left its memory, by an exit or an exec.
@@ -309,7 +310,7 @@ impl Counted {
     fn find_taken_out(&mut self) {
         let is_unread = |it: &&mut Process| it.unread_since.is_some_and(|since| since.elapsed() >= TAKEN_OUT_AFTER);
         for (process, known) in &mut self.processes {
-            if known.has_left() || known.was_taken_out || !is_unread(&known) || !has_none_of_ours(process.tgid) {
+            if known.has_left() || known.was_taken_out || !is_unread(&known) || leads_to_ours(process.tgid) {
                 continue;
             }
             known.was_taken_out = true;

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt as _;
 use heapbpf_inline::ForeignBlob;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, TEXT_BYTES};
 use heapbpf_inline::read;
-use heapbpf_remote::{Found, blob_range, left_open};
+use heapbpf_remote::{Found, Target, blob_range, left_open};
 
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,16 @@ pub fn claim(pid: u32, found: &Found) -> Result<Claim, Left> {
     let file = open_mapped(pid, text).map_err(|_| Left::Foreign(ForeignBlob::Truncated)).and_then(lock)?;
     check(pid, found.range.start, &file).map_err(Left::Foreign)?;
     Ok(Claim(vec![file]))
+}
+
+/// What earlier recordings of this build left in a process, and nobody uses, with its memfd. Until that is closed, nobody else does.
+pub(super) fn unused(target: &Target) -> impl Iterator<Item = (Found, File)> {
+    let pid = target.pid().unsigned_abs();
+    target.found().into_iter().filter(Found::is_inert).filter_map(move |found| {
+        let text = open_mapped(pid, found.text.as_ref()?).ok().filter(|text| text.try_lock().is_ok())?;
+        check(pid, found.range.start, &text).ok()?;
+        Some((found, text))
+    })
 }
 
 /// Judges a blob that was found in a process.

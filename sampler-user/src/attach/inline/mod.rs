@@ -126,13 +126,11 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Has it as it was before.
+    /// Has it as it was before, but for what is mapped: the next attempt uses it again.
     fn undo(self) {
-        let Self { target, plan, mapped, linked, .. } = self;
+        let Self { target, linked, .. } = self;
         drop(linked);
-        if target.unmap(&plan, &mapped, stop_limit()).is_err() {
-            take_out(target.pid().unsigned_abs());
-        }
+        take_out(target.pid().unsigned_abs());
     }
 }
 
@@ -255,10 +253,6 @@ impl InlineHooks {
             Remote::Busy { why: Busy::Slow | Busy::Position | Busy::NotNow, .. } => {
                 self.prepared.insert((pid, key), prepared);
             }
-            Remote::Busy { why: Busy::Late, .. } => {
-                drop(prepared);
-                take_out(pid);
-            }
             _ => prepared.undo(),
         }
         Err(error.into())
@@ -340,18 +334,12 @@ impl InlineHooks {
         };
         let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
         let place = plan::place(&target, file)?;
-        let what = (known.as_ref(), wanted.objects);
-        let (plan, leads) = preview::plan((&target, &place), what, &self.names, file, (&settings, first_site))?;
+        let objects: Vec<ObjectHook> = wanted.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
+        let what = (known.as_ref(), objects.as_slice());
+        let (plan, leads, text) = preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
         let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
-        match self.link((pid, key), plan.draft().base) {
-            Ok(linked) => Ok(Prepared { target, plan, mapped, linked, leads }),
-            Err(refused) => {
-                if target.unmap(&plan, &mapped, stop_limit()).is_err() {
-                    take_out(pid);
-                }
-                Err(refused)
-            }
-        }
+        let linked = self.link((pid, key), (plan.draft().base, text), first_site)?;
+        Ok(Prepared { target, plan, mapped, linked, leads })
     }
 
     /// Looks at a process, and takes out what a heapbpf that was killed left in it.
@@ -367,17 +355,28 @@ impl InlineHooks {
         self.counted.linked(pid).chain(prepared.filter(|linked| linked.pid == pid)).any(|linked| linked.base == base)
     }
 
-    /// Links the programs to the code that is mapped at `base`.
-    fn link(&self, (pid, key): (u32, FileKey), base: u64) -> Result<Linked, Refused> {
-        let range = base..base + heapbpf_inline::abi::TEXT_BYTES;
-        let text = left::open_mapped(pid, &range).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => Refused::Claimed,
-            _ => Refused::Read { what: "the mapped code", source },
-        })?;
-        text.try_lock().map_err(|_| Refused::Claimed)?;
+    /// Links the programs to the code that is mapped at `base`, with its memfd if we have locked that.
+    fn link(
+        &self,
+        (pid, key): (u32, FileKey),
+        (base, locked): (u64, Option<File>),
+        first_site: u32,
+    ) -> Result<Linked, Refused> {
+        let text = match locked {
+            Some(text) => text,
+            None => {
+                let range = base..base + heapbpf_inline::abi::TEXT_BYTES;
+                let text = left::open_mapped(pid, &range).map_err(|source| match source.kind() {
+                    std::io::ErrorKind::NotFound => Refused::Claimed,
+                    _ => Refused::Read { what: "the mapped code", source },
+                })?;
+                text.try_lock().map_err(|_| Refused::Claimed)?;
+                text
+            }
+        };
         let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
         let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
-        let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code))?;
+        let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code), first_site)?;
         Ok(Linked { pid, key, base, text, links })
     }
 

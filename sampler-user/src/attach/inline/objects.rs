@@ -34,6 +34,14 @@ pub struct ObjectHook {
     pub site: Site,
 }
 
+impl ObjectHook {
+    /// The same, with its number counted from that of another site.
+    pub(super) fn relative_to(&self, first_site: u32) -> Self {
+        let function = self.site.function.wrapping_sub(first_site as u16);
+        Self { site: Site { function, ..self.site }, ..self.clone() }
+    }
+}
+
 /// The functions of an interpreter, whose addresses in a process are `bias` more than in its file. `sites` are their names and
 /// sites. `None` if there is no room for jumps to them.
 pub fn hooks(table: &ObjectTable, bias: u64, sites: &[(String, Site)]) -> Option<Vec<ObjectHook>> {

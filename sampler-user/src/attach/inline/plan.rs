@@ -89,10 +89,10 @@ pub(super) struct Bindings<'a> {
     pub(super) is_elsewhere: &'a dyn Fn(&str) -> bool,
 }
 
-/// Makes the plan. `sites`: index of each function's site.
+/// Makes the plan. It depends on nothing but the process, the files and the settings, so that the next recording makes the same: programs
+/// get the place of a function in its list, and the index of the first one's site by the link.
 pub(super) fn inline_plan(
     (known, objects): (&Known, &[ObjectHook]),
-    sites: &[u32],
     place: &Place,
     (base, settings): (u64, &Settings),
     bindings: &Bindings<'_>,
@@ -107,13 +107,12 @@ pub(super) fn inline_plan(
     let mut wanted: Vec<Wanted<'_>> = found
         .functions
         .iter()
-        .zip(sites)
-        .map(|(function, site)| Wanted {
+        .enumerate()
+        .map(|(number, function)| Wanted {
             name: &function.name,
             address: at(function.address),
             length: function.length,
-            // The programs get the index of the site.
-            site: Site { function: *site as u16, ..function.site },
+            site: Site { function: number as u16, ..function.site },
             twin: function.twin.map(|(function, arguments)| Twin { function, arguments }),
         })
         .collect();

@@ -21,6 +21,8 @@ use super::{Refused, SET_LOG2, forbidden, has_rdrand, limits, memory};
 
 /// For how long our own process may be stopped: nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Most pieces of code that recordings with other settings, or of other allocators, have mapped into a process.
+const MOST_LEFT: usize = 16;
 
 /// What would be done to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +54,8 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
         });
     }
     let place = super::plan::place(&target, file)?;
-    let (plan, _) = plan((&target, &place), (&known, &[]), &KnownNames::default(), file, (&Sampled::nothing(), 0))?;
+    let (plan, ..) =
+        plan((&target, &place), (&known, &[]), &KnownNames::default(), file, (&Sampled::nothing(), false))?;
     let replaced_bytes = plan.draft().pages.iter().map(|pages| pages.original.len() as u64).sum();
     let range = plan.range();
     let mapped_bytes = range.end - range.start;
@@ -78,7 +81,8 @@ impl Trial {
         let file = file.1;
         let target = Target::look(pid)?;
         let place = super::plan::place(&target, file)?;
-        let (plan, _) = plan((&target, &place), (&known, &[]), &KnownNames::default(), file, (&Sampled::nothing(), 0))?;
+        let what = (&known, [].as_slice());
+        let (plan, ..) = plan((&target, &place), what, &KnownNames::default(), file, (&Sampled::nothing(), false))?;
         // From here on there may be something to take out.
         let trial = Self(pid);
         target.hook(&plan, PATIENCE)?;
@@ -107,23 +111,20 @@ impl Sampled {
 }
 
 /// What is to be mapped into a process, and which pages are to be replaced; and words that then are to lead to it. Nothing is done
-/// to the process. `first_site` is the index of the first of the file's sites.
+/// to the process. If `uses_again`, what an earlier recording left is taken where it is the same, with its memfd.
 pub(super) fn plan(
     (target, place): (&Target, &Place),
     (known, objects): (&Known, &[ObjectHook]),
     names: &KnownNames,
     file: &File,
-    (sampled, first_site): (&Sampled, u32),
-) -> Result<(Plan, Vec<Lead>), Refused> {
+    (sampled, uses_again): (&Sampled, bool),
+) -> Result<(Plan, Vec<Lead>, Option<File>), Refused> {
     let memory = memory::open(target.pid().unsigned_abs())
         .map_err(|source| Refused::Read { what: "the target's memory", source })?;
     let word = |address: u64| {
         let mut bytes = [0; 8];
         memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
     };
-    // What is replaced is at most the whole text.
-    let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes(), place.starts.len());
-    let base = target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?;
     let metadata = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?;
     let settings = Settings {
         criterion: sampled.criterion,
@@ -131,16 +132,34 @@ pub(super) fn plan(
         has_rdrand: has_rdrand(),
         file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
     };
-    let sites: Vec<u32> = (first_site..).take(known.found.functions.len()).collect();
     let before = LazyCell::new(|| super::plan::files_before(target, place, &word));
     let is_elsewhere =
         |name: &str| before.iter().any(|file| file.as_ref().is_none_or(|file| names.defines(file, name)));
     let bindings = super::plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
-    let inline_plan = super::plan::inline_plan((known, objects), &sites, place, (base, &settings), &bindings)?;
-    let draft = super::plan::draft(&inline_plan, place, (file, &memory), SET_LOG2, &sampled.control)?;
-    super::plan::check_memory(&draft, &memory)?;
+    let draft = |base| {
+        let plan = super::plan::inline_plan((known, objects), place, (base, &settings), &bindings)?;
+        let draft = super::plan::draft(&plan, place, (file, &memory), SET_LOG2, &sampled.control)?;
+        super::plan::check_memory(&draft, &memory)?;
+        Ok::<_, Refused>((draft, plan.leads))
+    };
+    let (pid, mappings) = (target.pid().unsigned_abs(), target.maps().as_slice().len());
+    for (found, text) in left::unused(target).take(if uses_again { MOST_LEFT } else { 0 }) {
+        // It may be of another allocator, too far away.
+        let Ok((draft, leads)) = draft(found.range.start) else { continue };
+        let read = |offset, bytes: &mut [u8]| text.read_exact_at(bytes, offset).is_ok();
+        if let Some(plan) = Plan::again(draft, target.maps(), &found, read) {
+            limits::check(pid, 0, mappings)?;
+            return Ok((plan, leads, Some(text)));
+        }
+    }
+    let left = target.found().len();
+    if left >= MOST_LEFT {
+        return Err(Refused::Full(left));
+    }
+    // What is replaced is at most the whole text.
+    let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes(), place.starts.len());
+    let (draft, leads) = draft(target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?)?;
     let plan = Plan::new(draft, target.maps())?;
-    let bytes = plan.range().end - plan.range().start;
-    limits::check(target.pid().unsigned_abs(), bytes, target.maps().as_slice().len())?;
-    Ok((plan, inline_plan.leads))
+    limits::check(pid, plan.range().end - plan.range().start, mappings)?;
+    Ok((plan, leads, None))
 }

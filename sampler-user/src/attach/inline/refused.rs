@@ -35,6 +35,11 @@ pub enum Refused {
     /// There is no room.
     #[error("there is no room for code within reach of the allocator")]
     NoRoom,
+    /// Code stays mapped; what it was made for differs.
+    #[error(
+        "it has code of {0} earlier recordings mapped that cannot be used again, because their settings were others"
+    )]
+    Full(usize),
     /// The file and the process differ.
     #[error("the allocator's file has changed since it was mapped")]
     Changed,

@@ -1,8 +1,9 @@
 //! Takes what is ours out of a process again.
 
-use std::time::Duration;
+use std::ops::Range;
 
-use heapbpf_remote::{Error, Found, Refusal, TakeOut, Target, blob_range};
+use heapbpf_inline::abi::{MAX_SET_LOG2, STATE, mapped_bytes};
+use heapbpf_remote::{Error, Found, Refusal, Target, blob_range};
 
 use crate::attach::stop_limit;
 
@@ -11,18 +12,17 @@ use super::left::{self, Left};
 use super::objects;
 use super::refused::Refused;
 
-/// How often, and how far apart, it is tried to unmap what no jump leads to any more: a thread may come back to it.
-const ATTEMPTS: usize = 8;
-const PAUSE: Duration = Duration::from_millis(5);
+/// Memory that is given back once no jump leads to the code: all that was counted.
+pub const COUNTS: Range<u64> = STATE..mapped_bytes(MAX_SET_LOG2);
 
 /// What a process keeps of inline hooks that could not be taken out.
 const COUNT_ON: &str =
     "keeps its inline hooks, which count on until the next recording, or heapbpf doctor --clean, takes them out";
 /// The same if a system call failed: these are made after the jumps were taken out.
-const STAYS: &str = "keeps memory of its inline hooks, which do not count any more, until the next recording, or heapbpf doctor \
-                     --clean, takes it out";
+const STAYS: &str = "keeps copies of its allocator's pages, which count no more, until the next recording, or heapbpf doctor \
+                     --clean, puts the original ones back";
 /// The same if the kernel never allows the call, as after `mseal(2)`.
-const SEALED: &str = "keeps memory of its inline hooks, which do not count any more, until it ends";
+const SEALED: &str = "keeps copies of its allocator's pages, which count no more, until it ends";
 
 /// The same if somebody else has changed its code.
 const PATCHED: &str = "keeps its inline hooks, which sample nothing any more";
@@ -44,7 +44,6 @@ pub(super) fn take_out(pid: u32) {
 /// The same. Whether there may be another moment.
 fn try_to_take_out(pid: u32) -> Next {
     let mut attempts = Attempts::default();
-    let mut kept = 0;
     let mut fails = |why: &dyn std::fmt::Display, what, may_pass| {
         let pause = attempts.failed().filter(|_| may_pass);
         match pause {
@@ -60,7 +59,7 @@ fn try_to_take_out(pid: u32) -> Next {
         let target = match Target::look(pid) {
             Ok(target) => target,
             // It has ended, or runs another program.
-            Err(_) if !has_mapped_ours(pid) => return Next::May,
+            Err(_) if !leads_to_ours(pid) => return Next::May,
             Err(why) => {
                 // A child of vfork goes its own way soon; a debugger may stay for hours.
                 let may_pass = matches!(why, Refusal::SharedMemory(_));
@@ -71,16 +70,7 @@ fn try_to_take_out(pid: u32) -> Next {
             }
         };
         match take_out_found(&target, &[]) {
-            Ok(true) => return Next::May,
-            // It leads nowhere any more.
-            Ok(false) if kept < ATTEMPTS => {
-                kept += 1;
-                std::thread::sleep(PAUSE);
-            }
-            Ok(false) => {
-                log::info!("process {pid} keeps memory of its inline hooks: a thread may still come back to it");
-                return Next::May;
-            }
+            Ok(()) => return Next::May,
             Err(error) => {
                 let (what, next) = match &error {
                     Error::Call { source, .. } if source.raw_os_error() == Some(libc::EPERM) => (SEALED, Next::Never),
@@ -96,18 +86,14 @@ fn try_to_take_out(pid: u32) -> Next {
     }
 }
 
-/// Whether code of inline hooks is mapped into a process.
-fn has_mapped_ours(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| is_any_ours(&maps))
-}
-
-/// Whether a process runs that has no code of inline hooks.
-pub(super) fn has_none_of_ours(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| !maps.is_empty() && !is_any_ours(&maps))
-}
-
-fn is_any_ours(maps: &str) -> bool {
-    maps.lines().any(|line| line.find("/memfd:").is_some_and(|at| blob_range(&line[at..]).is_some()))
+/// Whether jumps of inline hooks are in the code of a process: pages of ours are mapped elsewhere than where they say.
+pub fn leads_to_ours(pid: u32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().any(|line| {
+        let range = line.find("/memfd:").and_then(|at| blob_range(&line[at..]));
+        let start = line.split('-').next().and_then(|start| u64::from_str_radix(start, 16).ok());
+        range.zip(start).is_some_and(|(range, start)| !range.contains(&start))
+    })
 }
 
 /// Looks at a process, and takes out what a heapbpf that was killed left in it. `is_ours` tells what this one has mapped, which
@@ -118,7 +104,7 @@ fn is_any_ours(maps: &str) -> bool {
 pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Result<Target, Refused> {
     let target = Target::look(pid)?;
     let mut is_any = false;
-    for found in target.found().into_iter().filter(|found| !is_ours(found)) {
+    for found in target.found().into_iter().filter(|found| !found.is_inert() && !is_ours(found)) {
         match left::judge(pid, &found) {
             Left::InUse => return Err(Refused::Hooked),
             Left::Foreign(why) if found.is_hooked() => return Err(Refused::Left(why)),
@@ -146,17 +132,16 @@ pub(super) fn take_out_inherited(pid: u32, bases: &[u64]) -> bool {
     taken.inspect_err(|error| log::debug!("process {pid}: inherited hooks are not taken out yet: {error}")).is_ok()
 }
 
-/// Takes out what is found in a process, if it is nobody's or at `bases`. Whether all of it is unmapped.
-fn take_out_found(target: &Target, bases: &[u64]) -> Result<bool, Error> {
+/// Takes out what is found in a process, if it is nobody's or at `bases`.
+fn take_out_found(target: &Target, bases: &[u64]) -> Result<(), Error> {
     let pid = target.pid().unsigned_abs();
-    target.found().iter().try_fold(true, |all, found| {
+    target.found().iter().try_for_each(|found| {
         // Nobody begins to use it meanwhile.
         let claim = left::claim(pid, found);
         if claim.is_err() && !bases.contains(&found.range.start) {
-            return Ok(all);
+            return Ok(());
         }
         objects::lead_back(target, found)?;
-        let taken = target.take_out(found, TakeOut::All, stop_limit())?;
-        Ok(taken.outcome && all)
+        target.take_out(found, &COUNTS, stop_limit()).map(drop)
     })
 }

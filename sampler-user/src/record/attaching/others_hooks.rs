@@ -36,10 +36,15 @@ impl Attaching {
         let mut pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
         pids.retain(|pid| has_inline_hooks(host, *pid));
         for pid in pids {
-            let Err(why) = without_what_was_left(pid, &|_| false) else { continue };
+            let left = without_what_was_left(pid, &|_| false);
             let current = host.processes().current(pid).map(|incarnation| incarnation.id);
             let is_target = current.is_some_and(|incarnation| self.is_target(host, incarnation));
-            if is_target || running.iter().any(|process| process.pid == pid) {
+            if !is_target && running.iter().all(|process| process.pid != pid) {
+                continue;
+            }
+            // Others may use again what is mapped, of which no event tells.
+            self.others.watched.entry(pid).or_insert_with(monotonic_ns);
+            if let Err(why) = left {
                 let what = if why.blinds_probes() { "" } else { "its inline hooks cannot be taken out: " };
                 self.is_unseen(pid, 0, &format!("{what}{why}"));
             }
@@ -53,11 +58,13 @@ impl Attaching {
         if self.is_ours(pid, base) || !self.is_target(host, incarnation) {
             return;
         }
-        // What this recording mapped, and unmapped again, is gone by now. Whoever maps it traces the process at this moment.
+        // What this recording mapped, and could not use, is still there.
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        if self.inline.is_none() || code_of_others(&maps, |other| other != base).is_some() {
-            let since_ns = mapped_since(host, incarnation, module);
+        let since_ns = mapped_since(host, incarnation, module);
+        if self.inline.is_none() || code_of_others(&maps, |other| other != base) == Some(Code::InPlace) {
             self.is_unseen(pid, since_ns, &Refused::Hooked.to_string());
+        } else {
+            self.others.watched.entry(pid).or_insert(since_ns);
         }
     }
 
@@ -93,8 +100,10 @@ impl Attaching {
                 continue;
             }
             let code = code_of_others(&maps, |base| self.is_ours(pid, base));
-            if code == Some(Code::InPlace) {
+            if code == Some(Code::InPlace) && self.targets.is_hidden(pid) {
                 self.targets.hidden_since(pid, looked_ns);
+            } else if code == Some(Code::InPlace) {
+                self.is_unseen(pid, looked_ns, &Refused::Hooked.to_string());
             } else {
                 is_any_seen |= self.targets.seen_again(pid, monotonic_ns());
             }

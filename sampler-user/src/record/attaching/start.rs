@@ -12,6 +12,7 @@ use super::probes::{Attaching, is_alive};
 use super::taking_in::TakenIn;
 use crate::attach::files::FileKey;
 use crate::attach::libraries::{expected, find_program};
+use crate::attach::moved_text;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
@@ -251,6 +252,9 @@ impl Attaching {
                 "process {pid} ({comm}) announces no samples: neither its program nor its libraries have USDT probes of \
                  the provider otel_memory{reasons}; without --hook usdt, its allocator is probed"
             );
+        }
+        if let Some(why) = moved_text::of_process(pid) {
+            return format!("process {pid} ({comm}) cannot be profiled: {why}");
         }
         let reasons = if self.refused.is_empty() {
             String::new()

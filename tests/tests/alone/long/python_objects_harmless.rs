@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::guardian::{cleaners_of, kill, kill_all_of};
-use heapbpf_tests::inline::{is_hooked, mapped};
+use heapbpf_tests::inline::is_hooked;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 
@@ -100,7 +100,7 @@ fn a_busy_python_stays_right_whoever_is_killed() {
     let clean = || Command::new(heapbpf()).args(["doctor", "--clean", "--pid", &pid.to_string()]).output();
     until("what is left to be taken out", || {
         clean().expect("the binary under test runs");
-        mapped(pid).is_empty()
+        !is_hooked(pid)
     });
     std::thread::sleep(Duration::from_millis(200));
     assert!(target.end().success(), "an object was not as it had been made");
