@@ -413,7 +413,7 @@ impl InlineHooks {
     }
 
     /// Adds what hooked processes have counted to the kernel's counters.
-    pub fn add_to(&self, counts: &mut totals::Counts) {
+    pub fn add_to(&mut self, counts: &mut totals::Counts) {
         self.counted.add_to(counts);
     }
 
@@ -431,9 +431,15 @@ impl InlineHooks {
     }
 
     /// Processes some of whose calls were not counted: at their end, as they went over from probes, or since somebody else took the
-    /// hooks out.
-    pub const fn incomplete(&self) -> u64 {
-        self.counted.unread_ends() + self.counted.taken_out() + self.late
+    /// hooks out, or because what they said cannot be.
+    pub fn incomplete(&self) -> u64 {
+        let distrusted = self.counted.distrusted().len() as u64;
+        self.counted.unread_ends() + self.counted.taken_out() + self.late + distrusted
+    }
+
+    /// Whether a process said that it had counted what cannot be. Of its calls, only the sampled ones are in its totals.
+    pub fn distrusts(&self, process: ProcessKey) -> bool {
+        self.counted.distrusted().contains(&process)
     }
 
     /// Takes everything out of all processes.

@@ -251,8 +251,8 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     }
     if daemon.inline_incomplete > 0 {
         remarks.push(format!(
-            "{} times some calls of a process with inline hooks were not counted, at its end, as it went over from probes, or since \
-             somebody else took the hooks out: exact totals are too small; --hook probe counts all",
+            "{} times some calls of a process with inline hooks were not counted, at its end, as it went over from probes, since \
+             somebody else took the hooks out, or because what it said cannot be: exact totals are too small; --hook probe counts all",
             daemon.inline_incomplete
         ));
     }
