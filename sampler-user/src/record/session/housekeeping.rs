@@ -145,7 +145,7 @@ impl Session {
     /// Moves exited processes to the overflow bucket. All their records have been taken in: records are processed in
     /// order.
     fn retire(&mut self) {
-        if self.exited.retiring.is_empty() {
+        if self.exited.retiring.is_empty() || self.worker.is_behind() {
             return;
         }
         let ended = std::mem::take(&mut self.exited.retiring);

@@ -15,7 +15,7 @@ use crate::record::outputs::files::SnapshotFiles;
 use crate::record::outputs::status_line::Figures;
 use crate::record::profiles::accounting::{self, Missing};
 use crate::record::profiles::capture::Parts;
-use crate::record::profiles::requests::Request;
+use crate::record::profiles::requests::{Request, Unanswered};
 use crate::record::profiles::snapshot::{Content, Detail, Snapshot};
 use crate::stats::{HookedProcess, Stats};
 use crate::view::status::Status;
@@ -181,11 +181,15 @@ impl Session {
         // Clients may have gone away while waiting.
         self.unfinished.requests.retain(|request| !request.reply.is_closed());
         let Some(request) = self.unfinished.requests.front() else { return };
+        if request.detail != Detail::Totals && self.worker.is_behind() {
+            let request = self.unfinished.requests.pop_front();
+            return drop(request.map(|request| request.reply.send(Err(Unanswered::Busy))));
+        }
         let (detail, marks, often) = (request.detail, request.marks.clone(), request.often.is_some());
         if let Some(snapshot) = self.snapshot(Wanted { detail, marks: &marks, often })
             && let Some(Request { often, reply, .. }) = self.unfinished.requests.pop_front()
         {
-            self.worker.make(Snapshot { often, ..snapshot }, |made| drop(reply.send(made)));
+            self.worker.make(Snapshot { often, ..snapshot }, |made| drop(reply.send(Ok(made))));
         }
     }
 
