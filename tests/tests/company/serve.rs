@@ -1,8 +1,8 @@
 //! `--listen`: scrapes by `go tool pprof`, by Prometheus, and by a hundred clients at once; access control; bad input.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -211,7 +211,7 @@ fn prometheus_scrapes_the_metrics() {
         .expect("prometheus runs");
     let _killed = Killed(child.id());
     let query = |expression: &str| -> Option<f64> {
-        TcpStream::connect(own).ok()?;
+        std::net::TcpStream::connect(own).ok()?;
         let answer = get(own, &format!("/api/v1/query?query={expression}"));
         let json: serde_json::Value = serde_json::from_slice(&answer.body).ok()?;
         json["data"]["result"].get(0)?["value"].get(1)?.as_str()?.parse().ok()
@@ -388,47 +388,4 @@ fn allocations_never_fall_as_processes_end() {
     assert_eq!(raw.sum(INUSE_SPACE), 0, "what ended processes had in use is gone with them");
     assert!(raw.text.contains("site_00"), "{}", raw.text);
     recording.stop();
-}
-
-/// A server of debug files that takes a request and never answers holds up what has names. Totals have none; and clients that leave
-/// do not pile up profiles which nobody reads.
-#[test]
-fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
-    let Some(_turn) = turn("metrics_do_not_wait_for_names_nor_do_profiles_pile_up") else { return };
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let url = format!("http://{}", silent.local_addr().expect("it has one"));
-    let cache = tempfile::tempdir().expect("a folder");
-    let mut target = Target::start(&program("growing"), ["2000"]);
-    let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &url);
-    let (recording, address) = recorder.variable("DEBUGINFOD_CACHE_PATH", cache.path().as_os_str()).serve();
-    target.run();
-    // Without an answer soon, the client leaves.
-    let status = || {
-        let mut client = TcpStream::connect(address).ok()?;
-        client.set_read_timeout(Some(Duration::from_millis(200))).ok()?;
-        client.write_all(format!("GET /debug/pprof/heap HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes()).ok()?;
-        let mut answer = [0; 4096];
-        let bytes = client.read(&mut answer).ok()?;
-        Some(String::from_utf8_lossy(&answer[..bytes]).into_owned())
-    };
-    assert_eq!(status(), None, "names are there already");
-    silent.set_nonblocking(true).expect("a flag");
-    let mut asked = None;
-    until("a debug file is asked for", || {
-        asked = asked.take().or_else(|| silent.accept().ok());
-        asked.is_some()
-    });
-    let total = get(address, "/metrics").metric("heapbpf_alloc_bytes_total").expect("is there");
-    assert!(total >= 2_000_000.0, "{total}");
-    let (mut asked, _) = asked.expect("it was");
-    asked.set_nonblocking(true).expect("a flag");
-    let mut request = Vec::new();
-    let waits = asked.read_to_end(&mut request).is_err_and(|why| why.kind() == std::io::ErrorKind::WouldBlock);
-    assert!(waits, "names were given up before the totals came: {}", String::from_utf8_lossy(&request));
-    until("profiles are refused", || {
-        status().is_some_and(|answer| answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after: "))
-    });
-    assert_eq!(get(address, "/metrics").status, 200);
-    drop((asked, silent));
-    recording.stop().results();
 }

@@ -415,6 +415,11 @@ impl Counted {
         &self.distrusted
     }
 
+    /// Those of them that are still read.
+    pub(super) fn distrusted_now(&self) -> impl Iterator<Item = ProcessKey> {
+        self.distrusted.iter().copied().filter(|process| self.processes.contains_key(process))
+    }
+
     /// Processes whose last counts could not be read. Their totals are too small.
     pub(super) const fn unread_ends(&self) -> u64 {
         self.unread_ends

@@ -442,6 +442,16 @@ impl InlineHooks {
         self.counted.distrusted().contains(&process)
     }
 
+    /// Forgets files that nobody has mapped any more. Returns the indexes of their first sites.
+    pub fn forget_files(&mut self, gone: &[FileKey]) -> Vec<u32> {
+        gone.iter().filter_map(|key| self.sites.remove(key)).collect()
+    }
+
+    /// Those of them that have not ended, as far as it is known.
+    pub fn distrusted(&self) -> impl Iterator<Item = ProcessKey> {
+        self.counted.distrusted_now()
+    }
+
     /// Takes everything out of all processes.
     pub fn release_all(&mut self) {
         self.prepared.drain().for_each(|(_, prepared)| prepared.undo());

@@ -159,6 +159,8 @@ pub fn stats(
         ("ends_found", daemon.ends_found),
         ("blocks_of_ended", daemon.blocks_of_ended),
         ("inline_incomplete", daemon.inline_incomplete),
+        ("modules", daemon.modules),
+        ("modules_open", daemon.modules_open),
         ("lifecycle_runs_skipped", daemon.lifecycle.runs),
         ("lifecycle_runs_lost", daemon.lifecycle.lost),
         ("mapping_calls_skipped", daemon.mapping_calls_skipped),

@@ -62,6 +62,8 @@ impl Session {
         let daemon = DaemonCounters {
             errors: self.errors.count(),
             inline_incomplete: self.attaching.inline.as_ref().map_or(0, InlineHooks::incomplete),
+            modules: self.host.modules().len() as u64,
+            modules_open: self.host.modules().open_files() as u64,
             lifecycle: self.attaching.programs.lifecycle.skipped().unwrap_or_default(),
             mapping_calls_skipped: self.attaching.hooks.mapping_calls_skipped().unwrap_or_default(),
             ..self.recorder.daemon_counters()
@@ -71,7 +73,10 @@ impl Session {
         self.learn_costs(&cut.counts, &total);
         let stats = self.stats(&total, missing, &daemon);
         let go = self.go_targets();
-        let also = go.iter().map(|target| target.process).chain(self.hidden_targets()).collect();
+        // Nothing was seen of some of them; their lines tell why.
+        let mut also = self.hidden_targets();
+        also.extend(self.attaching.inline.iter().flat_map(InlineHooks::distrusted));
+        also.extend(go.iter().map(|target| target.process));
         let started_ns = self.schedule.started_ns;
         let marks_ns = marks.iter().map(|mark| started_ns.saturating_add(mark.as_nanos() as u64)).collect();
         let emptied = if often { self.worker.emptied() } else { Vec::new() };
