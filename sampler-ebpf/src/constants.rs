@@ -8,6 +8,8 @@ const PLACES: u32 = 126;
 const RATIO_PLACES: u32 = 80;
 /// Largest sampling interval that constants exist for.
 pub const LARGEST_INTERVAL: u64 = 1 << 40;
+/// Largest sampling interval of a recording, `heapbpf_statistics::plan::LARGEST_INTERVAL`.
+pub const LARGEST_CHOSEN_INTERVAL: u64 = 64 << 20;
 
 /// Constants for the sampling interval `interval` (R, in trials): C = round(c · 2^shift) with 2^63 ≤ C < 2^64, where
 /// c = ln 2 / −ln(1 − 1/R). `None` above [`LARGEST_INTERVAL`]; 0 and 1 need no constants.

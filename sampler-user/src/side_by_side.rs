@@ -34,6 +34,12 @@ fn by_threads<T: Send>(most: usize, items: Vec<T>, work: impl Fn(T) + Sync) {
     });
 }
 
+/// Number of online processors, including those outside of this process's affinity.
+pub fn online_processors() -> usize {
+    // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,7 @@
 
 mod on_functions;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use on_functions::*;
@@ -117,6 +118,42 @@ fn a_thread_without_state_loses_its_allocations_and_nothing_else() {
     let (allocated, freed) = samples(&kernel.records());
     assert_eq!(allocated.len(), 10);
     assert_eq!(freed, allocated[..6], "each block's free is reported once");
+}
+
+/// A call takes the place of an earlier one. While it is noted, nobody may be told of the block that the earlier one reallocated: what is
+/// known to have been freed would be live again.
+#[test]
+fn a_block_that_was_reallocated_is_not_told_of_in_the_next_call() {
+    const READS: usize = 20_000;
+    let Some(mut kernel) = Kernel::start(&EVERY_CALL) else { return };
+    let (goes_on, mut freed) = (AtomicU64::new(1), HashMap::new());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while goes_on.load(Ordering::SeqCst) != 0 {
+                allocate(100, 4096, RETURNS);
+                reallocate(4096, 200, 2 * 4096);
+                // A read may begin and end here.
+                (0..10_000).for_each(|step| _ = std::hint::black_box(step));
+                allocate(100, 3 * 4096, RETURNS);
+                release(2 * 4096);
+                release(3 * 4096);
+            }
+        });
+        let mut stale = Vec::new();
+        for _ in 0..READS {
+            let counts = kernel.totals.read(&kernel.programs).unwrap();
+            for record in kernel.records() {
+                if let Event::Free(free) = record {
+                    freed.insert(free.sample, free.time_ns);
+                }
+            }
+            let is_stale = |sample: &u64| freed.get(sample).is_some_and(|freed_ns| *freed_ns < counts.read_ns.0);
+            stale.extend(counts.reallocated.into_iter().filter(is_stale));
+            freed.retain(|_, freed_ns| *freed_ns + 1_000_000_000 > counts.read_ns.0);
+        }
+        goes_on.store(0, Ordering::SeqCst);
+        assert!(stale.is_empty(), "{} of {READS} reads told of freed blocks", stale.len());
+    });
 }
 
 /// The kernel refuses to remove a block that is freed. Its free is reported once, whatever becomes of the entry.

@@ -11,6 +11,8 @@ use crate::truth::{Law, Sum, Truth, sampled_share};
 /// If either does not hold.
 pub fn always(profile: &Profile, stats: &Stats) {
     identity(stats);
+    // What breaks the identity is left out with the counts of such a process.
+    assert!(profile.processes.iter().all(Process::is_believed), "what its inline hooks counted cannot be: {profile:?}");
     add_up(profile);
     let exact = profile.totals.alloc_bytes.exact;
     if profile.processes.iter().any(|process| process.hook.as_deref() == Some("usdt")) {

@@ -11,6 +11,7 @@ pub mod checks;
 pub mod constant;
 pub mod counting;
 mod descriptors;
+pub mod distinct;
 pub mod doctor;
 pub mod document;
 pub mod environment;

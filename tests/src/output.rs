@@ -124,6 +124,11 @@ impl Process {
     pub fn was_hidden(&self) -> bool {
         self.missing.iter().any(|missing| missing.what == "the time under another recording's inline hooks")
     }
+
+    /// Whether what its inline hooks counted can be.
+    pub fn is_believed(&self) -> bool {
+        self.missing.iter().all(|missing| missing.what != "exact totals")
+    }
 }
 
 /// A frame of a stack.

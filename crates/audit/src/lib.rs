@@ -76,6 +76,12 @@ impl Missing {
         Self::new(Self::UNSEEN, "probes see nothing of a process that another recording hooks inline")
     }
 
+    /// Records that what a process with inline hooks says it has counted cannot be.
+    #[must_use]
+    pub fn own_counts() -> Self {
+        Self::new("exact totals", "what it has counted in its memory cannot be: only its sampled calls are in them")
+    }
+
     /// Records that stacks through a JVM lack its Java frames.
     pub fn java_frames(why: &impl std::fmt::Display) -> Self {
         Self::new("Java frames", format!("{why}: stacks end where Java code is"))

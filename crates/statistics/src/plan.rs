@@ -228,6 +228,7 @@ mod tests {
     fn larger_intervals_see_and_cost_less() {
         let rows = rows(&workload(), COSTS);
         assert_eq!((rows[0].interval, rows[7].interval), (4_096, LARGEST_INTERVAL));
+        assert_eq!(LARGEST_INTERVAL, sampler_ebpf::constants::LARGEST_CHOSEN_INTERVAL);
         for pair in rows.windows(2) {
             assert!(pair[0].samples_per_second > pair[1].samples_per_second);
             assert!(pair[0].sites_seen >= pair[1].sites_seen && pair[0].bytes_seen >= pair[1].bytes_seen);

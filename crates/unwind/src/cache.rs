@@ -28,6 +28,8 @@ pub struct StackKey {
     pub space: ProcessKey,
     /// State of its mappings: [`SpaceView::generation`](crate::raw::SpaceView::generation).
     pub generation: u64,
+    /// State of what is known of its runtime: [`RuntimeCode::version`](crate::runtime::RuntimeCode::version).
+    pub runtime: u64,
     /// Registers that the walk begins with.
     pub registers: Registers,
 }
@@ -87,7 +89,7 @@ impl StackCache {
     fn set(&self, key: &StackKey) -> usize {
         let Registers { ip, sp, fp, .. } = key.registers;
         let mut hasher = self.hasher.build_hasher();
-        for part in [key.space.start_ns, u64::from(key.space.tgid), key.generation, ip, sp, fp] {
+        for part in [key.space.start_ns, u64::from(key.space.tgid), key.generation, key.runtime, ip, sp, fp] {
             hasher.write_u64(part);
         }
         hasher.finish() as usize % SETS
@@ -174,7 +176,7 @@ mod tests {
                 completeness: Completeness::Complete,
             };
             let registers = Registers { ip, ..Registers::default() };
-            let key = StackKey { space: ProcessKey::default(), generation: 0, registers };
+            let key = StackKey { space: ProcessKey::default(), generation: 0, runtime: 0, registers };
             cache.put(key, StackCopy::default(), &reads, &Arc::new(stack));
             assert!(cache.held_bytes <= MAX_BYTES);
         }
@@ -194,7 +196,7 @@ mod tests {
             completeness: Completeness::Complete,
         });
         let process = |tgid| ProcessKey { tgid, ..ProcessKey::default() };
-        let key = |tgid| StackKey { space: process(tgid), generation: 0, registers: Registers::default() };
+        let key = |tgid| StackKey { space: process(tgid), generation: 0, runtime: 0, registers: Registers::default() };
         for tgid in 1..=3 {
             cache.put(key(tgid), copy, &reads, &stack);
         }

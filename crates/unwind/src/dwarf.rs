@@ -153,7 +153,12 @@ impl Unwinder {
         // With hidden return addresses the walk depends on more than what it reads.
         let hides_returns = capture.in_flight.iter().any(|call| call.sp != 0);
         let generation = space.generation.filter(|_| !hides_returns);
-        let key = generation.map(|generation| StackKey { space: space.key, generation, registers: *capture.registers });
+        let key = generation.map(|generation| StackKey {
+            space: space.key,
+            generation,
+            runtime: runtime.version(space.key),
+            registers: *capture.registers,
+        });
         let kept = key.and_then(|key| self.stacks.get(&key, capture.stack, &mut self.reads));
         self.was_repeated = kept.is_some();
         let stack = kept.unwrap_or_else(|| {

@@ -2,6 +2,7 @@
 
 use crate::memory::{Memory, Missing};
 use crate::raw::{RawFrame, SpaceView};
+use sampler_ebpf::abi::ProcessKey;
 
 /// The registers that matter in a frame of a runtime's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,11 @@ pub trait RuntimeCode {
         memory: &mut dyn Memory,
         frames: &mut Vec<RawFrame>,
     ) -> Left;
+
+    /// A number that changes once what was said of a process's code may be true no more: kept walks are of one number.
+    fn version(&self, _: ProcessKey) -> u64 {
+        0
+    }
 }
 
 /// No runtime is known.

@@ -28,7 +28,7 @@ use crate::stack;
 use crate::thread::{Pending, SLOTS, TAIL, ThreadState};
 
 /// No allocator can return more (the user half of a 48-bit address space): such a call fails, and is not sampled.
-const LARGEST_SIZE: u64 = 1 << 47;
+pub const LARGEST_SIZE: u64 = 1 << 47;
 
 /// From this size on, the return is probed whether or not the call is sampled.
 const LARGE_SIZE: u64 = 1 << 30;

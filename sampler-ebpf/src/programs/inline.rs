@@ -7,10 +7,11 @@
 use core::ffi::c_void;
 
 use sampler_ebpf::abi::inline::{NUMBER_BITS, UPPER_HALF, flag};
+use sampler_ebpf::constants::LARGEST_CHOSEN_INTERVAL;
 use sampler_ebpf::trials;
 
 use crate::ablation;
-use crate::allocation;
+use crate::allocation::{self, LARGEST_SIZE};
 use crate::arch::{self, register};
 use crate::config::config;
 use crate::context::cookie;
@@ -63,7 +64,7 @@ pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
     }
     if sampled {
         note_calls(ctx, state, register(ctx, RDX));
-        let call = Sampled { size: register(ctx, RSI), offset: register(ctx, RCX), interval: register(ctx, R8) };
+        let call = Sampled::of(register(ctx, RSI), register(ctx, RCX), register(ctx, R8));
         // Without its address it counts as one that cannot be followed.
         let address = if flags(ctx) & flag::UNTRACKED == 0 { register(ctx, RDI) } else { 0 };
         report(ctx, state, &call, address);
@@ -137,7 +138,7 @@ pub extern "C" fn inline_unseen(ctx: *mut c_void) -> u32 {
     let Some(state) = ThreadState::of_any_target(move || lose(true, register(ctx, R11))) else { return 0 };
     let draw = register(ctx, RAX);
     state.moments = state.moments.wrapping_add(1);
-    let call = Sampled { size: register(ctx, R11), offset: draw & 0xffff_ffff, interval: draw >> UPPER_HALF };
+    let call = Sampled::of(register(ctx, R11), draw & 0xffff_ffff, draw >> UPPER_HALF);
     report(ctx, state, &call, 0);
     0
 }
@@ -155,6 +156,14 @@ struct Sampled {
     interval: u64,
 }
 
+impl Sampled {
+    /// Of registers, which may have anything in them.
+    #[inline(always)]
+    fn of(size: u64, offset: u64, interval: u64) -> Self {
+        Self { size: size.min(LARGEST_SIZE), offset, interval: interval.min(LARGEST_CHOSEN_INTERVAL) }
+    }
+}
+
 /// Reports a sampled call by a function of its own, for its stack.
 #[inline(never)]
 fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u64) {
@@ -163,11 +172,12 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u6
     state.counters.inline_sampled += 1;
     state.counters.inline_sampled_bytes += call.size;
     let sp = arch::stack_pointer(ctx);
+    let trials = trials::trials(config!(criterion), call.size, maps::trials_of_class);
     let pending = state.keep_inline_call(Pending {
         sp,
         size: call.size,
-        trials: trials::trials(config!(criterion), call.size, maps::trials_of_class),
-        offset: call.offset,
+        trials,
+        offset: call.offset.min(trials),
         interval: call.interval,
         caller: arch::return_address(ctx, sp),
         site: site(ctx),
@@ -203,7 +213,7 @@ fn lose(sampled: bool, size: u64) {
         unsafe {
             add_shared(&raw mut (*counters).lost_no_thread_state, 1);
             add_shared(&raw mut (*counters).inline_sampled, 1);
-            add_shared(&raw mut (*counters).inline_sampled_bytes, size);
+            add_shared(&raw mut (*counters).inline_sampled_bytes, size.min(LARGEST_SIZE));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! In-flight calls whose end is probed: sampled calls, and reallocs of tracked blocks.
 
 use core::ffi::c_void;
+use core::sync::atomic::{Ordering, compiler_fence};
 
 use sampler_ebpf::abi::InFlightCall;
 
@@ -171,6 +172,7 @@ impl ThreadState {
         let mut i = 0;
         while i < SLOTS {
             if self.pending & (1 << i) == 0 {
+                self.has_no_block(i);
                 self.pending |= 1 << i;
                 return self.any_slot(i);
             }
@@ -179,7 +181,17 @@ impl ThreadState {
         let victim = self.victim() & (SLOTS - 1);
         self.pending &= !(1 << (victim as u32 + OUTER));
         self.abandon(victim);
+        self.has_no_block(victim);
         victim
+    }
+
+    /// A slot is about to be another call's: whoever reads it meanwhile must not find the block that the last one reallocated.
+    #[inline(always)]
+    fn has_no_block(&mut self, slot: usize) {
+        let old_address = &raw mut self.slots[slot].old_address;
+        // SAFETY: the pointer is to a field of the state.
+        unsafe { old_address.write_volatile(0) };
+        compiler_fence(Ordering::Release);
     }
 
     /// The slot to evict: one that has nothing to report, if there is one, and never the one that the kernel remembers.

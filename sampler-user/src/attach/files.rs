@@ -21,6 +21,9 @@ const LARGE_BYTES: u64 = 8 << 20;
 /// Most files that are known. More are forgotten, if nothing in them is missed, and examined anew when they are seen again.
 const MOST_KNOWN: usize = 8192;
 
+/// Most files with something to hook that are forgotten at once.
+const MOST_FORGOTTEN: usize = 16;
+
 /// Seconds and nanoseconds.
 type ChangeTime = (i64, i64);
 
@@ -189,6 +192,20 @@ impl ExaminedFiles {
             self.by_key.retain(|_, file| is_missed(file) || file.runtime.is_some());
         }
         self.by_key.insert(key, examined);
+    }
+
+    /// Forgets files for which `stays` is false, by key and path, and closes them. Returns those that had something to hook.
+    pub fn forget(&mut self, stays: impl Fn(&FileKey, &str) -> bool) -> Vec<FileKey> {
+        let mut gone = Vec::new();
+        self.by_key.retain(|key, file| {
+            let stays = stays(key, &file.path) || file.plan.is_ok() && gone.len() == MOST_FORGOTTEN;
+            gone.extend((!stays && file.plan.is_ok()).then_some(*key));
+            stays
+        });
+        let known = &self.by_key;
+        self.beneath.retain(|_, (key, _)| known.contains_key(key));
+        self.aliases.retain(|_, key| known.contains_key(key));
+        gone
     }
 
     /// Has a large file examined on another thread. Returns whether that is under way. If not, examining it takes no time that

@@ -215,7 +215,7 @@ impl<L: ProbeLinks> Hooks<L> {
             Entry::Vacant(new) => {
                 let planned: Vec<Site> = plan.sites.iter().map(|site| wanted.site(site)).collect();
                 let first_site = sites.add_file(&plan.ranges, &planned).map_err(refused)?;
-                self.functions.extend(planned.iter().map(|site| site.function));
+                set_functions(&mut self.functions, first_site, &planned);
                 new.insert(HookedFile { first_site, shared_since_ns: None, audit: None, refused: BTreeMap::new() })
             }
         };
@@ -248,8 +248,22 @@ impl<L: ProbeLinks> Hooks<L> {
     /// The kernel's table is full.
     pub fn add_sites(&mut self, planned: &[Site], sites: &mut impl SiteTable) -> Result<u32, KernelError> {
         let first = sites.add_file(&FileRanges::default(), planned)?;
-        self.functions.extend(planned.iter().map(|site| site.function));
+        set_functions(&mut self.functions, first, planned);
         Ok(first)
+    }
+
+    /// Forgets files for which `stays` is false, by key and path, with their links: some of them, as removing links takes time.
+    /// Returns them.
+    pub fn forget(&mut self, stays: impl Fn(&FileKey, &str) -> bool, sites: &mut impl SiteTable) -> Vec<FileKey> {
+        let gone = self.files.forget(stays);
+        for key in &gone {
+            self.frees.forget(Served::of(*key, None));
+            self.conflicts.remove(key);
+            self.links.retain(|(of, _), _| of != key);
+            self.paused.iter_mut().for_each(|paused| paused.retain(|(of, _)| of != key));
+            self.hooked.remove(key).into_iter().for_each(|hooked| sites.remove_file(hooked.first_site));
+        }
+        gone
     }
 
     /// Removes the links of one process, which has ended. Links that it shares with others stay.
@@ -382,6 +396,13 @@ impl<L: ProbeLinks> Hooks<L> {
     pub fn function_name(&self, function: u16) -> &str {
         self.files.table().function_name(function).unwrap_or("?")
     }
+}
+
+/// Notes the functions of sites, by the index of the first.
+fn set_functions(functions: &mut Vec<u16>, first_site: u32, sites: &[Site]) {
+    let (first, past) = (first_site as usize, first_site as usize + sites.len());
+    functions.resize(functions.len().max(past), u16::MAX);
+    functions[first..past].iter_mut().zip(sites).for_each(|(function, site)| *function = site.function);
 }
 
 /// What of a plan is linked.

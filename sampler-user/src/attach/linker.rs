@@ -56,6 +56,9 @@ pub trait SiteTable {
     /// # Errors
     /// The table is full.
     fn add_file(&mut self, ranges: &FileRanges, sites: &[Site]) -> Result<u32, KernelError>;
+
+    /// The places of a file whose first site has this index are for others, once none of its calls is under way.
+    fn remove_file(&mut self, first_site: u32);
 }
 
 impl Linker for Programs {
@@ -92,5 +95,9 @@ impl ProbeLinks for Links {
 impl SiteTable for ControlMaps {
     fn add_file(&mut self, ranges: &FileRanges, sites: &[Site]) -> Result<u32, KernelError> {
         Self::add_file(self, ranges, sites)
+    }
+
+    fn remove_file(&mut self, first_site: u32) {
+        Self::remove_file(self, first_site);
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+pub use crate::clock::cpu_seconds_of as of_process;
 use crate::clock::{monotonic_ns, suspended_ns};
 use crate::host::process::{self, Stat};
 
@@ -47,17 +48,6 @@ impl CpuTime {
         }
         self.ended + self.processes.values().map(|(before, last)| last - before).sum::<f64>()
     }
-}
-
-/// CPU seconds that a process has used, including its ended threads, with nanosecond resolution; `None` if it has ended.
-pub fn of_process(pid: u32) -> Option<f64> {
-    /// `CPUCLOCK_SCHED`: the clock of time granted by the scheduler (clock_getcpuclockid(3)).
-    const SCHEDULED: i32 = 2;
-    let clock = (!i32::try_from(pid).ok()? << 3) | SCHEDULED;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a local `timespec` that the call writes to. An unknown clock id makes the call fail.
-    let refused = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    (refused == 0).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
 /// Scheduling statistics of a thread.

@@ -1,5 +1,7 @@
 //! CPU affinity for measurements: the workload and the process that measures it run on different CPUs.
 
+pub use crate::side_by_side::online_processors as online;
+
 /// Restricts a process (0: this one) to the CPUs that `wanted` accepts. Does nothing on a machine with one CPU.
 pub fn pin(pid: u32, wanted: impl Fn(usize) -> bool) {
     let cpus = online();
@@ -15,10 +17,4 @@ pub fn pin(pid: u32, wanted: impl Fn(usize) -> bool) {
     // SAFETY: `set` is initialised, has the size that is passed, and outlives the call. A failure leaves the affinity
     // unchanged, which makes the measurement noisier but not wrong.
     unsafe { libc::sched_setaffinity(pid.cast_signed(), size_of_val(&set), &raw const set) };
-}
-
-/// Number of online CPUs, including those outside of this process's affinity.
-pub fn online() -> usize {
-    // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }

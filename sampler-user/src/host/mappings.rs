@@ -99,6 +99,11 @@ impl AddressSpace {
         self.current.iter().map(|mapping| mapping.module).chain(self.files_only.iter().copied())
     }
 
+    /// The same, and those that were replaced.
+    pub fn modules_ever(&self) -> impl Iterator<Item = ModuleId> {
+        self.modules().chain(self.replaced.iter().map(|replaced| replaced.mapping.module))
+    }
+
     /// The files of which mappings were dropped.
     #[must_use]
     pub fn files_only(&self) -> &[ModuleId] {

@@ -1,7 +1,7 @@
 //! Modules: the files, and other objects, that processes map executable. Each is kept once, and open, so that it can be
 //! read after it was deleted or upgraded, or after the process exited.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,6 +17,9 @@ use super::vdso;
 
 /// Most modules, and most file identities, that are told apart: a bound on what a hostile process can make heapbpf keep.
 const MAX_MODULES: usize = 1 << 17;
+
+/// Modules that are kept although nobody maps them: programs come again. Their files are open.
+pub const KEPT_UNMAPPED: usize = 256;
 
 /// Kinds of modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +98,8 @@ pub struct Module {
     layered: Option<ChangeTime>,
     seen: Seen,
     content: Content,
+    /// The last [`ModuleTable::forget`] at which it was needed, or had just come.
+    needed_at: u64,
 }
 
 impl Module {
@@ -117,10 +122,13 @@ impl Module {
     }
 }
 
-/// All modules seen. Ids stay valid.
+/// All modules seen, but for those that nobody has mapped for long. An id is never given again.
 #[derive(Debug)]
 pub struct ModuleTable {
-    modules: Vec<Module>,
+    modules: BTreeMap<ModuleId, Module>,
+    next: ModuleId,
+    /// Number of calls of [`Self::forget`].
+    sweeps: u64,
     /// Modules by the device and inode of their mappings; several if an inode number was reused.
     by_file: HashMap<(Device, u64), Vec<ModuleId>>,
     /// Modules on overlay mounts, where one file has a different device number in each container.
@@ -136,7 +144,9 @@ impl ModuleTable {
     #[must_use]
     pub fn new(max_open: usize) -> Self {
         Self {
-            modules: Vec::new(),
+            modules: BTreeMap::new(),
+            next: ModuleId(0),
+            sweeps: 0,
             by_file: HashMap::new(),
             by_real_file: HashMap::new(),
             by_name: HashMap::new(),
@@ -165,7 +175,8 @@ impl ModuleTable {
             self.alias(key, id);
             return (id, false);
         }
-        if self.modules.len() >= MAX_MODULES {
+        // The last id is not a module's.
+        if self.modules.len() >= MAX_MODULES || self.next.0 == u32::MAX {
             return self.intern_special(ModuleKind::Special, map, b"[too many files]");
         }
         let id = self.push(Module {
@@ -183,6 +194,7 @@ impl ModuleTable {
             layered: None,
             seen: Seen::of(map),
             content: Content::Closed,
+            needed_at: self.sweeps,
         });
         self.alias(key, id);
         self.fill(id, opened);
@@ -191,7 +203,7 @@ impl ModuleTable {
 
     /// Notes that a file has an allocator.
     pub fn note_allocator(&mut self, id: ModuleId) {
-        if let Some(module) = self.modules.get_mut(id.0 as usize) {
+        if let Some(module) = self.modules.get_mut(&id) {
             module.has_allocator = true;
         }
     }
@@ -224,12 +236,12 @@ impl ModuleTable {
     /// The module with this id.
     #[must_use]
     pub fn get(&self, id: ModuleId) -> Option<&Module> {
-        self.modules.get(id.0 as usize)
+        self.modules.get(&id)
     }
 
     /// All modules, with their ids.
     pub fn iter(&self) -> impl Iterator<Item = (ModuleId, &Module)> {
-        (0..).map(ModuleId).zip(&self.modules)
+        self.modules.iter().map(|(id, module)| (*id, module))
     }
 
     /// A module's content. A file that was closed in the meantime is opened again, if it is unchanged.
@@ -239,7 +251,7 @@ impl ModuleTable {
     pub fn source(&mut self, id: ModuleId) -> Result<ModuleSource, Unreadable> {
         self.clock += 1;
         let clock = self.clock;
-        let module = self.modules.get_mut(id.0 as usize).ok_or(Unreadable::NoFile)?;
+        let module = self.modules.get_mut(&id).ok_or(Unreadable::NoFile)?;
         match &mut module.content {
             Content::Open { file, used } => {
                 *used = clock;
@@ -294,6 +306,7 @@ impl ModuleTable {
             layered: None,
             seen: Seen::default(),
             content: image.map_or(Content::Unreadable(Unreadable::NoFile), Content::Memory),
+            needed_at: self.sweeps,
         });
         self.by_name.insert(name.into(), id);
         (id, true)
@@ -304,7 +317,7 @@ impl ModuleTable {
         let candidates = self.by_file.get(&key)?;
         let modules = &mut self.modules;
         candidates.iter().rev().copied().find(|id| {
-            let known = &mut modules[id.0 as usize].generation;
+            let Some(Module { generation: known, .. }) = modules.get_mut(id) else { return false };
             *known = known.or(generation);
             generation.is_none() || *known == generation
         })
@@ -312,7 +325,7 @@ impl ModuleTable {
 
     /// Records where a known module is mapped now. If it could not be opened before, this tries again.
     fn seen_again(&mut self, id: ModuleId, map: &MapEvent, path: &[u8]) {
-        let module = &mut self.modules[id.0 as usize];
+        let Some(module) = self.modules.get_mut(&id) else { return };
         module.seen = Seen::of(map);
         let retry = matches!(module.content, Content::Unreadable(Unreadable::Gone | Unreadable::Replaced));
         if retry && let Ok(opened) = open_mapped(map, path) {
@@ -328,14 +341,14 @@ impl ModuleTable {
             return Some(self.intern_special(ModuleKind::Anonymous, map, path).0);
         }
         let id = *self.by_real_file.get(opened.real.as_ref()?)?;
-        self.modules[id.0 as usize].layered = Some(opened.changed);
+        self.modules.get_mut(&id)?.layered = Some(opened.changed);
         Some(id)
     }
 
     /// Whether a file on an overlay may have been replaced although its inode number is the same: a write or a change of
     /// owner copies it to the upper layer.
     fn may_be_copied_up(&self, id: ModuleId, map: &MapEvent) -> bool {
-        let layered = self.modules[id.0 as usize].layered;
+        let layered = self.get(id).and_then(|module| module.layered);
         layered.is_some_and(|known| change_time(map).is_some_and(|now| now != known))
     }
 
@@ -349,7 +362,7 @@ impl ModuleTable {
     }
 
     fn fill(&mut self, id: ModuleId, opened: Result<Opened, Unreadable>) {
-        let module = &mut self.modules[id.0 as usize];
+        let Some(module) = self.modules.get_mut(&id) else { return };
         let opened = match opened {
             Ok(opened) if !is_elf(&opened.file) => {
                 module.content = Content::Unreadable(Unreadable::NotElf);
@@ -372,18 +385,35 @@ impl ModuleTable {
         self.keep_open(id, Arc::new(opened.file));
     }
 
-    /// Closes a file that is no longer needed. If it was deleted, its disk space is freed.
-    pub fn close(&mut self, id: ModuleId) {
-        if let Some(module) = self.modules.get_mut(id.0 as usize)
-            && matches!(module.content, Content::Open { .. })
-        {
-            module.content = Content::Closed;
-            self.open -= 1;
+    /// Forgets the files that are not `needed` for longest, and closes them, but for [`KEPT_UNMAPPED`] of them.
+    pub fn forget(&mut self, needed: &HashSet<ModuleId>) {
+        self.sweeps += 1;
+        let mut unneeded = Vec::new();
+        for (id, module) in &mut self.modules {
+            if needed.contains(id) || module.kind != ModuleKind::File {
+                module.needed_at = self.sweeps;
+            } else {
+                unneeded.push((module.needed_at, *id));
+            }
         }
+        unneeded.sort_unstable();
+        for (_, id) in &unneeded[..unneeded.len().saturating_sub(KEPT_UNMAPPED)] {
+            let gone = self.modules.remove(id);
+            self.open -= usize::from(gone.is_some_and(|module| matches!(module.content, Content::Open { .. })));
+        }
+        let modules = &self.modules;
+        // Other names are found again: those of ended containers, and of memory files.
+        let has_it_first =
+            |key, id: &ModuleId| modules.get(id).is_some_and(|module| module.file_identity() == key);
+        self.by_file.retain(|key, ids| {
+            ids.retain(|id| has_it_first(*key, id));
+            !ids.is_empty()
+        });
+        self.by_real_file.retain(|_, id| modules.contains_key(id));
     }
 
     fn open_again(&mut self, id: ModuleId) -> Result<Opened, Unreadable> {
-        let module = &self.modules[id.0 as usize];
+        let module = self.get(id).ok_or(Unreadable::NoFile)?;
         let Seen { pid, address, length } = module.seen;
         let map = MapEvent { pid, address, length, device: module.device, inode: module.inode, ..MapEvent::default() };
         let opened = open_mapped(&map, module.raw_path.as_deref().unwrap_or(module.path.as_bytes()))?;
@@ -395,14 +425,15 @@ impl ModuleTable {
             self.close_oldest();
         }
         self.clock += 1;
-        self.modules[id.0 as usize].content = Content::Open { file, used: self.clock };
+        let Some(module) = self.modules.get_mut(&id) else { return };
+        module.content = Content::Open { file, used: self.clock };
         self.open += 1;
     }
 
     fn close_oldest(&mut self) {
         let age = |module: &Module| if let Content::Open { used, .. } = module.content { Some(used) } else { None };
         let oldest =
-            self.modules.iter_mut().filter_map(|module| Some((age(module)?, module))).min_by_key(|(used, _)| *used);
+            self.modules.values_mut().filter_map(|module| Some((age(module)?, module))).min_by_key(|(used, _)| *used);
         if let Some((_, module)) = oldest {
             module.content = Content::Closed;
             self.open -= 1;
@@ -410,9 +441,9 @@ impl ModuleTable {
     }
 
     fn push(&mut self, module: Module) -> ModuleId {
-        // Cannot overflow: `intern` stops at MAX_MODULES, and names of special mappings are few.
-        let id = ModuleId(self.modules.len() as u32);
-        self.modules.push(module);
+        let id = self.next;
+        self.next.0 += 1;
+        self.modules.insert(id, module);
         id
     }
 }
@@ -458,5 +489,32 @@ impl ModuleFiles for ModuleTable {
 
     fn root(&self, module: ModuleId) -> Option<PathBuf> {
         super::in_root::other_root(self.get(module)?.seen_in())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(inode: u64) -> MapEvent {
+        let path = format!("/nowhere/{inode}").into_bytes();
+        MapEvent { inode, path: path.into(), ..MapEvent::default() }
+    }
+
+    #[test]
+    fn what_nobody_has_mapped_for_long_is_forgotten_and_its_id_stays_its_own() {
+        let mut modules = ModuleTable::new(8);
+        let ids: Vec<ModuleId> = (1..=1000).map(|inode| modules.intern(&map(inode), true).0).collect();
+        let vdso = modules.intern(&MapEvent { path: b"[uprobes]"[..].into(), ..MapEvent::default() }, true).0;
+        let needed = HashSet::from([ids[3]]);
+        modules.forget(&needed);
+        assert_eq!(modules.len(), KEPT_UNMAPPED + 2, "the last ones, what is needed, and what is no file");
+        assert!([ids[3], ids[999], vdso].iter().all(|id| modules.get(*id).is_some()));
+        assert!(modules.get(ids[700]).is_none() && modules.by_file.len() == KEPT_UNMAPPED + 1);
+        assert_eq!(modules.intern(&map(1000), true), (ids[999], false), "it was kept");
+        let (again, is_new) = modules.intern(&map(1), true);
+        assert!(is_new && again > vdso);
+        modules.forget(&HashSet::new());
+        assert!(modules.get(ids[3]).is_some() && modules.get(again).is_some(), "it was needed not long ago");
     }
 }

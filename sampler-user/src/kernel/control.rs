@@ -1,7 +1,7 @@
 //! The control maps, through which the daemon controls the running programs: sites, code ranges, targets, sampling
 //! interval.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use aya::maps::{Array, HashMap, MapData};
 use sampler_ebpf::abi::{
@@ -43,6 +43,18 @@ pub struct ControlMaps<M = KernelMaps> {
     draws: VecDeque<(u32, DrawConstants)>,
     sites_used: u32,
     files_used: u32,
+    /// By the index of the first site.
+    places: BTreeMap<u32, Place>,
+    /// Places of files that were removed.
+    free: Vec<Place>,
+}
+
+/// The part of the tables that a file has.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    file: u32,
+    first: u32,
+    sites: usize,
 }
 
 /// Access to the maps themselves. Tests substitute maps in memory.
@@ -217,7 +229,7 @@ impl ControlMaps {
 
 impl<M: Maps> ControlMaps<M> {
     fn new(maps: M) -> Self {
-        Self { maps, control: Control::default(), draws: VecDeque::new(), sites_used: 0, files_used: 0 }
+        Self { maps, control: Control::default(), draws: VecDeque::new(), sites_used: 0, files_used: 0, places: BTreeMap::new(), free: Vec::new() }
     }
 
     /// Adds a file's ranges and sites. Returns the index of the first site.
@@ -225,15 +237,25 @@ impl<M: Maps> ControlMaps<M> {
     /// # Errors
     /// There is no room for more.
     pub fn add_file(&mut self, ranges: &FileRanges, sites: &[Site]) -> Result<u32, KernelError> {
-        let file = self.files_used;
-        self.maps.set_file(file, ranges)?;
-        let first = self.sites_used;
-        for (index, site) in (first..).zip(sites) {
-            self.maps.set_site(index, &Site { file, ..*site })?;
+        let new = Place { file: self.files_used, first: self.sites_used, sites: sites.len() };
+        let fits = self.free.iter().position(|free| free.sites >= sites.len());
+        let place = fits.map_or(new, |free| self.free[free]);
+        self.maps.set_file(place.file, ranges)?;
+        for (index, site) in (place.first..).zip(sites) {
+            self.maps.set_site(index, &Site { file: place.file, ..*site })?;
         }
-        self.files_used += 1;
-        self.sites_used += sites.len() as u32;
-        Ok(first)
+        match fits {
+            Some(free) => drop(self.free.swap_remove(free)),
+            None => (self.files_used, self.sites_used) = (new.file + 1, new.first + sites.len() as u32),
+        }
+        // One without sites has an index that is not its own.
+        self.places.extend((!sites.is_empty()).then_some((place.first, place)));
+        Ok(place.first)
+    }
+
+    /// Gives the places of the file with this first site to files that come later. No call of it may be under way.
+    pub fn remove_file(&mut self, first_site: u32) {
+        self.free.extend(self.places.remove(&first_site));
     }
 
     /// Makes a process a target.

@@ -26,8 +26,10 @@ impl Memory {
         if index >= room {
             return Err(no_room("of this"));
         }
-        elements.truncate(index);
-        elements.push(value);
+        match elements.get_mut(index) {
+            Some(element) => *element = value,
+            None => elements.push(value),
+        }
         Ok(())
     }
 }
@@ -119,6 +121,23 @@ fn a_file_that_does_not_fit_leaves_its_numbers_to_the_next() {
     assert!(error.to_string().contains("no room"), "{error}");
     assert_eq!(maps.add_file(&FileRanges::default(), &[site(30)]).unwrap(), 1);
     assert_eq!(maps.maps.sites.iter().map(|site| site.offset).collect::<Vec<_>>(), [10, 30]);
+}
+
+#[test]
+fn places_of_files_that_were_removed_are_used_again() {
+    let mut maps = with_room(4);
+    let add = |maps: &mut ControlMaps<Memory>, sites: &[Site]| maps.add_file(&FileRanges::default(), sites);
+    assert_eq!(add(&mut maps, &[site(1), site(2)]).unwrap(), 0);
+    assert_eq!(add(&mut maps, &[site(3)]).unwrap(), 2);
+    maps.remove_file(0);
+    assert_eq!(add(&mut maps, &[site(4), site(5), site(6)]).ok(), None, "they are too few, and there is no room");
+    for round in 0..10 {
+        assert_eq!(add(&mut maps, &[site(round)]).unwrap(), 0);
+        maps.remove_file(0);
+    }
+    assert_eq!(add(&mut maps, &[site(7), site(8)]).unwrap(), 0, "all of the place");
+    let placed: Vec<_> = maps.maps.sites.iter().take(3).map(|site| (site.offset, site.file)).collect();
+    assert_eq!(placed, [(7, 0), (8, 0), (3, 1)]);
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
             let (begun, profile) = (Instant::now(), testing::small());
             let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
             let _ =
-                request.reply.send(Made { profile, stats, keys, recent: Recent::default(), begun, cost, cpu: cost });
+                request.reply.send(Ok(Made { profile, stats, keys, recent: Recent::default(), begun, cost, cpu: cost }));
         }
     });
     let tokens = Tokens::parse(&format!("{EVERYTHING}\n{OWN_PART} comm=server\n")).unwrap();

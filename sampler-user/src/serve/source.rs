@@ -271,15 +271,8 @@ mod tests {
                 tokio::time::sleep(delay).await;
                 let profile = testing::small();
                 let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
-                let _ = request.reply.send(Made {
-                    profile,
-                    stats,
-                    keys,
-                    recent: Recent::default(),
-                    begun,
-                    cost,
-                    cpu: cost,
-                });
+                let recent = Recent::default();
+                let _ = request.reply.send(Ok(Made { profile, stats, keys, recent, begun, cost, cpu: cost }));
             }
         });
         (recording, count)

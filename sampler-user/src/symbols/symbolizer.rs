@@ -142,6 +142,14 @@ impl Symbolizer {
         }
     }
 
+    /// Forgets what is known of these modules.
+    pub fn forget(&mut self, is_gone: impl Fn(&ModuleId) -> bool) {
+        self.known.retain(|(module, _), _| !is_gone(module));
+        self.reasons.retain(|module, _| !is_gone(module));
+        self.has_long_names.retain(|module| !is_gone(module));
+        self.texts.retain(|text| Arc::strong_count(text) > 1);
+    }
+
     /// Remarks for the user about symbols with less detail than was available.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().map(String::as_str)

@@ -89,7 +89,7 @@ fn profile(handle: &RecordingHandle, lifetimes: bool, old: Vec<Row>) -> Result<G
     match handle.profile_often(detail, old) {
         Ok(made) => Ok(Got { profile: Arc::new(made.profile), cost: made.cpu }),
         Err(Unanswered::Ended) => Err(NoProfile::Ended),
-        Err(error @ Unanswered::Failed) => Err(NoProfile::Later(error.to_string())),
+        Err(error) => Err(NoProfile::Later(error.to_string())),
     }
 }
 

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use heapbpf_tests::busy::Busy;
 use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::distinct::Distinct;
 use heapbpf_tests::environment::{skipped, tool, turn};
 use heapbpf_tests::program::{program, program_with};
 use heapbpf_tests::recorder::Recorder;
@@ -100,4 +101,22 @@ input()
     let named = |target: &Target| profile.stacks.iter().any(|stack| stack.pid == target.pid() && stack.has("leaf"));
     let named = targets.iter().filter(|target| named(target)).count();
     assert_eq!(named, PROGRAMS, "{:?}", profile.notes);
+}
+
+/// Programs that are built, run once and deleted, as on a host that builds for weeks: what is known of them is forgotten, and their
+/// files are closed.
+#[test]
+fn programs_that_never_come_again_are_forgotten() {
+    let Some(_turn) = turn("programs_that_never_come_again_are_forgotten") else { return };
+    let (recording, address) = Recorder::new().service().without_outputs().flag("--all").serve();
+    let mut programs = Distinct::new();
+    programs.run(300);
+    let before = programs.settled(address, u64::MAX);
+    programs.run(700);
+    // The last ones are kept, as programs mostly come again. Other programs of the host may begin meanwhile.
+    let after = programs.settled(address, before.modules + 300);
+    assert!(after.open <= before.open + 300, "{before:?} {after:?}");
+    let deleted = programs.open_in(recording.pid());
+    assert!(deleted <= 600, "{deleted} of 1000 deleted programs are open");
+    recording.stop();
 }

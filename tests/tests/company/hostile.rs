@@ -78,9 +78,19 @@ fn counts_that_are_rewritten_by_their_owner_harm_nobody_else() {
     readable(&outcome.stderr);
     assert_eq!(outcome.status.code(), Some(0), "{}", outcome.stderr);
     let profile: heapbpf_tests::output::Profile = heapbpf_tests::output::read(&outcome.file("profile.json"));
+    let stats: heapbpf_tests::output::Stats = heapbpf_tests::output::read(&outcome.file("stats.json"));
+    checks::identity(&stats);
     let (bytes, objects) = checks::exact(profile.process(other.pid()));
     assert_eq!((objects, bytes), (Some(truth.allocs()), Some(truth.bytes())), "of the other process");
     checks::sites_of(&profile, other.pid(), &truth, 1, Compare::All);
+    let liar = profile.process(hostile.pid());
+    assert!(!liar.is_believed(), "it passes for honest: {liar:?}");
+    let of_liar = checks::exact(liar).1.unwrap_or(u64::MAX);
+    assert!(of_liar <= stats.other["sampled"], "more than the kernel saw of it counts: {of_liar} of {stats:?}");
+    assert_eq!(stats.exact_alloc_objects, truth.allocs() + of_liar, "the totals have its lies");
+    let stacks = profile.stacks.iter().filter(|stack| stack.pid == hostile.pid());
+    let largest = stacks.map(|stack| stack.interval).max();
+    assert!(largest.is_none_or(|largest| largest <= 64 << 20), "no recording has an interval of {largest:?}");
     println!("{written} words were rewritten");
     assert!(other.end().success(), "the other process came to harm");
 }

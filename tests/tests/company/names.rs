@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use heapbpf_tests::certificates::{Authority, Certified};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, tool_or_install, turn};
@@ -285,4 +287,49 @@ fn certificates_of_servers_are_verified() {
     };
     assert_eq!(shown(&record_trusting(&ours, "trusting")), shown(&expected));
     assert!(!is_inlined(&record_trusting(&theirs, "distrusting")));
+}
+
+/// A server of debug files that takes a request and never answers holds up what has names. Totals have none; and clients that leave
+/// do not pile up profiles which nobody reads.
+#[test]
+fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
+    let case = "metrics_do_not_wait_for_names_nor_do_profiles_pile_up";
+    let Some(_turn) = turn(case) else { return };
+    let Some(objcopy) = tool("objcopy") else { return skipped(case, "no objcopy (Debian: binutils)") };
+    let Split { folder, stripped, .. } = Split::new(&objcopy);
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", silent.local_addr().expect("it has one"));
+    let mut target = Target::start(&stripped, ["40"]);
+    let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &url);
+    let (recording, address) = recorder.variable("DEBUGINFOD_CACHE_PATH", folder.path().join("cache").as_os_str()).serve();
+    target.run();
+    // Without an answer soon, the client leaves.
+    let status = || {
+        let mut client = TcpStream::connect(address).ok()?;
+        client.set_read_timeout(Some(Duration::from_millis(200))).ok()?;
+        client.write_all(format!("GET /debug/pprof/heap HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes()).ok()?;
+        let mut answer = [0; 4096];
+        let bytes = client.read(&mut answer).ok()?;
+        Some(String::from_utf8_lossy(&answer[..bytes]).into_owned())
+    };
+    assert_eq!(status(), None, "names are there already");
+    silent.set_nonblocking(true).expect("a flag");
+    let mut asked = None;
+    target::until("a debug file is asked for", || {
+        asked = asked.take().or_else(|| silent.accept().ok());
+        asked.is_some()
+    });
+    let total = scrape::get(address, "/metrics").metric("heapbpf_alloc_bytes_total").expect("is there");
+    assert!(total > 0.0, "{total}");
+    let (mut asked, _) = asked.expect("it was");
+    asked.set_nonblocking(true).expect("a flag");
+    let mut request = Vec::new();
+    let waits = asked.read_to_end(&mut request).is_err_and(|why| why.kind() == std::io::ErrorKind::WouldBlock);
+    assert!(waits, "names were given up before the totals came: {}", String::from_utf8_lossy(&request));
+    target::until("profiles are refused", || {
+        status().is_some_and(|answer| answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after: "))
+    });
+    assert_eq!(scrape::get(address, "/metrics").status, 200);
+    drop((asked, silent));
+    recording.stop().results();
 }

@@ -104,6 +104,11 @@ impl SharedFrames {
         self.known.shrink_to(self.sweep_at);
     }
 
+    /// The distinct frames, also some that no stack has any more.
+    pub fn iter(&self) -> impl Iterator<Item = &Frame> {
+        self.known.iter().map(AsRef::as_ref)
+    }
+
     /// Number of distinct frames.
     pub fn len(&self) -> usize {
         self.known.len()

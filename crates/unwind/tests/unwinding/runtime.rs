@@ -48,6 +48,8 @@ struct Made4 {
     says: Option<Left>,
     /// How often it was asked.
     asked: usize,
+    /// How often its code was replaced.
+    replaced: u64,
 }
 
 impl RuntimeCode for Made4 {
@@ -59,11 +61,15 @@ impl RuntimeCode for Made4 {
         if let Some(left) = self.says {
             return left;
         }
-        frames.extend([named(at.ip), named(at.ip + 1)]);
+        frames.extend([named(at.ip + self.replaced), named(at.ip + self.replaced + 1)]);
         match memory.read(at.sp + 24) {
             Ok(ip) => Left::To(RuntimeFrame { ip, sp: at.sp + 32, fp: memory.read(at.sp + 16).ok() }),
             Err(missing) => Left::Missing(missing),
         }
+    }
+
+    fn version(&self, _: ProcessKey) -> u64 {
+        self.replaced
     }
 }
 
@@ -93,7 +99,7 @@ fn offsets(stack: &RawStack) -> Vec<u64> {
 fn a_runtime_leaves_its_frames_and_names_them() {
     let frames = |jit| [jit, jit + 1];
     for (jit, of_runtime) in [(JIT + 0x10, vec![JIT + 0x10]), (NEW_JIT, vec![JIT + 0x10, NEW_JIT])] {
-        let (mut unwinder, mut runtime) = (Unwinder::default(), Made4 { says: None, asked: 0 });
+        let (mut unwinder, mut runtime) = (Unwinder::default(), Made4 { says: None, asked: 0, replaced: 0 });
         let stack = walked(&mut unwinder, &mut runtime, jit, 96);
         let expected: Vec<u64> = of_runtime.iter().flat_map(|jit| frames(*jit)).collect();
         assert_eq!(offsets(&stack), [&[0xff][..], &expected, &[0x1ff, 0x2ff]].concat(), "{jit:#x}");
@@ -105,9 +111,18 @@ fn a_runtime_leaves_its_frames_and_names_them() {
 }
 
 #[test]
+fn a_kept_walk_ends_with_the_code_that_it_went_through() {
+    let (mut unwinder, mut runtime) = (Unwinder::default(), Made4 { says: None, asked: 0, replaced: 0 });
+    let before = walked(&mut unwinder, &mut runtime, JIT + 0x10, 96);
+    runtime.replaced = 7;
+    let after = walked(&mut unwinder, &mut runtime, JIT + 0x10, 96);
+    assert_eq!((offsets(&before)[1], offsets(&after)[1]), (JIT + 0x10, JIT + 0x17));
+}
+
+#[test]
 fn what_a_runtime_cannot_leave_ends_the_stack_and_is_asked_again() {
     let reason_of = |says, copied| {
-        let (mut unwinder, mut runtime) = (Unwinder::default(), Made4 { says: Some(says), asked: 0 });
+        let (mut unwinder, mut runtime) = (Unwinder::default(), Made4 { says: Some(says), asked: 0, replaced: 0 });
         let stack = walked(&mut unwinder, &mut runtime, JIT + 0x10, copied);
         let Completeness::Truncated(reason) = stack.completeness.clone() else { panic!("{stack:?}") };
         walked(&mut unwinder, &mut runtime, JIT + 0x10, copied);
@@ -134,11 +149,11 @@ fn what_a_runtime_cannot_leave_ends_the_stack_and_is_asked_again() {
 fn frames_of_a_runtime_count_for_the_limits() {
     let limits = Limits { max_depth: 3, ..Limits::default() };
     let mut unwinder = Unwinder::new(limits, AddressBits::default());
-    let stack = walked(&mut unwinder, &mut Made4 { says: None, asked: 0 }, JIT + 0x10, 64);
+    let stack = walked(&mut unwinder, &mut Made4 { says: None, asked: 0, replaced: 0 }, JIT + 0x10, 64);
     assert_eq!(
         (offsets(&stack), &stack.completeness),
         (vec![0xff, JIT + 0x10, JIT + 0x11], &Completeness::Truncated(Reason::DepthLimit))
     );
-    let stack = walked(&mut Unwinder::default(), &mut Made4 { says: None, asked: 0 }, JIT + 0x10, 32);
+    let stack = walked(&mut Unwinder::default(), &mut Made4 { says: None, asked: 0, replaced: 0 }, JIT + 0x10, 32);
     assert_eq!(stack.completeness, Completeness::Truncated(Reason::StackCopyTooSmall));
 }

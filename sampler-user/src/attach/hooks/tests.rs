@@ -117,6 +117,10 @@ impl SiteTable for Sites {
         self.0.extend(sites);
         Ok(first)
     }
+
+    fn remove_file(&mut self, first_site: u32) {
+        self.0.truncate(first_site as usize);
+    }
 }
 
 #[derive(Default)]
@@ -194,6 +198,21 @@ fn a_file_is_linked_once_for_each_process() {
     assert_eq!(world.kernel.links(), [(Q, ALL.to_vec())]);
     hooks.release_all();
     assert_eq!(world.kernel.links(), []);
+}
+
+#[test]
+fn files_that_nobody_has_mapped_any_more_are_let_go_of_and_their_sites_with_them() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let [stays, custom, third] = ["/libc.so.6", "/plugin.so", "/built"].map(|path| allocator(&mut hooks, path));
+    for key in [stays, custom, third] {
+        world.hook(&mut hooks, key, None).expect("links");
+    }
+    let gone = hooks.forget(|key, path| *key == stays || path == "/plugin.so", &mut world.sites);
+    assert_eq!((gone, world.kernel.links().len(), world.sites.0.len()), (vec![third], 2, 6));
+    assert!(hooks.files.get(third).is_none() && !hooks.has_sites(third) && hooks.serving(custom, None).is_some());
+    let again = allocator(&mut hooks, "/another");
+    assert_eq!(world.hook(&mut hooks, again, None).expect("links"), Hooked::Now);
+    assert_eq!(hooks.functions(), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
 }
 
 #[test]

@@ -13,15 +13,19 @@ use super::memory;
 use super::refused::Refused;
 use super::removal::{leads_to_ours, take_out, take_out_inherited};
 use crate::attach::files::FileKey;
+use crate::clock::{cpu_seconds_of, monotonic_ns, suspended_ns};
 use crate::kernel::inline::{InlineLinks, InlineMap};
 use crate::kernel::totals;
-use crate::side_by_side::on_all_processors;
+use crate::side_by_side::{on_all_processors, online_processors};
 
 /// Most rounds in which everything is taken out of processes, which may have children meanwhile.
 const ROUNDS: usize = 64;
 
 /// A process that has counts which cannot be read for this long runs without its hooks, unless it is about to leave.
 const TAKEN_OUT_AFTER: Duration = Duration::from_millis(500);
+
+/// Most processes that are named for what they said they had counted.
+const MOST_DISTRUSTED: usize = 4096;
 
 /// The processes.
 pub(super) struct Counted {
@@ -38,6 +42,8 @@ pub(super) struct Counted {
     unread_ends: u64,
     /// Processes whose hooks somebody else took out.
     taken_out: u64,
+    /// Processes that said they had counted what cannot be.
+    distrusted: HashSet<ProcessKey>,
     /// Children that were found since somebody asked.
     heirs: Vec<u32>,
 }
@@ -75,6 +81,17 @@ struct Process {
     seen_of_others: Seen,
     /// What those counted of which it is known.
     of_others: Counts,
+    /// Most CPU time that it can have used by then (CLOCK_BOOTTIME), both in nanoseconds, and that those had used.
+    cpu_ns: (u64, u64),
+    cpu_ns_of_others: u64,
+    /// Whether what it says it has counted cannot be. Then only what the kernel saw counts.
+    is_distrusted: bool,
+}
+
+fn note_distrusted(distrusted: &mut HashSet<ProcessKey>, process: ProcessKey, it: &Process) {
+    if it.is_distrusted && distrusted.len() < MOST_DISTRUSTED && distrusted.insert(process) {
+        log::warn!("process {}: what it says it has counted cannot be; its sampled calls alone count", process.tgid);
+    }
 }
 
 fn bases(entry: &InlineProcess) -> Vec<u64> {
@@ -96,6 +113,9 @@ impl Process {
             counts_apart: false,
             seen_of_others: Seen::default(),
             of_others: Counts::default(),
+            cpu_ns: (0, process.start_ns),
+            cpu_ns_of_others: 0,
+            is_distrusted: false,
         }
     }
 
@@ -112,10 +132,22 @@ impl Process {
         self.had_left[1]
     }
 
+    /// Notes how much CPU time it can have used by now: what its clock says (`used`, in seconds), or all CPUs since that was read last.
+    fn note_cpu_time(&mut self, used: Option<f64>) {
+        let now_ns = monotonic_ns() + suspended_ns();
+        let since_ns = now_ns.saturating_sub(self.cpu_ns.1).saturating_mul(online_processors() as u64);
+        let most_ns = used.map_or(self.cpu_ns.0.saturating_add(since_ns), |used| (used * 1e9) as u64);
+        self.cpu_ns = (most_ns.max(self.cpu_ns.0), now_ns);
+    }
+
     /// Takes over what the kernel read when the process left its memory. Whether it is complete.
     fn leave(&mut self, entry: &InlineProcess) -> bool {
         self.memory = None;
         self.had_left[1] = true;
+        self.note_cpu_time(None);
+        if self.is_distrusted {
+            return true;
+        }
         let last = Counts::from(&entry.counts);
         // Of a child, pages that it never touched are not there.
         let is_complete = last.calls >= self.counts[1].calls && last.bytes >= self.counts[1].bytes;
@@ -127,10 +159,16 @@ impl Process {
 
     /// What is to be added to the kernel's counters, which have `seen` of its sampled calls and were read between the last two
     /// reads, or after its end (`has_ended`). `samples_all`: all calls are sampled.
-    fn addition(&self, seen: Seen, has_ended: bool, samples_all: bool) -> Counters {
+    /// `cpu_ns`: CPU time of others that run in its memory. What cannot be is left out, for good.
+    fn addition(&mut self, (seen, cpu_ns): (Seen, u64), has_ended: bool, samples_all: bool) -> Counters {
         let mut seen_here = seen;
         seen_here.add(self.seen_of_others);
-        let own = self.counts.map(|counts| figures::minus(&counts, &self.of_others));
+        let cpu_ns = [cpu_ns, self.cpu_ns.0, self.cpu_ns_of_others].into_iter().fold(0, u64::saturating_add);
+        let mut own = self.counts.map(|counts| figures::minus(&counts, &self.of_others));
+        self.is_distrusted |= !figures::are_possible(&own, cpu_ns, seen_here);
+        if self.is_distrusted {
+            own = [Counts::default(); 2];
+        }
         let [before, now] = if samples_all { own.map(|counts| figures::of_every_call(&counts)) } else { own };
         if has_ended { figures::at_end(&now, seen_here) } else { figures::addition(&before, &now, seen_here) }
     }
@@ -147,6 +185,7 @@ impl Counted {
             samples_all: true,
             unread_ends: 0,
             taken_out: 0,
+            distrusted: HashSet::new(),
             heirs: Vec::new(),
         }
     }
@@ -283,7 +322,7 @@ impl Counted {
 
     /// Reads what all have counted. To be called before and after the kernel's counters are read.
     pub(super) fn read(&mut self) {
-        for process in self.processes.values_mut() {
+        for (key, process) in &mut self.processes {
             process.had_left[0] = process.had_left[1];
             if process.has_left() {
                 process.counts[0] = process.counts[1];
@@ -291,6 +330,10 @@ impl Counted {
             }
             // Those that end between this and the look at the list are found by the next read.
             let now = process.now();
+            let runs = now.is_some() || process.memory.is_none();
+            // Read after the counts, so that it has what these took.
+            process.note_cpu_time(runs.then(|| cpu_seconds_of(key.tgid)).flatten());
+            process.is_distrusted |= now.is_some_and(|now| now.calls < process.counts[1].calls);
             if now.is_some() || process.memory.is_none() {
                 process.unread_since = None;
             } else {
@@ -329,19 +372,22 @@ impl Counted {
     }
 
     /// Adds what all have counted to the kernel's counters.
-    pub(super) fn add_to(&self, counts: &mut totals::Counts) {
+    pub(super) fn add_to(&mut self, counts: &mut totals::Counts) {
         // The memory of a process has the counts of all that run in it.
-        let mut seen: HashMap<ProcessKey, Seen> = HashMap::new();
+        let mut seen: HashMap<ProcessKey, (Seen, u64)> = HashMap::new();
         let is_apart = |process: &ProcessKey, it: &Process| it.memory_of == *process || it.counts_apart;
         for (process, it) in &self.processes {
             let own = counts.processes.get(process).map(Seen::of).unwrap_or_default();
             let counted_as = if is_apart(process, it) { *process } else { it.memory_of };
-            seen.entry(counted_as).or_default().add(own);
+            let (seen, cpu_ns) = seen.entry(counted_as).or_default();
+            seen.add(own);
+            *cpu_ns = cpu_ns.saturating_add(if counted_as == *process { 0 } else { it.cpu_ns.0 });
         }
-        for (process, it) in self.processes.iter().filter(|(process, it)| is_apart(process, it)) {
+        for (process, it) in self.processes.iter_mut().filter(|(process, it)| is_apart(process, it)) {
             let seen = seen.get(process).copied().unwrap_or_default();
             // What ended meanwhile made its last calls after the kernel's counters were read.
             let added = it.addition(seen, it.had_left[0], self.samples_all);
+            note_distrusted(&mut self.distrusted, *process, it);
             if added != Counters::default() {
                 counts.processes.entry(*process).or_default().add(&added);
             }
@@ -352,13 +398,14 @@ impl Counted {
     /// in addition.
     pub(super) fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
         self.map.remove(process);
-        let Some(it) = self.processes.remove(&process) else { return Counters::default() };
+        let Some(mut it) = self.processes.remove(&process) else { return Counters::default() };
         if !self.processes.values().any(|other| other.hooked == it.hooked) {
             self.linked.remove(&it.hooked);
         }
         if it.memory_of != process && !it.counts_apart {
             if let Some(owner) = self.processes.get_mut(&it.memory_of) {
                 owner.seen_of_others.add(Seen::of(kernel));
+                owner.cpu_ns_of_others = owner.cpu_ns_of_others.saturating_add(it.cpu_ns.0);
             }
             return Counters::default();
         }
@@ -366,7 +413,19 @@ impl Counted {
             self.unread_ends += 1;
             log::warn!("process {}: what it counted in its last moments is not known", process.tgid);
         }
-        it.addition(Seen::of(kernel), it.has_left(), self.samples_all)
+        let added = it.addition((Seen::of(kernel), 0), it.has_left(), self.samples_all);
+        note_distrusted(&mut self.distrusted, process, &it);
+        added
+    }
+
+    /// Processes that said they had counted what cannot be. Of their calls, only the sampled ones are in their totals.
+    pub(super) const fn distrusted(&self) -> &HashSet<ProcessKey> {
+        &self.distrusted
+    }
+
+    /// Those of them that are still read.
+    pub(super) fn distrusted_now(&self) -> impl Iterator<Item = ProcessKey> {
+        self.distrusted.iter().copied().filter(|process| self.processes.contains_key(process))
     }
 
     /// Processes whose last counts could not be read. Their totals are too small.

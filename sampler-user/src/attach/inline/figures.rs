@@ -61,6 +61,20 @@ impl Seen {
     }
 }
 
+/// Most bytes that a call can have requested and got: no address space has more.
+const MOST_BYTES: u64 = 1 << 47;
+
+/// Whether a process can have counted this when it had used `cpu_ns` of CPU time, and the kernel has `seen` these of its sampled
+/// calls in between. No call takes less than a nanosecond, and what was reported has arrived, but for what is on the way.
+pub fn are_possible([before, now]: &[Counts; 2], cpu_ns: u64, seen: Seen) -> bool {
+    let calls = [now.calls, now.sampled, now.reported, now.failed, now.unsampled_failed, now.frees_matched];
+    let most_bytes = now.calls.saturating_mul(MOST_BYTES);
+    calls.iter().chain([&now.abandoned, &now.zero_reallocs]).all(|calls| *calls <= cpu_ns)
+        && now.bytes <= most_bytes
+        && now.sampled_bytes <= most_bytes
+        && may_be_on_the_way(before, seen.calls)
+}
+
 /// What is to be added to the kernel's counters of a process, in which calls have been `seen`. These were read after the
 /// target's counts were `before` and before they were `now`.
 ///
@@ -224,6 +238,34 @@ mod tests {
         assert_eq!(of_every_call(&ended), ended, "no call is open");
         let broken = Counts { calls: 23, ..all };
         assert_eq!(of_every_call(&broken), broken, "more than there are threads");
+    }
+
+    #[test]
+    fn what_no_process_can_have_counted_is_noticed() {
+        let seen = Seen::of(&kernel(17));
+        let possible = |now: Counts| are_possible(&[NOW, now], 100, seen);
+        assert!(possible(NOW), "a nanosecond for each call");
+        assert!(possible(Counts { bytes: 100 << 47, ..NOW }));
+        for (what, now) in [
+            ("faster than any processor", Counts { calls: 101, ..NOW }),
+            ("more frees than time", Counts { frees_matched: 101, ..NOW }),
+            ("more bytes than there are addresses", Counts { bytes: (100 << 47) + 1, ..NOW }),
+            ("less than nothing", Counts { sampled_bytes: 0_u64.wrapping_sub(1), ..NOW }),
+        ] {
+            assert!(!possible(now), "{what}");
+        }
+        assert!(are_possible(&[NOW, NOW], 100, Seen::of(&kernel(16))), "one thread is at its site");
+        assert!(!are_possible(&[NOW, NOW], 100, Seen::of(&kernel(15))), "sampled calls that never arrived");
+    }
+
+    #[test]
+    fn without_what_the_target_says_there_is_what_the_kernel_saw() {
+        let nothing = Counts::default();
+        for added in [addition(&nothing, &nothing, Seen::of(&kernel(17))), at_end(&nothing, Seen::of(&kernel(17)))] {
+            let mut sum = kernel(17);
+            sum.add(&added);
+            assert_eq!((sum.hits(), accounted(&sum), sum.sampled, sum.unsampled_bytes), (17, 17, 17, 1700));
+        }
     }
 
     #[test]

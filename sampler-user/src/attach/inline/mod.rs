@@ -404,7 +404,7 @@ impl InlineHooks {
     }
 
     /// Adds what hooked processes have counted to the kernel's counters.
-    pub fn add_to(&self, counts: &mut totals::Counts) {
+    pub fn add_to(&mut self, counts: &mut totals::Counts) {
         self.counted.add_to(counts);
     }
 
@@ -421,9 +421,26 @@ impl InlineHooks {
         self.counted.take(process, kernel)
     }
 
-    /// Processes some of whose calls were not counted: at their end, or since somebody else took the hooks out.
-    pub const fn incomplete(&self) -> u64 {
-        self.counted.unread_ends() + self.counted.taken_out()
+    /// Processes some of whose calls were not counted: at their end, since somebody else took the hooks out, or because what they said
+    /// cannot be.
+    pub fn incomplete(&self) -> u64 {
+        let distrusted = self.counted.distrusted().len() as u64;
+        self.counted.unread_ends() + self.counted.taken_out() + distrusted
+    }
+
+    /// Whether a process said that it had counted what cannot be. Of its calls, only the sampled ones are in its totals.
+    pub fn distrusts(&self, process: ProcessKey) -> bool {
+        self.counted.distrusted().contains(&process)
+    }
+
+    /// Forgets files that nobody has mapped any more. Returns the indexes of their first sites.
+    pub fn forget_files(&mut self, gone: &[FileKey]) -> Vec<u32> {
+        gone.iter().filter_map(|key| self.sites.remove(key)).collect()
+    }
+
+    /// Those of them that have not ended, as far as it is known.
+    pub fn distrusted(&self) -> impl Iterator<Item = ProcessKey> {
+        self.counted.distrusted_now()
     }
 
     /// Takes everything out of all processes.

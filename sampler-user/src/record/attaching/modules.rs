@@ -1,6 +1,6 @@
 //! Modules that targets map: which have an allocator to hook, and why others are not hooked.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::breakpoints;
 use crate::host::mappings::ModuleId;
-use crate::host::modules::{ModuleKind, ModuleSource};
+use crate::host::modules::{ModuleKind, ModuleSource, ModuleTable};
 use crate::host::open::Unreadable;
 use crate::host::own_memory::give_memory_back;
 use crate::kernel::totals;
@@ -338,6 +338,24 @@ impl Attaching {
         }
         self.hooks.files.examine_all(files);
         give_memory_back();
+    }
+
+    /// Forgets modules that the host has forgotten, and lets go of their files.
+    pub(in crate::record) fn forget_modules(&mut self, known: &ModuleTable) {
+        let is_known = |module: &ModuleId| known.get(*module).is_some();
+        self.modules.retain(|module, _| is_known(module));
+        self.interpreters.known.retain(|module, _| is_known(module));
+        self.interpreters.refused.retain(|module, _| is_known(module));
+        self.objects.known.retain(|module, _| is_known(module));
+        self.jvms.looked_at.retain(is_known);
+        self.jvms.refused.retain(|module, _| is_known(module));
+        self.go.known.retain(|module, _| is_known(module));
+        let mapped: HashSet<FileKey> = self.modules.values().filter_map(Look::probed_file).collect();
+        let is_custom = |path: &str| self.custom.iter().any(|custom| custom.is_for(path));
+        let stays = |key: &FileKey, path: &str| mapped.contains(key) || is_custom(path);
+        let gone = self.hooks.forget(stays, &mut self.control);
+        let sites = self.inline.iter_mut().flat_map(|inline| inline.forget_files(&gone));
+        sites.for_each(|first| self.control.remove_file(first));
     }
 
     /// Whether a module is being examined on another thread, which this begins for a large file. A recording goes on

@@ -37,6 +37,10 @@ pub struct DaemonCounters {
     pub blocks_of_ended: u64,
     /// Processes with inline hooks some of whose calls were not counted: at their end, or as they went over from probes.
     pub inline_incomplete: u64,
+    /// Files, and other objects, that are known to be or to have been mapped executable.
+    pub modules: u64,
+    /// Those of them that are open.
+    pub modules_open: u64,
     /// Forks, execs and ends of threads that the programs may not have seen, because the kernel skipped their runs.
     pub lifecycle: Skipped,
     /// System calls of the host, at most, that the programs of `--mmap` did not see for the same reason.

@@ -159,6 +159,8 @@ pub fn stats(
         ("ends_found", daemon.ends_found),
         ("blocks_of_ended", daemon.blocks_of_ended),
         ("inline_incomplete", daemon.inline_incomplete),
+        ("modules", daemon.modules),
+        ("modules_open", daemon.modules_open),
         ("lifecycle_runs_skipped", daemon.lifecycle.runs),
         ("lifecycle_runs_lost", daemon.lifecycle.lost),
         ("mapping_calls_skipped", daemon.mapping_calls_skipped),
@@ -251,8 +253,8 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     }
     if daemon.inline_incomplete > 0 {
         remarks.push(format!(
-            "{} times some calls of a process with inline hooks were not counted, at its end, as it went over from probes, or since \
-             somebody else took the hooks out: exact totals are too small; --hook probe counts all",
+            "{} times some calls of a process with inline hooks were not counted, at its end, as it went over from probes, since \
+             somebody else took the hooks out, or because what it said cannot be: exact totals are too small; --hook probe counts all",
             daemon.inline_incomplete
         ));
     }

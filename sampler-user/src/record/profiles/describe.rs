@@ -233,6 +233,8 @@ impl Descriptions {
         // What a process allocates besides its samples is not counted, nor what it allocates under others' hooks.
         let exact = exact.filter(|_| described.hook != Some(Hook::Usdt) && !seen.was_hidden);
         let hidden = seen.was_hidden.then(Missing::unseen);
+        let is_distrusted = attaching.inline.as_ref().is_some_and(|inline| inline.distrusts(key));
+        let own = hidden.into_iter().chain(is_distrusted.then(Missing::own_counts));
         Process {
             pid: key.tgid,
             namespace_pid: described.namespace_pid,
@@ -244,7 +246,7 @@ impl Descriptions {
             hook: described.hook,
             not_inline: described.not_inline.as_deref().map(str::to_owned),
             audit: described.audit.files.clone(),
-            missing: hidden.into_iter().chain(described.audit.missing.iter().cloned()).collect(),
+            missing: own.chain(described.audit.missing.iter().cloned()).collect(),
             coverage: seen.share,
             cpu_coverage: attaching.cpu_share(key).or(described.cpu_share),
             ended: described.ended.is_some(),

@@ -195,6 +195,11 @@ impl OverflowBucket {
         self.rows.entry(key).or_default().add(row);
     }
 
+    /// Frames of its stacks.
+    pub fn frames(&self) -> &SharedFrames {
+        &self.frames
+    }
+
     /// Processes of the bucket, one per program.
     pub fn processes(&self) -> &[Process] {
         &self.processes

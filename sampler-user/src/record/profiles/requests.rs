@@ -21,7 +21,7 @@ pub struct Request {
     /// Of a client that asks several times a second.
     pub often: Option<Often>,
     /// Channel for the reply.
-    pub reply: oneshot::Sender<Made>,
+    pub reply: oneshot::Sender<Result<Made, Unanswered>>,
 }
 
 /// Handle to a running recording, for other threads.
@@ -36,6 +36,9 @@ pub enum Unanswered {
     /// The recording is over.
     #[error("the recording is ending")]
     Ended,
+    /// Too many profiles wait for their names.
+    #[error("names take long at this time, and other profiles wait for theirs; try again later")]
+    Busy,
     /// The profile could not be made.
     #[error("the profile could not be made because of an error inside heapbpf, which its log tells")]
     Failed,
@@ -64,7 +67,7 @@ impl RecordingHandle {
     pub async fn profile_by_marks(&self, detail: Detail, marks: Vec<Duration>) -> Result<Made, Unanswered> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Request { detail, marks, often: None, reply }).await.map_err(|_| Unanswered::Ended)?;
-        answer.await.map_err(|_| self.unanswered())
+        answer.await.unwrap_or_else(|_| Err(self.unanswered()))
     }
 
     /// Same as [`profile`](Self::profile), for a thread without a tokio runtime.
@@ -88,7 +91,7 @@ impl RecordingHandle {
         let (reply, answer) = oneshot::channel();
         let request = Request { detail, marks: Vec::new(), often, reply };
         self.requests.blocking_send(request).map_err(|_| Unanswered::Ended)?;
-        answer.blocking_recv().map_err(|_| self.unanswered())
+        answer.blocking_recv().unwrap_or_else(|_| Err(self.unanswered()))
     }
 
     /// Why a request that was sent got no answer.

@@ -131,6 +131,25 @@ pub struct Retired {
     pub facts: Facts,
 }
 
+impl Retired {
+    /// The same for totals.
+    pub fn without_stacks(&self) -> Self {
+        let row = |row: &SnapshotRow| SnapshotRow {
+            key: row.key.with(row.key.process, None),
+            by_mark: Vec::new(),
+            ages: None,
+            ..*row
+        };
+        Self {
+            keys: self.keys.clone(),
+            processes: self.processes.clone(),
+            held: self.held.clone(),
+            rows: self.rows.iter().map(row).collect(),
+            facts: Facts::default(),
+        }
+    }
+}
+
 /// Rows and processes of a snapshot, before its other fields are filled in.
 pub struct Content {
     /// Process incarnation of each entry of `processes`, in the same order.

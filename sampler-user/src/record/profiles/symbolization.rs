@@ -101,6 +101,8 @@ pub struct Symbolization {
     jit_code: JitCodeMaps,
     modules: Vec<Module>,
     numbers: HashMap<ModuleId, usize>,
+    /// Numbers of forgotten modules, for others.
+    free: Vec<usize>,
     /// Frames of all symbolized stacks.
     frames: SharedFrames,
     /// Symbolized stacks, by the address of the raw stack.
@@ -154,6 +156,7 @@ impl Symbolization {
             jit_code: JitCodeMaps::default(),
             modules: Vec::new(),
             numbers: HashMap::new(),
+            free: Vec::new(),
             frames: SharedFrames::default(),
             finished: HashMap::default(),
             sweeps: 0,
@@ -265,16 +268,29 @@ impl Symbolization {
 
     fn number(&mut self, module: ModuleId, facts: &ModuleFacts) {
         self.numbers.entry(module).or_insert_with(|| {
-            self.modules.push(Module {
+            let number = self.free.pop().unwrap_or(self.modules.len());
+            self.modules.resize(self.modules.len().max(number + 1), Module::default());
+            self.modules[number] = Module {
                 path: Arc::clone(&facts.path),
                 build_id: facts.build_id.clone(),
                 start: facts.start,
                 end: facts.end,
                 file_offset: facts.file_offset,
                 reason: None,
-            });
-            self.modules.len() - 1
+            };
+            number
         });
+    }
+
+    /// Forgets modules that no frame is in: of its own stacks, and of `others`.
+    pub fn forget_modules(&mut self, others: &SharedFrames) {
+        let used: HashSet<usize> = self.frames.iter().chain(others.iter()).filter_map(|frame| frame.module).collect();
+        for (module, number) in self.numbers.extract_if(|_, number| !used.contains(number)) {
+            self.known.0.remove(&module);
+            self.modules[number] = Module::default();
+            self.free.push(number);
+        }
+        self.symbolizer.forget(|module| !self.numbers.contains_key(module));
     }
 
     /// Forgets all stacks except these: stacks of exited processes never recur.
@@ -322,21 +338,22 @@ mod tests {
     const FILE: ModuleId = ModuleId(0);
     const ANONYMOUS: ModuleId = ModuleId(1);
 
+    fn facts(path: &str) -> ModuleFacts {
+        ModuleFacts {
+            path: path.into(),
+            build_id: None,
+            is_anonymous: false,
+            root: None,
+            image: Err("there is none".into()),
+            start: 0,
+            end: 0,
+            file_offset: 0,
+        }
+    }
+
     fn symbolization() -> Symbolization {
         let mut symbolization = Symbolization::new(true, Options::new(&[], 0), Arc::default());
-        let modules = [(FILE, false), (ANONYMOUS, true)].map(|(module, is_anonymous)| {
-            let facts = ModuleFacts {
-                path: "?".into(),
-                build_id: None,
-                is_anonymous,
-                root: None,
-                image: Err("there is none".into()),
-                start: 0,
-                end: 0,
-                file_offset: 0,
-            };
-            (module, facts)
-        });
+        let modules = [(FILE, facts("?")), (ANONYMOUS, ModuleFacts { is_anonymous: true, ..facts("?") })];
         symbolization.learn(modules.into());
         symbolization
     }
@@ -380,6 +397,23 @@ mod tests {
         drop(named);
         symbolization.keep_only([].iter());
         assert!(symbolization.frames.is_empty());
+    }
+
+    #[test]
+    fn modules_that_no_frame_is_in_are_forgotten_and_their_numbers_are_for_others() {
+        let mut symbolization = symbolization();
+        let all = [of(1, &raw(&[FILE])), of(1, &raw(&[ANONYMOUS]))];
+        symbolization.name(all.iter(), &HashMap::new(), true);
+        symbolization.keep_only(all[..1].iter());
+        let kept = symbolization.stack(&all[0]);
+        symbolization.forget_modules(&SharedFrames::default());
+        let number = kept.frames[0].module.expect("it is in a file");
+        assert_eq!((symbolization.numbers.len(), &*symbolization.modules[number].path), (1, "?"));
+        symbolization.learn([(ModuleId(2), facts("new"))].into());
+        let paths: Vec<&str> = symbolization.modules().iter().map(|module| &*module.path).collect();
+        assert_eq!(paths, if number == 0 { ["?", "new"] } else { ["new", "?"] });
+        symbolization.learn([(ANONYMOUS, facts("again"))].into());
+        assert_eq!(&*symbolization.modules()[2].path, "again");
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! The profile worker: a thread that turns snapshots into profiles. It symbolizes stacks, estimates lifetimes and moves
-//! exited processes to the overflow bucket. The event path hands over its snapshots and does not wait.
+//! The profile workers: threads that turn snapshots into profiles. One symbolizes stacks, estimates lifetimes and moves
+//! exited processes to the overflow bucket. The other one makes totals, which need no names and do not wait for any. The event path
+//! hands over its snapshots and does not wait.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -57,15 +58,20 @@ pub struct Made {
 type Then = Box<dyn FnOnce(Made) + Send>;
 
 enum Job {
-    Make(Box<Snapshot>, Then),
-    Retire(Box<Retired>),
+    Make(Box<Snapshot>, Then, Place),
+    Retire(Box<Retired>, Place),
     JitCode(ProcessKey, JitCode),
     Tidy(Vec<UnsymbolizedStack>),
 }
 
-/// Handle to the profile worker's thread. When it is dropped, the thread completes the jobs in its queue and ends.
+/// A place in the queue of what waits for names, until it is done; the handle has one as well.
+type Place = Arc<()>;
+
+/// Handle to the profile workers' threads. When it is dropped, they complete the jobs in their queues and end.
 pub struct ProfileWorker {
     jobs: Sender<Job>,
+    totals: Sender<Job>,
+    place: Place,
     progress: Arc<Progress>,
     emptied: Emptied,
     demangler: Demangler,
@@ -86,7 +92,7 @@ impl ProfileWorker {
     /// # Errors
     /// The system cannot create the thread.
     pub fn start(plan: &RecordPlan, functions: Arc<RuntimeFunctions>) -> std::io::Result<Self> {
-        let (jobs, queue) = channel();
+        let ((jobs, queue), (totals, queue_of_totals)) = (channel(), channel());
         let template = template(plan);
         let (symbolize, symbols, adjustments) =
             (plan.stacks.symbolize, plan.stacks.symbols.clone(), plan.outputs.adjustments);
@@ -100,12 +106,18 @@ impl ProfileWorker {
         let emptied = Emptied::default();
         let given_back = Arc::clone(&emptied);
         let writes_files = plan.writes_files();
+        let (of_totals, no_symbols) = (template.clone(), symbols.clone());
+        std::thread::Builder::new().name("totals".into()).spawn(move || {
+            restrict_worker(false);
+            let without_names = Symbolization::new(false, no_symbols, Arc::default());
+            Worker::new(of_totals, adjustments, without_names).work(&queue_of_totals);
+        })?;
         std::thread::Builder::new().name("profiles".into()).spawn(move || {
             restrict_worker(writes_files);
             let symbolization = Symbolization::new(symbolize, symbols, told).with_runtime_functions(functions);
             Worker { emptied: given_back, ..Worker::new(template, adjustments, symbolization) }.work(&queue);
         })?;
-        Ok(Self { jobs, progress, emptied, demangler })
+        Ok(Self { jobs, totals, place: Place::default(), progress, emptied, demangler })
     }
 
     /// Progress of symbolization for the current profile: addresses done, and all addresses.
@@ -126,7 +138,16 @@ impl ProfileWorker {
     /// Queues a snapshot to be made into a profile. `then` runs in the worker thread. It is dropped without being
     /// called if the profile cannot be made.
     pub fn make(&self, snapshot: Snapshot, then: impl FnOnce(Made) + Send + 'static) {
-        let _ = self.jobs.send(Job::Make(Box::new(snapshot), Box::new(then)));
+        let (jobs, place) = match snapshot.detail {
+            Detail::Totals => (&self.totals, Place::default()),
+            Detail::Stacks | Detail::Lifetimes => (&self.jobs, Arc::clone(&self.place)),
+        };
+        let _ = jobs.send(Job::Make(Box::new(snapshot), Box::new(then), place));
+    }
+
+    /// Whether so much waits for names, which may come from servers, that no more should.
+    pub fn is_behind(&self) -> bool {
+        Arc::strong_count(&self.place) > MOST_WAITING
     }
 
     /// Queues opening the perf map of a process that runs JIT code, so that its names can be read after it exits.
@@ -136,7 +157,8 @@ impl ProfileWorker {
 
     /// Queues moving exited processes to the overflow bucket.
     pub fn retire(&self, retired: Retired) {
-        let _ = self.jobs.send(Job::Retire(Box::new(retired)));
+        let _ = self.totals.send(Job::Retire(Box::new(retired.without_stacks()), Place::default()));
+        let _ = self.jobs.send(Job::Retire(Box::new(retired), Arc::clone(&self.place)));
     }
 
     /// Queues a cleanup: the worker forgets all symbolized stacks except `living` and returns free memory to the
@@ -146,6 +168,8 @@ impl ProfileWorker {
     }
 }
 
+/// Most profiles and batches of exited processes that wait for names.
+const MOST_WAITING: usize = 16;
 /// A profile that comes sooner after the last one than this needs the same memory again.
 const SOON: Duration = Duration::from_secs(10);
 /// Longest time for which exited processes wait to be named, unless a profile is made. Each batch reads the files anew.
@@ -225,12 +249,12 @@ impl Worker {
     fn work_off(&mut self, queue: &Receiver<Job>) {
         while let Ok(job) = queue.recv() {
             match job {
-                Job::Make(snapshot, then) => {
+                Job::Make(snapshot, then, _place) => {
                     self.retire_all();
                     then(self.make(*snapshot));
                     self.give_back();
                 }
-                Job::Retire(retired) => {
+                Job::Retire(retired, _place) => {
                     self.unnamed.add(*retired);
                     if self.unnamed.is_due() {
                         self.retire_all();
@@ -240,6 +264,7 @@ impl Worker {
                 Job::Tidy(living) => {
                     self.retire_all();
                     self.symbolization.keep_only(living.iter());
+                    self.symbolization.forget_modules(self.overflow.frames());
                     drop(living);
                     give_memory_back();
                 }

@@ -220,7 +220,7 @@ fn jobs_are_done_in_order_and_the_last_one_too_when_the_session_goes() {
         let sender = sender.clone();
         let then = move |made: Made| sender.send((number, made.profile.processes.len())).unwrap();
         let processes: Vec<Process> = (0..number).map(|pid| process(pid, false)).collect();
-        jobs.send(Job::Make(Box::new(snapshot(Detail::Totals, processes, Vec::new())), Box::new(then))).unwrap();
+        jobs.send(Job::Make(Box::new(snapshot(Detail::Totals, processes, Vec::new())), Box::new(then), Place::default())).unwrap();
     }
     drop((jobs, sender));
     worker().work(&queue);
@@ -282,7 +282,7 @@ fn started() -> (Sender<Job>, std::thread::JoinHandle<()>) {
 fn made_by(jobs: &Sender<Job>, snapshot: Snapshot) -> Option<Profile> {
     let (sender, made) = channel();
     let then = move |made: Made| sender.send(made.profile).unwrap();
-    jobs.send(Job::Make(Box::new(snapshot), Box::new(then))).unwrap();
+    jobs.send(Job::Make(Box::new(snapshot), Box::new(then), Place::default())).unwrap();
     made.recv().ok()
 }
 
@@ -330,10 +330,10 @@ fn a_panic_ends_its_job_and_no_other() {
         held: HashSet::new(),
         facts: Facts::default(),
     };
-    jobs.send(Job::Retire(Box::new(retired))).unwrap();
+    jobs.send(Job::Retire(Box::new(retired), Place::default())).unwrap();
     let snapshot = || snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)]);
     let then = |_| panic!("the writer did not expect this");
-    jobs.send(Job::Make(Box::new(snapshot()), Box::new(then))).unwrap();
+    jobs.send(Job::Make(Box::new(snapshot()), Box::new(then), Place::default())).unwrap();
     let profile = made_by(&jobs, snapshot()).unwrap();
     assert_eq!(totals(&profile), [10.0, 100.0, 220.0]);
     assert!(profile.notes.iter().any(|note| note.contains("the writer did not expect this")), "{:?}", profile.notes);
@@ -345,7 +345,7 @@ fn a_panic_ends_its_job_and_no_other() {
         held: HashSet::new(),
         facts: Facts::default(),
     };
-    jobs.send(Job::Retire(Box::new(broken))).unwrap();
+    jobs.send(Job::Retire(Box::new(broken), Place::default())).unwrap();
     assert_eq!(totals(&made_by(&jobs, snapshot()).unwrap()), [10.0, 100.0, 220.0]);
     drop(jobs);
     thread.join().unwrap();
@@ -423,4 +423,33 @@ fn memory_that_was_measured_is_shown_until_it_is_measured_again() {
     assert_eq!(made(Detail::Stacks, process(1, false), false), None, "others have it measured each time");
     assert_eq!(made(Detail::Lifetimes, process(1, false), true), None, "it has ended, for example");
     assert_eq!(made(Detail::Stacks, process(1, false), true), None);
+}
+
+/// Names may take minutes: totals, also of ended processes, have a queue of their own, and what waits for names is bounded.
+#[test]
+fn totals_do_not_wait_for_names_and_few_wait_for_these() {
+    let ((jobs, to_name), (to_total, to_add)) = (channel(), channel());
+    let (place, progress, emptied, demangler) = Default::default();
+    let handle = ProfileWorker { jobs, totals: to_total, place, progress, emptied, demangler };
+    let snapshot = |detail| snapshot(detail, vec![process(1, false)], Vec::new());
+    let retired = |row: SnapshotRow| Retired {
+        keys: vec![key(2)],
+        processes: vec![process(2, false)],
+        held: HashSet::new(),
+        rows: vec![row],
+        facts: Facts::default(),
+    };
+    for _ in 1..MOST_WAITING {
+        handle.make(snapshot(Detail::Stacks), drop);
+    }
+    assert!(!handle.is_behind());
+    handle.retire(retired(row(0, 2, 0, 100)));
+    assert!(handle.is_behind());
+    let (answer, answered) = channel();
+    handle.make(snapshot(Detail::Totals), move |made| answer.send(made.profile).expect("it is waited for"));
+    to_name.recv().expect("a job");
+    assert!(!handle.is_behind());
+    drop(handle);
+    worker().work(&to_add);
+    assert_eq!(totals(&answered.recv().expect("it was made")), [0.0, 100.0, 200.0]);
 }

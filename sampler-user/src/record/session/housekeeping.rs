@@ -10,6 +10,8 @@ use super::exited::Line;
 use super::moment::Blocks;
 use super::state::{Housekeeping, Session};
 use crate::clock::monotonic_ns;
+use crate::host::mappings::ModuleId;
+use crate::host::modules::KEPT_UNMAPPED;
 use crate::kernel::totals::Counts;
 use crate::record::profiles::describe::SHARED_LINE;
 use crate::record::profiles::symbolization::UnsymbolizedStack;
@@ -89,7 +91,22 @@ impl Session {
         self.recorder.shrink();
         self.descriptions.shrink();
         self.exited.shrink();
+        self.forget_modules();
         self.tidy();
+    }
+
+    /// Forgets modules that no process that is kept has mapped, and no stack of the heap goes through.
+    fn forget_modules(&mut self) {
+        let (processes, modules) = self.host.split();
+        if modules.len() < self.housekeeping.modules + KEPT_UNMAPPED / 2 {
+            return;
+        }
+        let mut needed: HashSet<ModuleId> = processes.iter().flat_map(|it| it.space.modules_ever()).collect();
+        let frames = self.recorder.heap.stacks().flat_map(|(_, stack)| stack.frames.iter());
+        needed.extend(frames.filter_map(|frame| frame.module));
+        modules.forget(&needed);
+        self.housekeeping.modules = modules.len();
+        self.attaching.forget_modules(modules);
     }
 
     /// Forgets names that are no longer needed.
@@ -145,7 +162,7 @@ impl Session {
     /// Moves exited processes to the overflow bucket. All their records have been taken in: records are processed in
     /// order.
     fn retire(&mut self) {
-        if self.exited.retiring.is_empty() {
+        if self.exited.retiring.is_empty() || self.worker.is_behind() {
             return;
         }
         let ended = std::mem::take(&mut self.exited.retiring);

@@ -15,7 +15,7 @@ use crate::record::outputs::files::SnapshotFiles;
 use crate::record::outputs::status_line::Figures;
 use crate::record::profiles::accounting::{self, Missing};
 use crate::record::profiles::capture::Parts;
-use crate::record::profiles::requests::Request;
+use crate::record::profiles::requests::{Request, Unanswered};
 use crate::record::profiles::snapshot::{Content, Detail, Snapshot};
 use crate::stats::{HookedProcess, Stats};
 use crate::view::status::Status;
@@ -65,6 +65,8 @@ impl Session {
         let daemon = DaemonCounters {
             errors: self.errors.count(),
             inline_incomplete: self.attaching.inline.as_ref().map_or(0, InlineHooks::incomplete),
+            modules: self.host.modules().len() as u64,
+            modules_open: self.host.modules().open_files() as u64,
             lifecycle: self.attaching.programs.lifecycle.skipped().unwrap_or_default(),
             mapping_calls_skipped: self.attaching.hooks.mapping_calls_skipped().unwrap_or_default(),
             ..self.recorder.daemon_counters()
@@ -74,7 +76,10 @@ impl Session {
         self.learn_costs(&cut.counts, &total);
         let stats = self.stats(&total, missing, &daemon);
         let go = self.go_targets();
-        let also = go.iter().map(|target| target.process).chain(self.hidden_targets()).collect();
+        // Nothing was seen of some of them; their lines tell why.
+        let mut also = self.hidden_targets();
+        also.extend(self.attaching.inline.iter().flat_map(InlineHooks::distrusted));
+        also.extend(go.iter().map(|target| target.process));
         let started_ns = self.schedule.started_ns;
         let marks_ns = marks.iter().map(|mark| started_ns.saturating_add(mark.as_nanos() as u64)).collect();
         let emptied = if often { self.worker.emptied() } else { Vec::new() };
@@ -191,11 +196,15 @@ impl Session {
         // Clients may have gone away while waiting.
         self.unfinished.requests.retain(|request| !request.reply.is_closed());
         let Some(request) = self.unfinished.requests.front() else { return };
+        if request.detail != Detail::Totals && self.worker.is_behind() {
+            let request = self.unfinished.requests.pop_front();
+            return drop(request.map(|request| request.reply.send(Err(Unanswered::Busy))));
+        }
         let (detail, marks, often) = (request.detail, request.marks.clone(), request.often.is_some());
         if let Some(snapshot) = self.snapshot(Wanted { detail, marks: &marks, often })
             && let Some(Request { often, reply, .. }) = self.unfinished.requests.pop_front()
         {
-            self.worker.make(Snapshot { often, ..snapshot }, |made| drop(reply.send(made)));
+            self.worker.make(Snapshot { often, ..snapshot }, |made| drop(reply.send(Ok(made))));
         }
     }
 

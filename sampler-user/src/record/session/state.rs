@@ -109,6 +109,8 @@ pub(super) struct Housekeeping {
     pub(super) dropped_unused_ns: u64,
     /// Processes forgotten since memory was last given back, and when that was (CLOCK_MONOTONIC).
     pub(super) forgotten: (usize, u64),
+    /// Number of modules after some were last forgotten.
+    pub(super) modules: usize,
 }
 
 impl Session {

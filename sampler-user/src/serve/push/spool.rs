@@ -70,7 +70,7 @@ const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub struct Spool {
     /// Keeps [`Spool::folder`] the folder that was checked, whatever happens to its name.
-    _open: File,
+    open: File,
     /// The folder, by its descriptor.
     folder: PathBuf,
     most_bytes: u64,
@@ -116,7 +116,7 @@ impl Spool {
             }
         }
         let (bytes, next) = (files.values().sum(), files.last_key_value().map_or(0, |(last, _)| last + 1));
-        Ok(Self { _open: open, folder, most_bytes: options.most_bytes, files, bytes, next, _lock: lock })
+        Ok(Self { open, folder, most_bytes: options.most_bytes, files, bytes, next, _lock: lock })
     }
 
     fn path(&self, number: u64) -> PathBuf {
@@ -156,7 +156,10 @@ impl Spool {
         self.next += 1;
         let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.folder)?;
         file.write_all(bytes)?;
+        // Else the name may be there without the content after a crash of the machine.
+        file.as_file().sync_all()?;
         file.persist(self.path(number)).map_err(|error| error.error)?;
+        self.open.sync_all()?;
         self.files.insert(number, size);
         self.bytes += size;
         Ok(())
@@ -249,6 +252,7 @@ fn number_of(path: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::process::Command;
 
     use super::*;
 
@@ -292,6 +296,70 @@ mod tests {
         let mut other = Spool::open(&options, "http://other").unwrap();
         pushed(&mut other, 1);
         assert_eq!(body(&mut spool), None);
+    }
+
+    /// A file system in a file, which is mounted.
+    struct Disk(tempfile::TempDir);
+
+    impl Disk {
+        fn new() -> Option<Self> {
+            let disk = Self(tempfile::tempdir().unwrap());
+            File::create(disk.0.path().join("image")).and_then(|image| image.set_len(16 << 20)).unwrap();
+            fs::create_dir(disk.root()).unwrap();
+            let made = Command::new("mkfs.ext4").args(["-q", "image"]).current_dir(disk.0.path()).status();
+            (made.is_ok_and(|status| status.success()) && disk.mount()).then_some(disk)
+        }
+
+        fn root(&self) -> PathBuf {
+            self.0.path().join("root")
+        }
+
+        fn mount(&self) -> bool {
+            let mounted = Command::new("mount").args(["-o", "loop", "image", "root"]).current_dir(self.0.path()).output();
+            mounted.is_ok_and(|mounted| mounted.status.success())
+        }
+
+        fn unmount(&self) -> bool {
+            Command::new("umount").arg(self.root()).output().is_ok_and(|unmounted| unmounted.status.success())
+        }
+
+        /// What is not on it by now is lost. Whether that is possible.
+        fn crash(&self) -> bool {
+            const SHUTDOWN: libc::c_ulong = 0x8004_587d;
+            let without_log = 2_u32;
+            let root = File::open(self.root()).unwrap();
+            // SAFETY: the request reads an integer, which outlives the call.
+            let refused = unsafe { libc::ioctl(root.as_raw_fd(), SHUTDOWN, &raw const without_log) };
+            drop(root);
+            refused == 0 && self.unmount() && self.mount()
+        }
+    }
+
+    impl Drop for Disk {
+        fn drop(&mut self) {
+            self.unmount();
+        }
+    }
+
+    #[test]
+    fn batches_outlive_a_crash_of_the_machine() {
+        let Some(disk) = Disk::new() else { return heapbpf_testing::skipped("no file system can be made and mounted") };
+        let options = SpoolOptions { folder: disk.root(), most_bytes: 1 << 20 };
+        let mut spool = Spool::open(&options, "x").unwrap();
+        (1..=3).for_each(|number| assert_eq!(pushed(&mut spool, number), 0));
+        // Others see to it that their files are on the disk, and with these the names of all.
+        File::create(disk.root().join("another")).and_then(|file| file.sync_all()).unwrap();
+        drop(spool);
+        if !disk.crash() {
+            return heapbpf_testing::skipped("the file system cannot be shut down");
+        }
+        let mut spool = Spool::open(&options, "x").unwrap();
+        for number in 1..=3 {
+            let (first, unreadable) = spool.first();
+            let (at, first) = first.expect("it was added");
+            assert_eq!((first, unreadable), (batch(number), 0));
+            assert!(spool.remove(at));
+        }
     }
 
     #[test]

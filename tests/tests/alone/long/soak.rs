@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use flate2::read::GzDecoder;
+use heapbpf_tests::distinct::Distinct;
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::Profile;
 use heapbpf_tests::program::program_with;
@@ -133,4 +134,29 @@ fn memory_stays_flat_and_estimates_do_not_drift() {
     assert!(line.slope - BEYOND_CHANCE * line.error < GROWTH * mean, "the daemon's memory grows: {line:?}");
     assert!(drift.at_end.abs() < BEYOND_CHANCE, "estimates drift: {drift:?}");
     assert!(drift.mean.abs() * (drift.increments as f64).sqrt() < BEYOND_CHANCE, "estimates drift: {drift:?}");
+}
+
+/// An hour of 10,000 programs that are all different: tables, descriptors and memory end where they began.
+#[test]
+#[ignore = "takes an hour"]
+fn programs_that_never_come_again_leave_nothing() {
+    const PROGRAMS: u64 = 10_000;
+    let Some(_turn) = turn("programs_that_never_come_again_leave_nothing") else { return };
+    let whole = Duration::from_secs_f64(60.0 * number("HEAPBPF_SOAK_MINUTES", 60.0));
+    let (recording, address) = Recorder::new().service().without_outputs().flag("--all").serve();
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", recording.pid())).expect("it runs").count();
+    let mut programs = Distinct::new();
+    // The tables fill first: of programs that have ended, a thousand have a line.
+    programs.run(PROGRAMS / 5);
+    let before = (programs.settled(address, u64::MAX), descriptors());
+    let begun = Instant::now();
+    for done in 1..=PROGRAMS / 100 {
+        programs.run(100);
+        std::thread::sleep((whole * done as u32 / (PROGRAMS / 100) as u32).saturating_sub(begun.elapsed()));
+    }
+    let after = (programs.settled(address, before.0.modules + 128), descriptors());
+    println!("before: {before:?}; after {PROGRAMS} programs: {after:?}");
+    assert!(after.0.resident <= 1.05 * before.0.resident, "memory");
+    assert!(after.1 <= before.1 + 128 && after.1 < 1000, "descriptors");
+    recording.stop();
 }

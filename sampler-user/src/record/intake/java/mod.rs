@@ -18,10 +18,11 @@ use heapbpf_unwind::memory::{Memory, Missing};
 use heapbpf_unwind::raw::{RawFrame, SpaceView};
 use heapbpf_unwind::runtime::{Left, RuntimeCode, RuntimeFrame};
 
+use crate::clock::monotonic_ns;
 use crate::host::mappings::AddressSpace;
 use crate::symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
 use notes::Outcomes;
-use process::{Code, Process};
+use process::{Code, Process, TRUE_FOR};
 use reader::{Failed, JavaReader};
 
 /// Most processes that are known to have no JVM.
@@ -219,6 +220,11 @@ impl RuntimeCode for Javas {
             Err(Why::Missing(missing)) => Left::Missing(missing),
             Err(Why::Stuck(why)) => self.stuck(why),
         }
+    }
+
+    fn version(&self, process: ProcessKey) -> u64 {
+        // The code of others is in files.
+        if self.processes.contains_key(&process) { monotonic_ns() / TRUE_FOR.as_nanos() as u64 } else { 0 }
     }
 }
 

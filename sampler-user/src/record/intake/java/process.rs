@@ -14,7 +14,7 @@ use super::reader::{Failed, JavaReader, Place};
 use crate::symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
 
 /// How long what was read counts as true. Then it is compared: code and methods may be freed, and their memory used again.
-const TRUE_FOR: Duration = Duration::from_secs(1);
+pub const TRUE_FOR: Duration = Duration::from_secs(1);
 /// Time between two looks at a JVM that has not begun.
 const AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// Most bytes that are kept of one process. Then it is read again.

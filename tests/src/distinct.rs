@@ -1,0 +1,98 @@
+//! Short programs that are all different: copies of `/bin/true` with other bytes behind them.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use flate2::read::GzDecoder;
+use tempfile::TempDir;
+
+use crate::output::Profile;
+use crate::scrape::get;
+use crate::target::until;
+
+/// Sizes of tables of a serving heapbpf.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables {
+    /// Modules known.
+    pub modules: u64,
+    /// Files of modules that are open.
+    pub open: u64,
+    /// Bytes of resident memory.
+    pub resident: f64,
+}
+
+impl Tables {
+    /// Their sizes now.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    pub fn of(address: SocketAddr) -> Self {
+        let resident = get(address, "/metrics").metric("heapbpf_daemon_resident_bytes").expect("it is there");
+        let answer = get(address, "/debug/pprof/heap?format=json");
+        let profile: Profile = serde_json::from_reader(GzDecoder::new(&answer.body[..])).expect("a profile");
+        let number = |name: &str| profile.counters.get(name).and_then(serde_json::Value::as_u64);
+        Self {
+            modules: number("modules").expect("it is counted"),
+            open: number("modules_open").expect("it is counted"),
+            resident,
+        }
+    }
+}
+
+/// The programs.
+pub struct Distinct {
+    folder: TempDir,
+    content: Vec<u8>,
+    made: u64,
+}
+
+impl Distinct {
+    /// None so far.
+    ///
+    /// # Panics
+    /// If there is no `/bin/true`.
+    #[allow(clippy::new_without_default, reason = "it reads a file")]
+    pub fn new() -> Self {
+        let folder = TempDir::with_prefix("heapbpf-distinct-").expect("a temporary folder");
+        Self { folder, content: fs::read("/bin/true").expect("it is there"), made: 0 }
+    }
+
+    /// Makes, runs and deletes so many more.
+    ///
+    /// # Panics
+    /// If one fails.
+    pub fn run(&mut self, count: u64) {
+        let length = self.content.len();
+        for _ in 0..count {
+            self.made += 1;
+            self.content.truncate(length);
+            self.content.extend(self.made.to_le_bytes());
+            let path = self.folder.path().join(format!("program-{}", self.made));
+            fs::copy("/bin/true", &path).and_then(|_| fs::write(&path, &self.content)).expect("room");
+            assert!(Command::new(&path).status().expect("it runs").success());
+            fs::remove_file(&path).expect("our own file");
+        }
+    }
+
+    /// Sizes of tables once what is known of most of them is forgotten: there are at most `most` modules.
+    pub fn settled(&self, address: SocketAddr, most: u64) -> Tables {
+        let mut tables = Tables::of(address);
+        until("modules are forgotten", || {
+            tables = Tables::of(address);
+            tables.modules <= most
+        });
+        tables
+    }
+
+    /// How many of them a process has open.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn open_in(&self, pid: u32) -> usize {
+        let ours = self.folder.path().to_string_lossy().into_owned();
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+        let paths = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        paths.filter(|path| path.to_string_lossy().starts_with(&ours)).count()
+    }
+}
