@@ -206,6 +206,15 @@ impl Maps for KernelMaps {
     }
 }
 
+/// Tells of a process id whether it is listed as a target, for another thread.
+///
+/// # Errors
+/// The object has no such map.
+pub fn listed(loader: &Loader) -> Result<impl Fn(u32) -> bool + Send + use<>, KernelError> {
+    let targets: HashMap<MapData, u32, u32> = HashMap::try_from(loader.typed_map("TARGETS")?).map_err(failed)?;
+    Ok(move |pid| targets.get(&pid, 0).is_ok())
+}
+
 impl ControlMaps {
     /// Opens the maps.
     ///
@@ -229,7 +238,15 @@ impl ControlMaps {
 
 impl<M: Maps> ControlMaps<M> {
     fn new(maps: M) -> Self {
-        Self { maps, control: Control::default(), draws: VecDeque::new(), sites_used: 0, files_used: 0, places: BTreeMap::new(), free: Vec::new() }
+        Self {
+            maps,
+            control: Control::default(),
+            draws: VecDeque::new(),
+            sites_used: 0,
+            files_used: 0,
+            places: BTreeMap::new(),
+            free: Vec::new(),
+        }
     }
 
     /// Adds a file's ranges and sites. Returns the index of the first site.

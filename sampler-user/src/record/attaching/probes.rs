@@ -19,6 +19,7 @@ use crate::attach::rules;
 use crate::clock::monotonic_ns;
 use crate::cost::cpus;
 use crate::host::Host;
+use crate::host::exec_watch::ExecWatch;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{Stat, Target};
 use crate::host::processes::{HostChange, IncarnationId};
@@ -33,6 +34,9 @@ use heapbpf_probes::{CustomAllocator, Runtime, Table};
 
 /// Time between looks at modules that are being examined on other threads, or wait to be hooked inline. What they allocate is not seen before.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
+
+/// Time between looks at processes that are about to wait at their entry point.
+const LOOK_AT_HELD_AFTER: Duration = Duration::from_micros(500);
 
 /// What a module was found to be.
 pub(super) enum Look {
@@ -125,6 +129,8 @@ pub struct Attaching {
     pub(super) members: Members,
     /// CPU time of processes, where they are taken in one by one.
     pub(in crate::record) activity: Option<Activity>,
+    /// Has targets wait that execute a program.
+    pub(in crate::record) execs: Option<ExecWatch>,
     until_ns: u64,
 }
 
@@ -193,6 +199,7 @@ impl Attaching {
             go: GoPrograms::default(),
             others: OthersHooks::default(),
             members: Members::default(),
+            execs: None,
             activity: hooks_inline.then(|| Activity::new(cpus::online(), began_ns)),
             until_ns: u64::MAX,
         }
@@ -209,6 +216,9 @@ impl Attaching {
 
     /// Time until modules that are being examined are worth another look.
     pub fn until_look(&self) -> Option<Duration> {
+        if self.holds_members() {
+            return Some(LOOK_AT_HELD_AFTER);
+        }
         let waits = !self.under_way.is_empty() || self.interpreters.has_unled() || self.awaits_members();
         let now = waits.then_some(LOOK_AGAIN_AFTER);
         now.into_iter().chain(self.objects.until_look()).min()

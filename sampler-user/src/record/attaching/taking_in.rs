@@ -8,6 +8,7 @@ use super::mapped::modules_of;
 use super::modules::Unhooked;
 use super::probes::{Attaching, is_alive};
 use heapbpf_profile::units;
+use heapbpf_remote::Waiting;
 use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
 
 use crate::attach::files::FileKey;
@@ -15,6 +16,7 @@ use crate::attach::hooks::MOST_OWN_LINKS;
 use crate::attach::inline::loader_is_done;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
+use crate::host::exec_watch::{ExecWatch, Executed};
 use crate::host::processes::IncarnationId;
 use crate::host::shadow_stacks;
 use crate::kernel::control::CountedBy;
@@ -22,6 +24,9 @@ use crate::record::budget::activity::CpuTime;
 
 /// How long the loader of a program is waited for. A program that is stopped meanwhile is hooked as it is.
 const LOADER_LIMIT: Duration = Duration::from_millis(500);
+
+/// How long a process is held at most: to its entry point, and until it is hooked.
+const HELD_LIMIT: Duration = Duration::from_secs(1);
 
 /// What came of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +46,8 @@ pub(super) struct Members {
     taken: HashMap<u32, IncarnationId>,
     /// Named ones that are to be taken in, and since when.
     awaited: HashMap<u32, Instant>,
+    /// Those of them that wait at their entry point, or will, and when they executed their program (CLOCK_MONOTONIC).
+    held: HashMap<u32, (Waiting, u64)>,
 }
 
 impl Attaching {
@@ -103,6 +110,34 @@ impl Attaching {
         !self.members.awaited.is_empty()
     }
 
+    /// Whether named processes wait at their entry point, or will.
+    pub(super) fn holds_members(&self) -> bool {
+        !self.members.held.is_empty()
+    }
+
+    /// Takes over the processes that executed a program and wait.
+    fn take_held(&mut self) {
+        while let Some(Executed { pid, time_ns, held }) = self.execs.as_ref().and_then(ExecWatch::take) {
+            match held {
+                Ok(waiting) if !self.is_over() => {
+                    self.members.held.insert(pid, (waiting, time_ns));
+                    self.await_member(pid);
+                }
+                Ok(_) => {}
+                Err(why) => log::debug!("process {pid} does not wait at its entry point: {why}"),
+            }
+        }
+    }
+
+    /// Whether a process can be taken in that is named since a time.
+    fn is_member_due(&self, host: &Host, pid: u32, since: Instant) -> bool {
+        let Some((waiting, executed_ns)) = self.members.held.get(&pid) else {
+            return since.elapsed() >= LOADER_LIMIT || loader_is_done(pid);
+        };
+        let is_known = || host.processes().current(pid).is_some_and(|it| it.since_ns >= *executed_ns);
+        since.elapsed() >= HELD_LIMIT || waiting.is_there() && is_known()
+    }
+
     /// Notes that the program that a process runs is hooked.
     pub(super) fn has_hooks(&mut self, host: &Host, pid: u32) {
         self.members.awaited.remove(&pid);
@@ -130,6 +165,7 @@ impl Attaching {
     pub(super) fn member_ended(&mut self, pid: u32) {
         self.members.taken.remove(&pid);
         self.members.awaited.remove(&pid);
+        self.members.held.remove(&pid);
     }
 
     /// Has the links of its own of a process released, which inline hooks count.
@@ -145,13 +181,17 @@ impl Attaching {
 
     /// Takes named processes in whose loader is done.
     pub(super) fn take_in_members(&mut self, host: &mut Host) {
+        self.take_held();
         for (pid, since) in std::mem::take(&mut self.members.awaited) {
-            let is_due = since.elapsed() >= LOADER_LIMIT || loader_is_done(pid);
-            if self.is_over() || !is_alive(pid) {
-                continue;
-            }
-            if !is_due || self.take_in(host, pid) == TakenIn::NotYet {
+            let is_over = self.is_over() || !is_alive(pid);
+            if !is_over && (!self.is_member_due(host, pid, since) || self.take_in(host, pid) == TakenIn::NotYet) {
                 self.members.awaited.insert(pid, since);
+            } else {
+                // It goes on.
+                self.members.held.remove(&pid);
+            }
+            if since.elapsed() >= HELD_LIMIT {
+                self.members.held.remove(&pid);
             }
         }
     }

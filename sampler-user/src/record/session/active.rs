@@ -142,9 +142,9 @@ impl ActiveRecording {
     /// # Errors
     /// The command cannot be executed, or the system provides no descriptors to wait with. Nothing was recorded.
     pub async fn run(&mut self, mut requests: mpsc::Receiver<Request>) -> anyhow::Result<Option<String>> {
-        let mut wakers = Wakers::watch(&self.session).context("cannot wait for events")?;
         notify::ready();
         self.release_command()?;
+        let mut wakers = Wakers::watch(&self.session).context("cannot wait for events")?;
         let mut triggers = Triggers::new(self.session.plan.outputs.triggers, self.begun);
         while let Some(pause) = self.turn(&mut triggers) {
             self.watch_anew(&mut wakers);
@@ -283,7 +283,10 @@ impl ActiveRecording {
 }
 
 /// What wakes the loop: rings that fill up, and process events of the host.
-struct Wakers([AsyncFd<OwnedFd>; 3]);
+struct Wakers {
+    always: [AsyncFd<OwnedFd>; 3],
+    execs: Option<AsyncFd<OwnedFd>>,
+}
 
 impl Wakers {
     fn watch(session: &Session) -> std::io::Result<Self> {
@@ -291,14 +294,22 @@ impl Wakers {
         // SAFETY: `session.host` owns the descriptor and is borrowed until this function returns; `watch` keeps a copy
         // only.
         let host = unsafe { BorrowedFd::borrow_raw(host) };
-        Ok(Self([watch(kernel.events.as_fd())?, watch(kernel.stacks.as_fd())?, watch(host)?]))
+        let execs = session.attaching.execs.as_ref().map(|execs| watch(execs.as_fd())).transpose()?;
+        Ok(Self { always: [watch(kernel.events.as_fd())?, watch(kernel.stacks.as_fd())?, watch(host)?], execs })
     }
 
     /// Waits until one of them is readable.
     async fn next(&self) -> std::io::Result<()> {
-        let [events, stacks, host] = &self.0;
+        let [events, stacks, host] = &self.always;
+        let executed = async {
+            match &self.execs {
+                Some(execs) => execs.readable().await.map(|mut guard| guard.clear_ready()),
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
+            done = executed => done?,
             guard = events.readable() => guard?.clear_ready(),
             guard = stacks.readable() => guard?.clear_ready(),
             guard = host.readable() => guard?.clear_ready(),

@@ -6,10 +6,13 @@ use heapbpf_remote::{NotHeld, Waiting};
 use sampler_ebpf::abi::LiveValue;
 
 use super::state::Session;
+use crate::host::exec_watch::ExecWatch;
 use crate::host::process::ProcessInfo;
 
 /// Time that a command may take to its entry point. After that it is not waited for.
 const LIMIT: Duration = Duration::from_secs(5);
+/// A program that a target executes goes on by itself after this time, if we do not let it go before.
+const HELD_AT_MOST: Duration = Duration::from_secs(2);
 /// Pause between two looks at it.
 const PAUSE: Duration = Duration::from_micros(500);
 
@@ -18,8 +21,18 @@ impl Session {
     pub(super) fn hook_command(&mut self, pid: u32, held: Result<Waiting, NotHeld>) {
         let hooked = held.map_err(|why| why.to_string()).and_then(|waiting| self.hook_waiting(pid, &waiting));
         self.attaching.held = None;
+        self.watch_execs();
         if let Err(why) = hooked {
             self.attaching.stays_probed(pid, &why);
+        }
+    }
+
+    /// Has targets that execute a program wait at its entry point, from now on.
+    pub(super) fn watch_execs(&mut self) {
+        let Some(listed) = self.listed.take() else { return };
+        match ExecWatch::start(listed, HELD_AT_MOST) {
+            Ok(watch) => self.attaching.execs = Some(watch),
+            Err(error) => log::warn!("the first calls of programs that targets execute may be missing: {error}"),
         }
     }
 

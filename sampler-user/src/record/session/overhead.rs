@@ -41,6 +41,10 @@ impl Session {
             self.attaching.set_end(last_ns);
         }
         self.overhead.controller.begin(cpu_seconds, self.schedule.started_ns);
+        // A command's own exec is awaited otherwise.
+        if self.attaching.held.is_none() {
+            self.watch_execs();
+        }
     }
 
     /// Lets the controller look, if it is time, and carries out its actions.

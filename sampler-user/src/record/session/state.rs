@@ -22,7 +22,7 @@ use crate::host::limits::{links_need_admin, module_files};
 use crate::host::own_code::leave_the_file;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
-use crate::kernel::control::ControlMaps;
+use crate::kernel::control::{ControlMaps, listed};
 use crate::kernel::guardian::Guardian;
 use crate::kernel::incarnations::Incarnations;
 use crate::kernel::inline::{self, InlineMap, InlinePrograms};
@@ -94,9 +94,14 @@ pub(super) struct Session {
     pub(super) unfinished: Unfinished,
     /// Processes that run Go programs.
     pub(super) go: GoKeys,
+    /// Whether a process is listed as a target, until execs of targets are watched.
+    pub(super) listed: Option<Listed>,
     /// Active processes that are to be hooked, the busiest last.
     pub(super) due: Vec<ProcessKey>,
 }
+
+/// Tells whether a process is listed as a target.
+pub(super) type Listed = Box<dyn Fn(u32) -> bool + Send>;
 
 /// State of the housekeeping.
 #[derive(Default)]
@@ -170,6 +175,9 @@ impl Session {
                 Ok::<_, KernelError>(InlineHooks::new(hooking, maps, how, follows))
             })
             .transpose()?;
+        // Whatever all processes of the host run is hooked when it is active.
+        let watches = inline.is_some() && !plan.targets.are_all();
+        let listed = watches.then(|| listed(&loader)).transpose()?.map(|listed| Box::new(listed) as Listed);
         let names = Arc::new(RuntimeFunctions::default());
         let inline_is_asked = plan.kernel.hook == Hook::Inline;
         let probes =
@@ -193,6 +201,7 @@ impl Session {
             errors: Errors::default(),
             unfinished: Unfinished::default(),
             go: GoKeys::default(),
+            listed,
             due: Vec::new(),
             plan,
         })
