@@ -191,8 +191,6 @@ pub struct Config {
     pub memory_bytes: u64,
     /// Page size as the kernel counts pages, bytes.
     pub page_bytes: u64,
-    /// The first sample of a thread wakes the daemon if none has for this long, ns; 0: none does.
-    pub first_sample_pause_ns: u64,
     /// When the recording began (CLOCK_BOOTTIME), ns.
     pub began_ns: u64,
     /// Pattern for [`target_rule::COMM`], NUL-padded; `*` and `?` as in a shell.

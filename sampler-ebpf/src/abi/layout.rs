@@ -25,7 +25,7 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         LivingThread: 32 { process: 0, memory_users: 16, cpu_ns: 24 }
         LiveKey: 24 { space: 0, address: 16 }
         LiveValue: 56 { sample: 0, time_ns: 8, thread_calls: 16, size_bytes: 24, trials: 32, interval: 40, offset: 44, tid: 48, site: 52 }
-        Config: 264 { target_rules: 0, follow: 4, live: 8, stack_kind: 12, self_tgid: 16, faults: 20, criterion: 24, stack_bytes: 32, seed: 40, wake_share: 48, cgroup_id: 56, cgroup_level: 64, memory_bytes: 72, page_bytes: 80, first_sample_pause_ns: 88, began_ns: 96, comm_pattern: 104, offsets: 120 }
+        Config: 256 { target_rules: 0, follow: 4, live: 8, stack_kind: 12, self_tgid: 16, faults: 20, criterion: 24, stack_bytes: 32, seed: 40, wake_share: 48, cgroup_id: 56, cgroup_level: 64, memory_bytes: 72, page_bytes: 80, began_ns: 88, comm_pattern: 96, offsets: 112 }
         KernelOffsets: 144 { task_mm: 0, task_group_leader: 8, task_start_boottime: 16, task_self_exec_id: 24, task_tgid: 32, task_comm: 40, task_signal: 48, task_thread_pointer: 56, signal_live: 64, mm_owner: 72, mm_start_stack: 80, mm_brk: 88, mm_total_vm: 96, mm_data_vm: 104, signal_rlim: 112, mm_users: 120, task_cpu: 128, signal_cpu: 136 }
         Control: 16 { draw: 0, targets_generation: 8 }
         Progress: 48 { threads: 0, threads_flushed: 8, records_lost: 16, ended_uncounted: 24, ended_uncounted_ns: 32, ended_counted_ns: 40 }

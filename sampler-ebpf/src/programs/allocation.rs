@@ -432,9 +432,8 @@ pub fn report(
     // SAFETY: the helper writes at most the 16 bytes that the field has.
     unsafe { bpf_get_current_comm((&raw mut record.thread_name).cast(), 16) };
     state.counters.submitted += 1;
-    let wakes = state.sequence == 1 && output::first_sample_wakes(time_ns);
     // SAFETY: `record` was reserved above, and is not used afterwards.
-    unsafe { output::submit_urgent(record, wakes) };
+    unsafe { output::submit(record) };
     true
 }
 

@@ -19,7 +19,6 @@ static CONFIG: Config = Config {
     cgroup_level: 0,
     memory_bytes: 0,
     page_bytes: 0,
-    first_sample_pause_ns: 0,
     began_ns: 0,
     comm_pattern: [0; 16],
     offsets: KernelOffsets {

@@ -73,9 +73,6 @@ pub static PROGRESS: Array<Progress, 1> = Array::new();
 /// 1 while the daemon sleeps; the next event wakes it.
 #[btf_map]
 pub static SLEEP: Array<u32, 1> = Array::new();
-/// When a thread's first sample last woke the daemon (CLOCK_MONOTONIC).
-#[btf_map]
-pub static WOKEN: Array<u64, 1> = Array::new();
 /// Trials per allocation of each size class, for the size-class criterion.
 #[btf_map]
 pub static TRIALS: Array<u64, { sampler_ebpf::trials::SIZE_CLASSES }> = Array::new();

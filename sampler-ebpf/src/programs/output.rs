@@ -26,20 +26,7 @@ pub fn reserve<T: FromBytes>() -> Option<&'static mut T> {
 /// `record` must come from [`reserve`], and must not be used afterwards.
 #[inline(always)]
 pub unsafe fn submit<T>(record: &mut T) {
-    // SAFETY: the caller's promise.
-    unsafe { submit_urgent(record, false) };
-}
-
-/// The same. `wakes`: the daemon is to see it at once.
-///
-/// # Safety
-/// As for [`submit`].
-#[inline(always)]
-pub unsafe fn submit_urgent<T>(record: &mut T, wakes: bool) {
-    let flags = match wakes {
-        true => u64::from(BPF_RB_FORCE_WAKEUP),
-        false => maps::events().map_or(u64::from(BPF_RB_NO_WAKEUP), |ring| wake_up(ring, 0)),
-    };
+    let flags = maps::events().map_or(u64::from(BPF_RB_NO_WAKEUP), |ring| wake_up(ring, 0));
     // SAFETY: the caller promises that `record` is a reservation. The reservation ends here.
     unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), flags) };
 }
@@ -69,24 +56,6 @@ pub fn wake_up(ring: Ring, record_bytes: u64) -> u64 {
         return u64::from(BPF_RB_FORCE_WAKEUP);
     }
     u64::from(BPF_RB_NO_WAKEUP)
-}
-
-/// Whether a thread's first sample, at this time, is to wake the daemon. Where threads come all the time, not each does.
-#[inline(always)]
-pub fn first_sample_wakes(time_ns: u64) -> bool {
-    let pause_ns = config!(first_sample_pause_ns);
-    if pause_ns == 0 {
-        return false;
-    }
-    let Some(last_ns) = maps::WOKEN.get_ptr_mut(0) else { return false };
-    // SAFETY: the pointer is to the map's value, an aligned u64. If two CPUs both find it due, both wake the daemon.
-    unsafe {
-        let is_due = time_ns.saturating_sub(*last_ns) >= pause_ns;
-        if is_due {
-            *last_ns = time_ns;
-        }
-        is_due
-    }
 }
 
 /// The current time by CLOCK_MONOTONIC.

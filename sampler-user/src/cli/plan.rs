@@ -162,11 +162,7 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
 
 /// Checks that inline hooks can do what is asked of them.
 fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
-    let target = &args.target;
-    let rules = target.all || target.comm.is_some() || target.cgroup.is_some() || target.container.is_some();
-    let refusal = if rules && !(target.pids.is_empty() && target.command.is_empty()) {
-        "give --pid or -- COMMAND, or else --all, --comm or --cgroup, but not both"
-    } else if args.sampling.mmap {
+    let refusal = if args.sampling.mmap {
         "it cannot attribute an allocator's own mappings yet: leave --mmap out"
     } else if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {
         "it has one interval for all sizes: leave --criterion size-class out"
@@ -268,11 +264,6 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
         stack_bytes: stacks.stack_bytes.max(SMALLEST_STACK_COPY),
         seed: args.sampling.seed.unwrap_or(0),
         wake_share: WAKE_SHARE,
-        // Hot processes go over to inline hooks; a sample tells of one first.
-        first_sample_pause_ns: match limits.hook {
-            HookArg::Inline if target_rules(targets) != 0 => FIRST_SAMPLE_PAUSE_NS,
-            _ => 0,
-        },
         cgroup_id: rules.cgroup.as_ref().map_or(0, |group| group.id),
         cgroup_level: rules.cgroup.as_ref().map_or(0, level_of),
         comm_pattern: rules.comm_pattern,
@@ -287,8 +278,6 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
     KernelPlan { config, sizes, rings, link: limits.link.kind(), hook: limits.hook.into() }
 }
 
-/// Shortest time between two wake-ups by first samples of threads. A turn of the daemon takes some 50 µs.
-const FIRST_SAMPLE_PAUSE_NS: u64 = 10_000_000;
 /// Sampling interval under `-i auto` until the call rate is known. That takes a short time, and this interval is
 /// small enough that it hardly widens error bars.
 const AUTOMATIC_START: u64 = 64 << 10;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::mapped::modules_of;
 use super::modules::Unhooked;
 use super::probes::{Attaching, is_alive};
+use heapbpf_audit::Hook;
 use heapbpf_profile::units;
 use heapbpf_remote::Waiting;
 use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
@@ -65,7 +66,10 @@ impl Attaching {
 
     /// Share of a process's CPU time in which its calls were counted; `None` if that is not known.
     pub(in crate::record) fn cpu_share(&self, process: ProcessKey) -> Option<f64> {
-        self.activity.as_ref()?.of(process).map(CpuTime::share)
+        let looked = self.activity.as_ref()?.of(process).map(CpuTime::share);
+        // Some begin and end between two looks.
+        let is_inline = self.standing.hook(process.tgid) == Hook::Inline;
+        looked.or_else(|| is_inline.then(|| self.targets.seen(process.tgid, monotonic_ns()).share))
     }
 
     /// Says how much of the targets' CPU time was counted. `ended`: what the programs added up.
@@ -228,8 +232,9 @@ impl Attaching {
         if !is_hooked {
             return TakenIn::Not(why);
         }
-        // The recording begins when all is in place.
-        let hooked_ns = if self.is_starting { 0 } else { monotonic_ns() };
+        // Nothing has run yet of one that waits at its entry point, and the recording begins when all is in place.
+        let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|(waiting, _)| waiting.is_there());
+        let hooked_ns = if is_whole { 0 } else { monotonic_ns() };
         self.targets.hooked(pid, since_ns, hooked_ns);
         TakenIn::Counted
     }
