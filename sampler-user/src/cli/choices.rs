@@ -61,54 +61,6 @@ pub enum HookArg {
     /// Inline where that is possible (x86-64), else by probes; where a process has no allocator that can be hooked, what it announces itself (usdt)
     #[default]
     Auto,
-    /// By call frame information, over a copy of the stack
-    Dwarf,
-    /// By frame pointers, in the kernel
-    Fp,
-}
-
-impl From<UnwindArg> for Unwind {
-    fn from(arg: UnwindArg) -> Self {
-        match arg {
-            UnwindArg::Auto => Self::Auto,
-            UnwindArg::Dwarf => Self::Dwarf,
-            UnwindArg::Fp => Self::FramePointers,
-        }
-    }
-}
-
-/// How uprobes are linked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum LinkArg {
-    /// The best that this kernel has
-    #[default]
-    Auto,
-    /// Sessions (kernel 6.13)
-    Session,
-    /// Multi links (kernel 6.6)
-    Multi,
-    /// Perf events
-    Perf,
-}
-
-impl LinkArg {
-    /// The kind of link, if one is forced.
-    pub const fn kind(self) -> Option<LinkKind> {
-        match self {
-            Self::Auto => None,
-            Self::Session => Some(LinkKind::Session),
-            Self::Multi => Some(LinkKind::Multi),
-            Self::Perf => Some(LinkKind::Perf),
-        }
-    }
-}
-
-/// How calls are counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum HookArg {
-    /// Inline for -- COMMAND and hot processes that it starts, where that is safe (x86-64); probes for what runs already; where a process has no allocator that can be probed, what it announces itself (usdt)
-    #[default]
-    Auto,
     /// By probes, which trap on every call; nothing is written into processes
     Probe,
     /// Inside the process, by code that is mapped into it (x86-64), and a warning where that is refused
