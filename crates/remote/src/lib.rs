@@ -26,6 +26,7 @@ mod found;
 mod maps;
 mod outcome;
 mod plan;
+mod same_code;
 mod status;
 
 #[cfg(target_arch = "x86_64")]
@@ -74,7 +75,8 @@ pub use error::{Busy, Error, Refusal};
 pub use found::{Found, blob_range};
 pub use maps::{Mapping, Maps, PAGE_BYTES};
 pub use outcome::{Hooked, Mapped, Stopped, Word};
-pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, other_code, reserved_bytes};
+pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};
+pub use same_code::other_code;
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{Exec, NotHeld, STOP_LIMIT, Target, Waiting};
 #[cfg(target_arch = "x86_64")]
