@@ -27,6 +27,7 @@ mod maps;
 mod outcome;
 mod plan;
 mod priority;
+mod same_code;
 mod status;
 
 #[cfg(target_arch = "x86_64")]
@@ -75,8 +76,9 @@ pub use error::{Busy, Error, Refusal};
 pub use found::{Found, blob_range};
 pub use maps::{Mapping, Maps, PAGE_BYTES};
 pub use outcome::{Hooked, Mapped, Stopped, Word};
-pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, other_code, reserved_bytes};
+pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};
 pub use priority::Raised;
+pub use same_code::other_code;
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{Exec, Executing, NotHeld, STOP_LIMIT, Target, Waiting};
 #[cfg(target_arch = "x86_64")]

@@ -11,8 +11,9 @@ use std::os::unix::fs::FileExt as _;
 
 use crate::failure::Failure;
 use crate::maps::PAGE_BYTES;
-use crate::plan::{Kept, is_same_code};
+use crate::plan::Kept;
 use crate::remote::Remote;
+use crate::same_code::is_same_code;
 
 /// Pages at their spare place, before they are put back.
 pub(crate) struct Spare {

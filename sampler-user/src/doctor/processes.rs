@@ -18,6 +18,7 @@ use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
 use crate::attach::inline::preview::Preview;
 use crate::attach::inline::{self, Refused};
+use crate::attach::libraries::{expected, find_program};
 use crate::attach::linker::Linker as _;
 use crate::attach::moved_text;
 use crate::host::Host;
@@ -185,8 +186,12 @@ pub fn command(words: &[OsString], hooks: &mut Hooks, debug_dirs: &[PathBuf], li
     let name = words.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     let mut auditor = Auditor { hooks, debug_dirs, link, loaded: None };
     let mut found = Found::of(ProcessAudit { comm: name, ..ProcessAudit::default() });
-    for path in crate::attach::libraries::expected(words) {
+    let program = words.first().and_then(|word| find_program(word));
+    for path in expected(words) {
         let Ok(file) = File::open(&path) else { continue };
+        if program.as_ref() == Some(&path) {
+            found.may_move_code(&path.to_string_lossy(), &file);
+        }
         auditor.audit_file(&path.to_string_lossy(), &Arc::new(file), None, &mut found);
     }
     found.finish(auditor.hooks)
@@ -250,6 +255,12 @@ impl Found {
         if !has_objects && !self.refused.contains(&missing) {
             self.refused.push(missing);
         }
+    }
+
+    /// Notes if a program's file has what moves code to anonymous memory.
+    fn may_move_code(&mut self, path: &str, file: &File) {
+        let sign = moved_text::sign_in(file);
+        self.audit.limits.extend(sign.map(|sign| Missing::new(path, format!("{MAY_MOVE} ({sign})"))));
     }
 
     /// Asks the JVM that was found in a module which version it is.
@@ -330,6 +341,9 @@ impl Auditor<'_> {
         }
         match host.modules_mut().source(module) {
             Ok(ModuleSource::File(file)) => {
+                if path == found.audit.exe {
+                    found.may_move_code(&path, &file);
+                }
                 self.audit_file(&path, &file, build_id.as_deref(), found);
                 found.ask_jvm(module, host);
             }
@@ -347,11 +361,6 @@ impl Auditor<'_> {
     }
 
     fn audit_file(&mut self, path: &str, file: &Arc<File>, build_id: Option<&[u8]>, found: &mut Found) {
-        if path == found.audit.exe
-            && let Some(sign) = moved_text::sign_in(file)
-        {
-            found.audit.limits.push(Missing::new(path, format!("{MAY_MOVE} ({sign})")));
-        }
         self.audit_allocator(path, file, found);
         found.audit.modules.extend(describe_file(path, file, build_id, self.debug_dirs));
     }

@@ -244,7 +244,8 @@ fn what_only_looks_like_ours_is_not_touched() {
         let is_told = |told: &str| told.contains("not touched") && told.contains("another version");
         assert_eq!(is_told(&outcome.stderr), mappings == 2, "{}", outcome.stderr);
         assert_eq!(outcome.results().0.notes.iter().any(|note| is_told(note)), mappings == 2);
-        assert_eq!(mapped(pid), before);
+        let after = mapped(pid);
+        assert!(before.iter().all(|line| after.contains(line)), "{after:?}");
         assert!(target.end().success());
     }
 }
