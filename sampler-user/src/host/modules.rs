@@ -403,8 +403,7 @@ impl ModuleTable {
         }
         let modules = &self.modules;
         // Other names are found again: those of ended containers, and of memory files.
-        let has_it_first =
-            |key, id: &ModuleId| modules.get(id).is_some_and(|module| module.file_identity() == key);
+        let has_it_first = |key, id: &ModuleId| modules.get(id).is_some_and(|module| module.file_identity() == key);
         self.by_file.retain(|key, ids| {
             ids.retain(|id| has_it_first(*key, id));
             !ids.is_empty()

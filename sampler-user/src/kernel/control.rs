@@ -229,7 +229,15 @@ impl ControlMaps {
 
 impl<M: Maps> ControlMaps<M> {
     fn new(maps: M) -> Self {
-        Self { maps, control: Control::default(), draws: VecDeque::new(), sites_used: 0, files_used: 0, places: BTreeMap::new(), free: Vec::new() }
+        Self {
+            maps,
+            control: Control::default(),
+            draws: VecDeque::new(),
+            sites_used: 0,
+            files_used: 0,
+            places: BTreeMap::new(),
+            free: Vec::new(),
+        }
     }
 
     /// Adds a file's ranges and sites. Returns the index of the first site.

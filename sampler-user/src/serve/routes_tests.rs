@@ -24,8 +24,15 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
         while let Some(request) = requests.recv().await {
             let (begun, profile) = (Instant::now(), testing::small());
             let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
-            let _ =
-                request.reply.send(Ok(Made { profile, stats, keys, recent: Recent::default(), begun, cost, cpu: cost }));
+            let _ = request.reply.send(Ok(Made {
+                profile,
+                stats,
+                keys,
+                recent: Recent::default(),
+                begun,
+                cost,
+                cpu: cost,
+            }));
         }
     });
     let tokens = Tokens::parse(&format!("{EVERYTHING}\n{OWN_PART} comm=server\n")).unwrap();

@@ -301,7 +301,8 @@ fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
     let url = format!("http://{}", silent.local_addr().expect("it has one"));
     let mut target = Target::start(&stripped, ["40"]);
     let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &url);
-    let (recording, address) = recorder.variable("DEBUGINFOD_CACHE_PATH", folder.path().join("cache").as_os_str()).serve();
+    let (recording, address) =
+        recorder.variable("DEBUGINFOD_CACHE_PATH", folder.path().join("cache").as_os_str()).serve();
     target.run();
     // Without an answer soon, the client leaves.
     let status = || {

@@ -220,7 +220,12 @@ fn jobs_are_done_in_order_and_the_last_one_too_when_the_session_goes() {
         let sender = sender.clone();
         let then = move |made: Made| sender.send((number, made.profile.processes.len())).unwrap();
         let processes: Vec<Process> = (0..number).map(|pid| process(pid, false)).collect();
-        jobs.send(Job::Make(Box::new(snapshot(Detail::Totals, processes, Vec::new())), Box::new(then), Place::default())).unwrap();
+        jobs.send(Job::Make(
+            Box::new(snapshot(Detail::Totals, processes, Vec::new())),
+            Box::new(then),
+            Place::default(),
+        ))
+        .unwrap();
     }
     drop((jobs, sender));
     worker().work(&queue);

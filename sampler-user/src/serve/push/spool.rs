@@ -315,7 +315,8 @@ mod tests {
         }
 
         fn mount(&self) -> bool {
-            let mounted = Command::new("mount").args(["-o", "loop", "image", "root"]).current_dir(self.0.path()).output();
+            let mounted =
+                Command::new("mount").args(["-o", "loop", "image", "root"]).current_dir(self.0.path()).output();
             mounted.is_ok_and(|mounted| mounted.status.success())
         }
 
