@@ -124,7 +124,7 @@ fn a_thread_without_state_loses_its_allocations_and_nothing_else() {
 /// known to have been freed would be live again.
 #[test]
 fn a_block_that_was_reallocated_is_not_told_of_in_the_next_call() {
-    const READS: usize = 20_000;
+    const READS: usize = 5_000;
     let Some(mut kernel) = Kernel::start(&EVERY_CALL) else { return };
     let (goes_on, mut freed) = (AtomicU64::new(1), HashMap::new());
     std::thread::scope(|scope| {

@@ -4,10 +4,8 @@ use std::fs;
 use std::net::SocketAddr;
 use std::process::Command;
 
-use flate2::read::GzDecoder;
 use tempfile::TempDir;
 
-use crate::output::Profile;
 use crate::scrape::get;
 use crate::target::until;
 
@@ -28,14 +26,12 @@ impl Tables {
     /// # Panics
     /// If it does not answer.
     pub fn of(address: SocketAddr) -> Self {
-        let resident = get(address, "/metrics").metric("heapbpf_daemon_resident_bytes").expect("it is there");
-        let answer = get(address, "/debug/pprof/heap?format=json");
-        let profile: Profile = serde_json::from_reader(GzDecoder::new(&answer.body[..])).expect("a profile");
-        let number = |name: &str| profile.counters.get(name).and_then(serde_json::Value::as_u64);
+        let metrics = get(address, "/metrics");
+        let metric = |name: &str| metrics.metric(name).unwrap_or_else(|| panic!("no {name} in {}", metrics.text()));
         Self {
-            modules: number("modules").expect("it is counted"),
-            open: number("modules_open").expect("it is counted"),
-            resident,
+            modules: metric("heapbpf_modules") as u64,
+            open: metric("heapbpf_modules_open") as u64,
+            resident: metric("heapbpf_daemon_resident_bytes"),
         }
     }
 }

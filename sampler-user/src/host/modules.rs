@@ -411,6 +411,16 @@ impl ModuleTable {
         self.by_real_file.retain(|_, id| modules.contains_key(id));
     }
 
+    /// Closes a file that is no longer needed. If it was deleted, its disk space is freed.
+    pub fn close(&mut self, id: ModuleId) {
+        if let Some(module) = self.modules.get_mut(&id)
+            && matches!(module.content, Content::Open { .. })
+        {
+            module.content = Content::Closed;
+            self.open -= 1;
+        }
+    }
+
     fn open_again(&mut self, id: ModuleId) -> Result<Opened, Unreadable> {
         let module = self.get(id).ok_or(Unreadable::NoFile)?;
         let Seen { pid, address, length } = module.seen;

@@ -33,6 +33,12 @@ pub const MOST_PROGRAMS: usize = 500;
 /// Name of the gauge of processes that no exact total includes.
 const UNCOUNTED_PROCESSES: &str = "heapbpf_uncounted_processes";
 
+/// Sizes of tables in the accounting, which are no counters: name, that of the gauge, and help.
+const SIZES: [(&str, &str, &str); 2] = [
+    ("modules", "heapbpf_modules", "Files that are known to be, or to have been, mapped as programs."),
+    ("modules_open", "heapbpf_modules_open", "Those of them that heapbpf has open."),
+];
+
 /// Confidence level of the bounds.
 const CONFIDENCE: f64 = 0.95;
 
@@ -333,10 +339,13 @@ impl Metrics {
         }
         lost.write(out);
         let mut other = Family::new("heapbpf_events_total", "counter", "Other counters of the accounting, by name.");
-        for (name, count) in &stats.other {
+        for (name, count) in stats.other.iter().filter(|(name, _)| !SIZES.iter().any(|(size, ..)| size == name)) {
             other.add(&format!("{{name=\"{}\"}}", escaped(name)), count);
         }
         other.write(out);
+        for (size, name, help) in SIZES {
+            single(out, name, "gauge", help, stats.other.get(size).copied().unwrap_or_default());
+        }
         if let Some(seconds) = stats.probe_seconds {
             single(out, "heapbpf_probe_seconds_total", "counter", "Time spent in probes.", number(seconds));
         }

@@ -197,8 +197,10 @@ impl Session {
         self.unfinished.requests.retain(|request| !request.reply.is_closed());
         let Some(request) = self.unfinished.requests.front() else { return };
         if request.detail != Detail::Totals && self.worker.is_behind() {
-            let request = self.unfinished.requests.pop_front();
-            return drop(request.map(|request| request.reply.send(Err(Unanswered::Busy))));
+            if let Some(request) = self.unfinished.requests.pop_front() {
+                let _ = request.reply.send(Err(Unanswered::Busy));
+            }
+            return;
         }
         let (detail, marks, often) = (request.detail, request.marks.clone(), request.often.is_some());
         if let Some(snapshot) = self.snapshot(Wanted { detail, marks: &marks, often })
