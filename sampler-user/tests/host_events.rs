@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use heapbpf_remote::{NotHeld, Raised};
+use heapbpf_remote::{NotHeld, Raised, Waiting};
 use heapbpf_testing::skipped;
 use sampler_user::clock::monotonic_ns;
 use sampler_user::host::events::HostEvents;
@@ -108,24 +108,28 @@ fn held_of(watch: &ExecWatch, shell: &mut Child) -> [u32; 3] {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.is_empty() || stat.contains(") Z ")
     };
+    // One that is late may wait for another one that is held.
+    let mut arriving: Vec<(u32, Waiting)> = Vec::new();
     loop {
         let has_shell_ended = shell.try_wait().expect("it is our child").is_some();
+        let pause = if arriving.is_empty() { 100 } else { 1 };
         let mut poll = libc::pollfd { fd: watch.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: `poll` is one initialised entry, as the count says, and outlives the call.
-        unsafe { libc::poll(&raw mut poll, 1, 100) };
+        unsafe { libc::poll(&raw mut poll, 1, pause) };
         while let Some(executed) = watch.take() {
             match executed.held {
-                Ok(waiting) => {
-                    while !waiting.is_there() && !has_ended(executed.pid) {
-                        std::thread::yield_now();
-                    }
-                    *(if waiting.is_there() { &mut held } else { &mut late }) += 1;
-                }
+                Ok(waiting) => arriving.push((executed.pid, waiting)),
                 Err(NotHeld::Gone) => gone += 1,
                 Err(why) => panic!("{why}"),
             }
         }
-        if has_shell_ended {
+        arriving.retain(|(pid, waiting)| {
+            let (is_there, is_over) = (waiting.is_there(), has_ended(*pid));
+            held += u32::from(is_there);
+            late += u32::from(is_over && !is_there);
+            !is_there && !is_over
+        });
+        if has_shell_ended && arriving.is_empty() {
             return [held, late, gone];
         }
     }

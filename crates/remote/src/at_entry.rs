@@ -98,16 +98,20 @@ impl Executing {
     pub fn hold(&self, limit: Duration) -> Result<Option<Waiting>, NotHeld> {
         let mut bytes = [0; VECTOR_BYTES];
         let length = self.vector.read_at(&mut bytes, 0)?;
+        let is_late = self.since.elapsed() > EXEC_LIMIT;
         match word(&bytes[..length], 0) {
             None => Err(NotHeld::Gone),
             // It is empty until the program is mapped.
-            Some(0) if self.since.elapsed() > EXEC_LIMIT => Err(NotHeld::Gone),
+            Some(0) if is_late => Err(NotHeld::Gone),
             Some(0) => Ok(None),
-            Some(_) => {
-                // That of a 32-bit program has other words.
-                let vector = Vector::read(&|at| word(&bytes[..length], at), 0).ok_or(NotHeld::Layout)?;
-                self.lead(&vector, limit).map(Some)
-            }
+            // That of a 32-bit program has two numbers there.
+            Some(name) if name >> 32 != 0 => Err(NotHeld::Layout),
+            // The kernel fills it in word by word.
+            Some(_) => match Vector::read(&|at| word(&bytes[..length], at), 0) {
+                Some(vector) => self.lead(&vector, limit).map(Some),
+                None if is_late => Err(NotHeld::Layout),
+                None => Ok(None),
+            },
         }
     }
 
