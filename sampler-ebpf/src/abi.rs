@@ -271,10 +271,10 @@ pub struct Progress {
     pub threads_flushed: u64,
     /// Number of allocations, frees and unmappings whose records did not fit into the events ring.
     pub records_lost: u64,
-    /// Number of targets that began and ended in the recording, and that inline hooks did not count.
+    /// Number of targets that began and ended in the recording, and that nothing of their own counted.
     pub ended_uncounted: u64,
     /// CPU time that these used in all, ns.
     pub ended_uncounted_ns: u64,
-    /// CPU time of those that inline hooks did count, ns.
+    /// CPU time of those that inline hooks, or links of their own, did count, ns.
     pub ended_counted_ns: u64,
 }

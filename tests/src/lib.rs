@@ -16,6 +16,7 @@ pub mod doctor;
 pub mod document;
 pub mod environment;
 pub mod guardian;
+pub mod held;
 pub mod hostile;
 pub mod inline;
 pub mod kernel;

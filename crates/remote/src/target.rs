@@ -266,18 +266,26 @@ fn check_memory(pid: i32) -> Result<(), Refusal> {
     }
 }
 
-/// Looks through the C library's code first.
+/// Looks through the C library's code first, and through pages of ours in its place last. Pages that were set aside for these are about to
+/// be put back; where they come from, the same code is before and afterwards.
 fn find_gadgets(pid: i32, maps: &Maps) -> Option<Gadgets> {
     let is_code = |mapping: &&Mapping| mapping.is_executable && mapping.is_readable && mapping.inode != 0;
     let mut code: Vec<&Mapping> = maps.as_slice().iter().filter(is_code).collect();
     code.sort_by_key(|mapping| {
         let file = mapping.name.rsplit('/').next().unwrap_or_default();
-        (!(file.starts_with("libc.") || file.starts_with("libc-") || file.starts_with("ld-musl")), mapping.bytes())
+        let is_ours = found::parse_name(&mapping.name).is_some();
+        (
+            is_ours,
+            !(file.starts_with("libc.") || file.starts_with("libc-") || file.starts_with("ld-musl")),
+            mapping.bytes(),
+        )
     });
+    let ours: Vec<Range<u64>> = found::find(maps).into_iter().map(|found| found.range).collect();
+    code.retain(|mapping| !ours.iter().any(|range| range.contains(&mapping.range.start)));
     let mut search = Search::default();
     let mut left = MAX_CODE_BYTES;
     let mut piece = vec![0; PIECE];
-    for mapping in code.into_iter().filter(|mapping| found::parse_name(&mapping.name).is_none()) {
+    for mapping in code {
         let mut at = mapping.range.start;
         while at < mapping.range.end && left > 0 {
             let bytes = (mapping.range.end - at).min(PIECE as u64) as usize;

@@ -110,7 +110,7 @@ pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
     let _ = PYTHON.remove(process.tgid);
     let is_counted = inline_counts::counts(process);
     if process.start_ns >= config!(began_ns) && (is_counted || target::is_target(process.tgid)) {
-        note_end(is_counted, cpu_ns(task, signal));
+        note_end(is_counted || target::has_own_links(process.tgid), cpu_ns(task, signal));
     }
     let listed = TARGETS.remove(process.tgid).is_ok();
     if (listed || TOTALS.get_ptr(process).is_some() || inline_counts::counts(process))

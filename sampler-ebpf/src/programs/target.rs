@@ -90,6 +90,13 @@ pub fn begin_anew(tgid: u32) -> bool {
     }
 }
 
+/// Whether links of its own count a process.
+#[inline(always)]
+pub fn has_own_links(tgid: u32) -> bool {
+    // SAFETY: the value is an aligned u32, which changes as a whole.
+    unsafe { TARGETS.get(tgid) }.is_some_and(|kind| *kind == link_kind::OWN)
+}
+
 /// Whether a process announces its samples, so that its children do.
 #[inline(always)]
 pub fn announces(tgid: u32) -> bool {

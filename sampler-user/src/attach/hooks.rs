@@ -54,7 +54,7 @@ pub enum HookError {
     /// See [`Hooks::must_be_shared`].
     #[error(
         "{path}: a function may call code that switches to another stack before it returns, and its returns cannot be read off its \
-         code: it needs links that serve every process, which a recording by name (--comm) or of all processes (--all) has"
+         code: it needs links that serve every process, as --comm and --all with --hook probe have"
     )]
     MustBeShared {
         /// Its path.

@@ -14,7 +14,7 @@ use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
 use super::targets::{Rules, check_program, level_of, rules, target_rules};
 use super::values::{Interval, Overhead};
 use crate::attach::inline::forbidden;
-use crate::host::limits::{Limits, memory_bytes};
+use crate::host::limits::{Limits, forbid_inline_hooks, memory_bytes};
 use crate::host::process::select;
 use crate::kernel::loader::MapSizes;
 use crate::kernel::ring_maps::whole_size;
@@ -275,7 +275,14 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
         live_max: limits.live_max,
         stack_traces_max: 16384,
     };
-    KernelPlan { config, sizes, rings, link: limits.link.kind(), hook: limits.hook.into() }
+    KernelPlan {
+        config,
+        sizes,
+        rings,
+        link: limits.link.kind(),
+        hook: limits.hook.into(),
+        no_inline: forbid_inline_hooks(),
+    }
 }
 
 /// Sampling interval under `-i auto` until the call rate is known. That takes a short time, and this interval is

@@ -17,6 +17,8 @@ const RAISE_FILES: &str = "raise the hard limit (ulimit -Hn 4096; LimitNOFILE=40
                            container)";
 /// Number of CAP_SYS_ADMIN. It implies the capabilities that Linux 5.8 and 5.9 split off from it.
 const CAP_SYS_ADMIN: u32 = 21;
+/// Number of CAP_SYS_PTRACE.
+const CAP_SYS_PTRACE: u32 = 19;
 
 /// A capability, and what it is needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +61,18 @@ pub const CAPABILITIES: [Capability; 5] = [
 pub fn links_need_admin(kind: Option<LinkKind>) -> bool {
     let version = Limits::read().version;
     kind == Some(LinkKind::Perf) || version.is_none_or(|version| (version.major, version.minor) < (6, 6))
+}
+
+/// Why no process can be hooked inline; `None` if that is possible. Processes are stopped and written into.
+#[must_use]
+pub fn forbid_inline_hooks() -> Option<&'static str> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Some("this machine is not x86-64");
+    }
+    let effective = effective_capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let lacks = |bit: u32| effective >> bit & 1 == 0;
+    (lacks(CAP_SYS_ADMIN) || lacks(CAP_SYS_PTRACE))
+        .then_some("heapbpf lacks CAP_SYS_PTRACE or CAP_SYS_ADMIN, with which processes are stopped")
 }
 
 /// What the kernel and heapbpf's privileges allow; `None` where that is unknown.

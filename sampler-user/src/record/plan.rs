@@ -58,7 +58,7 @@ impl RecordPlan {
         let can_count = !self.sampling.mappings && self.sampling.criterion != Criterion::SizeClass;
         match self.kernel.hook {
             Hook::Inline => true,
-            Hook::Auto => cfg!(target_arch = "x86_64") && can_count,
+            Hook::Auto => self.kernel.no_inline.is_none() && can_count,
             Hook::Probe | Hook::Usdt => false,
         }
     }
@@ -243,6 +243,8 @@ pub struct KernelPlan {
     pub link: Option<LinkKind>,
     /// How calls are counted.
     pub hook: Hook,
+    /// Why no process can be hooked inline, if that is so.
+    pub no_inline: Option<&'static str>,
 }
 
 /// What is shown on the terminal.

@@ -107,7 +107,7 @@ fn a_recording_goes_on_without_its_guardian() {
     let Some(_turn) = turn("a_recording_goes_on_without_its_guardian") else { return };
     for link in ["session", "multi", "perf"] {
         let mut target = Target::start(&program("mix"), ["2000"]);
-        let recording = Recorder::of(target.pid(), 1).option("--link", link).start();
+        let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").option("--link", link).start();
         let guardians = guardians_of(recording.pid());
         let [guardian] = guardians[..] else { panic!("one guardian: {guardians:?}") };
         // SAFETY: `kill` takes integers. The guardian is a child of heapbpf, which has not waited for it.

@@ -299,7 +299,7 @@ fn the_cleaner_takes_out_all_hooks_of_a_killed_heapbpf() {
 #[test]
 fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     let Some(_turn) = turn("inline_a_recording_by_probes_takes_out_what_was_left") else { return };
-    let probes = |pid: u32| Recorder::of(pid, 1).option("--hook", "auto").flag("--no-follow");
+    let probes = |pid: u32| Recorder::of(pid, 1).option("--hook", "probe").flag("--no-follow");
     let mut target = Target::start(&program("checked"), ["4", "2000"]);
     let pid = target.pid();
     let first = inline(pid, 4096).without_outputs().start();

@@ -17,7 +17,7 @@ fn the_profile_s_audit_is_the_doctor_s() {
     let Some(_turn) = turn("the_profile_s_audit_is_the_doctor_s") else { return };
     let mut target = Target::start(&program("mix"), ["1000"]);
     let found = doctor_of(target.pid()).1;
-    let recording = Recorder::of(target.pid(), 1).start();
+    let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
     target.run();
     let outcome = recording.stop();
     let (profile, stats) = outcome.results();
@@ -46,9 +46,11 @@ fn the_profile_s_audit_is_the_doctor_s() {
 fn the_audit_is_of_this_recording() {
     let Some(_turn) = turn("the_audit_is_of_this_recording") else { return };
     let mut target = Target::start(&program("mix"), ["1000"]);
-    let recording = Recorder::of(target.pid(), 1).flag("--no-live").option("--link", "multi").start();
+    let recording =
+        Recorder::of(target.pid(), 1).option("--hook", "probe").flag("--no-live").option("--link", "multi").start();
     target.run();
     let (profile, _) = recording.stop().results();
     let attach = joined(&profile.audit, &profile.process(target.pid()).audit, "attach");
-    assert!(attach.iter().all(|entry| entry["function"] != "free" && entry["link"] == "multi"), "{attach:?}");
+    let is_expected = |entry: &Value| entry["function"] != "free" && entry["link"] == "multi";
+    assert!(!attach.is_empty() && attach.iter().all(is_expected), "{attach:?}");
 }

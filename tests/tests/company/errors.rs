@@ -160,7 +160,7 @@ fn time_windows_go_on_where_counters_fail_now_and_then() {
     let Some(_turn) = turn("time_windows_go_on_where_counters_fail_now_and_then") else { return };
     let faults = Faults::of(ITERATOR);
     let mut target = Target::start(&program("churn"), ["paced", "300000"]);
-    let recorder = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "1%");
+    let recorder = Recorder::of(target.pid(), 16 << 10).option("--hook", "probe").option("--max-overhead", "1%");
     let recording = recorder.failing(&faults).start();
     faults.fail_one_in(3);
     target.go();

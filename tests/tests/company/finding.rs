@@ -189,7 +189,7 @@ fn indirect_functions() {
         }
         let mut target = Target::start_command(command.arg("3000"));
         let pid = target.pid();
-        let recording = Recorder::of(pid, 1).start();
+        let recording = Recorder::of(pid, 1).option("--hook", "probe").start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
         checks::sites(&profile, &truth, 1, Compare::All);
@@ -216,7 +216,7 @@ fn a_choice_that_cannot_be_read_is_told() {
     let missing = found["missing"].as_array().expect("a list");
     let tells = |gap: &Value| gap["what"] == "malloc" && gap["why"].as_str().is_some_and(|why| why.contains("IFUNC"));
     assert!(missing.iter().any(tells), "{found}");
-    let recording = Recorder::of(target.pid(), 1).start();
+    let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
     target.run();
     let (profile, _) = recording.stop().results();
     let missing = &profile.process(target.pid()).missing;
@@ -239,7 +239,7 @@ fn hand_written_functions() {
         let mut command = Command::new(program("mix"));
         let mut target = Target::start_command(command.arg("500").env("LD_PRELOAD", &handmade));
         let pid = target.pid();
-        let recording = Recorder::of(pid, 1).option("--link", link).start();
+        let recording = Recorder::of(pid, 1).option("--hook", "probe").option("--link", link).start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
         checks::sites(&profile, &truth, 1, Compare::All);
@@ -301,7 +301,12 @@ fn runtimes_with_heaps_of_their_own_are_named() {
     // What a process maps under the name of HotSpot's library is taken for it.
     let mut java = Command::new(program("mix"));
     java.arg("500").env("LD_PRELOAD", library("plugin", "libjvm.so", &["-DPLUGIN=00"]));
-    for (command, heap) in [(python, "Python's own heap"), (node, "V8's own heap"), (Some(java), "Java's own heap")] {
+    // Inline hooks count Python's objects.
+    for (command, hook, heap) in [
+        (python, "probe", "Python's own heap"),
+        (node, "auto", "V8's own heap"),
+        (Some(java), "auto", "Java's own heap"),
+    ] {
         let Some(mut command) = command else {
             skipped(case, &format!("the part about {heap}: its program is not here"));
             continue;
@@ -310,7 +315,7 @@ fn runtimes_with_heaps_of_their_own_are_named() {
         let (status, gaps) = missed(target.pid());
         let names = |what: &str, why: &str| what.starts_with(heap) && why.starts_with("not included, as ");
         assert!(status == Some(1) && gaps.iter().any(|(what, why)| names(what, why)), "{heap}: {gaps:?}");
-        let recording = Recorder::of(target.pid(), 4 << 10).start();
+        let recording = Recorder::of(target.pid(), 4 << 10).option("--hook", hook).start();
         target.go();
         target.line();
         let outcome = recording.stop();

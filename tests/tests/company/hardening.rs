@@ -39,7 +39,8 @@ const ADMIN: u64 = 1 << 21;
 #[test]
 fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
     let Some(_turn) = turn("a_service_gives_up_what_it_does_not_need_and_goes_on_attaching") else { return };
-    let recorder = Recorder::new().service().without_outputs().option("--comm", "secretive").interval(1);
+    let recorder =
+        Recorder::new().service().without_outputs().option("--comm", "secretive").interval(1).option("--hook", "probe");
     let (mut recording, address) = recorder.serve();
     assert_eq!(get(address, "/metrics").status, 200);
     let threads = fs::read_dir(format!("/proc/{}/task", recording.pid())).expect("it runs").flatten();

@@ -35,7 +35,7 @@ fn data_below_the_stack_pointer_stay_as_they_are() {
     for (link, interval) in [("session", 1), ("session", 1000), ("multi", 1), ("perf", 1)] {
         let mut target = Target::start(&red_zone, ["2000"]);
         let recorder = Recorder::of(target.pid(), interval).option("--alloc", &allocator).option("--link", link);
-        let recording = recorder.start();
+        let recording = recorder.option("--hook", "probe").start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
         checks::sites(&profile, &truth, interval, Compare::All);
@@ -90,7 +90,7 @@ fn stacks_may_be_switched_inside_an_allocator() {
         for (link, kind) in [("session", "context"), ("session", "hand"), ("multi", "context"), ("perf", "hand")] {
             let mut target = Target::start(&switching, [mode, kind, &switches(6000)]);
             let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--link", link);
-            let recording = recorder.start();
+            let recording = recorder.option("--hook", "probe").start();
             let truth = target.run();
             let (profile, stats) = recording.stop().results();
             let what = format!("{mode}, {kind}, {link}: {stats:?}");
@@ -152,7 +152,7 @@ fn stacks_may_be_switched_between_calls() {
     }
     for (link, kind) in [("session", "hand"), ("multi", "context"), ("multi", "hand"), ("perf", "hand")] {
         let mut target = Target::start(&program("switching"), ["around", kind, &switches(50_000)]);
-        let recording = Recorder::of(target.pid(), 4096).option("--link", link).start();
+        let recording = Recorder::of(target.pid(), 4096).option("--hook", "probe").option("--link", link).start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
         checks::sites(&profile, &truth, 4096, Compare::All);

@@ -73,8 +73,8 @@ fn constant_with(link: &str) {
     let Some(_turn) = turn(&case) else { return };
     let mut wrong = Vec::new();
     for load in LOADS {
-        let (found, outcomes) =
-            follow(&load, |pid| Recorder::of(pid, 1).option("--link", link), |judge, cut| judge.exact(cut));
+        let recorder = |pid| Recorder::of(pid, 1).option("--hook", "probe").option("--link", link);
+        let (found, outcomes) = follow(&load, recorder, |judge, cut| judge.exact(cut));
         if link == "session" && outcomes[0].stderr.contains("no uprobe sessions") {
             return skipped(&case, "this kernel has no uprobe sessions");
         }

@@ -209,7 +209,7 @@ fn a_uprobe_event_counts_malloc() {
 
 /// File offset of the instruction in malloc that heapbpf probes.
 fn probed_in_malloc(pid: u32) -> u64 {
-    let outcome = Recorder::of(pid, 4096).start().stop();
+    let outcome = Recorder::of(pid, 4096).option("--hook", "probe").start().stop();
     let stats: Stats = output::read(&outcome.file("stats.json"));
     stats.attach.iter().find(|probe| probe.function == "malloc").expect("malloc is probed").offset
 }

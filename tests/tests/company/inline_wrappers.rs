@@ -1,6 +1,6 @@
 //! Inline hooks and libraries whose malloc calls the next one: an allocation counts once, whichever file the daemon looks at first.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -8,12 +8,14 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::inline::{counted_exactly, hooked_files, is_hooked};
 use heapbpf_tests::output::{Profile, Stats};
-use heapbpf_tests::program::{library, program};
+use heapbpf_tests::program::{copy_of, library, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
 const WHY: &str = "it may call another allocator, whose calls would count too";
+/// Links of one process cannot be at the wrapper.
+const SHARED: &str = "needs links that serve every process, as --comm and --all with --hook probe have";
 
 /// Libraries to preload: one calls the next malloc, one jumps to it.
 fn wrappers() -> [PathBuf; 2] {
@@ -21,13 +23,14 @@ fn wrappers() -> [PathBuf; 2] {
         .map(|(output, flag)| library("interposer", output, &[flag, "-fomit-frame-pointer", "-ldl"]))
 }
 
-/// Each allocation is there once, and the process is probed, for a reason that is told.
+/// Each allocation is there once. The process has probes at the allocator that the wrapper calls, for reasons that are told.
 fn counts_once(profile: &Profile, stats: &Stats, truth: &Truth) {
     checks::sites(profile, truth, 1, Compare::All);
     assert_eq!(stats.lost(), 0, "{stats:?}");
     let hooked = &stats.hooks[stats.hooks.len() - 1];
     assert_eq!(hooked.hook, "probe", "{stats:?}");
     assert!(hooked.not_inline.as_ref().is_some_and(|why| why.contains(WHY)), "{stats:?}");
+    assert!(profile.notes.iter().any(|note| note.contains(SHARED)), "{:?}", profile.notes);
 }
 
 #[test]
@@ -60,25 +63,23 @@ fn a_wrapper_keeps_a_command_on_probes() {
     }
 }
 
+/// Probes that serve every process are at both files, and a call of the one inside a call of the other does not count.
 #[test]
-fn a_wrapper_keeps_a_hot_process_on_probes() {
-    let Some(_turn) = turn("inline_a_wrapper_keeps_a_hot_process_on_probes") else { return };
+fn a_wrapper_is_probed_by_links_that_serve_every_process() {
+    let Some(_turn) = turn("inline_a_wrapper_is_probed_by_links_that_serve_every_process") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let wrapped = copy_of(&program("pairs"), folder.path(), "pairs-wrapped");
     for wrapper in wrappers() {
-        let mut command = Command::new(program("warming"));
-        let mut target = Target::start_command(command.args(["400", "1", "2000"]).env("LD_PRELOAD", &wrapper));
-        let recorder = Recorder::new().option("--comm", "warming").interval(1).option("--hook", "inline");
-        let recording = recorder.option("--max-overhead", "none").flag("-v").start();
-        target.go();
-        target.step();
-        target.go();
-        while !recording.next_line().contains(WHY) {}
-        std::thread::sleep(Duration::from_millis(500));
-        assert!(!is_hooked(target.pid()), "neither file is");
-        target.go();
-        let truth = target.truth();
+        let mut command = Command::new(&wrapped);
+        let mut target = Target::start_command(command.args(["2000", "2", "100"]).env("LD_PRELOAD", &wrapper));
+        let recorder = Recorder::new().option("--comm", "pairs-wrapped").option("--hook", "probe");
+        let recording = recorder.interval(1).start();
+        let truth = target.run();
         let (profile, stats) = recording.stop().results();
-        counts_once(&profile, &stats, &truth);
+        checks::sites(&profile, &truth, 1, Compare::All);
         counted_exactly(&stats, &truth);
+        let at_wrapper = stats.attach.iter().any(|probe| Path::new(&probe.file).file_name() == wrapper.file_name());
+        assert!(at_wrapper && !profile.notes.iter().any(|note| note.contains(SHARED)), "{:?}", profile.notes);
     }
 }
 

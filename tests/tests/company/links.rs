@@ -15,7 +15,7 @@ fn exact_with(link: &str, name: &str, arguments: &[&str]) {
     let case = format!("exact_with {link} links: {name}");
     let Some(_turn) = turn(&case) else { return };
     let mut target = Target::start(&program(name), arguments);
-    let recording = Recorder::of(target.pid(), 1).option("--link", link).start();
+    let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").option("--link", link).start();
     let truth = target.run();
     let outcome = recording.stop();
     if link == "session" && outcome.stderr.contains("no uprobe sessions") {
@@ -47,7 +47,8 @@ fn many_named_processes_share_links_and_others_do_not_count() {
     let start = || Target::start(&program("mix"), ["500"]);
     let mut targets: Vec<Target> = (0..12).map(|_| start()).collect();
     let mut other = start();
-    let recorder = targets.iter().fold(Recorder::new().interval(1), |recorder, target| recorder.pid(target.pid()));
+    let recorder = Recorder::new().interval(1).option("--hook", "probe");
+    let recorder = targets.iter().fold(recorder, |recorder, target| recorder.pid(target.pid()));
     let recording = recorder.start();
     other.run();
     let truths: Vec<_> = targets.iter_mut().map(|target| (target.pid(), target.run())).collect();
@@ -95,7 +96,7 @@ fn a_kind_of_link_that_the_kernel_refuses() {
         assert_eq!(check("probes")["detail"], format!("a recording would use {next} links"));
 
         let mut target = Target::start(&program("mix"), ["3000"]);
-        let recording = Recorder::of(target.pid(), 1).on_kernel(linking).start();
+        let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").on_kernel(linking).start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
         checks::sites(&profile, &truth, 1, Compare::All);
@@ -121,7 +122,7 @@ fn links_to_one_process_that_miss_its_threads() {
     let mut targets = [(); 2].map(|()| Target::start(&program("threads"), [""; 0]));
     let mut other = Target::start(&program("mix"), ["500"]);
     let recorder = Recorder::of(targets[0].pid(), 1).pid(targets[1].pid()).on_kernel(linking);
-    let recording = recorder.start();
+    let recording = recorder.option("--hook", "probe").start();
     other.run();
     let truths = targets.each_mut().map(|target| (target.pid(), target.run()));
     let (profile, stats) = recording.stop().results();

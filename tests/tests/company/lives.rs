@@ -69,7 +69,8 @@ fn an_exec_whose_record_was_lost() {
     let Some(_turn) = turn("an_exec_whose_record_was_lost") else { return };
     // Several execs, because the first one's small record may fit where no other does.
     let mut target = Target::start(&program("family"), ["exec", "XXX"]);
-    let recording = Recorder::of(target.pid(), 1).option(SMALLEST_RING[0], SMALLEST_RING[1]).start();
+    let recording =
+        Recorder::of(target.pid(), 1).option("--hook", "probe").option(SMALLEST_RING[0], SMALLEST_RING[1]).start();
     let truth = while_stopped(&recording, || target.run());
     let outcome = recording.stop();
     let (profile, _) = outcome.results();
@@ -88,7 +89,11 @@ fn places_of_ended_processes_are_given_up() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = copy_of(&program("endings"), folder.path(), "heapbpf-lost-2");
     // Each process holds a thousand blocks.
-    let recorder = Recorder::new().option("--comm", "heapbpf-lost-2").interval(1).option("--live-max", "1500");
+    let recorder = Recorder::new()
+        .option("--comm", "heapbpf-lost-2")
+        .interval(1)
+        .option("--live-max", "1500")
+        .option("--hook", "probe");
     let (recording, address) = recorder.option(SMALLEST_RING[0], SMALLEST_RING[1]).serve();
     for ended in 1..=3 {
         let mut target = Target::start(&file, ["sigkill", "4000"]);

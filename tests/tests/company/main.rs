@@ -25,7 +25,6 @@ mod inline_attempts;
 mod inline_budget;
 mod inline_command;
 mod inline_harmless;
-mod inline_hot;
 mod inline_lives;
 mod inline_safe;
 mod inline_stacks;

@@ -11,6 +11,7 @@ use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::doctor;
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::held;
 use heapbpf_tests::output::Profile;
 use heapbpf_tests::program::{copy_file, copy_of, program, program_with, program_without_libc};
 use heapbpf_tests::recorder::Recorder;
@@ -117,7 +118,7 @@ fn a_short_life_with_a_libc_never_seen_before() {
     let Some(_turn) = turn(case) else { return };
     let folder = tempfile::tempdir().expect("a temporary folder");
     let brief = copy_of(&program_with("brief", "brief-static", &["-static"]), folder.path(), "brief-life");
-    let mut recording = Recorder::new().option("--comm", "brief-life").interval(1).start();
+    let mut recording = Recorder::new().option("--comm", "brief-life").option("--hook", "probe").interval(1).start();
     let run = || {
         let output = Command::new(&brief).arg("1000").env("FREE_RUNNING", "1").output().expect("our own program");
         truth_in(&String::from_utf8_lossy(&output.stdout))
@@ -309,16 +310,22 @@ fn lives_before_and_after_an_exec_are_told_apart() {
     let Some(_turn) = turn(case) else { return };
     let Some(sqlite) = tool("sqlite3") else { return skipped(case, "no sqlite3 (Debian: sqlite3)") };
     let sqlite = sqlite.to_str().expect("our own path");
-    for run in 0..10 {
-        let recording = Recorder::new().interval(1).command(
+    // Records one run, and returns whether both programs are there.
+    let is_whole = |hook: &str| {
+        let recording = Recorder::new().interval(1).option("--hook", hook).command(
             Path::new("/usr/bin/env"),
             ["A=b", sqlite, ":memory:", "create table t(a); insert into t values (1), (2); select sum(a) from t;"],
         );
         let (profile, _) = recording.start().finish().results();
         let lives: Vec<_> = profile.processes.iter().map(|p| (&*p.comm, base_name(&p.exe), p.ended)).collect();
-        assert_eq!(lives, [("env", "env", true), ("sqlite3", "sqlite3", true)], "run {run}");
+        let expected = [("env", "env", true), ("sqlite3", "sqlite3", true)];
+        let is_whole = lives == expected;
+        assert!(is_whole || hook != "probe" && lives == expected[..1] && held::is_told(&profile, None), "{profile:?}");
         assert!(profile.processes.iter().all(|process| process.allocators.len() == 1), "{:?}", profile.processes);
-    }
+        is_whole
+    };
+    (0..10).for_each(|_| assert!(is_whole("probe")));
+    held::most_are_whole(case, || [(0..10).filter(|_| is_whole("auto")).count(), 10]);
 }
 
 fn base_name(path: &str) -> &str {

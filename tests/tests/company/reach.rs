@@ -200,7 +200,7 @@ fn exceptions_out_of_operator_new() {
         for (arguments, link) in cases {
             let Some(mut command) = allocator.command(case, &throwing) else { continue };
             let mut target = Target::start_command(command.args(arguments));
-            let recording = Recorder::of(target.pid(), 1).option("--link", link).start();
+            let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").option("--link", link).start();
             let truth = target.run();
             let (profile, stats) = recording.stop().results();
             checks::sites(&profile, &truth, 1, Compare::All);
@@ -317,7 +317,7 @@ fn exceptions_out_of_a_custom_allocator() {
     for (link, interval, unwind) in cases {
         let mut target = Target::start(&pool, ["200"]);
         let recorder = Recorder::of(target.pid(), interval).option("--alloc", &specification);
-        let recording = recorder.option("--link", link).option("--unwind", unwind).start();
+        let recording = recorder.option("--hook", "probe").option("--link", link).option("--unwind", unwind).start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
         checks::sites(&profile, &truth, interval, Compare::All);
@@ -449,7 +449,9 @@ mod long {
                 command.args(["200"]);
                 let mut targets = [Target::start_command(&mut command), Target::start_command(&mut command)];
                 let [first, second] = [targets[0].pid(), targets[1].pid()];
-                let of = |pid: u32| Recorder::of(pid, 1).option("--link", link).flag("--no-follow");
+                let of = |pid: u32| {
+                    Recorder::of(pid, 1).option("--hook", "probe").option("--link", link).flag("--no-follow")
+                };
                 let recordings: Vec<_> = match recordings {
                     1 => vec![of(first).pid(second).start()],
                     _ => vec![of(first).start(), of(second).start()],

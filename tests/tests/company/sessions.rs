@@ -191,7 +191,7 @@ fn without_o_the_file_is_named_after_the_target_and_replaces_nothing() {
 fn probes_are_reported_with_their_place_and_kind() {
     let Some(_turn) = turn("probes_are_reported_with_their_place_and_kind") else { return };
     let mut target = Target::start(&program("pairs"), ["500"]);
-    let recording = Recorder::of(target.pid(), 1).start();
+    let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
     target.run();
     let (profile, stats) = recording.stop().results();
     let hooked = |name: &str| stats.attach.iter().any(|probe| probe.function == name && probe.file.contains("libc"));

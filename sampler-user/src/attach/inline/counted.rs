@@ -165,7 +165,8 @@ impl Process {
         seen_here.add(self.seen_of_others);
         let cpu_ns = [cpu_ns, self.cpu_ns.0, self.cpu_ns_of_others].into_iter().fold(0, u64::saturating_add);
         let mut own = self.counts.map(|counts| figures::minus(&counts, &self.of_others));
-        self.is_distrusted |= !figures::are_possible(&own, cpu_ns, seen_here);
+        // While it runs, samples may be in counters that were read a moment before.
+        self.is_distrusted |= !figures::are_possible(&own, cpu_ns, has_ended.then_some(seen_here));
         if self.is_distrusted {
             own = [Counts::default(); 2];
         }
@@ -282,6 +283,7 @@ impl Counted {
             }
             if known.memory_of != process {
                 known.had_left[1] = true;
+                known.note_cpu_time(None);
                 if let Some(counted) = self.take_from_owner(&entry)
                     && let Some(known) = self.processes.get_mut(&process)
                 {

@@ -66,13 +66,13 @@ const MOST_BYTES: u64 = 1 << 47;
 
 /// Whether a process can have counted this when it had used `cpu_ns` of CPU time, and the kernel has `seen` these of its sampled
 /// calls in between. No call takes less than a nanosecond, and what was reported has arrived, but for what is on the way.
-pub fn are_possible([before, now]: &[Counts; 2], cpu_ns: u64, seen: Seen) -> bool {
+pub fn are_possible([before, now]: &[Counts; 2], cpu_ns: u64, seen: Option<Seen>) -> bool {
     let calls = [now.calls, now.sampled, now.reported, now.failed, now.unsampled_failed, now.frees_matched];
     let most_bytes = now.calls.saturating_mul(MOST_BYTES);
     calls.iter().chain([&now.abandoned, &now.zero_reallocs]).all(|calls| *calls <= cpu_ns)
         && now.bytes <= most_bytes
         && now.sampled_bytes <= most_bytes
-        && may_be_on_the_way(before, seen.calls)
+        && seen.is_none_or(|seen| may_be_on_the_way(before, seen.calls))
 }
 
 /// What is to be added to the kernel's counters of a process, in which calls have been `seen`. These were read after the
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn what_no_process_can_have_counted_is_noticed() {
         let seen = Seen::of(&kernel(17));
-        let possible = |now: Counts| are_possible(&[NOW, now], 100, seen);
+        let possible = |now: Counts| are_possible(&[NOW, now], 100, Some(seen));
         assert!(possible(NOW), "a nanosecond for each call");
         assert!(possible(Counts { bytes: 100 << 47, ..NOW }));
         for (what, now) in [
@@ -254,8 +254,8 @@ mod tests {
         ] {
             assert!(!possible(now), "{what}");
         }
-        assert!(are_possible(&[NOW, NOW], 100, Seen::of(&kernel(16))), "one thread is at its site");
-        assert!(!are_possible(&[NOW, NOW], 100, Seen::of(&kernel(15))), "sampled calls that never arrived");
+        assert!(are_possible(&[NOW, NOW], 100, Some(Seen::of(&kernel(16)))), "one thread is at its site");
+        assert!(!are_possible(&[NOW, NOW], 100, Some(Seen::of(&kernel(15)))), "sampled calls that never arrived");
     }
 
     #[test]

@@ -164,9 +164,9 @@ impl InlineHooks {
     pub fn decided(&mut self, (pid, key): (u32, FileKey), has_links: bool) -> Option<Service> {
         let known = self.decided.get(&(pid, key)).copied();
         match known {
-            // An exec left the hooks behind. What follows has made calls by now.
-            Some((process, Service::Inline)) if !self.counted.runs(process) => Some(Service::Probes),
-            Some((_, Service::Inline)) if self.is_in_place(pid, key) => Some(Service::Inline),
+            Some((process, Service::Inline)) if self.counted.runs(process) && self.is_in_place(pid, key) => {
+                Some(Service::Inline)
+            }
             Some((_, Service::Probes)) => Some(Service::Probes),
             // It would not know the blocks that probes sampled.
             _ if has_links => {
@@ -174,9 +174,14 @@ impl InlineHooks {
                 Some(Service::Probes)
             }
             Some((_, waits @ Service::Waits { until, .. })) => (Instant::now() < until).then_some(waits),
-            // Its file may have been unloaded, and loaded again.
+            // Its file may have been unloaded, and loaded again, or it runs another program.
             Some((_, Service::Inline)) | None => None,
         }
+    }
+
+    /// Forgets how the allocators of a process are counted: it runs another program.
+    pub fn forget_decisions(&mut self, pid: u32) {
+        self.decided.retain(|(of, _), _| *of != pid);
     }
 
     /// Tries to hook an allocator in a process. The reason for which it was refused for good comes with it.

@@ -180,6 +180,7 @@ impl Attaching {
             self.targets.incarnation_began(pid, incarnation.since_ns);
         }
         let link = self.link_for(pid);
+        let was_inline = self.is_hooked_inline(module, pid);
         let attempt = self.hook_module_in(host, module, pid);
         if attempt == Err(Unhooked::Waits) {
             self.under_way.push((incarnation, module));
@@ -193,7 +194,10 @@ impl Attaching {
         self.note_go(host, incarnation, module);
         let file_ns = self.shared_since(module).unwrap_or(0);
         let Outcome { hooked_ns, missed } = outcome(attempt, link.is_none(), had_ns, file_ns, monotonic_ns());
+        // A library that was loaded while the process ran: its first calls were not counted.
+        let is_late = !was_inline && self.is_hooked_inline(module, pid);
         if let Some(hooked_ns) = hooked_ns {
+            let hooked_ns = if is_late { monotonic_ns() } else { hooked_ns };
             self.targets.hooked(pid, had_ns, hooked_ns);
         }
         match missed {
@@ -280,7 +284,7 @@ impl Attaching {
             if is_inline {
                 self.targets.hooked(child, time_ns, time_ns);
                 self.standing.note(child, Ok(()));
-                self.has_hooks(host, child);
+                self.has_hooks(host, child, time_ns);
             }
             return;
         }
@@ -294,7 +298,7 @@ impl Attaching {
             if is_inline {
                 self.targets.hooked(child, time_ns, time_ns);
                 self.standing.note(child, Ok(()));
-                self.has_hooks(host, child);
+                self.has_hooks(host, child, time_ns);
             } else {
                 self.await_member(child);
             }

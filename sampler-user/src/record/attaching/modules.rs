@@ -115,7 +115,13 @@ impl Attaching {
                 if matches!(error, HookError::Kernel { .. }) {
                     self.refused_by_kernel = Some(error.to_string());
                 }
-                self.refuse(error.to_string());
+                let why = error.to_string();
+                if self.takes_in() && matches!(error, HookError::MustBeShared { .. }) {
+                    log::warn!("not counted: {why}");
+                    self.refuse(why.clone());
+                    return Err(Unhooked::Refused(why));
+                }
+                self.refuse(why);
                 Err(Unhooked::Known)
             }
         }
@@ -126,7 +132,7 @@ impl Attaching {
     pub(in crate::record) fn hook_at_entry(&mut self, host: &mut Host, pid: u32, blocks: &[u64]) {
         self.hook_all_inline(host, pid, Some(blocks));
         let keys = self.allocators_of(host, pid);
-        self.has_hooks(host, pid);
+        self.has_hooks(host, pid, monotonic_ns());
         let is_inline = |key: &FileKey| self.inline.as_ref().is_some_and(|inline| inline.has_hooked(pid, *key));
         if keys.iter().all(is_inline) {
             self.no_longer_needs_links(pid);

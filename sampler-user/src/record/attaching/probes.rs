@@ -100,7 +100,7 @@ pub struct Attaching {
     /// Processes that are targets because a parent is one, while probes serve every process.
     pub(super) followed: HashSet<u32>,
     /// Whether processes become targets by what can change while they run.
-    members_change: bool,
+    pub(super) members_change: bool,
     pub(super) missed: Missed,
     /// By target that replaced its program: `exec_id` of the incarnation that ended last.
     last_exec: HashMap<u32, u32>,
@@ -200,7 +200,7 @@ impl Attaching {
             others: OthersHooks::default(),
             members: Members::default(),
             execs: None,
-            activity: hooks_inline.then(|| Activity::new(cpus::online(), began_ns)),
+            activity: hooks_inline.then(|| Activity::new(cpus::online(), began_ns, !targets.are_all())),
             until_ns: u64::MAX,
         }
     }

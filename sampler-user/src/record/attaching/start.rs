@@ -11,6 +11,7 @@ use super::mapped::modules_of;
 use super::probes::{Attaching, is_alive};
 use super::taking_in::TakenIn;
 use crate::attach::files::FileKey;
+use crate::attach::hooks::HookError;
 use crate::attach::libraries::{expected, find_program};
 use crate::attach::moved_text;
 use crate::clock::monotonic_ns;
@@ -219,7 +220,10 @@ impl Attaching {
             let path = path.to_string_lossy().into_owned();
             match self.hooks.files.examine(&path, &Arc::new(file)) {
                 Ok((key, true)) if self.hooks.files.announces(key) => {}
-                Ok((key, true)) => drop(self.hooks.hook(key, self.link_for(pid), &self.programs, &mut self.control)?),
+                Ok((key, true)) => match self.hooks.hook(key, self.link_for(pid), &self.programs, &mut self.control) {
+                    Err(error @ HookError::MustBeShared { .. }) => self.refuse(error.to_string()),
+                    hooked => drop(hooked?),
+                },
                 Ok((key, false)) if is_program => self.explain(key, &path, pid),
                 _ => {}
             }

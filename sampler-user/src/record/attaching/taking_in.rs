@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::mapped::modules_of;
 use super::modules::Unhooked;
-use super::probes::{Attaching, is_alive};
+use super::probes::{Attaching, Look, is_alive};
 use heapbpf_audit::Hook;
 use heapbpf_profile::units;
 use heapbpf_remote::Waiting;
@@ -18,6 +18,8 @@ use crate::attach::inline::loader_is_done;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::exec_watch::{ExecWatch, Executed};
+use crate::host::mappings::ModuleId;
+use crate::host::process::ProcessInfo;
 use crate::host::processes::IncarnationId;
 use crate::host::shadow_stacks;
 use crate::kernel::control::CountedBy;
@@ -94,7 +96,12 @@ impl Attaching {
         let Some(incarnation) = host.processes().current(process.tgid).map(|incarnation| incarnation.id) else {
             return false;
         };
-        process.tgid != std::process::id() && self.is_target(host, incarnation)
+        let has_joined = || {
+            // Its name or cgroup may have changed since it began.
+            let info = ProcessInfo::read(process.tgid).ok();
+            info.is_some_and(|info| self.rules.iter().any(|rule| rule.matches(&info)))
+        };
+        process.tgid != std::process::id() && (self.is_target(host, incarnation) || self.members_change && has_joined())
     }
 
     /// Notes children that have the hooks of their parents.
@@ -142,11 +149,18 @@ impl Attaching {
         since.elapsed() >= HELD_LIMIT || waiting.is_there() && is_known()
     }
 
-    /// Notes that the program that a process runs is hooked.
-    pub(super) fn has_hooks(&mut self, host: &Host, pid: u32) {
-        self.members.awaited.remove(&pid);
-        if let Some(incarnation) = host.processes().current(pid) {
-            self.members.taken.insert(pid, incarnation.id);
+    /// Notes that the program is hooked that a process ran at a time (CLOCK_MONOTONIC).
+    pub(super) fn has_hooks(&mut self, host: &Host, pid: u32, time_ns: u64) {
+        let hooked = host.processes().at(pid, time_ns).map(|incarnation| incarnation.id);
+        let current = host.processes().current(pid).map(|incarnation| incarnation.id);
+        match hooked {
+            Some(hooked) if current == Some(hooked) => {
+                self.members.awaited.remove(&pid);
+                self.members.taken.insert(pid, hooked);
+            }
+            // It has executed another one by now.
+            Some(_) => self.await_member(pid),
+            None => {}
         }
     }
 
@@ -159,6 +173,9 @@ impl Attaching {
 
     /// A process runs another program now: links of its own were for the one before.
     pub(super) fn member_replaced(&mut self, before: IncarnationId) {
+        if let Some(inline) = &mut self.inline {
+            inline.forget_decisions(before.pid);
+        }
         if self.was_taken_in(before) {
             self.members.taken.remove(&before.pid);
             self.no_longer_needs_links(before.pid);
@@ -213,6 +230,10 @@ impl Attaching {
             return TakenIn::NotYet;
         }
         self.targets.incarnation_began(pid, since_ns);
+        // An allocator may call another's, wherever its file comes.
+        for &module in &modules {
+            let _ = self.file_of(host, module);
+        }
         // Before its first sample.
         self.find_runtimes(host, std::iter::once(pid));
         let mut is_hooked = false;
@@ -228,15 +249,21 @@ impl Attaching {
                 Err(Unhooked::Known | Unhooked::Gone | Unhooked::TooLate) => {}
             }
         }
-        self.members.taken.insert(pid, incarnation);
         if !is_hooked {
             return TakenIn::Not(why);
         }
+        self.members.taken.insert(pid, incarnation);
         // Nothing has run yet of one that waits at its entry point, and the recording begins when all is in place.
         let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|(waiting, _)| waiting.is_there());
         let hooked_ns = if is_whole { 0 } else { monotonic_ns() };
         self.targets.hooked(pid, since_ns, hooked_ns);
         TakenIn::Counted
+    }
+
+    /// Whether a module's allocator is hooked inline in a process.
+    pub(super) fn is_hooked_inline(&self, module: ModuleId, pid: u32) -> bool {
+        let key = self.modules.get(&module).and_then(Look::file);
+        self.inline.as_ref().zip(key).is_some_and(|(inline, key)| inline.has_hooked(pid, key))
     }
 
     /// Whether a process may have links of its own to a file, which is noted then.

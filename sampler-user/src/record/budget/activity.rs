@@ -91,6 +91,8 @@ pub struct Activity {
     /// CPU time that hooking may take now, ns.
     saved_ns: f64,
     processors: f64,
+    /// A process that used less CPU time in the recording is not hooked, ns.
+    least_ns: u64,
     looked_ns: u64,
     pause_ns: u64,
     /// When processes are looked at again (CLOCK_MONOTONIC).
@@ -98,8 +100,9 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Nothing is known. `processors`: of the host. `began_ns`: when the recording began (CLOCK_BOOTTIME).
-    pub fn new(processors: usize, began_ns: u64) -> Self {
+    /// Nothing is known. `processors`: of the host. `began_ns`: when the recording began (CLOCK_BOOTTIME). `are_named`: not all
+    /// processes are targets, and those that are count as soon as they run.
+    pub fn new(processors: usize, began_ns: u64, are_named: bool) -> Self {
         Self {
             processes: HashMap::new(),
             ended: CpuTime::default(),
@@ -107,6 +110,7 @@ impl Activity {
             began_ns,
             saved_ns: MOST_SAVED_NS,
             processors: processors as f64,
+            least_ns: if are_named { 1 } else { LEAST_CPU_NS },
             looked_ns: 0,
             pause_ns: SHORTEST_PAUSE_NS,
             next_ns: 0,
@@ -146,7 +150,7 @@ impl Activity {
                 let is_new = earlier.is_none() && process.start_ns >= self.began_ns;
                 known.standing = Standing::Since(if is_new { 0 } else { cpu_ns });
             }
-            is_any_new_busy |= known.standing == Standing::Uncounted && cpu_ns >= first_ns + LEAST_CPU_NS;
+            is_any_new_busy |= known.standing == Standing::Uncounted && cpu_ns >= first_ns + self.least_ns;
             self.processes.insert(process, Known { first_ns, cpu_ns, before_ns: known.cpu_ns, ..known });
         }
         for (process, known) in before {
@@ -173,7 +177,7 @@ impl Activity {
         }
         let is_due = |known: &Known| {
             known.standing == Standing::Uncounted
-                && known.cpu_ns >= known.first_ns + LEAST_CPU_NS
+                && known.cpu_ns >= known.first_ns + self.least_ns
                 && known.not_before_ns <= now_ns
         };
         let due = self.processes.iter().filter(|(_, known)| is_due(known));
@@ -253,7 +257,7 @@ mod tests {
 
     #[test]
     fn the_busiest_come_first_and_idle_ones_never() {
-        let mut activity = Activity::new(2, 1);
+        let mut activity = Activity::new(2, 1, false);
         assert!(look(&mut activity, &[(1, 9000), (2, 0), (3, 5)], 100).is_empty(), "what was before says nothing");
         assert_eq!(look(&mut activity, &[(1, 9000), (2, 7), (3, 25), (4, 3)], 200), [3, 2, 4]);
         activity.counted(process(3), Some(25 * MS));
@@ -265,7 +269,7 @@ mod tests {
 
     #[test]
     fn threads_of_a_process_are_added_up_and_kernel_threads_left_out() {
-        let mut activity = Activity::new(2, 1);
+        let mut activity = Activity::new(2, 1, false);
         let thread = |tgid, memory_users| LivingThread { process: process(tgid), memory_users, cpu_ns: 9 * MS };
         activity.look(&[], MS, |_| false);
         activity.look(&[thread(1, 2), thread(1, 2), thread(2, 0)], 2 * MS, |_| false);
@@ -276,7 +280,7 @@ mod tests {
 
     #[test]
     fn shares_are_of_the_time_since_the_recording_began() {
-        let mut activity = Activity::new(2, 1);
+        let mut activity = Activity::new(2, 1, false);
         look(&mut activity, &[(1, 1000), (2, 500)], 100);
         look(&mut activity, &[(1, 1010), (2, 500), (3, 30)], 200);
         activity.counted(process(1), Some(1020 * MS));
@@ -295,7 +299,7 @@ mod tests {
 
     #[test]
     fn those_that_began_and_ended_in_the_recording_are_added_up_by_the_programs() {
-        let mut activity = Activity::new(2, 1);
+        let mut activity = Activity::new(2, 1, false);
         let process = |tgid| ProcessKey { tgid, start_ns: 5, ..ProcessKey::default() };
         let mut look = |cpu_ms: &[(u32, u64)], now_ms: u64, counted: &[u32]| {
             let thread =
@@ -317,7 +321,7 @@ mod tests {
 
     #[test]
     fn hooking_keeps_its_budget() {
-        let mut activity = Activity::new(2, 1);
+        let mut activity = Activity::new(2, 1, false);
         look(&mut activity, &[], 100);
         assert_eq!(look(&mut activity, &[(1, 5)], 200), [1]);
         activity.spend(450 * MS);
@@ -327,7 +331,7 @@ mod tests {
 
     #[test]
     fn looks_come_often_while_somebody_new_is_busy() {
-        let mut activity = Activity::new(2, 1);
+        let mut activity = Activity::new(2, 1, false);
         let mut pause = |cpu_ms: &[(u32, u64)], now_ms: u64| {
             look(&mut activity, cpu_ms, now_ms);
             activity.next_ns() / MS - now_ms
@@ -339,7 +343,7 @@ mod tests {
 
     #[test]
     fn so_many_are_hooked_at_once() {
-        let mut activity = Activity::new(2, 1);
+        let mut activity = Activity::new(2, 1, false);
         look(&mut activity, &[], 100);
         let all: Vec<(u32, u64)> = (1..=600).map(|tgid| (tgid, 5)).collect();
         look(&mut activity, &all, 200).into_iter().for_each(|tgid| activity.counted(process(tgid), None));

@@ -6,6 +6,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use crate::cost::budget::{ProbeCosts, Tracking, Use, cheaper};
 use heapbpf_profile::units;
+use heapbpf_statistics::plan::LARGEST_INTERVAL;
 
 /// Share of a target's CPU time from which on probes are worth a word.
 const WORTH_A_WORD: f64 = 0.2;
@@ -30,6 +31,8 @@ pub struct Seen<'a> {
     pub used: Use,
     /// What its probes cost.
     pub costs: ProbeCosts,
+    /// Whether it is hooked inline: samples alone trap.
+    pub is_inline: bool,
 }
 
 /// Targets that probes slow down.
@@ -62,7 +65,7 @@ impl SlowedTargets {
         seconds: f64,
     ) -> Vec<String> {
         let (mut seen, mut lines) = (HashMap::new(), Vec::new());
-        for Seen { process, comm, used, costs } in targets {
+        for Seen { process, comm, used, costs, is_inline } in targets {
             if self.told.contains(&process) {
                 continue;
             }
@@ -78,7 +81,15 @@ impl SlowedTargets {
             seen.insert(process, used);
             if since.share(&costs) > WORTH_A_WORD && self.told.len() < MOST_TOLD {
                 self.told.insert(process);
-                let line = line(&since, comm, process.tgid, tracking, &costs);
+                let who = if comm.is_empty() {
+                    format!("process {}", process.tgid)
+                } else {
+                    format!("{comm} ({})", process.tgid)
+                };
+                let line = match is_inline {
+                    true => of_samples(since.share(&costs), &who, tracking.interval),
+                    false => line(&since, &who, tracking, &costs),
+                };
                 self.notes.push(format!("after {seconds:.1} s: {line}"));
                 lines.push(line);
             }
@@ -93,7 +104,16 @@ impl SlowedTargets {
     }
 }
 
-fn line(used: &Use, comm: &str, pid: u32, tracking: Tracking, costs: &ProbeCosts) -> String {
+/// The same of a process that is hooked inline. Samples are as many as the interval is short.
+fn of_samples(share: f64, who: &str, interval: u64) -> String {
+    /// The share that is next to nothing.
+    const LITTLE: f64 = 0.01;
+    let enough = (interval as f64 * share / LITTLE).max(1.0) as u64;
+    let cure = units::bytes(enough.next_power_of_two().min(LARGEST_INTERVAL) as f64).replace(' ', "");
+    format!("samples take {} of the CPU time of {who}; -i {cure} would take under 1 %", units::percent(share))
+}
+
+fn line(used: &Use, who: &str, tracking: Tracking, costs: &ProbeCosts) -> String {
     let share = used.share(costs);
     // Clocks and costs are estimates, so of nearly all, only that much is known.
     let times = match 1.0 / (1.0 - share).max(1e-3) {
@@ -107,7 +127,6 @@ fn line(used: &Use, comm: &str, pid: u32, tracking: Tracking, costs: &ProbeCosts
     advice.extend(larger.then(|| "a larger -i does not help".to_owned()));
     advice.extend(options.iter().map(|(name, share)| format!("{name} would take {}", units::percent(*share))));
     advice.push("--max-overhead 10% bounds it, and says what it gives up for that".into());
-    let who = if comm.is_empty() { format!("process {pid}") } else { format!("{comm} ({pid})") };
     format!(
         "probes take {} of the CPU time of {who}, which makes it {times} times slower: {}",
         units::percent(share),
@@ -136,7 +155,7 @@ mod tests {
             cpu_seconds,
             ..Use::default()
         };
-        Seen { process: key(tgid), comm: "octave", used, costs: COSTS }
+        Seen { process: key(tgid), comm: "octave", used, costs: COSTS, is_inline: false }
     }
 
     fn look(slowed: &mut SlowedTargets, targets: Vec<Seen<'static>>) -> Vec<String> {
@@ -179,8 +198,8 @@ mod tests {
         let mut slowed = SlowedTargets::default();
         let every = Tracking { interval: 1, ..FULL };
         let with = |pairs: f64, cpu_seconds| {
-            let Seen { process, comm, used, costs } = seen(7, pairs, cpu_seconds);
-            Seen { process, comm, used: Use { samples: pairs, ..used }, costs }
+            let Seen { process, comm, used, costs, is_inline } = seen(7, pairs, cpu_seconds);
+            Seen { process, comm, used: Use { samples: pairs, ..used }, costs, is_inline }
         };
         slowed.look(std::iter::once(with(0.0, 0.0)), every, 0.4);
         let lines = slowed.look(std::iter::once(with(60_000.0, 0.4)), every, 0.8);

@@ -26,7 +26,7 @@ use crate::record::outputs::notify;
 use crate::record::outputs::report::{Closing, show_report, write_stats};
 use crate::record::outputs::status_line::StatusLine;
 use crate::record::outputs::triggers::Triggers;
-use crate::record::plan::RecordPlan;
+use crate::record::plan::{Hook, RecordPlan};
 use crate::record::profiles::requests::{Made, Request};
 use crate::remarks::say;
 
@@ -127,6 +127,11 @@ impl ActiveRecording {
         say(format!("recording {}", self.session.describe_targets()));
         let plan = &self.session.plan;
         let targets = &plan.targets;
+        if plan.kernel.hook == Hook::Auto
+            && let Some(why) = plan.kernel.no_inline
+        {
+            say(format!("processes are probed, not hooked inline: {why}"));
+        }
         if targets.objects.are_probed(plan.hooks_inline()) {
             say(OBJECTS_NOTE);
         }

@@ -6,8 +6,9 @@ use heapbpf_remote::{NotHeld, Waiting};
 use sampler_ebpf::abi::LiveValue;
 
 use super::state::Session;
+use crate::attach::inline::forbidden;
 use crate::host::exec_watch::ExecWatch;
-use crate::host::process::ProcessInfo;
+use crate::host::process::{ProcessInfo, Target};
 
 /// Time that a command may take to its entry point. After that it is not waited for.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -15,6 +16,12 @@ const LIMIT: Duration = Duration::from_secs(5);
 const HELD_AT_MOST: Duration = Duration::from_secs(2);
 /// Pause between two looks at it.
 const PAUSE: Duration = Duration::from_micros(500);
+
+/// The name of a process's first thread.
+fn comm_of(pid: u32) -> Option<String> {
+    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(comm.trim_end_matches('\n').to_owned())
+}
 
 impl Session {
     /// Hooks a command inline that was just executed, and lets it go on. If that is not possible, its probes stay.
@@ -30,6 +37,16 @@ impl Session {
     /// Has targets that execute a program wait at its entry point, from now on.
     pub(super) fn watch_execs(&mut self) {
         let Some(listed) = self.listed.take() else { return };
+        // The programs list who matches a rule only at the end of the exec.
+        let rules = self.plan.targets.rules.clone();
+        let matches = move |pid: u32| {
+            rules.iter().any(|rule| match rule {
+                Target::Comm(pattern) => comm_of(pid).is_some_and(|comm| pattern.matches(&comm)),
+                Target::Cgroup(_) => ProcessInfo::read(pid).is_ok_and(|process| rule.matches(&process)),
+                Target::Pid(_) | Target::All => false,
+            })
+        };
+        let listed = move |pid: u32| (listed(pid) || matches(pid)) && forbidden::check(pid).is_ok();
         match ExecWatch::start(listed, HELD_AT_MOST) {
             Ok(watch) => self.attaching.execs = Some(watch),
             Err(error) => log::warn!("the first calls of programs that targets execute may be missing: {error}"),

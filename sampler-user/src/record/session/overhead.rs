@@ -220,7 +220,8 @@ impl Session {
             let comm = processes.current(process.tgid).map_or("", |incarnation| &*incarnation.info.comm);
             let used = usage(counters, cpu_seconds, begun as f64 * 1e-9);
             let costs = costs_of(measured, attaching, &self.host, process.tgid).unwrap_or(mean);
-            Some(Seen { process: *process, comm, used, costs })
+            let is_inline = attaching.standing.hook(process.tgid) == heapbpf_audit::Hook::Inline;
+            Some(Seen { process: *process, comm, used, costs, is_inline })
         });
         let seconds = begun.saturating_sub(self.schedule.started_ns) as f64 * 1e-9;
         let lines = self.overhead.slowed.look(targets, tracking, seconds);

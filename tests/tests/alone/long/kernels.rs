@@ -88,7 +88,7 @@ fn one_process_with_every_kind_of_link() {
     let Some((_turn, found)) = usable("one_process_with_every_kind_of_link") else { return };
     for (link, check) in [("session", "session links"), ("multi", "multi links"), ("perf", "perf links")] {
         if works(found, check) {
-            exact_with("mix", &["400"], &[["--link", link]]);
+            exact_with("mix", &["400"], &[["--hook", "probe"], ["--link", link]]);
         }
         tell(&format!("`--pid`, {link} links"), if works(found, check) { EXACT } else { NO });
     }
