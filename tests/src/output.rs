@@ -108,6 +108,9 @@ pub struct Process {
     pub not_inline: Option<String>,
     /// Share of its time in the recording that was covered.
     pub coverage: f64,
+    /// Share of its CPU time in which it was counted.
+    #[serde(default)]
+    pub cpu_coverage: Option<f64>,
     /// Since when blocks count as in use, if not since the start.
     #[serde(default)]
     pub inuse_since: Option<String>,

@@ -249,7 +249,8 @@ mod tests {
 
     fn command_for(machine: Option<&'static Machine>, core: CoreLibrary, locked: bool) -> Command {
         let options = Options { locked, ..Options::default() };
-        let context = Context { root: PathBuf::from("/w"), options, privilege: Privilege::Root, machine };
+        let context =
+            Context { root: PathBuf::from("/w"), options, privilege: Privilege::Root, machine, keeps_notes: false };
         let compiler = Compiler {
             rustc: PathBuf::from("/no/such/rustc"),
             origin: Origin::Distribution,

@@ -28,7 +28,8 @@ fn truth(report: &str) -> (f64, f64) {
 fn allocations_seen_in_time_windows_are_corrected() {
     let Some(_turn) = turn("allocations_seen_in_time_windows_are_corrected") else { return };
     let mut target = Target::start(&program("churn"), ["paced", "300000"]);
-    let recording = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "10%").start();
+    let recording =
+        Recorder::of(target.pid(), 16 << 10).option("--hook", "probe").option("--max-overhead", "10%").start();
     target.go();
     let (bytes, seconds) = truth(&target.line());
     let (profile, stats) = recording.stop().results();
@@ -106,7 +107,11 @@ fn tracking_of_frees_stops_where_they_reveal_least() {
     let Some(_turn) = turn("tracking_of_frees_stops_where_they_reveal_least") else { return };
     let mut hot = Target::start(&program("budget"), HOT);
     let mut calm = Target::start(&program("budget"), CALM);
-    let recording = Recorder::of(hot.pid(), 16 << 10).pid(calm.pid()).option("--max-overhead", "5%").start();
+    let recording = Recorder::of(hot.pid(), 16 << 10)
+        .pid(calm.pid())
+        .option("--hook", "probe")
+        .option("--max-overhead", "5%")
+        .start();
     calm.go();
     hot.go();
     let (in_calm, in_hot) = (calm.truth(), hot.truth());
@@ -128,7 +133,7 @@ fn tracking_of_frees_stops_file_by_file_where_links_serve_all() {
     let (Some(mut hot), Some(mut calm)) = (start(0, HOT), start(1, CALM)) else {
         return skipped(case, "no libc.so.6 where it is known to be");
     };
-    let recorder = Recorder::new().option("--comm", "budget").interval(16 << 10);
+    let recorder = Recorder::new().option("--hook", "probe").option("--comm", "budget").interval(16 << 10);
     let recording = recorder.option("--max-overhead", "5%").start();
     calm.go();
     hot.go();
@@ -183,7 +188,7 @@ fn frees_of_one_file_are_tracked_again_and_those_of_the_other_always_were() {
     let (Some(mut hot), Some(mut calm)) = (hot, start(1, ["200", "100000", "1", "0"])) else {
         return skipped(case, "no libc.so.6 where it is known to be");
     };
-    let recorder = Recorder::new().option("--comm", "calming").interval(4 << 10);
+    let recorder = Recorder::new().option("--hook", "probe").option("--comm", "calming").interval(4 << 10);
     let mut recording = recorder.option("--max-overhead", "5%").start();
     for target in [&mut calm, &mut hot] {
         target.go();
@@ -218,7 +223,10 @@ fn a_slowed_target_is_told_once_where_no_budget_bounds_it() {
     let Some(_turn) = turn("a_slowed_target_is_told_once_where_no_budget_bounds_it") else { return };
     let run = |more: &[&str]| {
         let mut target = Target::start(&program("calming"), ["1", "100", "3000", "0"]);
-        let recorder = more.iter().fold(Recorder::of(target.pid(), 512 << 10), |recorder, flag| recorder.flag(flag));
+        let recorder =
+            more.iter().fold(Recorder::of(target.pid(), 512 << 10).option("--hook", "probe"), |recorder, flag| {
+                recorder.flag(flag)
+            });
         let recording = recorder.start();
         target.go();
         target.step();
@@ -267,7 +275,7 @@ fn another_tools_reference_counter_is_explained_and_passes() {
         return skipped(case, "no libc.so.6 where it is known to be");
     };
     // Where heapbpf itself would probe.
-    let outcome = Recorder::of(target.pid(), 4096).start().stop();
+    let outcome = Recorder::of(target.pid(), 4096).option("--hook", "probe").start().stop();
     let stats: Stats = output::read(&outcome.file("stats.json"));
     let malloc = stats.attach.iter().find(|probe| probe.function == "malloc").expect("malloc is probed");
     let library = folder.path().join("libc.so.6");
@@ -275,11 +283,11 @@ fn another_tools_reference_counter_is_explained_and_passes() {
         Ok(event) => event,
         Err(error) => return skipped(case, &format!("no uprobe with a reference counter: {error}")),
     };
-    let refused = Recorder::of(target.pid(), 4096).refused();
+    let refused = Recorder::of(target.pid(), 4096).option("--hook", "probe").refused();
     refused.check(1, &["another tool"]);
     assert!(refused.stderr.contains("reference counter") && refused.stderr.contains("libc.so.6"), "{}", refused.stderr);
     drop(event);
-    let recording = Recorder::of(target.pid(), 1).start();
+    let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
     let truth = target.run();
     let (_, stats) = recording.stop().results();
     assert_eq!(stats.submitted, truth.allocs());
@@ -299,7 +307,8 @@ mod long {
     fn a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time() {
         let Some(_turn) = turn("a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time") else { return };
         let mut target = Target::start(&program("churn"), ["busy", "14000000"]);
-        let recording = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "30%").start();
+        let recording =
+            Recorder::of(target.pid(), 16 << 10).option("--hook", "probe").option("--max-overhead", "30%").start();
         target.go();
         let (bytes, _) = truth(&target.line());
         let (profile, stats) = recording.stop().results();
@@ -327,7 +336,8 @@ mod long {
     fn frees_are_tracked_again_when_load_falls() {
         let Some(_turn) = turn("frees_are_tracked_again_when_load_falls") else { return };
         let mut target = Target::start(&program("calming"), ["200", "100000", "2500", "0"]);
-        let mut recording = Recorder::of(target.pid(), 4 << 10).option("--max-overhead", "5%").start();
+        let mut recording =
+            Recorder::of(target.pid(), 4 << 10).option("--hook", "probe").option("--max-overhead", "5%").start();
         target.go();
         target.step();
         target.go();

@@ -116,7 +116,9 @@ fn of_a_cgroup_the_living_have_memory_in_use() {
 fn of_the_whole_host_the_living_have_memory_in_use() {
     let Some(_turn) = turn("of_the_whole_host_the_living_have_memory_in_use") else { return };
     const INTERVAL: u64 = 4096;
-    let recorded = pair(|_| Recorder::new().interval(INTERVAL).flag("--all").option("--max-overhead", "none"));
+    let recorded = pair(|_| {
+        Recorder::new().interval(INTERVAL).flag("--all").option("--hook", "probe").option("--max-overhead", "none")
+    });
     only_the_living(&recorded, INTERVAL, true);
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Tests in `long` are the long set (`cargo xtask test --long`).
 
+mod active;
 mod budget;
 mod footprint;
 mod go;

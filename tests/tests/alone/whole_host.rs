@@ -15,7 +15,7 @@ fn all_covers_a_process_that_starts_later() {
     let Some(_turn) = turn("all_covers_a_process_that_starts_later") else { return };
     const INTERVAL: u64 = 16 << 10;
     let mut before = Target::start(&program("mix"), ["30000"]);
-    let recording = Recorder::new().flag("--all").interval(INTERVAL).start();
+    let recording = Recorder::new().flag("--all").option("--hook", "probe").interval(INTERVAL).start();
     let mut after = Target::start(&program("pairs"), ["50000", "2", "700"]);
     let truths = [(before.pid(), before.run()), (after.pid(), after.run())];
     let own = recording.pid();
@@ -32,7 +32,11 @@ fn all_covers_a_process_that_starts_later() {
 fn all_with_anything_is_all() {
     let Some(_turn) = turn("all_with_anything_is_all") else { return };
     let (mut one, mut other) = (Target::start(&program("pairs"), ["500"]), Target::start(&program("pairs"), ["500"]));
-    let recorder = Recorder::of(one.pid(), 1).flag("--all").option("--comm", "x").option("--max-overhead", "none");
+    let recorder = Recorder::of(one.pid(), 1)
+        .flag("--all")
+        .option("--hook", "probe")
+        .option("--comm", "x")
+        .option("--max-overhead", "none");
     let recording = recorder.start();
     let truths = [(one.pid(), one.run()), (other.pid(), other.run())];
     let (profile, _) = recording.stop().results();
@@ -52,7 +56,8 @@ fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
     let own = program_with("crowded", "crowded-static", &["-static"]);
     for (program, kind, count) in [(program("crowded"), "code", "12000"), (own, "pieces", "20000")] {
         let mut target = Target::start(&program, [kind, count, "1000"]);
-        let recorder = Recorder::new().flag("--all").interval(512).option("--max-overhead", "none");
+        let recorder =
+            Recorder::new().flag("--all").option("--hook", "probe").interval(512).option("--max-overhead", "none");
         let recording = recorder.start();
         let (pid, truth) = (target.pid(), target.run());
         let (profile, _) = recording.stop().results();
@@ -84,7 +89,12 @@ input()
     let case = "a_program_that_has_to_wait_while_it_begins_has_the_names_of_its_functions";
     let Some(_turn) = turn(case) else { return };
     let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
-    let recording = Recorder::new().interval(2048).flag("--python-objects=no").option("--comm", "python3*").start();
+    let recording = Recorder::new()
+        .interval(2048)
+        .option("--hook", "probe")
+        .flag("--python-objects=no")
+        .option("--comm", "python3*")
+        .start();
     let mut targets: Vec<Target> = {
         let _busy = Busy::begin();
         let start = || {
@@ -108,7 +118,8 @@ input()
 #[test]
 fn programs_that_never_come_again_are_forgotten() {
     let Some(_turn) = turn("programs_that_never_come_again_are_forgotten") else { return };
-    let (recording, address) = Recorder::new().service().without_outputs().flag("--all").serve();
+    let (recording, address) =
+        Recorder::new().service().without_outputs().flag("--all").option("--hook", "probe").serve();
     let mut programs = Distinct::new();
     programs.run(300);
     let before = programs.settled(address, u64::MAX);

@@ -31,7 +31,7 @@ fn calls_that_fail_now_and_then_cost_nothing() {
     for (command, one_in) in [(MAP_LOOKUP, 9), (MAP_BATCH, 6), (MAP_UPDATE, 2), (ITERATOR, 3)] {
         let faults = Faults::of(command);
         let mut target = Target::start(&program("mix"), ["20000"]);
-        let (recording, address) = Recorder::of(target.pid(), 1).failing(&faults).serve();
+        let (recording, address) = Recorder::of(target.pid(), 1).option("--hook", "probe").failing(&faults).serve();
         faults.fail_one_in(one_in);
         let truth = target.run();
         until("calls that fail", || {

@@ -89,11 +89,10 @@ fn workers_of_gunicorn_have_python_stacks() {
     let Some(python) = python_with("gunicorn") else { return skipped(case, "there is no Python with gunicorn") };
     let gunicorn = Gunicorn::start(&python);
     let (address, first) = (gunicorn.address, gunicorn.next_worker());
-    let mut recording = Recorder::of(gunicorn.master.id(), 1).pid(first).start();
+    let recording = Recorder::of(gunicorn.master.id(), 1).pid(first).start();
     // One worker more.
     gunicorn.signal(libc::SIGTTIN);
     let second = gunicorn.next_worker();
-    recording.await_more_links();
     let (mut answers, mut bytes) = (Vec::new(), 300_007);
     until("both workers have answered", || {
         // Two at once, for two workers.

@@ -134,7 +134,8 @@ fn children_of_processes_of_a_name_are_followed_unless_told_otherwise() {
     let shell = copy_of(Path::new("/bin/sh"), folder.path(), "heapbpf-parent");
     for (flag, follows) in [("--follow", true), ("--no-follow", false)] {
         let mut present = Family::start(&shell);
-        let recording = Recorder::new().option("--comm", "heapbpf-par*").flag(flag).interval(1).start();
+        let recording =
+            Recorder::new().option("--comm", "heapbpf-par*").option("--hook", "probe").flag(flag).interval(1).start();
         let mut future = Family::start(&shell);
         let mut truths = Vec::new();
         for family in [&mut present, &mut future] {

@@ -160,13 +160,20 @@ impl Process {
     /// What is to be added to the kernel's counters, which have `seen` of its sampled calls and were read between the last two
     /// reads, or after its end (`has_ended`). `samples_all`: all calls are sampled.
     /// `cpu_ns`: CPU time of others that run in its memory. What cannot be is left out, for good.
-    fn addition(&mut self, (seen, cpu_ns): (Seen, u64), has_ended: bool, samples_all: bool) -> Counters {
+    /// `is_final`: the kernel's counters are those of some time after its end.
+    fn addition(
+        &mut self,
+        (seen, cpu_ns): (Seen, u64),
+        has_ended: bool,
+        samples_all: bool,
+        is_final: bool,
+    ) -> Counters {
         let mut seen_here = seen;
         seen_here.add(self.seen_of_others);
         let cpu_ns = [cpu_ns, self.cpu_ns.0, self.cpu_ns_of_others].into_iter().fold(0, u64::saturating_add);
         let mut own = self.counts.map(|counts| figures::minus(&counts, &self.of_others));
-        // While it runs, samples may be in counters that were read a moment before.
-        self.is_distrusted |= !figures::are_possible(&own, cpu_ns, has_ended.then_some(seen_here));
+        // Before that, samples may be in counters that were read a moment before.
+        self.is_distrusted |= !figures::are_possible(&own, cpu_ns, is_final.then_some(seen_here));
         if self.is_distrusted {
             own = [Counts::default(); 2];
         }
@@ -388,7 +395,7 @@ impl Counted {
         for (process, it) in self.processes.iter_mut().filter(|(process, it)| is_apart(process, it)) {
             let seen = seen.get(process).copied().unwrap_or_default();
             // What ended meanwhile made its last calls after the kernel's counters were read.
-            let added = it.addition(seen, it.had_left[0], self.samples_all);
+            let added = it.addition(seen, it.had_left[0], self.samples_all, false);
             note_distrusted(&mut self.distrusted, *process, it);
             if added != Counters::default() {
                 counts.processes.entry(*process).or_default().add(&added);
@@ -415,7 +422,7 @@ impl Counted {
             self.unread_ends += 1;
             log::warn!("process {}: what it counted in its last moments is not known", process.tgid);
         }
-        let added = it.addition((Seen::of(kernel), 0), it.has_left(), self.samples_all);
+        let added = it.addition((Seen::of(kernel), 0), it.has_left(), self.samples_all, true);
         note_distrusted(&mut self.distrusted, process, &it);
         added
     }

@@ -18,6 +18,7 @@ use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{ProcessInfo, Stat};
+use crate::host::processes::Incarnation;
 use crate::host::resident::anonymous_bytes;
 use crate::host::shadow_stacks;
 use crate::record::plan::Targets;
@@ -71,6 +72,20 @@ impl Attaching {
             for module in modules {
                 // The audit reports what is not hooked.
                 let _ = self.hook_module(host, module, None);
+            }
+        }
+        if self.global && self.takes_in() {
+            // Heaps of Go programs are read whether or not they are active.
+            let program = |it: &Incarnation| {
+                let is_program =
+                    |module: &ModuleId| host.modules().get(*module).is_some_and(|it_is| it_is.path == it.info.exe);
+                it.space.modules().find(is_program)
+            };
+            let programs: BTreeSet<ModuleId> = host.processes().iter().filter_map(program).collect();
+            let programs = Vec::from_iter(programs);
+            self.plan_all(host, &programs);
+            for module in programs {
+                let _ = self.file_of(host, module);
             }
         }
         if targets.are_all() && self.takes_in() {

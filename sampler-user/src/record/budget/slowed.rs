@@ -179,7 +179,13 @@ mod tests {
             assert!(lines[0].contains(part), "{part}: {}", lines[0]);
         }
         assert_eq!(slowed.notes(), [format!("after 0.8 s: {}", lines[0])]);
-        assert!(line(&seen(7, 1e6, 1.0).used, "", 7, FULL, &COSTS).contains("of the CPU time of process 7, which"));
+        assert!(
+            line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS).contains("of the CPU time of process 7, which")
+        );
+        assert_eq!(
+            of_samples(0.2, "x (7)", 8 << 10),
+            "samples take 20 % of the CPU time of x (7); -i 256KiB would take under 1 %"
+        );
         assert!(look(&mut slowed, vec![seen(7, 1.76e6, 5.8)]).is_empty(), "once");
     }
 
