@@ -134,9 +134,12 @@ impl Process {
 
     /// Notes how much CPU time it can have used by now: what its clock says (`used`, in seconds), or all CPUs since that was read last.
     fn note_cpu_time(&mut self, used: Option<f64>) {
+        /// By which the clock of a process is late on each CPU that runs it now: the longest tick.
+        const TICK_NS: u64 = 10_000_000;
+        let late_ns = TICK_NS * online_processors() as u64;
         let now_ns = monotonic_ns() + suspended_ns();
         let since_ns = now_ns.saturating_sub(self.cpu_ns.1).saturating_mul(online_processors() as u64);
-        let most_ns = used.map_or(self.cpu_ns.0.saturating_add(since_ns), |used| (used * 1e9) as u64);
+        let most_ns = used.map_or(self.cpu_ns.0.saturating_add(since_ns), |used| (used * 1e9) as u64 + late_ns);
         self.cpu_ns = (most_ns.max(self.cpu_ns.0), now_ns);
     }
 
