@@ -176,7 +176,8 @@ impl Process {
         let cpu_ns = [cpu_ns, self.cpu_ns.0, self.cpu_ns_of_others].into_iter().fold(0, u64::saturating_add);
         let mut own = self.counts.map(|counts| figures::minus(&counts, &self.of_others));
         // Before that, samples may be in counters that were read a moment before.
-        self.is_distrusted |= !figures::are_possible(&own, cpu_ns, is_final.then_some(seen_here));
+        let seen = is_final.then_some(seen_here);
+        self.is_distrusted |= !figures::are_possible(&own, cpu_ns, seen);
         if self.is_distrusted {
             own = [Counts::default(); 2];
         }
@@ -358,6 +359,7 @@ impl Counted {
         let is_new = |process: &&mut Process| !process.has_left() && process.counts[1].threads == 0;
         for process in self.processes.values_mut().filter(is_new) {
             process.counts[1] = process.now().unwrap_or(process.counts[1]);
+            process.note_cpu_time(None);
         }
     }
 
