@@ -175,9 +175,7 @@ impl Session {
                 Ok::<_, KernelError>(InlineHooks::new(hooking, maps, how, follows))
             })
             .transpose()?;
-        // Whatever all processes of the host run is hooked when it is active.
-        let watches = inline.is_some() && !plan.targets.are_all();
-        let listed = watches.then(|| listed(&loader)).transpose()?.map(|listed| Box::new(listed) as Listed);
+        let listed = if inline.is_some() { who_is_listed(&loader, &plan)? } else { None };
         let names = Arc::new(RuntimeFunctions::default());
         let inline_is_asked = plan.kernel.hook == Hook::Inline;
         let probes =
@@ -288,6 +286,12 @@ impl Session {
         let waited_for = self.attaching.targets.named_alive.iter().copied();
         waited_for.chain(self.recorder.processes.keys().map(|process| process.tgid))
     }
+}
+
+/// Tells who is a target whose execs are watched: whatever all processes of the host run is hooked when it is active.
+fn who_is_listed(loader: &Loader, plan: &RecordPlan) -> Result<Option<Listed>, KernelError> {
+    let listed = (!plan.targets.are_all()).then(|| listed(loader)).transpose()?;
+    Ok(listed.map(|listed| Box::new(listed) as Listed))
 }
 
 /// Loads what this recording will most likely need, side by side.
