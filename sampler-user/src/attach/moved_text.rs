@@ -16,7 +16,7 @@ const SECTIONS: [&str; 4] = [".dynstr", ".strtab", ".rodata", ".lrodata"];
 const MOST_BYTES: u64 = 512 << 20;
 const PIECE: usize = 1 << 20;
 
-/// Which of [`SIGNS`] a program's file has.
+/// Which of the signs above a program's file has.
 pub fn sign_in(file: &File) -> Option<&'static str> {
     let elf = Elf::read(file).ok()?;
     let mut left = MOST_BYTES;
