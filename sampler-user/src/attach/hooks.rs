@@ -259,6 +259,7 @@ impl<L: ProbeLinks> Hooks<L> {
         for key in &gone {
             self.frees.forget(Served::of(*key, None));
             self.conflicts.remove(key);
+            self.inline.remove(key);
             self.links.retain(|(of, _), _| of != key);
             self.paused.iter_mut().for_each(|paused| paused.retain(|(of, _)| of != key));
             self.hooked.remove(key).into_iter().for_each(|hooked| sites.remove_file(hooked.first_site));

@@ -63,7 +63,11 @@ impl Attaching {
     pub(in crate::record) fn look_at_activity(&mut self, threads: &[LivingThread], now_ns: u64) -> Vec<ProcessKey> {
         let Self { activity: Some(activity), inline: Some(inline), own, global, .. } = self else { return Vec::new() };
         activity.look(threads, now_ns, |process| inline.is_counted(process) || own.contains(&process.tgid));
-        if *global { activity.due(now_ns) } else { Vec::new() }
+        if !*global {
+            activity.rest(now_ns);
+            return Vec::new();
+        }
+        activity.due(now_ns)
     }
 
     /// Share of a process's CPU time in which its calls were counted; `None` if that is not known.

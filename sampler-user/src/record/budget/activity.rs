@@ -137,7 +137,7 @@ impl Activity {
                 *cpu.entry(thread.process).or_default() += thread.cpu_ns;
             }
         }
-        let mut is_any_new_busy = false;
+        let (mut is_any_new_busy, mut retry_ns) = (false, u64::MAX);
         let mut before = std::mem::take(&mut self.processes);
         for (process, cpu_ns) in cpu {
             let earlier = before.remove(&process);
@@ -150,7 +150,10 @@ impl Activity {
                 let is_new = earlier.is_none() && process.start_ns >= self.began_ns;
                 known.standing = Standing::Since(if is_new { 0 } else { cpu_ns });
             }
-            is_any_new_busy |= known.standing == Standing::Uncounted && cpu_ns >= first_ns + self.least_ns;
+            if known.standing == Standing::Uncounted && cpu_ns >= first_ns + self.least_ns {
+                is_any_new_busy |= known.not_before_ns <= now_ns;
+                retry_ns = retry_ns.min(known.not_before_ns.max(now_ns + SHORTEST_PAUSE_NS));
+            }
             self.processes.insert(process, Known { first_ns, cpu_ns, before_ns: known.cpu_ns, ..known });
         }
         for (process, known) in before {
@@ -165,7 +168,17 @@ impl Activity {
             true => SHORTEST_PAUSE_NS,
             false => (2 * self.pause_ns).min(LONGEST_PAUSE_NS),
         };
-        self.next_ns = now_ns + self.pause_ns;
+        self.next_ns = (now_ns + self.pause_ns).min(retry_ns);
+    }
+
+    /// A process is no target now. It is not asked for again soon.
+    pub fn pass_over(&mut self, process: ProcessKey, now_ns: u64) {
+        self.processes.entry(process).or_default().not_before_ns = now_ns + LONGEST_PAUSE_NS;
+    }
+
+    /// Nobody waits to be hooked: processes are looked at as seldom as may be.
+    pub const fn rest(&mut self, now_ns: u64) {
+        self.next_ns = now_ns + LONGEST_PAUSE_NS;
     }
 
     /// The processes to be hooked now, the busiest first.
@@ -339,6 +352,21 @@ mod tests {
         assert_eq!([pause(&[(1, 5)], 100), pause(&[(1, 5)], 200), pause(&[(1, 5)], 400)], [100, 200, 400]);
         assert_eq!([pause(&[(1, 5)], 800), pause(&[(1, 5)], 1600), pause(&[(1, 5)], 3200)], [800, 1600, 1600]);
         assert_eq!(pause(&[(1, 25)], 4800), 100);
+    }
+
+    #[test]
+    fn whoever_is_no_target_keeps_nobody_awake() {
+        let mut activity = Activity::new(2, 1, true);
+        look(&mut activity, &[], 100);
+        assert_eq!(look(&mut activity, &[(1, 5)], 200), [1]);
+        activity.pass_over(process(1), 200 * MS);
+        assert!(look(&mut activity, &[(1, 50)], 300).is_empty());
+        assert_eq!(activity.next_ns() / MS, 500);
+        // It may have joined since.
+        assert!(look(&mut activity, &[(1, 70)], 1700).is_empty());
+        assert_eq!((activity.next_ns() / MS, look(&mut activity, &[(1, 90)], 1800)), (1800, vec![1]));
+        activity.rest(1800 * MS);
+        assert_eq!(activity.next_ns() / MS, 3400);
     }
 
     #[test]

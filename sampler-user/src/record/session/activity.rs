@@ -28,10 +28,14 @@ impl Session {
         if self.attaching.is_over() {
             return;
         }
-        self.due =
-            due.into_iter().filter(|process| self.attaching.is_active_target(&mut self.host, *process)).collect();
         // The busiest is taken from the end.
-        self.due.reverse();
+        for process in due.into_iter().rev() {
+            if self.attaching.is_active_target(&mut self.host, process) {
+                self.due.push(process);
+            } else if let Some(activity) = &mut self.attaching.activity {
+                activity.pass_over(process, now_ns);
+            }
+        }
     }
 
     /// Takes in the CPU time of all processes. Returns those that should be hooked now, the busiest first.
