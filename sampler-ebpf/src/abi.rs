@@ -145,8 +145,10 @@ pub mod ring {
     pub const EVENTS: u32 = 0;
     /// Stack copies.
     pub const STACKS: u32 = 1;
+    /// Process ids of targets that executed a program (a `u32` each), while somebody has them wait at their entry point.
+    pub const EXECS: u32 = 2;
     /// Number of rings.
-    pub const COUNT: usize = 2;
+    pub const COUNT: usize = 3;
 }
 
 /// Faults of the kernel that tests provoke, because they are too rare to wait for. In a recording there are none, and the

@@ -12,17 +12,12 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::entry::{NotHeld, Pace, Vector, Waiting, write_code};
 use crate::maps::PAGE_BYTES;
 use crate::status::Status;
 
-/// Time that an exec may take until the new program is mapped: mostly a tenth of a millisecond, but other processes may have the CPU.
-const EXEC_LIMIT: Duration = Duration::from_millis(100);
-/// Pause between two looks: to look all the time, at a real-time priority, would keep the process from its exec.
-const SHORTEST_PAUSE: Duration = Duration::from_micros(15);
-const LONGEST_PAUSE: Duration = Duration::from_micros(100);
 /// Time between two looks of a process that waits.
 const PAUSE_NS: u64 = 100_000;
 /// Bytes of an auxiliary vector that are read: it has some 20 pairs of words.
@@ -49,74 +44,27 @@ impl Waiting {
     /// # Errors
     /// It does not wait, and runs as ever.
     pub fn at_entry_of(pid: u32, limit: Duration) -> Result<Self, NotHeld> {
-        let executing = Executing::of(pid)?;
-        loop {
-            match executing.hold(limit)? {
-                Some(waiting) => return Ok(waiting),
-                None => std::thread::sleep(executing.pause()),
-            }
-        }
-    }
-}
-
-/// A process in the middle of its exec: its new memory is there, and what the kernel maps into it may not be.
-#[derive(Debug)]
-pub struct Executing {
-    pid: i32,
-    memory: File,
-    vector: File,
-    since: Instant,
-}
-
-impl Executing {
-    /// The process executes a program at this moment.
-    ///
-    /// # Errors
-    /// It cannot be made to wait.
-    pub fn of(pid: u32) -> Result<Self, NotHeld> {
-        // The descriptors stay with the program that it runs now.
+        // What is opened first belongs to the program that it runs now.
         let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(gone)?;
+        let mut bytes = [0; VECTOR_BYTES];
+        let auxv = File::open(format!("/proc/{pid}/auxv")).map_err(gone)?;
+        let length = auxv.read_at(&mut bytes, 0).map_err(gone)?;
+        match word(&bytes[..length], 0) {
+            // It has no memory, or not its new one yet.
+            None | Some(0) => return Err(NotHeld::Gone),
+            // That of a 32-bit program has two numbers there.
+            Some(name) if name >> 32 != 0 => return Err(NotHeld::Layout),
+            Some(_) => {}
+        }
+        let vector = Vector::read(&|at| word(&bytes[..length], at), 0).ok_or(NotHeld::Layout)?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(gone)?;
         match Status::parse(&status).tracer {
-            0 => {}
-            tracer => return Err(NotHeld::Traced(tracer)),
-        }
-        let vector = File::open(format!("/proc/{pid}/auxv")).map_err(gone)?;
-        Ok(Self { pid: pid.cast_signed(), memory, vector, since: Instant::now() })
-    }
-
-    /// When to try again to hold it.
-    #[must_use]
-    pub fn pause(&self) -> Duration {
-        (self.since.elapsed() / 16).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
-    }
-
-    /// Has it wait, as [`Waiting::at_entry_of`] does; `None` if its program is not mapped yet.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn hold(&self, limit: Duration) -> Result<Option<Waiting>, NotHeld> {
-        let mut bytes = [0; VECTOR_BYTES];
-        let length = self.vector.read_at(&mut bytes, 0)?;
-        let is_late = self.since.elapsed() > EXEC_LIMIT;
-        match word(&bytes[..length], 0) {
-            None => Err(NotHeld::Gone),
-            // It is empty until the program is mapped.
-            Some(0) if is_late => Err(NotHeld::Gone),
-            Some(0) => Ok(None),
-            // That of a 32-bit program has two numbers there.
-            Some(name) if name >> 32 != 0 => Err(NotHeld::Layout),
-            // The kernel fills it in word by word.
-            Some(_) => match Vector::read(&|at| word(&bytes[..length], at), 0) {
-                Some(vector) => self.lead(&vector, limit).map(Some),
-                None if is_late => Err(NotHeld::Layout),
-                None => Ok(None),
-            },
+            0 => Self::lead(pid.cast_signed(), memory, &vector, limit),
+            tracer => Err(NotHeld::Traced(tracer)),
         }
     }
 
-    fn lead(&self, vector: &Vector, limit: Duration) -> Result<Waiting, NotHeld> {
-        let memory = self.memory.try_clone()?;
+    fn lead(pid: i32, memory: File, vector: &Vector, limit: Duration) -> Result<Self, NotHeld> {
         let read = |at, bytes: usize| {
             let mut read = vec![0; bytes];
             memory.read_exact_at(&mut read, at).map(|()| read).map_err(|_| NotHeld::Gone)
@@ -139,7 +87,7 @@ impl Executing {
         // If only one of them can be written, nothing leads anywhere.
         memory.write_all_at(&jumps.long.now, jumps.long.at).map_err(gone)?;
         memory.write_all_at(&jumps.short.now, jumps.short.at).map_err(gone)?;
-        Ok(Waiting { pid: self.pid, memory, code: range, go, jumps: Some(jumps) })
+        Ok(Self { pid, memory, code: range, go, jumps: Some(jumps) })
     }
 }
 

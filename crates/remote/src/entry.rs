@@ -57,8 +57,8 @@ pub enum NotHeld {
     /// Somebody traces it, and decides when it goes on.
     #[error("process {0} traces it")]
     Traced(u32),
-    /// It has ended, or its exec has not come to its end.
-    #[error("it ended before it got to its entry point")]
+    /// It has ended, or its program is not mapped yet.
+    #[error("it has no program now")]
     Gone,
     /// Its entry point does not begin as those of C libraries do.
     #[error("its entry point cannot be changed in one piece")]

@@ -80,10 +80,9 @@ pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, rese
 pub use priority::Raised;
 pub use same_code::other_code;
 #[cfg(not(target_arch = "x86_64"))]
-pub use unsupported::{Exec, Executing, NotHeld, STOP_LIMIT, Target, Waiting};
+pub use unsupported::{Exec, NotHeld, STOP_LIMIT, Target, Waiting};
 #[cfg(target_arch = "x86_64")]
 pub use {
-    at_entry::Executing,
     entry::{Exec, NotHeld, Waiting},
     run::STOP_LIMIT,
     target::Target,

@@ -142,34 +142,6 @@ impl Exec {
     }
 }
 
-/// A process in the middle of its exec.
-#[derive(Debug)]
-pub struct Executing(std::convert::Infallible);
-
-impl Executing {
-    /// The process executes a program at this moment.
-    ///
-    /// # Errors
-    /// Always.
-    pub fn of(_: u32) -> Result<Self, NotHeld> {
-        Err(NotHeld)
-    }
-
-    /// When to try again to hold it.
-    #[must_use]
-    pub fn pause(&self) -> Duration {
-        match self.0 {}
-    }
-
-    /// Has it wait.
-    ///
-    /// # Errors
-    /// Never called.
-    pub fn hold(&self, _: Duration) -> Result<Option<Waiting>, NotHeld> {
-        match self.0 {}
-    }
-}
-
 /// A process that waits at its entry point.
 #[derive(Debug)]
 pub struct Waiting(std::convert::Infallible);

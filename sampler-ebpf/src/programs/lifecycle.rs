@@ -87,6 +87,10 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     if counted && !output::submit_process(kind::EXEC, ended, next) {
         count_process_event_lost();
     }
+    // Its new program is mapped, and has not run yet.
+    if target::listed(next.tgid) && !output::tell_exec(next.tgid) {
+        count_process_event_lost();
+    }
     0
 }
 

@@ -119,6 +119,12 @@ pub fn events() -> Option<Ring> {
     RINGS.get(abi::ring::EVENTS)
 }
 
+/// The ring that execs of targets go to, if somebody waits for them.
+#[inline(always)]
+pub fn execs() -> Option<Ring> {
+    RINGS.get(abi::ring::EXECS)
+}
+
 /// The ring that stack copies go to.
 #[inline(always)]
 pub fn stacks() -> Option<Ring> {

@@ -156,3 +156,15 @@ pub fn submit_process(event: u32, process: ProcessKey, next: ProcessKey) -> bool
     }
     true
 }
+
+/// Tells who waits for execs of targets of one, at once. Returns whether there was room, or nobody waits.
+#[inline(always)]
+pub fn tell_exec(tgid: u32) -> bool {
+    let Some(ring) = maps::execs() else { return true };
+    // SAFETY: the helper returns null or space for four bytes, aligned to 8, which nothing else refers to.
+    let Some(record) = (unsafe { ring.reserve(size_of::<u32>() as u64).cast::<u32>().as_mut() }) else { return false };
+    *record = tgid;
+    // SAFETY: `record` was reserved above, and is not used afterwards.
+    unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP)) };
+    true
+}

@@ -8,7 +8,6 @@ pub mod breakpoints;
 pub mod cgroup;
 pub mod code_ranges;
 pub mod events;
-pub mod exec_watch;
 pub mod in_root;
 pub mod limits;
 pub mod mapped_ranges;

@@ -21,15 +21,13 @@ pub struct RingOptions {
     pub ring_bytes: usize,
     /// Unread bytes at which the reader is woken; 1 wakes it for every record.
     pub watermark_bytes: u32,
-    /// Whether only changes of names are reported, execs among them.
-    pub only_names: bool,
 }
 
 impl Default for RingOptions {
     /// 1 MiB per CPU (about 7,000 mappings), which wakes the reader at the first record. That is more than a second of 500
     /// new processes a second, in case heapbpf does not get to run.
     fn default() -> Self {
-        Self { ring_bytes: 1 << 20, watermark_bytes: 1, only_names: false }
+        Self { ring_bytes: 1 << 20, watermark_bytes: 1 }
     }
 }
 
@@ -186,12 +184,11 @@ fn open_event(cpu: u32, options: RingOptions) -> io::Result<OwnedFd> {
         clockid: libc::CLOCK_MONOTONIC,
         ..Default::default()
     };
-    let all = u64::from(!options.only_names);
-    attr.set_mmap(all);
-    attr.set_mmap2(all);
+    attr.set_mmap(1);
+    attr.set_mmap2(1);
     attr.set_comm(1);
     attr.set_comm_exec(1);
-    attr.set_task(all);
+    attr.set_task(1);
     attr.set_sample_id_all(1);
     attr.set_use_clockid(1);
     attr.set_exclude_kernel(1);

@@ -206,15 +206,6 @@ impl Maps for KernelMaps {
     }
 }
 
-/// Tells of a process id whether it is listed as a target, for another thread.
-///
-/// # Errors
-/// The object has no such map.
-pub fn listed(loader: &Loader) -> Result<impl Fn(u32) -> bool + Send + use<>, KernelError> {
-    let targets: HashMap<MapData, u32, u32> = HashMap::try_from(loader.typed_map("TARGETS")?).map_err(failed)?;
-    Ok(move |pid| targets.get(&pid, 0).is_ok())
-}
-
 impl ControlMaps {
     /// Opens the maps.
     ///

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use aya_obj::btf::BtfFeatures;
 use aya_obj::generated::{bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Features, Function, Object};
-use sampler_ebpf::abi::{Config, SESSION_IS_RETURN, ring};
+use sampler_ebpf::abi::{Config, SESSION_IS_RETURN};
 use zerocopy::IntoBytes as _;
 
 use super::btf::KernelBtf;
@@ -56,7 +56,8 @@ pub struct Loader {
     ahead: Mutex<Vec<(Wanted, Result<OwnedFd, KernelError>)>>,
     btf: OwnedFd,
     maps: HashMap<String, OwnedFd>,
-    rings: [NewRing; ring::COUNT],
+    /// The first rings of events and of stacks.
+    rings: [NewRing; 2],
     session_is_return: Option<u32>,
     task_iterator: Option<u32>,
     thread_freed: Option<u32>,

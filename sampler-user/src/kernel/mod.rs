@@ -4,6 +4,7 @@ mod abi_value;
 mod batches;
 pub mod btf;
 pub mod control;
+pub mod exec_watch;
 mod filter;
 pub mod guardian;
 pub mod incarnations;

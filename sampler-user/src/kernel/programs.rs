@@ -3,10 +3,12 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use sampler_ebpf::abi::Cookie;
 
 use super::control::CountedBy;
+use super::exec_watch::ExecWatch;
 use super::guardian::{Guardian, ProbeLink};
 use super::lifecycle::Lifecycle;
 use super::loader::{Loader, ProgramKind, Wanted};
@@ -140,6 +142,18 @@ impl Programs {
         let (alloc, free) = (program("usdt_alloc")?, live.then(|| program("usdt_free")).transpose()?);
         self.announcements = Some(Announcements { of_listed, alloc, free });
         Ok(())
+    }
+
+    /// Has targets wait at their entry point when they execute a program, from now on ([`ExecWatch::start`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn watch_execs(
+        &self,
+        may_wait: impl Fn(u32) -> bool + Send + 'static,
+        limit: Duration,
+    ) -> Result<ExecWatch, KernelError> {
+        ExecWatch::start(&self.loader, may_wait, limit)
     }
 
     /// Loads what is not loaded yet.

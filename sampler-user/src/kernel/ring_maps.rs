@@ -17,6 +17,8 @@ pub enum RingId {
     Events = ring::EVENTS as isize,
     /// Stack copies.
     Stacks = ring::STACKS as isize,
+    /// Execs of targets.
+    Execs = ring::EXECS as isize,
 }
 
 impl RingId {
@@ -25,6 +27,7 @@ impl RingId {
         match self {
             Self::Events => "EVENTS",
             Self::Stacks => "STACKS",
+            Self::Execs => "EXECS",
         }
     }
 
@@ -33,6 +36,7 @@ impl RingId {
         match self {
             Self::Events => size_of::<AllocationRecord>() as u64,
             Self::Stacks => size_of::<StackRecord>() as u64 + LARGEST_STACK_COPY,
+            Self::Execs => size_of::<u32>() as u64,
         }
     }
 }

@@ -166,7 +166,8 @@ impl AsFd for Ring {
     }
 }
 
-fn map(id: RingId, ring: NewRing) -> Result<RingMemory, KernelError> {
+/// Maps a ring into memory.
+pub(super) fn map(id: RingId, ring: NewRing) -> Result<RingMemory, KernelError> {
     RingMemory::map(ring.fd, ring.bytes, id.longest_bytes())
         .map_err(|source| KernelError::Read { what: "a ring's memory", source })
 }

@@ -81,8 +81,7 @@ fn first_bytes(interval: u64, criterion: Criterion) -> (u64, u64) {
     match bytes {
         0 => (128 << 10, 0),
         1..16384 => (MOST_EVENTS_BYTES, MOST_STACKS_BYTES),
-        16384..65536 => (2 << 20, MOST_STACKS_BYTES),
-        65536..262_144 => (512 << 10, MOST_STACKS_BYTES),
+        16384..262_144 => (2 << 20, MOST_STACKS_BYTES),
         262_144.. => (512 << 10, LEAST_STACKS_BYTES),
     }
 }

@@ -133,6 +133,8 @@ fn an_interval_that_cannot_be_set_is_set_later() {
     let faults = Faults::of(MAP_UPDATE);
     let mut target = Target::start(&program("churn"), ["paced", "300000"]);
     let recorder = Recorder::new().pid(target.pid()).option("--interval", "auto").option("--max-overhead", "none");
+    // Inside a process, the interval is not in a map.
+    let recorder = recorder.option("--hook", "probe");
     let (recording, address) = recorder.failing(&faults).serve();
     faults.fail_one_in(1);
     target.go();

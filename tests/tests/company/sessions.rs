@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
+use heapbpf_tests::held;
 use heapbpf_tests::output::{self, Profile};
 use heapbpf_tests::program::{copy_file, program, program_with};
 use heapbpf_tests::recorder::Recorder;
@@ -25,24 +26,32 @@ fn truth_in(stdout: &str) -> Truth {
 fn the_functions_of_a_process_that_is_gone_are_named() {
     let Some(_turn) = turn("the_functions_of_a_process_that_is_gone_are_named") else { return };
     const INTERVAL: u64 = 4 << 10;
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let copy = folder.path().join("gone");
-    copy_file(program("mix"), &copy);
-    // Otherwise all other processes on the host would be symbolized as well.
-    let recording = Recorder::new().option("--comm", "gone").interval(INTERVAL).start();
-    let output = Command::new(&copy).arg("20000").env("FREE_RUNNING", "1").stdin(Stdio::null()).output().expect("runs");
-    std::fs::remove_file(&copy).expect("our own copy");
-    let truth = truth_in(&String::from_utf8_lossy(&output.stdout));
-    let pid = truth.sites[0].pid;
-    let outcome = recording.stop();
-    let told = &outcome.stderr;
-    assert!(told.contains("no running process matches --comm gone; waiting for one"), "{told}");
-    assert!(!outcome.stdout.contains("no running process"), "it came: {}", outcome.stdout);
-    let (profile, _) = outcome.results();
-    checks::sites_of(&profile, pid, &truth, INTERVAL, Compare::AtExit);
-    let process = profile.process(pid);
-    assert!(process.ended);
-    assert_eq!(process.comm, "gone");
+    held::most_are_whole("a program that is gone", || {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let copy = folder.path().join("gone");
+        copy_file(program("mix"), &copy);
+        // Otherwise all other processes on the host would be symbolized as well.
+        let recording = Recorder::new().option("--comm", "gone").interval(INTERVAL).start();
+        let mut command = Command::new(&copy);
+        let output = command.arg("20000").env("FREE_RUNNING", "1").stdin(Stdio::null()).output().expect("runs");
+        std::fs::remove_file(&copy).expect("our own copy");
+        let truth = truth_in(&String::from_utf8_lossy(&output.stdout));
+        let pid = truth.sites[0].pid;
+        let outcome = recording.stop();
+        let told = &outcome.stderr;
+        assert!(told.contains("no running process matches --comm gone; waiting for one"), "{told}");
+        assert!(!outcome.stdout.contains("no running process"), "it came: {}", outcome.stdout);
+        let (profile, _) = outcome.results();
+        let Some(process) = profile.processes.iter().find(|process| process.pid == pid && process.coverage == 1.0)
+        else {
+            assert!(held::is_told(&profile, None), "{:?}", profile.notes);
+            return [0, 1];
+        };
+        checks::sites_of(&profile, pid, &truth, INTERVAL, Compare::AtExit);
+        assert!(process.ended);
+        assert_eq!(process.comm, "gone");
+        [1, 1]
+    });
 }
 
 #[test]

@@ -164,7 +164,8 @@ fn children_of_processes_of_a_cgroup_are_followed_unless_told_otherwise() {
         let mut family = Family::start(Path::new("/bin/sh"));
         group.take("", family.shell.id());
         let path = group.path().display().to_string();
-        let recording = Recorder::new().option("--cgroup", &path).flag(flag).interval(1).start();
+        let recording =
+            Recorder::new().option("--cgroup", &path).option("--hook", "probe").flag(flag).interval(1).start();
         let child = family.child();
         for pid in [child, family.shell.id()] {
             std::fs::write(outside.join("cgroup.procs"), pid.to_string()).expect("root may move processes");

@@ -1,5 +1,6 @@
 //! Samples that programs announce themselves (USDT, provider `otel_memory`), compared with what they allocated in truth.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -7,7 +8,7 @@ use heapbpf_tests::busy::Busy;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output::{Profile, Stats};
-use heapbpf_tests::program::{library, program, program_with, rust_program};
+use heapbpf_tests::program::{copy_of, library, program, program_with, rust_program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
@@ -43,7 +44,10 @@ fn recorder(target: &Target) -> Recorder {
 
 fn record(program: &Path, mode: &str, options: &[[&str; 2]]) -> (Profile, Stats, Truth) {
     let interval = INTERVAL.to_string();
-    let mut target = Target::start(program, [&interval, ROUNDS, mode]);
+    // Links of another test to the same file would have this process announce, too.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let own = copy_of(program, folder.path(), program.file_name().and_then(OsStr::to_str).expect("our own name"));
+    let mut target = Target::start(&own, [&interval, ROUNDS, mode]);
     let recorder = options.iter().fold(recorder(&target), |it, [name, value]| it.option(name, value));
     let recording = recorder.start();
     let truth = target.run();

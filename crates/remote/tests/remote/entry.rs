@@ -17,6 +17,8 @@ const SAID: &str = "2 word 0\nEND\n";
 /// The time that a process waits by itself if nobody lets it go.
 const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(200);
+/// The time in which a program that is started is mapped.
+const EXEC_LIMIT: Duration = Duration::from_millis(100);
 /// Between two looks: whoever looks all the time, at a real-time priority, keeps the process from its exec.
 const PAUSE: Duration = Duration::from_micros(15);
 /// The time in which one that is held gets to its entry point.
@@ -49,9 +51,20 @@ fn started_and_held_after(
     if !delay.is_zero() {
         std::thread::sleep(delay);
     }
-    let held = Waiting::at_entry_of(child.id(), limit);
+    let held = held_soon(&child, limit);
     drop(raised);
     (child, held)
+}
+
+/// Holds a program that may not be mapped yet.
+fn held_soon(child: &Child, limit: Duration) -> Result<Waiting, NotHeld> {
+    let since = Instant::now();
+    loop {
+        match Waiting::at_entry_of(child.id(), limit) {
+            Err(NotHeld::Gone) if since.elapsed() < EXEC_LIMIT => std::thread::sleep(PAUSE),
+            held => return held,
+        }
+    }
 }
 
 /// Whether it gets to where it waits: not if it was late, and then it ends.
@@ -178,7 +191,7 @@ fn one_that_is_traced_or_has_ended_or_runs_other_code_is_refused() {
     // SAFETY: seizing takes numbers only.
     let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) };
     assert_eq!(seized, 0, "it can be traced");
-    let held = Waiting::at_entry_of(child.id(), LONG);
+    let held = held_soon(&child, LONG);
     assert!(matches!(held, Err(NotHeld::Traced(_))), "{held:?}");
     child.kill().expect("it runs");
     child.wait().expect("it is our child");

@@ -17,12 +17,12 @@ use crate::attach::hooks::MOST_OWN_LINKS;
 use crate::attach::inline::loader_is_done;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
-use crate::host::exec_watch::{ExecWatch, Executed};
 use crate::host::mappings::ModuleId;
 use crate::host::process::ProcessInfo;
 use crate::host::processes::IncarnationId;
 use crate::host::shadow_stacks;
 use crate::kernel::control::CountedBy;
+use crate::kernel::exec_watch::{ExecWatch, Executed};
 use crate::record::budget::activity::CpuTime;
 
 /// How long the loader of a program is waited for. A program that is stopped meanwhile is hooked as it is.
@@ -49,8 +49,16 @@ pub(super) struct Members {
     taken: HashMap<u32, IncarnationId>,
     /// Named ones that are to be taken in, and since when.
     awaited: HashMap<u32, Instant>,
-    /// Those of them that wait at their entry point, or will, and when they executed their program (CLOCK_MONOTONIC).
-    held: HashMap<u32, (Waiting, u64)>,
+    /// Those of them that wait at their entry point, or will.
+    held: HashMap<u32, Held>,
+}
+
+/// A process that waits at its entry point, or will.
+#[derive(Debug)]
+struct Held {
+    waiting: Waiting,
+    /// Whether it was there before the host's latest events were read, so that all that it has mapped is known.
+    is_there: bool,
 }
 
 impl Attaching {
@@ -130,27 +138,30 @@ impl Attaching {
         !self.members.held.is_empty()
     }
 
-    /// Takes over the processes that executed a program and wait.
-    fn take_held(&mut self) {
-        while let Some(Executed { pid, time_ns, held }) = self.execs.as_ref().and_then(ExecWatch::take) {
+    /// Takes over the processes that executed a program and wait, and looks which are at their entry point. The host's events are to
+    /// be read afterwards.
+    pub(in crate::record) fn look_at_held(&mut self) {
+        while let Some(Executed { pid, held }) = self.execs.as_ref().and_then(ExecWatch::take) {
             match held {
                 Ok(waiting) if !self.is_over() => {
-                    self.members.held.insert(pid, (waiting, time_ns));
+                    self.members.held.insert(pid, Held { waiting, is_there: false });
                     self.await_member(pid);
                 }
                 Ok(_) => {}
                 Err(why) => log::debug!("process {pid} does not wait at its entry point: {why}"),
             }
         }
+        for held in self.members.held.values_mut() {
+            held.is_there = held.is_there || held.waiting.is_there();
+        }
     }
 
     /// Whether a process can be taken in that is named since a time.
-    fn is_member_due(&self, host: &Host, pid: u32, since: Instant) -> bool {
-        let Some((waiting, executed_ns)) = self.members.held.get(&pid) else {
+    fn is_member_due(&self, pid: u32, since: Instant) -> bool {
+        let Some(held) = self.members.held.get(&pid) else {
             return since.elapsed() >= LOADER_LIMIT || loader_is_done(pid);
         };
-        let is_known = || host.processes().current(pid).is_some_and(|it| it.since_ns >= *executed_ns);
-        since.elapsed() >= HELD_LIMIT || waiting.is_there() && is_known()
+        since.elapsed() >= HELD_LIMIT || held.is_there
     }
 
     /// Notes that the program is hooked that a process ran at a time (CLOCK_MONOTONIC).
@@ -206,10 +217,9 @@ impl Attaching {
 
     /// Takes named processes in whose loader is done.
     pub(super) fn take_in_members(&mut self, host: &mut Host) {
-        self.take_held();
         for (pid, since) in std::mem::take(&mut self.members.awaited) {
             let is_over = self.is_over() || !is_alive(pid);
-            if !is_over && (!self.is_member_due(host, pid, since) || self.take_in(host, pid) == TakenIn::NotYet) {
+            if !is_over && (!self.is_member_due(pid, since) || self.take_in(host, pid) == TakenIn::NotYet) {
                 self.members.awaited.insert(pid, since);
             } else {
                 // It goes on.
@@ -258,7 +268,7 @@ impl Attaching {
         }
         self.members.taken.insert(pid, incarnation);
         // Nothing has run yet of one that waits at its entry point, and the recording begins when all is in place.
-        let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|(waiting, _)| waiting.is_there());
+        let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|held| held.is_there);
         let hooked_ns = if is_whole { 0 } else { monotonic_ns() };
         self.targets.hooked(pid, since_ns, hooked_ns);
         TakenIn::Counted

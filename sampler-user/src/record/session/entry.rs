@@ -7,8 +7,7 @@ use sampler_ebpf::abi::LiveValue;
 
 use super::state::Session;
 use crate::attach::inline::forbidden;
-use crate::host::exec_watch::ExecWatch;
-use crate::host::process::{ProcessInfo, Target};
+use crate::host::process::ProcessInfo;
 
 /// Time that a command may take to its entry point. After that it is not waited for.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -17,18 +16,13 @@ const HELD_AT_MOST: Duration = Duration::from_secs(2);
 /// Pause between two looks at it.
 const PAUSE: Duration = Duration::from_micros(500);
 
-/// The name of a process's first thread.
-fn comm_of(pid: u32) -> Option<String> {
-    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(comm.trim_end_matches('\n').to_owned())
-}
-
 impl Session {
     /// Hooks a command inline that was just executed, and lets it go on. If that is not possible, its probes stay.
     pub(super) fn hook_command(&mut self, pid: u32, held: Result<Waiting, NotHeld>) {
+        // It may execute other programs as soon as it goes on.
+        self.watch_execs();
         let hooked = held.map_err(|why| why.to_string()).and_then(|waiting| self.hook_waiting(pid, &waiting));
         self.attaching.held = None;
-        self.watch_execs();
         if let Err(why) = hooked {
             self.attaching.stays_probed(pid, &why);
         }
@@ -36,18 +30,11 @@ impl Session {
 
     /// Has targets that execute a program wait at its entry point, from now on.
     pub(super) fn watch_execs(&mut self) {
-        let Some(listed) = self.listed.take() else { return };
-        // The programs list who matches a rule only at the end of the exec.
-        let rules = self.plan.targets.rules.clone();
-        let matches = move |pid: u32| {
-            rules.iter().any(|rule| match rule {
-                Target::Comm(pattern) => comm_of(pid).is_some_and(|comm| pattern.matches(&comm)),
-                Target::Cgroup(_) => ProcessInfo::read(pid).is_ok_and(|process| rule.matches(&process)),
-                Target::Pid(_) | Target::All => false,
-            })
-        };
-        let listed = move |pid: u32| (listed(pid) || matches(pid)) && forbidden::check(pid).is_ok();
-        match ExecWatch::start(listed, HELD_AT_MOST) {
+        // Whatever all processes of the host run is hooked when it is active.
+        if !self.attaching.takes_in() || self.attaching.execs.is_some() || self.plan.targets.are_all() {
+            return;
+        }
+        match self.attaching.programs.watch_execs(|pid| forbidden::check(pid).is_ok(), HELD_AT_MOST) {
             Ok(watch) => self.attaching.execs = Some(watch),
             Err(error) => log::warn!("the first calls of programs that targets execute may be missing: {error}"),
         }

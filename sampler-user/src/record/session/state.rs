@@ -22,7 +22,7 @@ use crate::host::limits::{links_need_admin, module_files};
 use crate::host::own_code::leave_the_file;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
-use crate::kernel::control::{ControlMaps, listed};
+use crate::kernel::control::ControlMaps;
 use crate::kernel::guardian::Guardian;
 use crate::kernel::incarnations::Incarnations;
 use crate::kernel::inline::{self, InlineMap, InlinePrograms};
@@ -94,14 +94,9 @@ pub(super) struct Session {
     pub(super) unfinished: Unfinished,
     /// Processes that run Go programs.
     pub(super) go: GoKeys,
-    /// Whether a process is listed as a target, until execs of targets are watched.
-    pub(super) listed: Option<Listed>,
     /// Active processes that are to be hooked, the busiest last.
     pub(super) due: Vec<ProcessKey>,
 }
-
-/// Tells whether a process is listed as a target.
-pub(super) type Listed = Box<dyn Fn(u32) -> bool + Send>;
 
 /// State of the housekeeping.
 #[derive(Default)]
@@ -175,7 +170,6 @@ impl Session {
                 Ok::<_, KernelError>(InlineHooks::new(hooking, maps, how, follows))
             })
             .transpose()?;
-        let listed = if inline.is_some() { who_is_listed(&loader, &plan)? } else { None };
         let names = Arc::new(RuntimeFunctions::default());
         let inline_is_asked = plan.kernel.hook == Hook::Inline;
         let probes =
@@ -199,7 +193,6 @@ impl Session {
             errors: Errors::default(),
             unfinished: Unfinished::default(),
             go: GoKeys::default(),
-            listed,
             due: Vec::new(),
             plan,
         })
@@ -286,12 +279,6 @@ impl Session {
         let waited_for = self.attaching.targets.named_alive.iter().copied();
         waited_for.chain(self.recorder.processes.keys().map(|process| process.tgid))
     }
-}
-
-/// Tells who is a target whose execs are watched: whatever all processes of the host run is hooked when it is active.
-fn who_is_listed(loader: &Loader, plan: &RecordPlan) -> Result<Option<Listed>, KernelError> {
-    let listed = (!plan.targets.are_all()).then(|| listed(loader)).transpose()?;
-    Ok(listed.map(|listed| Box::new(listed) as Listed))
 }
 
 /// Loads what this recording will most likely need, side by side.

@@ -19,6 +19,7 @@ const HOUSEKEEPING_NS: u64 = 1_000_000_000;
 impl Session {
     /// Takes in everything that has happened. Returns the number of records.
     pub(super) fn cycle(&mut self) -> usize {
+        self.attaching.look_at_held();
         self.recorder.poll(&mut self.host);
         let hooked = self.attaching.follow(&mut self.host);
         if hooked {

@@ -1,0 +1,131 @@
+//! Has targets that execute a program wait at their entry point, before they have allocated anything.
+//!
+//! A program tells of the exec once all is mapped, before the process runs: it needs some 250 µs to get from there to its entry point. A
+//! thread of its own, before all others where that is permitted, is there in time.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use heapbpf_remote::{NotHeld, Raised, Waiting};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use super::KernelError;
+use super::loader::Loader;
+use super::ring_maps::{self, RINGS, RingId};
+use super::ring_memory::RingMemory;
+use super::rings;
+
+/// Most processes that are held and not taken yet. Others run on.
+const MOST: usize = 256;
+/// Bytes of the ring: a thousand execs.
+const RING_BYTES: u64 = 16 << 10;
+
+/// A process that executed a program.
+#[derive(Debug)]
+pub struct Executed {
+    /// The process.
+    pub pid: u32,
+    /// It waits at its entry point, or will when it gets there; or why it does not.
+    pub held: Result<Waiting, NotHeld>,
+}
+
+/// A thread that hears of execs. It ends, soon, when this is dropped; processes that were not taken yet go on.
+#[derive(Debug)]
+pub struct ExecWatch {
+    executed: Receiver<Executed>,
+    /// Readable when there is one.
+    wakes: Arc<OwnedFd>,
+    ends: Arc<OwnedFd>,
+}
+
+impl ExecWatch {
+    /// Has targets wait that execute a program and `may_wait`, each for about `limit` if it is not let go before. `may_wait` should take
+    /// microseconds: the processes do not wait for it.
+    ///
+    /// # Errors
+    /// Execs cannot be heard of.
+    pub fn start(
+        loader: &Loader,
+        may_wait: impl Fn(u32) -> bool + Send + 'static,
+        limit: Duration,
+    ) -> Result<Self, KernelError> {
+        let new = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map(Arc::new);
+        let failed = |source| KernelError::Read { what: "execs", source };
+        let (wakes, ends) =
+            (new().map_err(|error| failed(error.into()))?, new().map_err(|error| failed(error.into()))?);
+        let execs = rings::map(RingId::Execs, ring_maps::put_new(loader.map(RINGS)?, RingId::Execs, RING_BYTES)?)?;
+        let (sender, executed) = sync_channel(MOST);
+        let watcher = Watcher { execs, limit, sender, wakes: Arc::clone(&wakes), ends: Arc::clone(&ends) };
+        let run = move || watcher.run(&may_wait);
+        std::thread::Builder::new().name("heapbpf-execs".into()).spawn(run).map_err(failed)?;
+        Ok(Self { executed, wakes, ends })
+    }
+
+    /// The next process, if there is one.
+    pub fn take(&self) -> Option<Executed> {
+        self.executed.try_recv().ok().or_else(|| {
+            // One that comes from now on wakes again.
+            let _ = rustix::io::read(&*self.wakes, &mut [0; 8]);
+            self.executed.try_recv().ok()
+        })
+    }
+}
+
+/// Readable when there is something to take.
+impl AsFd for ExecWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wakes.as_fd()
+    }
+}
+
+impl Drop for ExecWatch {
+    fn drop(&mut self) {
+        // It is not waited for: a read of a process's memory may take long.
+        signal(&self.ends);
+    }
+}
+
+/// Makes an eventfd readable. It is already if it is full.
+fn signal(event: &OwnedFd) {
+    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
+}
+
+/// What the thread has.
+struct Watcher {
+    execs: RingMemory,
+    limit: Duration,
+    sender: SyncSender<Executed>,
+    wakes: Arc<OwnedFd>,
+    ends: Arc<OwnedFd>,
+}
+
+impl Watcher {
+    fn run(mut self, may_wait: &dyn Fn(u32) -> bool) {
+        let _raised = Raised::begin();
+        while self.wait() {
+            while let Some(pid) = self.execs.read(|record| record.first_chunk().map(|pid| u32::from_ne_bytes(*pid))) {
+                if let Some(pid) = pid.filter(|pid| may_wait(*pid)) {
+                    self.hold(pid);
+                }
+            }
+        }
+    }
+
+    /// Waits for an exec; `false` when it is time to end.
+    fn wait(&self) -> bool {
+        let mut waited = [PollFd::new(&self.execs, PollFlags::IN), PollFd::new(&*self.ends, PollFlags::IN)];
+        let failed = poll(&mut waited, None).is_err_and(|error| error != rustix::io::Errno::INTR);
+        !failed && waited[1].revents().is_empty()
+    }
+
+    /// Has it wait, and hands it over; dropped, it goes on.
+    fn hold(&self, pid: u32) {
+        let held = Waiting::at_entry_of(pid, self.limit);
+        match self.sender.try_send(Executed { pid, held }) {
+            Ok(()) => signal(&self.wakes),
+            Err(_) => log::debug!("process {pid} does not wait at its entry point: {MOST} others do"),
+        }
+    }
+}
