@@ -50,19 +50,17 @@ impl MeanCosts {
     }
 }
 
-/// Cost of a probe in real programs relative to the measuring loop, where everything is cached: lowest, typical and highest
-/// ratio found (docs/overhead.md). Estimates use the typical one.
-pub const IN_PROGRAMS: [f64; 3] = [0.9, 1.2, 1.6];
+/// Cost of a probe in a typical program relative to the measuring loop, where everything is cached (docs/overhead.md).
+const IN_PROGRAMS: f64 = 1.2;
 
 impl ProbeCosts {
     /// The costs in a typical program, from those measured in a loop.
     #[must_use]
     pub fn in_programs(&self) -> Self {
-        let usual = IN_PROGRAMS[1];
         Self {
-            allocation_ns: usual * self.allocation_ns,
-            free_ns: usual * self.free_ns,
-            sample_ns: usual * self.sample_ns,
+            allocation_ns: IN_PROGRAMS * self.allocation_ns,
+            free_ns: IN_PROGRAMS * self.free_ns,
+            sample_ns: IN_PROGRAMS * self.sample_ns,
         }
     }
 }
