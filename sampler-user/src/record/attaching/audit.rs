@@ -91,11 +91,6 @@ impl Attaching {
         self.hooks.gave_up_frees() || self.targets.had_hidden()
     }
 
-    /// Whether frees of any process may be tracked again.
-    pub fn tracked_frees_again(&self) -> bool {
-        self.targets.had_hidden()
-    }
-
     /// When frees of a process were last tracked again while it ran (CLOCK_MONOTONIC); `None` if they always were.
     pub fn frees_tracked_since(&self, incarnation: &Incarnation) -> Option<u64> {
         let since = self.targets.last_hidden_ns(incarnation.id.pid);

@@ -273,7 +273,10 @@ impl Attaching {
     /// Handles the end of a process.
     pub fn ended(&mut self, pid: u32, now_ns: u64, host: &Host) {
         let is_named = self.targets.named_alive.contains(&pid);
-        let late = |coverage: &Coverage| !coverage.hooked || coverage.uncovered_ns > 0;
+        // Of those that began after the probes were taken away, nothing was to be hooked.
+        let began_in_time =
+            |coverage: &Coverage| self.targets.detached_ns.is_none_or(|at_ns| coverage.since_ns < at_ns);
+        let late = |coverage: &Coverage| (!coverage.hooked || coverage.uncovered_ns > 0) && began_in_time(coverage);
         if !self.global && is_named && self.targets.coverages.get(&pid).is_some_and(late) {
             let incarnation = host.processes().at(pid, now_ns);
             self.missed.note(pid, incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone()));

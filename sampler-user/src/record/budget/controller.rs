@@ -124,9 +124,9 @@ impl OverheadController {
         self.looks.share
     }
 
-    /// Whether no frees are tracked any more. Memory in use is unknown then.
-    pub fn stopped_tracking_frees(&self, live: bool) -> bool {
-        live && !self.tracking.frees
+    /// Whether frees are tracked. Memory in use is unknown otherwise.
+    pub const fn tracks_frees(&self) -> bool {
+        self.tracking.frees
     }
 
     /// Notes for the user.

@@ -53,7 +53,7 @@ impl Load {
             let made = calls * (at_ns - self.now_ns) / SECOND;
             self.now_ns = at_ns;
             self.calls += made;
-            self.frees += if self.controller.stopped_tracking_frees(true) { 0 } else { made };
+            self.frees += if self.controller.tracks_frees() { made } else { 0 };
             let counters = Counters { frees_seen: self.frees, ..counters(self.calls) };
             let actions = self.controller.look(&counters, (at_ns - SECOND) as f64 * 1e-9, at_ns);
             done.extend(actions.into_iter().map(|action| ((at_ns - SECOND) / 100_000_000, action)));
@@ -83,7 +83,7 @@ fn the_first_look_comes_early_and_quiet_targets_change_nothing() {
 fn a_hot_target_is_left_step_by_step_and_each_step_is_told() {
     let mut load = Load::new(0.05);
     assert_eq!(load.run(500_000, 60), [(12, Action::StopTrackingFrees), (32, Action::Detach)]);
-    assert!(load.controller.stopped_tracking_frees(true));
+    assert!(!load.controller.tracks_frees());
     assert_eq!((load.controller.next_ns(), load.controller.share()), (None, None), "there is nothing left to look at");
     let notes = load.controller.notes().join("\n");
     for part in [
@@ -101,7 +101,7 @@ fn what_is_enough_stays_and_nothing_comes_back() {
     let mut load = Load::new(0.4);
     assert_eq!(load.run(500_000, 60), [(12, Action::StopTrackingFrees)]);
     assert_eq!(load.run(1_000, 600), []);
-    assert!(load.controller.stopped_tracking_frees(true));
+    assert!(!load.controller.tracks_frees());
 }
 
 #[test]

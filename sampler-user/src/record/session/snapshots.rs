@@ -109,11 +109,10 @@ impl Session {
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
         notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
         let (schedule, controller) = (&self.schedule, &self.overhead.controller);
-        let live = self.plan.sampling.live;
         Snapshot {
             detail,
             marks: marks.to_vec(),
-            live: live && !controller.stopped_tracking_frees(live),
+            live: controller.tracks_frees(),
             started: schedule.started,
             duration: Duration::from_nanos(cut.time_ns.saturating_sub(schedule.started_ns)),
             unread: cut.unread,
@@ -244,8 +243,7 @@ impl Figures for Session {
             duration: self.plan.duration,
             samples: estimated.samples,
             processes: self.recorder.processes.len(),
-            inuse_bytes: (self.plan.sampling.live && !controller.stopped_tracking_frees(true))
-                .then_some(estimated.inuse_bytes),
+            inuse_bytes: controller.tracks_frees().then_some(estimated.inuse_bytes),
             inuse_is_partial: self.recorder.heap.tracks_some_again(),
             alloc_bytes: estimated.alloc_bytes,
             overhead: controller.share(),
