@@ -2,7 +2,6 @@
  *   pairs   malloc(100) and free, OPS times in total, a site per thread
  *   mix     twenty sites at depths 4 to 30, log-normal sizes of 16 B to 64 KiB, exponential lifetimes by site
  *   paced   the same, 50,000 allocations a second
- *   busy    the same at full speed, with about half a microsecond of other work for each allocation
  *   leak    as mix, but one in a hundred blocks of site_13 is never freed
  * Truth is kept in plain variables, so that the bookkeeping does not distort the measurement. Prints "READY pid", waits
  * for a line, runs, prints one line of JSON, waits for a line. Between the two lines only the sites allocate. */
@@ -132,17 +131,10 @@ static void step(uint64_t k, int leaks) {
   b->site = i; b->size = n; b->next = wheel[due];
   wheel[due] = b;
 }
-static void work(uint64_t *state) {
-  uint64_t sum = 0;
-  for (int i = 0; i < 400; i++) sum ^= next_random(state);
-  KEEP(sum);
-}
-static void run_mix(uint64_t ops, int paced, int busy, int leaks) {
-  uint64_t state = 7;
+static void run_mix(uint64_t ops, int paced, int leaks) {
   uint64_t due = now(CLOCK_MONOTONIC);
   for (uint64_t k = 0; k < ops; k++) {
     step(k, leaks);
-    if (busy) work(&state);
     if (paced && k % PACE == PACE - 1) {
       due += 1000000;
       struct timespec at = {(time_t)(due / 1000000000u), (long)(due % 1000000000u)};
@@ -154,9 +146,9 @@ int main(int argc, char **argv) {
   if (argc < 3) return 2;
   const char *mode = argv[1];
   uint64_t ops = strtoull(argv[2], 0, 10), threads = argc > 3 ? strtoull(argv[3], 0, 10) : 1;
-  int in_pairs = !strcmp(mode, "pairs"), paced = !strcmp(mode, "paced"), busy = !strcmp(mode, "busy"), leaks = !strcmp(mode, "leak");
+  int in_pairs = !strcmp(mode, "pairs"), paced = !strcmp(mode, "paced"), leaks = !strcmp(mode, "leak");
   if (threads < 1 || threads > MOST_THREADS) return 2;
-  if (!in_pairs && !paced && !busy && !leaks && strcmp(mode, "mix")) return 2;
+  if (!in_pairs && !paced && !leaks && strcmp(mode, "mix")) return 2;
   make_plan();
   memset(wheel, 1, sizeof wheel);
   memset(wheel, 0, sizeof wheel); /* faults its pages in */
@@ -173,7 +165,7 @@ int main(int argc, char **argv) {
     thread_main(0);
     for (uint64_t i = 1; i < threads; i++) pthread_join(ids[i], 0);
   } else
-    run_mix(ops, paced, busy, leaks);
+    run_mix(ops, paced, leaks);
   wall = now(CLOCK_MONOTONIC) - wall;
   cpu = now(CLOCK_PROCESS_CPUTIME_ID) - cpu;
   for (uint64_t slot = 0; leaks && slot < WHEEL; slot++) free_due(slot);

@@ -19,8 +19,8 @@ pub fn always(profile: &Profile, stats: &Stats) {
         assert!(exact.is_none(), "nothing counts what a process allocates that announces its samples");
         return;
     }
-    // With time windows, only a part of all calls was counted, as of processes that another recording hooked inline.
-    let is_whole = !profile.time_windows && !profile.processes.iter().any(Process::was_hidden);
+    // Of processes that another recording hooked inline, only a part of all calls was counted.
+    let is_whole = !profile.processes.iter().any(Process::was_hidden);
     let counted = is_whole.then_some(stats.exact_alloc_bytes as f64);
     let without_counts = || profile.processes.iter().find(|process| process.figures.alloc_bytes.exact.is_none());
     assert_eq!(exact, counted, "totals in the profile and in --stats; {:?} has none", without_counts());

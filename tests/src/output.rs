@@ -243,9 +243,6 @@ pub struct Profile {
     pub audit: Vec<serde_json::Value>,
     /// Stacks.
     pub stacks: Vec<Stack>,
-    /// Whether probes were in place in time windows only, so that nothing is exact.
-    #[serde(default)]
-    pub time_windows: bool,
     /// Remarks about the figures.
     #[serde(default)]
     pub notes: Vec<String>,

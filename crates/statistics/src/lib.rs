@@ -22,7 +22,6 @@ pub mod sums;
 pub mod survival;
 pub mod survival_band;
 pub mod weight;
-pub mod window_weights;
 
 pub use criterion::Criterion;
 pub use estimate::Estimate;

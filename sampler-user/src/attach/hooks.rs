@@ -14,8 +14,6 @@ use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Si
 
 use super::audit::file_audit;
 use super::files::{ExaminedFiles, FileKey, Sources};
-use super::frees::FreeTracking;
-pub use super::frees::Served;
 use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
 use crate::clock::monotonic_ns;
 use crate::kernel::mappings::MappingProbes;
@@ -102,13 +100,14 @@ pub struct Hooks<L = Links> {
     links: HashMap<(FileKey, Option<u32>), L>,
     /// Files that another tracer has already patched, and when that was last observed.
     conflicts: HashMap<FileKey, Instant>,
-    /// What to link when the pause ends; `None` outside of a pause.
-    paused: Option<Vec<(FileKey, Option<u32>)>>,
     /// Row of the allocator table for each site, by the site's index.
     functions: Vec<u16>,
     /// Probes on the system calls that map memory, if those are wanted.
     mappings: Option<MappingProbes>,
-    frees: FreeTracking,
+    /// Whether frees are tracked.
+    frees: bool,
+    /// Whether they were, and were given up.
+    gave_up_frees: bool,
     /// The functions to hook; `None`: all.
     only: Option<&'static [&'static str]>,
 }
@@ -122,10 +121,10 @@ impl<L: ProbeLinks> Hooks<L> {
             inline: HashMap::new(),
             links: HashMap::new(),
             conflicts: HashMap::new(),
-            paused: None,
             functions: Vec::new(),
             mappings: None,
-            frees: FreeTracking::new(live),
+            frees: live,
+            gave_up_frees: false,
             only: None,
         }
     }
@@ -187,12 +186,6 @@ impl<L: ProbeLinks> Hooks<L> {
         if self.links.contains_key(&(key, pid)) {
             return Ok(Hooked::Already);
         }
-        if let Some(paused) = &mut self.paused {
-            if !paused.contains(&(key, pid)) {
-                paused.push((key, pid));
-            }
-            return Ok(Hooked::Already);
-        }
         let Some(examined) = self.files.get(key) else { return Ok(Hooked::Already) };
         let path = &examined.path;
         let (plan, file) = match (&examined.plan, &examined.file) {
@@ -204,12 +197,8 @@ impl<L: ProbeLinks> Hooks<L> {
             return Err(HookError::MustBeShared { path: path.clone() });
         }
         let refused = |source| HookError::Kernel { path: path.clone(), source };
-        let wanted = Wanted {
-            only: self.only,
-            frees: self.frees.includes(Served::of(key, pid)),
-            calls_out: self.mappings.is_some(),
-            link: linker.kind(),
-        };
+        let wanted =
+            Wanted { only: self.only, frees: self.frees, calls_out: self.mappings.is_some(), link: linker.kind() };
         let hooked = match self.hooked.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
@@ -257,11 +246,9 @@ impl<L: ProbeLinks> Hooks<L> {
     pub fn forget(&mut self, stays: impl Fn(&FileKey, &str) -> bool, sites: &mut impl SiteTable) -> Vec<FileKey> {
         let gone = self.files.forget(stays);
         for key in &gone {
-            self.frees.forget(Served::of(*key, None));
             self.conflicts.remove(key);
             self.inline.remove(key);
             self.links.retain(|(of, _), _| of != key);
-            self.paused.iter_mut().for_each(|paused| paused.retain(|(of, _)| of != key));
             self.hooked.remove(key).into_iter().for_each(|hooked| sites.remove_file(hooked.first_site));
         }
         gone
@@ -270,29 +257,24 @@ impl<L: ProbeLinks> Hooks<L> {
     /// Removes the links of one process, which has ended. Links that it shares with others stay.
     pub fn release(&mut self, pid: u32) {
         self.links.retain(|(_, owner), _| *owner != Some(pid));
-        self.frees.forget(Served::Process(pid));
-        if let Some(paused) = &mut self.paused {
-            paused.retain(|(_, owner)| *owner != Some(pid));
-        }
     }
 
-    /// Removes all probes until [`resume`](Self::resume). Files hooked in the meantime are linked then.
-    pub fn pause(&mut self) {
-        self.mappings.iter_mut().for_each(MappingProbes::unlink);
-        let links = std::mem::take(&mut self.links);
-        self.paused.get_or_insert_default().extend(links.keys().copied());
-    }
-
-    /// Ends a pause: makes the links again. Links of processes that have ended in the meantime are skipped.
-    pub fn resume<K: Linker<Links = L>>(&mut self, linker: &K, sites: &mut impl SiteTable) {
-        for (key, pid) in self.paused.take().unwrap_or_default() {
-            if let Err(error) = self.hook(key, pid, linker, sites) {
-                log::info!("{error}");
+    /// Stops tracking frees in all files, if they are tracked. Allocations stay hooked without a gap.
+    pub fn stop_tracking_frees(&mut self, link: LinkKind) {
+        self.gave_up_frees |= std::mem::take(&mut self.frees);
+        self.links.values_mut().for_each(L::stop_tracking_frees);
+        for (key, hooked) in &mut self.hooked {
+            if hooked.audit.is_some()
+                && let (Some(path), Some(plan)) = (self.files.path(*key), self.files.plan(*key))
+            {
+                hooked.audit = Some(Arc::new(file_audit(path, plan, link, false, &hooked.refused)));
             }
         }
-        if let Err(error) = self.follow_mappings() {
-            log::warn!("{error}");
-        }
+    }
+
+    /// Whether tracking of frees was given up.
+    pub const fn gave_up_frees(&self) -> bool {
+        self.gave_up_frees
     }
 
     /// Removes all probes.
@@ -301,9 +283,9 @@ impl<L: ProbeLinks> Hooks<L> {
         self.links.clear();
     }
 
-    /// Whom the links to a file serve: one process's own links, or those for every process. `None` if there are none.
-    pub fn serving(&self, key: FileKey, pid: Option<u32>) -> Option<Served> {
-        self.links.contains_key(&(key, pid)).then(|| Served::of(key, pid))
+    /// Whether links to a file serve one process, or every process.
+    pub fn is_served(&self, key: FileKey, pid: Option<u32>) -> bool {
+        self.links.contains_key(&(key, pid))
     }
 
     /// How many processes have links of their own to a file.
@@ -385,7 +367,7 @@ impl<L: ProbeLinks> Hooks<L> {
     pub fn audit_of(&self, key: FileKey, link: LinkKind) -> Option<FileAudit> {
         let none = BTreeMap::new();
         let refused = self.hooked.get(&key).map_or(&none, |hooked| &hooked.refused);
-        Some(file_audit(self.files.path(key)?, self.files.plan(key)?, link, self.frees.are_tracked(), refused))
+        Some(file_audit(self.files.path(key)?, self.files.plan(key)?, link, self.frees, refused))
     }
 
     /// Row of the allocator table for each site, by the site's index.
@@ -493,8 +475,6 @@ fn link<K: Linker>(
         Err(error) => Err(error),
     }
 }
-
-mod without_frees;
 
 #[cfg(test)]
 mod tests;

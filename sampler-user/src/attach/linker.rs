@@ -44,9 +44,6 @@ pub trait Linker {
 pub trait ProbeLinks {
     /// Removes the probes of freeing functions; those of allocating functions stay, without a gap.
     fn stop_tracking_frees(&mut self);
-
-    /// Adds links of freeing functions alone, made later than these.
-    fn add_frees(&mut self, frees: Self);
 }
 
 /// Where the BPF programs look up the sites of hooked files.
@@ -85,10 +82,6 @@ impl Linker for Programs {
 impl ProbeLinks for Links {
     fn stop_tracking_frees(&mut self) {
         Self::stop_tracking_frees(self);
-    }
-
-    fn add_frees(&mut self, frees: Self) {
-        Self::add_frees(self, frees);
     }
 }
 

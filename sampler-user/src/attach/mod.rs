@@ -9,7 +9,6 @@ mod audit;
 pub mod detours;
 pub mod dropped;
 pub mod files;
-mod frees;
 pub mod hooks;
 pub mod inline;
 pub mod libraries;

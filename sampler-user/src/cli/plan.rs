@@ -20,7 +20,7 @@ use crate::kernel::loader::MapSizes;
 use crate::kernel::ring_maps::whole_size;
 use crate::output::{self, Output};
 use crate::record::plan::{
-    BudgetPlan, Display, KernelPlan, OutputPlan, RecordPlan, SamplingPlan, StackPlan, Targets, TriggerOptions, Unwind,
+    Display, KernelPlan, OutputPlan, RecordPlan, SamplingPlan, StackPlan, Targets, TriggerOptions, Unwind,
 };
 use crate::record::ring_sizes::{RingSizes, WAKE_SHARE};
 use crate::run::RunPlan;
@@ -222,14 +222,11 @@ fn output_plan(args: &RecordArgs, files: Vec<Output>, default_format: &'static d
     }
 }
 
-fn budget(args: &RecordArgs) -> BudgetPlan {
-    BudgetPlan {
-        share: match args.limits.max_overhead {
-            Some(Overhead::Share(share)) => Some(share),
-            Some(Overhead::Unlimited) => None,
-            None => args.target.all.then_some(HOST_BUDGET),
-        },
-        is_default: args.limits.max_overhead.is_none(),
+fn budget(args: &RecordArgs) -> Option<f64> {
+    match args.limits.max_overhead {
+        Some(Overhead::Share(share)) => Some(share),
+        Some(Overhead::Unlimited) => None,
+        None => args.target.all.then_some(HOST_BUDGET),
     }
 }
 

@@ -50,19 +50,17 @@ impl MeanCosts {
     }
 }
 
-/// Cost of a probe in real programs relative to the measuring loop, where everything is cached: lowest, typical and highest
-/// ratio found (docs/overhead.md). Estimates use the typical one.
-pub const IN_PROGRAMS: [f64; 3] = [0.9, 1.2, 1.6];
+/// Cost of a probe in a typical program relative to the measuring loop, where everything is cached (docs/overhead.md).
+const IN_PROGRAMS: f64 = 1.2;
 
 impl ProbeCosts {
     /// The costs in a typical program, from those measured in a loop.
     #[must_use]
     pub fn in_programs(&self) -> Self {
-        let usual = IN_PROGRAMS[1];
         Self {
-            allocation_ns: usual * self.allocation_ns,
-            free_ns: usual * self.free_ns,
-            sample_ns: usual * self.sample_ns,
+            allocation_ns: IN_PROGRAMS * self.allocation_ns,
+            free_ns: IN_PROGRAMS * self.free_ns,
+            sample_ns: IN_PROGRAMS * self.sample_ns,
         }
     }
 }
@@ -109,18 +107,6 @@ impl Use {
         (self.cpu_seconds - self.probe_seconds(costs)).max(1e-3 * self.cpu_seconds)
     }
 
-    /// All figures multiplied by `factor`.
-    #[must_use]
-    pub fn times(&self, factor: f64) -> Self {
-        Self::default().and_times(self, factor)
-    }
-
-    /// The sum of two periods.
-    #[must_use]
-    pub fn and(&self, more: &Self) -> Self {
-        self.and_times(more, 1.0)
-    }
-
     fn and_times(&self, more: &Self, factor: f64) -> Self {
         Self {
             seconds: self.seconds + factor * more.seconds,
@@ -145,18 +131,14 @@ fn share(probes: f64, useful: f64) -> f64 {
 }
 
 /// How closely targets are tracked.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracking {
     /// Sampling interval R, bytes; 0: no samples.
     pub interval: u64,
     /// Whether frees are tracked.
     pub frees: bool,
-    /// Share of the time during which probes are in place, 0 to 1.
-    pub time: f64,
 }
 
-/// Smallest share of the time for which probing is still useful; below it, all probes are removed.
-pub const SHORTEST_TIME: f64 = 0.01;
 /// Smallest share of samples in the probe time for which a larger R is tried.
 const SAMPLES_MATTER: f64 = 0.1;
 /// Error of the targets' CPU time, seconds: two ticks of their clock of 10 ms. It must not cause a reduction.
@@ -167,65 +149,42 @@ const AIM: f64 = 0.9;
 /// Share of the targets' CPU time that samples may take where targets count themselves, with `--interval auto`.
 const INLINE_SAMPLES: f64 = 0.01;
 
-/// Share of the aim below which probes must stay before something comes back that was given up.
-const ROOM: f64 = 0.6;
-
-/// Decides how to track from here on, after a period `used` during all of which the probes of `tracking` were in place.
+/// Decides how to track from here on, after a period `used` during all of which the probes of `tracking` were in place. `None`:
+/// nothing is left to give up but the probes themselves.
 ///
-/// The steps, each taken only if needed: a larger R if samples matter; no frees (of some groups of processes only, where
-/// that is enough: [`super::free_groups`]); time windows; no probes. Here, only time windows are ever widened again; when
-/// frees are tracked again is for the controller to say.
-pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> Tracking {
-    if used.cpu_seconds <= 0.0 || used.seconds <= 0.0 || tracking.time <= 0.0 {
-        return tracking;
+/// The steps, each taken only if needed: a larger R if samples matter; no frees; no probes. The last one cannot be taken back,
+/// so it rests on what was seen after the others, not on what was expected of them. Where targets count their calls themselves
+/// (`counts_inside`), R alone decides what they cost.
+pub fn decide(
+    used: &Use,
+    tracking: Tracking,
+    costs: &ProbeCosts,
+    budget: f64,
+    counts_inside: bool,
+) -> Option<Tracking> {
+    if used.cpu_seconds <= 0.0 || used.seconds <= 0.0 {
+        return Some(tracking);
     }
     let used = &Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
     let useful = used.useful_seconds(costs);
     let with = |tracking: &Tracking| probe_seconds(used, tracking, costs);
-    if tracking.time >= 1.0 && share(with(&tracking), useful) <= budget {
-        return tracking;
+    if share(with(&tracking), useful) <= budget {
+        return Some(tracking);
     }
-    let aim = AIM * budget;
-    let fits = |probes: f64| share(probes, useful) <= aim;
-    let mut next = Tracking { time: 1.0, ..tracking };
+    let fits = |tracking: &Tracking| share(with(tracking), useful) <= AIM * budget;
+    let mut next = tracking;
     if next.interval > 0 && 1e-9 * used.samples * costs.sample_ns > SAMPLES_MATTER * with(&next) {
-        while !fits(with(&next)) && next.interval < LARGEST_INTERVAL {
+        while !fits(&next) && next.interval < LARGEST_INTERVAL {
             next.interval = (next.interval * 2).min(LARGEST_INTERVAL);
             if samples_at(used, next.interval) * costs.sample_ns < 0.01 * used.allocations * costs.allocation_ns {
                 break;
             }
         }
     }
-    // Inline hooks are neither given up nor paused: R alone decides what they cost.
-    if fits(with(&next)) || used.counted_inside > 0.0 {
-        return Tracking { time: 1.0, ..next };
+    if !counts_inside && !fits(&next) {
+        next.frees = false;
     }
-    next.frees = false;
-    if fits(with(&next)) {
-        return next;
-    }
-    // A target with a fixed workload does the same work with or without probes: w p / (u + w p) = aim.
-    let time = aim * useful / ((1.0 - aim).max(1e-9) * with(&next));
-    next.time = if time < SHORTEST_TIME { 0.0 } else { time.min(1.0) };
-    next
-}
-
-/// Whether a part of the calls of `used` stays within the aim if it is tracked like that all of the time.
-pub(super) fn fits(used: &Use, part: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> bool {
-    let used = Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
-    share(probe_seconds(part, &tracking, costs), used.useful_seconds(costs)) <= AIM * budget
-}
-
-/// Whether calls of `part` stay well within the budget if they are tracked like that all of the time: what was given up
-/// comes back only where it would not be given up again at once.
-pub(super) fn has_room(used: &Use, part: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> bool {
-    fits(used, part, tracking, costs, ROOM * budget)
-}
-
-/// The same for frees, of which there will be as many as allocations. `alone`: without those that are not tracked now.
-pub fn has_room_for_frees(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64, alone: bool) -> bool {
-    let frees = if alone { used.frees } else { used.frees.max(used.allocations) };
-    has_room(used, &Use { frees, ..*used }, Tracking { frees: true, ..tracking }, costs, budget)
+    (counts_inside || next != tracking).then_some(next)
 }
 
 /// Options that cost less than the current tracking, and their shares of the targets' CPU time.
@@ -253,12 +212,12 @@ pub fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> Vec<(String, f6
     priced
 }
 
-/// Share of the targets' CPU time that probes would take if the calls were tracked like that all of the time.
+/// Share of the targets' CPU time that probes would take if the calls were tracked like that.
 pub fn share_under(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
     share(probe_seconds(used, tracking, costs), used.useful_seconds(costs))
 }
 
-/// Probe time, in seconds, of the same calls if they were tracked like that all of the time.
+/// Probe time, in seconds, of the same calls if they were tracked like that.
 fn probe_seconds(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
     let frees = if tracking.frees { used.frees } else { 0.0 };
     let samples = if tracking.interval == 0 { 0.0 } else { samples_at(used, tracking.interval) };
@@ -285,7 +244,7 @@ pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: O
     if used.counted_inside > used.allocations {
         return automatic_interval_inline(used, costs, budget);
     }
-    let probes = probe_seconds(used, &Tracking { interval: 0, frees, time: 1.0 }, costs);
+    let probes = probe_seconds(used, &Tracking { interval: 0, frees }, costs);
     let calls = used.calls();
     let mean = (used.bytes / calls.max(1.0)).max(1.0);
     let workload =
@@ -324,12 +283,6 @@ mod tests {
         assert_eq!(mean.mean(&COSTS).free_ns, COSTS.free_ns);
     }
 
-    #[test]
-    fn windows_assume_the_lowest_cost_of_a_probe() {
-        let lowest = IN_PROGRAMS[0] / IN_PROGRAMS[1];
-        assert!((lowest - heapbpf_statistics::window_weights::LEAST_COST).abs() < 1e-9, "{lowest}");
-    }
-
     const COSTS: ProbeCosts = ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 };
 
     /// One second of a program that makes `calls` pairs of 100 bytes, with `useful` CPU seconds of its own work.
@@ -341,7 +294,8 @@ mod tests {
         Use { cpu_seconds: useful + used.probe_seconds(&COSTS), ..used }
     }
 
-    const FULL: Tracking = Tracking { interval: 512 << 10, frees: true, time: 1.0 };
+    const FULL: Tracking = Tracking { interval: 512 << 10, frees: true };
+    const WITHOUT: Tracking = Tracking { frees: false, ..FULL };
 
     #[test]
     fn the_share_is_of_all_cpu_time() {
@@ -364,32 +318,33 @@ mod tests {
         // 20 million calls a second: as traps, they would take ten times the CPU time that there is.
         let used = inline_second(20e6, 0.97, 512 << 10);
         assert!(used.share(&COSTS) < 0.05, "{}", used.share(&COSTS));
-        assert_eq!(decide(&used, FULL, &COSTS, 0.05), FULL);
+        assert_eq!(decide(&used, FULL, &COSTS, 0.05, true), Some(FULL));
         let automatic = automatic_interval(&used, true, &COSTS, Some(0.05));
         let next = inline_second(20e6, 0.97, automatic);
         assert!(next.share(&COSTS) <= 0.011 && next.share(&COSTS) > 0.004, "{automatic}: {}", next.share(&COSTS));
         // All of them sampled: a wider interval is enough.
         let every = Tracking { interval: 1, ..FULL };
-        let next = decide(&inline_second(1e6, 0.97, 1), every, &COSTS, 0.05);
-        assert!(next.frees && next.time == 1.0 && next.interval > 1, "{next:?}");
+        let next = decide(&inline_second(1e6, 0.97, 1), every, &COSTS, 0.05, true).expect("it fits");
+        assert!(next.frees && next.interval > 1, "{next:?}");
         assert!(inline_second(1e6, 0.97, next.interval).share(&COSTS) <= 0.05);
         let large = Use { bytes: 1e12, samples: 1e6, ..inline_second(1e6, 0.01, 1) };
-        let next = decide(&large, every, &COSTS, 0.001);
-        assert_eq!((next.frees, next.time), (true, 1.0), "there is nothing else to give up");
+        let next = decide(&large, every, &COSTS, 0.001, true).expect("there is nothing else to give up");
+        assert_eq!(next, Tracking { interval: LARGEST_INTERVAL, ..FULL });
+        assert_eq!(decide(&large, next, &COSTS, 0.001, true), Some(next));
     }
 
     #[test]
     fn what_fits_stays() {
-        assert_eq!(decide(&second(100_000.0, 0.9, FULL), FULL, &COSTS, 0.25), FULL);
-        assert_eq!(decide(&Use::default(), FULL, &COSTS, 0.25), FULL);
+        assert_eq!(decide(&second(100_000.0, 0.9, FULL), FULL, &COSTS, 0.25, false), Some(FULL));
+        assert_eq!(decide(&Use::default(), FULL, &COSTS, 0.25, false), Some(FULL));
     }
 
     #[test]
     fn samples_give_way_first() {
         // 10,000 pairs a second cost 10 ms, and 30 ms more if all are sampled.
         let every = Tracking { interval: 1, ..FULL };
-        let next = decide(&second(10_000.0, 0.96, every), every, &COSTS, 0.02);
-        assert!(next.frees && next.time == 1.0 && next.interval > 1, "{next:?}");
+        let next = decide(&second(10_000.0, 0.96, every), every, &COSTS, 0.02, false).expect("it fits");
+        assert!(next.frees && next.interval > 1, "{next:?}");
         let after = second(10_000.0, 0.96, next);
         assert!(after.share(&COSTS) <= 0.02, "{}", after.share(&COSTS));
         // No larger than needed: half of it would miss the aim.
@@ -400,57 +355,33 @@ mod tests {
     #[test]
     fn frees_give_way_next_and_the_interval_stays() {
         // Full tracking takes a third; allocations alone a fifth.
-        let next = decide(&second(500_000.0, 1.0, FULL), FULL, &COSTS, 0.25);
-        assert_eq!(next, Tracking { frees: false, ..FULL });
+        let next = decide(&second(500_000.0, 1.0, FULL), FULL, &COSTS, 0.25, false);
+        assert_eq!(next, Some(WITHOUT));
+        assert_eq!(decide(&second(500_000.0, 1.0, WITHOUT), WITHOUT, &COSTS, 0.25, false), next, "which is enough");
     }
 
     #[test]
-    fn then_windows_that_hold_the_budget_for_paced_targets_too() {
-        let next = decide(&second(500_000.0, 1.0, FULL), FULL, &COSTS, 0.05);
-        assert!(!next.frees && next.time > SHORTEST_TIME && next.time < 1.0, "{next:?}");
-        let probes = next.time * 0.25;
-        assert!(probes / (1.0 + probes) <= 0.05, "{next:?}");
-        assert!(probes / (1.0 + probes) > 0.04, "{next:?}");
+    fn the_probes_go_last_and_only_for_what_was_seen_without_frees() {
+        assert_eq!(decide(&second(900_000.0, 0.1, FULL), FULL, &COSTS, 0.001, false), Some(WITHOUT));
+        assert_eq!(decide(&second(900_000.0, 0.1, WITHOUT), WITHOUT, &COSTS, 0.001, false), None);
+        // Samples that matter go before.
+        let every = Tracking { interval: 1, ..WITHOUT };
+        let next = decide(&second(900_000.0, 0.1, every), every, &COSTS, 0.001, false).expect("a larger R");
+        assert!(next.interval > 1, "{next:?}");
     }
 
     #[test]
-    fn and_last_nothing() {
-        let next = decide(&second(900_000.0, 0.1, FULL), FULL, &COSTS, 0.001);
-        assert_eq!((next.frees, next.time), (false, 0.0));
-        // Without probes nothing is known any more, so the decision stands.
-        assert_eq!(decide(&second(1.0, 0.9, next), next, &COSTS, 0.001), next);
-    }
-
-    #[test]
-    fn windows_open_again_when_targets_calm_down() {
-        let windows = Tracking { frees: false, time: 0.1, ..FULL };
-        assert_eq!(decide(&second(10_000.0, 0.9, windows), windows, &COSTS, 0.05).time, 1.0);
-    }
-
-    #[test]
-    fn there_is_room_for_frees_well_below_the_budget_only() {
-        let without = Tracking { frees: false, ..FULL };
-        let room = |calls: f64, alone| has_room_for_frees(&second(calls, 1.0, without), without, &COSTS, 0.25, alone);
-        // 0.135 of all CPU time is the limit: 156,000 pairs in a second of work.
-        assert!(room(140_000.0, false) && !room(170_000.0, false));
-        assert!(room(280_000.0, true) && !room(340_000.0, true));
-        assert!(has_room_for_frees(&Use::default(), without, &COSTS, 0.25, false), "nothing runs");
-    }
-
-    #[test]
-    fn a_first_look_of_two_ticks_takes_nothing_away_for_good() {
+    fn a_first_look_of_two_ticks_takes_no_probes_away() {
         // 10 ms of probes in 200 ms, and a CPU clock that has ticked once.
         let used = Use { seconds: 0.2, cpu_seconds: 0.01, ..second(10_000.0, 0.0, FULL) };
-        let next = decide(&used, FULL, &COSTS, 0.2);
-        assert!(!next.frees && next.time >= 0.1, "{next:?}");
+        assert!(decide(&used, FULL, &COSTS, 0.2, false).is_some());
     }
 
     #[test]
     fn ticks_that_are_too_coarse_make_no_negative_work() {
         // The clock shows 10 ms for probes that should have taken 20 ms.
         let used = Use { cpu_seconds: 0.01, ..second(20_000.0, 0.0, FULL) };
-        let next = decide(&used, FULL, &COSTS, 0.5);
-        assert!(next.time.is_finite() && !next.frees, "{next:?}");
+        assert_eq!(decide(&used, FULL, &COSTS, 0.5, false), Some(WITHOUT));
     }
 
     #[test]

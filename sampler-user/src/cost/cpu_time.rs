@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 
 pub use crate::clock::cpu_seconds_of as of_process;
 use crate::clock::{monotonic_ns, suspended_ns};
-use crate::host::process::{self, Stat};
+use crate::host::process::Stat;
 
 /// CPU time, in seconds, that processes used since the recording began. An ended process counts with its time when last
 /// read.
@@ -50,40 +50,6 @@ impl CpuTime {
     }
 }
 
-/// Scheduling statistics of a thread.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Thread {
-    /// Time on a CPU, seconds.
-    pub ran: f64,
-    /// Time in the run queue, seconds, without a wait that is still going on.
-    pub waited: f64,
-    /// Voluntary context switches: how often it has blocked.
-    pub voluntary_switches: u64,
-}
-
-/// At most `most` threads of a process, by thread id.
-pub fn threads(pid: u32, most: usize) -> HashMap<u32, Thread> {
-    let thread = |id: u32| {
-        let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{id}/{name}")).ok();
-        Some((
-            id,
-            Thread { voluntary_switches: voluntary_switches(&read("status")?)?, ..thread_times(&read("schedstat")?)? },
-        ))
-    };
-    process::threads(pid).unwrap_or_default().into_iter().take(most).filter_map(thread).collect()
-}
-
-/// Parses `schedstat`: `ran waited slices`, times in nanoseconds (the kernel's sched-stats.rst).
-fn thread_times(text: &str) -> Option<Thread> {
-    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().map(|ns| ns as f64 * 1e-9));
-    Some(Thread { ran: fields.next()?.ok()?, waited: fields.next()?.ok()?, voluntary_switches: 0 })
-}
-
-/// Parses `voluntary_ctxt_switches` of `status` (proc_pid_status(5)).
-fn voluntary_switches(text: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
-}
-
 /// CPU seconds that all processes of this host have used.
 pub fn of_host() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -113,26 +79,6 @@ mod tests {
     fn reads_what_the_kernel_writes() {
         assert_eq!(host_ticks("cpu  10 20 30 400 50 0 6 7 0 0\ncpu0 1 2 3\n"), Some(60));
         assert_eq!(host_ticks(""), None);
-        assert_eq!(
-            thread_times("2000000000 500000000 7\n"),
-            Some(Thread { ran: 2.0, waited: 0.5, voluntary_switches: 0 })
-        );
-        assert_eq!(thread_times("1"), None);
-        assert_eq!(
-            voluntary_switches("Name:\tx\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t3\n"),
-            Some(17)
-        );
-    }
-
-    #[test]
-    fn at_most_so_many_threads_are_read() {
-        let (ended, wait) = std::sync::mpsc::channel::<()>();
-        let other = std::thread::spawn(move || wait.recv());
-        assert!(threads(std::process::id(), 100).len() > 1);
-        assert_eq!(threads(std::process::id(), 1).len(), 1);
-        assert!(threads(1 << 22, 100).is_empty());
-        drop(ended);
-        other.join().unwrap().unwrap_err();
     }
 
     #[test]

@@ -3,7 +3,6 @@
 pub mod budget;
 pub mod cpu_time;
 pub mod cpus;
-pub mod free_groups;
 pub mod library;
 pub mod measure;
 mod microbenchmarks;

@@ -28,7 +28,6 @@ pub use self::untracked::UntrackedBlock;
 use super::ages::Ages;
 use super::mapped::MappedPieces;
 use super::sample::{Sample, SampleKey};
-use super::windows::{Correction, Weights, Windows};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::weight::{Inclusion, inclusion};
 use heapbpf_unwind::raw::RawStack;
@@ -73,7 +72,6 @@ pub struct Heap {
     rising: bool,
     /// Whether blocks that were live when their process ended are reported apart from those in use.
     ended_apart: bool,
-    windows: Windows,
     overflow: Overflow,
     untracked: Untracked,
     reconciliation: Reconciliation,
@@ -126,9 +124,6 @@ impl Heap {
 
     /// Adds a sampled allocation.
     pub fn allocate(&mut self, sample: Sample) {
-        if !self.windows.covers(sample.time_ns) {
-            return;
-        }
         let row_number = self.row_of(&sample);
         let row = &mut self.rows[row_number as usize];
         row.alloc.record(sample.size_bytes, sample.trials, sample.offset, sample.key.interval);
@@ -137,7 +132,6 @@ impl Heap {
         self.by_class.0[size_class(sample.size_bytes)] += weight;
         self.totals.samples += 1;
         self.totals.alloc_bytes += bytes;
-        self.windows.record(row_number, &sample);
         if !sample.tracked || self.untracked.note_block(&sample) {
             row.untracked += 1;
             return;
@@ -244,52 +238,6 @@ impl Heap {
         samples.into_values().map(|live| live.address).collect()
     }
 
-    /// All probes are attached since this time (CLOCK_MONOTONIC). Samples from before, when only some of them were, are
-    /// ignored.
-    pub fn window_begins(&mut self, since_ns: u64) {
-        self.windows.begin(since_ns);
-    }
-
-    /// Probes are being detached since this time (CLOCK_MONOTONIC). Later samples are ignored.
-    pub fn window_ends(&mut self, until_ns: u64) {
-        self.windows.finish(until_ns);
-    }
-
-    /// Opens a time window: samples belong to it until it is closed.
-    pub fn open_window(&mut self) {
-        self.windows.open();
-    }
-
-    /// Closes the time window, applies its expansion factors, and opens the next one.
-    pub fn close_window(&mut self, weights: &Weights) {
-        let rows = &self.rows;
-        let factor = |number| rows.get(number as usize).map_or(1.0, |row: &HeapRow| weights.of(&row.key.process));
-        for (number, correction) in self.windows.close(factor) {
-            self.correct(number, &correction);
-        }
-    }
-
-    /// Raises the expansion factors of the last closed window.
-    pub fn extend_window(&mut self, more: &Weights) {
-        let rows = &self.rows;
-        let more = |number| rows.get(number as usize).map_or(0.0, |row: &HeapRow| more.of(&row.key.process));
-        for (number, correction) in self.windows.extend(more) {
-            self.correct(number, &correction);
-        }
-    }
-
-    /// Drops all time windows: from now on every sample counts once.
-    pub fn end_windows(&mut self) {
-        self.windows = Windows::default();
-    }
-
-    fn correct(&mut self, number: u32, correction: &Correction) {
-        if let Some(row) = self.rows.get_mut(number as usize) {
-            correction.apply(&mut row.alloc);
-            self.totals.alloc_bytes += correction.bytes;
-        }
-    }
-
     /// Records a peak if the total in use is high enough. Called before the total falls.
     fn note_peak(&mut self) {
         if self.is_peak() {
@@ -380,17 +328,15 @@ impl Heap {
     }
 
     /// Removes the rows of ended processes. Rows with blocks that are live in another address space (the parent's, for a
-    /// vfork child) or with samples in the open time window stay for a later call. Returns the removed rows, and the
+    /// vfork child) stay for a later call. Returns the removed rows, and the
     /// processes that still have rows.
     pub fn retire(&mut self, ended: &HashSet<ProcessKey>) -> (Vec<HeapRow>, HashSet<ProcessKey>) {
         let of_ended = self.rows.iter().filter(|(_, row)| ended.contains(&row.key.process));
-        let (done, held): (Vec<_>, Vec<_>) =
-            of_ended.partition(|(number, row)| row.live == 0 && !self.windows.is_open_for(*number as u32));
+        let (done, held): (Vec<_>, Vec<_>) = of_ended.partition(|(_, row)| row.live == 0);
         let held = held.into_iter().map(|(_, row)| row.key.process).collect();
         let done: Vec<usize> = done.into_iter().map(|(number, _)| number).collect();
         let retired = done.into_iter().map(|number| {
             let row = self.rows.remove(number);
-            self.windows.forget(number as u32);
             self.index.remove(&row.key);
             row
         });

@@ -9,5 +9,3 @@ pub mod live;
 mod mapped;
 #[cfg(feature = "daemon")]
 pub mod sample;
-#[cfg(feature = "daemon")]
-pub mod windows;

@@ -446,13 +446,6 @@ impl Links {
         self.links.drain(..std::mem::take(&mut self.frees));
     }
 
-    /// Adds links of functions that free, which were made while the others were in place.
-    pub fn add_frees(&mut self, mut frees: Self) {
-        self.frees += frees.links.len();
-        std::mem::swap(&mut self.links, &mut frees.links);
-        self.links.append(&mut frees.links);
-    }
-
     /// Appends links to other instructions. Links to functions that free must be added first.
     fn take_in(&mut self, mut other: Self) {
         self.frees += other.frees;

@@ -37,8 +37,8 @@ pub struct RecordPlan {
     pub stacks: StackPlan,
     /// What is written, when and where.
     pub outputs: OutputPlan,
-    /// The overhead budget of probes.
-    pub budget: BudgetPlan,
+    /// Largest share of the targets' CPU time that probes may take; `None`: unlimited.
+    pub budget: Option<f64>,
     /// How the kernel side is loaded.
     pub kernel: KernelPlan,
     /// What is shown on the terminal.
@@ -205,15 +205,6 @@ pub struct TriggerOptions {
     pub at_peak: bool,
     /// Shortly before the targets or the host run out of memory.
     pub at_limit: bool,
-}
-
-/// The overhead budget of probes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct BudgetPlan {
-    /// Largest share of the targets' CPU time that probes may take; `None`: unlimited.
-    pub share: Option<f64>,
-    /// Whether the budget is the default, not one the user asked for.
-    pub is_default: bool,
 }
 
 /// How calls are counted.

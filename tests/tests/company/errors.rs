@@ -156,26 +156,6 @@ fn an_interval_that_cannot_be_set_is_set_later() {
     assert!((stats.exact_alloc_bytes as f64 / bytes - 1.0).abs() < 0.01, "{} of {bytes}", stats.exact_alloc_bytes);
 }
 
-/// In time windows counters are read at the beginning and the end of each. If that fails, the pause or the window is longer.
-#[test]
-fn time_windows_go_on_where_counters_fail_now_and_then() {
-    let Some(_turn) = turn("time_windows_go_on_where_counters_fail_now_and_then") else { return };
-    let faults = Faults::of(ITERATOR);
-    let mut target = Target::start(&program("churn"), ["paced", "300000"]);
-    let recorder = Recorder::of(target.pid(), 16 << 10).option("--hook", "probe").option("--max-overhead", "1%");
-    let recording = recorder.failing(&faults).start();
-    faults.fail_one_in(3);
-    target.go();
-    let bytes = bytes_of(&target.line());
-    let (profile, stats) = recording.stop().results();
-    let notes = profile.notes.join("\n");
-    assert!(notes.contains("time windows only") && notes.contains("was tried again"), "{notes}");
-    // budget.rs tests how well windows stand for the whole time.
-    let (total, seen) = (&profile.totals.alloc_bytes, stats.exact_alloc_bytes as f64);
-    println!("{total:?} for {bytes}, {seen} counted\n{notes}");
-    assert!(total.value() > 0.0 && total.exact.is_none() && total.low.is_none() && seen < bytes, "{total:?}");
-}
-
 /// The long set.
 mod long {
     use super::*;

@@ -41,7 +41,7 @@ pub struct Header {
     pub offsets_known: bool,
     /// The estimator of bytes: Horvitz–Thompson unless a report requested another.
     pub estimator: Estimator,
-    /// Whether probes were attached in time windows only during a part of the recording. Figures of allocation are
+    /// Older recordings: whether probes were attached in time windows only during a part of it. Figures of allocation are
     /// corrected for that window by window. They have no interval, as it is unknown how windows differ from the rest,
     /// and exact counts are incomplete.
     pub time_windows: bool,

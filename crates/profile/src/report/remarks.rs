@@ -246,14 +246,10 @@ fn coverage(context: &Context) -> Vec<String> {
         ["were seen", "what they did while another recording hooked them inline"],
         ["it was seen", "what it did while another recording hooked it inline"],
     );
-    // Most missing samples of others are between time windows, for which figures are corrected; a note says so.
+    // Figures of time windows (older recordings) are corrected for what is between them; a note says so.
     if !context.profile.header.time_windows {
         let late: Vec<_> = others.into_iter().filter(|process| process.coverage < 0.9995).collect();
-        remarks.extend(short(
-            &late,
-            ["were hooked", "what they did before"],
-            ["its allocators were hooked", "what it did before"],
-        ));
+        remarks.extend(short(&late, ["were hooked", "the rest"], ["its allocators were hooked", "the rest"]));
     }
     remarks
 }

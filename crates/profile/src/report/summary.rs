@@ -121,7 +121,7 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     }
     let late: u64 = late(profile);
     if late > 0 && !profile.header.time_windows {
-        add(format!("the time before probes in {}", plural(late, "process")), "");
+        add(format!("the time without probes in {}", plural(late, "process")), "");
     }
     let cut: u64 = profile.rows.iter().filter(|row| row.key.stack.cut.is_some()).map(|row| row.alloc.samples).sum();
     if cut * 100 > samples {
@@ -160,7 +160,7 @@ mod tests {
         let missed = text.lines().find(|line| line.trim_start().starts_with("missed")).expect("missed");
         assert!(missed.contains("the time under another recording's inline hooks in 1 process"), "{text}");
         assert!(
-            !text.contains("before probes") && !text.contains("what it did before") && !text.contains("budget"),
+            !text.contains("without probes") && !text.contains("the rest is missing") && !text.contains("budget"),
             "{text}"
         );
         assert!(text.contains("it was seen for 62.5 % of its time in the recording"), "{text}");

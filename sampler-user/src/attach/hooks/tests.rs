@@ -50,15 +50,6 @@ impl ProbeLinks for FakeLinks {
         let (_, offsets) = in_force.get_mut(&self.number).expect("in force");
         offsets.retain(|offset| *offset != FREE);
     }
-
-    fn add_frees(&mut self, frees: Self) {
-        let mut in_force = self.in_force.borrow_mut();
-        let (_, made) = in_force[&frees.number].clone();
-        let (_, offsets) = in_force.get_mut(&self.number).expect("in force");
-        assert!(made == [FREE] && !offsets.contains(&FREE), "{made:?} {offsets:?}");
-        offsets.extend(made);
-        drop(in_force);
-    }
 }
 
 impl Linker for Kernel {
@@ -209,7 +200,7 @@ fn files_that_nobody_has_mapped_any_more_are_let_go_of_and_their_sites_with_them
     }
     let gone = hooks.forget(|key, path| *key == stays || path == "/plugin.so", &mut world.sites);
     assert_eq!((gone, world.kernel.links().len(), world.sites.0.len()), (vec![third], 2, 6));
-    assert!(hooks.files.get(third).is_none() && !hooks.has_sites(third) && hooks.serving(custom, None).is_some());
+    assert!(hooks.files.get(third).is_none() && !hooks.has_sites(third) && hooks.is_served(custom, None));
     let again = allocator(&mut hooks, "/another");
     assert_eq!(world.hook(&mut hooks, again, None).expect("links"), Hooked::Now);
     assert_eq!(hooks.functions(), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
@@ -238,16 +229,13 @@ fn links_for_every_process_are_beside_those_of_one() {
     let (mut world, mut hooks) = (World::default(), hooks(true));
     let key = allocator(&mut hooks, "/libc.so.6");
     assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Now);
-    assert_eq!((hooks.shared_since(key), hooks.serving(key, None)), (None, None), "they serve one process alone");
+    assert_eq!((hooks.shared_since(key), hooks.is_served(key, None)), (None, false), "they serve one process alone");
     assert_eq!(world.hook(&mut hooks, key, None).expect("links"), Hooked::Now);
     assert_eq!(world.hook(&mut hooks, key, None).expect("links"), Hooked::Already);
     assert_eq!(world.kernel.links(), [(None, ALL.to_vec()), (P, ALL.to_vec())]);
     assert_eq!(world.sites.0.len(), 3, "one set of sites serves both");
     assert!(hooks.shared_since(key).is_some());
-    assert_eq!(
-        (hooks.serving(key, P), hooks.serving(key, None), hooks.serving(key, Q)),
-        (Some(Served::Process(10)), Some(Served::File(key)), None)
-    );
+    assert_eq!([P, None, Q].map(|pid| hooks.is_served(key, pid)), [true, true, false]);
     hooks.release(10);
     assert_eq!(world.kernel.links(), [(None, ALL.to_vec())], "another process may still need it");
 }
@@ -344,63 +332,31 @@ fn named_functions_alone_are_linked() {
 }
 
 #[test]
-fn frees_of_one_process_stop_and_those_of_others_go_on() {
+fn frees_stop_everywhere_and_allocations_stay_hooked() {
     let (mut world, mut hooks) = (World::default(), hooks(true));
     let key = allocator(&mut hooks, "/libc.so.6");
     for pid in [P, Q] {
         world.hook(&mut hooks, key, pid).expect("links");
     }
-    assert!(!hooks.tracks_some_frees());
-    hooks.stop_tracking_frees_of(Served::Process(10), LinkKind::Session);
-    let without = vec![MALLOC, THROWING, RETURN_SITE];
-    assert_eq!(world.kernel.links(), [(P, without.clone()), (Q, ALL.to_vec())]);
-    assert!(hooks.tracks_some_frees() && hooks.stopped_tracking_frees_of(Served::Process(10)));
-    // A file that the process maps later is linked likewise.
-    let late = allocator(&mut hooks, "/late");
-    world.hook(&mut hooks, late, P).expect("links");
-    assert_eq!(world.kernel.links()[..2], [(P, without.clone()), (P, without.clone())]);
-    // A new process with the same id starts afresh.
-    hooks.release(10);
-    assert!(!hooks.stopped_tracking_frees_of(Served::Process(10)));
+    assert!(!hooks.gave_up_frees());
     hooks.stop_tracking_frees(LinkKind::Session);
-    assert_eq!(world.kernel.links(), [(Q, without)]);
-    assert!(!hooks.tracks_some_frees());
+    let without = vec![MALLOC, THROWING, RETURN_SITE];
+    assert_eq!(world.kernel.links(), [(P, without.clone()), (Q, without.clone())]);
     let audit = hooks.audited(key).expect("hooked");
-    assert!(audit.attach.iter().all(|entry| entry.function != "free"), "{audit:?}");
+    assert!(hooks.gave_up_frees() && audit.attach.iter().all(|entry| entry.function != "free"), "{audit:?}");
+    // A file that is hooked later is linked likewise.
+    let late = allocator(&mut hooks, "/late");
+    world.hook(&mut hooks, late, None).expect("links");
+    assert_eq!(world.kernel.links()[0], (None, without));
 }
 
 #[test]
-fn frees_are_tracked_again_where_they_were_given_up() {
-    let (mut world, mut hooks) = (World::default(), hooks(true));
+fn frees_that_nobody_wants_are_not_given_up() {
+    let (mut world, mut hooks) = (World::default(), hooks(false));
     let key = allocator(&mut hooks, "/libc.so.6");
-    for pid in [P, Q] {
-        world.hook(&mut hooks, key, pid).expect("links");
-    }
-    let without = vec![MALLOC, THROWING, RETURN_SITE];
-    let (p, q) = (Served::Process(10), Served::Process(11));
-    hooks.stop_tracking_frees_of(p, LinkKind::Session);
+    world.hook(&mut hooks, key, P).expect("links");
     hooks.stop_tracking_frees(LinkKind::Session);
-    assert!(hooks.gave_up_all_frees() && hooks.stopped_tracking_frees_of(q));
-    assert_eq!(hooks.frees_tracked_since(p), None);
-    // All but one process.
-    hooks.track_frees_again(&[p], &world.kernel);
-    let all = |offsets: &[u64]| offsets.iter().copied().collect::<std::collections::BTreeSet<_>>() == ALL.into();
-    let links = world.kernel.links();
-    assert!(links[0] == (P, without) && all(&links[1].1), "{links:?}");
-    assert!(hooks.tracks_some_frees() && hooks.stopped_tracking_frees_of(p) && !hooks.stopped_tracking_frees_of(q));
-    let first = hooks.frees_tracked_since(q).expect("a moment");
-    // The rest, if the kernel accepts it.
-    world.kernel.error.set(libc::EPERM);
-    hooks.track_frees_again(&[], &world.kernel);
-    assert!(hooks.stopped_tracking_frees_of(p) && hooks.frees_tracked_since(q) == Some(first));
-    world.kernel.error.set(0);
-    hooks.track_frees_again(&[], &world.kernel);
-    assert!(!hooks.gave_up_frees() && world.kernel.links().iter().all(|(_, offsets)| all(offsets)));
-    assert!(hooks.frees_tracked_since(p).expect("a moment") >= first && hooks.frees_tracked_since(q) == Some(first));
-    let audit = hooks.audited(key).expect("hooked");
-    assert!(audit.attach.iter().any(|entry| entry.function == "free"), "{audit:?}");
-    hooks.release(10);
-    assert_eq!(hooks.frees_tracked_since(p), Some(first), "a new process with this id, but it is younger");
+    assert!(!hooks.gave_up_frees());
 }
 
 #[test]
@@ -411,7 +367,7 @@ fn functions_that_may_throw_and_freeing_ones_get_no_session_link() {
     let audit = hooks.audited(key).expect("hooked");
     let kinds: Vec<(&str, LinkKind)> = audit.attach.iter().map(|entry| (&*entry.function, entry.link)).collect();
     assert_eq!(kinds, [("malloc", LinkKind::Session), ("operator new", LinkKind::Multi), ("free", LinkKind::Multi)]);
-    hooks.stop_tracking_frees_of(Served::File(key), LinkKind::Session);
+    hooks.stop_tracking_frees(LinkKind::Session);
     assert_eq!(hooks.audited(key).expect("hooked").attach.len(), 2);
 }
 
@@ -428,21 +384,4 @@ fn a_session_that_awaits_one_return_at_a_time_serves_every_process() {
     assert_eq!(world.hook(&mut hooks, key, None).expect("links"), Hooked::Now);
     let other = allocator(&mut hooks, "/libc.so.6");
     assert!(!hooks.must_be_shared(other, LinkKind::Session));
-}
-
-#[test]
-fn a_pause_takes_every_probe_away_and_puts_it_back() {
-    let (mut world, mut hooks) = (World::default(), hooks(true));
-    let (key, late) = (allocator(&mut hooks, "/libc.so.6"), allocator(&mut hooks, "/late"));
-    for pid in [P, Q] {
-        world.hook(&mut hooks, key, pid).expect("links");
-    }
-    hooks.pause();
-    assert_eq!(world.kernel.links(), []);
-    assert_eq!(world.hook(&mut hooks, late, P).expect("waits"), Hooked::Already);
-    assert_eq!(world.kernel.links(), []);
-    hooks.release(11);
-    hooks.resume(&world.kernel, &mut world.sites);
-    assert_eq!(world.kernel.links(), [(P, ALL.to_vec()), (P, ALL.to_vec())], "both files, without the ended process");
-    assert_eq!(world.hook(&mut hooks, late, P).expect("there"), Hooked::Already);
 }

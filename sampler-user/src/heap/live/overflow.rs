@@ -52,7 +52,7 @@ impl Heap {
     }
 
     /// Called before a row is added. At the limit, merges the half of the rows with the fewest samples into overflow
-    /// buckets, of equal ones the youngest first. Overflow buckets stay, and so do rows with samples in the open time window.
+    /// buckets, of equal ones the youngest first. Overflow buckets stay.
     pub(super) fn merge_coldest_rows(&mut self) {
         let limit = self.overflow.limit;
         if self.rows.len() < limit {
@@ -62,7 +62,7 @@ impl Heap {
         let mut coldest: Vec<(u64, u64, u32)> = self
             .rows
             .iter()
-            .filter(|(number, row)| row.key.stack != bucket && !self.windows.is_open_for(*number as u32))
+            .filter(|(_, row)| row.key.stack != bucket)
             .map(|(number, row)| (row.alloc.samples, u64::MAX - row.first_ns, number as u32))
             .collect();
         coldest.sort_unstable();
@@ -80,7 +80,6 @@ impl Heap {
         for (from, to) in &moved {
             let row = self.rows.remove(*from as usize);
             self.index.remove(&row.key);
-            self.windows.forget(*from);
             self.rows[*to as usize].add(&row);
         }
         for live in self.spaces.values_mut().flat_map(HashMap::values_mut) {
@@ -99,7 +98,6 @@ impl Heap {
 mod tests {
     use super::super::tests::{process, sample};
     use super::*;
-    use crate::heap::windows::Weights;
 
     fn stacks(count: usize) -> Vec<Arc<RawStack>> {
         let stack =
@@ -189,21 +187,5 @@ mod tests {
         assert_eq!(heap.merged_rows() as usize, 400 - (rows - buckets));
         assert!(heap.rows.iter().all(|(number, row)| heap.index[&row.key] as usize == number));
         assert_eq!(heap.index.len(), rows);
-    }
-
-    #[test]
-    fn rows_of_the_open_window_are_not_merged() {
-        let mut heap = Heap::default().with_row_limit(6);
-        let stacks = stacks(7);
-        let allocate = |heap: &mut Heap, at: usize| heap.allocate(sample(at as u64 + 1, 1, 10, &stacks[at]));
-        (0..3).for_each(|at| allocate(&mut heap, at));
-        heap.open_window();
-        (3..6).for_each(|at| allocate(&mut heap, at));
-        // The younger half is of the window, so the older half is merged.
-        allocate(&mut heap, 6);
-        assert_eq!((counts(&heap), heap.merged_rows()), ((5, 1), 3));
-        heap.close_window(&Weights { known: HashMap::new(), others: 2.0 });
-        let corrected: f64 = heap.rows.iter().map(|(_, row)| row.alloc.bytes + row.alloc.bytes_correction).sum();
-        assert_eq!(corrected, 3.0 * 10.0 + 4.0 * 20.0);
     }
 }

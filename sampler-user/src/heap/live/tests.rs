@@ -43,20 +43,6 @@ fn inuse(heap: &mut Heap) -> Vec<(u64, f64)> {
 }
 
 #[test]
-fn samples_while_probes_are_attached_or_detached_are_ignored() {
-    let (mut heap, one) = (Heap::default(), stack());
-    heap.window_begins(2000);
-    heap.window_ends(3000);
-    for id in 1..=4 {
-        heap.allocate(sample(id, 1, 8, &one));
-    }
-    assert_eq!(heap.estimated().samples, 2);
-    heap.window_begins(4000);
-    heap.allocate(sample(4, 1, 8, &one));
-    assert_eq!(heap.estimated().samples, 3);
-}
-
-#[test]
 fn rows_differ_by_thread_function_interval_and_stack() {
     let (mut heap, one, two) = (Heap::default(), stack(), stack());
     heap.allocate(sample(1, 1, 10, &one));
@@ -89,63 +75,6 @@ fn rows_of_ended_processes_are_removed_unless_blocks_live_in_another_space() {
     let mut remaining = inuse(&mut heap);
     remaining.sort_by(|a, b| a.1.total_cmp(&b.1));
     assert_eq!(remaining, [(1, 20.0), (1, 40.0), (1, 50.0)]);
-}
-
-fn alloc_bytes(heap: &mut Heap) -> Vec<f64> {
-    let mut bytes: Vec<f64> =
-        heap.snapshot(0, false).map(|it| it.row.alloc.bytes + it.row.alloc.bytes_correction).collect();
-    bytes.sort_by(f64::total_cmp);
-    bytes
-}
-
-/// Factors of the first process and of all others.
-fn weights(first: f64, others: f64) -> Weights {
-    Weights { known: HashMap::from([(process(1), first)]), others }
-}
-
-#[test]
-fn a_windows_samples_count_by_the_factor_of_their_process() {
-    let (mut heap, one) = (Heap::default(), stack());
-    heap.allocate(sample(1, 1, 100, &one));
-    heap.open_window();
-    heap.allocate(sample(2, 1, 10, &one));
-    heap.allocate(sample(3, 2, 1000, &one));
-    heap.close_window(&weights(3.0, 2.0));
-    // The first sample was of no window.
-    assert_eq!(alloc_bytes(&mut heap), [100.0 + 3.0 * 10.0, 2.0 * 1000.0]);
-    assert_eq!(heap.estimated().alloc_bytes, 2130.0);
-    // The next window has no samples yet, and this sample is not of the last one.
-    heap.allocate(sample(4, 2, 5000, &one));
-    heap.extend_window(&weights(0.5, 1.0));
-    assert_eq!(alloc_bytes(&mut heap), [100.0 + 3.5 * 10.0, 3.0 * 1000.0 + 5000.0]);
-    heap.close_window(&weights(9.0, 1.5));
-    assert_eq!(alloc_bytes(&mut heap), [135.0, 3000.0 + 1.5 * 5000.0]);
-    assert_eq!(heap.estimated().alloc_bytes, 10_635.0);
-    // In use is what is there: no factor applies.
-    assert_eq!(heap.estimated().inuse_bytes, 6110.0);
-
-    heap.end_windows();
-    heap.allocate(sample(5, 1, 1, &one));
-    heap.extend_window(&weights(7.0, 7.0));
-    assert_eq!(alloc_bytes(&mut heap), [136.0, 10_500.0]);
-}
-
-#[test]
-fn a_row_with_samples_in_the_open_window_is_not_retired_and_a_reused_number_is_not_corrected() {
-    let (mut heap, one) = (Heap::default(), stack());
-    let ended = HashSet::from([process(1)]);
-    heap.open_window();
-    heap.allocate(sample(1, 1, 10, &one));
-    heap.end(process(1), 9_000, |_| true);
-    let (retired, held) = heap.retire(&ended);
-    assert_eq!((retired.len(), held), (0, ended.clone()));
-    heap.close_window(&weights(4.0, 1.0));
-    let (retired, held) = heap.retire(&ended);
-    assert_eq!((retired.len(), held.len()), (1, 0));
-    assert_eq!(retired[0].alloc.bytes + retired[0].alloc.bytes_correction, 40.0);
-    heap.allocate(sample(2, 2, 100, &one));
-    heap.extend_window(&weights(1.0, 1.0));
-    assert_eq!(alloc_bytes(&mut heap), [100.0]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::{Heap, LiveSample, weight_of};
+use super::{Heap, LiveSample};
 use crate::heap::ages::Ages;
 use crate::heap::sample::Sample;
 use heapbpf_statistics::sums::SampleSums;
@@ -54,12 +54,6 @@ impl Untracked {
 }
 
 impl Heap {
-    /// Estimated bytes in use in an address space.
-    pub fn inuse_bytes_of(&self, space: &ProcessKey) -> f64 {
-        let bytes = |live: &LiveSample| live.size_bytes as f64 * weight_of(live.trials, self.interval_of(live));
-        self.spaces.get(space).map_or(0.0, |samples| samples.values().map(bytes).sum())
-    }
-
     /// Stops tracking frees in an address space: its blocks are dropped, and later ones count as allocated only. Returns the
     /// dropped blocks.
     pub fn stop_tracking(&mut self, space: ProcessKey) -> Vec<UntrackedBlock> {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::probes::{Attaching, Look};
 use crate::attach::dropped::dropped_mappings;
-use crate::attach::hooks::Served;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::ModuleTable;
@@ -82,22 +81,9 @@ impl Attaching {
         audit
     }
 
-    /// The links that serve a process now, or did at its end.
-    pub fn serving(&self, incarnation: &Incarnation) -> BTreeSet<Served> {
-        let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
-        let announces = self.standing.announces_for_lack_of_allocator(incarnation.id.pid);
-        let link = if announces { None } else { self.link_for(incarnation.id.pid) };
-        let file = |look: &Look| if announces { look.probed_file() } else { look.file() };
-        let files = modules.iter().filter_map(|module| file(self.modules.get(module)?));
-        files.filter_map(|key| self.hooks.serving(key, link)).collect()
-    }
-
     /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.
     pub fn stopped_tracking_frees_of(&self, incarnation: &Incarnation) -> bool {
-        self.targets.is_hidden(incarnation.id.pid)
-            || self.hooks.gave_up_all_frees()
-            || self.hooks.gave_up_frees()
-                && self.serving(incarnation).into_iter().any(|it| self.hooks.stopped_tracking_frees_of(it))
+        self.targets.is_hidden(incarnation.id.pid) || self.hooks.gave_up_frees()
     }
 
     /// Whether frees of any process were ever not tracked: given up, or hidden by inline hooks of another heapbpf.
@@ -105,15 +91,9 @@ impl Attaching {
         self.hooks.gave_up_frees() || self.targets.had_hidden()
     }
 
-    /// Whether frees of any process may be tracked again.
-    pub fn tracked_frees_again(&self) -> bool {
-        self.hooks.tracked_frees_again() || self.targets.had_hidden()
-    }
-
     /// When frees of a process were last tracked again while it ran (CLOCK_MONOTONIC); `None` if they always were.
     pub fn frees_tracked_since(&self, incarnation: &Incarnation) -> Option<u64> {
-        let since = self.serving(incarnation).into_iter().filter_map(|it| self.hooks.frees_tracked_since(it)).max();
-        let since = since.max(self.targets.last_hidden_ns(incarnation.id.pid));
+        let since = self.targets.last_hidden_ns(incarnation.id.pid);
         since.filter(|since| *since > incarnation.since_ns)
     }
 

@@ -180,7 +180,7 @@ impl Attaching {
         }
         loop {
             let Self { inline: Some(inline), hooks, .. } = self else { return Service::Probes };
-            if let Some(decided) = inline.decided((pid, key), !is_at_rest && hooks.serving(key, link).is_some()) {
+            if let Some(decided) = inline.decided((pid, key), !is_at_rest && hooks.is_served(key, link)) {
                 return decided;
             }
             if let Some(service) = self.unless_outer_are_inline(host, pid, key, sampled) {

@@ -261,17 +261,22 @@ impl Attaching {
         if self.members_change { self.control.look_again() } else { Ok(()) }
     }
 
-    /// Notes that probes were detached for `ns` nanoseconds: that much of each live target's time is not covered.
-    pub fn uncovered(&mut self, ns: u64, now_ns: u64) {
-        for coverage in self.targets.coverages.values_mut().filter(|coverage| coverage.until_ns.is_none()) {
-            coverage.uncovered_ns += ns.min(now_ns.saturating_sub(coverage.since_ns));
-        }
+    /// Removes all probes for good: nothing is hooked from now on. Of CPU time nothing is told either, as it is counted no more.
+    pub fn detach(&mut self) {
+        let now_ns = monotonic_ns();
+        self.targets.detached_ns = Some(now_ns);
+        self.until_ns = now_ns;
+        (self.activity, self.execs) = (None, None);
+        self.hooks.release_all();
     }
 
     /// Handles the end of a process.
     pub fn ended(&mut self, pid: u32, now_ns: u64, host: &Host) {
         let is_named = self.targets.named_alive.contains(&pid);
-        let late = |coverage: &Coverage| !coverage.hooked || coverage.uncovered_ns > 0;
+        // Of those that began after the probes were taken away, nothing was to be hooked.
+        let began_in_time =
+            |coverage: &Coverage| self.targets.detached_ns.is_none_or(|at_ns| coverage.since_ns < at_ns);
+        let late = |coverage: &Coverage| (!coverage.hooked || coverage.uncovered_ns > 0) && began_in_time(coverage);
         if !self.global && is_named && self.targets.coverages.get(&pid).is_some_and(late) {
             let incarnation = host.processes().at(pid, now_ns);
             self.missed.note(pid, incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone()));

@@ -62,15 +62,17 @@ pub struct Coverage {
 impl Coverage {
     /// Share of the process's time in the recording during which its allocators were hooked and its calls were seen. (Where it was
     /// neither for some time, that counts twice: rather too little is claimed.)
-    pub fn share(&self, now_ns: u64) -> f64 {
+    /// `detached_ns`: when the probes were taken away for good (CLOCK_MONOTONIC).
+    fn share(&self, now_ns: u64, detached_ns: Option<u64>) -> f64 {
         let until_ns = self.until_ns.unwrap_or(now_ns);
         let length_ns = until_ns.saturating_sub(self.since_ns);
-        let missed_ns = self.uncovered_ns.saturating_add(self.unseen.up_to(until_ns));
+        let after_ns = detached_ns.map_or(0, |detached_ns| until_ns.saturating_sub(detached_ns));
+        let missed_ns = self.uncovered_ns.saturating_add(self.unseen.up_to(until_ns)).saturating_add(after_ns);
         if length_ns == 0 { 1.0 } else { 1.0 - (missed_ns.min(length_ns) as f64 / length_ns as f64) }
     }
 
-    fn seen(&self, now_ns: u64) -> Seen {
-        Seen { share: self.share(now_ns), was_hidden: self.unseen.was() }
+    fn seen(&self, now_ns: u64, detached_ns: Option<u64>) -> Seen {
+        Seen { share: self.share(now_ns, detached_ns), was_hidden: self.unseen.was() }
     }
 }
 
@@ -85,6 +87,8 @@ pub struct TargetSet {
     pub named_alive: HashSet<u32>,
     /// Whether probes ever saw nothing of one of them.
     some_hidden: bool,
+    /// CLOCK_MONOTONIC when the probes were taken away for good.
+    pub detached_ns: Option<u64>,
 }
 
 impl TargetSet {
@@ -132,7 +136,9 @@ impl TargetSet {
     /// How much was seen of the incarnation that an exec at `exec_ns` ended.
     pub fn seen_before(&self, pid: u32, exec_ns: u64) -> Seen {
         // The exec may or may not have been noted yet.
-        self.replaced.get(&pid).map_or_else(|| self.seen(pid, exec_ns), |coverage| coverage.seen(exec_ns))
+        self.replaced
+            .get(&pid)
+            .map_or_else(|| self.seen(pid, exec_ns), |coverage| coverage.seen(exec_ns, self.detached_ns))
     }
 
     /// Notes that an allocator that a process had since `had_ns` is hooked now.
@@ -161,7 +167,7 @@ impl TargetSet {
 
     /// How much was seen of a process; all if the process is unknown.
     pub fn seen(&self, pid: u32, now_ns: u64) -> Seen {
-        self.coverages.get(&pid).map_or(Seen::WHOLE, |coverage| coverage.seen(now_ns))
+        self.coverages.get(&pid).map_or(Seen::WHOLE, |coverage| coverage.seen(now_ns, self.detached_ns))
     }
 
     /// Notes that probes see nothing of a process since a time.
@@ -275,14 +281,15 @@ mod tests {
     #[test]
     fn coverage_is_the_share_of_time_that_was_hooked() {
         let mut coverage = Coverage { since_ns: 1000, ..Coverage::default() };
-        assert_eq!(coverage.share(2000), 1.0);
+        assert_eq!(coverage.share(2000, None), 1.0);
         coverage.uncovered_ns = 250;
-        assert_eq!(coverage.share(2000), 0.75);
+        assert_eq!(coverage.share(2000, None), 0.75);
         coverage.until_ns = Some(1500);
-        assert_eq!(coverage.share(9000), 0.5);
+        assert_eq!(coverage.share(9000, None), 0.5);
+        assert_eq!([1250, 1500, 3000].map(|at_ns| coverage.share(9000, Some(at_ns))), [0.0, 0.5, 0.5], "detached");
         coverage.uncovered_ns = 9999;
-        assert_eq!(coverage.share(9000), 0.0);
-        assert_eq!(Coverage::default().share(0), 1.0);
+        assert_eq!(coverage.share(9000, None), 0.0);
+        assert_eq!(Coverage::default().share(0, None), 1.0);
     }
 
     #[test]

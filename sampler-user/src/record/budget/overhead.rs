@@ -1,32 +1,23 @@
 //! What is known of the cost of a recording's probes.
 
 use super::controller::OverheadController;
-use super::free_groups::Calls;
 use super::inline_advice::InlineAdvice;
 use super::slowed::SlowedTargets;
 use super::spent::Spent;
-use super::window_progress::WindowProgress;
-use super::window_times::WindowTimes;
 use crate::cost::cpu_time::CpuTime;
 
-/// State of the overhead control of a recording: costs, and time windows.
+/// State of the overhead control of a recording.
 pub struct Overhead {
     /// The controller that decides.
     pub controller: OverheadController,
     /// The time that probes took so far.
     pub spent: Spent,
-    /// Calls counted up to its last look.
-    pub calls: Calls,
     /// CPU time of the targets.
     pub cpu_time: CpuTime,
     /// Targets that probes slow down, where no budget bounds that.
     pub slowed: SlowedTargets,
     /// What inline hooks would cost instead.
     pub inline_advice: InlineAdvice,
-    /// When probes were in place.
-    pub windows: WindowTimes,
-    /// Progress of targets in windows and pauses.
-    pub progress: WindowProgress,
 }
 
 impl Overhead {
@@ -35,12 +26,9 @@ impl Overhead {
         Self {
             controller,
             spent: Spent::default(),
-            calls: Calls::default(),
             cpu_time: CpuTime::begin(),
             slowed: SlowedTargets::default(),
             inline_advice: InlineAdvice::default(),
-            windows: WindowTimes::default(),
-            progress: WindowProgress::default(),
         }
     }
 }

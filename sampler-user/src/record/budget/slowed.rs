@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     const COSTS: ProbeCosts = ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 };
-    const FULL: Tracking = Tracking { interval: 512 << 10, frees: true, time: 1.0 };
+    const FULL: Tracking = Tracking { interval: 512 << 10, frees: true };
 
     fn key(tgid: u32) -> ProcessKey {
         ProcessKey { start_ns: 1, tgid, exec_id: 0 }

@@ -35,8 +35,6 @@ pub struct Snapshot {
     pub marks: Vec<Duration>,
     /// Whether blocks in use are known. They are not once tracking frees has stopped.
     pub live: bool,
-    /// Whether probes were attached in time windows only, during part of the recording.
-    pub time_windows: bool,
     /// Wall-clock time at which the recording started.
     pub started: SystemTime,
     /// Length of the recording so far.

@@ -328,7 +328,6 @@ impl Worker {
         let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
         let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
         let mut profile = self.template.clone();
-        profile.header.time_windows = snapshot.time_windows;
         profile.header.started = snapshot.started;
         profile.header.duration = snapshot.duration;
         profile.header.unread = snapshot.unread;

@@ -54,7 +54,6 @@ fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> 
         detail,
         marks: Vec::new(),
         live: true,
-        time_windows: false,
         started: SystemTime::UNIX_EPOCH,
         duration: Duration::from_secs(9),
         unread: None,
@@ -199,7 +198,6 @@ fn a_profile_says_what_its_snapshot_said() {
     let told = Snapshot {
         stats,
         notes: vec!["a note".into()],
-        time_windows: true,
         cost: Duration::from_millis(3),
         ..snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)])
     };
@@ -207,7 +205,7 @@ fn a_profile_says_what_its_snapshot_said() {
     let made = worker.make(told);
     assert_eq!((made.begun, made.cost, made.stats.hits), (begun, Duration::from_millis(3), 7));
     assert_eq!(made.keys, [key(1)]);
-    assert!(made.profile.header.time_windows && made.profile.notes.contains(&"a note".to_owned()));
+    assert!(made.profile.notes.contains(&"a note".to_owned()));
     // The daemon's own cost is measured when the profile is finished.
     assert!(made.stats.daemon_peak_rss_bytes > 0);
 }

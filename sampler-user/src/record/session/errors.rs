@@ -23,8 +23,6 @@ pub(super) enum Step {
     Interval,
     /// Set the intervals of size classes.
     Classes,
-    /// Attach the probes again.
-    Attach,
     /// Take over the counters of processes that ended.
     Ended,
     /// Follow the processes of the host.
@@ -40,14 +38,13 @@ pub(super) enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 12] = [
         Self::Counters,
         Self::Losses,
         Self::LiveMap,
         Self::Sleep,
         Self::Interval,
         Self::Classes,
-        Self::Attach,
         Self::Ended,
         Self::Host,
         Self::Wake,
@@ -65,7 +62,6 @@ impl Step {
             Self::Sleep => ("telling the BPF programs when to wake heapbpf", "heapbpf looks more often meanwhile"),
             Self::Interval => ("setting the sampling interval", "the earlier one stays until then"),
             Self::Classes => ("setting the intervals of size classes", "the earlier ones stay until then"),
-            Self::Attach => ("attaching the probes again", "the pause is longer"),
             Self::Ended => ("taking over the counters of processes that ended", "they stay in the kernel until then"),
             Self::Host => ("following the host's processes", "new processes may be found later"),
             Self::Targets => ("looking again at processes that were no targets", "those that became some are missed"),

@@ -35,7 +35,6 @@ impl Session {
                     cut.time_ns.saturating_sub(ends_ns) / 1_000
                 );
             }
-            session.end_windows(cut);
             (cut.clone(), session.make_last(cut, begun))
         });
         self.schedule.last_moments_are_over();

@@ -5,32 +5,20 @@ use std::time::Duration;
 use sampler_ebpf::abi::Counters;
 
 use super::errors::Step;
-use super::moment::Cut;
 use super::state::Session;
 use crate::clock::monotonic_ns;
 use crate::cost::budget::{MeanCosts, ProbeCosts};
 use crate::cost::cpu_time;
 use crate::cost::measure::Measured;
-use crate::heap::windows::Weights;
 use crate::host::Host;
 use crate::host::process::Target;
 use crate::kernel::totals::Counts;
 use crate::record::attaching::probes::Attaching;
 use crate::record::budget::controller::{Action, usage};
-use crate::record::budget::free_groups::{Calls, groups};
 use crate::record::budget::overhead::Overhead;
 use crate::record::budget::slowed::Seen;
 use crate::record::plan::Hook;
-use crate::record::profiles::describe::Looked;
 use sampler_ebpf::constants::draw_constants;
-
-/// Counters at a look of the controller.
-struct Counted {
-    counts: Counts,
-    total: Counters,
-    /// Weights of the time window that ended with the look, and when it ended (CLOCK_MONOTONIC).
-    window: Option<(Weights, u64)>,
-}
 
 impl Session {
     /// Starts the recording. Its probes are in place.
@@ -50,26 +38,19 @@ impl Session {
     /// Lets the controller look, if it is time, and carries out its actions.
     pub(super) fn govern(&mut self) {
         self.set_interval();
-        self.reattach();
         let now = monotonic_ns();
-        if self.overhead.controller.next_ns().is_none_or(|at| at > now) || self.unfinished.attach {
+        if self.overhead.controller.next_ns().is_none_or(|at| at > now) || !self.may_try(Step::Counters) {
             return;
         }
-        let Some(Counted { counts, total, window }) = self.count() else { return };
+        let counted = self.counts();
+        let Some((counts, total)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
+        self.cuts.last_total = total;
         self.learn_costs(&counts, &total);
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
-        let Overhead { controller, calls, .. } = &mut self.overhead;
-        let groups = |which| groups(which, &counts, calls, &self.attaching, &self.host, &self.recorder.heap);
-        let actions = controller.look(&total, cpu_seconds, now, groups);
+        let actions = self.overhead.controller.look(&total, cpu_seconds, now);
         // Before anything is given up, which would make it look cheaper.
         self.advise_inline();
-        let Overhead { controller, calls, .. } = &mut self.overhead;
-        *calls = if controller.chooses_whose_frees() { Calls::of(&counts) } else { Calls::default() };
-        if window.is_some() && !actions.contains(&Action::Detach) {
-            self.recorder.heap.end_windows();
-        }
-        let ended_ns = window.map(|(_, ended_ns)| ended_ns);
-        actions.into_iter().for_each(|action| self.act(action, &counts, ended_ns));
+        actions.into_iter().for_each(|action| self.act(action));
     }
 
     /// Says once what inline hooks would take of the one named target, if probes take much of it.
@@ -89,31 +70,8 @@ impl Session {
         }
     }
 
-    /// Reads the counters, if that is possible at this time. An open window ends at every look, whatever is decided: its length must not depend on what
-    /// it contains.
-    fn count(&mut self) -> Option<Counted> {
-        if !self.overhead.windows.is_open() {
-            if !self.may_try(Step::Counters) {
-                return None;
-            }
-            let counted = self.counts();
-            let (counts, total) = self.errors.note(Step::Counters, counted, monotonic_ns())?;
-            self.cuts.last_total = total;
-            return Some(Counted { counts, total, window: None });
-        }
-        self.with_cut(|session, cut| {
-            let window = session.weigh_window(&cut.counts, cut.time_ns);
-            if let Some(window) = &window {
-                session.recorder.heap.close_window(window);
-            }
-            let window = window.map(|window| (window, cut.time_ns));
-            Counted { counts: cut.counts.clone(), total: cut.total, window }
-        })
-    }
-
-    /// Carries out an action. `counts`: counters at the look; `window_ended_ns`: when the time window ended, if one
-    /// did.
-    fn act(&mut self, action: Action, counts: &Counts, window_ended_ns: Option<u64>) {
+    /// Carries out an action.
+    fn act(&mut self, action: Action) {
         let attaching = &mut self.attaching;
         match action {
             Action::SetInterval(interval) => {
@@ -125,23 +83,7 @@ impl Session {
                 self.cycle();
                 self.drop_untracked_heaps();
             }
-            Action::StopTrackingFreesOf(served) => {
-                served.into_iter().for_each(|it| attaching.hooks.stop_tracking_frees_of(it, attaching.programs.kind));
-                self.cycle();
-                self.drop_untracked_heaps();
-            }
-            Action::TrackFreesAgain { except } => {
-                attaching.hooks.track_frees_again(&except, &attaching.programs);
-                // No record is taken in between: from that moment on every block counts.
-                self.begin_heaps_anew(Looked::All);
-                let still = self.attaching.hooks.gave_up_frees();
-                self.overhead.controller.frees_were_taken_up(still, monotonic_ns());
-            }
-            Action::Detach => self.detach(counts, window_ended_ns),
-            Action::Attach => {
-                self.unfinished.attach = true;
-                self.reattach();
-            }
+            Action::Detach => attaching.detach(),
         }
     }
 
@@ -157,47 +99,6 @@ impl Session {
         if self.errors.note(Step::Interval, set, monotonic_ns()).is_some() {
             self.unfinished.interval = None;
         }
-    }
-
-    /// Detaches all probes: a pause begins.
-    fn detach(&mut self, counts: &Counts, window_ended_ns: Option<u64>) {
-        // The probes stop at once. Detaching takes longer, because the kernel waits for calls in progress.
-        let now = window_ended_ns.unwrap_or_else(monotonic_ns);
-        self.attaching.hooks.pause();
-        let gone_ns = monotonic_ns();
-        log::debug!("probes were taken away in {:.1} ms", (gone_ns - now) as f64 * 1e-6);
-        self.overhead.progress.detached(&counts.processes, gone_ns);
-        self.recorder.heap.window_ends(now);
-        self.cycle();
-        self.overhead.windows.detached(now);
-        self.recorder.heap.open_window();
-    }
-
-    /// Attaches the probes again, if the pause is over: a time window begins.
-    fn reattach(&mut self) {
-        if !self.unfinished.attach || !self.may_try(Step::Attach) {
-            return;
-        }
-        let begun = monotonic_ns();
-        self.overhead.progress.before_window(begun);
-        let attaching = &mut self.attaching;
-        attaching.hooks.resume(&attaching.programs, &mut attaching.control);
-        let now = monotonic_ns();
-        log::debug!("probes were put on in {:.1} ms", (now - begun) as f64 * 1e-6);
-        let counted = self.counts();
-        let Some((counts, _)) = self.errors.note(Step::Attach, counted, monotonic_ns()) else {
-            // A window cannot begin without the counters at its beginning.
-            self.attaching.hooks.pause();
-            return;
-        };
-        self.unfinished.attach = false;
-        self.overhead.controller.window_begins(now);
-        self.recorder.heap.window_begins(now);
-        let pause_ns = self.overhead.windows.attached(now);
-        self.attaching.uncovered(pause_ns, now);
-        let Overhead { controller, progress, .. } = &mut self.overhead;
-        let cost = |counters: &Counters| controller.probe_seconds(counters).unwrap_or(0.0);
-        progress.begin_window(&counts.processes, cost, pause_ns as f64 * 1e-9);
     }
 
     /// Looks for targets that probes slow down, if it is time and no budget bounds that, and tells of them.
@@ -235,7 +136,7 @@ impl Session {
     /// recorded without one because the user said so.
     fn next_look_for_slowed(&self) -> Option<u64> {
         let is_host = self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All));
-        let needed = self.plan.budget.share.is_none() && !is_host && self.overhead.controller.costs().is_some();
+        let needed = self.plan.budget.is_none() && !is_host && self.overhead.controller.costs().is_some();
         self.overhead.slowed.next_ns().filter(|_| needed)
     }
 
@@ -251,8 +152,7 @@ impl Session {
         let now = monotonic_ns();
         let until = self.overhead.controller.next_ns().map(|at| at.saturating_sub(now));
         let until = until.map_or(Duration::MAX, Duration::from_nanos);
-        let needs = if self.unfinished.attach { Step::Attach } else { Step::Counters };
-        until.max(self.errors.until_retry(needs, now))
+        until.max(self.errors.until_retry(Step::Counters, now))
     }
 
     /// CPU time of the targets in seconds, including the processes in `counted`.
@@ -262,26 +162,6 @@ impl Session {
         }
         let targets = self.attaching.targets.named_alive.iter().copied();
         self.overhead.cpu_time.of_processes(targets.chain(counted))
-    }
-
-    /// Closes the open window, if there is one, and returns its weights.
-    fn weigh_window(&mut self, counts: &Counts, now_ns: u64) -> Option<Weights> {
-        let Overhead { controller, windows, progress, .. } = &mut self.overhead;
-        let (pause_ns, length_ns) = windows.closed(now_ns)?;
-        let cost = |counters: &Counters| controller.probe_seconds(counters).unwrap_or(0.0);
-        let lengths = (pause_ns as f64 * 1e-9, length_ns as f64 * 1e-9);
-        Some(progress.end_window(&counts.processes, cost, lengths))
-    }
-
-    /// Ends the recording's last window, or the pause that it ends in, at its last cut.
-    pub(super) fn end_windows(&mut self, cut: &Cut) {
-        if let Some(weights) = self.weigh_window(&cut.counts, cut.time_ns) {
-            self.recorder.heap.close_window(&weights);
-        } else if let Some((pause_ns, more)) = self.overhead.windows.ended(cut.time_ns) {
-            self.attaching.uncovered(pause_ns, cut.time_ns);
-            let more = self.overhead.progress.end(pause_ns as f64 * 1e-9, more);
-            self.recorder.heap.extend_window(&more);
-        }
     }
 
     /// Tells the controller what probes cost the targets on average, and notes what was spent on them.

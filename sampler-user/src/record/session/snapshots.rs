@@ -9,7 +9,7 @@ use super::errors::Step;
 use super::moment::Cut;
 use super::state::Session;
 use crate::attach::inline::InlineHooks;
-use crate::clock::{monotonic_ns, thread_cpu_time};
+use crate::clock::thread_cpu_time;
 use crate::record::intake::counters::DaemonCounters;
 use crate::record::outputs::files::SnapshotFiles;
 use crate::record::outputs::status_line::Figures;
@@ -109,12 +109,10 @@ impl Session {
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
         notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
         let (schedule, controller) = (&self.schedule, &self.overhead.controller);
-        let live = self.plan.sampling.live;
         Snapshot {
             detail,
             marks: marks.to_vec(),
-            live: live && !controller.stopped_tracking_frees(live),
-            time_windows: self.overhead.windows.were_used(),
+            live: controller.tracks_frees(),
             started: schedule.started,
             duration: Duration::from_nanos(cut.time_ns.saturating_sub(schedule.started_ns)),
             unread: cut.unread,
@@ -183,10 +181,9 @@ impl Session {
         notes.extend(self.recorder.pythons.notes());
         notes.extend(self.recorder.javas.notes());
         notes.extend(self.plan.sampling.note());
-        notes.extend(self.overhead.controller.notes(monotonic_ns()));
+        notes.extend(self.overhead.controller.notes().iter().cloned());
         notes.extend(self.overhead.slowed.notes().iter().cloned());
         notes.extend(self.overhead.inline_advice.note());
-        notes.extend(self.overhead.progress.note());
         notes.extend(self.errors.notes());
         notes
     }
@@ -246,9 +243,8 @@ impl Figures for Session {
             duration: self.plan.duration,
             samples: estimated.samples,
             processes: self.recorder.processes.len(),
-            inuse_bytes: (self.plan.sampling.live && !controller.stopped_tracking_frees(true))
-                .then_some(estimated.inuse_bytes),
-            inuse_is_partial: self.attaching.hooks.tracks_some_frees() || self.recorder.heap.tracks_some_again(),
+            inuse_bytes: controller.tracks_frees().then_some(estimated.inuse_bytes),
+            inuse_is_partial: self.recorder.heap.tracks_some_again(),
             alloc_bytes: estimated.alloc_bytes,
             overhead: controller.share(),
             ..Status::default()

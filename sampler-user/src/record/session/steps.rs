@@ -157,7 +157,7 @@ impl Session {
 
     /// Begins the heaps anew of processes whose frees are tracked again.
     pub(super) fn begin_heaps_anew(&mut self, which: Looked) {
-        if !self.attaching.tracked_frees_again() {
+        if !self.attaching.targets.had_hidden() {
             return;
         }
         let heap = &self.recorder.heap;

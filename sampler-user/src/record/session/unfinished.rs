@@ -13,8 +13,6 @@ pub(super) struct Unfinished {
     pub(super) interval: Option<u64>,
     /// Whether the intervals of size classes are to be set.
     pub(super) classes: bool,
-    /// Whether the probes are to be attached again.
-    pub(super) attach: bool,
     /// Whether the programs were last told that the daemon sleeps.
     pub(super) told_sleeping: bool,
     /// Why the recording had to end.

@@ -152,13 +152,13 @@ impl Model {
         self.untracked.contains(&space) || self.since.get(&space).is_some_and(|since| time_ns < *since)
     }
 
-    pub fn inuse_bytes(&self, of: impl Fn(u32) -> bool) -> f64 {
-        self.live.iter().filter(|((space, _), _)| of(*space)).map(|(_, block)| block.sums().bytes).sum()
+    pub fn inuse_bytes(&self) -> f64 {
+        self.live.values().map(|block| block.sums().bytes).sum()
     }
 
     /// Keeps the sums in use as those of the peak, if the total rose since the last fall and is well above the last peak.
     fn note_peak(&mut self) {
-        let total = self.inuse_bytes(|_| true);
+        let total = self.inuse_bytes();
         if std::mem::take(&mut self.rising) && total >= self.peak_bytes * PEAK_STEP {
             self.peak_bytes = total;
             self.rows.values_mut().for_each(|row| row.peak = Sums::default());
