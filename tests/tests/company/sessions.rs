@@ -205,3 +205,22 @@ fn probes_are_reported_with_their_place_and_kind() {
     let allocators = &profile.process(target.pid()).allocators;
     assert!(allocators.iter().any(|name| name.starts_with("glibc")), "{allocators:?}");
 }
+
+/// Links of one process cost nobody else anything.
+#[test]
+fn what_others_pay_for_probes_is_said_at_the_start() {
+    let Some(_turn) = turn("what_others_pay_for_probes_is_said_at_the_start") else { return };
+    let target = Target::start(&program("mix"), ["100"]);
+    let told = |recorder: Recorder| {
+        let recording = recorder.start();
+        recording.signal(libc::SIGINT);
+        recording.ends().stderr
+    };
+    let says = |told: &str| told.contains("probes serve every process of this host that uses the same files: ");
+    let of_all = told(Recorder::new().option("--comm", "others-pay").option("--hook", "probe"));
+    assert!(says(&of_all) && of_all.contains("SIGTRAP"), "{of_all}");
+    let alone = told(Recorder::of(target.pid(), 4096).option("--hook", "probe").flag("--no-follow"));
+    assert!(!says(&alone), "{alone}");
+    let inline = told(Recorder::new().option("--comm", "others-pay"));
+    assert!(!says(&inline), "{inline}");
+}

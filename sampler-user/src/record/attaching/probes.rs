@@ -8,6 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
 use super::missed::Missed;
 use super::others::OthersHooks;
+use super::refusals::Refusals;
 use super::taking_in::Members;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::detours::Detours;
@@ -75,6 +76,8 @@ pub struct Attaching {
     pub inline: Option<InlineHooks>,
     /// Whether the user asked for them, and is to be told who has none.
     pub(super) inline_is_asked: bool,
+    /// Those who have none, and why.
+    pub(super) refusals: Refusals,
     /// The process of a command that is to be hooked inline at its entry point, and is not there yet.
     pub held: Option<u32>,
     /// Which processes they are in, and why they are not in others.
@@ -163,6 +166,7 @@ impl Attaching {
             control,
             inline,
             inline_is_asked,
+            refusals: Refusals::default(),
             held: None,
             standing: Standing::new(sources == Sources::Announcements, hooks_inline),
             hooks: Hooks::new(

@@ -34,6 +34,10 @@ use crate::remarks::say;
 const OBJECTS_NOTE: &str = "each of Python's own objects traps twice when it is allocated and once when it is freed \
                             (--python-objects)";
 
+/// What is said at the start if links serve every process.
+const BYSTANDERS_NOTE: &str = "probes serve every process of this host that uses the same files: an allocation with its free takes each of them \
+                               1 µs more, and programs that translate code (valgrind) may end by SIGTRAP";
+
 /// A recording with its probes in place.
 pub struct ActiveRecording {
     /// Dropped first: a command that is still held has copies of the pipes by whose ends our other processes know that they are to
@@ -131,6 +135,9 @@ impl ActiveRecording {
             && let Some(why) = plan.kernel.no_inline
         {
             say(format!("processes are probed, not hooked inline: {why}"));
+        }
+        if plan.kernel.hook != Hook::Usdt && self.session.attaching.serves_every_process() {
+            say(BYSTANDERS_NOTE);
         }
         if targets.objects.are_probed(plan.hooks_inline()) {
             say(OBJECTS_NOTE);
