@@ -104,6 +104,8 @@ pub struct Attaching {
     pub(super) followed: HashSet<u32>,
     /// Whether processes become targets by what can change while they run.
     pub(super) members_change: bool,
+    /// Whether a target has ended, or replaced its program.
+    pub(super) had_targets: bool,
     pub(super) missed: Missed,
     /// By target that replaced its program: `exec_id` of the incarnation that ended last.
     last_exec: HashMap<u32, u32>,
@@ -189,6 +191,7 @@ impl Attaching {
             follows: targets.follow,
             followed: HashSet::new(),
             members_change: targets.have_changing_members(),
+            had_targets: false,
             missed: Missed::default(),
             last_exec: HashMap::new(),
             changes: Vec::new(),

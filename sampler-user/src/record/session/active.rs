@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use heapbpf_remote::Exec;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -142,8 +142,8 @@ impl ActiveRecording {
         if targets.objects.are_probed(plan.hooks_inline()) {
             say(OBJECTS_NOTE);
         }
-        if let Some(nobody) = targets.matched_by_nobody().filter(|_| targets.running.is_empty()) {
-            say(format!("{nobody}; waiting for one"));
+        if let Some(rules) = targets.rules_to_match().filter(|_| targets.running.is_empty()) {
+            say(format!("no running process matches {rules}; waiting for one"));
         }
     }
 
@@ -276,8 +276,12 @@ impl ActiveRecording {
     /// Writes the last profile and the accounting, and shows the closing table. Returns heapbpf's exit status.
     ///
     /// # Errors
-    /// A file cannot be written. The other files are still written, because the recording cannot be repeated.
+    /// A file cannot be written. The other files are still written, because the recording cannot be repeated. Or there was nobody to
+    /// record, and it is no service: then none is.
     pub fn write(&mut self, made: &Made) -> anyhow::Result<u8> {
+        if let Some(nobody) = self.session.unmatched().filter(|_| !self.session.plan.keeps_running) {
+            bail!("{nobody}, and none did so far: no profile is written");
+        }
         let plan = &self.session.plan;
         let is_wanted = writes_last_profile(plan.keeps_running, !plan.outputs.files.is_empty());
         let outputs = if is_wanted { &self.outputs[..] } else { &[] };
