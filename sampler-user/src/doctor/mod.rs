@@ -8,7 +8,7 @@ mod processes;
 use heapbpf_audit::Missing;
 use serde::Serialize;
 
-pub use self::kernel::{Check, KernelAudit, KernelSide};
+pub use self::kernel::{Check, KernelAudit, KernelSide, hooking};
 pub use self::processes::{InlineAudit, ModuleAudit, ProcessAudit, Symbols, Unwinding, command, processes};
 use crate::cost::measure::Measured;
 

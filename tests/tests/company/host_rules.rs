@@ -76,6 +76,8 @@ fn a_program_that_a_rule_names_is_probed_whatever_is_asked() {
     let output = doctor.output().expect("unshare runs");
     let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(found["processes"][0]["inline"][0]["why_not"], why.as_str(), "{found}");
+    let checks = found["kernel"]["checks"].to_string();
+    assert!(checks.contains(&rule) && checks.contains(&format!("({pid})")), "who has it: {checks}");
 
     let recorder = Recorder::of(pid, 1).pid(forbidden_too.pid()).pid(other.pid());
     let recorder = recorder.option("--hook", "inline").flag("--no-follow");
