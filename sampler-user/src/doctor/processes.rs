@@ -84,6 +84,8 @@ pub struct InlineAudit {
     pub has_seccomp_filter: bool,
     /// What it would add to a pair of malloc and free that is not sampled, as measured on this machine; nanoseconds.
     pub pair_ns: Option<f64>,
+    /// Whether that cannot be told from nothing: it adds less than the figure says.
+    pub pair_is_bound: bool,
     /// What probes add to it, as measured on this machine; nanoseconds.
     pub probe_pair_ns: Option<f64>,
 }
