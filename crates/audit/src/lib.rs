@@ -57,6 +57,14 @@ impl Missing {
         Self::new("Python frames", format!("{why}: native frames are shown instead"))
     }
 
+    /// Records what Python's object allocator does not show.
+    #[must_use]
+    pub fn free_lists() -> Self {
+        let why = "Python keeps freed floats, tuples, frames and others for itself: what it takes from there is no call, and what it \
+                   puts there stays in use";
+        Self::new("free lists", why)
+    }
+
     /// What is missing if a process was hooked inline when it ran already.
     pub const EARLY_OBJECTS: &str = "Python's first objects";
 

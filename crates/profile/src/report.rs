@@ -7,6 +7,7 @@ pub mod data;
 mod figure;
 mod figures;
 mod figures_of_stacks;
+mod hooking;
 mod processes;
 mod remarks;
 mod resident;
@@ -110,6 +111,7 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
         if is_plain(options) { suspects::brief(&context) } else { Vec::new() },
         by::section(&context, By::Function, options.functions),
         processes::section(&context),
+        hooking::section(&context),
         resident::section(&context),
         remarks::section(&context),
     ] {

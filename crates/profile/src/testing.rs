@@ -101,6 +101,7 @@ fn processes() -> Vec<Process> {
             hook: Some(Hook::Probe),
             cpu_coverage: Some(0.25),
             not_inline: Some("it runs with shadow stacks".into()),
+            own_links: Some(true),
             coverage: 0.5,
             ended: true,
             ..Process::default()

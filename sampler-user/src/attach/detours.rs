@@ -10,10 +10,10 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-use heapbpf_probes::{Detour, ObjectTable};
+use heapbpf_probes::{Detour, ObjectTable, Runtime, object_table};
 use heapbpf_remote::{Error, Target, Word};
 
-use crate::attach::inline::{Refused, forbidden};
+use crate::attach::inline::{self, Refused, forbidden};
 use crate::attach::stop_limit;
 
 /// Bytes of a word.
@@ -39,6 +39,33 @@ pub enum Leads {
     Elsewhere,
     /// Nowhere yet: the loader has not filled it in.
     Nowhere,
+}
+
+impl Leads {
+    /// Why objects of the interpreter are not counted; `None` if they can be.
+    pub const fn why_not(self) -> Option<&'static str> {
+        match self {
+            Self::There | Self::Around | Self::ToWrappers => None,
+            Self::ToMalloc => Some("its interpreter calls malloc for each, which counts them"),
+            Self::Elsewhere => Some("its table of allocators leads to functions of another file"),
+            Self::Nowhere => Some("its table of allocators is empty"),
+        }
+    }
+}
+
+/// Whether objects of the Python interpreter in a file would be counted inside a process that is hooked inline. Nothing is done to it.
+/// `pid`: `None` for a program that does not run yet.
+///
+/// # Errors
+/// Why not.
+pub fn check_objects(pid: Option<u32>, (path, file): (&str, &File)) -> Result<(), String> {
+    let table = object_table(file, path).ok_or_else(|| Runtime::Python.missing().why)?;
+    let table = table.map_err(|why| format!("{path}: {why}"))?;
+    table.detours().ok_or_else(|| NotLed::NoRoom.to_string())?;
+    let Some(pid) = pid else { return Ok(()) };
+    let bias = inline::bias(pid, file).map_err(|error| error.to_string())?;
+    let leads = Detours::look(pid, &table, bias).map_err(|error| NotLed::from(error).to_string())?;
+    leads.why_not().map_or(Ok(()), |why| Err(why.to_owned()))
 }
 
 /// Why an interpreter is not led around the copies.

@@ -14,7 +14,7 @@ use crate::attach::hooks::Hooks;
 use crate::attach::inline::forbidden;
 use crate::attach::rules;
 use crate::cost::measure;
-use crate::doctor::{Diagnosis, KernelSide, clean, command, processes};
+use crate::doctor::{Diagnosis, KernelSide, clean, command, hooking, processes};
 use crate::host::process::select;
 use crate::host::{Host, HostOptions, limits};
 use crate::kernel::object;
@@ -36,11 +36,14 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     if let Err(error) = limits::raise() {
         log::warn!("cannot raise resource limits: {error}");
     }
-    forbidden::rules().map_err(PlanError::from)?;
+    let forbidden = forbidden::rules().map_err(PlanError::from)?;
     plan::check_debug_dirs(&args.debug_dir)?;
     let custom = allocators::resolve(&args.target.allocators).map_err(PlanError::from)?;
     let targets = select(&targets::targets(&args.target)?).map_err(PlanError::from)?;
     let mut kernel = KernelSide::look();
+    let no_inline = limits::forbid_inline_hooks();
+    kernel.audit.checks.extend(hooking(no_inline, forbidden));
+    let counts_inside = args.target.python_objects != PythonObjectsArg::No && no_inline.is_none();
     let rules = rules::of_this_kernel(kernel.loaded.as_ref().map(|(programs, _)| programs));
     let mut hooks =
         Hooks::new(rules, Table::new(&custom).with_objects(args.target.python_objects == PythonObjectsArg::Yes), true)
@@ -51,10 +54,10 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let mut audits = Vec::new();
     if !targets.is_empty() {
         let mut host = Host::snapshot(HostOptions::default()).context("cannot look at the processes")?;
-        audits = processes(&targets, &mut host, &mut hooks, &debug_dirs, kernel.loaded.as_mut());
+        audits = processes(&targets, &mut host, &mut hooks, &debug_dirs, kernel.loaded.as_mut(), counts_inside);
     }
     if !args.target.command.is_empty() {
-        audits.push(command(&args.target.command, &mut hooks, &debug_dirs, kernel.audit.link));
+        audits.push(command(&args.target.command, &mut hooks, &debug_dirs, kernel.audit.link, counts_inside));
     }
     hooks.release_all();
     if let Some(reason) = hooks.files.misdescribed() {

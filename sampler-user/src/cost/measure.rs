@@ -34,6 +34,8 @@ const PERF_ROUNDS: usize = 2;
 const PROBES: std::ops::Range<f64> = 0.8..3.0;
 /// How long a disturbed measurement is used. Repeating it takes seconds on a machine that is busy enough to disturb it.
 const DISTURBED_FOR: std::time::Duration = std::time::Duration::from_secs(60);
+/// Less than this is not told from nothing.
+const LEAST_NS: f64 = 0.1;
 /// Bytes per allocation.
 const SIZE: u64 = 64;
 
@@ -55,6 +57,9 @@ pub struct Measured {
     /// What inline hooks add to a pair of malloc and free that is not sampled; `None` if processes cannot be hooked inline here.
     #[serde(default)]
     pub inline_pair_ns: Option<f64>,
+    /// Whether that cannot be told from nothing: it is less than the figure says.
+    #[serde(default)]
+    pub inline_is_bound: bool,
     /// What a no-op probe adds, by how the kernel executes its instruction.
     pub nothing_ns: BTreeMap<String, f64>,
 }
@@ -64,7 +69,8 @@ impl Measured {
     pub fn is_plausible(&self) -> bool {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
         let fits = |cost: f64, kind| nothing(kind).is_none_or(|nothing| PROBES.contains(&(cost / nothing)));
-        fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind)
+        let probes = fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind);
+        probes && !self.inline_is_bound
     }
 
     /// Costs in programs with probes on instructions of these kinds: those of the most expensive ones, or of the measured ones if
@@ -157,9 +163,9 @@ fn identity(object: &[u8], link: Option<LinkKind>) -> String {
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
     let link = link.map_or_else(|| "best".to_owned(), |link| link.to_string());
-    // What is measured has changed once: inline hooks came.
+    // What is measured has changed twice: inline hooks came, and what cannot be told from nothing is no 0 any more.
     format!(
-        "{} {} {programs:016x} {link} 2",
+        "{} {} {programs:016x} {link} 3",
         line("/proc/sys/kernel/random/boot_id"),
         line("/proc/sys/kernel/osrelease")
     )
@@ -205,7 +211,8 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             slices.add(kind, probed - bare);
         }
     }
-    let inline = inline_pair(&mut child, &allocator);
+    let inline =
+        inline_pair(&mut child, &allocator).inspect_err(|why| log::info!("inline hooks are not measured: {why}")).ok();
     let (bare, full, allocation) = (slices.fastest("bare"), slices.fastest("full"), slices.fastest("allocations"));
     Ok(Measured {
         identity: identity(object, link),
@@ -218,13 +225,14 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             free_ns: (full - allocation).max(0.0),
             sample_ns: (slices.fastest("sampled") - full).max(0.0),
         },
-        inline_pair_ns: inline.inspect_err(|why| log::info!("inline hooks are not measured: {why}")).ok(),
+        inline_pair_ns: inline.map(|(ns, _)| ns),
+        inline_is_bound: inline.is_some_and(|(_, is_bound)| is_bound),
         nothing_ns: MICROBENCHMARKS.iter().map(|(kind, _)| ((*kind).to_owned(), slices.fastest(kind))).collect(),
     })
 }
 
-/// Nanoseconds that inline hooks add to a pair of malloc and free that is not sampled.
-fn inline_pair(child: &mut Workload, allocator: &Allocator) -> anyhow::Result<f64> {
+/// Nanoseconds that inline hooks add to a pair of malloc and free that is not sampled, as of [`Slices::added`].
+fn inline_pair(child: &mut Workload, allocator: &Allocator) -> anyhow::Result<(f64, bool)> {
     /// Pairs of a slice, and slices. They take nanoseconds.
     const PAIRS: u64 = 400_000;
     const SLICES: usize = 3;
@@ -237,7 +245,7 @@ fn inline_pair(child: &mut Workload, allocator: &Allocator) -> anyhow::Result<f6
     for _ in 0..SLICES {
         slices.add("inline", pairs(child, PAIRS)?);
     }
-    Ok((slices.fastest("inline") - slices.fastest("bare")).max(0.0))
+    Ok(slices.added("bare", "inline"))
 }
 
 /// Nanoseconds per pair of malloc and free.
@@ -262,6 +270,19 @@ impl Slices {
     fn fastest(&self, name: &str) -> f64 {
         self.0.get(name).into_iter().flatten().copied().reduce(f64::min).unwrap_or(0.0)
     }
+
+    /// How much slower the fastest slice of one kind is than that of another. If the two fastest of a kind differ by more than that, the
+    /// difference cannot be told from nothing: then an upper bound, and `true`.
+    fn added(&self, bare: &str, with: &str) -> (f64, bool) {
+        let spread = |name: &str| {
+            let mut slices = self.0.get(name).cloned().unwrap_or_default();
+            slices.sort_by(f64::total_cmp);
+            slices.get(1).map_or(0.0, |second| second - slices[0])
+        };
+        let added = self.fastest(with) - self.fastest(bare);
+        let noise = spread(bare).max(spread(with));
+        if added > noise && added > 0.0 { (added, false) } else { (added.abs() + noise.max(LEAST_NS), true) }
+    }
 }
 
 #[cfg(test)]
@@ -277,6 +298,7 @@ mod tests {
             bare_pair_ns: 8.0,
             costs: ProbeCosts { allocation_ns: 550.0, free_ns: 520.0, sample_ns: 2500.0 },
             inline_pair_ns: Some(1.5),
+            inline_is_bound: false,
             nothing_ns: [("emulated".to_owned(), 500.0), ("stepped".to_owned(), 9000.0)].into(),
         }
     }
@@ -297,6 +319,19 @@ mod tests {
         // Another recording had probed the same instruction already, so that the trap was not seen.
         let shared = ProbeCosts { free_ns: 105.0, ..measured().costs };
         assert!(!Measured { costs: shared, ..measured() }.is_plausible());
+    }
+
+    #[test]
+    fn what_cannot_be_told_from_nothing_is_a_bound_and_measured_again() {
+        let added = |bare: [f64; 3], inline: [f64; 3]| {
+            let slices = [("bare".to_owned(), bare.to_vec()), ("inline".to_owned(), inline.to_vec())];
+            Slices(slices.into()).added("bare", "inline")
+        };
+        assert_eq!(added([6.0, 6.25, 9.0], [7.5, 7.5, 8.0]), (1.5, false));
+        assert_eq!(added([6.0, 8.0, 9.0], [6.5, 6.5, 6.5]), (2.5, true), "bare slices differ by more");
+        assert_eq!(added([9.0, 9.5, 9.5], [7.0, 7.0, 7.0]), (2.5, true), "bare slices were disturbed");
+        assert_eq!(added([6.0; 3], [6.0; 3]), (LEAST_NS, true));
+        assert!(!Measured { inline_is_bound: true, ..measured() }.is_plausible());
     }
 
     #[test]

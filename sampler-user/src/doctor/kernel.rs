@@ -6,6 +6,7 @@ use heapbpf_audit::LinkKind;
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 use serde::Serialize;
 
+use crate::attach::inline::forbidden::Forbidden;
 use crate::host::cgroup;
 use crate::host::events::HostEvents;
 use crate::host::limits::{CAPABILITIES, Limits};
@@ -71,6 +72,21 @@ impl KernelSide {
         let link = loaded.as_ref().map(|(programs, _)| programs.kind);
         Self { audit: KernelAudit { release: limits.release, link, checks }, loaded }
     }
+}
+
+/// Which hooking `--hook auto` means here, and whom it is not for: the rules of the host's owner.
+#[must_use]
+pub fn hooking(no_inline: Option<&str>, rules: &Forbidden) -> Vec<Check> {
+    let detail = no_inline.map_or_else(
+        || {
+            "inline hooks: x86-64, and heapbpf may stop processes; links of its own for a process that is refused"
+                .to_owned()
+        },
+        |why| format!("probes that serve every process, as {why}"),
+    );
+    let auto = Check { name: "--hook auto", ok: no_inline.is_none(), needed: false, detail };
+    let rule = |detail| Check { name: "never inline", ok: true, needed: false, detail };
+    std::iter::once(auto).chain(rules.holders().into_iter().map(rule)).collect()
 }
 
 fn outcome<E: std::fmt::Display>(name: &'static str, needed: bool, result: Result<String, E>) -> Check {

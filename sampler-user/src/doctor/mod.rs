@@ -8,7 +8,7 @@ mod processes;
 use heapbpf_audit::Missing;
 use serde::Serialize;
 
-pub use self::kernel::{Check, KernelAudit, KernelSide};
+pub use self::kernel::{Check, KernelAudit, KernelSide, hooking};
 pub use self::processes::{InlineAudit, ModuleAudit, ProcessAudit, Symbols, Unwinding, command, processes};
 use crate::cost::measure::Measured;
 
@@ -49,7 +49,7 @@ impl Diagnosis {
         let mut processes = self.processes;
         if let Some(costs) = &costs {
             for inline in processes.iter_mut().flat_map(|it| &mut it.inline).filter(|it| it.why_not.is_none()) {
-                inline.pair_ns = costs.inline_pair_ns;
+                (inline.pair_ns, inline.pair_is_bound) = (costs.inline_pair_ns, costs.inline_is_bound);
                 inline.probe_pair_ns = Some(costs.costs.allocation_ns + costs.costs.free_ns);
             }
         }

@@ -13,6 +13,7 @@ use heapbpf_java::Library;
 use heapbpf_probes::Runtime;
 use serde::Serialize;
 
+use crate::attach::detours::check_objects;
 use crate::attach::dropped::dropped_mappings;
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
@@ -83,6 +84,8 @@ pub struct InlineAudit {
     pub has_seccomp_filter: bool,
     /// What it would add to a pair of malloc and free that is not sampled, as measured on this machine; nanoseconds.
     pub pair_ns: Option<f64>,
+    /// Whether that cannot be told from nothing: it adds less than the figure says.
+    pub pair_is_bound: bool,
     /// What probes add to it, as measured on this machine; nanoseconds.
     pub probe_pair_ns: Option<f64>,
 }
@@ -147,13 +150,15 @@ pub struct ModuleAudit {
     pub debug_file: Option<PathBuf>,
 }
 
-/// Audits running processes. With `loaded`, probes are actually placed, and removed at once.
+/// Audits running processes. With `loaded`, probes are actually placed, and removed at once. `counts_inside`: a recording counts objects
+/// of Python where it hooks inline.
 pub fn processes(
     targets: &[ProcessInfo],
     host: &mut Host,
     hooks: &mut Hooks,
     debug_dirs: &[PathBuf],
     loaded: Option<&mut (Programs, ControlMaps)>,
+    counts_inside: bool,
 ) -> Vec<ProcessAudit> {
     let link = loaded.as_ref().map(|(programs, _)| programs.kind);
     let mut auditor = Auditor { hooks, debug_dirs, link, loaded };
@@ -176,13 +181,19 @@ pub fn processes(
         for module in modules {
             auditor.audit_module(module, host, &mut found);
         }
-        audits.push(found.finish(auditor.hooks));
+        audits.push(found.finish(auditor.hooks, counts_inside));
     }
     audits
 }
 
 /// Audits the files that a command will most likely allocate with. Starts nothing.
-pub fn command(words: &[OsString], hooks: &mut Hooks, debug_dirs: &[PathBuf], link: Option<LinkKind>) -> ProcessAudit {
+pub fn command(
+    words: &[OsString],
+    hooks: &mut Hooks,
+    debug_dirs: &[PathBuf],
+    link: Option<LinkKind>,
+    counts_inside: bool,
+) -> ProcessAudit {
     let name = words.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     let mut auditor = Auditor { hooks, debug_dirs, link, loaded: None };
     let mut found = Found::of(ProcessAudit { comm: name, ..ProcessAudit::default() });
@@ -194,7 +205,7 @@ pub fn command(words: &[OsString], hooks: &mut Hooks, debug_dirs: &[PathBuf], li
         }
         auditor.audit_file(&path.to_string_lossy(), &Arc::new(file), None, &mut found);
     }
-    found.finish(auditor.hooks)
+    found.finish(auditor.hooks, counts_inside)
 }
 
 /// What is said of a Go program whose heap can be read.
@@ -220,13 +231,16 @@ struct Found {
     jvm: Option<Library>,
     /// Files without an allocator whose programs announce their samples.
     announcing: Vec<FileAudit>,
+    /// Python interpreters whose objects are not probed.
+    interpreters: Vec<(String, Arc<File>)>,
     /// A file that cannot be hooked inline, whose calls may lead to another one's allocator.
     calls_out: Option<String>,
 }
 
 impl Found {
-    const fn of(audit: ProcessAudit) -> Self {
-        Self { audit, refused: Vec::new(), reads_go: false, jvm: None, announcing: Vec::new(), calls_out: None }
+    fn of(audit: ProcessAudit) -> Self {
+        let (refused, announcing, interpreters) = (Vec::new(), Vec::new(), Vec::new());
+        Self { audit, refused, reads_go: false, jvm: None, announcing, interpreters, calls_out: None }
     }
 
     /// Notes a language runtime with a heap of its own.
@@ -252,8 +266,31 @@ impl Found {
             },
             _ => {}
         }
-        if !has_objects && !self.refused.contains(&missing) {
+        if !has_objects && runtime != Runtime::Python && !self.refused.contains(&missing) {
             self.refused.push(missing);
+        }
+    }
+
+    /// Whether a recording would count the objects of its Python interpreter. `counts_inside`: it does where it hooks inline.
+    fn judge_objects(&mut self, counts_inside: bool) {
+        let Some((path, file)) = self.interpreters.first() else { return };
+        let inline = &self.audit.inline;
+        let is_inline = self.audit.pid.is_none() || !inline.is_empty() && inline.iter().all(|it| it.why_not.is_none());
+        let judged = if !counts_inside || !is_inline {
+            Err(Runtime::Python.missing().why)
+        } else if self.interpreters.len() > 1 {
+            Err("it has several interpreters".to_owned())
+        } else if inline.iter().filter(|it| it.file != *path).count() > 1 {
+            Err("it has several allocators, and which one the interpreter calls is not known".to_owned())
+        } else {
+            check_objects(self.audit.pid, (path, file))
+        };
+        match judged {
+            Ok(()) => {
+                self.audit.allocators.push("Python objects".to_owned());
+                self.audit.limits.push(Missing::free_lists());
+            }
+            Err(why) => self.audit.missing.push(Missing::new(Runtime::Python.heap(), why)),
         }
     }
 
@@ -276,14 +313,15 @@ impl Found {
         }
     }
 
-    fn finish(self, hooks: &Hooks) -> ProcessAudit {
-        let Self { mut audit, refused, reads_go, announcing, calls_out, .. } = self;
-        audit.missing.extend(refused);
-        if let Some(outer) = calls_out {
+    fn finish(mut self, hooks: &Hooks, counts_inside: bool) -> ProcessAudit {
+        self.audit.missing.append(&mut self.refused);
+        if let Some(outer) = &self.calls_out {
             let why = format!("calls of {outer} may lead here, and are counted by probes, which count both together");
-            let others = audit.inline.iter_mut().filter(|inline| inline.why_not.is_none());
+            let others = self.audit.inline.iter_mut().filter(|inline| inline.why_not.is_none());
             others.for_each(|inline| *inline = InlineAudit::refused(&inline.file, why.clone()));
         }
+        self.judge_objects(counts_inside);
+        let Self { mut audit, reads_go, announcing, .. } = self;
         let is_probed = !audit.attach.is_empty();
         for file in announcing {
             if is_probed {
@@ -373,7 +411,10 @@ impl Auditor<'_> {
             Err(error) => return found.refused.push(refuse(error.to_string())),
         };
         if let Some(runtime) = self.hooks.files.runtime(key) {
-            found.has_runtime(runtime, path, file, self.hooks.files.objects(key).is_some());
+            let has_objects = self.hooks.files.objects(key).is_some();
+            found.has_runtime(runtime, path, file, has_objects);
+            let is_python = runtime == Runtime::Python && !has_objects;
+            found.interpreters.extend(is_python.then(|| (path.to_owned(), Arc::clone(file))));
         }
         if !is_hookable {
             let reason = self.hooks.files.refusal(key);
@@ -470,12 +511,12 @@ mod tests {
         };
         let mut found = Found::of(ProcessAudit::default());
         found.refused.push(Missing { what: "/go".into(), why: "a Go program".into() });
-        let audit = found.finish(&hooks());
+        let audit = found.finish(&hooks(), true);
         let what: Vec<&str> = audit.missing.iter().map(|missing| missing.what.as_str()).collect();
         assert_eq!(what, ["/go", "allocations"]);
         assert!(audit.missing[1].why.contains("glibc"), "{audit:?}");
         let found =
             Found::of(ProcessAudit { allocators: vec!["b".into(), "a".into(), "b".into()], ..Default::default() });
-        assert_eq!(found.finish(&hooks()).allocators, ["a", "b"]);
+        assert_eq!(found.finish(&hooks(), true).allocators, ["a", "b"]);
     }
 }

@@ -259,8 +259,8 @@ impl RecordPlan {
 }
 
 impl Targets {
-    /// Text for the case that no process matches; `None` if targets are named by process id, or are all processes.
-    pub fn matched_by_nobody(&self) -> Option<String> {
+    /// The rules that perhaps no process matches; `None` if targets are named by process id, or are all processes.
+    pub fn rules_to_match(&self) -> Option<String> {
         if !self.command.is_empty() {
             return None;
         }
@@ -270,7 +270,7 @@ impl Targets {
             Target::Pid(_) | Target::All => None,
         });
         let rules: Vec<String> = rules.collect::<Option<_>>()?;
-        (!rules.is_empty()).then(|| format!("no running process matches {}", rules.join(" or ")))
+        (!rules.is_empty()).then(|| rules.join(" or "))
     }
 
     /// Whether every target is given by its process ID, or descends from one that is.

@@ -121,7 +121,10 @@ fn cost_lines(costs: &Measured, width: usize, color: bool) -> Vec<String> {
     row(&format!("an allocation that is not sampled ({})", costs.allocation_kind), costs.costs.allocation_ns);
     row(&format!("a free of a block that is not tracked ({})", costs.free_kind), costs.costs.free_ns);
     if let Some(ns) = costs.inline_pair_ns {
-        table.row(vec!["a pair of both that is not sampled, with --hook inline".to_owned(), format!("{ns:.1}")]);
+        table.row(vec![
+            "a pair of both that is not sampled, with --hook inline".to_owned(),
+            inline_ns(ns, costs.inline_is_bound),
+        ]);
     }
     let mut row = |what: &str, ns: f64| table.row(vec![what.to_owned(), format!("{ns:.0}")]);
     row("what a sample adds, with its block's free", costs.costs.sample_ns);
@@ -137,6 +140,11 @@ fn cost_lines(costs: &Measured, width: usize, color: bool) -> Vec<String> {
         lines.push(Style::Warning.paint(&format!("  ! {text}"), color));
     }
     lines
+}
+
+/// What inline hooks add to a pair; `is_bound`: it cannot be told from nothing.
+fn inline_ns(ns: f64, is_bound: bool) -> String {
+    format!("{}{ns:.1}", if is_bound { "under " } else { "" })
 }
 
 fn process_lines(process: &ProcessAudit, width: usize, color: bool) -> Vec<String> {
@@ -174,7 +182,10 @@ fn inline_text(inline: &InlineAudit) -> String {
     let mut text =
         format!("--hook inline would hook {} functions in {file}: {replaced} of code are replaced", inline.functions);
     if let (Some(pair), Some(probes)) = (inline.pair_ns, inline.probe_pair_ns) {
-        text.push_str(&format!("; malloc and free take {pair:.1} ns more, with probes {probes:.0} ns"));
+        text.push_str(&format!(
+            "; malloc and free take {} ns more, with probes {probes:.0} ns",
+            inline_ns(pair, inline.pair_is_bound)
+        ));
     }
     if inline.has_seccomp_filter {
         text.push_str("; it has a seccomp filter, which is read when it is hooked, and may forbid it");
@@ -340,8 +351,12 @@ mod tests {
             bare_pair_ns: 8.0,
             costs: ProbeCosts { allocation_ns: 551.0, free_ns: 9000.0, sample_ns: 2500.0 },
             inline_pair_ns: Some(1.26),
+            inline_is_bound: false,
             nothing_ns: [("emulated".to_owned(), 500.0), ("stepped".to_owned(), 500.0)].into(),
         };
+        let bound = Measured { inline_is_bound: true, ..costs.clone() };
+        let unsure = Diagnosis::new(kernel.clone(), vec![process.clone()]).with_costs(Some(bound));
+        assert!(diagnosis(&unsure, 200, false).contains("take under 1.3 ns more"));
         let text = diagnosis(&Diagnosis::new(kernel, vec![process]).with_costs(Some(costs)), 80, false);
         for part in [
             "Kernel 6.1.0\n  ✓ BTF\n  – session links",

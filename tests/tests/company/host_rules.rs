@@ -65,6 +65,7 @@ fn a_program_that_a_rule_names_is_probed_whatever_is_asked() {
     let rule = format!("never-inline exe {}", program("mix").canonicalize().expect("it is there").display());
     let rules = Rules::new(unshare, &format!("\n  {rule}\n"));
     let mut forbidden = Target::start(&program("mix"), ["20000"]);
+    let forbidden_too = Target::start(&program("mix"), ["20000"]);
     let mut other = Target::start(&program("pairs"), ["500"]);
     let pid = forbidden.pid();
     let why = format!("/etc/heapbpf.conf, line 2, forbids it: {rule}");
@@ -75,12 +76,18 @@ fn a_program_that_a_rule_names_is_probed_whatever_is_asked() {
     let output = doctor.output().expect("unshare runs");
     let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(found["processes"][0]["inline"][0]["why_not"], why.as_str(), "{found}");
+    let checks = found["kernel"]["checks"].to_string();
+    assert!(checks.contains(&rule) && checks.contains(&format!("({pid})")), "who has it: {checks}");
 
-    let recorder = Recorder::of(pid, 1).pid(other.pid()).option("--hook", "inline").flag("--no-follow");
+    let recorder = Recorder::of(pid, 1).pid(forbidden_too.pid()).pid(other.pid());
+    let recorder = recorder.option("--hook", "inline").flag("--no-follow");
     let recording = recorder.through(&words).start();
     assert_eq!(mapped(pid), [""; 0]);
     assert!(is_hooked(other.pid()), "{}", recording.said());
-    let told = format!("process {pid} is probed, not hooked inline: {why}");
+    let mut pids = [pid, forbidden_too.pid()];
+    pids.sort_unstable();
+    let told = format!("2 processes ({}, {}) are probed, not hooked inline: {why}", pids[0], pids[1]);
+    assert_eq!(recording.said().matches("not hooked inline: ").count(), 1, "{}", recording.said());
     assert!(recording.said().contains(&told), "{}", recording.said());
     let truths = [forbidden.run(), other.run()];
     let (profile, _) = recording.stop().results();

@@ -221,6 +221,20 @@ fn a_second_heapbpf_hooks_inline() {
     side_by_side(case, &Tool::Heapbpf(Hook::Inline), [1, 2, 4, 6].map(|at| ORDERS[at]));
 }
 
+/// Whoever asks for a process that a service records need not record it anew.
+#[test]
+fn a_service_that_hooks_the_process_is_pointed_to() {
+    let case = "inline_tracers_a_service_that_hooks_the_process_is_pointed_to";
+    let Some(_turn) = turn(case) else { return };
+    let target = Target::start(&program("checked"), ["1", "0"]);
+    let pid = target.pid();
+    let (service, address) = Recorder::of(pid, 4096).option("--hook", "inline").serve();
+    assert!(is_hooked(pid), "{}", service.said());
+    let told = Recorder::of(pid, 4096).start().stop().stderr;
+    assert!(told.contains(&format!("it is recorded already: heapbpf top http://{address}\n")), "{told}");
+    service.stop();
+}
+
 /// gdb with a breakpoint at malloc, and another one behind the program's calls, where it holds the program until it is let go.
 struct Debugger {
     gdb: Beside,

@@ -305,7 +305,14 @@ fn what_is_not_counted_without_the_option_is_said() {
     let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
     let target = Target::start_command(Command::new(&python).arg(script()).arg("floats"));
     let pid = target.pid().to_string();
-    let (_, without) = doctor(&["--pid", &pid]);
+    let (_, default) = doctor(&["--pid", &pid]);
+    let found = &default["processes"][0];
+    assert!(!found["missing"].to_string().contains("Python's own heap"), "counted inside the process: {default}");
+    assert!(found["allocators"].to_string().contains("Python objects"), "{default}");
+    assert!(found["limits"].to_string().contains("free lists"), "{default}");
+    let checks = default["kernel"]["checks"].to_string();
+    assert!(checks.contains("--hook auto") && checks.contains("inline hooks: "), "{checks}");
+    let (_, without) = doctor(&["--pid", &pid, "--python-objects=no"]);
     let missing = without["processes"][0]["missing"].to_string();
     assert!(missing.contains("Python's own heap") && missing.contains("--python-objects"), "{without}");
     let (_, with) = doctor(&["--pid", &pid, "--python-objects"]);

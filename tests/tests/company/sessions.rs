@@ -40,7 +40,7 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
         let outcome = recording.stop();
         let told = &outcome.stderr;
         assert!(told.contains("no running process matches --comm gone; waiting for one"), "{told}");
-        assert!(!outcome.stdout.contains("no running process"), "it came: {}", outcome.stdout);
+        assert!(!outcome.stdout.contains("no process matches"), "it came: {}", outcome.stdout);
         let (profile, _) = outcome.results();
         let Some(process) = profile.processes.iter().find(|process| process.pid == pid && process.coverage == 1.0)
         else {
@@ -213,4 +213,47 @@ fn probes_are_reported_with_their_place_and_kind() {
     }
     let allocators = &profile.process(target.pid()).allocators;
     assert!(allocators.iter().any(|name| name.starts_with("glibc")), "{allocators:?}");
+}
+
+/// Links of one process cost nobody else anything.
+#[test]
+fn what_others_pay_for_probes_is_said_at_the_start() {
+    let Some(_turn) = turn("what_others_pay_for_probes_is_said_at_the_start") else { return };
+    let target = Target::start(&program("mix"), ["100"]);
+    let told = |recorder: Recorder| {
+        let recording = recorder.start();
+        recording.signal(libc::SIGINT);
+        recording.ends().stderr
+    };
+    let says = |told: &str| told.contains("probes serve every process of this host that uses the same files: ");
+    let of_all = told(Recorder::new().option("--comm", "others-pay").option("--hook", "probe"));
+    assert!(says(&of_all) && of_all.contains("SIGTRAP"), "{of_all}");
+    let alone = told(Recorder::of(target.pid(), 4096).option("--hook", "probe").flag("--no-follow"));
+    assert!(!says(&alone), "{alone}");
+    let inline = told(Recorder::new().option("--comm", "others-pay"));
+    assert!(!says(&inline), "{inline}");
+}
+
+/// An empty profile would look like that of a program which allocates nothing.
+#[test]
+fn a_recording_that_nobody_matched_fails_and_writes_no_profile() {
+    let Some(_turn) = turn("a_recording_that_nobody_matched_fails_and_writes_no_profile") else { return };
+    for hook in ["auto", "probe"] {
+        let recorder = || Recorder::new().option("--comm", "nobody-has-it").option("--hook", hook);
+        let interrupted = recorder().start();
+        interrupted.signal(libc::SIGINT);
+        for outcome in [interrupted.ends(), recorder().option("--duration", "1s").start().ends()] {
+            let told = &outcome.stderr;
+            assert_eq!((outcome.status.code(), outcome.files()), (Some(1), Vec::new()), "{told}");
+            assert!(told.contains("no running process matches --comm nobody-has-it; waiting for one"), "{told}");
+            assert!(told.contains("no process matches --comm nobody-has-it, and none did so far"), "{told}");
+        }
+    }
+    // One that allocates nothing is one all the same.
+    let recording = Recorder::new().option("--comm", "matches-once").start();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let copy = folder.path().join("matches-once");
+    copy_file("/bin/true", &copy);
+    assert!(Command::new(&copy).status().expect("our own copy").success());
+    recording.stop();
 }

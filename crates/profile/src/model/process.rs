@@ -32,6 +32,8 @@ pub struct Process {
     pub hook: Option<Hook>,
     /// Why it has probes although inline hooks were asked for.
     pub not_inline: Option<String>,
+    /// If it has probes, whether links serve it alone, or every process; `None` if that is not known.
+    pub own_links: Option<bool>,
     /// Audit of each of its files with an allocator: what was hooked, at which instruction, and what was not.
     pub audit: Vec<Arc<FileAudit>>,
     /// What else in its files was not hooked, and why.

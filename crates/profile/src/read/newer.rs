@@ -20,7 +20,7 @@ const TOP: &str = "audit confidence counters criterion duration_seconds ended_ap
                    notes processes recordings samples_known stacks started time time_windows totals unread unwind version";
 const FIGURES: &str = "alloc_bytes alloc_objects inuse_bytes inuse_objects at_exit_bytes at_exit_objects";
 const PROCESS: &str = "allocators audit cgroup comm container coverage cpu_coverage ended exe hook inuse_since live losses missing \
-                       namespace_pid not_inline pid pod program resident slack stands_for sums unit";
+                       namespace_pid not_inline own_links pid pod program resident slack stands_for sums unit";
 const STACK: &str = "at_exit_largest_bytes at_exit_offset_sum at_exit_sampled_bytes at_exit_samples at_exit_smallest_bytes \
                      at_exit_zero_byte_samples complete cut frames function interval inuse_largest_bytes inuse_offset_sum \
                      inuse_sampled_bytes inuse_samples inuse_smallest_bytes inuse_zero_byte_samples largest_bytes lifetimes \

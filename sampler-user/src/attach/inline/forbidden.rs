@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 use globset::{Glob, GlobMatcher};
 
 use super::refused::Refused;
+use crate::host::process::all_pids;
+use heapbpf_profile::report::text::clip;
 
 /// The file with the rules. Without it there are none.
 pub const PATH: &str = "/etc/heapbpf.conf";
@@ -17,6 +19,9 @@ pub const PATH: &str = "/etc/heapbpf.conf";
 const HOST_PATH: &str = "/proc/1/root/etc/heapbpf.conf";
 /// Most bytes of it.
 const MOST_BYTES: u64 = 1 << 20;
+/// Most processes that are named with a rule, and columns of a program's name.
+const MOST_NAMED: usize = 3;
+const MOST_COLUMNS: usize = 60;
 /// The user database, in which names are looked up.
 const USERS: &str = "/etc/passwd";
 /// What all rules begin with.
@@ -158,17 +163,51 @@ impl Forbidden {
         Ok(())
     }
 
+    /// Each rule in a line, with the running processes for which it is the first one that holds.
+    pub fn holders(&self) -> Vec<String> {
+        let pids = if self.0.is_empty() { Vec::new() } else { all_pids().unwrap_or_default() };
+        // What has ended by now, or is a thread of the kernel's, has no program.
+        let all = pids.into_iter().filter_map(|pid| Some((pid, Facts::read(pid).ok()?)));
+        self.holders_among(&all.collect::<Vec<_>>())
+    }
+
+    fn holders_among(&self, processes: &[(u32, Facts)]) -> Vec<String> {
+        let mut held: Vec<Vec<&(u32, Facts)>> = vec![Vec::new(); self.0.len()];
+        for process in processes {
+            if let Some(first) = self.0.iter().position(|rule| rule.is_about(&process.1)) {
+                held[first].push(process);
+            }
+        }
+        let line = |(rule, held): (&Rule, Vec<&(u32, Facts)>)| {
+            let name = |(pid, facts): &&(u32, Facts)| format!("{} ({pid})", clip(&facts.exe, MOST_COLUMNS));
+            let named = held.iter().take(MOST_NAMED).map(name).collect::<Vec<_>>().join(", ");
+            let more = if held.len() > MOST_NAMED { ", …" } else { "" };
+            let who = match held.len() {
+                0 => "no process that runs".to_owned(),
+                1 => named,
+                number => format!("{number} processes: {named}{more}"),
+            };
+            format!("{}, line {}: {}: {who}", rule.path, rule.line, rule.text)
+        };
+        self.0.iter().zip(held).map(line).collect()
+    }
+
     /// The first rule that is about a process.
     fn rule_for(&self, facts: &Facts) -> Option<&Rule> {
-        let is_about = |rule: &&Rule| match &rule.whom {
+        self.0.iter().find(|rule| rule.is_about(facts))
+    }
+}
+
+impl Rule {
+    fn is_about(&self, facts: &Facts) -> bool {
+        match &self.whom {
             Whom::Exe(glob) => glob.is_match(&facts.exe),
             Whom::User(uid) => facts.users.contains(uid),
             // A group or any above it.
             Whom::Cgroup(glob) => {
                 facts.cgroups.iter().any(|group| Path::new(group).ancestors().any(|path| glob.is_match(path)))
             }
-        };
-        self.0.iter().find(is_about)
+        }
     }
 }
 
@@ -257,6 +296,18 @@ mod tests {
         assert_eq!(line("/x", [1; 4], "/system.slice/docker-abc.scope/init"), Some(7));
         assert_eq!(line("/x", [0; 4], "/system.slice"), None);
         assert_eq!(rules.0[4].text, "never-inline cgroup /*/docker-ab*.scope");
+        let processes = [
+            (1, facts("/x", [70; 4], "/")),
+            (2, facts("/\x1b", [71; 4], "/")),
+            (3, facts("/opt/my db/x", [70; 4], "/")),
+        ];
+        let holders = rules.holders_among(&processes);
+        assert_eq!(holders[0], "/etc/heapbpf.conf, line 3: never-inline exe /opt/my db/*: /opt/my db/x (3)");
+        assert_eq!(holders[1], "/etc/heapbpf.conf, line 4: never-inline user pg: /x (1)");
+        assert!(
+            holders[2].ends_with(": /\\u{1b} (2)") && holders[3].ends_with(": no process that runs"),
+            "{holders:?}"
+        );
         assert!(parse(b"").is_ok_and(|rules| rules.0.is_empty()));
     }
 

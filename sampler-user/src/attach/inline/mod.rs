@@ -20,6 +20,7 @@ mod plan;
 pub mod preview;
 mod refused;
 pub mod removal;
+pub mod service;
 pub mod standing;
 
 use std::collections::HashMap;

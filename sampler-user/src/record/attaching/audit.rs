@@ -19,9 +19,6 @@ const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mr
 
 /// Python's object allocator, counted inside a process.
 const OBJECTS: &str = "Python objects";
-/// What it does not show.
-const FREE_LISTS: &str = "Python keeps freed floats, tuples, frames and others for itself: what it takes from there is no call, \
-                          and what it puts there stays in use";
 
 /// Less time than this between a process's beginning and its inline hooks is not told, ns.
 const TOLD_FROM_NS: u64 = 20_000_000;
@@ -62,7 +59,7 @@ impl Attaching {
             Some(Ok(since_ns)) => {
                 runtimes.remove(&Runtime::Python);
                 audit.allocators.push(OBJECTS.to_owned());
-                audit.missing.push(Missing::new("free lists", FREE_LISTS));
+                audit.missing.push(Missing::free_lists());
                 let joined_ns = self.targets.coverages.get(&incarnation.id.pid).map_or(0, |it| it.since_ns);
                 let late_ns = since_ns.saturating_sub(joined_ns.max(incarnation.since_ns));
                 audit.missing.extend((late_ns >= TOLD_FROM_NS).then(|| Missing::early_objects(late_ns)));

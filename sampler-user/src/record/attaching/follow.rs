@@ -88,6 +88,9 @@ impl Attaching {
             if let HostChange::Replaced(_, next) = change {
                 self.note_exec(next.pid);
             }
+            if let HostChange::Ended(it) | HostChange::Replaced(it, _) = change {
+                self.had_targets = self.had_targets || self.is_target(host, it);
+            }
             self.note_announcing(host, &change);
             match change {
                 HostChange::Mapped { .. } if self.is_over() => {}

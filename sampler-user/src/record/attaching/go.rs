@@ -80,6 +80,12 @@ impl Attaching {
         targets
     }
 
+    /// Whether any process is a target, or was one.
+    pub(in crate::record) fn has_targets(&self, host: &mut Host) -> bool {
+        let living: Vec<IncarnationId> = host.processes().iter().map(|incarnation| incarnation.id).collect();
+        self.had_targets || living.into_iter().any(|incarnation| self.is_target(host, incarnation))
+    }
+
     /// Whether an incarnation belongs to a target.
     pub(super) fn is_target(&self, host: &mut Host, incarnation: IncarnationId) -> bool {
         if !self.global {

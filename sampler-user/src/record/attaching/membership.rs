@@ -134,6 +134,16 @@ impl Attaching {
         (self.takes_in() || self.own.contains(&pid)).then_some(pid)
     }
 
+    /// Whether links serve a process alone.
+    pub(in crate::record) fn has_own_links(&self, pid: u32) -> bool {
+        self.own.contains(&pid)
+    }
+
+    /// Whether links serve every process of the host.
+    pub(in crate::record) fn serves_every_process(&self) -> bool {
+        self.shares
+    }
+
     /// Has shared links count a process if its own see it no more, because a thread other than its first called exec. Its own
     /// are to be released once shared ones are there.
     pub(super) fn note_exec(&mut self, pid: u32) {

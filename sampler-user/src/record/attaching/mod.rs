@@ -16,6 +16,7 @@ mod others;
 mod others_hooks;
 pub mod probes;
 mod python;
+mod refusals;
 pub mod start;
 pub mod taking_in;
 pub mod targets;

@@ -153,9 +153,14 @@ impl Attaching {
     pub(in crate::record) fn stays_probed(&mut self, pid: u32, why: &str) {
         self.standing.note(pid, Err(why.to_owned()));
         if self.inline_is_asked {
-            log::warn!("process {pid} is probed, not hooked inline: {why}");
-            self.refuse(format!("process {pid} is not hooked inline: {why}"));
+            log::info!("process {pid} is not hooked inline: {why}");
+            self.refusals.note(pid, why);
         }
+    }
+
+    /// Warns of the processes that should be hooked inline and are not, of each reason once.
+    pub(in crate::record) fn tell_refusals(&mut self) {
+        self.refusals.take().iter().for_each(|line| log::warn!("{line}"));
     }
 
     /// A process is not hooked inline: it stays with its probes, if these see anything of it.

@@ -67,22 +67,20 @@ impl Attaching {
         let bias = inline::bias(pid, &file).map_err(|error| error.to_string())?;
         let sites = self.object_sites()?;
         let hooks = objects::hooks(&table, bias, &sites).ok_or("there are no unused bytes behind its code")?;
-        match Detours::look(pid, &table, bias).map_err(|error| format!("its memory cannot be read: {error}"))? {
-            Leads::Around => {}
-            Leads::There | Leads::ToWrappers => {
-                let mut led = self.detours.lead(pid, &table, bias);
-                for _ in 1..LEAD_ATTEMPTS {
-                    if !matches!(led, Err(NotLed::Stop(heapbpf_remote::Error::Busy { .. }))) {
-                        break;
-                    }
-                    std::thread::sleep(LEAD_PAUSE);
-                    led = self.detours.lead(pid, &table, bias);
+        let leads = Detours::look(pid, &table, bias).map_err(|error| NotLed::from(error).to_string())?;
+        if let Some(why) = leads.why_not() {
+            return Err(why.to_owned());
+        }
+        if leads != Leads::Around {
+            let mut led = self.detours.lead(pid, &table, bias);
+            for _ in 1..LEAD_ATTEMPTS {
+                if !matches!(led, Err(NotLed::Stop(heapbpf_remote::Error::Busy { .. }))) {
+                    break;
                 }
-                led.map_err(|error| error.to_string())?;
+                std::thread::sleep(LEAD_PAUSE);
+                led = self.detours.lead(pid, &table, bias);
             }
-            Leads::ToMalloc => return Err("its interpreter calls malloc for each, which counts them".to_owned()),
-            Leads::Elsewhere => return Err("its table of allocators leads to functions of another file".to_owned()),
-            Leads::Nowhere => return Err("its table of allocators is empty".to_owned()),
+            led.map_err(|error| error.to_string())?;
         }
         let now = Instant::now();
         let young = Young { table, bias, until: now + BEGINS_FOR, next: now + LOOK_AFTER };
@@ -148,9 +146,8 @@ impl Attaching {
             let why = match Detours::look(pid, &young.table, young.bias) {
                 Ok(Leads::There | Leads::ToWrappers) => self.detours.lead_if_there(pid, &young.table, young.bias).err(),
                 Ok(Leads::Around) => None,
-                Ok(Leads::ToMalloc) => {
-                    let why = "its interpreter calls malloc for each, which counts them";
-                    self.standing.note_objects(pid, Err(why.to_owned()));
+                Ok(leads @ Leads::ToMalloc) => {
+                    self.standing.note_objects(pid, Err(leads.why_not().unwrap_or_default().to_owned()));
                     continue;
                 }
                 Ok(Leads::Elsewhere | Leads::Nowhere) | Err(_) => continue,

@@ -7,8 +7,8 @@ use std::collections::{BTreeSet, HashSet};
 use super::mapped::{mapped_since, modules_of};
 use super::others::{Code, code_of_others};
 use super::probes::Attaching;
-use crate::attach::inline::Refused;
 use crate::attach::inline::removal::without_what_was_left;
+use crate::attach::inline::{Refused, service};
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
@@ -132,7 +132,9 @@ impl Attaching {
         self.targets.hidden_since(pid, since_ns);
         self.others.watched.entry(pid).or_insert_with(monotonic_ns);
         let comm = comm_of(pid);
-        let why = format!("process {pid} ({comm}): {why}");
+        let service = if is_known || self.global { None } else { service::of_hooks_in(pid) };
+        let service = service.map(|address| format!("; it is recorded already: heapbpf top http://{address}"));
+        let why = format!("process {pid} ({comm}): {why}{}", service.unwrap_or_default());
         self.others.name(pid, comm);
         if !self.global && !is_known {
             log::warn!("{why}");

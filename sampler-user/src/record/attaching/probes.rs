@@ -8,6 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
 use super::missed::Missed;
 use super::others::OthersHooks;
+use super::refusals::Refusals;
 use super::taking_in::Members;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::detours::Detours;
@@ -75,6 +76,8 @@ pub struct Attaching {
     pub inline: Option<InlineHooks>,
     /// Whether the user asked for them, and is to be told who has none.
     pub(super) inline_is_asked: bool,
+    /// Those who have none, and why.
+    pub(super) refusals: Refusals,
     /// The process of a command that is to be hooked inline at its entry point, and is not there yet.
     pub held: Option<u32>,
     /// Which processes they are in, and why they are not in others.
@@ -101,6 +104,8 @@ pub struct Attaching {
     pub(super) followed: HashSet<u32>,
     /// Whether processes become targets by what can change while they run.
     pub(super) members_change: bool,
+    /// Whether a target has ended, or replaced its program.
+    pub(super) had_targets: bool,
     pub(super) missed: Missed,
     /// By target that replaced its program: `exec_id` of the incarnation that ended last.
     last_exec: HashMap<u32, u32>,
@@ -163,6 +168,7 @@ impl Attaching {
             control,
             inline,
             inline_is_asked,
+            refusals: Refusals::default(),
             held: None,
             standing: Standing::new(sources == Sources::Announcements, hooks_inline),
             hooks: Hooks::new(
@@ -185,6 +191,7 @@ impl Attaching {
             follows: targets.follow,
             followed: HashSet::new(),
             members_change: targets.have_changing_members(),
+            had_targets: false,
             missed: Missed::default(),
             last_exec: HashMap::new(),
             changes: Vec::new(),

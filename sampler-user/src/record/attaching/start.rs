@@ -114,6 +114,7 @@ impl Attaching {
         }
         self.check_custom()?;
         self.is_starting = false;
+        self.tell_refusals();
         Ok(self.hooks.follow_mappings()?)
     }
 

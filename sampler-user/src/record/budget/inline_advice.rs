@@ -40,8 +40,9 @@ impl InlineAdvice {
         }
         let percent = |share| units::percent(of_all(share));
         self.note = Some(format!(
-            "probes take {} of {comm}; --hook inline would take {} (docs/inline.md)",
+            "probes take {} of {comm}; --hook inline would take {}{} (docs/inline.md)",
             percent(share),
+            if measured.inline_is_bound { "under " } else { "" },
             percent(inline)
         ));
         self.note.as_deref()
@@ -72,6 +73,7 @@ mod tests {
             bare_pair_ns: 8.0,
             costs: ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 },
             inline_pair_ns,
+            inline_is_bound: false,
             nothing_ns: std::collections::BTreeMap::new(),
         }
     }
@@ -86,6 +88,9 @@ mod tests {
         assert_eq!(told.as_deref(), Some(line));
         assert_eq!(advice.note().as_deref(), Some(line));
         assert!(!advice.is_due(9.0));
+        let bound = Measured { inline_is_bound: true, ..measured(Some(2.0)) };
+        let told = InlineAdvice::default().tell("x", 0.45, &bound).map(str::to_owned);
+        assert!(told.is_some_and(|told| told.contains("--hook inline would take under 0.1 %")));
     }
 
     #[test]

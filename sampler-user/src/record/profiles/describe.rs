@@ -27,6 +27,8 @@ struct Described {
     hook: Option<Hook>,
     /// Why it is not hooked inline, if it should be.
     not_inline: Option<Arc<str>>,
+    /// If it has probes, whether links serve it alone.
+    own_links: Option<bool>,
     /// Share of its CPU time in which its calls were counted, if it has ended.
     cpu_share: Option<f64>,
     /// Whether tracking its frees was stopped.
@@ -245,6 +247,7 @@ impl Descriptions {
             allocators: described.audit.allocators.clone(),
             hook: described.hook,
             not_inline: described.not_inline.as_deref().map(str::to_owned),
+            own_links: described.own_links,
             audit: described.audit.files.clone(),
             missing: own.chain(described.audit.missing.iter().cloned()).collect(),
             coverage: seen.share,
@@ -265,6 +268,7 @@ impl Described {
             return;
         }
         self.hook = Some(attaching.standing.hook(process.tgid));
+        self.own_links = (self.hook == Some(Hook::Probe)).then(|| attaching.has_own_links(process.tgid));
         let why = attaching.standing.why_not(process.tgid);
         if self.not_inline.as_deref() != why {
             self.not_inline = why.map(Arc::from);

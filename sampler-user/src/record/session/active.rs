@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use heapbpf_remote::Exec;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -33,6 +33,10 @@ use crate::remarks::say;
 /// What is said at the start if Python's objects are counted.
 const OBJECTS_NOTE: &str = "each of Python's own objects traps twice when it is allocated and once when it is freed \
                             (--python-objects)";
+
+/// What is said at the start if links serve every process.
+const BYSTANDERS_NOTE: &str = "probes serve every process of this host that uses the same files: an allocation with its free takes each of them \
+                               1 µs more, and programs that translate code (valgrind) may end by SIGTRAP";
 
 /// A recording with its probes in place.
 pub struct ActiveRecording {
@@ -132,11 +136,14 @@ impl ActiveRecording {
         {
             say(format!("processes are probed, not hooked inline: {why}"));
         }
+        if plan.kernel.hook != Hook::Usdt && self.session.attaching.serves_every_process() {
+            say(BYSTANDERS_NOTE);
+        }
         if targets.objects.are_probed(plan.hooks_inline()) {
             say(OBJECTS_NOTE);
         }
-        if let Some(nobody) = targets.matched_by_nobody().filter(|_| targets.running.is_empty()) {
-            say(format!("{nobody}; waiting for one"));
+        if let Some(rules) = targets.rules_to_match().filter(|_| targets.running.is_empty()) {
+            say(format!("no running process matches {rules}; waiting for one"));
         }
     }
 
@@ -269,8 +276,12 @@ impl ActiveRecording {
     /// Writes the last profile and the accounting, and shows the closing table. Returns heapbpf's exit status.
     ///
     /// # Errors
-    /// A file cannot be written. The other files are still written, because the recording cannot be repeated.
+    /// A file cannot be written. The other files are still written, because the recording cannot be repeated. Or there was nobody to
+    /// record, and it is no service: then none is.
     pub fn write(&mut self, made: &Made) -> anyhow::Result<u8> {
+        if let Some(nobody) = self.session.unmatched().filter(|_| !self.session.plan.keeps_running) {
+            bail!("{nobody}, and none did so far: no profile is written");
+        }
         let plan = &self.session.plan;
         let is_wanted = writes_last_profile(plan.keeps_running, !plan.outputs.files.is_empty());
         let outputs = if is_wanted { &self.outputs[..] } else { &[] };

@@ -26,6 +26,7 @@ impl Session {
     /// The profile cannot be made. No probe is left behind in that case either.
     pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
         let begun = Instant::now();
+        self.attaching.tell_refusals();
         self.attaching.finish_examining(&mut self.host);
         self.attaching.programs.lifecycle.await_skipped_ends();
         let (cut, mut made) = self.with_last_cut(|session, cut| {

@@ -53,6 +53,7 @@ impl Session {
     pub(super) fn housekeep(&mut self, now: u64) {
         let looked = self.attaching.look_again();
         self.errors.note(Step::Targets, looked, now);
+        self.attaching.tell_refusals();
         self.reconcile_if_lossy();
         let followed = self.recorder.take_host_error().map_or_else(|| self.host.tick(), Err);
         self.errors.note(Step::Host, followed, now);

@@ -100,6 +100,7 @@ impl Session {
         let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
         let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(&total, &daemon, &seen));
+        notes.extend(self.unmatched());
         notes.extend(self.cpu_remark());
         notes.extend(accounting::runtimes(&processes));
         notes.extend(accounting::early_objects(&processes));
@@ -129,6 +130,13 @@ impl Session {
             cost: begun.elapsed(),
             cpu: Duration::ZERO,
         }
+    }
+
+    /// Says that no process was a target so far, if that is so.
+    pub(super) fn unmatched(&mut self) -> Option<String> {
+        let rules = self.plan.targets.rules_to_match()?;
+        let is_so = self.recorder.processes.is_empty() && !self.attaching.has_targets(&mut self.host);
+        is_so.then(|| format!("no process matches {rules}"))
     }
 
     /// Says how much of the targets' CPU time was counted, where they are hooked one by one.
@@ -174,9 +182,6 @@ impl Session {
     fn notes(&self, total: &Counters, daemon: &DaemonCounters, seen: &HashSet<u32>) -> Vec<String> {
         let mut notes = accounting::remarks(total, daemon);
         notes.extend(self.attaching.remarks(seen));
-        if self.attaching.targets.coverages.is_empty() {
-            notes.extend(self.plan.targets.matched_by_nobody());
-        }
         notes.extend(accounting::merged_rows(daemon.stacks_merged));
         notes.extend(self.recorder.pythons.notes());
         notes.extend(self.recorder.javas.notes());

@@ -122,7 +122,7 @@ pub(super) struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 28)?;
+        let mut fields = serializer.serialize_struct("Process", 29)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         if let Some(program) = self.program {
@@ -144,6 +144,9 @@ impl Serialize for ProcessJson<'_> {
         }
         if let Some(why) = &process.not_inline {
             fields.serialize_field("not_inline", why)?;
+        }
+        if let Some(own) = process.own_links {
+            fields.serialize_field("own_links", &own)?;
         }
         fields.serialize_field("audit", &self.audit)?;
         let missing: Vec<&Missing> =

@@ -78,6 +78,7 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
         allocators: json.allocators,
         hook: json.hook.as_deref().and_then(Hook::from_name),
         not_inline: json.not_inline,
+        own_links: json.own_links,
         audit,
         missing,
         coverage: json.coverage,

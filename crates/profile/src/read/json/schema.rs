@@ -90,6 +90,8 @@ pub(super) struct ProcessJson {
     pub(super) hook: Option<String>,
     #[serde(default)]
     pub(super) not_inline: Option<String>,
+    #[serde(default)]
+    pub(super) own_links: Option<bool>,
     /// Indices of its files in the audit of the profile.
     #[serde(default)]
     pub(super) audit: Vec<usize>,
