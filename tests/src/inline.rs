@@ -154,3 +154,19 @@ pub fn counted_exactly(stats: &Stats, truth: &Truth) {
     assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{stats:?}");
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
+
+/// Sets a limit of addresses to what a process has, and so much more. If that is less than what is mapped into a process
+/// (some 2 MiB), it is not hooked inline.
+///
+/// # Panics
+/// If it has ended.
+pub fn limit_addresses(pid: u32, more_bytes: u64) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the target runs");
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB"));
+    let size: u64 = size.and_then(|kib| kib.parse().ok()).expect("the kernel tells it");
+    let most = (size << 10) + more_bytes;
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the kernel reads the limit, and writes no other.
+    let status = unsafe { libc::prlimit(pid.cast_signed(), libc::RLIMIT_AS, &raw const limit, std::ptr::null_mut()) };
+    assert_eq!(status, 0, "the target is ours");
+}

@@ -153,15 +153,9 @@ const INLINE_SAMPLES: f64 = 0.01;
 /// nothing is left to give up but the probes themselves.
 ///
 /// The steps, each taken only if needed: a larger R if samples matter; no frees; no probes. The last one cannot be taken back,
-/// so it rests on what was seen after the others, not on what was expected of them. Where targets count their calls themselves
-/// (`counts_inside`), R alone decides what they cost.
-pub fn decide(
-    used: &Use,
-    tracking: Tracking,
-    costs: &ProbeCosts,
-    budget: f64,
-    counts_inside: bool,
-) -> Option<Tracking> {
+/// so it rests on what was seen after the others, not on what was expected of them. Where processes are hooked one by one
+/// (`takes_in`), R alone is common to all of them.
+pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64, takes_in: bool) -> Option<Tracking> {
     if used.cpu_seconds <= 0.0 || used.seconds <= 0.0 {
         return Some(tracking);
     }
@@ -181,10 +175,10 @@ pub fn decide(
             }
         }
     }
-    if !counts_inside && !fits(&next) {
+    if !takes_in && !fits(&next) {
         next.frees = false;
     }
-    (counts_inside || next != tracking).then_some(next)
+    (takes_in || next != tracking).then_some(next)
 }
 
 /// Options that cost less than the current tracking, and their shares of the targets' CPU time.

@@ -1,12 +1,12 @@
 //! What inline hooks cost, and a sampling interval that changes while they count.
 
-use heapbpf_tests::checks;
+use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::inline::{counted_exactly, is_hooked};
+use heapbpf_tests::inline::{counted_exactly, is_hooked, limit_addresses};
 use heapbpf_tests::output::{Estimate, Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::{Law, Truth};
 
 /// Records `mix` for so many allocations, hooked inline.
@@ -78,4 +78,32 @@ fn an_interval_that_is_too_dear_is_widened_while_the_target_runs() {
     assert!(profile.stacks.iter().any(|stack| stack.interval == 1), "it began with every call");
     assert!(profile.stacks.iter().any(|stack| stack.interval > 1));
     figures_are_true(&profile, &truth);
+}
+
+/// A process that cannot be hooked inline has links of its own, until they take more than the budget. Others are counted on.
+#[test]
+fn a_process_whose_own_links_are_too_dear_is_given_up_alone() {
+    let Some(_turn) = turn("a_process_whose_own_links_are_too_dear_is_given_up_alone") else { return };
+    const INTERVAL: u64 = 4096;
+    let mut dear = Target::start(&program("churn"), ["pairs", "1000000000"]);
+    limit_addresses(dear.pid(), 1536 << 10);
+    let mut other = Target::start(&program("mix"), ["20000"]);
+    let recorder = Recorder::new().pid(dear.pid()).pid(other.pid()).option("--max-overhead", "25%").interval(INTERVAL);
+    let recording = recorder.start();
+    assert!(is_hooked(other.pid()) && !is_hooked(dear.pid()), "{}", recording.said());
+    dear.go();
+    until("that it is given up", || recording.next_line().contains("it is not counted any more"));
+    let truth = other.run();
+    let (profile, _) = recording.stop().results();
+    checks::sites_of(&profile, other.pid(), &truth, INTERVAL, Compare::All);
+    let process = profile.process(dear.pid());
+    assert!(process.figures.alloc_objects.value() > 0.0 && process.coverage < 1.0, "{process:?}");
+    assert!(
+        process.figures.inuse_bytes.as_ref().is_none_or(|inuse| inuse.estimate.is_none()),
+        "its frees are not seen"
+    );
+    assert!(process.cpu_coverage.is_some_and(|share| share > 0.0 && share < 1.0), "{process:?}");
+    assert_eq!(profile.process(other.pid()).coverage, 1.0);
+    let told = profile.notes.iter().filter(|note| note.contains("it is not counted any more")).count();
+    assert_eq!(told, 1, "{:?}", profile.notes);
 }

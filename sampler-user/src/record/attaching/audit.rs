@@ -80,12 +80,13 @@ impl Attaching {
 
     /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.
     pub fn stopped_tracking_frees_of(&self, incarnation: &Incarnation) -> bool {
-        self.targets.is_hidden(incarnation.id.pid) || self.hooks.gave_up_frees()
+        let pid = incarnation.id.pid;
+        self.targets.is_hidden(pid) || self.targets.is_given_up(pid) || self.hooks.gave_up_frees()
     }
 
     /// Whether frees of any process were ever not tracked: given up, or hidden by inline hooks of another heapbpf.
     pub fn lacked_frees(&self) -> bool {
-        self.hooks.gave_up_frees() || self.targets.had_hidden()
+        self.hooks.gave_up_frees() || self.targets.had_hidden() || self.targets.had_given_up()
     }
 
     /// When frees of a process were last tracked again while it ran (CLOCK_MONOTONIC); `None` if they always were.

@@ -215,6 +215,20 @@ impl Attaching {
         }
     }
 
+    /// Whether any process has links of its own.
+    pub(in crate::record) fn have_own_links(&self) -> bool {
+        !self.own.is_empty()
+    }
+
+    /// Gives up the links of its own of a process, for as long as it runs this program.
+    pub(in crate::record) fn give_up(&mut self, process: ProcessKey) {
+        self.targets.give_up(process.tgid, monotonic_ns());
+        self.no_longer_needs_links(process.tgid);
+        if let Some(activity) = &mut self.activity {
+            activity.given_up(process);
+        }
+    }
+
     /// Takes named processes in whose loader is done.
     pub(super) fn take_in_members(&mut self, host: &mut Host) {
         for (pid, since) in std::mem::take(&mut self.members.awaited) {

@@ -57,6 +57,8 @@ pub struct Coverage {
     pub at_attach_bytes: Option<u64>,
     /// When probes saw nothing of it.
     unseen: Unseen,
+    /// CLOCK_MONOTONIC when its own links were given up.
+    given_up_ns: Option<u64>,
 }
 
 impl Coverage {
@@ -66,6 +68,7 @@ impl Coverage {
     fn share(&self, now_ns: u64, detached_ns: Option<u64>) -> f64 {
         let until_ns = self.until_ns.unwrap_or(now_ns);
         let length_ns = until_ns.saturating_sub(self.since_ns);
+        let detached_ns = self.given_up_ns.or(detached_ns);
         let after_ns = detached_ns.map_or(0, |detached_ns| until_ns.saturating_sub(detached_ns));
         let missed_ns = self.uncovered_ns.saturating_add(self.unseen.up_to(until_ns)).saturating_add(after_ns);
         if length_ns == 0 { 1.0 } else { 1.0 - (missed_ns.min(length_ns) as f64 / length_ns as f64) }
@@ -89,6 +92,8 @@ pub struct TargetSet {
     some_hidden: bool,
     /// CLOCK_MONOTONIC when the probes were taken away for good.
     pub detached_ns: Option<u64>,
+    /// Whether the links of any process were given up.
+    some_given_up: bool,
 }
 
 impl TargetSet {
@@ -126,6 +131,7 @@ impl TargetSet {
                 until_ns: None,
                 at_attach_bytes: Some(0),
                 unseen: Unseen::default(),
+                given_up_ns: None,
             };
             let begun = std::mem::replace(coverage, next);
             let uncovered_ns = begun.uncovered_ns - uncovered_ns;
@@ -189,6 +195,24 @@ impl TargetSet {
         unseen.ns += now_ns.saturating_sub(since_ns);
         unseen.until_ns = Some(now_ns);
         true
+    }
+
+    /// Notes that the program that a process runs is not counted any more.
+    pub fn give_up(&mut self, pid: u32, now_ns: u64) {
+        if let Some(coverage) = self.coverages.get_mut(&pid) {
+            coverage.given_up_ns = Some(now_ns);
+            self.some_given_up = true;
+        }
+    }
+
+    /// Whether the program that a process runs is not counted any more.
+    pub fn is_given_up(&self, pid: u32) -> bool {
+        self.coverages.get(&pid).is_some_and(|coverage| coverage.given_up_ns.is_some())
+    }
+
+    /// Whether any program was.
+    pub const fn had_given_up(&self) -> bool {
+        self.some_given_up
     }
 
     /// Whether probes see nothing of a process at this time.

@@ -31,6 +31,8 @@ enum Standing {
     Since(u64),
     /// Not at all, for good.
     Refused,
+    /// It was counted for so much of its CPU time, ns, and is not any more.
+    GivenUp(u64),
 }
 
 /// A process.
@@ -70,11 +72,12 @@ impl CpuTime {
 
 impl Known {
     fn cpu(&self) -> CpuTime {
-        let since_ns = match self.standing {
-            Standing::Since(ns) => ns.max(self.first_ns),
-            Standing::Uncounted | Standing::Refused => self.cpu_ns,
+        let counted_ns = match self.standing {
+            Standing::Since(ns) => self.cpu_ns.saturating_sub(ns.max(self.first_ns)),
+            Standing::Uncounted | Standing::Refused => 0,
+            Standing::GivenUp(ns) => ns,
         };
-        CpuTime { all_ns: self.cpu_ns.saturating_sub(self.first_ns), counted_ns: self.cpu_ns.saturating_sub(since_ns) }
+        CpuTime { all_ns: self.cpu_ns.saturating_sub(self.first_ns), counted_ns }
     }
 }
 
@@ -232,6 +235,12 @@ impl Activity {
         self.processes.entry(process).or_default().standing = Standing::Refused;
     }
 
+    /// A process was counted up to the last look, and is not any more.
+    pub fn given_up(&mut self, process: ProcessKey) {
+        let known = self.processes.entry(process).or_default();
+        known.standing = Standing::GivenUp(known.cpu().counted_ns);
+    }
+
     /// CPU time of a process since it joined the recording; `None` if it is not known.
     pub fn of(&self, process: ProcessKey) -> Option<CpuTime> {
         self.processes.get(&process).map(Known::cpu)
@@ -278,6 +287,17 @@ mod tests {
         assert!(activity.postponed(process(4), 200 * MS));
         assert_eq!(look(&mut activity, &[(1, 9001), (2, 99), (3, 99), (4, 99)], 205), [1]);
         assert_eq!(look(&mut activity, &[(1, 9001), (2, 99), (3, 99), (4, 99)], 300), [1, 4]);
+    }
+
+    #[test]
+    fn what_was_counted_of_one_that_is_given_up_stays() {
+        let mut activity = Activity::new(2, 1, false);
+        look(&mut activity, &[(1, 100)], 100);
+        activity.counted(process(1), Some(150 * MS));
+        look(&mut activity, &[(1, 400)], 200);
+        activity.given_up(process(1));
+        assert!(look(&mut activity, &[(1, 600)], 300).is_empty());
+        assert_eq!(activity.of(process(1)), Some(CpuTime { all_ns: 500 * MS, counted_ns: 250 * MS }));
     }
 
     #[test]

@@ -135,7 +135,8 @@ impl OverheadController {
     }
 
     /// Looks at the counters, when [`next_ns`](Self::next_ns) has come.
-    pub fn look(&mut self, counters: &Counters, cpu_seconds: f64, now_ns: u64) -> Vec<Action> {
+    /// `takes_in`: processes are hooked one by one, inline or by links of their own, so that only the interval is common to them.
+    pub fn look(&mut self, counters: &Counters, cpu_seconds: f64, takes_in: bool, now_ns: u64) -> Vec<Action> {
         let Some(costs) = self.costs else { return Vec::new() };
         let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
         let used = now.since(&self.looks.last);
@@ -160,22 +161,16 @@ impl OverheadController {
             }
         }
         if let Some(budget) = self.budget {
-            actions.extend(self.keep(&used, now.counted_inside > 0.0, (&costs, budget), now_ns));
+            actions.extend(self.keep(&used, takes_in, (&costs, budget), now_ns));
         }
         self.looks.first = false;
         actions
     }
 
-    /// Keeps the budget. `counts_inside`: some targets count their calls themselves.
-    fn keep(
-        &mut self,
-        used: &Use,
-        counts_inside: bool,
-        (costs, budget): (&ProbeCosts, f64),
-        now_ns: u64,
-    ) -> Vec<Action> {
+    /// Keeps the budget.
+    fn keep(&mut self, used: &Use, takes_in: bool, (costs, budget): (&ProbeCosts, f64), now_ns: u64) -> Vec<Action> {
         let old = self.tracking;
-        let next = decide(used, old, costs, budget, counts_inside);
+        let next = decide(used, old, costs, budget, takes_in);
         if next == Some(old) {
             self.looks.exceeded = 0;
             return Vec::new();

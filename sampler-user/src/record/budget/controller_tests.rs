@@ -56,7 +56,7 @@ impl Load {
             self.calls += made;
             self.frees += if self.controller.tracks_frees() { made } else { 0 };
             let counters = Counters { frees_seen: self.frees, ..counters(self.calls) };
-            let actions = self.controller.look(&counters, (at_ns - SECOND) as f64 * 1e-9, at_ns);
+            let actions = self.controller.look(&counters, (at_ns - SECOND) as f64 * 1e-9, false, at_ns);
             done.extend(actions.into_iter().map(|action| ((at_ns - SECOND) / 100_000_000, action)));
         }
         done
@@ -74,7 +74,7 @@ fn without_budget_nothing_is_looked_at() {
 fn the_first_look_comes_early_and_quiet_targets_change_nothing() {
     let mut controller = controller(Some(0.25), false);
     assert_eq!(controller.next_ns(), Some(SECOND + FIRST_LOOK_NS));
-    assert!(controller.look(&counters(1_000), 0.19, SECOND + FIRST_LOOK_NS).is_empty());
+    assert!(controller.look(&counters(1_000), 0.19, false, SECOND + FIRST_LOOK_NS).is_empty());
     assert_eq!(controller.next_ns(), Some(SECOND + FIRST_LOOK_NS + LOOK_NS));
     assert!(controller.share().unwrap() < 0.01 && controller.notes().is_empty());
 }
@@ -117,13 +117,13 @@ fn a_short_burst_is_forgiven() {
 }
 
 #[test]
-fn where_targets_count_their_calls_nothing_is_given_up_in_a_second_without_them_either() {
+fn where_processes_are_hooked_one_by_one_nothing_is_given_up_for_all() {
     let mut controller = controller(Some(0.05), false);
     let inline = Counters { counted_inside: 1_000, inline_sampled: 10, ..counters(1_010) };
     let mut at = SECOND + FIRST_LOOK_NS;
     for second in 0..10 {
         let counted = Counters { calls: 1_010 + second * 500_000, unsampled: 1_010 + second * 500_000, ..inline };
-        assert_eq!(controller.look(&counted, 0.2 + second as f64, at), []);
+        assert_eq!(controller.look(&counted, 0.2 + second as f64, true, at), []);
         at += LOOK_NS;
     }
 }
@@ -137,7 +137,7 @@ fn samples_of_an_interval_that_was_left_do_not_widen_the_next_one() {
         let unsampled = 100_000 * second;
         let counted = Counters { calls: sampled + unsampled, sampled, ..counters(unsampled) };
         let at = SECOND + FIRST_LOOK_NS + second * LOOK_NS;
-        let actions = controller.look(&counted, second as f64, at);
+        let actions = controller.look(&counted, second as f64, false, at);
         seen.push(actions.iter().any(|action| matches!(action, Action::SetInterval(_))));
     }
     assert_eq!(seen, [false, true, false, false, false]);
@@ -147,8 +147,8 @@ fn samples_of_an_interval_that_was_left_do_not_widen_the_next_one() {
 fn the_automatic_interval_is_set_at_the_first_look_and_then_kept() {
     let mut controller = controller(None, true);
     let at = SECOND + FIRST_LOOK_NS;
-    assert_eq!(controller.look(&counters(100_000), 0.2, at), [Action::SetInterval(32_768)]);
-    assert!(controller.look(&counters(200_000), 0.4, at + LOOK_NS).is_empty());
+    assert_eq!(controller.look(&counters(100_000), 0.2, false, at), [Action::SetInterval(32_768)]);
+    assert!(controller.look(&counters(200_000), 0.4, false, at + LOOK_NS).is_empty());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Says once of each target when probes take much of its CPU time, where no budget bounds that.
+//! Says once of each target when probes take much of its CPU time. Where a budget bounds that, its probes are given up.
 
 use std::collections::{HashMap, HashSet};
 
@@ -35,6 +35,15 @@ pub struct Seen<'a> {
     pub is_inline: bool,
 }
 
+/// A target that probes were found to slow down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slowed {
+    /// The process.
+    pub process: ProcessKey,
+    /// What to tell.
+    pub line: String,
+}
+
 /// Targets that probes slow down.
 #[derive(Debug, Default)]
 pub struct SlowedTargets {
@@ -46,9 +55,9 @@ pub struct SlowedTargets {
 }
 
 impl SlowedTargets {
-    /// CLOCK_MONOTONIC of the next look; `None` if enough has been said.
-    pub fn next_ns(&self) -> Option<u64> {
-        (self.told.len() < MOST_TOLD).then_some(self.next_ns)
+    /// CLOCK_MONOTONIC of the next look; `None` if enough has been said, and no budget is to be kept.
+    pub fn next_ns(&self, has_budget: bool) -> Option<u64> {
+        (has_budget || self.told.len() < MOST_TOLD).then_some(self.next_ns)
     }
 
     /// Sets the time of the next look, after one that took from `begun_ns` to `now_ns`.
@@ -57,14 +66,16 @@ impl SlowedTargets {
         self.next_ns = now_ns.saturating_add(LOOK_NS.max(took_ns.saturating_mul(SHARE_OF_TIME)));
     }
 
-    /// Judges the targets. Returns the lines to tell at once. `seconds`: since the recording began.
+    /// Judges the targets. Returns those that are to be told of at once. `budget`: the share of its CPU time that the probes of a
+    /// process may take; beyond it they are to be given up. `seconds`: since the recording began.
     pub fn look<'a>(
         &mut self,
         targets: impl Iterator<Item = Seen<'a>>,
         tracking: Tracking,
+        budget: Option<f64>,
         seconds: f64,
-    ) -> Vec<String> {
-        let (mut seen, mut lines) = (HashMap::new(), Vec::new());
+    ) -> Vec<Slowed> {
+        let (mut seen, mut found) = (HashMap::new(), Vec::new());
         for Seen { process, comm, used, costs, is_inline } in targets {
             if self.told.contains(&process) {
                 continue;
@@ -79,23 +90,32 @@ impl SlowedTargets {
                 continue;
             }
             seen.insert(process, used);
-            if since.share(&costs) > WORTH_A_WORD && self.told.len() < MOST_TOLD {
+            let share = since.share(&costs);
+            if share > budget.unwrap_or(WORTH_A_WORD) && (budget.is_some() || self.told.len() < MOST_TOLD) {
                 self.told.insert(process);
                 let who = if comm.is_empty() {
                     format!("process {}", process.tgid)
                 } else {
                     format!("{comm} ({})", process.tgid)
                 };
-                let line = match is_inline {
-                    true => of_samples(since.share(&costs), &who, tracking.interval),
-                    false => line(&since, &who, tracking, &costs),
+                let line = match budget {
+                    Some(budget) => format!(
+                        "probes took {} of the CPU time of {who}, more than the budget of {} (--max-overhead; `none` lifts it): \
+                         it is not counted any more",
+                        units::percent(share),
+                        units::percent(budget)
+                    ),
+                    None if is_inline => of_samples(share, &who, tracking.interval),
+                    None => line(&since, &who, tracking, &costs),
                 };
-                self.notes.push(format!("after {seconds:.1} s: {line}"));
-                lines.push(line);
+                if self.notes.len() < MOST_TOLD {
+                    self.notes.push(format!("after {seconds:.1} s: {line}"));
+                }
+                found.push(Slowed { process, line });
             }
         }
         self.before = seen;
-        lines
+        found
     }
 
     /// Notes for the user.
@@ -159,7 +179,7 @@ mod tests {
     }
 
     fn look(slowed: &mut SlowedTargets, targets: Vec<Seen<'static>>) -> Vec<String> {
-        slowed.look(targets.into_iter(), FULL, 0.8)
+        slowed.look(targets.into_iter(), FULL, None, 0.8).into_iter().map(|slowed| slowed.line).collect()
     }
 
     #[test]
@@ -207,10 +227,29 @@ mod tests {
             let Seen { process, comm, used, costs, is_inline } = seen(7, pairs, cpu_seconds);
             Seen { process, comm, used: Use { samples: pairs, ..used }, costs, is_inline }
         };
-        slowed.look(std::iter::once(with(0.0, 0.0)), every, 0.4);
-        let lines = slowed.look(std::iter::once(with(60_000.0, 0.4)), every, 0.8);
-        assert!(lines[0].contains("; -i 64MiB would take") || lines[0].contains(": -i 64MiB would take"), "{lines:?}");
-        assert!(!lines[0].contains("does not help"), "{lines:?}");
+        slowed.look(std::iter::once(with(0.0, 0.0)), every, None, 0.4);
+        let found = slowed.look(std::iter::once(with(60_000.0, 0.4)), every, None, 0.8);
+        let line = &found[0].line;
+        assert!(line.contains("; -i 64MiB would take") || line.contains(": -i 64MiB would take"), "{line}");
+        assert!(!line.contains("does not help"), "{line}");
+    }
+
+    #[test]
+    fn beyond_a_budget_probes_are_given_up_and_below_nothing_is_said() {
+        let mut slowed = SlowedTargets::default();
+        let mut look = |pairs, seconds| slowed.look(std::iter::once(seen(7, pairs, seconds)), FULL, Some(0.25), 0.8);
+        assert!(look(0.0, 0.0).is_empty());
+        assert!(look(80_000.0, 0.4).is_empty(), "80 ms of 400 ms");
+        let found = look(280_000.0, 0.8);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].process, key(7));
+        assert_eq!(
+            found[0].line,
+            "probes took 50 % of the CPU time of octave (7), more than the budget of 25 % (--max-overhead; `none` lifts it): it is \
+             not counted any more"
+        );
+        assert_eq!(slowed.notes(), [format!("after 0.8 s: {}", found[0].line)]);
+        assert!(slowed.next_ns(true).is_some());
     }
 
     #[test]
@@ -219,11 +258,11 @@ mod tests {
         let all = |pairs, seconds| (0..100).map(|pid| seen(pid, pairs, seconds)).collect::<Vec<_>>();
         look(&mut slowed, all(0.0, 0.0));
         assert_eq!(look(&mut slowed, all(4e5, 0.4)).len(), MOST_TOLD);
-        assert_eq!((slowed.notes().len(), slowed.next_ns()), (MOST_TOLD, None));
+        assert_eq!((slowed.notes().len(), slowed.next_ns(false)), (MOST_TOLD, None));
         let mut slowed = SlowedTargets::default();
         slowed.looked(1_000, 2_000);
-        assert_eq!(slowed.next_ns(), Some(2_000 + LOOK_NS));
+        assert_eq!(slowed.next_ns(false), Some(2_000 + LOOK_NS));
         slowed.looked(0, 100_000_000);
-        assert_eq!(slowed.next_ns(), Some(10_100_000_000));
+        assert_eq!(slowed.next_ns(false), Some(10_100_000_000));
     }
 }

@@ -16,7 +16,7 @@ use crate::kernel::totals::Counts;
 use crate::record::attaching::probes::Attaching;
 use crate::record::budget::controller::{Action, usage};
 use crate::record::budget::overhead::Overhead;
-use crate::record::budget::slowed::Seen;
+use crate::record::budget::slowed::{Seen, Slowed};
 use crate::record::plan::Hook;
 use sampler_ebpf::constants::draw_constants;
 
@@ -47,7 +47,8 @@ impl Session {
         self.cuts.last_total = total;
         self.learn_costs(&counts, &total);
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
-        let actions = self.overhead.controller.look(&total, cpu_seconds, now);
+        let takes_in = self.attaching.takes_in();
+        let actions = self.overhead.controller.look(&total, cpu_seconds, takes_in, now);
         // Before anything is given up, which would make it look cheaper.
         self.advise_inline();
         actions.into_iter().for_each(|action| self.act(action));
@@ -101,7 +102,8 @@ impl Session {
         }
     }
 
-    /// Looks for targets that probes slow down, if it is time and no budget bounds that, and tells of them.
+    /// Looks for targets that probes slow down, if it is time, and tells of them. Those that have links of their own lose them if a
+    /// budget is to be kept.
     pub(super) fn look_for_slowed(&mut self) {
         let begun = monotonic_ns();
         if self.next_look_for_slowed().is_none_or(|at| at > begun) || !self.may_try(Step::Counters) {
@@ -116,7 +118,11 @@ impl Session {
         let processes = self.host.processes();
         let (controller, attaching) = (&self.overhead.controller, &self.attaching);
         let (Some(measured), Some((mean, tracking))) = (controller.measured(), controller.costs()) else { return };
+        let budget = self.plan.budget;
         let targets = counts.processes.iter().filter_map(|(process, counters)| {
+            if budget.is_some() && !attaching.has_own_links(process.tgid) {
+                return None;
+            }
             let cpu_seconds = cpu_time::of_process(process.tgid)?;
             let comm = processes.current(process.tgid).map_or("", |incarnation| &*incarnation.info.comm);
             let used = usage(counters, cpu_seconds, begun as f64 * 1e-9);
@@ -125,19 +131,31 @@ impl Session {
             Some(Seen { process: *process, comm, used, costs, is_inline })
         });
         let seconds = begun.saturating_sub(self.schedule.started_ns) as f64 * 1e-9;
-        let lines = self.overhead.slowed.look(targets, tracking, seconds);
-        if !self.plan.display.quiet {
-            lines.iter().for_each(|line| log::warn!("{line}"));
+        let slowed = self.overhead.slowed.look(targets, tracking, budget, seconds);
+        if budget.is_some() && !slowed.is_empty() {
+            // Up to now they were counted.
+            self.look_at_activity();
+        }
+        for Slowed { process, line } in slowed {
+            if !self.plan.display.quiet {
+                log::warn!("{line}");
+            }
+            if budget.is_some() {
+                self.attaching.give_up(process);
+                self.cycle();
+                self.drop_untracked_heaps();
+            }
         }
         self.overhead.slowed.looked(begun, monotonic_ns());
     }
 
-    /// CLOCK_MONOTONIC of the next look for slowed targets; `None` if none is needed: there is a budget, or whole hosts are
-    /// recorded without one because the user said so.
+    /// CLOCK_MONOTONIC of the next look for slowed targets; `None` if none is needed: the budget is kept for all of them together, or
+    /// whole hosts are recorded without one because the user said so.
     fn next_look_for_slowed(&self) -> Option<u64> {
         let is_host = self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All));
-        let needed = self.plan.budget.is_none() && !is_host && self.overhead.controller.costs().is_some();
-        self.overhead.slowed.next_ns().filter(|_| needed)
+        let has_budget = self.plan.budget.is_some();
+        let needed = if has_budget { self.attaching.takes_in() && self.attaching.have_own_links() } else { !is_host };
+        self.overhead.slowed.next_ns(has_budget).filter(|_| needed && self.overhead.controller.costs().is_some())
     }
 
     /// Time until the next look for slowed targets.
