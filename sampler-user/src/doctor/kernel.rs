@@ -151,9 +151,9 @@ fn environment(limits: &Limits) -> Vec<Check> {
 }
 
 /// What links to one process are good for.
-const ALL_THREADS: &str = "a link to one process sees all its threads and costs others nothing; where children are followed, \
-                           links serve every process, and each hit costs others that map the file a trap (docs/overhead.md): \
-                           --no-follow spares them";
+const ALL_THREADS: &str = "a link to one process sees all its threads and costs others nothing; with --hook probe, where \
+                           children are followed, links serve every process, and each hit costs others that map the file a \
+                           trap (docs/overhead.md)";
 
 /// What follows where links to one process see its first thread only.
 const FIRST_THREADS_ONLY: &str = "this kernel's links to one process see its first thread only (Linux 6.10 corrects that): \

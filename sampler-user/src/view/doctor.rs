@@ -172,15 +172,15 @@ fn process_lines(process: &ProcessAudit, width: usize, color: bool) -> Vec<Strin
     lines
 }
 
-/// What `--hook inline` would do, and cost, or why it cannot be.
+/// What hooking the process inline would do, and cost, or why it cannot be.
 fn inline_text(inline: &InlineAudit) -> String {
     let file = clip(inline.file.rsplit('/').next().unwrap_or(&inline.file), 40);
     if let Some(why) = &inline.why_not {
-        return format!("--hook inline: {file} is not possible, probes would be used: {why}");
+        return format!("{file} would not be hooked inline, but probed: {why}");
     }
     let replaced = units::bytes(inline.replaced_bytes as f64);
     let mut text =
-        format!("--hook inline would hook {} functions in {file}: {replaced} of code are replaced", inline.functions);
+        format!("{} functions in {file} would be hooked inline: {replaced} of code are replaced", inline.functions);
     if let (Some(pair), Some(probes)) = (inline.pair_ns, inline.probe_pair_ns) {
         text.push_str(&format!(
             "; malloc and free take {} ns more, with probes {probes:.0} ns",
@@ -367,9 +367,9 @@ mod tests {
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",
             "a pair of both that is not sampled, with --hook inline   1.3\n",
-            "  inline      --hook inline would hook 14 functions in libc.so.6: 24.0 KiB of\n              code are replaced; malloc \
-             and free take 1.3 ns more, with probes\n              9551 ns\n",
-            "  inline      --hook inline: x.so is not possible, probes would be used: it is\n              traced\n",
+            "  inline      14 functions in libc.so.6 would be hooked inline: 24.0 KiB of code\n              are replaced; malloc \
+             and free take 1.3 ns more, with probes 9551\n              ns\n",
+            "  inline      x.so would not be hooked inline, but probed: it is traced\n",
             "  stacks      1 module by call frame information; functions of Python 3.11; methods of Java \
              17.0.15\n",
             "1 with exported functions only",
