@@ -34,6 +34,8 @@ const PERF_ROUNDS: usize = 2;
 const PROBES: std::ops::Range<f64> = 0.8..3.0;
 /// How long a disturbed measurement is used. Repeating it takes seconds on a machine that is busy enough to disturb it.
 const DISTURBED_FOR: std::time::Duration = std::time::Duration::from_secs(60);
+/// How long a bound for inline hooks is used, which says what matters: that they take next to nothing.
+const BOUND_FOR: std::time::Duration = std::time::Duration::from_secs(3600);
 /// Less than this is not told from nothing.
 const LEAST_NS: f64 = 0.1;
 /// Bytes per allocation.
@@ -65,12 +67,20 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Whether the figures are plausible, that is, no disturbance shows in them.
+    /// Whether what probes cost is plausible, that is, no disturbance shows in it.
     pub fn is_plausible(&self) -> bool {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
         let fits = |cost: f64, kind| nothing(kind).is_none_or(|nothing| PROBES.contains(&(cost / nothing)));
-        let probes = fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind);
-        probes && !self.inline_is_bound
+        fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind)
+    }
+
+    /// How long it is used; `None` until the next boot.
+    fn lasts(&self) -> Option<std::time::Duration> {
+        match (self.is_plausible(), self.inline_is_bound) {
+            (false, _) => Some(DISTURBED_FOR),
+            (true, true) => Some(BOUND_FOR),
+            (true, false) => None,
+        }
     }
 
     /// Costs in programs with probes on instructions of these kinds: those of the most expensive ones, or of the measured ones if
@@ -113,11 +123,11 @@ pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
     let file = std::fs::File::open(cache_file(link)?).ok()?;
     let age = file.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
     let measured: Measured = serde_json::from_reader(std::io::BufReader::new(file)).ok()?;
-    let is_good = measured.is_plausible() || age < DISTURBED_FOR;
-    (is_good && measured.identity == identity(object, link)).then_some(measured)
+    (measured.lasts().is_none_or(|lasts| age < lasts) && measured.identity == identity(object, link))
+        .then_some(measured)
 }
 
-/// Measures, and saves the result for later recordings: until the next boot, or for a minute if something disturbed it.
+/// Measures, and saves the result for later recordings: until the next boot, or not so long if something disturbed it.
 ///
 /// # Errors
 /// As of [`measure`].
@@ -331,7 +341,8 @@ mod tests {
         assert_eq!(added([6.0, 8.0, 9.0], [6.5, 6.5, 6.5]), (2.5, true), "bare slices differ by more");
         assert_eq!(added([9.0, 9.5, 9.5], [7.0, 7.0, 7.0]), (2.5, true), "bare slices were disturbed");
         assert_eq!(added([6.0; 3], [6.0; 3]), (LEAST_NS, true));
-        assert!(!Measured { inline_is_bound: true, ..measured() }.is_plausible());
+        assert_eq!(Measured { inline_is_bound: true, ..measured() }.lasts(), Some(BOUND_FOR));
+        assert_eq!(measured().lasts(), None);
     }
 
     #[test]
