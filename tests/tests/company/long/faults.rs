@@ -75,7 +75,8 @@ impl Case {
     fn recorder(self, pid: u32, other: u32) -> Recorder {
         let recorder = |interval| Recorder::of(pid, interval);
         match self {
-            Self::Exact | Self::Children | Self::Python => recorder(1),
+            Self::Exact | Self::Python => recorder(1),
+            Self::Children => recorder(1).option("--hook", "probe"),
             Self::Losses => recorder(1).option("--ring-bytes", "64KiB"),
             Self::Growth => recorder(GROWS_AT),
             Self::Classes => recorder(64).option("--criterion", "size-class"),
