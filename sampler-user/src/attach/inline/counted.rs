@@ -2,16 +2,18 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use heapbpf_inline::read::Counts;
 use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, inline_state};
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
+use super::breaker::Ours;
 use super::figures::{self, Seen};
 use super::memory;
 use super::refused::Refused;
-use super::removal::{leads_to_ours, take_out, take_out_inherited};
+use super::removal::{leads_to_ours, take_out, take_out_inherited, take_out_now};
 use crate::attach::files::FileKey;
 use crate::clock::{cpu_seconds_of, monotonic_ns, suspended_ns};
 use crate::kernel::inline::{InlineLinks, InlineMap};
@@ -23,6 +25,9 @@ const ROUNDS: usize = 64;
 
 /// A process that has counts which cannot be read for this long runs without its hooks, unless it is about to leave.
 const TAKEN_OUT_AFTER: Duration = Duration::from_millis(500);
+
+/// For how long it may be the doing of hooks that a process dies which has them no more.
+const BLAMED_FOR: Duration = Duration::from_secs(1);
 
 /// Most processes that are named for what they said they had counted.
 const MOST_DISTRUSTED: usize = 4096;
@@ -46,6 +51,8 @@ pub(super) struct Counted {
     distrusted: HashSet<ProcessKey>,
     /// Children that were found since somebody asked.
     heirs: Vec<u32>,
+    /// What was in processes that have it no more, and since when.
+    taken_from: Vec<(Instant, ProcessKey, FileKey, Arc<Ours>)>,
 }
 
 /// An allocator in a process with our code, and links to it.
@@ -57,6 +64,7 @@ pub(super) struct Linked {
     /// The mapped code. It is locked as long as we live, by which others know that.
     pub(super) text: File,
     pub(super) links: InlineLinks,
+    pub(super) ours: Arc<Ours>,
 }
 
 /// A process.
@@ -199,6 +207,7 @@ impl Counted {
             taken_out: 0,
             distrusted: HashSet::new(),
             heirs: Vec::new(),
+            taken_from: Vec::new(),
         }
     }
 
@@ -329,8 +338,32 @@ impl Counted {
     fn let_go(&mut self, process: ProcessKey, entry: &InlineProcess) {
         let has_them = entry.state != inline_state::LEFT && entry.memory_of == process;
         if !has_them || take_out_inherited(process.tgid, &bases(entry)) {
+            self.note_taken_from(process, entry.hooked);
             self.map.remove(process);
         }
+    }
+
+    /// Notes that a process has no hooks any more that were made in `hooked`.
+    fn note_taken_from(&mut self, process: ProcessKey, hooked: ProcessKey) {
+        let now = Instant::now();
+        self.taken_from.retain(|(at, ..)| now.duration_since(*at) < BLAMED_FOR);
+        let linked = self.linked.get(&hooked).into_iter().flatten();
+        self.taken_from.extend(linked.map(|linked| (now, process, linked.key, Arc::clone(&linked.ours))));
+    }
+
+    /// Notes the same of what was made for a process, and is taken out of it.
+    pub(super) fn was_not_hooked(&mut self, process: ProcessKey, linked: &Linked) {
+        self.taken_from.push((Instant::now(), process, linked.key, Arc::clone(&linked.ours)));
+    }
+
+    /// What is ours in a process, or was until a moment ago.
+    pub(super) fn ours_in(&self, process: ProcessKey) -> Vec<(FileKey, Arc<Ours>)> {
+        let hooked = self.map.get(process).map(|entry| entry.hooked);
+        let linked = hooked.and_then(|hooked| self.linked.get(&hooked)).into_iter().flatten();
+        let linked = linked.map(|linked| (linked.key, Arc::clone(&linked.ours)));
+        let is_of = |(at, of, ..): &&(Instant, ProcessKey, _, _)| *of == process && at.elapsed() < BLAMED_FOR;
+        let had = self.taken_from.iter().filter(is_of).map(|(_, _, key, ours)| (*key, Arc::clone(ours)));
+        linked.chain(had).collect()
     }
 
     /// Reads what all have counted. To be called before and after the kernel's counters are read.
@@ -452,8 +485,30 @@ impl Counted {
         self.taken_out
     }
 
-    /// Takes everything out of all processes.
+    /// Takes everything out of all processes, and keeps what they have counted, which is to be read before. The processes.
+    pub(super) fn stop(&mut self) -> Vec<ProcessKey> {
+        let entries = self.map.entries();
+        let have_them: Vec<(ProcessKey, ProcessKey)> = entries
+            .into_iter()
+            .filter(|(_, entry)| entry.state != inline_state::LEFT)
+            .map(|(process, entry)| (process, entry.hooked))
+            .collect();
+        have_them.iter().for_each(|(process, hooked)| self.note_taken_from(*process, *hooked));
+        for known in self.processes.values_mut().filter(|known| !known.has_left()) {
+            known.note_cpu_time(None);
+            (known.memory, known.counts[0], known.had_left) = (None, known.counts[1], [true; 2]);
+        }
+        self.take_all_out();
+        have_them.into_iter().map(|(process, _)| process).collect()
+    }
+
+    /// Takes everything out of all processes, and forgets them.
     pub(super) fn release_all(&mut self) {
+        self.take_all_out();
+        self.processes.clear();
+    }
+
+    fn take_all_out(&mut self) {
         // What nobody has locked may be taken out.
         self.linked.values().flatten().for_each(|linked| drop(linked.text.unlock()));
         let mut done = HashSet::new();
@@ -465,11 +520,18 @@ impl Counted {
             let have_them = entries.iter().filter(|(process, entry)| {
                 entry.state != inline_state::LEFT && entry.memory_of == *process && done.insert(*process)
             });
-            // As long as they have the hooks, they must be listed, so that their children are.
-            on_all_processors(have_them.map(|(process, _)| process.tgid).collect(), take_out);
+            // As long as they have the hooks, they must be listed, so that their children are. Who cannot be stopped now does not have the
+            // others wait.
+            let pids: Vec<u32> = have_them.map(|(process, _)| process.tgid).collect();
+            let still = Mutex::new(Vec::new());
+            on_all_processors(pids, |pid| {
+                if !take_out_now(pid) {
+                    still.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
+                }
+            });
+            on_all_processors(still.into_inner().unwrap_or_else(PoisonError::into_inner), take_out);
             entries.iter().for_each(|(process, _)| self.map.remove(*process));
         }
-        self.processes.clear();
         InlineLinks::close(self.linked.drain().flat_map(|(_, linked)| linked).map(|linked| linked.links));
     }
 }

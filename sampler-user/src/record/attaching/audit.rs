@@ -80,12 +80,14 @@ impl Attaching {
 
     /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.
     pub fn stopped_tracking_frees_of(&self, incarnation: &Incarnation) -> bool {
-        self.targets.is_hidden(incarnation.id.pid) || self.hooks.gave_up_frees()
+        let pid = incarnation.id.pid;
+        self.targets.is_hidden(pid) || self.targets.was_released(pid) || self.hooks.gave_up_frees()
     }
 
-    /// Whether frees of any process were ever not tracked: given up, or hidden by inline hooks of another heapbpf.
+    /// Whether frees of any process were ever not tracked: given up, hidden by inline hooks of another heapbpf, or with hooks that were
+    /// taken out.
     pub fn lacked_frees(&self) -> bool {
-        self.hooks.gave_up_frees() || self.targets.had_hidden()
+        self.hooks.gave_up_frees() || self.targets.had_hidden() || self.tripped.is_some()
     }
 
     /// When frees of a process were last tracked again while it ran (CLOCK_MONOTONIC); `None` if they always were.
@@ -108,6 +110,7 @@ impl Attaching {
         self.refused
             .iter()
             .map(|reason| format!("not hooked: {reason}"))
+            .chain(self.tripped.as_ref().map(|tripped| tripped.told.clone()))
             .chain(unseen)
             .chain(self.missed.remark(seen))
             .chain(self.gaps_after_exec())

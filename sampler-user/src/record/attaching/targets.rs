@@ -57,6 +57,8 @@ pub struct Coverage {
     pub at_attach_bytes: Option<u64>,
     /// When probes saw nothing of it.
     unseen: Unseen,
+    /// CLOCK_MONOTONIC when its inline hooks were taken out for good.
+    released_ns: Option<u64>,
 }
 
 impl Coverage {
@@ -66,7 +68,7 @@ impl Coverage {
     fn share(&self, now_ns: u64, detached_ns: Option<u64>) -> f64 {
         let until_ns = self.until_ns.unwrap_or(now_ns);
         let length_ns = until_ns.saturating_sub(self.since_ns);
-        let after_ns = detached_ns.map_or(0, |detached_ns| until_ns.saturating_sub(detached_ns));
+        let after_ns = self.released_ns.or(detached_ns).map_or(0, |detached_ns| until_ns.saturating_sub(detached_ns));
         let missed_ns = self.uncovered_ns.saturating_add(self.unseen.up_to(until_ns)).saturating_add(after_ns);
         if length_ns == 0 { 1.0 } else { 1.0 - (missed_ns.min(length_ns) as f64 / length_ns as f64) }
     }
@@ -126,6 +128,7 @@ impl TargetSet {
                 until_ns: None,
                 at_attach_bytes: Some(0),
                 unseen: Unseen::default(),
+                released_ns: None,
             };
             let begun = std::mem::replace(coverage, next);
             let uncovered_ns = begun.uncovered_ns - uncovered_ns;
@@ -189,6 +192,18 @@ impl TargetSet {
         unseen.ns += now_ns.saturating_sub(since_ns);
         unseen.until_ns = Some(now_ns);
         true
+    }
+
+    /// Notes that the inline hooks of a process were taken out for good.
+    pub fn released(&mut self, pid: u32, now_ns: u64) {
+        if let Some(coverage) = self.coverages.get_mut(&pid) {
+            coverage.released_ns = Some(now_ns);
+        }
+    }
+
+    /// Whether the inline hooks were taken out of the program that a process runs.
+    pub fn was_released(&self, pid: u32) -> bool {
+        self.coverages.get(&pid).is_some_and(|coverage| coverage.released_ns.is_some())
     }
 
     /// Whether probes see nothing of a process at this time.
@@ -290,6 +305,20 @@ mod tests {
         coverage.uncovered_ns = 9999;
         assert_eq!(coverage.share(9000, None), 0.0);
         assert_eq!(Coverage::default().share(0, None), 1.0);
+    }
+
+    #[test]
+    fn a_process_whose_hooks_were_taken_out_is_covered_up_to_then() {
+        let mut targets = TargetSet::default();
+        targets.begin(1, 1000);
+        targets.begin(2, 1000);
+        targets.released(1, 1250);
+        targets.released(3, 1250);
+        assert!(targets.was_released(1) && !targets.was_released(2) && !targets.was_released(3));
+        assert_eq!((targets.seen(1, 2000).share, targets.seen(2, 2000).share), (0.25, 1.0));
+        targets.incarnation_began(1, 2000);
+        assert!(!targets.was_released(1), "it runs another program");
+        assert_eq!((targets.seen_before(1, 2000).share, targets.seen(1, 3000).share), (0.25, 1.0));
     }
 
     #[test]

@@ -31,6 +31,8 @@ enum Standing {
     Since(u64),
     /// Not at all, for good.
     Refused,
+    /// No more, after so much CPU time in which it was, ns.
+    Over(u64),
 }
 
 /// A process.
@@ -72,6 +74,7 @@ impl Known {
     fn cpu(&self) -> CpuTime {
         let since_ns = match self.standing {
             Standing::Since(ns) => ns.max(self.first_ns),
+            Standing::Over(ns) => self.cpu_ns.saturating_sub(ns),
             Standing::Uncounted | Standing::Refused => self.cpu_ns,
         };
         CpuTime { all_ns: self.cpu_ns.saturating_sub(self.first_ns), counted_ns: self.cpu_ns.saturating_sub(since_ns) }
@@ -232,6 +235,12 @@ impl Activity {
         self.processes.entry(process).or_default().standing = Standing::Refused;
     }
 
+    /// A process is no longer counted, for good.
+    pub fn stopped(&mut self, process: ProcessKey) {
+        let known = self.processes.entry(process).or_default();
+        known.standing = Standing::Over(known.cpu().counted_ns);
+    }
+
     /// CPU time of a process since it joined the recording; `None` if it is not known.
     pub fn of(&self, process: ProcessKey) -> Option<CpuTime> {
         self.processes.get(&process).map(Known::cpu)
@@ -308,6 +317,18 @@ mod tests {
         // They began before the recording, and end.
         look(&mut activity, &[], 400);
         assert_eq!(activity.of_all(&nobody, |_| true), all);
+    }
+
+    #[test]
+    fn what_was_counted_stays_so_when_it_is_over() {
+        let mut activity = Activity::new(2, 1, false);
+        look(&mut activity, &[(1, 1000), (2, 0)], 100);
+        activity.counted(process(1), Some(1000 * MS));
+        look(&mut activity, &[(1, 1030), (2, 10)], 200);
+        [1, 2, 3].iter().for_each(|tgid| activity.stopped(process(*tgid)));
+        assert!(look(&mut activity, &[(1, 1090), (2, 90), (3, 90)], 300).is_empty(), "nobody is hooked any more");
+        let share = |tgid| activity.of(process(tgid)).unwrap().share();
+        assert!((share(1) - 30.0 / 90.0).abs() < 1e-9 && share(2) == 0.0 && share(3) == 0.0);
     }
 
     #[test]
