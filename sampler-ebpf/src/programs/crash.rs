@@ -9,8 +9,9 @@ use sampler_ebpf::abi::{CrashRecord, kind};
 use crate::arch::SystemCall;
 use crate::context::argument;
 use crate::counters::count_process_event_lost;
+use crate::inline_counts;
 use crate::memory::read_kernel;
-use crate::output::{now, reserve};
+use crate::output::{now, reserve, submit};
 use crate::process::{current_task, process_of};
 
 /// SIGILL, SIGTRAP, SIGBUS and SIGSEGV, a bit each.
@@ -39,9 +40,16 @@ pub extern "C" fn inline_crash(ctx: *mut c_void) -> u32 {
         count_process_event_lost();
         return 0;
     };
-    *record = CrashRecord { kind: kind::CRASH, signal, time_ns: now(), process: process_of(current_task()), ip };
-    // Others may be about to die of the same: the daemon is woken.
+    let process = process_of(current_task());
+    *record = CrashRecord { kind: kind::CRASH, signal, time_ns: now(), process, ip };
     // SAFETY: `record` was reserved above, and is not used afterwards.
-    unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP)) };
+    unsafe {
+        if inline_counts::counts(process) {
+            // Others may be about to die of the same: the daemon is woken.
+            bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP));
+        } else {
+            submit(record);
+        }
+    }
     0
 }

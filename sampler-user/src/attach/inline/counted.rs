@@ -1,6 +1,6 @@
 //! The processes that inline hooks count: those that were hooked, and the children that inherited the hooks.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,8 +26,10 @@ const ROUNDS: usize = 64;
 /// A process that has counts which cannot be read for this long runs without its hooks, unless it is about to leave.
 const TAKEN_OUT_AFTER: Duration = Duration::from_millis(500);
 
-/// For how long it may be the doing of hooks that a process dies which has them no more.
-const BLAMED_FOR: Duration = Duration::from_secs(1);
+/// For how long it may be the doing of hooks that a process dies which has them no more; and for how long that is known, as records come
+/// late.
+const BLAMED_FOR_NS: u64 = 1_000_000_000;
+const KNOWN_FOR_NS: u64 = 3 * BLAMED_FOR_NS;
 
 /// Most processes that are named for what they said they had counted.
 const MOST_DISTRUSTED: usize = 4096;
@@ -51,8 +53,8 @@ pub(super) struct Counted {
     distrusted: HashSet<ProcessKey>,
     /// Children that were found since somebody asked.
     heirs: Vec<u32>,
-    /// What was in processes that have it no more, and since when.
-    taken_from: Vec<(Instant, ProcessKey, FileKey, Arc<Ours>)>,
+    /// What was in processes that have it no more, and since when (CLOCK_MONOTONIC), the last at the end.
+    taken_from: VecDeque<(u64, ProcessKey, FileKey, Arc<Ours>)>,
 }
 
 /// An allocator in a process with our code, and links to it.
@@ -207,7 +209,7 @@ impl Counted {
             taken_out: 0,
             distrusted: HashSet::new(),
             heirs: Vec::new(),
-            taken_from: Vec::new(),
+            taken_from: VecDeque::new(),
         }
     }
 
@@ -338,32 +340,31 @@ impl Counted {
     fn let_go(&mut self, process: ProcessKey, entry: &InlineProcess) {
         let has_them = entry.state != inline_state::LEFT && entry.memory_of == process;
         if !has_them || take_out_inherited(process.tgid, &bases(entry)) {
-            self.note_taken_from(process, entry.hooked);
+            for (key, ours) in self.made_in(entry.hooked).collect::<Vec<_>>() {
+                self.note_taken_from(process, key, ours);
+            }
             self.map.remove(process);
         }
     }
 
-    /// Notes that a process has no hooks any more that were made in `hooked`.
-    fn note_taken_from(&mut self, process: ProcessKey, hooked: ProcessKey) {
-        let now = Instant::now();
-        self.taken_from.retain(|(at, ..)| now.duration_since(*at) < BLAMED_FOR);
+    /// What is ours in a process that has the hooks which were made in `hooked`.
+    fn made_in(&self, hooked: ProcessKey) -> impl Iterator<Item = (FileKey, Arc<Ours>)> {
         let linked = self.linked.get(&hooked).into_iter().flatten();
-        self.taken_from.extend(linked.map(|linked| (now, process, linked.key, Arc::clone(&linked.ours))));
+        linked.map(|linked| (linked.key, Arc::clone(&linked.ours)))
     }
 
-    /// Notes the same of what was made for a process, and is taken out of it.
-    pub(super) fn was_not_hooked(&mut self, process: ProcessKey, linked: &Linked) {
-        self.taken_from.push((Instant::now(), process, linked.key, Arc::clone(&linked.ours)));
+    /// Notes that this is in a process no more.
+    pub(super) fn note_taken_from(&mut self, process: ProcessKey, key: FileKey, ours: Arc<Ours>) {
+        let now_ns = monotonic_ns();
+        while self.taken_from.pop_front_if(|(at_ns, ..)| *at_ns + KNOWN_FOR_NS < now_ns).is_some() {}
+        self.taken_from.push_back((now_ns, process, key, ours));
     }
 
-    /// What is ours in a process, or was until a moment ago.
-    pub(super) fn ours_in(&self, process: ProcessKey) -> Vec<(FileKey, Arc<Ours>)> {
-        let hooked = self.map.get(process).map(|entry| entry.hooked);
-        let linked = hooked.and_then(|hooked| self.linked.get(&hooked)).into_iter().flatten();
-        let linked = linked.map(|linked| (linked.key, Arc::clone(&linked.ours)));
-        let is_of = |(at, of, ..): &&(Instant, ProcessKey, _, _)| *of == process && at.elapsed() < BLAMED_FOR;
-        let had = self.taken_from.iter().filter(is_of).map(|(_, _, key, ours)| (*key, Arc::clone(ours)));
-        linked.chain(had).collect()
+    /// What was ours in a process at a time (CLOCK_MONOTONIC), or a moment before.
+    pub(super) fn ours_in(&self, process: ProcessKey, time_ns: u64) -> Vec<(FileKey, Arc<Ours>)> {
+        let has = self.map.get(process).into_iter().flat_map(|entry| self.made_in(entry.hooked));
+        let had = self.taken_from.iter().filter(|(at_ns, of, ..)| *of == process && time_ns < at_ns + BLAMED_FOR_NS);
+        has.chain(had.map(|(_, _, key, ours)| (*key, Arc::clone(ours)))).collect()
     }
 
     /// Reads what all have counted. To be called before and after the kernel's counters are read.
@@ -487,19 +488,17 @@ impl Counted {
 
     /// Takes everything out of all processes, and keeps what they have counted, which is to be read before. The processes.
     pub(super) fn stop(&mut self) -> Vec<ProcessKey> {
-        let entries = self.map.entries();
-        let have_them: Vec<(ProcessKey, ProcessKey)> = entries
-            .into_iter()
-            .filter(|(_, entry)| entry.state != inline_state::LEFT)
-            .map(|(process, entry)| (process, entry.hooked))
-            .collect();
-        have_them.iter().for_each(|(process, hooked)| self.note_taken_from(*process, *hooked));
+        let mut entries = self.map.entries();
+        entries.retain(|(_, entry)| entry.state != inline_state::LEFT);
+        let ours = entries.iter().flat_map(|(process, entry)| self.made_in(entry.hooked).map(|it| (*process, it)));
+        let ours: Vec<_> = ours.collect();
         for known in self.processes.values_mut().filter(|known| !known.has_left()) {
             known.note_cpu_time(None);
             (known.memory, known.counts[0], known.had_left) = (None, known.counts[1], [true; 2]);
         }
         self.take_all_out();
-        have_them.into_iter().map(|(process, _)| process).collect()
+        ours.into_iter().for_each(|(process, (key, ours))| self.note_taken_from(process, key, ours));
+        entries.into_iter().map(|(process, _)| process).collect()
     }
 
     /// Takes everything out of all processes, and forgets them.

@@ -263,7 +263,7 @@ impl InlineHooks {
             }
             Err(error) => error,
         };
-        self.counted.was_not_hooked(process, &prepared.linked);
+        self.counted.note_taken_from(process, key, Arc::clone(&prepared.linked.ours));
         self.counted.unlist(process, base);
         match &error {
             // Nothing was changed.
@@ -470,7 +470,7 @@ impl InlineHooks {
 
     /// Whether a process died of its inline hooks, which it has or had until a moment ago. `file` gives an allocator's file.
     pub fn blamed(&self, crash: &CrashRecord, file: &dyn Fn(FileKey) -> Option<Arc<File>>) -> Option<Blamed> {
-        let ours = self.counted.ours_in(crash.process);
+        let ours = self.counted.ours_in(crash.process, crash.time_ns);
         ours.iter().find_map(|(key, ours)| ours.blamed(*key, crash, file(*key).as_deref()))
     }
 
