@@ -84,8 +84,8 @@ mod tests {
     fn layout() -> Layout {
         Layout {
             mapped: BASE..BASE + 0x20_0000,
-            originals: vec![BASE + 0x5020..BASE + 0x5040],
-            pages: vec![PAGE..PAGE + 0x2000],
+            originals: std::iter::once(BASE + 0x5020..BASE + 0x5040).collect(),
+            pages: std::iter::once(PAGE..PAGE + 0x2000).collect(),
         }
     }
 
