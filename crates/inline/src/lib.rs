@@ -10,6 +10,7 @@ mod code;
 mod displaced;
 mod elf_file;
 mod error;
+pub mod fault;
 mod frame_rows;
 #[cfg(test)]
 mod fuzzed;

@@ -4,6 +4,7 @@
 //! that are not the file's, they neither hit nor are they restored. So the jump can be at the very entry.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use sampler_ebpf::abi::inline::TwinArguments;
 use sampler_ebpf::abi::{SITE_FREES, SITE_THROWS, SITE_ZERO_FREES, Site};
@@ -104,6 +105,8 @@ pub struct Plan {
     /// Instructions that are not where they were: a thread that stands at one goes on at the other. Ascending. A word of
     /// such a value on a stack may be in a signal's frame, which a handler will return to: the patch must wait then.
     pub moved: Vec<(u64, u64)>,
+    /// Where the blob has copies of the functions' own instructions, ascending.
+    pub originals: Vec<Range<u64>>,
     /// The hooked functions, by index in the list of wanted ones.
     pub hooked: Vec<usize>,
     /// Those that are not hooked, and why.
@@ -160,7 +163,8 @@ impl Plan {
                     names.extend(inputs.objects.iter().map(|object| object.name));
                     let file = image::file(code, settings, &functions, &names, (&stubs, &leads))?;
                     let hooked = candidates.iter().map(|c| c.wanted).collect();
-                    return Ok(Self { base: inputs.base, file, patches, moved, hooked, refused, leads });
+                    let originals = originals(inputs.base, &stubs);
+                    return Ok(Self { base: inputs.base, file, patches, moved, originals, hooked, refused, leads });
                 }
                 Err((index, refusal)) => {
                     refused.push((candidates.remove(index).wanted, refusal));
@@ -405,6 +409,13 @@ fn assemble(
     patches.dedup();
     moved.sort_unstable();
     Ok((stubs, patches, moved))
+}
+
+/// Where the stubs of a blob at `base` have the functions' own instructions.
+fn originals(base: u64, stubs: &[Stub]) -> Vec<Range<u64>> {
+    let starts = (base + STUBS..).step_by(STUB_BYTES as usize);
+    let range = |(at, stub): (u64, &Stub)| at + u64::from(stub.original)..at + u64::from(stub.original_end);
+    starts.zip(stubs).map(range).collect()
 }
 
 /// The jump at the function's entry, and breakpoints in what is left of the displaced bytes.

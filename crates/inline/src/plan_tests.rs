@@ -132,6 +132,7 @@ fn each_entry_leads_to_its_stub_and_back() {
         let original = decoded(&plan, u64::from(described.original), 6);
         assert_eq!(original[0].code(), Op::Push_r64);
         assert_eq!([original[4].code(), original[5].code()], [Op::Nopd, Op::Retnq]);
+        assert_eq!(plan.originals[index as usize], BASE + u64::from(described.original)..original[5].next_ip());
         assert!(plan.moved.contains(&(at(index) + 2, BASE + u64::from(described.original) + 2)));
     }
     // The rest of the displaced bytes is never run.

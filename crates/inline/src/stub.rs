@@ -39,6 +39,8 @@ pub(crate) struct Stub {
     pub(crate) bytes: Vec<u8>,
     /// Offset of the displaced instructions from the stub's beginning.
     pub(crate) original: u32,
+    /// Where they, and what is copied with them, end.
+    pub(crate) original_end: u32,
     /// The offset of each displaced instruction.
     pub(crate) displaced: Vec<u32>,
     /// Where the return address is, from which offset on, if not where the stack pointer is.
@@ -300,6 +302,7 @@ impl Parts<'_> {
         let frame = of_call.into_iter().flatten().chain(frame_rows::rows(self.original, &places)).collect();
         let displaced = offsets.iter().skip(original).take(self.displaced).copied().collect();
         let original_offset = offsets.get(original).copied().unwrap_or_default();
-        Ok(Stub { original: original_offset, displaced, frame, bytes: encoded.code_buffer })
+        let original_end = place(original + self.original.len());
+        Ok(Stub { original: original_offset, original_end, displaced, frame, bytes: encoded.code_buffer })
     }
 }

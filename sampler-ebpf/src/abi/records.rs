@@ -21,6 +21,8 @@ pub mod kind {
     /// [`super::ProcessRecord`]: an exec dropped what the daemon had noted of a process. It may have noted that of the new
     /// program: the kernel tells of its mappings before the exec ends.
     pub const RESET: u32 = 7;
+    /// [`super::CrashRecord`]: a process is about to die of a fault.
+    pub const CRASH: u32 = 8;
 }
 
 /// Values in place of a [`Site`](super::Site)'s index, in records of mappings that a program made itself (`--mmap`).
@@ -153,6 +155,22 @@ pub struct ProcessRecord {
     pub process: ProcessKey,
     /// Fork: the child. Exec: the incarnation that begins.
     pub next: ProcessKey,
+}
+
+/// A thread gets SIGILL, SIGTRAP, SIGBUS or SIGSEGV for what it did, and its process dies of that. Of any process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct CrashRecord {
+    /// [`kind::CRASH`].
+    pub kind: u32,
+    /// The signal.
+    pub signal: u32,
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// The process.
+    pub process: ProcessKey,
+    /// The thread's instruction pointer.
+    pub ip: u64,
 }
 
 /// The registers that unwinding needs, as they are just after the allocator returned to its caller.

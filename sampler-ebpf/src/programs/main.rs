@@ -43,6 +43,7 @@ mod steps;
 
 // The programs.
 mod allocation;
+mod crash;
 mod free;
 #[cfg(bpf_target_arch = "x86_64")]
 mod inline;

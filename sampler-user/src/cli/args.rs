@@ -158,6 +158,9 @@ pub struct DoctorArgs {
     /// Take out inline hooks that a killed heapbpf left, of the processes named by --pid or of all, and do nothing else
     #[arg(long, conflicts_with_all = ["measure", "json"])]
     pub clean: bool,
+    /// Forget which programs died of inline hooks, so that they are hooked inline again, and do nothing else
+    #[arg(long, conflicts_with_all = ["clean", "measure", "json"])]
+    pub forget_crashes: bool,
     /// As JSON
     #[arg(long)]
     pub json: bool,

@@ -11,7 +11,7 @@ use super::error::PlanError;
 use super::{allocators, plan, targets};
 use crate::attach::files::Sources;
 use crate::attach::hooks::Hooks;
-use crate::attach::inline::forbidden;
+use crate::attach::inline::{crashes, forbidden};
 use crate::attach::rules;
 use crate::cost::measure;
 use crate::doctor::{Diagnosis, KernelSide, clean, command, hooking, processes};
@@ -32,6 +32,9 @@ use heapbpf_profile::escape::pretty_json;
 pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     if args.clean {
         return clean_processes(args);
+    }
+    if args.forget_crashes {
+        return forget_crashes();
     }
     if let Err(error) = limits::raise() {
         log::warn!("cannot raise resource limits: {error}");
@@ -83,6 +86,15 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     };
     print(&text)?;
     Ok(u8::from(!found.ok))
+}
+
+/// Forgets the programs that died of inline hooks, and prints how many there were. Returns the exit status.
+fn forget_crashes() -> anyhow::Result<u8> {
+    let path = crashes::path();
+    let known = crashes::forget(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    let programs = if known == 1 { "1 program that".to_owned() } else { format!("{known} programs that") };
+    print(&format!("{programs} died of inline hooks: forgotten\n"))?;
+    Ok(0)
 }
 
 /// Takes out what is left of inline hooks, and prints what was done. Returns the exit status: 0 if nothing stays.

@@ -6,6 +6,7 @@ use heapbpf_audit::LinkKind;
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 use serde::Serialize;
 
+use crate::attach::inline::crashes;
 use crate::attach::inline::forbidden::Forbidden;
 use crate::host::cgroup;
 use crate::host::events::HostEvents;
@@ -74,7 +75,8 @@ impl KernelSide {
     }
 }
 
-/// Which hooking `--hook auto` means here, and whom it is not for: the rules of the host's owner.
+/// Which hooking `--hook auto` means here, and whom it is not for: the rules of the host's owner, and programs that died of inline
+/// hooks.
 #[must_use]
 pub fn hooking(no_inline: Option<&str>, rules: &Forbidden) -> Vec<Check> {
     let detail = no_inline.map_or_else(
@@ -86,7 +88,10 @@ pub fn hooking(no_inline: Option<&str>, rules: &Forbidden) -> Vec<Check> {
     );
     let auto = Check { name: "--hook auto", ok: no_inline.is_none(), needed: false, detail };
     let rule = |detail| Check { name: "never inline", ok: true, needed: false, detail };
-    std::iter::once(auto).chain(rules.holders().into_iter().map(rule)).collect()
+    let died = crashes::read(&crashes::path())
+        .into_iter()
+        .map(|crash| format!("{} (remembered; heapbpf doctor --forget-crashes forgets it)", crash.what));
+    std::iter::once(auto).chain(rules.holders().into_iter().chain(died).map(rule)).collect()
 }
 
 fn outcome<E: std::fmt::Display>(name: &'static str, needed: bool, result: Result<String, E>) -> Check {

@@ -4,8 +4,8 @@ use std::mem::offset_of;
 
 use heapbpf_unwind::memory::{Piece, StackCopy};
 use sampler_ebpf::abi::{
-    AllocationRecord, FreeRecord, OUTER_PIECES, OuterCopy, ProcessRecord, PythonCodeRecord, PythonRecord, StackRecord,
-    UnmapRecord, kind,
+    AllocationRecord, CrashRecord, FreeRecord, OUTER_PIECES, OuterCopy, ProcessRecord, PythonCodeRecord, PythonRecord,
+    StackRecord, UnmapRecord, kind,
 };
 use zerocopy::FromBytes;
 
@@ -41,6 +41,12 @@ pub fn decode(bytes: &[u8]) -> Option<Event> {
         kind::RESET => Event::Reset(read(bytes)?),
         _ => return None,
     })
+}
+
+/// Decodes the record of a process that dies of a fault; `None` if it is another of the events ring.
+pub fn decode_crash(bytes: &[u8]) -> Option<CrashRecord> {
+    let is_crash = bytes.first_chunk().is_some_and(|kind| u32::from_ne_bytes(*kind) == kind::CRASH);
+    if is_crash { read(bytes) } else { None }
 }
 
 /// Time of a record (CLOCK_MONOTONIC); 0 if it cannot be decoded. The BPF side reads the clock after it has reserved the
@@ -141,6 +147,10 @@ mod tests {
         assert_eq!(decode(&bytes_of(&free)), Some(Event::Free(free)));
         let allocation = AllocationRecord { kind: kind::ALLOCATION, size_bytes: u64::MAX >> 17, ..Default::default() };
         assert_eq!(decode(&bytes_of(&allocation)), Some(Event::Allocation(allocation)));
+        let crash = CrashRecord { kind: kind::CRASH, signal: 11, ip: 1 << 46, ..Default::default() };
+        let bytes = bytes_of(&crash);
+        assert_eq!((decode_crash(&bytes), decode(&bytes)), (Some(crash), None));
+        assert_eq!([&bytes[..39], &bytes[..3], &bytes_of(&free)].map(decode_crash), [None; 3]);
     }
 
     #[test]

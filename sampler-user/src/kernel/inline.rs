@@ -21,8 +21,10 @@ use super::{KernelError, sys};
 const PROGRAMS: [(&str, bool); 4] =
     [("inline_result", false), ("inline_freeing", true), ("inline_reallocating", true), ("inline_unseen", false)];
 
-/// The programs that read counts of processes that end, or run another program, and their tracepoints.
-const ENDS: [(&str, &str); 2] = [("inline_exit", "sched_process_exit"), ("inline_exec", "sched_prepare_exec")];
+/// The programs that read counts of processes that end, or run another program, and tell of those that die of a fault; and their
+/// tracepoints.
+const ENDS: [(&str, &str); 3] =
+    [("inline_exit", "sched_process_exit"), ("inline_exec", "sched_prepare_exec"), ("inline_crash", "signal_deliver")];
 
 /// The loaded programs.
 pub struct InlinePrograms {
@@ -31,13 +33,14 @@ pub struct InlinePrograms {
     programs: Vec<Option<OwnedFd>>,
 }
 
-/// Links what reads counts of processes that end (kernel 6.16), or run another program (6.10), as far as this kernel can. To be
+/// Links what reads counts of processes that end (kernel 6.16), or run another program (6.10), and what tells of those that die of a
+/// fault, as far as this kernel can. To be
 /// done before the programs are linked that tell of ends ([`Programs::load`]): the kernel runs programs in the order in which
 /// they were linked, and the counts must have been read when an end is told.
 ///
 /// [`Programs::load`]: super::programs::Programs::load
 pub fn link_ends(loader: &Loader) -> Vec<TracepointProgram> {
-    let log = |error: &_| log::info!("what processes with inline hooks counted at their ends is not read: {error}");
+    let log = |error: &_| log::info!("what becomes of processes with inline hooks at their ends is not told: {error}");
     let link = |(name, tracepoint)| TracepointProgram::link(loader, name, tracepoint).inspect_err(log).ok();
     ENDS.into_iter().filter_map(link).collect()
 }

@@ -22,6 +22,7 @@ mod in_use_losses;
 mod inline_agreement;
 mod inline_allocators;
 mod inline_attempts;
+mod inline_breaker;
 mod inline_budget;
 mod inline_command;
 mod inline_harmless;

@@ -1,17 +1,19 @@
 //! The processes that inline hooks count: those that were hooked, and the children that inherited the hooks.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use heapbpf_inline::read::Counts;
 use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, inline_state};
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
+use super::breaker::Ours;
 use super::figures::{self, Seen};
 use super::memory;
 use super::refused::Refused;
-use super::removal::{leads_to_ours, take_out, take_out_inherited};
+use super::removal::{leads_to_ours, take_out, take_out_inherited, take_out_now};
 use crate::attach::files::FileKey;
 use crate::clock::{cpu_seconds_of, monotonic_ns, suspended_ns};
 use crate::kernel::inline::{InlineLinks, InlineMap};
@@ -23,6 +25,11 @@ const ROUNDS: usize = 64;
 
 /// A process that has counts which cannot be read for this long runs without its hooks, unless it is about to leave.
 const TAKEN_OUT_AFTER: Duration = Duration::from_millis(500);
+
+/// For how long it may be the doing of hooks that a process dies which has them no more; and for how long that is known, as records come
+/// late.
+const BLAMED_FOR_NS: u64 = 1_000_000_000;
+const KNOWN_FOR_NS: u64 = 3 * BLAMED_FOR_NS;
 
 /// Most processes that are named for what they said they had counted.
 const MOST_DISTRUSTED: usize = 4096;
@@ -46,6 +53,8 @@ pub(super) struct Counted {
     distrusted: HashSet<ProcessKey>,
     /// Children that were found since somebody asked.
     heirs: Vec<u32>,
+    /// What was in processes that have it no more, and since when (CLOCK_MONOTONIC), the last at the end.
+    taken_from: VecDeque<(u64, ProcessKey, FileKey, Arc<Ours>)>,
 }
 
 /// An allocator in a process with our code, and links to it.
@@ -57,6 +66,7 @@ pub(super) struct Linked {
     /// The mapped code. It is locked as long as we live, by which others know that.
     pub(super) text: File,
     pub(super) links: InlineLinks,
+    pub(super) ours: Arc<Ours>,
 }
 
 /// A process.
@@ -199,6 +209,7 @@ impl Counted {
             taken_out: 0,
             distrusted: HashSet::new(),
             heirs: Vec::new(),
+            taken_from: VecDeque::new(),
         }
     }
 
@@ -329,8 +340,31 @@ impl Counted {
     fn let_go(&mut self, process: ProcessKey, entry: &InlineProcess) {
         let has_them = entry.state != inline_state::LEFT && entry.memory_of == process;
         if !has_them || take_out_inherited(process.tgid, &bases(entry)) {
+            for (key, ours) in self.made_in(entry.hooked).collect::<Vec<_>>() {
+                self.note_taken_from(process, key, ours);
+            }
             self.map.remove(process);
         }
+    }
+
+    /// What is ours in a process that has the hooks which were made in `hooked`.
+    fn made_in(&self, hooked: ProcessKey) -> impl Iterator<Item = (FileKey, Arc<Ours>)> {
+        let linked = self.linked.get(&hooked).into_iter().flatten();
+        linked.map(|linked| (linked.key, Arc::clone(&linked.ours)))
+    }
+
+    /// Notes that this is in a process no more.
+    pub(super) fn note_taken_from(&mut self, process: ProcessKey, key: FileKey, ours: Arc<Ours>) {
+        let now_ns = monotonic_ns();
+        while self.taken_from.pop_front_if(|(at_ns, ..)| *at_ns + KNOWN_FOR_NS < now_ns).is_some() {}
+        self.taken_from.push_back((now_ns, process, key, ours));
+    }
+
+    /// What was ours in a process at a time (CLOCK_MONOTONIC), or a moment before.
+    pub(super) fn ours_in(&self, process: ProcessKey, time_ns: u64) -> Vec<(FileKey, Arc<Ours>)> {
+        let has = self.map.get(process).into_iter().flat_map(|entry| self.made_in(entry.hooked));
+        let had = self.taken_from.iter().filter(|(at_ns, of, ..)| *of == process && time_ns < at_ns + BLAMED_FOR_NS);
+        has.chain(had.map(|(_, _, key, ours)| (*key, Arc::clone(ours)))).collect()
     }
 
     /// Reads what all have counted. To be called before and after the kernel's counters are read.
@@ -452,8 +486,28 @@ impl Counted {
         self.taken_out
     }
 
-    /// Takes everything out of all processes.
+    /// Takes everything out of all processes, and keeps what they have counted, which is to be read before. The processes.
+    pub(super) fn stop(&mut self) -> Vec<ProcessKey> {
+        let mut entries = self.map.entries();
+        entries.retain(|(_, entry)| entry.state != inline_state::LEFT);
+        let ours = entries.iter().flat_map(|(process, entry)| self.made_in(entry.hooked).map(|it| (*process, it)));
+        let ours: Vec<_> = ours.collect();
+        for known in self.processes.values_mut().filter(|known| !known.has_left()) {
+            known.note_cpu_time(None);
+            (known.memory, known.counts[0], known.had_left) = (None, known.counts[1], [true; 2]);
+        }
+        self.take_all_out();
+        ours.into_iter().for_each(|(process, (key, ours))| self.note_taken_from(process, key, ours));
+        entries.into_iter().map(|(process, _)| process).collect()
+    }
+
+    /// Takes everything out of all processes, and forgets them.
     pub(super) fn release_all(&mut self) {
+        self.take_all_out();
+        self.processes.clear();
+    }
+
+    fn take_all_out(&mut self) {
         // What nobody has locked may be taken out.
         self.linked.values().flatten().for_each(|linked| drop(linked.text.unlock()));
         let mut done = HashSet::new();
@@ -465,11 +519,18 @@ impl Counted {
             let have_them = entries.iter().filter(|(process, entry)| {
                 entry.state != inline_state::LEFT && entry.memory_of == *process && done.insert(*process)
             });
-            // As long as they have the hooks, they must be listed, so that their children are.
-            on_all_processors(have_them.map(|(process, _)| process.tgid).collect(), take_out);
+            // As long as they have the hooks, they must be listed, so that their children are. Who cannot be stopped now does not have the
+            // others wait.
+            let pids: Vec<u32> = have_them.map(|(process, _)| process.tgid).collect();
+            let still = Mutex::new(Vec::new());
+            on_all_processors(pids, |pid| {
+                if !take_out_now(pid) {
+                    still.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
+                }
+            });
+            on_all_processors(still.into_inner().unwrap_or_else(PoisonError::into_inner), take_out);
             entries.iter().for_each(|(process, _)| self.map.remove(*process));
         }
-        self.processes.clear();
         InlineLinks::close(self.linked.drain().flat_map(|(_, linked)| linked).map(|linked| linked.links));
     }
 }

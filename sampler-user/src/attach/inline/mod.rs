@@ -4,9 +4,11 @@
 //! and linked before jumps lead to it, so that from the first call on each is counted and sampled.
 
 pub mod attempts;
+pub mod breaker;
 pub mod cleaner;
 mod control;
 mod counted;
+pub mod crashes;
 mod figures;
 pub mod forbidden;
 mod known;
@@ -32,19 +34,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use heapbpf_inline::abi::{CONTROL, Lead};
+use heapbpf_inline::fault::Layout;
 use heapbpf_probes::Table;
-use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Plan, Target};
-use sampler_ebpf::abi::{Counters, ProcessKey, Site};
+use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Pages, Plan, Target};
+use sampler_ebpf::abi::{Counters, CrashRecord, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 
 use self::attempts::Attempts;
+use self::breaker::{Blamed, Ours};
 use self::cleaner::Cleaner;
 use self::control::ControlPage;
 use self::counted::{Counted, Linked};
+use self::crashes::Builds;
 use self::known::{KnownFiles, KnownNames};
 pub use self::loaded::loader_is_done;
 use self::noted::Noted;
 use self::objects::ObjectHook;
+use self::preview::Planned;
 pub use self::refused::Refused;
 use self::removal::take_out;
 use crate::attach::files::FileKey;
@@ -101,6 +107,8 @@ pub struct InlineHooks {
     names: KnownNames,
     /// Processes in which an interpreter was to be led to the mapped code, and why it is not.
     led: HashMap<u32, Result<(), String>>,
+    /// Why nothing is hooked any more: a process died of its hooks.
+    tripped: Option<String>,
     /// Dropped after all hooks are taken out.
     _cleaner: Cleaner,
 }
@@ -157,6 +165,7 @@ impl InlineHooks {
             files: KnownFiles::default(),
             names: KnownNames::default(),
             led: HashMap::new(),
+            tripped: None,
             _cleaner: Cleaner::started(),
         }
     }
@@ -230,6 +239,7 @@ impl InlineHooks {
     ) -> Result<(), Refused> {
         let pid = process.tgid;
         forbidden::check(pid)?;
+        self.tripped.clone().map_or(Ok(()), |why| Err(Refused::Tripped(why)))?;
         // What was prepared in another incarnation of this process id is gone with its memory.
         let prepared = match self.prepared.remove(&(pid, key)).filter(|prepared| prepared.target.is_there()) {
             Some(prepared) => prepared,
@@ -253,6 +263,7 @@ impl InlineHooks {
             }
             Err(error) => error,
         };
+        self.counted.note_taken_from(process, key, Arc::clone(&prepared.linked.ours));
         self.counted.unlist(process, base);
         match &error {
             // Nothing was changed.
@@ -328,6 +339,8 @@ impl InlineHooks {
         wanted: Wanted<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<Prepared, Refused> {
+        let builds = Builds::of(pid, file);
+        crashes::check(builds.as_ref())?;
         let known = self.files.functions((path, file), wanted.table)?;
         let functions = &known.found.functions;
         let target = self.without_what_was_left(pid)?;
@@ -342,9 +355,14 @@ impl InlineHooks {
         let place = plan::place(&target, file)?;
         let objects: Vec<ObjectHook> = wanted.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
         let what = (known.as_ref(), objects.as_slice());
-        let (plan, leads, text) = preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
+        let Planned { plan, leads, originals, text } =
+            preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
         let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
-        let linked = self.link((pid, key), (plan.draft().base, text), first_site)?;
+        let pages = plan.draft().pages.iter().map(Pages::range).collect();
+        let layout = Layout { mapped: plan.range(), originals, pages };
+        let from_file = place.mapping.range.start.wrapping_sub(place.mapping.offset);
+        let ours = Ours { layout, from_file, builds };
+        let linked = self.link((pid, key), (plan.draft().base, text), first_site, ours)?;
         Ok(Prepared { target, plan, mapped, linked, leads })
     }
 
@@ -367,6 +385,7 @@ impl InlineHooks {
         (pid, key): (u32, FileKey),
         (base, locked): (u64, Option<File>),
         first_site: u32,
+        ours: Ours,
     ) -> Result<Linked, Refused> {
         let text = match locked {
             Some(text) => text,
@@ -383,7 +402,7 @@ impl InlineHooks {
         let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
         let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
         let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code), first_site)?;
-        Ok(Linked { pid, key, base, text, links })
+        Ok(Linked { pid, key, base, text, links, ours: Arc::new(ours) })
     }
 
     /// Changes the sampling interval. Each thread uses it from its next draw on. With an interval of 0, nothing is sampled from now on.
@@ -447,6 +466,24 @@ impl InlineHooks {
     /// Those of them that have not ended, as far as it is known.
     pub fn distrusted(&self) -> impl Iterator<Item = ProcessKey> {
         self.counted.distrusted_now()
+    }
+
+    /// Whether a process died of its inline hooks, which it has or had until a moment ago. `file` gives an allocator's file.
+    pub fn blamed(&self, crash: &CrashRecord, file: &dyn Fn(FileKey) -> Option<Arc<File>>) -> Option<Blamed> {
+        let ours = self.counted.ours_in(crash.process, crash.time_ns);
+        ours.iter().find_map(|(key, ours)| ours.blamed(*key, crash, file(*key).as_deref()))
+    }
+
+    /// Takes everything out of all processes, and hooks none from now on, for this reason. What they have counted stays. Those that had
+    /// hooks.
+    pub fn trip(&mut self, why: &str) -> Vec<ProcessKey> {
+        self.tripped = Some(why.to_owned());
+        // What is sampled from here on would not be counted.
+        self.set_draw(DrawConstants::default());
+        self.read();
+        let had = self.counted.stop();
+        self.prepared.drain().for_each(|(_, prepared)| prepared.undo());
+        had
     }
 
     /// Takes everything out of all processes.

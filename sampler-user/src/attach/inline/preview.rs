@@ -2,6 +2,7 @@
 
 use std::cell::LazyCell;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use heapbpf_remote::{Plan, Target};
 use sampler_ebpf::geometric::DrawConstants;
 
 use super::control::ControlPage;
+use super::crashes::{self, Builds};
 use super::known::{Known, KnownNames};
 use super::left::{self, Left};
 use super::objects::ObjectHook;
@@ -43,6 +45,7 @@ pub struct Preview {
 /// It cannot be hooked inline.
 pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, Refused> {
     forbidden::check(pid)?;
+    crashes::check(Builds::of(pid, file.1).as_ref())?;
     let known = Known::read((file.0, file.1), table)?;
     let file = file.1;
     let target = Target::look(pid)?;
@@ -54,7 +57,7 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
         });
     }
     let place = super::plan::place(&target, file)?;
-    let (plan, ..) =
+    let Planned { plan, .. } =
         plan((&target, &place), (&known, &[]), &KnownNames::default(), file, (&Sampled::nothing(), false))?;
     let replaced_bytes = plan.draft().pages.iter().map(|pages| pages.original.len() as u64).sum();
     let range = plan.range();
@@ -82,7 +85,8 @@ impl Trial {
         let target = Target::look(pid)?;
         let place = super::plan::place(&target, file)?;
         let what = (&known, [].as_slice());
-        let (plan, ..) = plan((&target, &place), what, &KnownNames::default(), file, (&Sampled::nothing(), false))?;
+        let Planned { plan, .. } =
+            plan((&target, &place), what, &KnownNames::default(), file, (&Sampled::nothing(), false))?;
         // From here on there may be something to take out.
         let trial = Self(pid);
         target.hook(&plan, PATIENCE)?;
@@ -110,15 +114,27 @@ impl Sampled {
     }
 }
 
-/// What is to be mapped into a process, and which pages are to be replaced; and words that then are to lead to it. Nothing is done
-/// to the process. If `uses_again`, what an earlier recording left is taken where it is the same, with its memfd.
+/// What is to be done to a process.
+pub(super) struct Planned {
+    /// What is to be mapped, and which pages are to be replaced.
+    pub plan: Plan,
+    /// Words that then are to lead to it.
+    pub leads: Vec<Lead>,
+    /// Where it has copies of the functions' own instructions.
+    pub originals: Vec<Range<u64>>,
+    /// The memfd of what an earlier recording left, if that is used again.
+    pub text: Option<File>,
+}
+
+/// What is to be done to a process, of which nothing is done. If `uses_again`, what an earlier recording left is taken where it is the
+/// same.
 pub(super) fn plan(
     (target, place): (&Target, &Place),
     (known, objects): (&Known, &[ObjectHook]),
     names: &KnownNames,
     file: &File,
     (sampled, uses_again): (&Sampled, bool),
-) -> Result<(Plan, Vec<Lead>, Option<File>), Refused> {
+) -> Result<Planned, Refused> {
     let memory = memory::open(target.pid().unsigned_abs())
         .map_err(|source| Refused::Read { what: "the target's memory", source })?;
     let word = |address: u64| {
@@ -140,16 +156,16 @@ pub(super) fn plan(
         let plan = super::plan::inline_plan((known, objects), place, (base, &settings), &bindings)?;
         let draft = super::plan::draft(&plan, place, (file, &memory), SET_LOG2, &sampled.control)?;
         super::plan::check_memory(&draft, &memory)?;
-        Ok::<_, Refused>((draft, plan.leads))
+        Ok::<_, Refused>((draft, plan.leads, plan.originals))
     };
     let (pid, mappings) = (target.pid().unsigned_abs(), target.maps().as_slice().len());
     for (found, text) in left::unused(target).take(if uses_again { MOST_LEFT } else { 0 }) {
         // It may be of another allocator, too far away.
-        let Ok((draft, leads)) = draft(found.range.start) else { continue };
+        let Ok((draft, leads, originals)) = draft(found.range.start) else { continue };
         let read = |offset, bytes: &mut [u8]| text.read_exact_at(bytes, offset).is_ok();
         if let Some(plan) = Plan::again(draft, target.maps(), &found, read) {
             limits::check(pid, 0, mappings)?;
-            return Ok((plan, leads, Some(text)));
+            return Ok(Planned { plan, leads, originals, text: Some(text) });
         }
     }
     let left = target.found().len();
@@ -158,8 +174,8 @@ pub(super) fn plan(
     }
     // What is replaced is at most the whole text.
     let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes(), place.starts.len());
-    let (draft, leads) = draft(target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?)?;
+    let (draft, leads, originals) = draft(target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?)?;
     let plan = Plan::new(draft, target.maps())?;
     limits::check(pid, plan.range().end - plan.range().start, mappings)?;
-    Ok((plan, leads, None))
+    Ok(Planned { plan, leads, originals, text: None })
 }

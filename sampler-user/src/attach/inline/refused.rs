@@ -102,6 +102,12 @@ pub enum Refused {
     /// The first process of the host, without which it stops.
     #[error("it is the first process of the host (PID 1), which is never hooked inline")]
     First,
+    /// It died of inline hooks before.
+    #[error("it died of inline hooks before: {0} (heapbpf doctor --forget-crashes forgets that)")]
+    Crashed(String),
+    /// In this recording, another process did.
+    #[error("inline hooks were taken out of all processes: {0}")]
+    Tripped(String),
     /// The rules cannot be followed. Nothing is recorded then.
     #[error("{0}")]
     Rules(String),

@@ -41,6 +41,11 @@ pub(super) fn take_out(pid: u32) {
     try_to_take_out(pid);
 }
 
+/// The same, if that is possible now. Whether it was.
+pub(super) fn take_out_now(pid: u32) -> bool {
+    Target::look(pid).is_ok_and(|target| take_out_found(&target, &[]).is_ok())
+}
+
 /// The same. Whether there may be another moment.
 fn try_to_take_out(pid: u32) -> Next {
     let mut attempts = Attempts::default();

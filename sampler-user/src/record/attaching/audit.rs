@@ -84,7 +84,8 @@ impl Attaching {
         self.targets.is_hidden(pid) || self.targets.is_given_up(pid) || self.hooks.gave_up_frees()
     }
 
-    /// Whether frees of any process were ever not tracked: given up, or hidden by inline hooks of another heapbpf.
+    /// Whether frees of any process were ever not tracked: given up, hidden by inline hooks of another heapbpf, or with hooks that were
+    /// taken out.
     pub fn lacked_frees(&self) -> bool {
         self.hooks.gave_up_frees() || self.targets.had_hidden() || self.targets.had_given_up()
     }
@@ -109,6 +110,7 @@ impl Attaching {
         self.refused
             .iter()
             .map(|reason| format!("not hooked: {reason}"))
+            .chain(self.tripped.as_ref().map(|tripped| tripped.told.clone()))
             .chain(unseen)
             .chain(self.missed.remark(seen))
             .chain(self.gaps_after_exec())

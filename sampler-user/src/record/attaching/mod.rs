@@ -2,6 +2,7 @@
 
 mod announcements;
 pub mod audit;
+mod breaker;
 pub mod command;
 pub mod follow;
 pub mod go;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
+use super::breaker::Tripped;
 use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
 use super::missed::Missed;
 use super::others::OthersHooks;
@@ -78,6 +79,8 @@ pub struct Attaching {
     pub(super) inline_is_asked: bool,
     /// Those who have none, and why.
     pub(super) refusals: Refusals,
+    /// What is told if a process died of its inline hooks.
+    pub(super) tripped: Option<Tripped>,
     /// The process of a command that is to be hooked inline at its entry point, and is not there yet.
     pub held: Option<u32>,
     /// Which processes they are in, and why they are not in others.
@@ -169,6 +172,7 @@ impl Attaching {
             inline,
             inline_is_asked,
             refusals: Refusals::default(),
+            tripped: None,
             held: None,
             standing: Standing::new(sources == Sources::Announcements, hooks_inline),
             hooks: Hooks::new(

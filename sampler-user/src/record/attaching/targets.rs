@@ -57,7 +57,7 @@ pub struct Coverage {
     pub at_attach_bytes: Option<u64>,
     /// When probes saw nothing of it.
     unseen: Unseen,
-    /// CLOCK_MONOTONIC when its own links were given up.
+    /// CLOCK_MONOTONIC when its own links, or its inline hooks, were given up.
     given_up_ns: Option<u64>,
 }
 
@@ -314,6 +314,20 @@ mod tests {
         coverage.uncovered_ns = 9999;
         assert_eq!(coverage.share(9000, None), 0.0);
         assert_eq!(Coverage::default().share(0, None), 1.0);
+    }
+
+    #[test]
+    fn a_process_whose_hooks_were_taken_out_is_covered_up_to_then() {
+        let mut targets = TargetSet::default();
+        targets.begin(1, 1000);
+        targets.begin(2, 1000);
+        targets.give_up(1, 1250);
+        targets.give_up(3, 1250);
+        assert!(targets.is_given_up(1) && !targets.is_given_up(2) && !targets.is_given_up(3));
+        assert_eq!((targets.seen(1, 2000).share, targets.seen(2, 2000).share), (0.25, 1.0));
+        targets.incarnation_began(1, 2000);
+        assert!(!targets.is_given_up(1), "it runs another program");
+        assert_eq!((targets.seen_before(1, 2000).share, targets.seen(1, 3000).share), (0.25, 1.0));
     }
 
     #[test]

@@ -290,17 +290,6 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_of_one_that_is_given_up_stays() {
-        let mut activity = Activity::new(2, 1, false);
-        look(&mut activity, &[(1, 100)], 100);
-        activity.counted(process(1), Some(150 * MS));
-        look(&mut activity, &[(1, 400)], 200);
-        activity.given_up(process(1));
-        assert!(look(&mut activity, &[(1, 600)], 300).is_empty());
-        assert_eq!(activity.of(process(1)), Some(CpuTime { all_ns: 500 * MS, counted_ns: 250 * MS }));
-    }
-
-    #[test]
     fn threads_of_a_process_are_added_up_and_kernel_threads_left_out() {
         let mut activity = Activity::new(2, 1, false);
         let thread = |tgid, memory_users| LivingThread { process: process(tgid), memory_users, cpu_ns: 9 * MS };
@@ -328,6 +317,18 @@ mod tests {
         // They began before the recording, and end.
         look(&mut activity, &[], 400);
         assert_eq!(activity.of_all(&nobody, |_| true), all);
+    }
+
+    #[test]
+    fn what_was_counted_stays_so_when_it_is_over() {
+        let mut activity = Activity::new(2, 1, false);
+        look(&mut activity, &[(1, 1000), (2, 0)], 100);
+        activity.counted(process(1), Some(1000 * MS));
+        look(&mut activity, &[(1, 1030), (2, 10)], 200);
+        [1, 2, 3].iter().for_each(|tgid| activity.given_up(process(*tgid)));
+        assert!(look(&mut activity, &[(1, 1090), (2, 90), (3, 90)], 300).is_empty(), "nobody is hooked any more");
+        let share = |tgid| activity.of(process(tgid)).unwrap().share();
+        assert!((share(1) - 30.0 / 90.0).abs() < 1e-9 && share(2) == 0.0 && share(3) == 0.0);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use sampler_ebpf::abi::{AllocationRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
+use bytes::Bytes;
+use sampler_ebpf::abi::{AllocationRecord, CrashRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
 
 use super::announced::AnnouncedIntervals;
 use super::counters::DaemonCounters;
@@ -18,7 +19,7 @@ use super::process_event::ProcessEvent;
 use super::python::Pythons;
 use super::stack_limits::StackLimits;
 use crate::clock::monotonic_ns;
-use crate::heap::event::{Event, decode};
+use crate::heap::event::{Event, decode, decode_crash};
 use crate::heap::live::{AfterCut, Heap, LostBlocks};
 use crate::heap::sample::{Sample, SampleKey};
 use crate::host::mappings::AddressSpace;
@@ -87,6 +88,8 @@ pub struct Recorder {
     /// Empty address space, for processes that are unknown.
     nowhere: AddressSpace,
     behind: bool,
+    /// Processes that died of a fault, which nobody has taken yet.
+    crashes: Vec<CrashRecord>,
     /// Bytes of the longest stack copy since [`Recorder::take_longest_copy`].
     longest_copy_bytes: u64,
     /// Processes that were seen to run JIT code.
@@ -128,6 +131,7 @@ impl Recorder {
             callers: HashMap::new(),
             nowhere: AddressSpace::default(),
             behind: false,
+            crashes: Vec::new(),
             longest_copy_bytes: 0,
             jit_processes: HashSet::new(),
             new_jit_processes: Vec::new(),
@@ -168,6 +172,11 @@ impl Recorder {
         }
     }
 
+    /// Processes that died of a fault since the last call.
+    pub fn take_crashes(&mut self) -> Vec<CrashRecord> {
+        std::mem::take(&mut self.crashes)
+    }
+
     /// Bytes of the longest stack copy since the last call.
     pub const fn take_longest_copy(&mut self) -> u64 {
         std::mem::replace(&mut self.longest_copy_bytes, 0)
@@ -182,7 +191,13 @@ impl Recorder {
         }
         // The time is read before the position, so every record with a time up to it was reserved before that position.
         let position = self.join.queue.read_up_to(|| (monotonic_ns(), events.reserved_up_to()));
-        while events.read_up_to() < position && events.drain(|record| self.join.queue.push(record)) > 0 {}
+        let Self { join, crashes, .. } = self;
+        let mut take = |record: Bytes| match decode_crash(&record) {
+            // It does not wait for its turn.
+            Some(crash) => crashes.push(crash),
+            None => join.queue.push(record),
+        };
+        while events.read_up_to() < position && events.drain(&mut take) > 0 {}
         self.join.queue.has_read_up_to(events.read_up_to());
         self.join.queue.len() - before
     }

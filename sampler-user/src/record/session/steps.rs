@@ -63,6 +63,10 @@ impl Session {
         self.fit_rings(longest_copy_bytes);
         let (kernel, processes) = (&mut self.kernel, &mut self.process_events);
         let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, latest_ns);
+        for crash in self.recorder.take_crashes() {
+            self.attaching.note_crash(&crash, &self.host);
+            self.drop_untracked_heaps();
+        }
         for (process, time_ns) in self.recorder.take_new_jit_processes() {
             let code = jit_code_of(process, time_ns, &mut self.host);
             self.worker.open_jit_code(process, code);

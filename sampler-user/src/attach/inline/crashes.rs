@@ -1,0 +1,182 @@
+//! Programs that died of inline hooks: they are remembered with their allocators, and probed from then on.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::refused::Refused;
+
+/// Most programs that are remembered. The oldest go.
+const MOST: usize = 64;
+/// Most bytes of the file that are read, and of the text of one program.
+const MOST_BYTES: u64 = 64 << 10;
+const MOST_TEXT: usize = 512;
+/// Where the file is, unless systemd says where a service keeps its state.
+const FOLDER: &str = "/var/lib/heapbpf";
+const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
+const NAME: &str = "never-inline";
+
+/// What a program and its allocator are known by: the build IDs of their files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Builds {
+    exe: String,
+    allocator: String,
+}
+
+impl Builds {
+    /// Those of a process whose allocator is in `file`; `None` if a file has no build ID.
+    pub fn of(pid: u32, file: &File) -> Option<Self> {
+        let exe = File::open(format!("/proc/{pid}/exe")).ok()?;
+        let [exe, allocator] = [&exe, file].map(|file| {
+            let id = heapbpf_elf::build_id::of(file)?;
+            Some(id.iter().map(|byte| format!("{byte:02x}")).collect())
+        });
+        Some(Self { exe: exe?, allocator: allocator? })
+    }
+}
+
+/// A program that died of inline hooks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crash {
+    /// What it is known by.
+    pub builds: Builds,
+    /// What happened, in one line.
+    pub what: String,
+}
+
+impl Crash {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.splitn(3, ' ');
+        let mut id = || fields.next().filter(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        let builds = Builds { exe: id()?.to_owned(), allocator: id()?.to_owned() };
+        Some(Self { builds, what: one_line(fields.next()?) })
+    }
+}
+
+/// Text without what a terminal or the file takes for more than text, and not too long.
+fn one_line(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MOST_TEXT).collect()
+}
+
+/// The file with the programs.
+#[must_use]
+pub fn path() -> PathBuf {
+    let folders = std::env::var(FOLDER_VARIABLE).unwrap_or_default();
+    // There may be several, separated by colons.
+    let first = folders.split(':').next().filter(|folder| folder.starts_with('/'));
+    Path::new(first.unwrap_or(FOLDER)).join(NAME)
+}
+
+/// The programs that are remembered in a file. What is no such line is left out.
+#[must_use]
+pub fn read(path: &Path) -> Vec<Crash> {
+    let mut text = Vec::new();
+    if File::open(path).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut text)).is_err() {
+        return Vec::new();
+    }
+    let mut crashes: Vec<Crash> = String::from_utf8_lossy(&text).lines().filter_map(Crash::parse).collect();
+    crashes.drain(..crashes.len().saturating_sub(MOST));
+    crashes
+}
+
+/// Remembers a program.
+///
+/// # Errors
+/// The file cannot be written, as where the root is read-only.
+pub fn remember(path: &Path, crash: &Crash) -> io::Result<()> {
+    let mut crashes = read(path);
+    crashes.retain(|known| known.builds != crash.builds);
+    crashes.drain(..(crashes.len() + 1).saturating_sub(MOST));
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let fresh = path.with_extension(format!("{}.new", std::process::id()));
+    let mut file = File::create(&fresh)?;
+    for Crash { builds, what } in crashes.iter().chain([crash]) {
+        writeln!(file, "{} {} {}", builds.exe, builds.allocator, one_line(what))?;
+    }
+    std::fs::rename(&fresh, path)
+}
+
+/// Forgets all of them. How many there were.
+///
+/// # Errors
+/// The file cannot be removed.
+pub fn forget(path: &Path) -> io::Result<usize> {
+    let known = read(path).len();
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(known),
+    }
+}
+
+/// Whether a program may be hooked inline with its allocator. The file is read once.
+///
+/// # Errors
+/// It died of inline hooks before.
+pub fn check(builds: Option<&Builds>) -> Result<(), Refused> {
+    static CRASHES: OnceLock<Vec<Crash>> = OnceLock::new();
+    let crashes = CRASHES.get_or_init(|| read(&path()));
+    let known = crashes.iter().find(|crash| Some(&crash.builds) == builds);
+    known.map_or(Ok(()), |crash| Err(Refused::Crashed(crash.what.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn crash(exe: &str) -> Crash {
+        Crash { builds: Builds { exe: exe.into(), allocator: "cd".into() }, what: format!("{exe} ended by SIGILL") }
+    }
+
+    #[test]
+    fn programs_are_remembered_once_and_the_oldest_go() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state").join(NAME);
+        assert_eq!((read(&path), forget(&path).ok()), (Vec::new(), Some(0)));
+        for number in 0..MOST + 3 {
+            remember(&path, &crash(&format!("{number:02x}"))).expect("it can be written");
+        }
+        let again = Crash { what: "again\nand\x1b again".into(), ..crash("10") };
+        remember(&path, &again).expect("it can be written");
+        let known = read(&path);
+        assert_eq!((known.len(), &known[0], &known[MOST - 1].builds), (MOST, &crash("03"), &again.builds));
+        assert_eq!(known[MOST - 1].what, "againand again");
+        assert_eq!(std::fs::read_dir(path.parent().expect("a folder")).expect("it is there").count(), 1);
+        assert_eq!((forget(&path).ok(), read(&path)), (Some(MOST), Vec::new()));
+    }
+
+    #[test]
+    fn what_is_no_line_of_ours_is_left_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(NAME);
+        let lines = b"\n \nab\nab cd\nxy cd what\nab  what\n\xff\xfe\nab cd ab ended by SIGILL\nab cd";
+        std::fs::write(&path, lines).expect("our own");
+        assert_eq!(read(&path), [crash("ab")]);
+        std::fs::write(&path, vec![b'a'; 1 << 20]).expect("our own");
+        assert_eq!(read(&path), []);
+        remember(&path, &crash("ab")).expect("it can be written");
+        assert_eq!(read(&path), [crash("ab")], "nothing else stays");
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_nothing_is_remembered() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("file"), "").expect("our own");
+        let path = folder.path().join("file").join(NAME);
+        assert!(remember(&path, &crash("ab")).is_err());
+        assert!(remember(Path::new("/proc/nothing/never-inline"), &crash("ab")).is_err());
+        assert_eq!(read(&path), []);
+    }
+
+    #[test]
+    fn this_program_is_known_by_its_build_id() {
+        let own = File::open("/proc/self/exe").expect("it runs");
+        let builds = Builds::of(std::process::id(), &own);
+        assert!(builds.as_ref().is_none_or(|builds| builds.exe == builds.allocator && builds.exe.len() > 8));
+        let none = tempfile::tempfile().expect("a file");
+        assert_eq!(Builds::of(std::process::id(), &none), None);
+        assert!(check(builds.as_ref()).is_ok() && check(None).is_ok());
+    }
+}

@@ -1,0 +1,244 @@
+//! A process that dies of its inline hooks ends them in all processes. What it does to itself ends none.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::inline::{is_hooked, mapped, maps};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Recorder, Recording};
+use heapbpf_tests::target::Target;
+use tempfile::TempDir;
+
+/// Where the code is that all hooked functions share, and the first stub with the end of the space that it has.
+const CODE: u64 = 0x3000;
+const STUBS: u64 = 0x5000;
+const STUB_BYTES: u64 = 0x180;
+/// A breakpoint.
+const INT3: u8 = 0xcc;
+/// Calls of a program.
+const CALLS: u64 = 20000;
+
+/// Where a debugger has a thread go on, and with what in its registers.
+struct Place {
+    ip: u64,
+    /// The first argument; if there is none, all registers are useless.
+    argument: Option<u64>,
+    /// A signal that somebody sends it there.
+    sent: i32,
+}
+
+impl Place {
+    const fn at(ip: u64) -> Self {
+        Self { ip, argument: None, sent: 0 }
+    }
+}
+
+/// Has the first thread of a process, which waits, go on elsewhere, as a debugger would, and leaves it.
+fn goes_on_at(pid: u32, place: &Place) {
+    let pid = pid.cast_signed();
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: the calls read and write the registers of a process that the test has started, in a structure of their type.
+    unsafe {
+        assert_eq!(libc::ptrace(libc::PTRACE_ATTACH, pid, none, none), 0, "it can be traced");
+        assert_eq!(libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL), pid, "it stops");
+        let mut registers: libc::user_regs_struct = std::mem::zeroed();
+        assert_eq!(libc::ptrace(libc::PTRACE_GETREGS, pid, none, &raw mut registers), 0);
+        if let Some(argument) = place.argument {
+            // As at a call.
+            registers.rsp = ((registers.rsp - 1024) & !15) - 8;
+            registers.rdi = if argument == u64::MAX { registers.rsp } else { argument };
+        } else {
+            let before = registers;
+            registers = std::mem::zeroed();
+            (registers.cs, registers.ss, registers.eflags) = (before.cs, before.ss, before.eflags);
+            (registers.fs_base, registers.gs_base) = (before.fs_base, before.gs_base);
+        }
+        // It is in no system call any more.
+        (registers.rip, registers.orig_rax) = (place.ip, u64::MAX);
+        assert_eq!(libc::ptrace(libc::PTRACE_SETREGS, pid, none, &raw mut registers), 0);
+        assert_eq!(libc::kill(pid, place.sent), 0);
+        assert_eq!(libc::ptrace(libc::PTRACE_DETACH, pid, none, none), 0);
+    }
+}
+
+/// Beginning and end of a mapping, and where in its file it begins.
+fn numbers(line: &str) -> [u64; 3] {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next().and_then(|range| range.split_once('-')).expect("a mapping");
+    [start, end, fields.nth(1).expect("an offset")].map(|it| u64::from_str_radix(it, 16).expect("a number"))
+}
+
+/// Where the blob is in a process: its code is the first of what is named so.
+fn base(pid: u32) -> u64 {
+    let name = mapped(pid).first().and_then(|line| line.split("/memfd:heapbpf-inline-").nth(1).map(str::to_owned));
+    let base = name.and_then(|name| u64::from_str_radix(name.split('-').next()?, 16).ok());
+    base.expect("it is mapped")
+}
+
+/// Where the C library's file begins in a process, and its path.
+fn libc_of(pid: u32) -> (u64, String) {
+    let maps = maps(pid);
+    let line = maps.lines().find(|line| line.contains("/libc.so")).expect("a C library");
+    let [start, _, offset] = numbers(line);
+    (start - offset, line.split_ascii_whitespace().last().expect("a path").to_owned())
+}
+
+/// A breakpoint in a replaced page that the file does not have.
+fn breakpoint_of_ours(pid: u32) -> u64 {
+    let (base, (_, path)) = (base(pid), libc_of(pid));
+    let (memory, file) = (File::open(format!("/proc/{pid}/mem")), File::open(path));
+    let (memory, file) = (memory.expect("its memory"), file.expect("its C library"));
+    let ours = mapped(pid);
+    let replaced = ours.iter().map(|line| numbers(line)).filter(|[at, ..]| !(base..base + (1 << 30)).contains(at));
+    let offset = file_offset(pid);
+    replaced
+        .flat_map(|[at, end, _]| at..end)
+        .find(|at| {
+            let [mut now, mut before] = [[0], [0]];
+            let is_read =
+                memory.read_exact_at(&mut now, *at).is_ok() && file.read_exact_at(&mut before, offset(*at)).is_ok();
+            is_read && now == [INT3] && before != [INT3]
+        })
+        .expect("what is left of a function's first instructions is breakpoints")
+}
+
+/// Offset in the C library's file of an address of its code: one of its mappings tells.
+fn file_offset(pid: u32) -> impl Fn(u64) -> u64 {
+    let maps = maps(pid);
+    let text = maps.lines().find(|line| line.contains("/libc.so") && line.contains(" r-xp "));
+    let [at, _, offset] = numbers(text.expect("code"));
+    move |address| address.wrapping_sub(at.wrapping_sub(offset))
+}
+
+/// The same function of the C library in another process.
+fn in_process(pid: u32, function: u64) -> u64 {
+    let (own, path) = libc_of(std::process::id());
+    let (its, other) = libc_of(pid);
+    assert_eq!(path, other, "one C library");
+    function - own + its
+}
+
+fn heapbpf_with(state: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new(heapbpf());
+    let output = command.env("STATE_DIRECTORY", state).args(arguments).output().expect("it runs");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Two programs that are hooked inline, one of which is about to die.
+struct Case {
+    state: TempDir,
+    victim: Target,
+    bystander: Target,
+    recording: Recording,
+}
+
+impl Case {
+    fn begin() -> Self {
+        let state = tempfile::tempdir().expect("a temporary folder");
+        let [victim, bystander] = [(); 2].map(|()| Target::start(&program("pairs"), [CALLS.to_string()]));
+        let recording = start(state.path(), &[victim.pid(), bystander.pid()]);
+        assert!(is_hooked(victim.pid()) && is_hooked(bystander.pid()), "{}", recording.said());
+        Self { state, victim, bystander, recording }
+    }
+
+    /// What is to be seen after it died of its hooks at a place: of `signal`, and told like that.
+    fn trips(self, place: &Place, signal: i32, told: &str) {
+        let Self { state, victim, mut bystander, recording } = self;
+        let pid = victim.pid();
+        goes_on_at(pid, place);
+        assert_eq!(victim.end().signal(), Some(signal), "it dies as it should");
+        let line = format!("process {pid} (pairs) died of {told}");
+        let rest = ": inline hooks were taken out of all processes; 1 other is counted no more, and none is hooked inline from now on";
+        let warning = std::iter::repeat_with(|| recording.next_line()).find(|said| said.contains("died of"));
+        assert!(warning.as_ref().is_some_and(|said| said.contains(&line) && said.contains(rest)), "{warning:?}");
+        assert!(!is_hooked(bystander.pid()), "the other one has no hooks any more");
+        // It goes on right, and is counted no more.
+        assert_eq!(bystander.run().allocs(), CALLS);
+        let outcome = recording.stop();
+        let (profile, stats) = outcome.results();
+        let notes = profile.notes.join("\n");
+        assert!(notes.contains(&line) && notes.contains(rest), "{notes}");
+        assert!(stats.exact_alloc_objects < CALLS, "{stats:?}");
+        assert!(!outcome.stderr.contains("what it says it has counted cannot be"), "{}", outcome.stderr);
+
+        let state = state.path();
+        let again = Target::start(&program("pairs"), ["500"]);
+        let recording = start(state, &[again.pid()]);
+        assert_eq!(mapped(again.pid()), [""; 0]);
+        assert!(recording.said().contains("it died of inline hooks before: "), "{}", recording.said());
+        recording.stop();
+        assert!(heapbpf_with(state, &["doctor"]).contains("pairs died of "), "doctor lists it");
+        let forgotten = heapbpf_with(state, &["doctor", "--forget-crashes"]);
+        assert_eq!(forgotten, "1 program that died of inline hooks: forgotten\n");
+        let recording = start(state, &[again.pid()]);
+        assert!(is_hooked(again.pid()), "{}", recording.said());
+        recording.stop();
+    }
+
+    /// What is to be seen after it died by itself.
+    fn does_not_trip(self, dies: impl FnOnce(u32), signal: i32) {
+        let Self { state, victim, mut bystander, recording } = self;
+        dies(victim.pid());
+        assert_eq!(victim.end().signal(), Some(signal), "it dies as it should");
+        let truth = bystander.run();
+        let outcome = recording.stop();
+        assert!(!outcome.stderr.contains("died of"), "{}", outcome.stderr);
+        let (profile, stats) = outcome.results();
+        assert!(stats.exact_alloc_objects >= truth.allocs(), "it was counted to its end: {stats:?}");
+        assert!(!profile.notes.iter().any(|note| note.contains("died of")), "{:?}", profile.notes);
+        assert_eq!(std::fs::read_dir(state.path()).expect("our own folder").count(), 0, "nothing is remembered");
+    }
+}
+
+fn start(state: &Path, pids: &[u32]) -> Recording {
+    let recorder = pids.iter().fold(Recorder::new().interval(4096), |recorder, pid| recorder.pid(*pid));
+    recorder.option("--hook", "inline").flag("--no-follow").variable("STATE_DIRECTORY", OsStr::new(state)).start()
+}
+
+#[test]
+fn a_fault_in_code_of_ours_ends_all_inline_hooks() {
+    let Some(_turn) = turn("a_fault_in_code_of_ours_ends_all_inline_hooks") else { return };
+    let case = Case::begin();
+    let ip = base(case.victim.pid()) + CODE;
+    case.trips(&Place::at(ip), libc::SIGSEGV, "SIGSEGV in code of inline hooks (at 0x3");
+}
+
+#[test]
+fn a_breakpoint_behind_a_stub_ends_all_inline_hooks() {
+    let Some(_turn) = turn("a_breakpoint_behind_a_stub_ends_all_inline_hooks") else { return };
+    let case = Case::begin();
+    let ip = base(case.victim.pid()) + STUBS + STUB_BYTES - 1;
+    case.trips(&Place::at(ip), libc::SIGTRAP, "SIGTRAP in code of inline hooks (at 0x517f of it)");
+}
+
+#[test]
+fn a_breakpoint_in_a_replaced_page_ends_all_inline_hooks() {
+    let Some(_turn) = turn("a_breakpoint_in_a_replaced_page_ends_all_inline_hooks") else { return };
+    let case = Case::begin();
+    let pid = case.victim.pid();
+    let (ip, (_, libc)) = (breakpoint_of_ours(pid), libc_of(pid));
+    let told = format!("SIGTRAP in a page of {libc} that inline hooks had replaced (at ");
+    case.trips(&Place::at(ip), libc::SIGTRAP, &told);
+}
+
+#[test]
+fn a_program_that_corrupts_its_heap_ends_itself_alone() {
+    let Some(_turn) = turn("a_program_that_corrupts_its_heap_ends_itself_alone") else { return };
+    let free = libc::free as *const () as u64;
+    for (argument, signal) in [(16, libc::SIGSEGV), (u64::MAX, libc::SIGABRT)] {
+        let dies = |pid| goes_on_at(pid, &Place { ip: in_process(pid, free), argument: Some(argument), sent: 0 });
+        Case::begin().does_not_trip(dies, signal);
+    }
+}
+
+#[test]
+fn a_signal_that_somebody_sends_is_no_fault_of_hooks() {
+    let Some(_turn) = turn("a_signal_that_somebody_sends_is_no_fault_of_hooks") else { return };
+    let dies = |pid| goes_on_at(pid, &Place { sent: libc::SIGSEGV, ..Place::at(base(pid) + CODE) });
+    Case::begin().does_not_trip(dies, libc::SIGSEGV);
+}
