@@ -86,6 +86,10 @@ impl Session {
                 log::debug!("the stacks of process {} are copied as a whole: {error}", stack.space.tgid);
             }
         }
+        if !self.process_events.is_empty() {
+            // They may tell of processes that began since the host's events were read.
+            self.recorder.poll(&mut self.host);
+        }
         for event in std::mem::take(&mut self.process_events) {
             self.apply(event);
         }
