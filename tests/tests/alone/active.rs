@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::inline::is_hooked;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::{Target, cpu_time, until};
 
 /// Allocates all the time.
 const BUSY: &str = "while True: x = [bytearray(5000) for _ in range(2000)]";
@@ -54,6 +55,8 @@ fn active_processes_are_counted_and_idle_ones_are_left_alone() {
     let pid = busy.0.id();
     let recording = Recorder::new().flag("--all").interval(512 << 10).start();
     until("the busy process is hooked", || is_hooked(pid));
+    let used = cpu_time(pid);
+    until("it has allocated with its hooks", || cpu_time(pid) > used + Duration::from_millis(50));
     assert!(!is_hooked(idle.pid()), "it has done nothing");
     let (profile, _) = recording.stop().results();
     let process = profile.process(pid);

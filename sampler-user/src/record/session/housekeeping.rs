@@ -102,11 +102,14 @@ impl Session {
         if modules.len() < self.housekeeping.modules + KEPT_UNMAPPED / 2 {
             return;
         }
-        let mut needed: HashSet<ModuleId> = processes.iter().flat_map(|it| it.space.modules_ever()).collect();
+        let running = processes.iter().filter(|it| it.until_ns.is_none());
+        let mut needed: HashSet<ModuleId> = running.flat_map(|it| it.space.modules_ever()).collect();
         let frames = self.recorder.heap.stacks().flat_map(|(_, stack)| stack.frames.iter());
         needed.extend(frames.filter_map(|frame| frame.module));
+        // Those of ended processes are needed for some seconds only.
+        self.housekeeping.modules = needed.len() + KEPT_UNMAPPED;
+        needed.extend(processes.iter().flat_map(|it| it.space.modules_ever()));
         modules.forget(&needed);
-        self.housekeeping.modules = modules.len();
         self.attaching.forget_modules(modules);
     }
 

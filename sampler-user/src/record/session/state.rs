@@ -109,7 +109,7 @@ pub(super) struct Housekeeping {
     pub(super) dropped_unused_ns: u64,
     /// Processes forgotten since memory was last given back, and when that was (CLOCK_MONOTONIC).
     pub(super) forgotten: (usize, u64),
-    /// Number of modules after some were last forgotten.
+    /// Number of modules that were to be kept when some were last forgotten.
     pub(super) modules: usize,
 }
 
