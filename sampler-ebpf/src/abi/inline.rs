@@ -76,6 +76,8 @@ pub enum TwinArguments {
 pub const UPPER_HALF: u32 = 32;
 /// Bits of `r10` with the function's number.
 pub const NUMBER_BITS: u32 = 16;
+/// Bit of a link's cookie, beside the first site's index: it is to where calls are whose results will not be seen.
+pub const UNSEEN_SITE: u64 = 1 << 63;
 
 /// Where the target's own counts are, from the base of what is mapped into it. `heapbpf_inline::abi` has the whole layout.
 pub mod memory {

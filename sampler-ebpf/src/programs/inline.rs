@@ -6,7 +6,7 @@
 
 use core::ffi::c_void;
 
-use sampler_ebpf::abi::inline::{NUMBER_BITS, UPPER_HALF, flag};
+use sampler_ebpf::abi::inline::{NUMBER_BITS, UNSEEN_SITE, UPPER_HALF, flag};
 use sampler_ebpf::constants::LARGEST_CHOSEN_INTERVAL;
 use sampler_ebpf::trials;
 
@@ -45,7 +45,7 @@ fn flags(ctx: *mut c_void) -> u32 {
     (register(ctx, R10) >> UPPER_HALF) as u32
 }
 
-/// After a call whose outcome is known.
+/// After a call whose outcome is known, or before a sampled one whose result will not be seen: the link says which.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/inline_result")]
 pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
@@ -53,22 +53,33 @@ pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
         return 0;
     }
     use_kernel_stack(ctx);
-    let sampled = flags(ctx) & flag::SAMPLED != 0;
-    let lose = move || lose(sampled, register(ctx, RSI));
-    let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
+    let is_seen = cookie(ctx).0 & UNSEEN_SITE == 0;
+    let sampled = !is_seen || flags(ctx) & flag::SAMPLED != 0;
+    let size = if is_seen { register(ctx, RSI) } else { register(ctx, R11) };
+    let Some(state) = ThreadState::of_any_target(move || lose(sampled, size)) else { return 0 };
     if const { ablation::ends_after("inline-state") } {
         return 0;
     }
-    if register(ctx, R9) != 0 {
-        end_reallocation(ctx, state);
-    }
-    if sampled {
+    // Without its address it counts as one that cannot be followed.
+    let mut address = 0;
+    let (offset, interval) = if is_seen {
+        if register(ctx, R9) != 0 {
+            end_reallocation(ctx, state);
+        }
+        if !sampled {
+            return 0;
+        }
         note_calls(ctx, state, register(ctx, RDX));
-        let call = Sampled::of(register(ctx, RSI), register(ctx, RCX), register(ctx, R8));
-        // Without its address it counts as one that cannot be followed.
-        let address = if flags(ctx) & flag::UNTRACKED == 0 { register(ctx, RDI) } else { 0 };
-        report(ctx, state, &call, address);
-    }
+        if flags(ctx) & flag::UNTRACKED == 0 {
+            address = register(ctx, RDI);
+        }
+        (register(ctx, RCX), register(ctx, R8))
+    } else {
+        state.moments = state.moments.wrapping_add(1);
+        let draw = register(ctx, RAX);
+        (draw & 0xffff_ffff, draw >> UPPER_HALF)
+    };
+    report(ctx, state, &Sampled::of(size, offset, interval), address);
     0
 }
 
@@ -130,19 +141,6 @@ fn begin_reallocation(ctx: *mut c_void, state: &mut ThreadState, block: u64) {
     };
 }
 
-/// Before a sampled call whose result will not be seen.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe/inline_unseen")]
-pub extern "C" fn inline_unseen(ctx: *mut c_void) -> u32 {
-    use_kernel_stack(ctx);
-    let Some(state) = ThreadState::of_any_target(move || lose(true, register(ctx, R11))) else { return 0 };
-    let draw = register(ctx, RAX);
-    state.moments = state.moments.wrapping_add(1);
-    let call = Sampled::of(register(ctx, R11), draw & 0xffff_ffff, draw >> UPPER_HALF);
-    report(ctx, state, &call, 0);
-    0
-}
-
 /// Notes how many calls the thread has made, by which blocks are found that are freed before the next call.
 #[inline(always)]
 fn note_calls(ctx: *mut c_void, state: &mut ThreadState, calls: u64) {
@@ -183,10 +181,10 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u6
         site: site(ctx),
         ..Pending::OVER
     });
-    let mut registers = arch::registers(ctx);
-    registers.ip = pending.caller;
-    registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
-    allocation::report(ctx, &registers, state, pending, address, config!(live) != 0);
+    state.registers = arch::registers(ctx);
+    state.registers.ip = pending.caller;
+    state.registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
+    allocation::report(ctx, state, pending, address, config!(live) != 0);
 }
 
 /// The outcome for the old block.

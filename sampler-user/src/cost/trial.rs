@@ -24,7 +24,7 @@ use crate::heap::event::decode_stack;
 use crate::kernel::control::{ControlMaps, CountedBy};
 use crate::kernel::guardian::{Guardian, ProbeLink};
 use crate::kernel::loader::{Loader, MapSizes, ProgramKind};
-use crate::kernel::programs::{LinkKind, Programs};
+use crate::kernel::programs::{LinkKind, Programs, When};
 use crate::kernel::ring_maps::RingId;
 use crate::kernel::rings::Ring;
 use crate::kernel::{KernelError, sys};
@@ -191,7 +191,7 @@ impl Recording {
             setting.interval
         };
         control.set_draw(draw_constants(interval).context("the interval is too large")?)?;
-        let programs = Programs::load(&loader, setting.live, setting.link, guardian)?;
+        let programs = Programs::load(&loader, (setting.live, When::AtOnce), setting.link, guardian)?;
         let mut hooks = hooks(setting.live, Some(&programs));
         if let Some(functions) = setting.functions {
             hooks = hooks.only(functions);

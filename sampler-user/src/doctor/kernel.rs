@@ -16,7 +16,7 @@ use crate::kernel::control::ControlMaps;
 use crate::kernel::guardian::Guardian;
 use crate::kernel::loader::{Loader, MapSizes};
 use crate::kernel::mappings::MappingProbes;
-use crate::kernel::programs::Programs;
+use crate::kernel::programs::{Programs, When};
 use crate::kernel::{KernelError, object};
 
 /// The check of one feature.
@@ -202,7 +202,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         (LinkKind::Multi, "multi links", "6.6", "many probes in one link"),
         (LinkKind::Perf, "perf links", "5.15", "one event for each probe"),
     ] {
-        let programs = Programs::load(&loader, true, Some(kind), &Guardian::default());
+        let programs = Programs::load(&loader, (true, When::Ahead), Some(kind), &Guardian::default());
         let programs = programs.and_then(|programs| programs.load_rest().map(|()| programs));
         let why_not = |error| format!("Linux {since} and later have them; here {}", first_line(error));
         checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(why_not)));

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use aya::maps::{HashMap, MapData, MapError};
 use heapbpf_audit::LinkKind;
 use sampler_ebpf::abi::ProcessKey;
-use sampler_ebpf::abi::inline::InlineProcess;
+use sampler_ebpf::abi::inline::{InlineProcess, UNSEEN_SITE};
 
 use super::abi_value::Abi;
 use super::batches::read_all;
@@ -17,9 +17,12 @@ use super::sys::HashMapFd;
 use super::tracepoints::TracepointProgram;
 use super::{KernelError, sys};
 
-/// The programs, in the order of `heapbpf_inline::site_offsets`, and whether each is about frees.
-const PROGRAMS: [(&str, bool); 4] =
-    [("inline_result", false), ("inline_freeing", true), ("inline_reallocating", true), ("inline_unseen", false)];
+/// The programs, and whether each is about frees.
+const PROGRAMS: [(&str, bool); 3] = [("inline_result", false), ("inline_freeing", true), ("inline_reallocating", true)];
+
+/// The sites: each one's place in `heapbpf_inline::site_offsets`, its program, and what is added to its cookie. Those of frees are linked
+/// before those of allocations.
+const SITES: [(usize, usize, u64); 4] = [(1, 1, 0), (2, 2, 0), (3, 0, UNSEEN_SITE), (0, 0, 0)];
 
 /// The programs that read counts of processes that end, or run another program, and tell of those that die of a fault; and their
 /// tracepoints.
@@ -132,17 +135,15 @@ impl InlinePrograms {
     pub fn link(&self, path: &CString, offsets: &[u64; 4], first_site: u32) -> Result<InlineLinks, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
         let mut links = Vec::new();
-        // Sites of frees before those of allocations.
-        for at in [1, 2, 3, 0] {
-            let Some(program) = &self.programs[at] else { continue };
+        for (at, program, mark) in SITES {
+            let Some(program) = &self.programs[program] else { continue };
+            let cookie = u64::from(first_site) | mark;
             if self.kind == LinkKind::Perf {
                 let place = sys::PerfPlace { path, offset: offsets[at], pid: None, on_return: false, semaphore: 0 };
-                links
-                    .push(self.guardian.link_uprobe_perf(program.as_fd(), &place, first_site.into()).map_err(refused)?);
+                links.push(self.guardian.link_uprobe_perf(program.as_fd(), &place, cookie).map_err(refused)?);
             } else {
                 let offsets = &offsets[at..=at];
-                let target =
-                    sys::UprobeTarget { path, offsets, cookies: &[first_site.into()], semaphores: &[], pid: None };
+                let target = sys::UprobeTarget { path, offsets, cookies: &[cookie], semaphores: &[], pid: None };
                 let link = self.guardian.link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0);
                 links.push(link.map_err(refused)?);
             }

@@ -8,7 +8,7 @@ use heapbpf_audit::LinkKind;
 use heapbpf_probes::NoOpLengths;
 
 use super::is_of_an_instruction;
-use super::programs::{ProbePoint, Programs, Role};
+use super::programs::{Links, Programs};
 use super::trial::own_location;
 use crate::arch::NO_OPS;
 use crate::kernel::KernelError;
@@ -35,23 +35,12 @@ pub fn optimized(programs: &Programs) -> NoOpLengths {
 
 /// Probes each of [`NO_OPS`], calls it, and looks at what has become of it.
 fn measure(programs: &Programs) -> Result<NoOpLengths, KernelError> {
-    let mut points = Vec::new();
-    let mut path = None;
-    for (_, no_op) in NO_OPS {
-        if let Some((file, offset)) = own_location(no_op as *const () as u64) {
-            points.push(ProbePoint { offset, cookie: u64::MAX, role: Role::Allocates });
-            path = Some(file);
-        }
-    }
-    let Some(path) = path else { return Ok(NoOpLengths::default()) };
-    let own = Some(std::process::id());
     let before = NO_OPS.map(first_byte);
-    let _links = match programs.attach(&path, &points, own) {
-        Err(KernelError::Link { source, .. }) if is_of_an_instruction(&source) => {
-            programs.attach_each(&path, &points, own)?.0
-        }
-        links => links?,
-    };
+    let places = NO_OPS.iter().filter_map(|(_, no_op)| own_location(*no_op as *const () as u64));
+    let links = places
+        .map(|place| programs.try_link(&place))
+        .filter(|link| !matches!(link, Err(KernelError::Link { source, .. }) if is_of_an_instruction(source)));
+    let links = links.collect::<Result<Vec<_>, _>>()?;
     for (_, no_op) in NO_OPS {
         (0..CALLS).for_each(|_| no_op());
     }
@@ -59,7 +48,9 @@ fn measure(programs: &Programs) -> Result<NoOpLengths, KernelError> {
         let now = first_byte(*no_op);
         now != *before && now != BREAKPOINT
     };
-    Ok(NO_OPS.into_iter().zip(before).filter(is_call).map(|((bytes, _), _)| bytes).collect())
+    let optimized = NO_OPS.into_iter().zip(before).filter(is_call).map(|((bytes, _), _)| bytes).collect();
+    Links::close_side_by_side(links);
+    Ok(optimized)
 }
 
 /// The byte that a no-op begins with now.
@@ -74,6 +65,7 @@ mod tests {
     use super::*;
     use crate::kernel::guardian::Guardian;
     use crate::kernel::loader::{Loader, MapSizes};
+    use crate::kernel::programs::When;
     use heapbpf_testing::{bpf_object, cannot_load_programs, skipped};
     use sampler_ebpf::abi::Config;
 
@@ -91,7 +83,7 @@ mod tests {
         let config = Config { self_tgid: std::process::id(), ..Config::default() };
         let loader = std::sync::Arc::new(Loader::new(object, &config, &sizes).unwrap());
         let before = NO_OPS.map(first_byte);
-        let programs = Programs::load(&loader, false, None, &Guardian::default()).unwrap();
+        let programs = Programs::load(&loader, (false, When::AtOnce), None, &Guardian::default()).unwrap();
         let found = measure(&programs).unwrap();
         assert_eq!(NO_OPS.map(first_byte), before);
         let symbols = std::fs::read_to_string("/proc/kallsyms").unwrap();

@@ -42,6 +42,17 @@ pub struct Programs {
     refusals: Vec<(LinkKind, String)>,
 }
 
+/// When the programs of probes in allocators are loaded: the verifier takes longest for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// All of them at once, because files that are not known yet are to be linked while the recording runs.
+    Ahead,
+    /// Those that most files need at once, others for the first file that needs them.
+    AtOnce,
+    /// For the first file that needs them: most likely none does.
+    IfNeeded,
+}
+
 /// The programs for announcements.
 struct Announcements {
     /// Whether they count for listed processes only.
@@ -78,7 +89,7 @@ impl Programs {
     /// The reason why the last kind tried does not work.
     pub fn load(
         loader: &Arc<Loader>,
-        live: bool,
+        (live, probes): (bool, When),
         forced: Option<LinkKind>,
         guardian: &Guardian,
     ) -> Result<Self, KernelError> {
@@ -87,7 +98,7 @@ impl Programs {
         let mut refusals = Vec::new();
         let last = candidates.len() - 1;
         for (i, kind) in candidates.into_iter().enumerate() {
-            match Self::load_kind(loader, live, kind, guardian) {
+            match Self::load_kind(loader, (live, probes), kind, guardian) {
                 Ok(mut programs) => {
                     programs.refusals = refusals;
                     return Ok(programs);
@@ -110,17 +121,21 @@ impl Programs {
         }
     }
 
-    /// The programs that [`Self::load`] loads for a kind of link. `ahead`: and those for functions that C++ and Python programs have, because
-    /// files that are not known yet are to be linked while the recording runs.
-    pub fn wanted(kind: LinkKind, live: bool, ahead: bool) -> Vec<Wanted> {
+    /// The programs that [`Self::load`] loads for a kind of link. If probes may be needed ahead, also those for functions that C++ and
+    /// Python programs have.
+    pub fn wanted(kind: LinkKind, live: bool, probes: When) -> Vec<Wanted> {
         let (entry, rest) = entry_and_rest(kind);
         let mut wanted =
-            vec![entry, ("read_threads", ProgramKind::TaskIterator), ("read_processes", ProgramKind::TaskIterator)];
-        if ahead {
+            vec![("read_threads", ProgramKind::TaskIterator), ("read_processes", ProgramKind::TaskIterator)];
+        wanted.extend(Lifecycle::wanted());
+        if probes == When::IfNeeded {
+            return wanted;
+        }
+        if probes == When::Ahead {
             wanted.push(("allocation_end", rest));
             wanted.extend((kind == LinkKind::Session).then_some(("allocation_entry", rest)));
         }
-        wanted.extend(Lifecycle::wanted());
+        wanted.push(entry);
         wanted.extend((kind != LinkKind::Session).then_some(("allocation_return", rest)));
         wanted.extend(live.then_some(("free_entry", rest)));
         wanted
@@ -166,7 +181,12 @@ impl Programs {
         rest.try_for_each(|program| program.loaded(&self.loader).map(drop))
     }
 
-    fn load_kind(loader: &Arc<Loader>, live: bool, kind: LinkKind, guardian: &Guardian) -> Result<Self, KernelError> {
+    fn load_kind(
+        loader: &Arc<Loader>,
+        (live, probes): (bool, When),
+        kind: LinkKind,
+        guardian: &Guardian,
+    ) -> Result<Self, KernelError> {
         let ((entry_name, entry_kind), rest_kind) = entry_and_rest(kind);
         let is_session = kind == LinkKind::Session;
         let mut programs = Self {
@@ -185,10 +205,12 @@ impl Programs {
             lifecycle: Lifecycle::link(loader)?,
             refusals: Vec::new(),
         };
-        for program in [&programs.allocation].into_iter().chain(&programs.allocation_return).chain(&programs.free) {
-            program.loaded(loader)?;
+        if probes != When::IfNeeded {
+            for program in [&programs.allocation].into_iter().chain(&programs.allocation_return).chain(&programs.free) {
+                program.loaded(loader)?;
+            }
         }
-        programs.try_link()?;
+        programs.try_link(&trial::location()?)?;
         // Sessions are younger than the correction of multi links, and perf links never had the fault.
         if kind == LinkKind::Multi {
             programs.links_one_process = trial::sees_all_threads(loader, guardian)?;
@@ -202,12 +224,24 @@ impl Programs {
             .map_err(|source| KernelError::Link { what: "the task iterator".into(), source })
     }
 
-    /// Attaches to a function of this process and detaches again, because some kernels load programs that they cannot
-    /// link.
-    fn try_link(&self) -> Result<(), KernelError> {
-        let (path, offset) = trial::location()?;
-        self.attach(&path, &[ProbePoint { offset, cookie: u64::MAX, role: Role::Allocates }], Some(std::process::id()))
-            .map(drop)
+    /// Links a program that does nothing to an instruction of this process, as the program at the entry of a function that allocates
+    /// is linked elsewhere: some kernels load programs that they cannot link.
+    ///
+    /// # Errors
+    /// The kernel refuses the program or the link.
+    pub fn try_link(&self, (path, offset): &(CString, u64)) -> Result<Links, KernelError> {
+        let program = self.loader.program("nothing", self.allocation.wanted.1)?;
+        let point = ProbePoint { offset: *offset, cookie: u64::MAX, role: Role::Allocates };
+        let mut links = Links::default();
+        let place = (path, Some(std::process::id()));
+        self.link(&mut links, &program, place, (&[point], CountedBy::OwnLinks), (self.entry_type(), 0))
+            .map_err(|source| KernelError::Link { what: path.to_string_lossy().into_owned(), source })?;
+        Ok(links)
+    }
+
+    /// How the program at the entry of a function that allocates is linked.
+    fn entry_type(&self) -> u32 {
+        if self.kind == LinkKind::Session { sys::ATTACH_UPROBE_SESSION } else { sys::ATTACH_UPROBE_MULTI }
     }
 
     /// Whether links to one process see all its threads. If not, a file is to be linked once, for every process that maps it;
@@ -232,7 +266,7 @@ impl Programs {
         };
         let return_sites = with(&[Role::ReturnSite]);
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);
-        let entry = if self.kind == LinkKind::Session { (sys::ATTACH_UPROBE_SESSION, 0) } else { multi };
+        let entry = (self.entry_type(), 0);
         let without_return = self.allocation_without_return.as_ref().unwrap_or(&self.allocation);
         // The order matters: probes that end a call are attached before probes that begin one.
         let parts = [
@@ -441,6 +475,11 @@ impl Drop for Links {
 }
 
 impl Links {
+    /// Removes the probes of several side by side ([`ProbeLink::close_side_by_side`]).
+    pub fn close_side_by_side(all: Vec<Self>) {
+        ProbeLink::close_side_by_side(all.into_iter().flat_map(|mut links| std::mem::take(&mut links.links)).collect());
+    }
+
     /// Stops tracking frees: removes the probes on functions that free. The other probes stay and miss nothing.
     pub fn stop_tracking_frees(&mut self) {
         self.links.drain(..std::mem::take(&mut self.frees));
@@ -499,7 +538,7 @@ mod tests {
                 let config = Config { live, stack_kind, stack_bytes, ..Config::default() };
                 let loader = Arc::new(Loader::new(object, &config, &sizes).unwrap());
                 for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
-                    match Programs::load(&loader, live == 1, Some(kind), &Guardian::default()) {
+                    match Programs::load(&loader, (live == 1, When::Ahead), Some(kind), &Guardian::default()) {
                         Ok(mut programs) => {
                             assert_eq!(programs.kind, kind);
                             if cfg!(target_arch = "x86_64") {

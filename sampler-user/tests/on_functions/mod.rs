@@ -18,7 +18,7 @@ use sampler_user::kernel::guardian::Guardian;
 use sampler_user::kernel::live_map::LiveMap;
 use sampler_user::kernel::loader::{Loader, MapSizes};
 use sampler_user::kernel::object;
-use sampler_user::kernel::programs::{Links, ProbePoint, Programs, Role};
+use sampler_user::kernel::programs::{Links, ProbePoint, Programs, Role, When};
 use sampler_user::kernel::ring_maps::RingId;
 use sampler_user::kernel::rings::Ring;
 use sampler_user::kernel::totals::Totals;
@@ -128,7 +128,7 @@ impl Kernel {
         let mut control = ControlMaps::open(&loader).unwrap();
         control.set_draw(draw_constants(setting.interval).unwrap()).unwrap();
         control.add_target(std::process::id(), CountedBy::OwnLinks).unwrap();
-        let programs = Programs::load(&loader, setting.live, None, &Guardian::default()).unwrap();
+        let programs = Programs::load(&loader, (setting.live, When::AtOnce), None, &Guardian::default()).unwrap();
         let (totals, live) = (Totals::open(&loader).unwrap(), LiveMap::open(&loader).unwrap());
         let events = Ring::open(&loader, RingId::Events).unwrap();
         let mut kernel = Self { programs, control, totals, live, events, links: None, _turn: turn };

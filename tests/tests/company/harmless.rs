@@ -78,7 +78,11 @@ fn switches(usual: u32) -> String {
 /// probe is possible where those cannot be read, for one call at a time; without, such a function is not hooked.
 #[test]
 fn stacks_may_be_switched_inside_an_allocator() {
-    let case = "stacks_may_be_switched_inside_an_allocator";
+    switched_inside("stacks_may_be_switched_inside_an_allocator", &[("session", "context"), ("perf", "hand")]);
+}
+
+/// With these kinds of links and of switches.
+fn switched_inside(case: &str, kinds: &[(&str, &str)]) {
     let Some(_turn) = turn(case) else { return };
     if !is_x86_64(case) {
         return;
@@ -87,7 +91,7 @@ fn stacks_may_be_switched_inside_an_allocator() {
     for mode in ["inside", "wander", "jumps"] {
         let function = if mode == "jumps" { "fiber_jump" } else { "fiber_take" };
         let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
-        for (link, kind) in [("session", "context"), ("session", "hand"), ("multi", "context"), ("perf", "hand")] {
+        for (link, kind) in kinds.iter().copied() {
             let mut target = Target::start(&switching, [mode, kind, &switches(6000)]);
             let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--link", link);
             let recording = recorder.option("--hook", "probe").start();
@@ -238,4 +242,15 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
         );
     }
     assert!(hits > 0, "the breakpoint was not hit");
+}
+
+/// The long set.
+mod long {
+    use super::*;
+
+    #[test]
+    fn stacks_may_be_switched_inside_an_allocator_with_other_links() {
+        let case = "stacks_may_be_switched_inside_an_allocator_with_other_links";
+        switched_inside(case, &[("session", "hand"), ("multi", "context")]);
+    }
 }

@@ -204,7 +204,7 @@ fn a_uprobe_event_counts_malloc() {
     if let Err(error) = UprobeEvent::open(Path::new(&libc_of(target.pid())), offset, target.pid(), 0) {
         return skipped(case, &format!("no perf events of uprobes: {error}"));
     }
-    side_by_side(case, &Tool::Uprobe(offset), [0, 3, 5].map(|at| ORDERS[at]));
+    side_by_side(case, &Tool::Uprobe(offset), [0, 5].map(|at| ORDERS[at]));
 }
 
 /// File offset of the instruction in malloc that heapbpf probes.
@@ -218,7 +218,7 @@ fn probed_in_malloc(pid: u32) -> u64 {
 fn a_second_heapbpf_hooks_inline() {
     let case = "inline_tracers_a_second_heapbpf_hooks_inline";
     let Some(_turn) = turn(case) else { return };
-    side_by_side(case, &Tool::Heapbpf(Hook::Inline), [1, 2, 4, 6].map(|at| ORDERS[at]));
+    side_by_side(case, &Tool::Heapbpf(Hook::Inline), [1, 4].map(|at| ORDERS[at]));
 }
 
 /// Whoever asks for a process that a service records need not record it anew.

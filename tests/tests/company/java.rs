@@ -119,11 +119,16 @@ fn check(what: &str, profile: &Profile) {
 
 #[test]
 fn stacks_of_native_memory_show_java_methods() {
-    let case = "stacks_of_native_memory_show_java_methods";
+    show_methods("stacks_of_native_memory_show_java_methods", |javas| javas.truncate(1));
+}
+
+/// Checks each Java that is `wanted`.
+fn show_methods(case: &str, wanted: impl FnOnce(&mut Vec<PathBuf>)) {
     let Some(_turn) = turn(case) else { return };
-    let javas = javas();
+    let mut javas = javas();
+    wanted(&mut javas);
     if javas.is_empty() {
-        return skipped(case, "there is no JDK in /usr/lib/jvm (Debian: openjdk-17-jdk-headless)");
+        return skipped(case, "there is no JDK in /usr/lib/jvm (Debian: openjdk-17-jdk-headless), or no other one");
     }
     for java in javas {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -169,4 +174,14 @@ fn doctor_names_the_version_of_java() {
     let (_, found) = doctor_of(target.pid());
     let version = found["java"].as_str().unwrap_or_default();
     assert!(version.starts_with(|letter: char| letter.is_ascii_digit()), "{found}");
+}
+
+/// The long set.
+mod long {
+    use super::*;
+
+    #[test]
+    fn stacks_in_other_versions_show_java_methods() {
+        show_methods("stacks_in_other_versions_show_java_methods", |javas| drop(javas.drain(..1.min(javas.len()))));
+    }
 }

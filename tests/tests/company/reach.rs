@@ -188,16 +188,23 @@ fn exceptions_out_of_operator_new() {
     if tool("c++").is_none() {
         return skipped(case, "no C++ compiler (Debian: g++)");
     }
+    thrown(case, |allocator| if allocator == "jemalloc" { &THROWN } else { &THROWN[..1] });
+}
+
+/// Why an allocation fails, and the kind of link.
+const THROWN: [(&[&str], &str); 5] = [
+    (&["200", "refused"], "session"),
+    (&["200"], "session"),
+    (&["200", "limit"], "session"),
+    (&["200", "refused"], "multi"),
+    (&["200", "refused"], "perf"),
+];
+
+/// These cases of each allocator.
+fn thrown(case: &str, cases: impl Fn(&str) -> &'static [(&'static [&'static str], &'static str)]) {
     let throwing = program("throwing");
     for allocator in PRELOADED.iter().filter(|allocator| allocator.name != "mimalloc") {
-        let cases = [
-            (&["200"][..], "session"),
-            (&["200", "limit"], "session"),
-            (&["200", "refused"], "session"),
-            (&["200", "refused"], "multi"),
-            (&["200", "refused"], "perf"),
-        ];
-        for (arguments, link) in cases {
+        for &(arguments, link) in cases(allocator.name) {
             let Some(mut command) = allocator.command(case, &throwing) else { continue };
             let mut target = Target::start_command(command.args(arguments));
             let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").option("--link", link).start();
@@ -432,6 +439,13 @@ fn a_crowd_of_mappings_hides_no_allocator() {
 /// The long set.
 mod long {
     use super::*;
+
+    #[test]
+    fn exceptions_out_of_operator_new_of_each_allocator() {
+        let case = "exceptions_out_of_operator_new_of_each_allocator";
+        let Some(_turn) = turn(case) else { return };
+        thrown(case, |_| &THROWN);
+    }
 
     /// The same with processes that have links of their own, of one recording or of two. The kernel runs a link of one process in the
     /// calls of the others as far as to replace their return addresses, if it awaits returns.

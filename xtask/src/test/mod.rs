@@ -12,6 +12,7 @@ mod stages;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -133,13 +134,17 @@ impl Tests<'_> {
             return self.stage(name, |it| it.run_long(&[others, for_root].concat()));
         }
         if !selection.e2e {
-            self.stage("unit tests", |it| others.iter().try_for_each(|program| it.run_landing(program, &[], false)))?;
+            self.stage("unit tests", |it| it.run_unit_tests(&others))?;
             self.stage("examples in documents", Self::run_examples)?;
         }
         for (target, threads) in END_TO_END {
             let program = for_root.iter().find(|program| program.target == target);
             if let Some(program) = program {
-                self.stage(target, |it| it.run_landing(program, &[threads], true))?;
+                self.stage(target, |it| {
+                    let outcome = it.run_landing(program, &[threads], true)?;
+                    it.outcome.add(outcome);
+                    Ok(())
+                })?;
             }
         }
         Ok(())
@@ -173,8 +178,25 @@ impl Tests<'_> {
         Ok(programs::programs(&String::from_utf8_lossy(&output.stdout)))
     }
 
+    /// Runs two programs at a time: the last tests of one leave processors idle.
+    fn run_unit_tests(&mut self, programs: &[Program]) -> anyhow::Result<()> {
+        let next = AtomicUsize::new(0);
+        let run = || -> anyhow::Result<Vec<Outcome>> {
+            let programs = std::iter::from_fn(|| programs.get(next.fetch_add(1, Ordering::Relaxed)));
+            programs.map(|program| self.run_landing(program, &[], false)).collect()
+        };
+        let outcomes = std::thread::scope(|scope| {
+            let other = scope.spawn(run);
+            let own = run();
+            let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            anyhow::Ok([own?, other?].concat())
+        })?;
+        outcomes.into_iter().for_each(|outcome| self.outcome.add(outcome));
+        Ok(())
+    }
+
     /// Runs what a program has of the landing set.
-    fn run_landing(&mut self, program: &Program, arguments: &[&str], show: bool) -> anyhow::Result<()> {
+    fn run_landing(&self, program: &Program, arguments: &[&str], show: bool) -> anyhow::Result<Outcome> {
         let mut command = self.command(program)?;
         // An empty filter is in every name.
         let arguments = [arguments, &["--skip", "long::", self.filter()]].concat();
@@ -183,8 +205,7 @@ impl Tests<'_> {
         if show || !outcome.failed.is_empty() {
             say!("{}: {} passed, {} failed", program.target, outcome.passed.len(), outcome.failed.len());
         }
-        self.outcome.add(outcome);
-        Ok(())
+        Ok(outcome)
     }
 
     /// Runs the long set, or a shard of it.

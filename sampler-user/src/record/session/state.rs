@@ -30,7 +30,7 @@ use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::object;
-use crate::kernel::programs::Programs;
+use crate::kernel::programs::{Programs, When};
 use crate::kernel::ring_maps::RingId;
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
@@ -281,11 +281,21 @@ impl Session {
     }
 }
 
+/// A command has probes until it is at its entry point, where it waits. Other processes are most likely hooked inline.
+fn when_probes_are_loaded(plan: &RecordPlan) -> When {
+    let has_command = !plan.targets.command.is_empty();
+    match (plan.hooks_inline(), has_command) {
+        (true, false) => When::IfNeeded,
+        (true, true) => When::AtOnce,
+        (false, false) if plan.targets.are_named() => When::AtOnce,
+        (false, _) => When::Ahead,
+    }
+}
+
 /// Loads what this recording will most likely need, side by side.
 fn load_ahead(loader: &Loader, plan: &RecordPlan) {
     let (kind, live) = (Programs::likely_kind(loader, plan.kernel.link), plan.sampling.live);
-    let are_known = plan.targets.are_named() && plan.targets.command.is_empty();
-    let mut wanted = Programs::wanted(kind, live, !are_known);
+    let mut wanted = Programs::wanted(kind, live, when_probes_are_loaded(plan));
     if plan.hooks_inline() {
         wanted.extend(InlinePrograms::wanted(kind, live));
     }
@@ -309,7 +319,8 @@ fn load_inline(
 
 fn load_programs(loader: &Arc<Loader>, plan: &RecordPlan, guardian: &Guardian) -> anyhow::Result<(Programs, Sources)> {
     let live = plan.sampling.live;
-    let mut programs = Programs::load(loader, live, plan.kernel.link, guardian)?;
+    let probes = when_probes_are_loaded(plan);
+    let mut programs = Programs::load(loader, (live, probes), plan.kernel.link, guardian)?;
     let sources = match plan.kernel.hook {
         Hook::Usdt => {
             programs.follow_announcements(live, false)?;
