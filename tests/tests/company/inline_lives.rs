@@ -241,8 +241,8 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
                 2 => {
                     hooks.take().map(Recording::stop);
                     assert!(!is_hooked(pid));
-                    // It is looked at a few times a second.
-                    std::thread::sleep(Duration::from_millis(1500));
+                    // It is looked at ten times a second.
+                    std::thread::sleep(Duration::from_millis(500));
                 }
                 _ => {}
             }

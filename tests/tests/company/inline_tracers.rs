@@ -104,16 +104,29 @@ fn go_through(order: &[Step], pid: u32, interval: u64, tool: &Tool, runs: &mut d
     for step in order {
         match step {
             OtherComes => other = Some(tool.start(pid, interval)),
-            OtherGoes => saw = other.take().map(Watching::stop),
+            OtherGoes => {
+                saw = other.take().map(Watching::stop);
+                let saw_nothing = matches!(tool, Tool::Heapbpf(Hook::Inline)) && ours.is_some();
+                saw_nothing.then(may_look_again);
+            }
             InlineComes => {
                 ours = Some(recorder(pid, Hook::Inline, interval).start());
                 was_hooked = is_hooked(pid);
             }
-            InlineGoes => outcome = ours.take().map(Recording::stop),
+            InlineGoes => {
+                outcome = ours.take().map(Recording::stop);
+                let saw_nothing = matches!(tool, Tool::Heapbpf(_)) && other.is_some();
+                saw_nothing.then(may_look_again);
+            }
             Runs => runs(),
         }
     }
     (outcome.expect("it ended"), saw.expect("it ended"), was_hooked)
+}
+
+/// Gives a recording time to notice that another one's inline hooks are gone: it looks ten times a second.
+fn may_look_again() {
+    std::thread::sleep(Duration::from_millis(500));
 }
 
 /// Nothing of anybody is left in the program.

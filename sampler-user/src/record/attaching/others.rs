@@ -1,6 +1,7 @@
 //! What is known of inline hooks that another heapbpf has in targets.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
 
 use heapbpf_remote::blob_range;
 
@@ -23,9 +24,9 @@ pub struct OthersHooks {
 }
 
 impl OthersHooks {
-    /// Whether it is time to look at the mappings of those that have hooks of others.
-    pub(super) fn is_look_due(&self, now_ns: u64) -> bool {
-        !self.watched.is_empty() && now_ns >= self.next_look_ns
+    /// Time until the mappings of those that have hooks of others are to be looked at; `None` if there are none.
+    pub(super) fn until_look(&self, now_ns: u64) -> Option<Duration> {
+        (!self.watched.is_empty()).then(|| Duration::from_nanos(self.next_look_ns.saturating_sub(now_ns)))
     }
 
     /// Sets the time of the next look, after one that took from `begun_ns` to `now_ns`.

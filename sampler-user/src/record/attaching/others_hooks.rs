@@ -88,7 +88,7 @@ impl Attaching {
 
     /// Looks whether processes have others' inline hooks any more, if it is time. Returns whether probes see some again that had them.
     pub fn look_at_others_hooks(&mut self, now_ns: u64) -> bool {
-        if !self.others.is_look_due(now_ns) {
+        if self.others.until_look(now_ns).is_none_or(|left| !left.is_zero()) {
             return false;
         }
         let mut is_any_seen = false;

@@ -232,7 +232,7 @@ impl Attaching {
         }
         let waits = !self.under_way.is_empty() || self.interpreters.has_unled() || self.awaits_members();
         let now = waits.then_some(LOOK_AGAIN_AFTER);
-        now.into_iter().chain(self.objects.until_look()).min()
+        now.into_iter().chain(self.objects.until_look()).chain(self.others.until_look(monotonic_ns())).min()
     }
 
     /// Notes that figures of a process have arrived.

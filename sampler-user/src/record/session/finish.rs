@@ -26,6 +26,8 @@ impl Session {
     /// The profile cannot be made. No probe is left behind in that case either.
     pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
         let begun = Instant::now();
+        // Others may have come since the last look.
+        self.attaching.look_at_others_hooks(u64::MAX);
         self.attaching.tell_refusals();
         self.attaching.finish_examining(&mut self.host);
         self.attaching.programs.lifecycle.await_skipped_ends();
