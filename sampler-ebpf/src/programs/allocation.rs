@@ -381,8 +381,8 @@ fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64) {
 
 /// Reports a sample to the daemon, with the stack that begins at the state's registers. With `follow`, adds it to the live map. The
 /// address is 0 if it is not known. The caller counts the bytes, unless the target itself does. Returns whether there was room for the
-/// record. It is a function of its own because the verifier follows each copy.
-#[inline(never)]
+/// record. (Not a function of its own: what it calls needs nearly all of the 512 bytes of stack that programs have.)
+#[inline(always)]
 pub fn report(ctx: *mut c_void, state: &mut ThreadState, pending: &Pending, address: u64, follow: bool) -> bool {
     state.sequence = state.sequence.wrapping_add(1);
     let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
