@@ -148,7 +148,8 @@ fn mappings_that_threads_make_while_others_do() {
 /// Follows family.c into its second process.
 fn family(mode: &str) {
     let mut target = Target::start(&program("family"), [mode]);
-    let mut recording = Recorder::of(target.pid(), 1).start();
+    // Children that are counted inside need no more links.
+    let mut recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
     target.go();
     if mode == "fork" {
         target.step();
