@@ -21,7 +21,7 @@ const HEAPBPF: &str = "heapbpf/heapbpf";
 /// What the machine's first process does. The last line says how the tests ended.
 const INIT: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
-export PATH=/bin HOME=/root HEAPBPF_BIN=/heapbpf/heapbpf HEAPBPF_TEST_PATIENCE=600
+export PATH=/bin HOME=/root HEAPBPF_BIN=/heapbpf/heapbpf HEAPBPF_TEST_PATIENCE=600 HEAPBPF_STOP_LIMIT_MS=500
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
