@@ -4,9 +4,9 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_get_current_comm;
 use sampler_ebpf::abi::{
-    ALWAYS, AllocationRecord, Cookie, IN_REGISTER, LiveValue, NO_ARGUMENT, ResultLocation, SESSION_IS_RETURN,
-    SHAPE_CALLOC, SHAPE_MALLOC, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON,
-    SITE_RETURN_SITES_PROBED, SITE_THROWS, SITE_ZERO_FREES, kind, stack_kind,
+    ALWAYS, AllocationRecord, Cookie, IN_REGISTER, LiveValue, NO_ARGUMENT, Registers, ResultLocation,
+    SESSION_IS_RETURN, SHAPE_CALLOC, SHAPE_MALLOC, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP,
+    SITE_PASSES_BLOCK_ON, SITE_RETURN_SITES_PROBED, SITE_THROWS, SITE_ZERO_FREES, kind, stack_kind,
 };
 use sampler_ebpf::trials;
 
@@ -95,13 +95,13 @@ pub extern "C" fn allocation_end(ctx: *mut c_void) -> u32 {
     let here = arch::stack_pointer(ctx);
     let sp = here.wrapping_add(u64::from(location.words_to_return) * 8);
     let Some(slot) = state.take_pending(sp) else { return 0 };
-    state.registers = arch::registers(ctx);
+    let mut registers = arch::registers(ctx);
     if location.words_to_frame_pointer != IN_REGISTER {
-        state.registers.fp = read_user(here.wrapping_add(u64::from(location.words_to_frame_pointer) * 8)).unwrap_or(0);
+        registers.fp = read_user(here.wrapping_add(u64::from(location.words_to_frame_pointer) * 8)).unwrap_or(0);
     }
-    state.registers.ip = state.slots[slot & (SLOTS - 1)].caller;
-    state.registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
-    end(ctx, state, slot, arch::register(ctx, location.register));
+    registers.ip = state.slots[slot & (SLOTS - 1)].caller;
+    registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
+    end(ctx, state, slot, arch::register(ctx, location.register), &registers);
     0
 }
 
@@ -325,11 +325,11 @@ fn report_unseen(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, slot: 
     if sampled == 0 {
         return;
     }
-    state.registers = arch::registers(ctx);
-    state.registers.ip = pending.caller;
-    state.registers.sp = pending.sp.wrapping_add(arch::RETURN_SLOT);
+    let mut registers = arch::registers(ctx);
+    registers.ip = pending.caller;
+    registers.sp = pending.sp.wrapping_add(arch::RETURN_SLOT);
     state.counters.sampled_bytes += pending.size;
-    report(ctx, state, pending, 0, config!(live) != 0);
+    report(ctx, &registers, state, pending, 0, config!(live) != 0);
 }
 
 /// Handles the return of a call, at the address it returned to.
@@ -341,13 +341,12 @@ fn outcome(ctx: *mut c_void) {
     }
     let sp = arch::stack_pointer(ctx).wrapping_sub(arch::RETURN_SLOT);
     let Some(slot) = state.take_pending(sp) else { return };
-    state.registers = arch::registers(ctx);
-    end(ctx, state, slot, arch::return_value(ctx));
+    end(ctx, state, slot, arch::return_value(ctx), &arch::registers(ctx));
 }
 
-/// Handles the end of the call that was in `slot`. It returned `returned`, to a caller with the state's registers.
+/// Handles the end of the call that was in `slot`. It returned `returned`, to a caller with these `registers`.
 #[inline(always)]
-fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64) {
+fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64, registers: &Registers) {
     state.pending &= !TAIL;
     let pending = state.slot(slot);
     let succeeded = if pending.out != 0 { returned == 0 } else { returned != 0 };
@@ -376,14 +375,20 @@ fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64) {
         return;
     };
     state.counters.sampled_bytes += pending.size;
-    report(ctx, state, pending, address, config!(live) != 0);
+    report(ctx, registers, state, pending, address, config!(live) != 0);
 }
 
-/// Reports a sample to the daemon, with the stack that begins at the state's registers. With `follow`, adds it to the live map. The
-/// address is 0 if it is not known. The caller counts the bytes, unless the target itself does. Returns whether there was room for the
-/// record. (Not a function of its own: what it calls needs nearly all of the 512 bytes of stack that programs have.)
+/// Reports a sample to the daemon, with the stack that begins at `registers`. With `follow`, adds it to the live map. The
+/// address is 0 if it is not known. The caller counts the bytes, unless the target itself does. Returns whether there was room for the record.
 #[inline(always)]
-pub fn report(ctx: *mut c_void, state: &mut ThreadState, pending: &Pending, address: u64, follow: bool) -> bool {
+pub fn report(
+    ctx: *mut c_void,
+    registers: &Registers,
+    state: &mut ThreadState,
+    pending: &Pending,
+    address: u64,
+    follow: bool,
+) -> bool {
     state.sequence = state.sequence.wrapping_add(1);
     let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
     // The record is reserved before the clock is read, as everywhere: every record with a time up to T was reserved by
@@ -399,7 +404,7 @@ pub fn report(ctx: *mut c_void, state: &mut ThreadState, pending: &Pending, addr
         return false;
     };
     let time_ns = output::now();
-    let stack = stack::take(ctx, state, sample, time_ns);
+    let stack = stack::take(ctx, registers, state, sample, time_ns);
     if !matches!(stack.kind, stack_kind::FRAME_POINTERS | stack_kind::COPIED) && config!(stack_kind) != stack_kind::NONE
     {
         state.counters.stacks_lost += 1;

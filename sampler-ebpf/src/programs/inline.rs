@@ -181,10 +181,10 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u6
         site: site(ctx),
         ..Pending::OVER
     });
-    state.registers = arch::registers(ctx);
-    state.registers.ip = pending.caller;
-    state.registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
-    allocation::report(ctx, state, pending, address, config!(live) != 0);
+    let mut registers = arch::registers(ctx);
+    registers.ip = pending.caller;
+    registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
+    allocation::report(ctx, &registers, state, pending, address, config!(live) != 0);
 }
 
 /// The outcome for the old block.

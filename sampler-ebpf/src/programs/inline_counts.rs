@@ -43,9 +43,7 @@ pub extern "C" fn inline_exit(_: *mut c_void) -> u32 {
     let is_last = read_kernel::<u32>(signal + config!(offsets.signal_live)) == 0;
     // SAFETY: the pointer is to the map's value, which consists of integers.
     let state = unsafe { (*entry).state };
-    // One condition: the verifier would follow both.
-    let leaves = unknown(u64::from(is_last) | u64::from(state == inline_state::LEAVES));
-    if leaves != 0 {
+    if is_last || state == inline_state::LEAVES {
         keep(task, process, entry);
         keep_apart(task, process, entry);
     }

@@ -213,8 +213,7 @@ fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u3
     };
     // The daemon knows which parts of a mapping are left. The live map holds whole blocks only.
     state.counters.sampled_bytes += sample.size;
-    state.registers = registers;
-    if !allocation::report(ctx, state, &sample, address, false) {
+    if !allocation::report(ctx, &registers, state, &sample, address, false) {
         state.counters.mappings_lost += 1;
         state.counters.mappings_lost_bytes += size;
     }

@@ -35,12 +35,12 @@ pub fn copy(ring: Ring, source: &Source<'_>, distance: u64) -> bool {
     if distance <= FEW_STACK_BYTES || distance > config!(stack_bytes) {
         return false;
     }
-    let top = source.state.registers.sp + distance;
+    let top = source.registers.sp + distance;
     let key = StackKey { space: source.state.space, top };
     // SAFETY: the value is used in this run only. If another CPU replaces it meanwhile, it may be a mixture of both, but it consists
     // of integers, each of which is read once and checked.
     let Some(outer) = (unsafe { OUTER_FRAMES.get(key) }) else { return false };
-    let inner = outer.slots[0].address.wrapping_sub(source.state.registers.sp).wrapping_add(WORD);
+    let inner = outer.slots[0].address.wrapping_sub(source.registers.sp).wrapping_add(WORD);
     if inner.wrapping_sub(WORD) > (64 << 10) - WORD || outer.slots.iter().any(|slot| !is_there(slot)) {
         return false;
     }
@@ -68,7 +68,7 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, outer: &OuterFra
     if bytes > CLASS {
         bytes = CLASS;
     }
-    let sp = source.state.registers.sp;
+    let sp = source.registers.sp;
     // SAFETY: the reservation has OUTER + CLASS bytes, and `bytes` is at most CLASS. The helper checks `sp` itself.
     let status = unsafe {
         bpf_probe_read_user(record.cast::<u8>().add(OUTER as usize).cast(), bytes as u32, sp as *const c_void)

@@ -10,7 +10,8 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::BPF_F_USER_STACK;
 use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_loop, bpf_probe_read_user, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
-    FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, STACK_ROOM_SHARE, StackRecord, copy_end, stack_kind,
+    FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end,
+    stack_kind,
 };
 
 use crate::ablation;
@@ -29,9 +30,9 @@ use crate::thread::ThreadState;
 /// The smallest page size. Larger pages are multiples of it.
 const PAGE: u64 = 4096;
 
-/// Takes the stack of a sampled call, from the state's registers up.
+/// Takes the stack of a sampled call, from `registers` up.
 #[inline(always)]
-pub fn take(ctx: *mut c_void, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
+pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     if const { ablation::leaves_out("stacks") } {
         return Taken::without(stack_kind::NONE);
     }
@@ -39,7 +40,7 @@ pub fn take(ctx: *mut c_void, state: &ThreadState, sample: u64, time_ns: u64) ->
         stack_kind::FRAME_POINTERS => walk(ctx),
         stack_kind::COPIED => {
             python::report(state, sample, time_ns);
-            copy(state, sample, time_ns)
+            copy(registers, state, sample, time_ns)
         }
         _ => Taken::without(stack_kind::NONE),
     }
@@ -81,11 +82,11 @@ fn distance_to_top(sp: u64) -> Option<u64> {
 }
 
 #[inline(always)]
-fn copy(state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
+fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     let Some(ring) = maps::stacks() else { return Taken::without(stack_kind::LOST_NO_ROOM) };
     let most = config!(stack_bytes);
-    let source = Source { state, sample, time_ns };
-    let distance = distance_to_top(state.registers.sp);
+    let source = Source { registers, state, sample, time_ns };
+    let distance = distance_to_top(registers.sp);
     if outer_frames::copy(ring, &source, distance.unwrap_or(u64::MAX)) {
         return Taken::COPY;
     }
@@ -181,9 +182,9 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, end
     unsafe {
         source.begin(record);
         (*record).ends_at = ends_at;
-        (*record).top = source.state.registers.sp.wrapping_add(wanted);
+        (*record).top = source.registers.sp.wrapping_add(wanted);
     }
-    let sp = source.state.registers.sp;
+    let sp = source.registers.sp;
     let mut bytes = unknown(wanted);
     if bytes > CLASS {
         bytes = CLASS;

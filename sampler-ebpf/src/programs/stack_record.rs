@@ -1,6 +1,6 @@
 //! The header of a stack's copy.
 
-use sampler_ebpf::abi::{StackRecord, stack_kind};
+use sampler_ebpf::abi::{Registers, StackRecord, stack_kind};
 
 use crate::thread::ThreadState;
 
@@ -27,6 +27,7 @@ impl Taken {
 
 /// What the header of a copy is made of. The header itself would take a third of the stack that programs have.
 pub struct Source<'a> {
+    pub registers: &'a Registers,
     pub state: &'a ThreadState,
     pub sample: u64,
     pub time_ns: u64,
@@ -39,18 +40,18 @@ impl Source<'_> {
     /// `record` points to room for a header.
     #[inline(always)]
     pub unsafe fn begin(&self, record: *mut StackRecord) {
-        begin(record, self.state, self.sample, self.time_ns);
+        begin(record, self.registers, self.state, self.sample, self.time_ns);
     }
 }
 
 #[inline(never)]
-fn begin(record: *mut StackRecord, state: &ThreadState, sample: u64, time_ns: u64) {
+fn begin(record: *mut StackRecord, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) {
     // SAFETY: the caller has reserved room for the header.
     unsafe {
         (*record).sample = sample;
         (*record).time_ns = time_ns;
         (*record).space = state.space;
-        (*record).registers = state.registers;
+        (*record).registers = *registers;
         (*record).copied_bytes = 0;
         (*record).missing_pages = 0;
         (*record).pieces = 0;

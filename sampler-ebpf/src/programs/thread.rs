@@ -2,9 +2,7 @@
 
 use core::ptr::read_volatile;
 
-use sampler_ebpf::abi::{
-    COUNTERS, Counters, IN_FLIGHT_TAIL, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey, Registers, link_kind,
-};
+use sampler_ebpf::abi::{COUNTERS, Counters, IN_FLIGHT_TAIL, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey, link_kind};
 
 /// Most in-flight calls per thread.
 pub const SLOTS: usize = MAX_IN_FLIGHT_CALLS;
@@ -90,8 +88,6 @@ pub struct ThreadState {
     pub moments: u64,
     /// The sampled call that an inline hook's site, or an announcement, reports.
     pub inline_call: Pending,
-    /// Where the stack of the call that is reported begins. The program's own stack has no room for it.
-    pub registers: Registers,
 }
 
 const _: () = assert!(core::mem::offset_of!(ThreadState, space) == 56);

@@ -66,8 +66,8 @@ fn announced(ctx: *mut c_void, state: &mut ThreadState, site: u32) {
         return;
     }
     let pending = state.kept_inline_call();
-    state.registers = Registers { ip: pending.caller, sp: pending.sp, fp: arch::frame_pointer(ctx), lr: 0 };
-    allocation::report(ctx, state, pending, address, config!(live) != 0);
+    let registers = Registers { ip: pending.caller, sp: pending.sp, fp: arch::frame_pointer(ctx), lr: 0 };
+    allocation::report(ctx, &registers, state, pending, address, config!(live) != 0);
 }
 
 /// Keeps what a program says of a sample in the thread's state; `false` if that cannot be read. A function of its own, for its

@@ -185,13 +185,11 @@ impl Tests<'_> {
             let programs = std::iter::from_fn(|| programs.get(next.fetch_add(1, Ordering::Relaxed)));
             programs.map(|program| self.run_landing(program, &[], false)).collect()
         };
-        let outcomes = std::thread::scope(|scope| {
+        let (own, other) = std::thread::scope(|scope| {
             let other = scope.spawn(run);
-            let own = run();
-            let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            anyhow::Ok([own?, other?].concat())
-        })?;
-        outcomes.into_iter().for_each(|outcome| self.outcome.add(outcome));
+            (run(), other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        own?.into_iter().chain(other?).for_each(|outcome| self.outcome.add(outcome));
         Ok(())
     }
 

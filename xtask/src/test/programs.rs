@@ -70,7 +70,7 @@ pub fn programs(messages: &str) -> Vec<Program> {
 }
 
 /// What a run found.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Outcome {
     /// Tests that passed, with their seconds.
     pub passed: Vec<(String, f64)>,
