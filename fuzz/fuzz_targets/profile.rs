@@ -10,7 +10,7 @@ mod shared;
 
 #[cfg(feature = "daemon")]
 fn symbolize(profile: &mut heapbpf_profile::model::Profile) {
-    use sampler_user::symbols::{offline, options::Options, progress::Progress};
+    use heapbpf_symbols::{offline, options::Options, progress::Progress};
 
     offline::symbolize(
         profile,

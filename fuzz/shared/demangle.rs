@@ -1,6 +1,6 @@
 //! Demangling of any symbol name.
 
-use sampler_user::symbols::demangle::demangle;
+use heapbpf_symbols::demangle::demangle;
 
 /// Longest C++ name, bytes. Parsing one takes time that grows exponentially with its length, so a recording has it done by a process
 /// that the kernel ends.

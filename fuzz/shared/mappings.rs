@@ -1,7 +1,7 @@
 //! `/proc/PID/maps`, and the kernel's records of processes and mappings: mappings never overlap.
 
-use sampler_user::host::mappings::{AddressSpace, Kind, Mapping, ModuleId};
-use sampler_user::host::{proc_maps, record};
+use heapbpf_host::mappings::{AddressSpace, Kind, Mapping, ModuleId};
+use heapbpf_host::{proc_maps, record};
 
 /// Checks a list of mappings, which is a record as well.
 pub fn check(data: &[u8]) {

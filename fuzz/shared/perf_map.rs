@@ -1,6 +1,6 @@
 //! Perf maps: the limits on entries and names hold.
 
-use sampler_user::symbols::perf_map::{Limits, PerfMap};
+use heapbpf_symbols::perf_map::{Limits, PerfMap};
 
 /// Checks a perf map.
 pub fn check(data: &[u8]) {

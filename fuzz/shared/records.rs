@@ -1,7 +1,7 @@
 //! Records of both rings, of any length and content.
 
+use heapbpf_heap::event::{Event, decode, decode_python, decode_python_code, decode_stack, time_ns_of};
 use sampler_ebpf::abi::{OuterCopy, StackRecord};
-use sampler_user::heap::event::{Event, decode, decode_python, decode_python_code, decode_stack, time_ns_of};
 
 /// Checks a record.
 pub fn check(data: &[u8]) {

@@ -1,9 +1,9 @@
 //! What clients say, and files of tokens: parameters, filters and scopes.
 
+use heapbpf_access::filter::Filter;
+use heapbpf_access::parameters::Parameters;
+use heapbpf_access::tokens::Tokens;
 use heapbpf_profile::model::Process;
-use sampler_user::serve::filter::Filter;
-use sampler_user::serve::parameters::Parameters;
-use sampler_user::serve::tokens::Tokens;
 
 /// Most bytes of a text. Each pattern of a name is compiled, which takes as long as thousands of other bytes.
 const MOST_BYTES: usize = 512;

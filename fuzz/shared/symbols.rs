@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use sampler_user::host::mappings::ModuleId;
-use sampler_user::symbols::options::Options;
-use sampler_user::symbols::symbolizer::Symbolizer;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_symbols::options::Options;
+use heapbpf_symbols::symbolizer::Symbolizer;
 
 #[path = "one_module.rs"]
 mod one_module;

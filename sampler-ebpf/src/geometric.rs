@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::bits::leading_zeros;
 
-/// Parameters of the draw for one sampling interval, computed by the daemon (`sampler_user::sampling::constants`).
+/// Parameters of the draw for one sampling interval, computed by the daemon (`heapbpf_record::sampling::constants`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct DrawConstants {

@@ -6,22 +6,23 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
+use heapbpf_host::limits;
+use heapbpf_host::name_services::use_built_in;
+use heapbpf_host::own_memory::return_what_is_free;
+use heapbpf_host::privileges::hide_memory;
+use heapbpf_kernel::{KernelError, guardian, object};
 use heapbpf_profile::escape::{escaped, escaped_lines};
+use heapbpf_record::cost;
+use heapbpf_record::crash::report_crashes;
+use heapbpf_record::remarks::say;
+use heapbpf_symbols::demangle::process as demangling;
 
 use crate::cli::args::{Cli, Command, DemoArgs, TopArgs};
 use crate::cli::error::exit_status;
 use crate::cli::plan;
 use crate::cli::record_args::RecordArgs;
-use crate::crash::report_crashes;
 use crate::doctor::cleaner;
-use crate::host::limits;
-use crate::host::name_services::use_built_in;
-use crate::host::own_memory::return_what_is_free;
-use crate::kernel::{KernelError, guardian, object};
-use crate::privileges::hide_memory;
-use crate::remarks::say;
-use crate::symbols::demangle::process as demangling;
-use crate::{cli, cost, demo, run as recording};
+use crate::{cli, demo, run as recording};
 
 /// Runs the command, which has these BPF programs inside: an ELF object, aligned to 8 bytes, or nothing.
 pub fn run(programs: &'static [u8]) -> ExitCode {

@@ -1,15 +1,14 @@
 //! `heapbpf record` and `heapbpf serve`: run a recording, and the services that deliver profiles from it.
 
 use anyhow::{Context, bail};
-
-use crate::host::limits::raise_for_recording;
-use crate::privileges::restrict_daemon;
-use crate::progress_line::during;
-use crate::record::ActiveRecording;
-use crate::record::plan::RecordPlan;
-use crate::record::requests::RecordingHandle;
-use crate::remarks::say;
-use crate::serve::{ServePlan, Services};
+use heapbpf_host::limits::raise_for_recording;
+use heapbpf_host::privileges::restrict_daemon;
+use heapbpf_record::ActiveRecording;
+use heapbpf_record::plan::RecordPlan;
+use heapbpf_record::progress_line::during;
+use heapbpf_record::remarks::say;
+use heapbpf_record::requests::RecordingHandle;
+use heapbpf_serve::{ServePlan, Services};
 
 /// What to record, and which services to run meanwhile.
 pub struct RunPlan {

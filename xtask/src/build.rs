@@ -118,14 +118,8 @@ pub fn build_ablated(context: &Context, stage: &str) -> anyhow::Result<PathBuf> 
     Ok(copy)
 }
 
-/// What makes a build after a change of the daemon short, in exchange for a longer first one: notes of how its parts were compiled,
-/// and more parts.
-const NOTES: [&str; 4] = [
-    "--config",
-    "profile.release.package.sampler-user.incremental=true",
-    "--config",
-    "profile.release.package.sampler-user.codegen-units=64",
-];
+/// What makes a build after a change of the daemon short: notes of how its parts were compiled.
+const NOTES: [&str; 2] = ["--config", "profile.release.incremental=true"];
 
 /// Whether the daemon is compiled with [`NOTES`]: whoever builds it and does nothing else will change it. Once there are
 /// notes, each command goes on with them.

@@ -30,6 +30,7 @@ pub mod file;
 mod fuzzed;
 pub mod headers;
 pub mod image;
+mod memory;
 pub mod section;
 pub mod symbols;
 mod tables;
@@ -43,6 +44,7 @@ pub use error::ElfError;
 pub use file::{Dynamic, DynamicNames, ElfFile, Relocation};
 pub use headers::{Elf, PT_GNU_EH_FRAME, Segment};
 pub use image::{Image, read_range};
+pub use memory::Memory;
 pub use section::{SHT_NOBITS, Section};
 pub use symbols::{Symbol, Symbols};
 

@@ -8,7 +8,9 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use crate::memory::{Memory, Window, words};
+use heapbpf_elf::Memory;
+
+use crate::memory::{Window, words};
 use crate::unread::Unread;
 
 /// Most buckets of a program.

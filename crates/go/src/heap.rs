@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use heapbpf_elf::Memory;
+
 use crate::buckets::{self, Bucket, Moments};
 use crate::functions::Places;
-use crate::memory::{Memory, Window, words};
+use crate::memory::{Window, words};
 use crate::program::Program;
 use crate::unread::Unread;
 

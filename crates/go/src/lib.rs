@@ -29,7 +29,7 @@ extern crate self as heapbpf_go;
 pub use buckets::{Bucket, Moments};
 pub use functions::{Function, Functions, Places};
 pub use heap::Heap;
-pub use memory::Memory;
+pub use heapbpf_elf::Memory;
 pub use program::Program;
 pub use unread::{Unread, Unsupported};
 pub use version::{Layout, Version};

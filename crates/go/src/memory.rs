@@ -1,12 +1,6 @@
 //! Memory that is read: of a process, or the bytes of a file.
 
-use heapbpf_elf::Image;
-
-/// The memory of a process.
-pub trait Memory {
-    /// Fills `buffer` from `address`. Returns `false` if not all of it can be read.
-    fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
-}
+use heapbpf_elf::{Image, Memory};
 
 /// The bytes of a file, by file offset.
 pub(crate) struct FileBytes<'a>(pub(crate) &'a dyn Image);

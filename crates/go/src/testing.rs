@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use heapbpf_elf::Memory;
+
 use crate::buckets::hash_of;
-use crate::memory::Memory;
 
 /// Memory in pieces, which may change after some reads.
 #[derive(Default)]

@@ -1,7 +1,9 @@
 //! The code at an address: which blob of which code heap it belongs to, and what kind of code that is.
 
+use heapbpf_elf::Memory;
+
 use crate::layout::Reach;
-use crate::memory::{self, Fields, Memory, ReadError, digest};
+use crate::memory::{self, Fields, ReadError, digest};
 use crate::vm::{CodeHeap, Vm};
 
 /// A byte of the map of segments: none is used here.

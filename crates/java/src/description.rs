@@ -4,8 +4,10 @@
 
 use std::collections::HashMap;
 
+use heapbpf_elf::Memory;
+
 use crate::library::Tables;
-use crate::memory::{self, Memory};
+use crate::memory;
 use crate::unsupported::Unsupported;
 
 /// Types whose fields and sizes are kept.

@@ -30,8 +30,9 @@ mod vm;
 extern crate self as heapbpf_java;
 
 pub use code::{Blob, Kind};
+pub use heapbpf_elf::Memory;
 pub use library::{Library, Tables};
-pub use memory::{Memory, ReadError};
+pub use memory::ReadError;
 pub use method::Method;
 pub use scopes::Scope;
 pub use unsupported::Unsupported;

@@ -1,10 +1,6 @@
 //! Memory that is read: of a process, in bounded pieces.
 
-/// The memory of a process.
-pub trait Memory {
-    /// Fills `buffer` from `address`. Returns `false` if not all of it can be read.
-    fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
-}
+use heapbpf_elf::Memory;
 
 /// Why something of a JVM could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

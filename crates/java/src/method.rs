@@ -1,6 +1,8 @@
 //! Java methods: class, name, file and lines.
 
-use crate::memory::{self, Fields, Memory, ReadError, digest, escaped};
+use heapbpf_elf::Memory;
+
+use crate::memory::{self, Fields, ReadError, digest, escaped};
 use crate::stream::Stream;
 use crate::vm::Vm;
 

@@ -1,8 +1,10 @@
 //! Which methods run at a place of compiled code: the one that was compiled, and those that were inlined into it.
 
+use heapbpf_elf::Memory;
+
 use crate::code::{Blob, Kind};
 use crate::layout::{Metadata, Reach};
-use crate::memory::{self, Fields, Memory, ReadError};
+use crate::memory::{self, Fields, ReadError};
 use crate::stream::Stream;
 use crate::vm::Vm;
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use heapbpf_elf::Memory;
+
 use crate::library::Tables;
-use crate::memory::Memory;
 use crate::vm::Vm;
 
 const PAGE: u64 = 0x1000;

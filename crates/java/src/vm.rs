@@ -1,9 +1,11 @@
 //! A running JVM: its layout, and its code heaps.
 
+use heapbpf_elf::Memory;
+
 use crate::description::Description;
 use crate::layout::Layout;
 use crate::library::Tables;
-use crate::memory::{self, Fields, Memory};
+use crate::memory::{self, Fields};
 use crate::unsupported::Unsupported;
 
 /// Most code heaps. There are one or three.

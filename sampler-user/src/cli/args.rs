@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use heapbpf_record::terminal::Color;
 
 use super::read_args::{DiffArgs, MergeArgs, ReportArgs};
 use super::record_args::{LimitArgs, RecordArgs, SamplingArgs, StackArgs, TargetArgs};
 use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_nanoseconds};
-use crate::terminal::Color;
 
 /// Heap profiles of running programs: unbiased, host-wide, with error bars.
 ///

@@ -1,11 +1,10 @@
 //! Option values that are one of a few words.
 
 use clap::ValueEnum;
-
-use crate::kernel::programs::LinkKind;
-use crate::record::plan::{Hook, PythonObjects, Unwind};
+use heapbpf_kernel::programs::LinkKind;
 use heapbpf_profile::adjust::At;
 use heapbpf_profile::model::Criterion;
+use heapbpf_record::plan::{Hook, PythonObjects, Unwind};
 
 /// How stacks are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

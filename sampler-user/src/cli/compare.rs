@@ -3,18 +3,18 @@
 use std::io::{IsTerminal, Write};
 
 use anyhow::Context;
-
-use super::error::PlanError;
-use super::profiles;
-use super::read_args::{DiffArgs, MergeArgs};
-use crate::output::Output;
-use crate::progress_line::during;
-use crate::terminal;
-use crate::view::diff::{DiffTableOptions, table};
 use heapbpf_profile::diff::{self, DiffOptions};
 use heapbpf_profile::escape::pretty_json;
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::merge;
+use heapbpf_record::output::Output;
+use heapbpf_record::progress_line::during;
+use heapbpf_record::terminal;
+
+use super::error::PlanError;
+use super::profiles;
+use super::read_args::{DiffArgs, MergeArgs};
+use crate::view::diff::{DiffTableOptions, table};
 
 /// Shows what grew between two profiles.
 ///

@@ -3,27 +3,27 @@
 use std::io::IsTerminal;
 
 use anyhow::Context;
+use heapbpf_attach::files::Sources;
+use heapbpf_attach::hooks::Hooks;
+use heapbpf_attach::inline::{crashes, forbidden};
+use heapbpf_attach::rules;
+use heapbpf_audit::Missing;
+use heapbpf_host::process::select;
+use heapbpf_host::{Host, HostOptions, limits};
+use heapbpf_kernel::object;
+use heapbpf_probes::Table;
+use heapbpf_profile::escape::pretty_json;
+use heapbpf_record::cost::measure;
+use heapbpf_record::progress_line::during;
+use heapbpf_record::terminal;
+use heapbpf_symbols::debug_files;
 
 use super::args::DoctorArgs;
 use super::choices::PythonObjectsArg;
 use super::compare::print;
 use super::error::PlanError;
 use super::{allocators, plan, targets};
-use crate::attach::files::Sources;
-use crate::attach::hooks::Hooks;
-use crate::attach::inline::{crashes, forbidden};
-use crate::attach::rules;
-use crate::cost::measure;
 use crate::doctor::{Diagnosis, KernelSide, clean, command, hooking, processes};
-use crate::host::process::select;
-use crate::host::{Host, HostOptions, limits};
-use crate::kernel::object;
-use crate::progress_line::during;
-use crate::symbols::debug_files;
-use crate::terminal;
-use heapbpf_audit::Missing;
-use heapbpf_probes::Table;
-use heapbpf_profile::escape::pretty_json;
 
 /// Examines the host and prints the result. Returns the exit status: 0 if nothing would be missed, otherwise 1.
 ///

@@ -2,16 +2,17 @@
 
 use std::path::PathBuf;
 
-use super::allocators::AllocatorError;
-use crate::attach::inline::forbidden::Malformed;
-use crate::host::cgroup::CgroupError;
-use crate::host::process::TargetError;
-use crate::output::OutputError;
-use crate::record::{Misdescribed, NotStarted};
-use crate::serve::listen::ListenError;
-use crate::serve::push::PushError;
+use heapbpf_attach::inline::forbidden::Malformed;
+use heapbpf_host::cgroup::CgroupError;
+use heapbpf_host::process::TargetError;
 use heapbpf_profile::formats::FormatError;
+use heapbpf_record::output::OutputError;
+use heapbpf_record::{Misdescribed, NotStarted};
+use heapbpf_serve::listen::ListenError;
+use heapbpf_serve::push::PushError;
 use heapbpf_statistics::plan::ClassPlanError;
+
+use super::allocators::AllocatorError;
 
 /// Why a plan cannot be made. The exit status is 2 for wrong usage, otherwise 1.
 #[derive(Debug, thiserror::Error)]

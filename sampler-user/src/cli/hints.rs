@@ -85,8 +85,9 @@ fn mistakes(one: &str, other: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use clap::Parser;
+
+    use super::*;
 
     fn message(words: &[&str]) -> String {
         explained(Cli::try_parse_from(words).unwrap_err()).to_string()

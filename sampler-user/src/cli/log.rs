@@ -14,7 +14,7 @@ struct StandardError {
 
 impl Log for StandardError {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        let own = metadata.target().starts_with("sampler_user");
+        let own = ["heapbpf", "sampler_user"].iter().any(|ours| metadata.target().starts_with(ours));
         metadata.level() <= if own { self.level } else { LevelFilter::Warn }
     }
 

@@ -6,13 +6,13 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command};
-
-use super::values::{parse_estimator, parse_value};
 use heapbpf_profile::formats::FORMATS;
 use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::report::By;
 use heapbpf_profile::value::Value;
 use heapbpf_statistics::estimators::Estimator;
+
+use super::values::{parse_estimator, parse_value};
 
 /// A parser of names. What it accepts, and what it says of other words, is up to its function.
 #[derive(Clone)]

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use heapbpf_plots::{Figure, PictureError};
+use heapbpf_record::output::{self, OutputError, STANDARD_OUTPUT};
 
 use super::error::PlanError;
-use crate::output::{self, OutputError, STANDARD_OUTPUT};
 
 /// Formats of pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

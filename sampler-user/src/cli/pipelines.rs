@@ -1,11 +1,13 @@
 //! Destinations of profiles: files, snapshots, scrapers and stores. They are checked before anything is attached.
 
+use std::path::Path;
+
+use heapbpf_profile::formats;
+use heapbpf_record::output::{self, Output, OutputError};
+use heapbpf_serve::push::{PushPlan, SpoolOptions};
+
 use super::error::PlanError;
 use super::record_args::{RecordArgs, ServeArgs, SnapshotArgs};
-use crate::output::{self, Output, OutputError};
-use crate::serve::push::{PushPlan, SpoolOptions};
-use heapbpf_profile::formats;
-use std::path::Path;
 
 /// The push destinations, with their queues.
 ///

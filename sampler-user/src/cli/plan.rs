@@ -4,6 +4,28 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use heapbpf_attach::inline::forbidden;
+use heapbpf_host::limits::{Limits, forbid_inline_hooks, memory_bytes};
+use heapbpf_host::process::select;
+use heapbpf_kernel::loader::MapSizes;
+use heapbpf_kernel::ring_maps::whole_size;
+use heapbpf_profile::adjust::{Adjustments, At};
+use heapbpf_profile::formats::{self, WriteOptions};
+use heapbpf_profile::model::Criterion;
+use heapbpf_profile::units;
+use heapbpf_record::output::{self, Output};
+use heapbpf_record::plan::{
+    Display, KernelPlan, OutputPlan, RecordPlan, SamplingPlan, StackPlan, Targets, TriggerOptions, Unwind,
+};
+use heapbpf_record::ring_sizes::{RingSizes, WAKE_SHARE};
+use heapbpf_record::sampling::size_classes::ClassRule;
+use heapbpf_serve::ServePlan;
+use heapbpf_serve::listen::Listen;
+use heapbpf_serve::tls::TlsFiles;
+use heapbpf_statistics::plan::ClassPlan;
+use heapbpf_statistics::size_classes::CLASS_INTERVAL;
+use heapbpf_symbols::debuginfod::settings;
+use heapbpf_symbols::options::Options;
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, SMALLEST_STACK_COPY, stack_kind};
 
 use super::allocators;
@@ -13,29 +35,7 @@ use super::pipelines;
 use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
 use super::targets::{Rules, check_program, level_of, rules, target_rules};
 use super::values::{Interval, Overhead};
-use crate::attach::inline::forbidden;
-use crate::host::limits::{Limits, forbid_inline_hooks, memory_bytes};
-use crate::host::process::select;
-use crate::kernel::loader::MapSizes;
-use crate::kernel::ring_maps::whole_size;
-use crate::output::{self, Output};
-use crate::record::plan::{
-    Display, KernelPlan, OutputPlan, RecordPlan, SamplingPlan, StackPlan, Targets, TriggerOptions, Unwind,
-};
-use crate::record::ring_sizes::{RingSizes, WAKE_SHARE};
 use crate::run::RunPlan;
-use crate::sampling::size_classes::ClassRule;
-use crate::serve::ServePlan;
-use crate::serve::listen::Listen;
-use crate::serve::tls::TlsFiles;
-use crate::symbols::debuginfod::settings;
-use crate::symbols::options::Options;
-use heapbpf_profile::adjust::{Adjustments, At};
-use heapbpf_profile::formats::{self, WriteOptions};
-use heapbpf_profile::model::Criterion;
-use heapbpf_profile::units;
-use heapbpf_statistics::plan::ClassPlan;
-use heapbpf_statistics::size_classes::CLASS_INTERVAL;
 
 /// Maximum size of a ring, in bytes. Sizes are powers of two, and the kernel holds them in an `int`.
 const LARGEST_RING: u64 = 1 << 30;
@@ -254,7 +254,7 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
             Unwind::FramePointers => stack_kind::FRAME_POINTERS,
             Unwind::Auto | Unwind::Dwarf => stack_kind::COPIED,
         },
-        criterion: crate::sampling::criterion_code(Criterion::from(args.sampling.criterion)),
+        criterion: heapbpf_record::sampling::criterion_code(Criterion::from(args.sampling.criterion)),
         self_tgid: std::process::id(),
         memory_bytes: memory_bytes(),
         page_bytes: procfs::page_size(),
@@ -349,9 +349,10 @@ pub fn check_debug_dirs(folders: &[PathBuf]) -> Result<(), PlanError> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
     use crate::cli::args::Cli;
-    use clap::Parser;
 
     fn refusal(words: &[&str]) -> (String, u8) {
         let cli = Cli::try_parse_from(std::iter::once(&"heapbpf").chain(words)).unwrap();

@@ -6,6 +6,18 @@ use std::path::Path;
 
 use anyhow::Context;
 use clap::Parser;
+use heapbpf_kernel::object;
+use heapbpf_profile::escape::pretty_json;
+use heapbpf_profile::model::Profile;
+use heapbpf_profile::read;
+use heapbpf_profile::report::subject;
+use heapbpf_profile::units;
+use heapbpf_profile::workload::workload;
+use heapbpf_record::cost::measure;
+use heapbpf_record::output::{self, OutputError};
+use heapbpf_record::progress_line::during;
+use heapbpf_record::terminal;
+use heapbpf_statistics::plan::{ClassPlan, Costs};
 
 use super::args::{Cli, PlanArgs};
 use super::compare::print;
@@ -14,20 +26,8 @@ use super::pictures::Picture;
 use super::plan;
 use super::profiles;
 use super::values::Interval;
-use crate::cost::measure;
-use crate::kernel::object;
-use crate::output::{self, OutputError};
-use crate::progress_line::during;
 use crate::run;
-use crate::terminal;
 use crate::view::plan::{CostsFrom, Preview, PreviewOptions, text};
-use heapbpf_profile::escape::pretty_json;
-use heapbpf_profile::model::Profile;
-use heapbpf_profile::read;
-use heapbpf_profile::report::subject;
-use heapbpf_profile::units;
-use heapbpf_profile::workload::workload;
-use heapbpf_statistics::plan::{ClassPlan, Costs};
 
 /// CPU time of the probes of an allocation and its free, in ns, measured on heapbpf's development machine (AMD EPYC,
 /// virtual).
@@ -56,7 +56,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     };
     let (costs, costs_from) = during(|| "measuring what probes cost on this machine".into(), || costs(args));
     let workload = workload(&profile);
-    let classes = ClassPlan::best(&workload, interval, crate::sampling::size_classes::first_size_like);
+    let classes = ClassPlan::best(&workload, interval, heapbpf_record::sampling::size_classes::first_size_like);
     if let Some(path) = &args.classes {
         write_classes(path, args.force, &classes)?;
     }

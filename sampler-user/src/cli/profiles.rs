@@ -5,8 +5,7 @@ use std::path::Path;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::read::{self, ReadError};
 use heapbpf_profile::units;
-
-use crate::progress_line::during;
+use heapbpf_record::progress_line::during;
 
 /// Reads a profile.
 ///

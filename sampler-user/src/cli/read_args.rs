@@ -3,18 +3,18 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use heapbpf_profile::diff::Exposure;
+use heapbpf_profile::group::GroupBy;
+use heapbpf_profile::report::By;
+use heapbpf_profile::value::Value;
+use heapbpf_record::terminal::Color;
+use heapbpf_statistics::estimators::Estimator;
+use heapbpf_symbols::debuginfod::settings::parse_url;
 use regex::Regex;
 
 use super::choices::{AtArg, PlotArg};
 use super::names;
 use super::values::{parse_confidence, parse_exposure, parse_size};
-use crate::symbols::debuginfod::settings::parse_url;
-use crate::terminal::Color;
-use heapbpf_profile::diff::Exposure;
-use heapbpf_profile::group::GroupBy;
-use heapbpf_profile::report::By;
-use heapbpf_profile::value::Value;
-use heapbpf_statistics::estimators::Estimator;
 
 /// Options of `heapbpf diff`.
 #[derive(Debug, Args)]

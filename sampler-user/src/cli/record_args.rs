@@ -6,6 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use heapbpf_profile::group::GroupBy;
+use heapbpf_profile::value::Value;
+use heapbpf_record::terminal::Color;
+use heapbpf_symbols::debuginfod::settings::parse_url;
 
 use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, PythonObjectsArg, UnwindArg};
 use super::names;
@@ -13,10 +17,6 @@ use super::values::{
     Interval, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_overhead, parse_pid,
     parse_seed, parse_size,
 };
-use crate::symbols::debuginfod::settings::parse_url;
-use crate::terminal::Color;
-use heapbpf_profile::group::GroupBy;
-use heapbpf_profile::value::Value;
 
 /// Options of recording.
 #[derive(Debug, Args)]

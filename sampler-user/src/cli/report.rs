@@ -4,24 +4,25 @@
 use std::io::IsTerminal;
 use std::sync::Arc;
 
-use super::compare::print;
-use super::plan;
-use super::profiles;
-use super::read_args::ReportArgs;
-use super::report_products::products;
-use crate::progress_line::during;
-use crate::remarks::say;
-use crate::symbols::debuginfod::settings;
-use crate::symbols::offline::{self, Summary};
-use crate::symbols::options::Options;
-use crate::symbols::progress::Progress;
-use crate::terminal;
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::filter::Filter;
 use heapbpf_profile::formats::WriteOptions;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::report::{self, ReportOptions, Tree};
+use heapbpf_record::progress_line::during;
+use heapbpf_record::remarks::say;
+use heapbpf_record::terminal;
+use heapbpf_symbols::debuginfod::settings;
+use heapbpf_symbols::offline::{self, Summary};
+use heapbpf_symbols::options::Options;
+use heapbpf_symbols::progress::Progress;
+
+use super::compare::print;
+use super::plan;
+use super::profiles;
+use super::read_args::ReportArgs;
+use super::report_products::products;
 
 /// Rows of tables if the user does not choose their number.
 const ROWS: usize = 20;

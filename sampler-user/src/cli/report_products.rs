@@ -9,13 +9,13 @@ use heapbpf_profile::escape::escaped;
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::report::{ReportOptions, Tree, data};
+use heapbpf_record::output::{Output, STANDARD_OUTPUT};
 
 use super::choices::PlotArg;
 use super::error::PlanError;
 use super::pictures::{Picture, write_bytes};
 use super::pipelines;
 use super::read_args::ReportArgs;
-use crate::output::{Output, STANDARD_OUTPUT};
 
 /// The name of the format that is tables on a terminal, not a file.
 const TEXT: &str = "text";

@@ -3,15 +3,15 @@
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 
+use heapbpf_attach::libraries::find_program;
+use heapbpf_host::cgroup::Cgroup;
+use heapbpf_host::process::{CommGlob, Target};
+use heapbpf_record::plan::Targets;
 use sampler_ebpf::abi::target_rule;
 use sampler_ebpf::glob::NAME_BYTES;
 
 use super::error::PlanError;
 use super::record_args::TargetArgs;
-use crate::attach::libraries::find_program;
-use crate::host::cgroup::Cgroup;
-use crate::host::process::{CommGlob, Target};
-use crate::record::plan::Targets;
 
 /// The target rules, and their values for the BPF programs.
 pub(super) struct Rules {
@@ -100,7 +100,7 @@ mod tests {
             command: args.command,
             follow: true,
             allocators: Vec::new(),
-            objects: crate::record::plan::PythonObjects::Inline,
+            objects: heapbpf_record::plan::PythonObjects::Inline,
         };
         assert_eq!(target_rules(&targets), target_rule::ALL | target_rule::COMM);
         assert!(targets.name(7) && targets.name(8) && !targets.name(9));

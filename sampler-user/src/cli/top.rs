@@ -2,13 +2,14 @@
 
 use std::io::IsTerminal;
 
+use heapbpf_access::tokens::Tokens;
+use heapbpf_record::terminal::Color;
+
 use super::args::TopArgs;
 use super::choices::AtArg;
 use super::error::PlanError;
 use super::plan;
 use super::record_args::{DisplayArgs, OutputArgs, RecordArgs, ServeArgs, SnapshotArgs, TargetArgs};
-use crate::serve::tokens::Tokens;
-use crate::terminal::Color;
 use crate::top::{Address, Look, live, watched};
 
 /// Shows the screen until the user leaves it. Returns the exit status.
@@ -78,9 +79,10 @@ fn recording_args(args: &TopArgs) -> RecordArgs {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
     use crate::cli::args::{Cli, Command};
-    use clap::Parser;
 
     fn parsed(words: &[&str]) -> TopArgs {
         let cli = Cli::try_parse_from([&["heapbpf", "top"], words].concat()).unwrap();

@@ -3,13 +3,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+use heapbpf_attach::inline::attempts::Attempts;
+use heapbpf_attach::inline::left::{Left, claim};
+use heapbpf_attach::inline::objects::lead_back;
+use heapbpf_attach::inline::removal::{COUNTS, leads_to_ours};
+use heapbpf_attach::stop_limit;
 use heapbpf_remote::{NAME_PREFIX, Target, left_open};
-
-use crate::attach::inline::attempts::Attempts;
-use crate::attach::inline::left::{Left, claim};
-use crate::attach::inline::objects::lead_back;
-use crate::attach::inline::removal::{COUNTS, leads_to_ours};
-use crate::attach::stop_limit;
 
 /// What was done, and what stays.
 #[derive(Debug, Default)]

@@ -5,12 +5,12 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
+use heapbpf_attach::inline::cleaner::WORD;
+use heapbpf_host::independent::independent_of;
+use heapbpf_host::privileges::{hide_memory, restrict_cleaner};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::clean::clean;
-use crate::attach::inline::cleaner::WORD;
-use crate::independent::independent_of;
-use crate::privileges::{hide_memory, restrict_cleaner};
 
 /// How often it looks through the processes, and how far apart: those that fork meanwhile pass their hooks on.
 const ROUNDS: usize = 10;

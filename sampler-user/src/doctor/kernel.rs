@@ -2,22 +2,21 @@
 
 use std::sync::Arc;
 
+use heapbpf_attach::inline::crashes;
+use heapbpf_attach::inline::forbidden::Forbidden;
 use heapbpf_audit::LinkKind;
+use heapbpf_host::cgroup;
+use heapbpf_host::events::HostEvents;
+use heapbpf_host::limits::{CAPABILITIES, Limits};
+use heapbpf_host::perf_ring::RingOptions;
+use heapbpf_kernel::control::ControlMaps;
+use heapbpf_kernel::guardian::Guardian;
+use heapbpf_kernel::loader::{Loader, MapSizes};
+use heapbpf_kernel::mappings::MappingProbes;
+use heapbpf_kernel::programs::{Programs, When};
+use heapbpf_kernel::{KernelError, object};
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 use serde::Serialize;
-
-use crate::attach::inline::crashes;
-use crate::attach::inline::forbidden::Forbidden;
-use crate::host::cgroup;
-use crate::host::events::HostEvents;
-use crate::host::limits::{CAPABILITIES, Limits};
-use crate::host::perf_ring::RingOptions;
-use crate::kernel::control::ControlMaps;
-use crate::kernel::guardian::Guardian;
-use crate::kernel::loader::{Loader, MapSizes};
-use crate::kernel::mappings::MappingProbes;
-use crate::kernel::programs::{Programs, When};
-use crate::kernel::{KernelError, object};
 
 /// The check of one feature.
 #[derive(Clone, Debug, Serialize)]

@@ -6,11 +6,11 @@ mod kernel;
 mod processes;
 
 use heapbpf_audit::Missing;
+use heapbpf_record::cost::measure::Measured;
 use serde::Serialize;
 
 pub use self::kernel::{Check, KernelAudit, KernelSide, hooking};
 pub use self::processes::{InlineAudit, ModuleAudit, ProcessAudit, Symbols, Unwinding, command, processes};
-use crate::cost::measure::Measured;
 
 /// The result of `heapbpf doctor`.
 #[derive(Debug, Serialize)]

@@ -7,30 +7,29 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use heapbpf_attach::detours::check_objects;
+use heapbpf_attach::dropped::dropped_mappings;
+use heapbpf_attach::files::FileKey;
+use heapbpf_attach::hooks::Hooks;
+use heapbpf_attach::inline::preview::Preview;
+use heapbpf_attach::inline::{self, Refused};
+use heapbpf_attach::libraries::{expected, find_program};
+use heapbpf_attach::linker::Linker as _;
+use heapbpf_attach::moved_text;
 use heapbpf_audit::{AttachEntry, Covered, FileAudit, LinkKind, Missing};
 use heapbpf_elf::Elf;
+use heapbpf_host::Host;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_host::modules::{ModuleKind, ModuleSource};
+use heapbpf_host::open::Unreadable;
+use heapbpf_host::process::ProcessInfo;
+use heapbpf_host::shadow_stacks;
 use heapbpf_java::Library;
+use heapbpf_kernel::control::ControlMaps;
+use heapbpf_kernel::programs::Programs;
 use heapbpf_probes::Runtime;
+use heapbpf_symbols::{debug_files, java};
 use serde::Serialize;
-
-use crate::attach::detours::check_objects;
-use crate::attach::dropped::dropped_mappings;
-use crate::attach::files::FileKey;
-use crate::attach::hooks::Hooks;
-use crate::attach::inline::preview::Preview;
-use crate::attach::inline::{self, Refused};
-use crate::attach::libraries::{expected, find_program};
-use crate::attach::linker::Linker as _;
-use crate::attach::moved_text;
-use crate::host::Host;
-use crate::host::mappings::ModuleId;
-use crate::host::modules::{ModuleKind, ModuleSource};
-use crate::host::open::Unreadable;
-use crate::host::process::ProcessInfo;
-use crate::host::shadow_stacks;
-use crate::kernel::control::ControlMaps;
-use crate::kernel::programs::Programs;
-use crate::symbols::{debug_files, java};
 
 /// Type of the program header that locates `.eh_frame_hdr`.
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;

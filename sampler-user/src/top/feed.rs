@@ -147,8 +147,9 @@ impl Feed {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use heapbpf_profile::testing;
+
+    use super::*;
 
     #[test]
     fn only_the_last_profile_is_kept_and_errors_are_told() {

@@ -3,7 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
+use heapbpf_host::limits::raise_for_recording;
+use heapbpf_host::privileges::{Needs, restrict_daemon};
 use heapbpf_profile::Row;
+use heapbpf_record::ActiveRecording;
+use heapbpf_record::plan::{RecordPlan, Targets};
+use heapbpf_record::requests::{Detail, RecordingHandle, Unanswered};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -12,11 +17,6 @@ use super::feed::{Feed, Got, NoProfile};
 use super::screen::show;
 use super::standard_streams::Redirected;
 use super::terminal::{Leaves, Terminal};
-use crate::host::limits::raise_for_recording;
-use crate::privileges::{Needs, restrict_daemon};
-use crate::record::ActiveRecording;
-use crate::record::plan::{RecordPlan, Targets};
-use crate::record::requests::{Detail, RecordingHandle, Unanswered};
 
 /// Records, and shows the recording until the user leaves the screen. Returns the exit status.
 ///

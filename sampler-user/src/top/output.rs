@@ -83,8 +83,9 @@ fn color(color: Color) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use ratatui_core::style::Style;
+
+    use super::*;
 
     fn cell(symbol: &'static str, style: Style) -> Cell {
         let mut cell = Cell::new(symbol);

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::read;
+use heapbpf_symbols::http_client;
 use ureq::http::Uri;
 
 use super::Look;
@@ -15,8 +17,6 @@ use super::feed::{Feed, Got, NoProfile};
 use super::screen::show;
 use super::standard_streams::Redirected;
 use super::terminal::{Leaves, Terminal};
-use crate::clock::thread_cpu_time;
-use crate::http_client;
 
 /// Longest time for a connection, and for an answer to begin.
 const CONNECT_TIME: Duration = Duration::from_secs(5);

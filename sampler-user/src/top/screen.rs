@@ -5,16 +5,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::model::Profile;
+use heapbpf_record::output::{Output, default_path};
 use heapbpf_top::{Action, Options, Status, Theme, Top};
 
 use super::Look;
 use super::feed::{Feed, News};
 use super::keys::Keys;
 use super::terminal::{Frames, Input, Terminal};
-use crate::clock::thread_cpu_time;
-use crate::output::{Output, default_path};
 
 /// Time between two looks at the size of the terminal.
 const TICK: Duration = Duration::from_millis(100);

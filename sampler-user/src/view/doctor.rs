@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use heapbpf_audit::Missing;
 use heapbpf_profile::report::text::{Column, Style, Table, clip, wrap};
 use heapbpf_profile::units;
+use heapbpf_record::cost::measure::Measured;
 
-use crate::cost::measure::Measured;
 use crate::doctor::{Check, Diagnosis, InlineAudit, ProcessAudit, Symbols, Unwinding};
 
 /// The whole text.
@@ -270,9 +270,9 @@ fn names(process: &ProcessAudit) -> String {
 #[cfg(test)]
 mod tests {
     use heapbpf_audit::{AttachEntry, LinkKind, ProbeKind};
+    use heapbpf_record::cost::budget::ProbeCosts;
 
     use super::*;
-    use crate::cost::budget::ProbeCosts;
     use crate::doctor::{KernelAudit, ModuleAudit};
 
     /// Of many processes, the summary comes first: how many are whole, and which miss what. The whole ones are not listed.

@@ -1,6 +1,5 @@
-//! Text for the terminal: tables and the status line.
+//! Tables for the terminal.
 
 pub mod diff;
 pub mod doctor;
 pub mod plan;
-pub mod status;

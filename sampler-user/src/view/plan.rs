@@ -155,7 +155,7 @@ mod tests {
     fn the_plan_of_the_small_profile() {
         let profile = testing::small();
         let workload = workload(&profile);
-        let classes = ClassPlan::best(&workload, 512 << 10, crate::sampling::size_classes::first_size_like);
+        let classes = ClassPlan::best(&workload, 512 << 10, heapbpf_record::sampling::size_classes::first_size_like);
         let costs = Costs { probe_ns: 1_000.0, sample_ns: 2_000.0 };
         let preview = Preview::new(&profile, &workload, costs, CostsFrom::Elsewhere, &classes);
         let shown = text(&preview, &PreviewOptions { width: 120, color: false });

@@ -95,7 +95,7 @@ fn named(folder: &Path, name: &str) -> Target {
 #[test]
 fn no_endpoint_shows_more_than_a_token_may_see() {
     let Some(_turn) = turn("no_endpoint_shows_more_than_a_token_may_see") else { return };
-    let routes = include_str!("../../../sampler-user/src/serve/routes.rs");
+    let routes = include_str!("../../../crates/serve/src/routes.rs");
     let routes = routes.lines().filter_map(|line| Some(line.trim().strip_prefix('"')?.split_once("\" => ")?.0));
     let mut listed: Vec<&str> = ENDPOINTS.iter().map(|(path, ..)| *path).collect();
     let mut served: Vec<&str> = routes.collect();

@@ -41,7 +41,7 @@ const END_TO_END: [(&str, &str); 2] = [("company", "--test-threads=4"), ("alone"
 /// The file in which tests say what they skip.
 const SKIPPED: &str = "skipped-tests";
 /// Packages some of whose unit tests need root.
-const UNIT_AS_ROOT: [&str; 2] = ["sampler-user", "remote"];
+const UNIT_AS_ROOT: [&str; 7] = ["attach", "host", "kernel", "record", "remote", "serve", "symbols"];
 
 /// Which tests to run; by default the landing set.
 #[derive(Args, Debug, Default)]

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use heapbpf_heap::live::Heap;
+use heapbpf_heap::sample::{Sample, SampleKey};
+use heapbpf_host::own_memory::give_memory_back;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack, UnwinderKind};
 use sampler_ebpf::abi::ProcessKey;
-use sampler_user::heap::live::Heap;
-use sampler_user::heap::sample::{Sample, SampleKey};
-use sampler_user::host::own_memory::give_memory_back;
 
 /// Distinct stacks.
 const STACKS: u64 = 10_000;

@@ -6,10 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use sampler_user::cost::quantiles::{median, spread};
-use sampler_user::cost::trial::{Allocator, Baseline, Where};
-use sampler_user::cost::workload::Workload;
-use sampler_user::kernel::guardian::Guardian;
+use heapbpf_kernel::guardian::Guardian;
+use heapbpf_record::cost::quantiles::{median, spread};
+use heapbpf_record::cost::trial::{Allocator, Baseline, Where};
+use heapbpf_record::cost::workload::Workload;
 
 use super::Options;
 use super::pinned::Library;

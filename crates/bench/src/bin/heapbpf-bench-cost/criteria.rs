@@ -1,9 +1,9 @@
 //! The cost of other criteria than sampling by bytes: all they add is the table of trials.
 
+use heapbpf_kernel::guardian::Guardian;
 use heapbpf_profile::model::Criterion;
-use sampler_user::cost::quantiles::{median, spread};
-use sampler_user::cost::trial::{Allocator, Recording, Setting};
-use sampler_user::kernel::guardian::Guardian;
+use heapbpf_record::cost::quantiles::{median, spread};
+use heapbpf_record::cost::trial::{Allocator, Recording, Setting};
 
 use super::Options;
 use super::pinned::Library;

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use sampler_user::cost::quantiles::{median, quantile, spread};
-use sampler_user::cost::workload::Workload;
+use heapbpf_record::cost::quantiles::{median, quantile, spread};
+use heapbpf_record::cost::workload::Workload;
 
 use super::Options;
 use super::command::{start, stop};

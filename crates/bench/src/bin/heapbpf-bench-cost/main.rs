@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Parser;
-use sampler_user::kernel::object::aligned;
+use heapbpf_kernel::object::aligned;
 
 /// Cost of a malloc/free pair under heapbpf, as ratios to two no-op probes at the same instructions.
 #[derive(Parser)]
@@ -76,7 +76,7 @@ fn main() -> anyhow::Result<()> {
     }
     println!("{}, {} rounds", surroundings(), options.rounds);
     let object = aligned(&heapbpf_testing::bpf_object().context("the BPF programs are not built")?);
-    sampler_user::cost::cpus::pin(0, |cpu| cpu == 0);
+    heapbpf_record::cost::cpus::pin(0, |cpu| cpu == 0);
     let library = pinned::Library::copy()?;
     if options.scaling {
         return scaling::run(&options, object, &library);
@@ -111,7 +111,7 @@ fn surroundings() -> String {
     let load = read("/proc/loadavg");
     format!(
         "{} CPUs ({model}), kernel {}, load {}",
-        sampler_user::cost::cpus::online(),
+        heapbpf_record::cost::cpus::online(),
         read("/proc/sys/kernel/osrelease").trim(),
         load.split_whitespace().next().unwrap_or("?")
     )

@@ -1,13 +1,13 @@
 //! The cost of the BPF programs to the target, without a daemon: programs are attached and detached in interleaved
 //! rounds.
 
+use heapbpf_kernel::guardian::Guardian;
+use heapbpf_kernel::object::aligned;
+use heapbpf_kernel::programs::LinkKind;
+use heapbpf_record::cost::quantiles::{median, spread};
+use heapbpf_record::cost::trial::{Allocator, Baseline, Recording, Setting, Where};
+use heapbpf_record::cost::workload::Workload;
 use sampler_ebpf::abi::stack_kind;
-use sampler_user::cost::quantiles::{median, spread};
-use sampler_user::cost::trial::{Allocator, Baseline, Recording, Setting, Where};
-use sampler_user::cost::workload::Workload;
-use sampler_user::kernel::guardian::Guardian;
-use sampler_user::kernel::object::aligned;
-use sampler_user::kernel::programs::LinkKind;
 
 use super::Options;
 use super::pinned::Library;

@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use anyhow::Context;
-use sampler_user::cost::cpus::pin;
-use sampler_user::cost::library::PrivateLibrary;
-use sampler_user::cost::workload::Workload;
+use heapbpf_record::cost::cpus::pin;
+use heapbpf_record::cost::library::PrivateLibrary;
+use heapbpf_record::cost::workload::Workload;
 
 /// A copy of the C library for the workload.
 pub struct Library(PrivateLibrary);

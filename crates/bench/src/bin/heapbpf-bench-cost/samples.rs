@@ -11,14 +11,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use heapbpf_attach::inline::memory;
 use heapbpf_bench::sql::rows;
 use heapbpf_inline::abi::{CONTROL, Control};
 use heapbpf_inline::read::Counts;
+use heapbpf_record::cost::cpu_time;
+use heapbpf_record::cost::cpus::pin;
+use heapbpf_record::cost::quantiles::{median, spread};
 use heapbpf_remote::blob_range;
-use sampler_user::attach::inline::memory;
-use sampler_user::cost::cpu_time;
-use sampler_user::cost::cpus::pin;
-use sampler_user::cost::quantiles::{median, spread};
 
 use super::Options;
 use super::command::{start, stop};

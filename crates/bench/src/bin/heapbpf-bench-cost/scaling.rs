@@ -2,12 +2,12 @@
 //! interval.
 
 use heapbpf_bench::points_chart::{Axes, Line, chart};
+use heapbpf_kernel::guardian::Guardian;
+use heapbpf_record::cost::cpus::pin;
+use heapbpf_record::cost::quantiles::{median, quantile};
+use heapbpf_record::cost::trial::{Allocator, Baseline, Recording, Setting, Where};
+use heapbpf_record::cost::workload::Workload;
 use sampler_ebpf::abi::stack_kind;
-use sampler_user::cost::cpus::pin;
-use sampler_user::cost::quantiles::{median, quantile};
-use sampler_user::cost::trial::{Allocator, Baseline, Recording, Setting, Where};
-use sampler_user::cost::workload::Workload;
-use sampler_user::kernel::guardian::Guardian;
 
 use super::Options;
 use super::pinned::Library;

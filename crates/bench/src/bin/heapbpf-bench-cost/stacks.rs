@@ -1,9 +1,9 @@
 //! The cost of copying a stack, by the size of the copy.
 
+use heapbpf_kernel::guardian::Guardian;
+use heapbpf_record::cost::quantiles::{median, quantile};
+use heapbpf_record::cost::trial::{Allocator, Recording, Setting};
 use sampler_ebpf::abi::stack_kind;
-use sampler_user::cost::quantiles::{median, quantile};
-use sampler_user::cost::trial::{Allocator, Recording, Setting};
-use sampler_user::kernel::guardian::Guardian;
 
 use super::Options;
 use super::pinned::Library;

@@ -11,13 +11,12 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use heapbpf_profile::formats::{FORMATS, WriteOptions};
 use heapbpf_profile::model::Profile;
-use sampler_ebpf::abi::ProcessKey;
-use sampler_user::record::recent::Recent;
-use sampler_user::record::requests::Made;
-use sampler_user::serve::metrics::{Metrics, Serving};
-use sampler_user::stats::Stats;
-
+use heapbpf_record::recent::Recent;
+use heapbpf_record::requests::Made;
+use heapbpf_record::stats::Stats;
+use heapbpf_serve::metrics::{Metrics, Serving};
 use host::{Fleet, Host};
+use sampler_ebpf::abi::ProcessKey;
 
 /// Sizes of hosts, in processes.
 const PROCESSES: [usize; 3] = [20, 100, 500];

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use heapbpf_bench::sql::rows;
-use sampler_user::cost::cpus::pin;
+use heapbpf_record::cost::cpus::pin;
 
 use super::Options;
 use super::peers::{How, PEERS, Peer, Place};

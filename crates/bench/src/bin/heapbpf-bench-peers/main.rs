@@ -17,12 +17,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
-use sampler_user::cost::cpus::{online, pin};
-use sampler_user::cost::library::PrivateLibrary;
-use sampler_user::cost::trial::Baseline;
-use sampler_user::kernel::guardian::Guardian;
-use sampler_user::kernel::object::aligned;
-
+use heapbpf_kernel::guardian::Guardian;
+use heapbpf_kernel::object::aligned;
+use heapbpf_record::cost::cpus::{online, pin};
+use heapbpf_record::cost::library::PrivateLibrary;
+use heapbpf_record::cost::trial::Baseline;
 use peers::{PEERS, Peer};
 use run::Bench;
 use table::Results;

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail};
-use sampler_user::cost::quantiles::{quantile, spread};
-use sampler_user::cost::trial::{Allocator, Recording, Setting, Where};
-use sampler_user::kernel::guardian::Guardian;
-use sampler_user::kernel::object::aligned;
+use heapbpf_kernel::guardian::Guardian;
+use heapbpf_kernel::object::aligned;
+use heapbpf_record::cost::quantiles::{quantile, spread};
+use heapbpf_record::cost::trial::{Allocator, Recording, Setting, Where};
 use serde_json::Value;
 
 use super::Options;

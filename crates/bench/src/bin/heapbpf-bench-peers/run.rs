@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use sampler_user::cost::library::PrivateLibrary;
-use sampler_user::cost::trial::{Allocator, Baseline, Where};
+use heapbpf_record::cost::library::PrivateLibrary;
+use heapbpf_record::cost::trial::{Allocator, Baseline, Where};
 
 use super::parse::Sites;
 use super::peers::{How, Peer, Place};

@@ -7,8 +7,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use sampler_user::cost::cpus::pin;
-use sampler_user::cost::library::PrivateLibrary;
+use heapbpf_record::cost::cpus::pin;
+use heapbpf_record::cost::library::PrivateLibrary;
 use serde::Deserialize;
 
 use super::process;

@@ -1,0 +1,521 @@
+//! Examined files: which of them have an allocator, and the plan of each, which is made once.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use heapbpf_host::open::{self, Beneath};
+use heapbpf_host::own_memory::give_memory_back;
+use heapbpf_probes::{
+    AllocatorFile, AttachError, Examination, KernelRules, ObjectTable, Runtime, Table, announced, examine_avoiding,
+};
+
+/// Files of at least this size are worth a thread, and are examined one at a time: one of 150 MB takes a quarter of a second
+/// and 40 MiB.
+const LARGE_BYTES: u64 = 8 << 20;
+
+/// Most files that are known. More are forgotten, if nothing in them is missed, and examined anew when they are seen again.
+const MOST_KNOWN: usize = 8192;
+
+/// Most files with something to hook that are forgotten at once.
+const MOST_FORGOTTEN: usize = 16;
+
+/// Seconds and nanoseconds.
+type ChangeTime = (i64, i64);
+
+/// Identifies a file by device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileKey {
+    device: u64,
+    inode: u64,
+}
+
+impl FileKey {
+    /// The key of an open file.
+    ///
+    /// # Errors
+    /// As of fstat(2).
+    pub fn of(file: &File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+/// A file cannot be examined.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {path}: {source}")]
+pub struct UnreadableFile {
+    /// Its path, as the process sees it.
+    pub path: String,
+    /// The operating system's reason.
+    pub source: std::io::Error,
+}
+
+/// Of what samples are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sources {
+    /// Calls of allocators.
+    #[default]
+    Allocators,
+    /// Announcements of programs, in files without an allocator.
+    AllocatorsOrAnnouncements,
+    /// Announcements of programs alone.
+    Announcements,
+}
+
+/// An examined file.
+pub struct ExaminedFile {
+    /// Its path, as the first process sees it that was found to map it.
+    pub path: String,
+    /// Open, so that the file stays reachable for links whatever becomes of its path. `None` if there is nothing in it to hook.
+    pub file: Option<Arc<File>>,
+    /// Change time: an inode that is not open may become another file's.
+    changed: ChangeTime,
+    /// The plan, or why nothing in the file can be hooked.
+    pub plan: Result<AllocatorFile, Arc<AttachError>>,
+    /// Whether the plan is of what the program announces, not of an allocator.
+    pub announces: bool,
+    /// A language runtime in it, with a heap of its own.
+    pub runtime: Option<Runtime>,
+    /// The object allocator of an interpreter, if that is in the plan.
+    pub objects: Option<ObjectTable>,
+}
+
+/// All examined files.
+pub struct ExaminedFiles {
+    rules: KernelRules,
+    table: Table,
+    sources: Sources,
+    by_key: HashMap<FileKey, ExaminedFile>,
+    /// For every file on or beneath an overlay mount: the key that it was first seen under, and whether that was through
+    /// the overlay. The kernel places probes on the inode beneath.
+    beneath: HashMap<Beneath, (FileKey, bool)>,
+    /// Keys of files that are known under another key.
+    aliases: HashMap<FileKey, FileKey>,
+    /// Files that a thread of its own examines, and those that wait for it.
+    under_way: HashSet<FileKey>,
+    jobs: Option<Sender<Job>>,
+    examined: (Sender<Examined>, Receiver<Examined>),
+}
+
+/// A file to examine, and its path.
+type Job = (FileKey, String, Arc<File>);
+
+/// What the thread has found; `None` if it could not examine the file.
+type Examined = (FileKey, Option<ExaminedFile>);
+
+impl ExaminedFiles {
+    /// No files yet. `table` holds the allocators to look for.
+    pub fn new(rules: KernelRules, table: Table) -> Self {
+        Self {
+            rules,
+            table,
+            sources: Sources::default(),
+            by_key: HashMap::new(),
+            beneath: HashMap::new(),
+            aliases: HashMap::new(),
+            under_way: HashSet::new(),
+            jobs: None,
+            examined: channel(),
+        }
+    }
+
+    /// Looks for these sources of samples.
+    #[must_use]
+    pub const fn of(mut self, sources: Sources) -> Self {
+        self.sources = sources;
+        self
+    }
+
+    /// Whether an examined file has no allocator, but a program in it announces its samples.
+    pub fn announces(&self, key: FileKey) -> bool {
+        self.get(key).is_some_and(|file| file.announces && self.sources == Sources::AllocatorsOrAnnouncements)
+    }
+
+    /// The allocators that are looked for.
+    pub const fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// A file's key. A file that is seen both through an overlay mount and beneath it keeps the key of its first
+    /// appearance: under two keys it would be hooked twice.
+    fn key_of(&mut self, file: &File) -> std::io::Result<FileKey> {
+        let key = FileKey::of(file)?;
+        if self.is_known(key, file) {
+            return Ok(key);
+        }
+        if let Some(first) = self.aliases.get(&key) {
+            return Ok(*first);
+        }
+        let Some((beneath, overlay)) = open::beneath(file) else { return Ok(key) };
+        let (first, first_overlay) = *self.beneath.entry(beneath).or_insert((key, overlay));
+        // Files on two ordinary file systems may be copies of each other, down to their handles.
+        if first == key || !(overlay || first_overlay) {
+            return Ok(key);
+        }
+        self.aliases.insert(key, first);
+        Ok(first)
+    }
+
+    /// Examines a file, unless that was done before. The flag says whether it has something to hook.
+    ///
+    /// # Errors
+    /// The file's metadata cannot be read.
+    pub fn examine(&mut self, path: &str, file: &Arc<File>) -> Result<(FileKey, bool), UnreadableFile> {
+        let key = self.key_of(file).map_err(|source| UnreadableFile { path: path.to_owned(), source })?;
+        while self.under_way.contains(&key) {
+            let Ok(examined) = self.examined.1.recv() else { break };
+            self.take_in(examined);
+        }
+        if self.is_known(key, file) {
+            return Ok((key, self.plan(key).is_some()));
+        }
+        let examined = examined(path.to_owned(), Arc::clone(file), (&self.rules, &self.table, self.sources));
+        let is_hookable = examined.plan.is_ok();
+        self.insert(key, examined);
+        Ok((key, is_hookable))
+    }
+
+    /// Whether a file was examined, and is still the same.
+    fn is_known(&self, key: FileKey, file: &File) -> bool {
+        // By its key it may be the one of another mount, which is open.
+        self.by_key.get(&key).is_some_and(|known| known.file.is_some() || known.changed == changed(file))
+    }
+
+    fn insert(&mut self, key: FileKey, examined: ExaminedFile) {
+        if self.by_key.len() >= MOST_KNOWN {
+            let is_missed = |file: &ExaminedFile| file.plan.as_ref().err().is_none_or(|why| !why.misses_nothing());
+            self.by_key.retain(|_, file| is_missed(file) || file.runtime.is_some());
+        }
+        self.by_key.insert(key, examined);
+    }
+
+    /// Forgets files for which `stays` is false, by key and path, and closes them. Returns those that had something to hook.
+    pub fn forget(&mut self, stays: impl Fn(&FileKey, &str) -> bool) -> Vec<FileKey> {
+        let mut gone = Vec::new();
+        self.by_key.retain(|key, file| {
+            let stays = stays(key, &file.path) || file.plan.is_ok() && gone.len() == MOST_FORGOTTEN;
+            gone.extend((!stays && file.plan.is_ok()).then_some(*key));
+            stays
+        });
+        let known = &self.by_key;
+        self.beneath.retain(|_, (key, _)| known.contains_key(key));
+        self.aliases.retain(|_, key| known.contains_key(key));
+        gone
+    }
+
+    /// Has a large file examined on another thread. Returns whether that is under way. If not, examining it takes no time that
+    /// matters, or it is done.
+    pub fn examine_aside(&mut self, path: &str, file: &Arc<File>) -> bool {
+        while let Ok(examined) = self.examined.1.try_recv() {
+            self.take_in(examined);
+        }
+        let Ok(key) = self.key_of(file) else { return false };
+        if self.under_way.contains(&key) {
+            return true;
+        }
+        if self.is_known(key, file) || !is_large(file) {
+            return false;
+        }
+        let begun = self.jobs().is_some_and(|jobs| jobs.send((key, path.to_owned(), Arc::clone(file))).is_ok());
+        if begun {
+            self.under_way.insert(key);
+        }
+        begun
+    }
+
+    /// The queue of the thread that examines large files, which is started when it is first needed. There is one, so that
+    /// the memory that one file takes is all that is needed.
+    fn jobs(&mut self) -> Option<&Sender<Job>> {
+        if self.jobs.is_none() {
+            let (jobs, queue) = channel::<Job>();
+            let (rules, table, examined) = (self.rules, self.table.clone(), self.examined.0.clone());
+            let sources = self.sources;
+            let work = move || {
+                for (key, path, file) in queue {
+                    // The file is hostile. Its reader should not panic on it, but whoever waits must hear of it if it does.
+                    let found =
+                        catch_unwind(AssertUnwindSafe(|| self::examined(path, file, (&rules, &table, sources)))).ok();
+                    give_memory_back();
+                    if examined.send((key, found)).is_err() {
+                        return;
+                    }
+                }
+            };
+            let thread = std::thread::Builder::new().name("examine".into()).spawn(work);
+            self.jobs = thread.ok().map(|_| jobs);
+        }
+        self.jobs.as_ref()
+    }
+
+    fn take_in(&mut self, (key, examined): Examined) {
+        self.under_way.remove(&key);
+        if let Some(examined) = examined {
+            self.insert(key, examined);
+        }
+    }
+
+    /// Examines many files on all CPUs, but large ones one after the other, because of the memory that each takes. Files that
+    /// cannot be read are skipped: [`examine`](Self::examine) reports them.
+    pub fn examine_all(&mut self, files: Vec<(String, Arc<File>)>) {
+        let mut new: HashMap<FileKey, (String, Arc<File>)> = HashMap::new();
+        for (path, file) in files {
+            if let Ok(key) = self.key_of(&file)
+                && !self.is_known(key, &file)
+            {
+                new.entry(key).or_insert((path, file));
+            }
+        }
+        let (large, small): (Vec<_>, Vec<_>) = new.into_iter().partition(|(_, (_, file))| is_large(file));
+        let small = Mutex::new(small);
+        let how = (&self.rules, &self.table, self.sources);
+        let work = |large: Vec<(FileKey, (String, Arc<File>))>| {
+            // The lock is released before the file is read.
+            let small = std::iter::from_fn(|| small.lock().ok().and_then(|mut queue| queue.pop()));
+            let files = large.into_iter().chain(small);
+            files.map(|(key, (path, file))| (key, self::examined(path, file, how))).collect::<Vec<_>>()
+        };
+        let examined: Vec<(FileKey, ExaminedFile)> = std::thread::scope(|scope| {
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            // The first thread has all large files.
+            let shares = std::iter::once(large).chain(std::iter::repeat_with(Vec::new)).take(threads);
+            let workers: Vec<_> = shares.map(|large| scope.spawn(move || work(large))).collect();
+            workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
+        });
+        examined.into_iter().for_each(|(key, examined)| self.insert(key, examined));
+    }
+
+    /// Plans an examined file anew, without probes at these file offsets as far as possible.
+    pub fn avoid(&mut self, key: FileKey, offsets: &BTreeSet<u64>) {
+        if let Some(ExaminedFile { path, file: Some(file), plan, announces: false, .. }) = self.by_key.get_mut(&key) {
+            *plan = examine_avoiding(&**file, path, &self.rules, &self.table, offsets).plan.map_err(Arc::new);
+        }
+    }
+
+    /// An examined file.
+    pub fn get(&self, key: FileKey) -> Option<&ExaminedFile> {
+        self.by_key.get(&key)
+    }
+
+    /// Path of an examined file.
+    pub fn path(&self, key: FileKey) -> Option<&str> {
+        self.get(key).map(|file| file.path.as_str())
+    }
+
+    /// The plan of an examined file; `None` if it has nothing to hook.
+    pub fn plan(&self, key: FileKey) -> Option<&AllocatorFile> {
+        self.get(key)?.plan.as_ref().ok()
+    }
+
+    /// A language runtime with a heap of its own in an examined file, unless that is why it is not hooked.
+    pub fn runtime(&self, key: FileKey) -> Option<Runtime> {
+        self.get(key)?.runtime.filter(|_| self.refusal(key).is_none())
+    }
+
+    /// The object allocator of an interpreter in an examined file, if that is hooked.
+    pub fn objects(&self, key: FileKey) -> Option<&ObjectTable> {
+        self.get(key)?.objects.as_ref()
+    }
+
+    /// The heap of a language runtime in an examined file that is not seen.
+    pub fn unseen_heap(&self, key: FileKey) -> Option<Runtime> {
+        self.runtime(key).filter(|runtime| *runtime != Runtime::Python || self.objects(key).is_none())
+    }
+
+    /// Why a file that should be hooked cannot be; `None` if it can be, or has no allocator to miss.
+    pub fn refusal(&self, key: FileKey) -> Option<&AttachError> {
+        let file = self.get(key)?;
+        // A Go program is no failure if it was recognised: its runtime tells what is in use.
+        let is_read = |reason: &AttachError| matches!(reason, AttachError::Go) && file.runtime == Some(Runtime::Go);
+        let reason = file.plan.as_ref().err().map(AsRef::as_ref);
+        reason.filter(|reason| !reason.misses_nothing() && !is_read(reason))
+    }
+
+    /// The first file found to lack a function that `--alloc` declares for it, as path and reason.
+    pub fn misdescribed(&self) -> Option<String> {
+        self.by_key.values().find_map(|file| match file.plan.as_ref().err().map(AsRef::as_ref) {
+            Some(reason @ AttachError::NoSymbol { .. }) => Some(format!("{}: {reason}", file.path)),
+            _ => None,
+        })
+    }
+
+    /// Whether a file whose path `wanted` accepts was examined.
+    pub fn has_seen(&self, wanted: impl Fn(&str) -> bool) -> bool {
+        self.by_key.values().any(|file| wanted(&file.path))
+    }
+}
+
+/// Whether examining a file takes time and memory that matter.
+fn is_large(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.len() >= LARGE_BYTES)
+}
+
+/// When a file, or what is known of it, changed last.
+fn changed(file: &File) -> ChangeTime {
+    file.metadata().map(|metadata| (metadata.ctime(), metadata.ctime_nsec())).unwrap_or_default()
+}
+
+/// Reads and plans a file, and keeps it open if there is something to hook.
+fn examined(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
+    let examined = planned(path, Arc::clone(&file), how);
+    ExaminedFile { changed: changed(&file), file: examined.plan.is_ok().then_some(file), ..examined }
+}
+
+fn planned(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
+    let (rules, table, sources) = how;
+    let nothing = ExaminedFile {
+        path,
+        file: None,
+        changed: ChangeTime::default(),
+        plan: Err(Arc::new(AttachError::NoAnnouncements)),
+        announces: false,
+        runtime: None,
+        objects: None,
+    };
+    if sources == Sources::Announcements {
+        let plan = announced(&*file, rules).and_then(|plan| plan.ok_or(AttachError::NoAnnouncements));
+        return ExaminedFile { announces: plan.is_ok(), plan: plan.map_err(Arc::new), ..nothing };
+    }
+    let Examination { plan, runtime, objects } =
+        examine_avoiding(&*file, &nothing.path, rules, table, &BTreeSet::new());
+    let has_none = matches!(plan, Err(AttachError::NoAllocator { .. } | AttachError::StaticStripped));
+    if has_none
+        && sources == Sources::AllocatorsOrAnnouncements
+        && let Ok(Some(announced)) = announced(&*file, rules)
+    {
+        return ExaminedFile { plan: Ok(announced), announces: true, runtime, ..nothing };
+    }
+    ExaminedFile { plan: plan.map_err(Arc::new), runtime, objects, ..nothing }
+}
+
+#[cfg(test)]
+impl ExaminedFiles {
+    /// Adds a file whose plan is given.
+    pub(super) fn add(&mut self, path: &str, file: File, plan: Result<AllocatorFile, AttachError>) -> FileKey {
+        let key = FileKey::of(&file).expect("stat of an open file");
+        self.by_key.insert(
+            key,
+            ExaminedFile {
+                path: path.into(),
+                changed: changed(&file),
+                file: Some(Arc::new(file)),
+                plan: plan.map_err(Arc::new),
+                announces: false,
+                runtime: None,
+                objects: None,
+            },
+        );
+        key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_probes::Machine;
+
+    use super::*;
+
+    fn files() -> ExaminedFiles {
+        ExaminedFiles::new(KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), (6, 1)), Table::default())
+    }
+
+    fn text_file(folder: &std::path::Path, name: &str) -> (String, Arc<File>) {
+        let path = folder.join(name);
+        std::fs::write(&path, "not a program").expect("writes");
+        (path.display().to_string(), Arc::new(File::open(path).expect("opens")))
+    }
+
+    #[test]
+    fn a_file_is_examined_once_whatever_its_names() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, file) = text_file(folder.path(), "one");
+        let link = folder.path().join("two");
+        std::fs::hard_link(&path, &link).expect("links");
+        let mut files = files();
+        let (key, is_hookable) = files.examine(&path, &file).expect("readable");
+        assert!(!is_hookable);
+        let again = Arc::new(File::open(&link).expect("opens"));
+        assert_eq!(files.examine(&link.display().to_string(), &again).expect("readable"), (key, false));
+        assert_eq!((files.path(key), files.by_key.len()), (Some(&*path), 1));
+        assert!(files.has_seen(|seen| seen == path) && !files.has_seen(|seen| seen == link.display().to_string()));
+    }
+
+    #[test]
+    fn a_file_with_nothing_to_hook_is_not_kept_open_and_examined_again_once_it_has_changed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, file) = text_file(folder.path(), "one");
+        let mut files = files();
+        let reason = |files: &ExaminedFiles, key| files.get(key).and_then(|it| it.plan.as_ref().err().cloned());
+        let (key, _) = files.examine(&path, &file).expect("readable");
+        assert_eq!(Arc::strong_count(&file), 1);
+        let first = reason(&files, key).expect("no program");
+        assert_eq!(files.examine(&path, &file).expect("readable"), (key, false));
+        assert!(Arc::ptr_eq(&first, &reason(&files, key).expect("no program")), "once");
+        let before = changed(&file);
+        while changed(&file) == before {
+            std::fs::write(&path, "another").expect("writes");
+        }
+        assert_eq!(files.examine(&path, &file).expect("readable"), (key, false));
+        assert!(!Arc::ptr_eq(&first, &reason(&files, key).expect("no program")), "again");
+    }
+
+    #[test]
+    fn large_files_are_examined_aside_once_and_waited_for_where_needed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (small, small_file) = text_file(folder.path(), "small");
+        let (large, large_file) = text_file(folder.path(), "large");
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&large)
+            .and_then(|file| file.set_len(LARGE_BYTES))
+            .expect("a file with a hole");
+        let mut files = files();
+        assert!(!files.examine_aside(&small, &small_file), "at once, when it is needed");
+        assert!(files.examine_aside(&large, &large_file));
+        // It is under way until its result is taken in.
+        let key = FileKey::of(&large_file).expect("stat of an open file");
+        assert!(files.under_way.contains(&key) && files.get(key).is_none());
+        assert_eq!(files.examine(&large, &large_file).expect("readable"), (key, false));
+        assert!(files.under_way.is_empty() && files.get(key).is_some());
+        assert!(!files.examine_aside(&large, &large_file), "once");
+    }
+
+    #[test]
+    fn many_files_are_examined_as_one_by_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut all: Vec<_> = (0..20).map(|i| text_file(folder.path(), &i.to_string())).collect();
+        all.extend(all.clone());
+        let mut together = files();
+        together.examine_all(all.clone());
+        assert_eq!(together.by_key.len(), 20);
+        let mut one_by_one = files();
+        for (path, file) in &all {
+            let (key, _) = one_by_one.examine(path, file).expect("readable");
+            assert_eq!(together.path(key), Some(path.as_str()));
+            let reasons =
+                [&together, &one_by_one].map(|files| files.get(key).map(|it| it.plan.as_ref().err().cloned()));
+            let [together, alone] = reasons.map(|reason| reason.flatten().expect("no program").to_string());
+            assert_eq!(together, alone);
+        }
+    }
+
+    #[test]
+    fn only_a_file_with_an_allocator_is_reported_as_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, file) = text_file(folder.path(), "text");
+        let mut files = files();
+        let (key, _) = files.examine(&path, &file).expect("readable");
+        assert!(files.refusal(key).is_none() && files.plan(key).is_none() && files.misdescribed().is_none());
+        let (_, go) = text_file(folder.path(), "go");
+        let key = files.add("/go", go.try_clone().expect("a descriptor"), Err(AttachError::Go));
+        assert!(matches!(files.refusal(key), Some(AttachError::Go)));
+        let (_, custom) = text_file(folder.path(), "custom");
+        let absent = AttachError::NoSymbol { symbol: "my_alloc".into(), nearest: Vec::new() };
+        let reason = format!("/custom: {absent}");
+        files.add("/custom", custom.try_clone().expect("a descriptor"), Err(absent));
+        assert_eq!(files.misdescribed(), Some(reason));
+    }
+}

@@ -1,0 +1,480 @@
+//! Which examined files are hooked, for which processes, and with which links; links are made as processes need them.
+
+use std::collections::HashSet;
+use std::collections::btree_map::BTreeMap;
+use std::collections::hash_map::{Entry, HashMap};
+use std::ffi::CString;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use heapbpf_audit::{FileAudit, LinkKind, ProbeKind};
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_kernel::mappings::MappingProbes;
+use heapbpf_kernel::programs::{Links, ProbePoint, Role};
+use heapbpf_kernel::{KernelError, is_of_an_instruction};
+use heapbpf_probes::{AllocatorFile, AttachError, EndSeen, KernelRules, PlannedSite, ReturnProbe, Table};
+use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
+
+use super::audit::file_audit;
+use super::files::{ExaminedFiles, FileKey, Sources};
+use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
+
+/// Most named processes with links of their own to one file. On every hit of an instruction the kernel checks each link
+/// there, whichever process it is for (about 50 ns each), and a session link for another process makes the call trap on
+/// its return. With more processes than this, a named process pays as much for the others' links as for its own, and more
+/// than an unnamed one would pay for a single link that serves everyone. Beyond this number one link serves everyone, and
+/// the BPF programs check who is a target.
+pub const MOST_OWN_LINKS: usize = 8;
+
+/// Time before a file that another tracer has already patched is tried again. Each try blocks for some 40 ms.
+const CONFLICT_RETRY: Duration = Duration::from_secs(1);
+
+/// Why a file is not hooked.
+#[derive(Debug, thiserror::Error)]
+pub enum HookError {
+    /// It has nothing to hook, or cannot be hooked.
+    #[error("{path}: {source}")]
+    Unfit {
+        /// Its path.
+        path: String,
+        /// Why.
+        source: Arc<AttachError>,
+    },
+    /// The kernel refuses.
+    #[error("{path}: {source}")]
+    Kernel {
+        /// Its path.
+        path: String,
+        /// Why.
+        source: KernelError,
+    },
+    /// See [`Hooks::must_be_shared`].
+    #[error(
+        "{path}: a function may call code that switches to another stack before it returns, and its returns cannot be read off its \
+         code: it needs links that serve every process, as --comm and --all with --hook probe have"
+    )]
+    MustBeShared {
+        /// Its path.
+        path: String,
+    },
+}
+
+impl HookError {
+    /// Whether the process ended before its links were made.
+    pub fn is_too_late(&self) -> bool {
+        matches!(self, Self::Kernel { source: KernelError::Link { source, .. }, .. }
+            if source.raw_os_error() == Some(libc::ESRCH))
+    }
+}
+
+/// Result of hooking a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hooked {
+    /// Links were made.
+    Now,
+    /// There was nothing to do.
+    Already,
+}
+
+/// A file whose sites are in the kernel's table.
+struct HookedFile {
+    /// Index of its first site in that table.
+    first_site: u32,
+    /// CLOCK_MONOTONIC when it was first linked for every process.
+    shared_since_ns: Option<u64>,
+    /// What was hooked when it was first linked, or when tracking of its frees stopped.
+    audit: Option<Arc<FileAudit>>,
+    /// Instructions (file offsets) that the kernel accepts no probe on, with its error.
+    refused: BTreeMap<u64, String>,
+}
+
+/// All hooked files and their links. Dropping it removes every probe.
+pub struct Hooks<L = Links> {
+    /// The examined files.
+    pub files: ExaminedFiles,
+    hooked: HashMap<FileKey, HookedFile>,
+    /// What of files was hooked inline.
+    inline: HashMap<FileKey, Arc<FileAudit>>,
+    /// Links to a file, by the process that they are for; `None`: every process.
+    links: HashMap<(FileKey, Option<u32>), L>,
+    /// Files that another tracer has already patched, and when that was last observed.
+    conflicts: HashMap<FileKey, Instant>,
+    /// Row of the allocator table for each site, by the site's index.
+    functions: Vec<u16>,
+    /// Probes on the system calls that map memory, if those are wanted.
+    mappings: Option<MappingProbes>,
+    /// Whether frees are tracked.
+    frees: bool,
+    /// Whether they were, and were given up.
+    gave_up_frees: bool,
+    /// The functions to hook; `None`: all.
+    only: Option<&'static [&'static str]>,
+}
+
+impl<L: ProbeLinks> Hooks<L> {
+    /// Nothing is hooked yet. `live`: frees are tracked.
+    pub fn new(rules: KernelRules, table: Table, live: bool) -> Self {
+        Self {
+            files: ExaminedFiles::new(rules, table),
+            hooked: HashMap::new(),
+            inline: HashMap::new(),
+            links: HashMap::new(),
+            conflicts: HashMap::new(),
+            functions: Vec::new(),
+            mappings: None,
+            frees: live,
+            gave_up_frees: false,
+            only: None,
+        }
+    }
+
+    /// Restricts hooking to these functions.
+    #[must_use]
+    pub fn only(mut self, functions: &'static [&'static str]) -> Self {
+        self.only = Some(functions);
+        self
+    }
+
+    /// Looks for these sources of samples.
+    #[must_use]
+    pub fn of(mut self, sources: Sources) -> Self {
+        self.files = self.files.of(sources);
+        self
+    }
+
+    /// Also probes mapping system calls. Allocator calls are then tracked while they are in flight, so that mappings an
+    /// allocator makes for itself are attributed to it.
+    #[must_use]
+    pub fn with_mappings(mut self, mappings: Option<MappingProbes>) -> Self {
+        self.mappings = mappings;
+        self
+    }
+
+    /// Links the probes on mapping system calls, if those are wanted. To be called once the allocators are hooked.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn follow_mappings(&mut self) -> Result<(), KernelError> {
+        self.mappings.as_mut().map_or(Ok(()), MappingProbes::link)
+    }
+
+    /// The most mapping system calls that may have been missed.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn mapping_calls_skipped(&self) -> Result<u64, KernelError> {
+        self.mappings.as_ref().map_or(Ok(0), MappingProbes::runs_skipped)
+    }
+
+    /// Whether mapping system calls are probed.
+    pub const fn has_mappings(&self) -> bool {
+        self.mappings.is_some()
+    }
+
+    /// Hooks an examined file for one process, or for all.
+    ///
+    /// # Errors
+    /// The file cannot be hooked, or the kernel refuses. Earlier links stay.
+    pub fn hook<K: Linker<Links = L>>(
+        &mut self,
+        key: FileKey,
+        pid: Option<u32>,
+        linker: &K,
+        sites: &mut impl SiteTable,
+    ) -> Result<Hooked, HookError> {
+        if self.links.contains_key(&(key, pid)) {
+            return Ok(Hooked::Already);
+        }
+        let Some(examined) = self.files.get(key) else { return Ok(Hooked::Already) };
+        let path = &examined.path;
+        let (plan, file) = match (&examined.plan, &examined.file) {
+            (Ok(plan), Some(file)) => (plan, file),
+            (Err(source), _) => return Err(HookError::Unfit { path: path.clone(), source: Arc::clone(source) }),
+            (Ok(_), None) => return Ok(Hooked::Already),
+        };
+        if pid.is_some() && self.must_be_shared(key, linker.kind()) {
+            return Err(HookError::MustBeShared { path: path.clone() });
+        }
+        let refused = |source| HookError::Kernel { path: path.clone(), source };
+        let wanted =
+            Wanted { only: self.only, frees: self.frees, calls_out: self.mappings.is_some(), link: linker.kind() };
+        let hooked = match self.hooked.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let planned: Vec<Site> = plan.sites.iter().map(|site| wanted.site(site)).collect();
+                let first_site = sites.add_file(&plan.ranges, &planned).map_err(refused)?;
+                set_functions(&mut self.functions, first_site, &planned);
+                new.insert(HookedFile { first_site, shared_since_ns: None, audit: None, refused: BTreeMap::new() })
+            }
+        };
+        if self.conflicts.get(&key).is_some_and(|since| since.elapsed() < CONFLICT_RETRY) {
+            return Err(refused(KernelError::Conflict));
+        }
+        let points = wanted.points(plan, hooked);
+        // Opening it by descriptor reaches this very file, whatever became of its path.
+        let by_descriptor = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
+        let (links, unprobed) = link(linker, &by_descriptor, &points, pid).map_err(|error| {
+            if matches!(error, KernelError::Conflict) {
+                self.conflicts.insert(key, Instant::now());
+            }
+            refused(error)
+        })?;
+        hooked.refused.extend(unprobed);
+        if pid.is_none() {
+            hooked.shared_since_ns.get_or_insert_with(monotonic_ns);
+        }
+        hooked
+            .audit
+            .get_or_insert_with(|| Arc::new(file_audit(path, plan, linker.kind(), wanted.frees, &hooked.refused)));
+        self.links.insert((key, pid), links);
+        Ok(Hooked::Now)
+    }
+
+    /// Adds sites that no links of this table serve. Returns the index of the first.
+    ///
+    /// # Errors
+    /// The kernel's table is full.
+    pub fn add_sites(&mut self, planned: &[Site], sites: &mut impl SiteTable) -> Result<u32, KernelError> {
+        let first = sites.add_file(&FileRanges::default(), planned)?;
+        set_functions(&mut self.functions, first, planned);
+        Ok(first)
+    }
+
+    /// Forgets files for which `stays` is false, by key and path, with their links: some of them, as removing links takes time.
+    /// Returns them.
+    pub fn forget(&mut self, stays: impl Fn(&FileKey, &str) -> bool, sites: &mut impl SiteTable) -> Vec<FileKey> {
+        let gone = self.files.forget(stays);
+        for key in &gone {
+            self.conflicts.remove(key);
+            self.inline.remove(key);
+            self.links.retain(|(of, _), _| of != key);
+            self.hooked.remove(key).into_iter().for_each(|hooked| sites.remove_file(hooked.first_site));
+        }
+        gone
+    }
+
+    /// Removes the links of one process, which has ended. Links that it shares with others stay.
+    pub fn release(&mut self, pid: u32) {
+        self.links.retain(|(_, owner), _| *owner != Some(pid));
+    }
+
+    /// Stops tracking frees in all files, if they are tracked. Allocations stay hooked without a gap.
+    pub fn stop_tracking_frees(&mut self, link: LinkKind) {
+        self.gave_up_frees |= std::mem::take(&mut self.frees);
+        self.links.values_mut().for_each(L::stop_tracking_frees);
+        for (key, hooked) in &mut self.hooked {
+            if hooked.audit.is_some()
+                && let (Some(path), Some(plan)) = (self.files.path(*key), self.files.plan(*key))
+            {
+                hooked.audit = Some(Arc::new(file_audit(path, plan, link, false, &hooked.refused)));
+            }
+        }
+    }
+
+    /// Whether tracking of frees was given up.
+    pub const fn gave_up_frees(&self) -> bool {
+        self.gave_up_frees
+    }
+
+    /// Removes all probes.
+    pub fn release_all(&mut self) {
+        self.mappings.iter_mut().for_each(MappingProbes::unlink);
+        self.links.clear();
+    }
+
+    /// Whether links to a file serve one process, or every process.
+    pub fn is_served(&self, key: FileKey, pid: Option<u32>) -> bool {
+        self.links.contains_key(&(key, pid))
+    }
+
+    /// How many processes have links of their own to a file.
+    pub fn own_links(&self, key: FileKey) -> usize {
+        self.links.keys().filter(|(file, pid)| *file == key && pid.is_some()).count()
+    }
+
+    /// Files to which links serve one process, or every process.
+    pub fn served(&self, pid: Option<u32>) -> impl Iterator<Item = FileKey> + '_ {
+        self.links.keys().filter(move |(_, of)| *of == pid).map(|(key, _)| *key)
+    }
+
+    /// Whether links of this kind to a file must serve every process: a function's return may be awaited in one call of a thread at
+    /// a time. The programs see to that, but where a session is for one process, the kernel replaces the return address of each
+    /// call of other probed processes without asking them.
+    pub fn must_be_shared(&self, key: FileKey, link: LinkKind) -> bool {
+        let is_one_at_a_time = |site: &PlannedSite| site.return_needed && site.return_probe == ReturnProbe::OneAtATime;
+        let plan = self.files.plan(key).filter(|_| link == LinkKind::Session);
+        plan.is_some_and(|plan| plan.sites.iter().any(is_one_at_a_time))
+    }
+
+    /// Kinds of the probed instructions in hooked files: of freeing functions if `frees`, of allocating ones otherwise.
+    pub fn kinds(&self, frees: bool) -> impl Iterator<Item = ProbeKind> + '_ {
+        self.hooked.keys().flat_map(move |key| self.kinds_in(*key, frees))
+    }
+
+    /// The same in one file; none if it is not hooked.
+    pub fn kinds_in(&self, key: FileKey, frees: bool) -> impl Iterator<Item = ProbeKind> + '_ {
+        let plan = self.hooked.get(&key).and_then(|_| self.files.plan(key));
+        let sites = plan.into_iter().flat_map(|plan| &plan.sites);
+        sites.filter(move |site| site.return_needed != frees).map(|site| site.kind)
+    }
+
+    /// Number of files that are hooked by probes.
+    pub fn probed_files(&self) -> usize {
+        self.hooked.len()
+    }
+
+    /// Whether the sites of a file are in the kernel's table, so that its plan must stay as it is.
+    pub fn has_sites(&self, key: FileKey) -> bool {
+        self.hooked.contains_key(&key)
+    }
+
+    /// CLOCK_MONOTONIC when a file was first hooked for every process.
+    pub fn shared_since(&self, key: FileKey) -> Option<u64> {
+        self.hooked.get(&key)?.shared_since_ns
+    }
+
+    /// What was hooked in a file, and what was not.
+    pub fn audited(&self, key: FileKey) -> Option<&Arc<FileAudit>> {
+        self.hooked.get(&key)?.audit.as_ref()
+    }
+
+    /// Notes that a file was hooked inline in a process. Its audit has no probe.
+    pub fn hooked_inline(&mut self, key: FileKey, link: LinkKind) {
+        if !self.inline.contains_key(&key)
+            && let Some(audit) = self.audit_of(key, link)
+        {
+            self.inline.insert(key, Arc::new(FileAudit { attach: Vec::new(), ..audit }));
+        }
+    }
+
+    /// The audit of a file that was hooked inline in a process.
+    pub fn audited_inline(&self, key: FileKey) -> Option<&Arc<FileAudit>> {
+        self.inline.get(&key)
+    }
+
+    /// The audits of all hooked files, by path.
+    pub fn audit(&self) -> Vec<Arc<FileAudit>> {
+        let probed = self.hooked.values().filter_map(|hooked| hooked.audit.clone());
+        let inline =
+            self.inline.iter().filter(|(key, _)| !self.hooked.contains_key(key)).map(|(_, audit)| audit.clone());
+        let mut audits: Vec<Arc<FileAudit>> = probed.chain(inline).collect();
+        audits.sort_by(|a, b| a.file.cmp(&b.file));
+        audits
+    }
+
+    /// What is, or would be, hooked in an examined file.
+    pub fn audit_of(&self, key: FileKey, link: LinkKind) -> Option<FileAudit> {
+        let none = BTreeMap::new();
+        let refused = self.hooked.get(&key).map_or(&none, |hooked| &hooked.refused);
+        Some(file_audit(self.files.path(key)?, self.files.plan(key)?, link, self.frees, refused))
+    }
+
+    /// Row of the allocator table for each site, by the site's index.
+    pub fn functions(&self) -> &[u16] {
+        &self.functions
+    }
+
+    /// Name of a function by its row.
+    pub fn function_name(&self, function: u16) -> &str {
+        self.files.table().function_name(function).unwrap_or("?")
+    }
+}
+
+/// Notes the functions of sites, by the index of the first.
+fn set_functions(functions: &mut Vec<u16>, first_site: u32, sites: &[Site]) {
+    let (first, past) = (first_site as usize, first_site as usize + sites.len());
+    functions.resize(functions.len().max(past), u16::MAX);
+    functions[first..past].iter_mut().zip(sites).for_each(|(function, site)| *function = site.function);
+}
+
+/// What of a plan is linked.
+struct Wanted {
+    /// The functions; `None`: all.
+    only: Option<&'static [&'static str]>,
+    /// Whether freeing functions are linked.
+    frees: bool,
+    /// Whether allocator calls are tracked while in flight, because mapping system calls are probed.
+    calls_out: bool,
+    /// Kind of the links.
+    link: LinkKind,
+}
+
+impl Wanted {
+    fn is_met_by(&self, planned: &PlannedSite) -> bool {
+        self.only.is_none_or(|only| only.contains(&planned.function.as_str())) && (self.frees || planned.return_needed)
+    }
+
+    fn end_seen(&self, planned: &PlannedSite) -> EndSeen {
+        planned.end_seen(self.link == LinkKind::Session)
+    }
+
+    fn site(&self, planned: &PlannedSite) -> Site {
+        let calls_out = if self.calls_out && planned.return_needed { SITE_CALLS_OUT } else { 0 };
+        let return_sites = if self.end_seen(planned) == EndSeen::AtReturnSites { SITE_RETURN_SITES_PROBED } else { 0 };
+        Site { flags: planned.site.flags | calls_out | return_sites, ..planned.site }
+    }
+
+    /// The instructions to link, without those that the kernel has refused before.
+    fn points(&self, plan: &AllocatorFile, hooked: &HookedFile) -> Vec<ProbePoint> {
+        // Functions may end in the same code.
+        let mut return_sites = HashSet::new();
+        (hooked.first_site..)
+            .zip(&plan.sites)
+            .filter(|(_, planned)| self.is_met_by(planned))
+            .flat_map(|(index, planned)| self.points_of(planned, index))
+            .filter(|point| !hooked.refused.contains_key(&point.offset))
+            .filter(|point| point.role != Role::ReturnSite || return_sites.insert(point.offset))
+            .collect()
+    }
+
+    /// The instructions that a site's probes are on.
+    fn points_of(&self, planned: &PlannedSite, index: u32) -> Vec<ProbePoint> {
+        let end = self.end_seen(planned);
+        if let Some(semaphore) = planned.announces {
+            let role = match planned.return_needed {
+                true => Role::Announces { semaphore },
+                false => Role::AnnouncesFree { semaphore },
+            };
+            return vec![ProbePoint { offset: planned.site.offset, cookie: planned.site.cookie(index).0, role }];
+        }
+        let role = match end {
+            _ if !planned.return_needed => Role::Frees,
+            EndSeen::Returning => Role::Allocates,
+            EndSeen::AtReturnSites | EndSeen::Never => Role::AllocatesWithoutReturn,
+            EndSeen::Unhookable => return Vec::new(),
+        };
+        let entry = ProbePoint { offset: planned.site.offset, cookie: self.site(planned).cookie(index).0, role };
+        let return_sites = planned.return_sites.iter().filter(|_| end == EndSeen::AtReturnSites);
+        let return_sites = return_sites.map(|site| ProbePoint {
+            offset: site.offset,
+            cookie: site.result.cookie(index).0,
+            role: Role::ReturnSite,
+        });
+        std::iter::once(entry).chain(return_sites).collect()
+    }
+}
+
+/// Makes the links to a file: all points at once or, if the kernel accepts no probe on some instruction, each separately.
+/// Returns the points that it refused, with its error. [`KernelError::Conflict`] if another tracer has patched the file.
+fn link<K: Linker>(
+    linker: &K,
+    path: &CString,
+    points: &[ProbePoint],
+    pid: Option<u32>,
+) -> Result<(K::Links, Refused), KernelError> {
+    match linker.link(path, points, pid) {
+        Ok(links) => Ok((links, Vec::new())),
+        Err(KernelError::Link { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+            Err(KernelError::Conflict)
+        }
+        Err(KernelError::Link { source, what }) if is_of_an_instruction(&source) => {
+            let (links, refused) = linker.link_each(path, points, pid)?;
+            if refused.len() == points.len() { Err(KernelError::Link { source, what }) } else { Ok((links, refused)) }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! The control pages of hooked processes: all say the same. Pure.
+
+use heapbpf_inline::abi::{Control, DRAWS, MAGIC, VERSION};
+use sampler_ebpf::constants::draw_constants;
+use sampler_ebpf::geometric::DrawConstants;
+
+/// While nothing is sampled, threads draw by an interval of at least this many trials: a draw takes some ten times as long as a call.
+const LEAST_PAUSED_INTERVAL: u64 = 1 << 16;
+
+/// What hooked processes are told about sampling.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ControlPage {
+    page: Control,
+}
+
+/// Bytes to be written to a control page, in this order: offset and content. The index of the constants comes last.
+pub(super) type Changes = Vec<(u64, Vec<u8>)>;
+
+impl ControlPage {
+    /// Samples by these constants from the first call on; nothing if their interval is 0.
+    pub(super) fn new(draw: DrawConstants, seed: u64) -> Self {
+        let mut draws = [DrawConstants::default(); DRAWS];
+        let paused = u64::from(draw.interval == 0);
+        draws[0] = if paused == 0 { draw } else { Self::while_paused(draw).unwrap_or(draw) };
+        Self { page: Control { magic: MAGIC, version: u64::from(VERSION), draw: 0, seed, paused, draws } }
+    }
+
+    /// What threads draw by when `draw` came to be in use before a pause; `None` if by these.
+    fn while_paused(draw: DrawConstants) -> Option<DrawConstants> {
+        if draw.interval < LEAST_PAUSED_INTERVAL { draw_constants(LEAST_PAUSED_INTERVAL) } else { None }
+    }
+
+    /// The page as it is.
+    pub(super) fn page(&self) -> &Control {
+        &self.page
+    }
+
+    fn in_use(&self) -> DrawConstants {
+        self.page.draws[self.page.draw as usize % DRAWS]
+    }
+
+    /// Has threads draw by these constants from their next draw on. If their interval is 0, nothing is sampled from now on: threads go on
+    /// counting down, as each trial is independent of all others, and what they have drawn holds when sampling goes on. A thread may be reading those in use, or be held up in the
+    /// middle of reading earlier ones: an element is not written again until all others have been in use.
+    pub(super) fn set(&mut self, draw: DrawConstants) -> Changes {
+        use std::mem::{offset_of, size_of};
+
+        use zerocopy::IntoBytes as _;
+        let paused = u64::from(draw.interval == 0);
+        let is_paused = (offset_of!(Control, paused) as u64, paused.to_ne_bytes().to_vec());
+        self.page.paused = paused;
+        let draw = match paused {
+            0 => Some(draw),
+            _ => Self::while_paused(self.in_use()),
+        };
+        let Some(draw) = draw else { return vec![is_paused] };
+        let index = (self.page.draw as usize + 1) % DRAWS;
+        self.page.draws[index] = draw;
+        self.page.draw = index as u64;
+        let at = offset_of!(Control, draws) + index * size_of::<DrawConstants>();
+        vec![
+            (at as u64, draw.as_bytes().to_vec()),
+            (offset_of!(Control, draw) as u64, self.page.draw.to_ne_bytes().to_vec()),
+            is_paused,
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes as _;
+
+    use super::*;
+
+    fn draw(interval: u64) -> DrawConstants {
+        DrawConstants { interval, ..DrawConstants::default() }
+    }
+
+    #[test]
+    fn changes_make_a_page_that_says_the_same_and_spare_the_constants_in_use() {
+        let mut control = ControlPage::new(draw(7), 1);
+        let mut target = control.page().as_bytes().to_vec();
+        for interval in 8..200 {
+            let in_use = heapbpf_inline::read::control(&target).expect("a control page").draw as usize;
+            let before = control.in_use().interval;
+            for (at, bytes) in control.set(draw(interval)) {
+                let now = heapbpf_inline::read::control(&target).expect("a control page");
+                assert_eq!(now.draws[in_use].interval, before, "nobody reads what is half written");
+                target[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+            }
+            assert_eq!(heapbpf_inline::read::control(&target), Ok(*control.page()));
+            assert_eq!(control.in_use().interval, interval);
+        }
+    }
+
+    #[test]
+    fn a_pause_keeps_what_threads_have_drawn_and_makes_no_draw_frequent() {
+        for (before, meanwhile) in [(0, LEAST_PAUSED_INTERVAL), (1, LEAST_PAUSED_INTERVAL), (1 << 19, 1 << 19)] {
+            let mut control = ControlPage::new(draw(before), 1);
+            let at_first = if before == 0 { LEAST_PAUSED_INTERVAL } else { before };
+            assert_eq!((control.page.paused, control.in_use().interval), (u64::from(before == 0), at_first));
+            let mut target = control.page().as_bytes().to_vec();
+            let mut follow = |control: &mut ControlPage, interval| {
+                for (at, bytes) in control.set(draw(interval)) {
+                    target[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+                }
+                let page = heapbpf_inline::read::control(&target).expect("a control page");
+                assert_eq!(page, *control.page());
+                (page.paused, page.draws[page.draw as usize].interval)
+            };
+            assert_eq!(follow(&mut control, 0), (1, meanwhile), "{before}");
+            assert_eq!(follow(&mut control, 0), (1, meanwhile), "{before}: twice");
+            assert_eq!(follow(&mut control, 7), (0, 7));
+        }
+    }
+}

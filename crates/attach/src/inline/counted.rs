@@ -1,0 +1,536 @@
+//! The processes that inline hooks count: those that were hooked, and the children that inherited the hooks.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use heapbpf_host::clock::{cpu_seconds_of, monotonic_ns, suspended_ns};
+use heapbpf_host::side_by_side::{on_all_processors, online_processors};
+use heapbpf_inline::read::Counts;
+use heapbpf_kernel::inline::{InlineLinks, InlineMap};
+use heapbpf_kernel::totals;
+use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, inline_state};
+use sampler_ebpf::abi::{Counters, ProcessKey};
+
+use super::breaker::Ours;
+use super::figures::{self, Seen};
+use super::memory;
+use super::refused::Refused;
+use super::removal::{leads_to_ours, take_out, take_out_inherited, take_out_now};
+use crate::files::FileKey;
+
+/// Most rounds in which everything is taken out of processes, which may have children meanwhile.
+const ROUNDS: usize = 64;
+
+/// A process that has counts which cannot be read for this long runs without its hooks, unless it is about to leave.
+const TAKEN_OUT_AFTER: Duration = Duration::from_millis(500);
+
+/// For how long it may be the doing of hooks that a process dies which has them no more; and for how long that is known, as records come
+/// late.
+const BLAMED_FOR_NS: u64 = 1_000_000_000;
+const KNOWN_FOR_NS: u64 = 3 * BLAMED_FOR_NS;
+
+/// Most processes that are named for what they said they had counted.
+const MOST_DISTRUSTED: usize = 4096;
+
+/// The processes.
+pub(super) struct Counted {
+    /// The kernel's list, to which it adds children.
+    map: InlineMap,
+    processes: HashMap<ProcessKey, Process>,
+    /// By the process that was hooked. They serve its children, too.
+    linked: HashMap<ProcessKey, Vec<Linked>>,
+    /// Whether children are targets.
+    follows: bool,
+    /// Whether all calls have been sampled so far.
+    samples_all: bool,
+    /// Processes whose last counts could not be read.
+    unread_ends: u64,
+    /// Processes whose hooks somebody else took out.
+    taken_out: u64,
+    /// Processes that said they had counted what cannot be.
+    distrusted: HashSet<ProcessKey>,
+    /// Children that were found since somebody asked.
+    heirs: Vec<u32>,
+    /// What was in processes that have it no more, and since when (CLOCK_MONOTONIC), the last at the end.
+    taken_from: VecDeque<(u64, ProcessKey, FileKey, Arc<Ours>)>,
+}
+
+/// An allocator in a process with our code, and links to it.
+#[derive(Debug)]
+pub(super) struct Linked {
+    pub(super) pid: u32,
+    pub(super) key: FileKey,
+    pub(super) base: u64,
+    /// The mapped code. It is locked as long as we live, by which others know that.
+    pub(super) text: File,
+    pub(super) links: InlineLinks,
+    pub(super) ours: Arc<Ours>,
+}
+
+/// A process.
+struct Process {
+    /// Where the hooks of its allocators are.
+    bases: Vec<u64>,
+    /// Its memory, if it can be read; `None` after its end, or if it runs in another's.
+    memory: Option<File>,
+    memory_of: ProcessKey,
+    hooked: ProcessKey,
+    /// What was counted, as of the last two reads.
+    counts: [Counts; 2],
+    /// Whether it had left its memory by then: these are its last.
+    had_left: [bool; 2],
+    /// Since when they cannot be read although it runs.
+    unread_since: Option<Instant>,
+    /// Whether its hooks were taken out, by somebody else.
+    was_taken_out: bool,
+    /// Whether these are what it counted itself in another's memory.
+    counts_apart: bool,
+    /// Sampled calls by ended processes that ran in its memory, of which it is not known what they counted.
+    seen_of_others: Seen,
+    /// What those counted of which it is known.
+    of_others: Counts,
+    /// Most CPU time that it can have used by then (CLOCK_BOOTTIME), both in nanoseconds, and that those had used.
+    cpu_ns: (u64, u64),
+    cpu_ns_of_others: u64,
+    /// Whether what it says it has counted cannot be. Then only what the kernel saw counts.
+    is_distrusted: bool,
+}
+
+fn note_distrusted(distrusted: &mut HashSet<ProcessKey>, process: ProcessKey, it: &Process) {
+    if it.is_distrusted && distrusted.len() < MOST_DISTRUSTED && distrusted.insert(process) {
+        log::warn!("process {}: what it says it has counted cannot be; its sampled calls alone count", process.tgid);
+    }
+}
+
+fn bases(entry: &InlineProcess) -> Vec<u64> {
+    entry.bases.into_iter().filter(|base| *base != 0).collect()
+}
+
+impl Process {
+    fn new(process: ProcessKey, entry: &InlineProcess) -> Self {
+        let own = entry.memory_of == process && entry.state != inline_state::LEFT;
+        Self {
+            bases: bases(entry),
+            memory: own.then(|| memory::open(process.tgid).ok()).flatten(),
+            memory_of: entry.memory_of,
+            hooked: entry.hooked,
+            counts: [Counts::default(); 2],
+            had_left: [false; 2],
+            unread_since: None,
+            was_taken_out: false,
+            counts_apart: false,
+            seen_of_others: Seen::default(),
+            of_others: Counts::default(),
+            cpu_ns: (0, process.start_ns),
+            cpu_ns_of_others: 0,
+            is_distrusted: false,
+        }
+    }
+
+    /// What it has counted by now; `None` if that cannot be read, or is less than it was: somebody else has emptied it.
+    fn now(&self) -> Option<Counts> {
+        let memory = self.memory.as_ref()?;
+        let mut counts = self.bases.iter().map(|base| memory::counts(memory, *base).ok());
+        let now = counts.try_fold(Counts::default(), |sum, counts| Some(figures::plus(&sum, &counts?)));
+        now.filter(|now| now.threads >= self.counts[1].threads)
+    }
+
+    /// Whether it has left its memory, by an exit or an exec.
+    const fn has_left(&self) -> bool {
+        self.had_left[1]
+    }
+
+    /// Notes how much CPU time it can have used by now: what its clock says (`used`, in seconds), or all CPUs since that was read last.
+    fn note_cpu_time(&mut self, used: Option<f64>) {
+        /// By which the clock of a process is late on each CPU that runs it now: the longest tick.
+        const TICK_NS: u64 = 10_000_000;
+        let late_ns = TICK_NS * online_processors() as u64;
+        let now_ns = monotonic_ns() + suspended_ns();
+        let since_ns = now_ns.saturating_sub(self.cpu_ns.1).saturating_mul(online_processors() as u64);
+        let most_ns = used.map_or(self.cpu_ns.0.saturating_add(since_ns), |used| (used * 1e9) as u64 + late_ns);
+        self.cpu_ns = (most_ns.max(self.cpu_ns.0), now_ns);
+    }
+
+    /// Takes over what the kernel read when the process left its memory. Whether it is complete.
+    fn leave(&mut self, entry: &InlineProcess) -> bool {
+        self.memory = None;
+        self.had_left[1] = true;
+        self.note_cpu_time(None);
+        if self.is_distrusted {
+            return true;
+        }
+        let last = Counts::from(&entry.counts);
+        // Of a child, pages that it never touched are not there.
+        let is_complete = last.calls >= self.counts[1].calls && last.bytes >= self.counts[1].bytes;
+        if is_complete {
+            self.counts[1] = last;
+        }
+        is_complete
+    }
+
+    /// What is to be added to the kernel's counters, which have `seen` of its sampled calls and were read between the last two
+    /// reads, or after its end (`has_ended`). `samples_all`: all calls are sampled.
+    /// `cpu_ns`: CPU time of others that run in its memory. What cannot be is left out, for good.
+    /// `is_final`: the kernel's counters are those of some time after its end.
+    fn addition(
+        &mut self,
+        (seen, cpu_ns): (Seen, u64),
+        has_ended: bool,
+        samples_all: bool,
+        is_final: bool,
+    ) -> Counters {
+        let mut seen_here = seen;
+        seen_here.add(self.seen_of_others);
+        let cpu_ns = [cpu_ns, self.cpu_ns.0, self.cpu_ns_of_others].into_iter().fold(0, u64::saturating_add);
+        let mut own = self.counts.map(|counts| figures::minus(&counts, &self.of_others));
+        // Before that, samples may be in counters that were read a moment before.
+        let seen = is_final.then_some(seen_here);
+        self.is_distrusted |= !figures::are_possible(&own, cpu_ns, seen);
+        if self.is_distrusted {
+            own = [Counts::default(); 2];
+        }
+        let [before, now] = if samples_all { own.map(|counts| figures::of_every_call(&counts)) } else { own };
+        if has_ended { figures::at_end(&now, seen_here) } else { figures::addition(&before, &now, seen_here) }
+    }
+}
+
+impl Counted {
+    /// None so far.
+    pub(super) fn new(map: InlineMap, follows: bool) -> Self {
+        Self {
+            map,
+            processes: HashMap::new(),
+            linked: HashMap::new(),
+            follows,
+            samples_all: true,
+            unread_ends: 0,
+            taken_out: 0,
+            distrusted: HashSet::new(),
+            heirs: Vec::new(),
+            taken_from: VecDeque::new(),
+        }
+    }
+
+    /// Notes a sampling interval that processes are about to use.
+    pub(super) const fn will_sample(&mut self, interval_bytes: u64) {
+        self.samples_all &= interval_bytes == 1;
+    }
+
+    /// Lists a process, to whose allocator jumps are about to be written. Children that it has from now on are listed by their
+    /// fork.
+    pub(super) fn list(&mut self, process: ProcessKey, base: u64) -> Result<(), Refused> {
+        let new = InlineProcess { memory_of: process, hooked: process, ..InlineProcess::default() };
+        let mut entry = self.map.get(process).unwrap_or(new);
+        let free = entry.bases.iter_mut().find(|base| **base == 0).ok_or(Refused::Allocators)?;
+        *free = base;
+        Ok(self.map.insert(process, &entry)?)
+    }
+
+    /// No jumps were written.
+    pub(super) fn unlist(&mut self, process: ProcessKey, base: u64) {
+        let Some(mut entry) = self.map.get(process) else { return };
+        entry.bases.iter_mut().filter(|it| **it == base).for_each(|it| *it = 0);
+        if entry.bases != [0; MAX_ALLOCATORS] {
+            // What it fails to take out of the list is read as zeros.
+            let _ = self.map.insert(process, &entry);
+            return;
+        }
+        self.map.remove(process);
+        for (child, _) in self.map.entries().into_iter().filter(|(_, entry)| entry.hooked == process) {
+            self.map.remove(child);
+        }
+    }
+
+    /// It was hooked.
+    pub(super) fn add(&mut self, process: ProcessKey, linked: Linked) {
+        if let Some(entry) = self.map.get(process) {
+            let known = self.processes.entry(process).or_insert_with(|| Process::new(process, &entry));
+            known.bases = bases(&entry);
+        }
+        self.linked.entry(process).or_default().push(linked);
+    }
+
+    /// What is hooked in a process.
+    pub(super) fn linked(&self, pid: u32) -> impl Iterator<Item = &Linked> {
+        self.linked.values().flatten().filter(move |linked| linked.pid == pid)
+    }
+
+    /// Whether this incarnation still runs with its hooks.
+    pub(super) fn runs(&self, process: ProcessKey) -> bool {
+        self.map.get(process).is_some_and(|entry| entry.state != inline_state::LEFT)
+    }
+
+    /// Whether a process began with hooks that it inherited. Reads the kernel's whole list.
+    pub(super) fn has_inherited(&self, pid: u32) -> bool {
+        self.map.entries().iter().any(|(process, entry)| process.tgid == pid && entry.hooked != *process)
+    }
+
+    /// Whether this incarnation has hooks that it inherited.
+    pub(super) fn is_child(&self, process: ProcessKey) -> bool {
+        self.map.get(process).is_some_and(|entry| entry.hooked != process)
+    }
+
+    /// Whether the hooks that it inherited are those of an allocator in this file.
+    pub(super) fn inherits(&self, process: ProcessKey, key: FileKey) -> bool {
+        let hooked = self.map.get(process).map(|entry| entry.hooked);
+        let linked = hooked.and_then(|hooked| self.linked.get(&hooked));
+        linked.is_some_and(|linked| linked.iter().any(|linked| linked.key == key))
+    }
+
+    /// Finds new children, and processes that have left their memory.
+    pub(super) fn look(&mut self) {
+        let mut entries = self.map.entries();
+        // Whoever runs in another's memory comes after that one.
+        entries.sort_by_key(|(process, entry)| entry.memory_of != *process);
+        for (process, entry) in entries {
+            let is_child = entry.hooked != process;
+            if is_child && !self.follows {
+                let is_over = entry.state == inline_state::LEFT;
+                if entry.memory_of == process {
+                    self.let_go(process, &entry);
+                } else if is_over {
+                    self.take_from_owner(&entry);
+                    self.map.remove(process);
+                }
+                continue;
+            }
+            if is_child && entry.state != inline_state::LEFT && !self.processes.contains_key(&process) {
+                self.heirs.push(process.tgid);
+            }
+            let known = self.processes.entry(process).or_insert_with(|| Process::new(process, &entry));
+            if entry.state != inline_state::LEFT || known.has_left() {
+                continue;
+            }
+            if known.memory_of != process {
+                known.had_left[1] = true;
+                known.note_cpu_time(None);
+                if let Some(counted) = self.take_from_owner(&entry)
+                    && let Some(known) = self.processes.get_mut(&process)
+                {
+                    (known.counts_apart, known.counts[1]) = (true, counted);
+                }
+            } else if !known.leave(&entry) && !known.was_taken_out {
+                self.unread_ends += 1;
+                log::warn!("process {}: what it counted at its end was not read in whole", process.tgid);
+            }
+        }
+    }
+
+    /// What the kernel found that a process counted in another's memory is no longer that one's. `None` if it stays, because it is not
+    /// known, or that one has been forgotten.
+    fn take_from_owner(&mut self, entry: &InlineProcess) -> Option<Counts> {
+        let counted = (entry.unread_pages != 0).then(|| Counts::from(&entry.counts))?;
+        let owner = self.processes.get_mut(&entry.memory_of)?;
+        owner.of_others = figures::plus(&owner.of_others, &counted);
+        // What was read last may have a part of it only.
+        if !owner.has_left() {
+            owner.counts[1] = owner.now().unwrap_or(owner.counts[1]);
+        }
+        Some(counted)
+    }
+
+    /// Children that were found to have the hooks of their parents since the last call, by process id.
+    pub(super) fn take_heirs(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.heirs)
+    }
+
+    /// Takes the hooks out of a child that is no target. If that is not possible now, the next look tries again.
+    fn let_go(&mut self, process: ProcessKey, entry: &InlineProcess) {
+        let has_them = entry.state != inline_state::LEFT && entry.memory_of == process;
+        if !has_them || take_out_inherited(process.tgid, &bases(entry)) {
+            for (key, ours) in self.made_in(entry.hooked).collect::<Vec<_>>() {
+                self.note_taken_from(process, key, ours);
+            }
+            self.map.remove(process);
+        }
+    }
+
+    /// What is ours in a process that has the hooks which were made in `hooked`.
+    fn made_in(&self, hooked: ProcessKey) -> impl Iterator<Item = (FileKey, Arc<Ours>)> {
+        let linked = self.linked.get(&hooked).into_iter().flatten();
+        linked.map(|linked| (linked.key, Arc::clone(&linked.ours)))
+    }
+
+    /// Notes that this is in a process no more.
+    pub(super) fn note_taken_from(&mut self, process: ProcessKey, key: FileKey, ours: Arc<Ours>) {
+        let now_ns = monotonic_ns();
+        while self.taken_from.pop_front_if(|(at_ns, ..)| *at_ns + KNOWN_FOR_NS < now_ns).is_some() {}
+        self.taken_from.push_back((now_ns, process, key, ours));
+    }
+
+    /// What was ours in a process at a time (CLOCK_MONOTONIC), or a moment before.
+    pub(super) fn ours_in(&self, process: ProcessKey, time_ns: u64) -> Vec<(FileKey, Arc<Ours>)> {
+        let has = self.map.get(process).into_iter().flat_map(|entry| self.made_in(entry.hooked));
+        let had = self.taken_from.iter().filter(|(at_ns, of, ..)| *of == process && time_ns < at_ns + BLAMED_FOR_NS);
+        has.chain(had.map(|(_, _, key, ours)| (*key, Arc::clone(ours)))).collect()
+    }
+
+    /// Reads what all have counted. To be called before and after the kernel's counters are read.
+    pub(super) fn read(&mut self) {
+        for (key, process) in &mut self.processes {
+            process.had_left[0] = process.had_left[1];
+            if process.has_left() {
+                process.counts[0] = process.counts[1];
+                continue;
+            }
+            // Those that end between this and the look at the list are found by the next read.
+            let now = process.now();
+            let runs = now.is_some() || process.memory.is_none();
+            // Read after the counts, so that it has what these took.
+            process.note_cpu_time(runs.then(|| cpu_seconds_of(key.tgid)).flatten());
+            process.is_distrusted |= now.is_some_and(|now| now.calls < process.counts[1].calls);
+            if now.is_some() || process.memory.is_none() {
+                process.unread_since = None;
+            } else {
+                process.unread_since.get_or_insert_with(Instant::now);
+            }
+            process.counts = [process.counts[1], now.unwrap_or(process.counts[1])];
+        }
+        self.look();
+        self.find_taken_out();
+        let is_new = |process: &&mut Process| !process.has_left() && process.counts[1].threads == 0;
+        for process in self.processes.values_mut().filter(is_new) {
+            process.counts[1] = process.now().unwrap_or(process.counts[1]);
+            process.note_cpu_time(None);
+        }
+    }
+
+    /// Finds processes that run on without their hooks.
+    fn find_taken_out(&mut self) {
+        let is_unread = |it: &&mut Process| it.unread_since.is_some_and(|since| since.elapsed() >= TAKEN_OUT_AFTER);
+        for (process, known) in &mut self.processes {
+            if known.has_left() || known.was_taken_out || !is_unread(&known) || leads_to_ours(process.tgid) {
+                continue;
+            }
+            known.was_taken_out = true;
+            self.taken_out += 1;
+            log::warn!(
+                "process {}: somebody else took its inline hooks out; calls since then may be missing",
+                process.tgid
+            );
+        }
+    }
+
+    /// The process id and the memory of every process that can be read, and where the hooks of an allocator are.
+    pub(super) fn memories(&self) -> impl Iterator<Item = (u32, &File, u64)> {
+        let readable = self.processes.iter().filter_map(|(process, it)| Some((process.tgid, it, it.memory.as_ref()?)));
+        readable.flat_map(|(pid, it, memory)| it.bases.iter().map(move |base| (pid, memory, *base)))
+    }
+
+    /// Adds what all have counted to the kernel's counters.
+    pub(super) fn add_to(&mut self, counts: &mut totals::Counts) {
+        // The memory of a process has the counts of all that run in it.
+        let mut seen: HashMap<ProcessKey, (Seen, u64)> = HashMap::new();
+        let is_apart = |process: &ProcessKey, it: &Process| it.memory_of == *process || it.counts_apart;
+        for (process, it) in &self.processes {
+            let own = counts.processes.get(process).map(Seen::of).unwrap_or_default();
+            let counted_as = if is_apart(process, it) { *process } else { it.memory_of };
+            let (seen, cpu_ns) = seen.entry(counted_as).or_default();
+            seen.add(own);
+            *cpu_ns = cpu_ns.saturating_add(if counted_as == *process { 0 } else { it.cpu_ns.0 });
+        }
+        for (process, it) in self.processes.iter_mut().filter(|(process, it)| is_apart(process, it)) {
+            let seen = seen.get(process).copied().unwrap_or_default();
+            // What ended meanwhile made its last calls after the kernel's counters were read.
+            let added = it.addition(seen, it.had_left[0], self.samples_all, false);
+            note_distrusted(&mut self.distrusted, *process, it);
+            if added != Counters::default() {
+                counts.processes.entry(*process).or_default().add(&added);
+            }
+        }
+    }
+
+    /// Forgets a process that had ended at the last [`Self::look`], whose counts in the kernel are `kernel`. What it has counted
+    /// in addition.
+    pub(super) fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
+        self.map.remove(process);
+        let Some(mut it) = self.processes.remove(&process) else { return Counters::default() };
+        if !self.processes.values().any(|other| other.hooked == it.hooked) {
+            self.linked.remove(&it.hooked);
+        }
+        if it.memory_of != process && !it.counts_apart {
+            if let Some(owner) = self.processes.get_mut(&it.memory_of) {
+                owner.seen_of_others.add(Seen::of(kernel));
+                owner.cpu_ns_of_others = owner.cpu_ns_of_others.saturating_add(it.cpu_ns.0);
+            }
+            return Counters::default();
+        }
+        if !it.has_left() {
+            self.unread_ends += 1;
+            log::warn!("process {}: what it counted in its last moments is not known", process.tgid);
+        }
+        let added = it.addition((Seen::of(kernel), 0), it.has_left(), self.samples_all, true);
+        note_distrusted(&mut self.distrusted, process, &it);
+        added
+    }
+
+    /// Processes that said they had counted what cannot be. Of their calls, only the sampled ones are in their totals.
+    pub(super) const fn distrusted(&self) -> &HashSet<ProcessKey> {
+        &self.distrusted
+    }
+
+    /// Those of them that are still read.
+    pub(super) fn distrusted_now(&self) -> impl Iterator<Item = ProcessKey> {
+        self.distrusted.iter().copied().filter(|process| self.processes.contains_key(process))
+    }
+
+    /// Processes whose last counts could not be read. Their totals are too small.
+    pub(super) const fn unread_ends(&self) -> u64 {
+        self.unread_ends
+    }
+
+    /// Processes whose hooks somebody else took out. Their totals are too small.
+    pub(super) const fn taken_out(&self) -> u64 {
+        self.taken_out
+    }
+
+    /// Takes everything out of all processes, and keeps what they have counted, which is to be read before. The processes.
+    pub(super) fn stop(&mut self) -> Vec<ProcessKey> {
+        let mut entries = self.map.entries();
+        entries.retain(|(_, entry)| entry.state != inline_state::LEFT);
+        let ours = entries.iter().flat_map(|(process, entry)| self.made_in(entry.hooked).map(|it| (*process, it)));
+        let ours: Vec<_> = ours.collect();
+        for known in self.processes.values_mut().filter(|known| !known.has_left()) {
+            known.note_cpu_time(None);
+            (known.memory, known.counts[0], known.had_left) = (None, known.counts[1], [true; 2]);
+        }
+        self.take_all_out();
+        ours.into_iter().for_each(|(process, (key, ours))| self.note_taken_from(process, key, ours));
+        entries.into_iter().map(|(process, _)| process).collect()
+    }
+
+    /// Takes everything out of all processes, and forgets them.
+    pub(super) fn release_all(&mut self) {
+        self.take_all_out();
+        self.processes.clear();
+    }
+
+    fn take_all_out(&mut self) {
+        // What nobody has locked may be taken out.
+        self.linked.values().flatten().for_each(|linked| drop(linked.text.unlock()));
+        let mut done = HashSet::new();
+        for _ in 0..ROUNDS {
+            let entries = self.map.entries();
+            if entries.is_empty() {
+                break;
+            }
+            let have_them = entries.iter().filter(|(process, entry)| {
+                entry.state != inline_state::LEFT && entry.memory_of == *process && done.insert(*process)
+            });
+            // As long as they have the hooks, they must be listed, so that their children are. Who cannot be stopped now does not have the
+            // others wait.
+            let pids: Vec<u32> = have_them.map(|(process, _)| process.tgid).collect();
+            let still = Mutex::new(Vec::new());
+            on_all_processors(pids, |pid| {
+                if !take_out_now(pid) {
+                    still.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
+                }
+            });
+            on_all_processors(still.into_inner().unwrap_or_else(PoisonError::into_inner), take_out);
+            entries.iter().for_each(|(process, _)| self.map.remove(*process));
+        }
+        InlineLinks::close(self.linked.drain().flat_map(|(_, linked)| linked).map(|linked| linked.links));
+    }
+}

@@ -1,0 +1,142 @@
+//! What a process has left under its limits. What is mapped into it counts there like its own, so that requests of its own would fail.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use heapbpf_host::cgroup;
+use procfs::process::{LimitValue, Process};
+use procfs::{Current as _, Meminfo};
+
+use super::Refused;
+
+/// What must be left of a limit beside what we take: this share of it, and at least so much.
+const SHARE_LEFT: u64 = 16;
+const BYTES_LEFT: u64 = 16 << 20;
+const MAPPINGS_LEFT: u64 = 1000;
+/// Memory that is touched: the set of sampled blocks, slots, and copies of the pages that change.
+const TOUCHED_BYTES: u64 = 4 << 20;
+/// Mappings that are made, with those that are taken apart.
+const MAPPINGS_TAKEN: u64 = 64;
+/// `READ_IMPLIES_EXEC` of personality(2).
+const READ_IMPLIES_EXEC: u32 = 0x0040_0000;
+
+/// A limit: what it is called, how much it allows, and how much of that is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limit {
+    name: &'static str,
+    allowed: u64,
+    used: u64,
+}
+
+impl Limit {
+    /// Whether a fair margin is left beside `taken`; else what is left now.
+    fn check(self, taken: u64, least: u64) -> Result<(), Refused> {
+        let Self { name, allowed, used } = self;
+        let left = allowed.saturating_sub(used);
+        let margin = least.max(allowed / SHARE_LEFT);
+        if left >= taken.saturating_add(margin) { Ok(()) } else { Err(Refused::Limit { name, left, allowed }) }
+    }
+}
+
+/// Whether so many bytes of addresses can be mapped into a process that has so many mappings, without harm to what it does itself.
+/// A process that has ended passes.
+pub(super) fn check(pid: u32, bytes: u64, mappings: usize) -> Result<(), Refused> {
+    let Ok(process) = Process::new(pid.cast_signed()) else { return Ok(()) };
+    let status = process.status().ok();
+    if status.as_ref().and_then(|status| status.vmlck).is_some_and(|locked| locked > 0) {
+        return Err(Refused::LocksMemory);
+    }
+    let text = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let personality = u32::from_str_radix(text("personality").trim(), 16).unwrap_or(0);
+    if personality & READ_IMPLIES_EXEC != 0 {
+        return Err(Refused::ExecutesAll);
+    }
+    let allowed = process.limits().map(|limits| limits.max_address_space.soft_limit);
+    if let (Ok(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmsize)) {
+        let limit = Limit { name: "its address space (RLIMIT_AS), in bytes", allowed, used: used << 10 };
+        limit.check(bytes, BYTES_LEFT)?;
+    }
+    if let Some(allowed) = number(Path::new("/proc/sys/vm/max_map_count")) {
+        let limit = Limit { name: "its mappings (vm.max_map_count)", allowed, used: mappings as u64 };
+        limit.check(MAPPINGS_TAKEN, MAPPINGS_LEFT)?;
+    }
+    if number(Path::new("/proc/sys/vm/overcommit_memory")) == Some(2)
+        && let Ok(Meminfo { commit_limit: Some(allowed), committed_as: used, .. }) = Meminfo::current()
+    {
+        Limit { name: "the host's memory (vm.overcommit_memory), in bytes", allowed, used }.check(bytes, BYTES_LEFT)?;
+    }
+    for folder in memory_groups(&text("cgroup")) {
+        if let Some((allowed, used)) = used_in_group(&folder) {
+            let limit = Limit { name: "the memory of its control group, in bytes", allowed, used };
+            limit.check(TOUCHED_BYTES, TOUCHED_BYTES)?;
+        }
+    }
+    Ok(())
+}
+
+fn number(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// The folders of the control groups whose memory a process uses, by its `/proc/PID/cgroup`: its own group and those above it.
+fn memory_groups(text: &str) -> Vec<PathBuf> {
+    let first = text.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        controllers.split(',').any(|controller| controller == "memory").then_some(path)
+    });
+    let (mount, path) = match first {
+        Some(path) => (Some(PathBuf::from("/sys/fs/cgroup/memory")), Some(path)),
+        None => (cgroup::mount_point(), cgroup::parse(text)),
+    };
+    let (Some(mount), Some(path)) = (mount, path) else { return Vec::new() };
+    let own = mount.join(path.trim_start_matches('/'));
+    own.ancestors().take_while(|folder| folder.starts_with(&mount)).map(Path::to_owned).collect()
+}
+
+/// How much memory a control group allows and uses, bytes, but for the page cache, which makes room. `None` without a limit.
+fn used_in_group(folder: &Path) -> Option<(u64, u64)> {
+    let file = |names: [&str; 2]| names.iter().find_map(|name| number(&folder.join(name)));
+    let allowed = file(["memory.max", "memory.limit_in_bytes"])?;
+    let used = file(["memory.current", "memory.usage_in_bytes"])?;
+    let parts = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let part = |name: &str| parts.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    let cache = part("total_cache ").or_else(|| part("file ")).unwrap_or(0);
+    Some((allowed, used.saturating_sub(cache)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fair_margin_is_left() {
+        let limit = |allowed, used| Limit { name: "x", allowed, used };
+        assert!(limit(1 << 30, 100 << 20).check(4 << 20, BYTES_LEFT).is_ok());
+        // A sixteenth of the limit is more than the least.
+        assert!(limit(1 << 30, (1 << 30) - (60 << 20)).check(4 << 20, BYTES_LEFT).is_err());
+        assert!(limit(64 << 20, 44 << 20).check(4 << 20, BYTES_LEFT).is_ok());
+        assert!(limit(64 << 20, 45 << 20).check(4 << 20, BYTES_LEFT).is_err());
+        let refused = limit(10, 20).check(u64::MAX, 0).expect_err("nothing is left");
+        assert!(matches!(refused, Refused::Limit { name: "x", left: 0, allowed: 10 }));
+    }
+
+    #[test]
+    fn control_groups_and_those_above_them_are_found() {
+        let groups = memory_groups("5:cpu,cpuacct:/\n4:memory:/a/b\n0::/c\n");
+        let expected = ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory"];
+        assert_eq!(groups, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn the_page_cache_of_a_group_makes_room() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name, text| fs::write(folder.path().join(name), text).expect("writes");
+        write("memory.max", "max\n");
+        assert_eq!(used_in_group(folder.path()), None);
+        write("memory.max", "1000000\n");
+        write("memory.current", "900000\n");
+        write("memory.stat", "anon 100000\nfile 700000\nfile_mapped 5\n");
+        assert_eq!(used_in_group(folder.path()), Some((1_000_000, 200_000)));
+    }
+}

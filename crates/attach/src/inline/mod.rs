@@ -1,0 +1,527 @@
+//! Inline hooks: code mapped into a process counts its calls, and only sampled ones reach a probe.
+//!
+//! `plan` says what is mapped, `counted` who counts, `figures` how the targets' own counts enter the kernel's. The code is mapped
+//! and linked before jumps lead to it, so that from the first call on each is counted and sampled.
+
+pub mod attempts;
+pub mod breaker;
+pub mod cleaner;
+mod control;
+mod counted;
+pub mod crashes;
+mod figures;
+pub mod forbidden;
+mod known;
+pub mod left;
+mod limits;
+mod loaded;
+pub mod memory;
+mod noted;
+pub mod objects;
+mod plan;
+pub mod preview;
+mod refused;
+pub mod removal;
+pub mod service;
+pub mod standing;
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+use heapbpf_inline::abi::{CONTROL, Lead};
+use heapbpf_inline::fault::Layout;
+use heapbpf_kernel::KernelError;
+use heapbpf_kernel::incarnations::Incarnations;
+use heapbpf_kernel::inline::{InlineMap, InlinePrograms};
+use heapbpf_kernel::totals;
+use heapbpf_probes::Table;
+use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Pages, Plan, Target};
+use sampler_ebpf::abi::{Counters, CrashRecord, ProcessKey, Site};
+use sampler_ebpf::geometric::DrawConstants;
+
+use self::attempts::Attempts;
+use self::breaker::{Blamed, Ours};
+use self::cleaner::Cleaner;
+use self::control::ControlPage;
+use self::counted::{Counted, Linked};
+use self::crashes::Builds;
+use self::known::{KnownFiles, KnownNames};
+pub use self::loaded::loader_is_done;
+use self::noted::Noted;
+use self::objects::ObjectHook;
+use self::preview::Planned;
+pub use self::refused::Refused;
+use self::removal::take_out;
+use crate::files::FileKey;
+use crate::stop_limit;
+
+/// The set of sampled blocks has 2^16 entries.
+const SET_LOG2: u32 = 16;
+
+/// How an allocator is counted in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// By inline hooks.
+    Inline,
+    /// By probes: inline hooks were refused.
+    Probes,
+    /// Not yet: another attempt to hook it inline is due then.
+    Waits {
+        /// Those that failed.
+        attempts: Attempts,
+        /// When.
+        until: Instant,
+    },
+}
+
+/// How hooked processes sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    /// Constants of the draw.
+    pub draw: DrawConstants,
+    /// Seed of the draws; 0 for unpredictable ones.
+    pub seed: u64,
+    /// What a trial is: bytes or allocations.
+    pub criterion: u32,
+}
+
+/// The inline hooks of a recording.
+pub struct InlineHooks {
+    programs: InlinePrograms,
+    incarnations: Arc<Incarnations>,
+    criterion: u32,
+    control: ControlPage,
+    counted: Counted,
+    /// Processes to which no jump could be written yet.
+    prepared: HashMap<(u32, FileKey), Prepared>,
+    /// How an allocator is counted in a process, and the incarnation of which that was decided.
+    decided: HashMap<(u32, FileKey), (ProcessKey, Service)>,
+    /// Index of the first of a file's sites.
+    sites: HashMap<FileKey, u32>,
+    files: KnownFiles,
+    names: KnownNames,
+    /// Processes in which an interpreter was to be led to the mapped code, and why it is not.
+    led: HashMap<u32, Result<(), String>>,
+    /// Why nothing is hooked any more: a process died of its hooks.
+    tripped: Option<String>,
+    /// Dropped after all hooks are taken out.
+    _cleaner: Cleaner,
+}
+
+/// What is to be hooked in a process.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The allocators to look for.
+    pub table: &'a Table,
+    /// Blocks that probes have sampled.
+    pub sampled: &'a [u64],
+    /// Functions of an object allocator that calls the allocator.
+    pub objects: &'a [ObjectHook],
+}
+
+/// A process in which everything but the jumps is in place.
+struct Prepared {
+    target: Target,
+    plan: Plan,
+    mapped: Mapped,
+    linked: Linked,
+    /// Words that lead an interpreter to the mapped code.
+    leads: Vec<Lead>,
+}
+
+impl Prepared {
+    /// Has it as it was before, but for what is mapped: the next attempt uses it again.
+    fn undo(self) {
+        let Self { target, linked, .. } = self;
+        drop(linked);
+        take_out(target.pid().unsigned_abs());
+    }
+}
+
+impl InlineHooks {
+    /// No process is hooked yet. `follows`: children are targets.
+    pub fn new(
+        programs: InlinePrograms,
+        (map, incarnations): (InlineMap, Incarnations),
+        sampling: Sampling,
+        follows: bool,
+    ) -> Self {
+        let mut counted = Counted::new(map, follows);
+        counted.will_sample(sampling.draw.interval);
+        Self {
+            programs,
+            incarnations: Arc::new(incarnations),
+            criterion: sampling.criterion,
+            control: ControlPage::new(sampling.draw, sampling.seed),
+            counted,
+            prepared: HashMap::new(),
+            decided: HashMap::new(),
+            sites: HashMap::new(),
+            files: KnownFiles::default(),
+            names: KnownNames::default(),
+            led: HashMap::new(),
+            tripped: None,
+            _cleaner: Cleaner::started(),
+        }
+    }
+
+    /// How an allocator is counted in a process, if it is not to be tried now to hook it. `has_links`: probes count its calls.
+    pub fn decided(&mut self, (pid, key): (u32, FileKey), has_links: bool) -> Option<Service> {
+        let known = self.decided.get(&(pid, key)).copied();
+        match known {
+            Some((process, Service::Inline)) if self.counted.runs(process) && self.is_in_place(pid, key) => {
+                Some(Service::Inline)
+            }
+            Some((_, Service::Probes)) => Some(Service::Probes),
+            // It would not know the blocks that probes sampled.
+            _ if has_links => {
+                self.prepared.remove(&(pid, key)).into_iter().for_each(Prepared::undo);
+                Some(Service::Probes)
+            }
+            Some((_, waits @ Service::Waits { until, .. })) => (Instant::now() < until).then_some(waits),
+            // Its file may have been unloaded, and loaded again, or it runs another program.
+            Some((_, Service::Inline)) | None => None,
+        }
+    }
+
+    /// Forgets how the allocators of a process are counted: it runs another program.
+    pub fn forget_decisions(&mut self, pid: u32) {
+        self.decided.retain(|(of, _), _| *of != pid);
+    }
+
+    /// Tries to hook an allocator in a process. The reason for which it was refused for good comes with it.
+    pub fn attempt(
+        &mut self,
+        (process, key): (ProcessKey, FileKey),
+        file: (&str, &File),
+        wanted: Wanted<'_>,
+        add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
+    ) -> (Service, Option<Refused>) {
+        let pid = process.tgid;
+        if self.counted.is_child(process) {
+            let is_hooked = self.counted.inherits(process, key);
+            return (if is_hooked { Service::Inline } else { Service::Probes }, None);
+        }
+        let mut attempts = match self.decided.get(&(pid, key)) {
+            Some((_, Service::Waits { attempts, .. })) => *attempts,
+            _ => Attempts::default(),
+        };
+        let (service, refused) = match self.hook((process, key), file, wanted, add_sites) {
+            Ok(()) => (Service::Inline, None),
+            Err(refused) => match attempts.failed().filter(|_| refused.may_pass()) {
+                Some(pause) => {
+                    log::info!("process {pid} is not hooked inline yet: {refused}; next attempt in {pause:?}");
+                    (Service::Waits { attempts, until: Instant::now() + pause }, None)
+                }
+                None => {
+                    self.prepared.remove(&(pid, key)).into_iter().for_each(Prepared::undo);
+                    (Service::Probes, Some(refused))
+                }
+            },
+        };
+        self.decided.insert((pid, key), (process, service));
+        (service, refused)
+    }
+
+    /// Hooks the allocator in `file` in a process. `add_sites` gives sites their indexes, and returns the first. If the process
+    /// cannot be hooked inline, it runs on as before.
+    fn hook(
+        &mut self,
+        (process, key): (ProcessKey, FileKey),
+        file: (&str, &File),
+        wanted: Wanted<'_>,
+        add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
+    ) -> Result<(), Refused> {
+        let pid = process.tgid;
+        forbidden::check(pid)?;
+        self.tripped.clone().map_or(Ok(()), |why| Err(Refused::Tripped(why)))?;
+        // What was prepared in another incarnation of this process id is gone with its memory.
+        let prepared = match self.prepared.remove(&(pid, key)).filter(|prepared| prepared.target.is_there()) {
+            Some(prepared) => prepared,
+            None => self.prepare((pid, key), file, wanted, add_sites)?,
+        };
+        let base = prepared.linked.base;
+        if let Err(refused) = note(&prepared.linked, wanted.sampled).and_then(|()| self.counted.list(process, base)) {
+            prepared.undo();
+            return Err(refused);
+        }
+        let Prepared { target, plan, mapped, .. } = &prepared;
+        // By an exec nobody has told of yet, it would be counted as another one.
+        let incarnations = Arc::clone(&self.incarnations);
+        let is_it = move |_: &[(i32, u64)]| incarnations.lives_alone(process);
+        let error = match target.replace_if(plan, mapped, stop_limit(), is_it) {
+            Ok(stopped) => {
+                log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);
+                self.counted.add(process, prepared.linked);
+                self.lead(pid, &prepared.leads);
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        self.counted.note_taken_from(process, key, Arc::clone(&prepared.linked.ours));
+        self.counted.unlist(process, base);
+        match &error {
+            // Nothing was changed.
+            Remote::Busy { why: Busy::Slow | Busy::Position | Busy::NotNow, .. } => {
+                self.prepared.insert((pid, key), prepared);
+            }
+            _ => prepared.undo(),
+        }
+        Err(error.into())
+    }
+
+    /// Has an interpreter's object allocator count in the mapped code, if it is wanted.
+    fn lead(&mut self, pid: u32, leads: &[Lead]) {
+        if !leads.is_empty() {
+            self.led.insert(pid, objects::lead(pid, leads).map_err(|error| error.to_string()));
+        }
+    }
+
+    /// Whether an interpreter's object allocator was hooked with the last allocator of a process, or why it was not; `None` if that
+    /// was not tried since the last call.
+    pub fn take_led(&mut self, pid: u32) -> Option<Result<(), String>> {
+        self.led.remove(&pid)
+    }
+
+    /// Whether an allocator of a process is hooked inline.
+    pub fn has_hooked(&self, pid: u32, key: FileKey) -> bool {
+        self.decided.get(&(pid, key)).is_some_and(|(_, service)| *service == Service::Inline)
+    }
+
+    /// Whether calls of a process are counted inline.
+    pub fn counts(&self, pid: u32) -> bool {
+        let is_inline = |(of, service): &(ProcessKey, Service)| {
+            of.tgid == pid && *service == Service::Inline && self.counted.runs(*of)
+        };
+        self.decided.values().any(is_inline) || self.has_inherited(pid)
+    }
+
+    /// Whether calls of an incarnation are counted inline, by hooks of its own or its parent's.
+    pub fn is_counted(&self, process: ProcessKey) -> bool {
+        self.counted.runs(process)
+    }
+
+    /// Children that were found to have the hooks of their parents since the last call, by process id.
+    pub fn look_for_heirs(&mut self) -> Vec<u32> {
+        self.look();
+        self.counted.take_heirs()
+    }
+
+    /// Whether an allocator that was hooked inline still is: its file may have been unloaded, and loaded again.
+    fn is_in_place(&self, pid: u32, key: FileKey) -> bool {
+        let bases = self.counted.linked(pid).filter(|linked| linked.key == key).map(|linked| linked.base);
+        let bases: Vec<u64> = bases.collect();
+        // A process that cannot be looked at now has not loaded anything.
+        let Ok(target) = Target::look(pid) else { return !bases.is_empty() };
+        target.found().iter().any(|found| bases.contains(&found.range.start) && found.is_hooked())
+    }
+
+    /// Whether a process began with hooks that it inherited from its parent. Takes a while where there are thousands.
+    pub fn has_inherited(&self, pid: u32) -> bool {
+        self.counted.has_inherited(pid)
+    }
+
+    /// The same of an incarnation, which takes no time.
+    pub fn is_child(&self, process: ProcessKey) -> bool {
+        self.counted.is_child(process)
+    }
+
+    /// Maps everything into a process, and links the programs. No jump leads to it yet.
+    fn prepare(
+        &mut self,
+        (pid, key): (u32, FileKey),
+        (path, file): (&str, &File),
+        wanted: Wanted<'_>,
+        add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
+    ) -> Result<Prepared, Refused> {
+        let builds = Builds::of(pid, file);
+        crashes::check(builds.as_ref())?;
+        let known = self.files.functions((path, file), wanted.table)?;
+        let functions = &known.found.functions;
+        let target = self.without_what_was_left(pid)?;
+        let first_site = match self.sites.get(&key) {
+            Some(first) => *first,
+            None => {
+                let sites: Vec<Site> = functions.iter().map(|function| function.site).collect();
+                *self.sites.entry(key).or_insert(add_sites(&sites)?)
+            }
+        };
+        let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
+        let place = plan::place(&target, file)?;
+        let objects: Vec<ObjectHook> = wanted.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
+        let what = (known.as_ref(), objects.as_slice());
+        let Planned { plan, leads, originals, text } =
+            preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
+        let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
+        let pages = plan.draft().pages.iter().map(Pages::range).collect();
+        let layout = Layout { mapped: plan.range(), originals, pages };
+        let from_file = place.mapping.range.start.wrapping_sub(place.mapping.offset);
+        let ours = Ours { layout, from_file, builds };
+        let linked = self.link((pid, key), (plan.draft().base, text), first_site, ours)?;
+        Ok(Prepared { target, plan, mapped, linked, leads })
+    }
+
+    /// Looks at a process, and takes out what a heapbpf that was killed left in it.
+    fn without_what_was_left(&self, pid: u32) -> Result<Target, Refused> {
+        // A process may have several allocators: each has code of its own.
+        let is_ours = |found: &Found| self.counted.linked(pid).any(|linked| linked.base == found.range.start);
+        removal::without_what_was_left(pid, &is_ours)
+    }
+
+    /// Whether code that is mapped at `base` in a process is ours.
+    pub fn has_mapped(&self, pid: u32, base: u64) -> bool {
+        let prepared = self.prepared.values().map(|prepared| &prepared.linked);
+        self.counted.linked(pid).chain(prepared.filter(|linked| linked.pid == pid)).any(|linked| linked.base == base)
+    }
+
+    /// Links the programs to the code that is mapped at `base`, with its memfd if we have locked that.
+    fn link(
+        &self,
+        (pid, key): (u32, FileKey),
+        (base, locked): (u64, Option<File>),
+        first_site: u32,
+        ours: Ours,
+    ) -> Result<Linked, Refused> {
+        let text = match locked {
+            Some(text) => text,
+            None => {
+                let range = base..base + heapbpf_inline::abi::TEXT_BYTES;
+                let text = left::open_mapped(pid, &range).map_err(|source| match source.kind() {
+                    std::io::ErrorKind::NotFound => Refused::Claimed,
+                    _ => Refused::Read { what: "the mapped code", source },
+                })?;
+                text.try_lock().map_err(|_| Refused::Claimed)?;
+                text
+            }
+        };
+        let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
+        let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
+        let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code), first_site)?;
+        Ok(Linked { pid, key, base, text, links, ours: Arc::new(ours) })
+    }
+
+    /// Changes the sampling interval. Each thread uses it from its next draw on. With an interval of 0, nothing is sampled from now on.
+    pub fn set_draw(&mut self, draw: DrawConstants) {
+        self.counted.will_sample(draw.interval);
+        let changes = self.control.set(draw);
+        // Children that were forked before have what their parents had then.
+        self.counted.look();
+        let opened = self.prepared.values().map(|prepared| (&prepared.linked, memory::open(prepared.linked.pid)));
+        let opened: Vec<(u32, File, u64)> =
+            opened.filter_map(|(linked, memory)| Some((linked.pid, memory.ok()?, linked.base))).collect();
+        let prepared = opened.iter().map(|(pid, memory, base)| (*pid, memory, *base));
+        for (pid, memory, base) in self.counted.memories().chain(prepared) {
+            let mut writes = changes.iter().map(|(at, bytes)| memory.write_all_at(bytes, base + CONTROL + at));
+            if let Err(error) = writes.try_for_each(|written| written) {
+                log::debug!("process {pid} keeps its sampling interval: {error}");
+            }
+        }
+    }
+
+    /// Reads what hooked processes have counted. To be called before and after the kernel's counters are read.
+    pub fn read(&mut self) {
+        self.counted.read();
+    }
+
+    /// Adds what hooked processes have counted to the kernel's counters.
+    pub fn add_to(&mut self, counts: &mut totals::Counts) {
+        self.counted.add_to(counts);
+    }
+
+    /// Finds new children, and processes that have ended or run another program.
+    pub fn look(&mut self) {
+        self.prepared.retain(|_, prepared| prepared.target.is_there());
+        self.counted.look();
+    }
+
+    /// Forgets a process that had ended at the last [`Self::look`], whose counts in the kernel are `kernel`. What it has counted
+    /// in addition.
+    pub fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
+        self.decided.retain(|_, (of, _)| *of != process);
+        self.counted.take(process, kernel)
+    }
+
+    /// Processes some of whose calls were not counted: at their end, since somebody else took the hooks out, or because what they said
+    /// cannot be.
+    pub fn incomplete(&self) -> u64 {
+        let distrusted = self.counted.distrusted().len() as u64;
+        self.counted.unread_ends() + self.counted.taken_out() + distrusted
+    }
+
+    /// Whether a process said that it had counted what cannot be. Of its calls, only the sampled ones are in its totals.
+    pub fn distrusts(&self, process: ProcessKey) -> bool {
+        self.counted.distrusted().contains(&process)
+    }
+
+    /// Forgets files that nobody has mapped any more. Returns the indexes of their first sites.
+    pub fn forget_files(&mut self, gone: &[FileKey]) -> Vec<u32> {
+        gone.iter().filter_map(|key| self.sites.remove(key)).collect()
+    }
+
+    /// Those of them that have not ended, as far as it is known.
+    pub fn distrusted(&self) -> impl Iterator<Item = ProcessKey> {
+        self.counted.distrusted_now()
+    }
+
+    /// Whether a process died of its inline hooks, which it has or had until a moment ago. `file` gives an allocator's file.
+    pub fn blamed(&self, crash: &CrashRecord, file: &dyn Fn(FileKey) -> Option<Arc<File>>) -> Option<Blamed> {
+        let ours = self.counted.ours_in(crash.process, crash.time_ns);
+        ours.iter().find_map(|(key, ours)| ours.blamed(*key, crash, file(*key).as_deref()))
+    }
+
+    /// Takes everything out of all processes, and hooks none from now on, for this reason. What they have counted stays. Those that had
+    /// hooks.
+    pub fn trip(&mut self, why: &str) -> Vec<ProcessKey> {
+        self.tripped = Some(why.to_owned());
+        // What is sampled from here on would not be counted.
+        self.set_draw(DrawConstants::default());
+        self.read();
+        let had = self.counted.stop();
+        self.prepared.drain().for_each(|(_, prepared)| prepared.undo());
+        had
+    }
+
+    /// Takes everything out of all processes.
+    pub fn release_all(&mut self) {
+        self.prepared.drain().for_each(|(_, prepared)| prepared.undo());
+        self.counted.release_all();
+    }
+}
+
+impl Drop for InlineHooks {
+    fn drop(&mut self) {
+        self.release_all();
+    }
+}
+
+/// Address in a process less address in the file, of a file that it runs.
+///
+/// # Errors
+/// The process cannot be looked at, or maps the file's code not at all, or more than once.
+pub fn bias(pid: u32, file: &File) -> Result<u64, Refused> {
+    plan::bias(&Target::look(pid)?, file)
+}
+
+/// Has the code that is mapped, and to which no jump leads yet, know blocks that are sampled already.
+fn note(linked: &Linked, sampled: &[u64]) -> Result<(), Refused> {
+    if sampled.is_empty() {
+        return Ok(());
+    }
+    let failed = |source| Refused::Read { what: "the target's memory", source };
+    Noted::new(memory::open(linked.pid).map_err(failed)?, linked.base).add(sampled)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_rdrand() -> bool {
+    std::arch::is_x86_feature_detected!("rdrand")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+const fn has_rdrand() -> bool {
+    false
+}

@@ -1,0 +1,113 @@
+//! An interpreter's object allocator, counted by the code that counts the calls of malloc below it.
+//!
+//! The interpreter's table leads to jumps behind its code ([`crate::detours`]). Each jump goes through a word: one write
+//! leads it to the mapped code, and one write back to the function. Nothing in the interpreter's code changes.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+use heapbpf_inline::abi::{Lead, TEXT_BYTES};
+use heapbpf_inline::read;
+use heapbpf_probes::ObjectTable;
+use heapbpf_remote::{Busy, Error, Found, Target, Word};
+use sampler_ebpf::abi::Site;
+
+use super::{left, memory};
+use crate::stop_limit;
+
+/// How often a process is stopped, until its words could be written, and the pause in between.
+const ATTEMPTS: usize = 5;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A function of an object allocator in a process.
+#[derive(Clone, Debug)]
+pub struct ObjectHook {
+    /// Its name in the profile.
+    pub name: String,
+    /// Its address.
+    pub address: u64,
+    /// Address of the word through which it is called.
+    pub word: u64,
+    /// What its arguments mean. Its number is the index of its site.
+    pub site: Site,
+}
+
+impl ObjectHook {
+    /// The same, with its number counted from that of another site.
+    pub(super) fn relative_to(&self, first_site: u32) -> Self {
+        let function = self.site.function.wrapping_sub(first_site as u16);
+        Self { site: Site { function, ..self.site }, ..self.clone() }
+    }
+}
+
+/// The functions of an interpreter, whose addresses in a process are `bias` more than in its file. `sites` are their names and
+/// sites. `None` if there is no room for jumps to them.
+pub fn hooks(table: &ObjectTable, bias: u64, sites: &[(String, Site)]) -> Option<Vec<ObjectHook>> {
+    let hook = |(detour, (name, site)): (heapbpf_probes::Detour, &(String, Site))| ObjectHook {
+        name: name.clone(),
+        address: detour.function.wrapping_add(bias),
+        word: detour.word().wrapping_add(bias),
+        site: *site,
+    };
+    table.detours().map(|detours| detours.into_iter().zip(sites).map(hook).collect())
+}
+
+/// Has words lead to the mapped code. What they lead to counts from then on.
+pub(super) fn lead(pid: u32, leads: &[Lead]) -> Result<(), Error> {
+    let words: Vec<Word> =
+        leads.iter().map(|lead| Word { address: lead.word, before: lead.function, after: lead.stub }).collect();
+    write(pid, &words)
+}
+
+/// Has the words that lead to a blob lead to the functions again. It must not be unmapped before.
+///
+/// # Errors
+/// They still lead there.
+pub fn lead_back(target: &Target, found: &Found) -> Result<(), Error> {
+    let pid = target.pid().unsigned_abs();
+    if found.text.is_none() {
+        // Words are written once the text is mapped.
+        return Ok(());
+    }
+    let changed = Error::Busy { why: Busy::Changed, stopped: Duration::ZERO };
+    let leads = leads_of(pid, found).ok_or(changed)?;
+    // The interpreter may have been unloaded, or another one be there.
+    let is_led = |lead: &Lead| memory::open(pid).is_ok_and(|memory| word(&memory, lead.word) == Some(lead.stub));
+    let words: Vec<Word> = leads
+        .iter()
+        .filter(|lead| lead.word != 0 && is_led(lead))
+        .map(|lead| Word { address: lead.word, before: lead.stub, after: lead.function })
+        .collect();
+    if words.is_empty() { Ok(()) } else { target.write_words(&words, stop_limit()).map(drop) }
+}
+
+/// What a blob's header says that leads to it.
+fn leads_of(pid: u32, found: &Found) -> Option<Vec<Lead>> {
+    let file = left::open_mapped(pid, found.text.as_ref()?).ok()?;
+    let mut text = vec![0; TEXT_BYTES as usize];
+    file.read_exact_at(&mut text, 0).ok()?;
+    let found = read::Found::check(&text, &heapbpf_inline_blob::code()?).ok()?;
+    Some(found.header.leads.to_vec())
+}
+
+fn word(memory: &File, address: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_le_bytes(bytes))
+}
+
+fn write(pid: u32, words: &[Word]) -> Result<(), Error> {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let written = Target::look(pid).map_err(Error::from).and_then(|target| target.write_words(words, stop_limit()));
+        match written {
+            Err(Error::Busy { .. }) if attempts < ATTEMPTS => std::thread::sleep(PAUSE),
+            Err(error) => return Err(error),
+            Ok(stopped) => {
+                log::info!("process {pid}: its object allocator is counted inside it, stopped for {:?}", stopped.time);
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Why a process is not hooked inline.
+
+use std::io;
+
+use heapbpf_inline::ForeignBlob;
+use heapbpf_kernel::KernelError;
+use heapbpf_probes::AttachError;
+use heapbpf_remote::{Error as Remote, Refusal};
+
+/// Why a process is not hooked inline.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// Inline hooks are x86-64 code.
+    #[error("inline hooks need an x86-64 machine")]
+    Machine,
+    /// The allocator cannot be hooked.
+    #[error(transparent)]
+    Allocator(#[from] AttachError),
+    /// It must not be stopped.
+    #[error(transparent)]
+    Target(#[from] heapbpf_remote::Refusal),
+    /// It was not hooked.
+    #[error(transparent)]
+    Hook(#[from] heapbpf_remote::Error),
+    /// The plan does not fit to the process.
+    #[error(transparent)]
+    Place(#[from] heapbpf_remote::PlanError),
+    /// The allocator's functions cannot be patched.
+    #[error("{0}")]
+    Plan(String),
+    /// No executable mapping, or several that do not follow each other.
+    #[error("the allocator's code is mapped in pieces that do not follow each other")]
+    Mappings,
+    /// There is no room.
+    #[error("there is no room for code within reach of the allocator")]
+    NoRoom,
+    /// Code stays mapped; what it was made for differs.
+    #[error(
+        "it has code of {0} earlier recordings mapped that cannot be used again, because their settings were others"
+    )]
+    Full(usize),
+    /// The file and the process differ.
+    #[error("the allocator's file has changed since it was mapped")]
+    Changed,
+    /// Another tool's patch.
+    #[error("its code at {0:#x} is not that of the allocator's file: another tool has changed it in memory")]
+    Patched(u64),
+    /// Another recording's hooks.
+    #[error("another recording hooks it inline; probes see nothing of it meanwhile")]
+    Hooked,
+    /// What was mapped for us looked left behind, as nobody had locked it yet.
+    #[error("another heapbpf takes out of it what was left behind, at this moment")]
+    Claimed,
+    /// Hooks that a killed heapbpf left, and that cannot be taken out.
+    #[error(
+        "it has inline hooks of a heapbpf that was killed, and these are not touched: {0}; probes see nothing of it"
+    )]
+    Left(ForeignBlob),
+    /// The same, but it was not possible yet.
+    #[error(
+        "it has inline hooks of a heapbpf that was killed, and they could not be taken out; probes see nothing of it"
+    )]
+    Stays,
+    /// The same, and it never will be: the kernel refuses to change its mappings.
+    #[error(
+        "it has memory of inline hooks that cannot be taken out, because its mappings are sealed (mseal), or its code was changed by somebody \
+         else since; probes see nothing of it"
+    )]
+    Sealed,
+    /// The same, and they are to be taken out first.
+    #[error(
+        "it has inline hooks of a heapbpf that was killed: the next recording, or heapbpf doctor --clean, takes them out"
+    )]
+    Abandoned,
+    /// What is mapped into a process counts under its limits.
+    #[error("it has little left of {name} ({left} of {allowed}), so that its own requests might fail")]
+    Limit {
+        /// What the limit is on.
+        name: &'static str,
+        /// How much of it is left.
+        left: u64,
+        /// How much is allowed.
+        allowed: u64,
+    },
+    /// What is mapped into it would be locked, and its code unlocked.
+    #[error("it locks its memory (mlock), as programs do that must not wait for the kernel")]
+    LocksMemory,
+    /// What is mapped to be read and written would be code as well.
+    #[error("its personality makes all its memory executable (READ_IMPLIES_EXEC)")]
+    ExecutesAll,
+    /// The host's owner forbids it.
+    #[error("{path}, line {line}, forbids it: {rule}")]
+    Forbidden {
+        /// The file with the rule.
+        path: &'static str,
+        /// Where the rule is.
+        line: usize,
+        /// The rule.
+        rule: String,
+    },
+    /// The first process of the host, without which it stops.
+    #[error("it is the first process of the host (PID 1), which is never hooked inline")]
+    First,
+    /// It died of inline hooks before.
+    #[error("it died of inline hooks before: {0} (heapbpf doctor --forget-crashes forgets that)")]
+    Crashed(String),
+    /// In this recording, another process did.
+    #[error("inline hooks were taken out of all processes: {0}")]
+    Tripped(String),
+    /// The rules cannot be followed. Nothing is recorded then.
+    #[error("{0}")]
+    Rules(String),
+    /// It has ended.
+    #[error("it has ended")]
+    Ended,
+    /// Each allocator has counts of its own.
+    #[error("it has more allocators than can be counted inside a process")]
+    Allocators,
+    /// The set of sampled blocks is too small.
+    #[error("probes have sampled more blocks of it than can be handed over")]
+    Blocks,
+    /// The kernel refuses a link or a site.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Something cannot be read or written.
+    #[error("cannot access {what}: {source}")]
+    Read {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Refused {
+    /// Whether the process is hooked inline by others, so that probes see nothing of it.
+    pub const fn blinds_probes(&self) -> bool {
+        matches!(self, Self::Hooked | Self::Left(_) | Self::Stays | Self::Sealed)
+    }
+
+    /// Whether another attempt may succeed: no thread found a CPU in time, or the process was changing.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Hook(Remote::Busy { .. } | Remote::Refused(Refusal::SharedMemory(_)))
+                | Self::Target(Refusal::SharedMemory(_))
+                | Self::Place(_)
+                | Self::Claimed
+                | Self::Stays
+        )
+    }
+}

@@ -1,0 +1,151 @@
+//! Takes what is ours out of a process again.
+
+use std::ops::Range;
+
+use heapbpf_inline::abi::{MAX_SET_LOG2, STATE, mapped_bytes};
+use heapbpf_remote::{Error, Found, Refusal, Target, blob_range};
+
+use super::attempts::Attempts;
+use super::left::{self, Left};
+use super::objects;
+use super::refused::Refused;
+use crate::stop_limit;
+
+/// Memory that is given back once no jump leads to the code: all that was counted.
+pub const COUNTS: Range<u64> = STATE..mapped_bytes(MAX_SET_LOG2);
+
+/// What a process keeps of inline hooks that could not be taken out.
+const COUNT_ON: &str =
+    "keeps its inline hooks, which count on until the next recording, or heapbpf doctor --clean, takes them out";
+/// The same if a system call failed: these are made after the jumps were taken out.
+const STAYS: &str = "keeps copies of its allocator's pages, which count no more, until the next recording, or heapbpf doctor \
+                     --clean, puts the original ones back";
+/// The same if the kernel never allows the call, as after `mseal(2)`.
+const SEALED: &str = "keeps copies of its allocator's pages, which count no more, until it ends";
+
+/// The same if somebody else has changed its code.
+const PATCHED: &str = "keeps its inline hooks, which sample nothing any more";
+
+/// Whether another attempt may take out of a process what this one could not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// It may, or there is nothing left.
+    May,
+    /// The kernel never allows it, or it would harm the process.
+    Never,
+}
+
+/// Takes out of a process what is ours and nobody's any more, if it still runs. Waits for a moment at which that is possible.
+pub(super) fn take_out(pid: u32) {
+    try_to_take_out(pid);
+}
+
+/// The same, if that is possible now. Whether it was.
+pub(super) fn take_out_now(pid: u32) -> bool {
+    Target::look(pid).is_ok_and(|target| take_out_found(&target, &[]).is_ok())
+}
+
+/// The same. Whether there may be another moment.
+fn try_to_take_out(pid: u32) -> Next {
+    let mut attempts = Attempts::default();
+    let mut fails = |why: &dyn std::fmt::Display, what, may_pass| {
+        let pause = attempts.failed().filter(|_| may_pass);
+        match pause {
+            Some(pause) => {
+                log::info!("process {pid}: inline hooks are not taken out yet: {why}");
+                std::thread::sleep(pause);
+            }
+            None => log::warn!("process {pid} {what}: {why}"),
+        }
+        pause.is_some()
+    };
+    loop {
+        let target = match Target::look(pid) {
+            Ok(target) => target,
+            // It has ended, or runs another program.
+            Err(_) if !leads_to_ours(pid) => return Next::May,
+            Err(why) => {
+                // A child of vfork goes its own way soon; a debugger may stay for hours.
+                let may_pass = matches!(why, Refusal::SharedMemory(_));
+                if !fails(&why, COUNT_ON, may_pass) {
+                    return Next::May;
+                }
+                continue;
+            }
+        };
+        match take_out_found(&target, &[]) {
+            Ok(()) => return Next::May,
+            Err(error) => {
+                let (what, next) = match &error {
+                    Error::Call { source, .. } if source.raw_os_error() == Some(libc::EPERM) => (SEALED, Next::Never),
+                    Error::Call { .. } => (STAYS, Next::May),
+                    Error::Patched(_) => (PATCHED, Next::Never),
+                    _ => (COUNT_ON, Next::May),
+                };
+                if !fails(&error, what, next == Next::May) {
+                    return next;
+                }
+            }
+        }
+    }
+}
+
+/// Whether jumps of inline hooks are in the code of a process: pages of ours are mapped elsewhere than where they say.
+pub fn leads_to_ours(pid: u32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().any(|line| {
+        let range = line.find("/memfd:").and_then(|at| blob_range(&line[at..]));
+        let start = line.split('-').next().and_then(|start| u64::from_str_radix(start, 16).ok());
+        range.zip(start).is_some_and(|(range, start)| !range.contains(&start))
+    })
+}
+
+/// Looks at a process, and takes out what a heapbpf that was killed left in it. `is_ours` tells what this one has mapped, which
+/// stays.
+///
+/// # Errors
+/// It cannot be looked at, or is hooked, by whomever.
+pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Result<Target, Refused> {
+    let target = Target::look(pid)?;
+    let mut is_any = false;
+    for found in target.found().into_iter().filter(|found| !found.is_inert() && !is_ours(found)) {
+        match left::judge(pid, &found) {
+            Left::InUse => return Err(Refused::Hooked),
+            Left::Foreign(why) if found.is_hooked() => return Err(Refused::Left(why)),
+            Left::Foreign(_) => {}
+            Left::Abandoned => is_any = true,
+        }
+    }
+    if !is_any {
+        return Ok(target);
+    }
+    let next = try_to_take_out(pid);
+    let target = Target::look(pid)?;
+    if target.found().iter().any(|found| !is_ours(found) && found.is_hooked()) {
+        return Err(if next == Next::Never { Refused::Sealed } else { Refused::Stays });
+    }
+    log::info!("process {pid}: what a heapbpf that was killed left was taken out");
+    Ok(target)
+}
+
+/// Takes out of a child the hooks that it inherited from a process of ours, where they are at `bases`, if that is possible now.
+/// Whether it leads to none of them any more.
+pub(super) fn take_out_inherited(pid: u32, bases: &[u64]) -> bool {
+    let Ok(target) = Target::look(pid) else { return true };
+    let taken = take_out_found(&target, bases);
+    taken.inspect_err(|error| log::debug!("process {pid}: inherited hooks are not taken out yet: {error}")).is_ok()
+}
+
+/// Takes out what is found in a process, if it is nobody's or at `bases`.
+fn take_out_found(target: &Target, bases: &[u64]) -> Result<(), Error> {
+    let pid = target.pid().unsigned_abs();
+    target.found().iter().try_for_each(|found| {
+        // Nobody begins to use it meanwhile.
+        let claim = left::claim(pid, found);
+        if claim.is_err() && !bases.contains(&found.range.start) {
+            return Ok(());
+        }
+        objects::lead_back(target, found)?;
+        target.take_out(found, &COUNTS, stop_limit()).map(drop)
+    })
+}

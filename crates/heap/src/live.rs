@@ -1,0 +1,350 @@
+//! The heap as the samples show it: sums of each stack, and the sampled blocks that are live. No I/O: events in, sums out.
+
+mod births;
+mod mappings;
+#[cfg(test)]
+mod model_tests;
+mod overflow;
+mod reconciliation;
+mod row;
+#[cfg(test)]
+mod tests;
+mod untracked;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use heapbpf_statistics::sums::SampleSums;
+use heapbpf_statistics::weight::{Inclusion, inclusion};
+use heapbpf_unwind::raw::RawStack;
+use sampler_ebpf::abi::ProcessKey;
+use sampler_ebpf::trials::{SIZE_CLASSES, size_class};
+use slab::Slab;
+
+pub use self::births::SumsByMark;
+use self::overflow::Overflow;
+use self::reconciliation::Reconciliation;
+pub use self::reconciliation::{AfterCut, LostBlocks, LostRecords};
+pub use self::row::HeapRow;
+use self::untracked::Untracked;
+pub use self::untracked::UntrackedBlock;
+use super::ages::Ages;
+use super::mapped::MappedPieces;
+use super::sample::{Sample, SampleKey};
+
+/// Weight of a sample; 0 without trials or an interval, which no real sample is.
+fn weight_of(trials: u64, interval: u64) -> f64 {
+    inclusion(trials, interval).map_or(0.0, |inclusion| inclusion.weight)
+}
+
+/// Smallest page size, which all others are multiples of.
+const PAGE: u64 = 4096;
+
+/// Factor by which the total in use must exceed the last recorded peak to be recorded as a new one.
+const PEAK_STEP: f64 = 1.02;
+
+/// A sampled block that is live.
+#[derive(Clone, Copy, Debug)]
+struct LiveSample {
+    address: u64,
+    size_bytes: u64,
+    trials: u64,
+    offset: u64,
+    time_ns: u64,
+    row: u32,
+    mapped: bool,
+    /// Last scan of the kernel's live map that found it, or [`reconciliation::DURING_SCAN`].
+    seen_in_scan: u8,
+}
+
+/// The sampled heaps of all processes.
+#[derive(Default)]
+pub struct Heap {
+    rows: Slab<HeapRow>,
+    index: HashMap<SampleKey, u32>,
+    spaces: HashMap<ProcessKey, HashMap<u64, LiveSample>>,
+    mappings: HashMap<ProcessKey, MappedPieces>,
+    totals: Estimated,
+    by_class: ClassCounts,
+    /// Bytes in use at the last recorded peak.
+    peak_bytes: f64,
+    /// Whether blocks were allocated since the total in use last fell.
+    rising: bool,
+    /// Whether blocks that were live when their process ended are reported apart from those in use.
+    ended_apart: bool,
+    overflow: Overflow,
+    untracked: Untracked,
+    reconciliation: Reconciliation,
+}
+
+/// Estimated allocations by size class.
+struct ClassCounts([f64; SIZE_CLASSES]);
+
+impl Default for ClassCounts {
+    fn default() -> Self {
+        Self([0.0; SIZE_CLASSES])
+    }
+}
+
+/// Running estimates for the status line. Rounding errors accumulate in them; snapshots are exact sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Estimated {
+    /// Samples seen.
+    pub samples: u64,
+    /// Sampled blocks that are live.
+    pub live_samples: u64,
+    /// Bytes allocated.
+    pub alloc_bytes: f64,
+    /// Bytes in use.
+    pub inuse_bytes: f64,
+}
+
+/// A row and its sums in use.
+pub struct RowSnapshot<'a> {
+    /// Number of the row, as in [`Heap::inuse_by_mark`].
+    pub number: usize,
+    /// The row.
+    pub row: &'a HeapRow,
+    /// In use now. Includes the blocks that were live when their process ended, unless these are reported apart.
+    pub inuse: SampleSums,
+    /// Live when their process ended, if that is reported apart.
+    pub at_exit: SampleSums,
+    /// In use at the peak.
+    pub peak: SampleSums,
+    /// Ages of freed blocks, of those in use now, and of those in use when their process ended; if requested.
+    pub ages: Option<Ages>,
+}
+
+impl Heap {
+    /// An empty heap. With `ended_apart`, blocks that are live when their process ends are reported apart from those in use,
+    /// as suits a whole host; without it they stay in use, as the process's last state.
+    pub fn new(ended_apart: bool) -> Self {
+        Self { ended_apart, ..Self::default() }
+    }
+
+    /// Adds a sampled allocation.
+    pub fn allocate(&mut self, sample: Sample) {
+        let row_number = self.row_of(&sample);
+        let row = &mut self.rows[row_number as usize];
+        row.alloc.record(sample.size_bytes, sample.trials, sample.offset, sample.key.interval);
+        let weight = weight_of(sample.trials, sample.key.interval);
+        let bytes = sample.size_bytes as f64 * weight;
+        self.by_class.0[size_class(sample.size_bytes)] += weight;
+        self.totals.samples += 1;
+        self.totals.alloc_bytes += bytes;
+        if !sample.tracked || self.untracked.note_block(&sample) {
+            row.untracked += 1;
+            return;
+        }
+        if sample.mapped {
+            let end = sample.address.saturating_add(sample.size_bytes);
+            // The kernel maps whole pages and replaces what was mapped there.
+            self.unmap(sample.space, sample.address, end.checked_next_multiple_of(PAGE).unwrap_or(end), sample.time_ns);
+            let pieces = self.mappings.entry(sample.space).or_default();
+            pieces.map(sample.address, end, sample.id, sample.time_ns);
+        }
+        let live = LiveSample {
+            address: sample.address,
+            size_bytes: sample.size_bytes,
+            trials: sample.trials,
+            offset: sample.offset,
+            time_ns: sample.time_ns,
+            row: row_number,
+            mapped: sample.mapped,
+            seen_in_scan: self.reconciliation.mark_of_new_block(),
+        };
+        self.add_live(sample.space, sample.id, live);
+    }
+
+    fn add_live(&mut self, space: ProcessKey, id: u64, live: LiveSample) {
+        let row = &mut self.rows[live.row as usize];
+        row.live += 1;
+        self.totals.inuse_bytes += live.size_bytes as f64 * weight_of(live.trials, row.key.interval);
+        self.totals.live_samples += 1;
+        self.rising = true;
+        self.spaces.entry(space).or_default().insert(id, live);
+    }
+
+    fn row_of(&mut self, sample: &Sample) -> u32 {
+        if let Some(number) = self.index.get(&sample.key) {
+            return *number;
+        }
+        self.merge_coldest_rows();
+        self.row_with(sample.key.clone(), sample.time_ns)
+    }
+
+    /// The number of the row with this key. If there is none, it is added, with its first sample at `first_ns`.
+    fn row_with(&mut self, key: SampleKey, first_ns: u64) -> u32 {
+        let rows = &mut self.rows;
+        let add = |key: &SampleKey| rows.insert(HeapRow::new(key.clone(), first_ns)) as u32;
+        *self.index.entry(key).or_insert_with_key(add)
+    }
+
+    /// Removes a sampled block that was freed. Unknown blocks are ignored: their free was recorded before.
+    pub fn free(&mut self, space: ProcessKey, id: u64, time_ns: u64, temporary: bool) {
+        self.note_peak();
+        let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.remove(&id)) else { return };
+        let weight = self.subtract_live(&live);
+        self.rows[live.row as usize].ages.record(live.time_ns, time_ns, weight, temporary);
+    }
+
+    /// Interval of a live block's row.
+    fn interval_of(&self, live: &LiveSample) -> u64 {
+        self.rows[live.row as usize].key.interval
+    }
+
+    /// Subtracts a block from the running totals; returns its weight.
+    fn subtract_live(&mut self, live: &LiveSample) -> f64 {
+        let row = &mut self.rows[live.row as usize];
+        row.live -= 1;
+        let weight = weight_of(live.trials, row.key.interval);
+        self.totals.inuse_bytes -= live.size_bytes as f64 * weight;
+        self.totals.live_samples -= 1;
+        weight
+    }
+
+    /// Records the end of a process at `at_ns` (CLOCK_MONOTONIC): the live blocks of its address space become those at exit. `was_live` removes a block
+    /// from the kernel's live map by its address and returns whether it was there; if not, it had been freed and the record
+    /// of the free was lost. Returns how many such blocks there were.
+    pub fn end(&mut self, space: ProcessKey, at_ns: u64, mut was_live: impl FnMut(u64) -> bool) -> u64 {
+        self.note_peak();
+        self.mappings.remove(&space);
+        let mut lost_frees = 0;
+        for live in self.spaces.remove(&space).unwrap_or_default().values() {
+            let weight = self.subtract_live(live);
+            // The kernel's live map has no mappings.
+            if !live.mapped && !was_live(live.address) {
+                lost_frees += 1;
+            } else {
+                let row = &mut self.rows[live.row as usize];
+                row.at_exit.record(live.size_bytes, live.trials, live.offset, row.key.interval);
+                row.ages.record_left(live.time_ns, at_ns, row.ages.last_free_ns(), weight);
+            }
+        }
+        lost_frees
+    }
+
+    /// Removes all blocks of an address space whose process replaced its program at `at_ns` (CLOCK_MONOTONIC). Returns their
+    /// addresses.
+    pub fn replace(&mut self, space: ProcessKey, at_ns: u64) -> Vec<u64> {
+        self.note_peak();
+        self.mappings.remove(&space);
+        let samples = self.spaces.remove(&space).unwrap_or_default();
+        for live in samples.values() {
+            let weight = self.subtract_live(live);
+            let ages = &mut self.rows[live.row as usize].ages;
+            ages.record_left(live.time_ns, at_ns, ages.last_free_ns(), weight);
+        }
+        samples.into_values().map(|live| live.address).collect()
+    }
+
+    /// Records a peak if the total in use is high enough. Called before the total falls.
+    fn note_peak(&mut self) {
+        if self.is_peak() {
+            let (sums, _) = self.sum_live(None);
+            self.record_peak(&sums);
+        }
+    }
+
+    /// Whether the total in use is a new peak, which then has to be recorded.
+    fn is_peak(&mut self) -> bool {
+        let is_peak = self.rising && self.totals.inuse_bytes >= self.peak_bytes * PEAK_STEP;
+        self.rising = false;
+        if is_peak {
+            self.peak_bytes = self.totals.inuse_bytes;
+        }
+        is_peak
+    }
+
+    fn record_peak(&mut self, sums: &[SampleSums]) {
+        for (number, row) in &mut self.rows {
+            row.peak = sums[number];
+        }
+    }
+
+    /// Sums of the live blocks, by number of the row, and their ages at a time (CLOCK_MONOTONIC), if that is given.
+    fn sum_live(&self, ages_at_ns: Option<u64>) -> (Vec<SampleSums>, Option<Vec<Ages>>) {
+        let mut sums = vec![SampleSums::default(); self.rows.capacity()];
+        let mut ages = ages_at_ns.map(|now_ns| (now_ns, vec![Ages::default(); self.rows.capacity()]));
+        // Most stacks allocate blocks of one size, so the weight of the last size is kept.
+        let mut known: Vec<Option<(u64, Inclusion)>> = vec![None; self.rows.capacity()];
+        for live in self.spaces.values().flat_map(HashMap::values) {
+            let number = live.row as usize;
+            if known[number].is_none_or(|(trials, _)| trials != live.trials) {
+                known[number] = inclusion(live.trials, self.rows[number].key.interval).map(|it| (live.trials, it));
+            }
+            if let Some((_, inclusion)) = &known[number] {
+                sums[number].record_included(live.size_bytes, live.offset, inclusion);
+            }
+            if let Some((now_ns, ages)) = &mut ages {
+                let weight = known[number].map_or(0.0, |(_, inclusion)| inclusion.weight);
+                let last_free_ns = self.rows[number].ages.last_free_ns();
+                ages[number].record_left(live.time_ns, *now_ns, last_free_ns, weight);
+            }
+        }
+        (sums, ages.map(|(_, ages)| ages))
+    }
+
+    /// Estimated allocations so far, by size class.
+    pub const fn by_class(&self) -> &[f64; SIZE_CLASSES] {
+        &self.by_class.0
+    }
+
+    /// Running estimates.
+    pub const fn estimated(&self) -> Estimated {
+        self.totals
+    }
+
+    /// Every row with its sums in use at `now_ns` (CLOCK_MONOTONIC), computed from the live blocks, so that rounding errors
+    /// do not accumulate. `ages`: with the ages of blocks.
+    pub fn snapshot(&mut self, now_ns: u64, ages: bool) -> impl Iterator<Item = RowSnapshot<'_>> {
+        let (inuse, mut ages) = self.sum_live(ages.then_some(now_ns));
+        if self.is_peak() {
+            self.record_peak(&inuse);
+        }
+        let apart = self.ended_apart;
+        self.rows.iter().map(move |(number, row)| {
+            let (mut inuse, mut at_exit) = (inuse[number], SampleSums::default());
+            if apart { &mut at_exit } else { &mut inuse }.add(&row.at_exit);
+            let ages = ages.as_mut().map(|living| {
+                let mut all = std::mem::take(&mut living[number]);
+                all.add(&row.ages);
+                all
+            });
+            RowSnapshot { number, row, inuse, at_exit, peak: row.peak, ages }
+        })
+    }
+
+    /// Addresses of sampled blocks in use, of at most so many.
+    pub fn addresses(&self, space: &ProcessKey, most: usize) -> Vec<u64> {
+        self.spaces.get(space).into_iter().flat_map(HashMap::values).take(most).map(|live| live.address).collect()
+    }
+
+    /// Notes that a snapshot has taken the stacks of all rows to be symbolized.
+    pub fn mark_named(&mut self) {
+        for (_, row) in &mut self.rows {
+            row.named = true;
+        }
+    }
+
+    /// Removes the rows of ended processes. Rows with blocks that are live in another address space (the parent's, for a
+    /// vfork child) stay for a later call. Returns the removed rows, and the
+    /// processes that still have rows.
+    pub fn retire(&mut self, ended: &HashSet<ProcessKey>) -> (Vec<HeapRow>, HashSet<ProcessKey>) {
+        let of_ended = self.rows.iter().filter(|(_, row)| ended.contains(&row.key.process));
+        let (done, held): (Vec<_>, Vec<_>) = of_ended.partition(|(_, row)| row.live == 0);
+        let held = held.into_iter().map(|(_, row)| row.key.process).collect();
+        let done: Vec<usize> = done.into_iter().map(|(number, _)| number).collect();
+        let retired = done.into_iter().map(|number| {
+            let row = self.rows.remove(number);
+            self.index.remove(&row.key);
+            row
+        });
+        (retired.collect(), held)
+    }
+
+    /// Stacks of all rows.
+    pub fn stacks(&self) -> impl Iterator<Item = (ProcessKey, &Arc<RawStack>)> {
+        self.rows.iter().map(|(_, row)| (row.key.process, &*row.key.stack))
+    }
+}

@@ -1,0 +1,336 @@
+//! The host: processes, their mappings, and the files behind them.
+//!
+//! [`Host`] reads /proc once and then follows the kernel's events. It resolves an address of a process at a given time,
+//! and reports changes that may need probes. Call [`Host::poll`] *after* reading a batch of samples and before resolving
+//! them: the kernel reports a mapping before the code in it can run.
+
+// They panic if nobody reads what they print.
+#![warn(clippy::print_stderr, clippy::print_stdout)]
+
+pub mod arch;
+pub mod breakpoints;
+pub mod cgroup;
+pub mod clock;
+pub mod code_ranges;
+pub mod events;
+#[cfg(test)]
+mod fuzzed;
+pub mod helper;
+pub mod in_root;
+pub mod independent;
+pub mod invoking_user;
+pub mod limits;
+pub mod mapped_ranges;
+pub mod mappings;
+pub mod modules;
+pub mod name_services;
+pub mod open;
+pub mod own_code;
+pub mod own_memory;
+pub mod perf_ring;
+pub mod placement;
+pub mod privileges;
+pub mod proc_maps;
+pub mod process;
+pub mod processes;
+pub mod reader_thread;
+pub mod record;
+pub mod replaced_text;
+pub mod resident;
+pub mod shadow_stacks;
+pub mod side_by_side;
+pub mod vdso;
+
+use std::collections::HashSet;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use self::events::HostEvents;
+use self::mappings::ModuleId;
+use self::modules::ModuleTable;
+use self::perf_ring::RingOptions;
+use self::process::ProcessInfo;
+use self::processes::{HostChange, Incarnation, IncarnationId, Processes};
+use self::record::HostEvent;
+use crate::clock::{monotonic_ns, suspended_ns};
+
+/// Shortest time between two reads of /proc while events keep getting lost, nanoseconds.
+const RESCAN_INTERVAL_NS: u64 = 200_000_000;
+
+/// Most rounds of events in one [`Host::poll`], so that it returns even if events arrive faster than they are applied.
+const MAX_ROUNDS: usize = 4;
+
+/// Why the host cannot be observed.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// Process events are not available.
+    #[error(
+        "cannot listen to process events (perf_event_open): {source}; run as root, or with CAP_PERFMON and CAP_BPF"
+    )]
+    Events {
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
+    /// /proc cannot be read.
+    #[error("cannot list processes in /proc: {source}")]
+    Proc {
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
+}
+
+/// Options of a [`Host`].
+#[derive(Clone, Copy, Debug)]
+pub struct HostOptions {
+    /// The rings that events arrive in.
+    pub ring: RingOptions,
+    /// Most module files kept open (see [`limits::raise`]).
+    pub max_open_files: usize,
+}
+
+impl Default for HostOptions {
+    /// 4,096 files.
+    fn default() -> Self {
+        Self { ring: RingOptions::default(), max_open_files: 4096 }
+    }
+}
+
+/// What an address of a process resolves to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The module mapped there.
+    pub module: ModuleId,
+    /// Offset in its file; for anonymous memory the address itself.
+    pub file_offset: u64,
+}
+
+/// What [`Host::poll`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// Events applied.
+    pub events: usize,
+    /// Records that the kernel dropped.
+    pub lost: u64,
+    /// Whether /proc was read again because of that.
+    pub rescanned: bool,
+    /// Whether more events are pending, for which there will be no wake-up.
+    pub more: bool,
+}
+
+/// Capacity that the event buffer keeps when it is empty.
+const ROOM_FOR_EVENTS: usize = 256;
+
+/// The processes, mappings and modules of this machine, kept up to date.
+#[derive(Debug)]
+pub struct Host {
+    events: Option<HostEvents>,
+    processes: Processes,
+    modules: ModuleTable,
+    /// Events read but not applied yet; empty between calls.
+    buffer: Vec<HostEvent>,
+    rescan_due: bool,
+    rescanned_ns: u64,
+}
+
+impl Host {
+    /// Subscribes to process events, then reads /proc.
+    ///
+    /// # Errors
+    /// [`HostError`] if either is not available.
+    pub fn start(options: HostOptions) -> Result<Self, HostError> {
+        let events = HostEvents::open(options.ring)?;
+        Self::with(Some(events), options)
+    }
+
+    /// Reads /proc once, without events. Needs no privileges beyond reading /proc.
+    ///
+    /// # Errors
+    /// [`HostError::Proc`].
+    pub fn snapshot(options: HostOptions) -> Result<Self, HostError> {
+        Self::with(None, options)
+    }
+
+    fn with(events: Option<HostEvents>, options: HostOptions) -> Result<Self, HostError> {
+        let mut host = Self {
+            events,
+            processes: Processes::default(),
+            modules: ModuleTable::new(options.max_open_files),
+            buffer: Vec::new(),
+            rescan_due: false,
+            rescanned_ns: 0,
+        };
+        host.scan(true)?;
+        host.apply_events(&mut Polled::default());
+        Ok(host)
+    }
+
+    /// Applies all events so far. Cheap if there are none.
+    ///
+    /// # Errors
+    /// [`HostError::Proc`] if events were lost and /proc cannot be read.
+    pub fn poll(&mut self) -> Result<Polled, HostError> {
+        let mut polled = Polled::default();
+        for _ in 0..MAX_ROUNDS {
+            polled.more = self.take_events();
+            self.apply_events(&mut polled);
+            if !polled.more {
+                break;
+            }
+        }
+        if self.rescan_due && monotonic_ns().saturating_sub(self.rescanned_ns) > RESCAN_INTERVAL_NS {
+            self.scan(false)?;
+            self.apply_events(&mut polled);
+            polled.rescanned = true;
+        }
+        Ok(polled)
+    }
+
+    /// Moves events from the rings to the buffer; `true` if more are pending.
+    fn take_events(&mut self) -> bool {
+        self.events.as_mut().is_some_and(|events| events.drain(&mut self.buffer))
+    }
+
+    fn apply_events(&mut self, polled: &mut Polled) {
+        let suspended_ns = suspended_ns();
+        polled.events += self.buffer.len();
+        for event in self.buffer.drain(..) {
+            if let HostEvent::Lost { count, .. } = event {
+                polled.lost += count;
+                self.rescan_due = true;
+            }
+            self.processes.apply(&event, suspended_ns, &mut self.modules);
+        }
+    }
+
+    /// Housekeeping, to be called about once a second: watches CPUs that came online, and ends processes whose exit event
+    /// was lost.
+    ///
+    /// # Errors
+    /// [`HostError::Events`] if an online CPU cannot be watched.
+    pub fn tick(&mut self) -> Result<(), HostError> {
+        if let Some(events) = &mut self.events {
+            self.rescan_due |= events.watch_online_cpus().map_err(|source| HostError::Events { source })?;
+        }
+        for pid in self.processes.headless() {
+            if process::Stat::read(pid).map_or(true, |stat| stat.without_memory && stat.threads <= 1) {
+                self.processes.end(pid, monotonic_ns());
+            }
+        }
+        Ok(())
+    }
+
+    /// What was at `address` of process `pid` at `time_ns` (CLOCK_MONOTONIC).
+    #[must_use]
+    pub fn resolve(&self, pid: u32, address: u64, time_ns: u64) -> Option<Location> {
+        let mapping = self.processes.at(pid, time_ns)?.space.resolve(address, time_ns)?;
+        Some(Location { module: mapping.module, file_offset: mapping.offset_of(address) })
+    }
+
+    /// The process incarnations that are kept.
+    #[must_use]
+    pub fn processes(&self) -> &Processes {
+        &self.processes
+    }
+
+    /// The process incarnations, mutably.
+    pub fn processes_mut(&mut self) -> &mut Processes {
+        &mut self.processes
+    }
+
+    /// All modules.
+    #[must_use]
+    pub fn modules(&self) -> &ModuleTable {
+        &self.modules
+    }
+
+    /// All modules, mutably: opening their files changes the table.
+    pub fn modules_mut(&mut self) -> &mut ModuleTable {
+        &mut self.modules
+    }
+
+    /// The processes to read and the module table to open files with, borrowed at the same time: unwinding needs both.
+    pub fn split(&mut self) -> (&Processes, &mut ModuleTable) {
+        (&self.processes, &mut self.modules)
+    }
+
+    /// Notes that a file has an allocator: its mappings are kept first. If process `pid` has too many mappings, those of
+    /// this file are read again.
+    pub fn note_allocator(&mut self, pid: u32, module: ModuleId) {
+        self.modules.note_allocator(module);
+        if self.processes.lacks(pid, module)
+            && let Ok(maps) = proc_maps::read(pid)
+        {
+            self.processes.keep(pid, module, &maps, &mut self.modules);
+        }
+    }
+
+    /// Forgets ended incarnations as [`Processes::expire`] does, and shrinks the event buffer.
+    pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
+        self.buffer.shrink_to(ROOM_FOR_EVENTS);
+        self.processes.expire(before_ns, sampled_before_ns)
+    }
+
+    /// Moves what has changed since the last call to `out`.
+    pub fn drain_changes(&mut self, out: &mut Vec<HostChange>) {
+        self.processes.drain_changes(out);
+    }
+
+    /// What is known of an incarnation. The first call reads /proc, if the process still runs.
+    pub fn describe(&mut self, id: IncarnationId) -> Option<Arc<ProcessInfo>> {
+        let unread = |incarnation: &Incarnation| !incarnation.described && incarnation.until_ns.is_none();
+        if self.processes.get(id).is_some_and(unread)
+            && let Ok(mut info) = ProcessInfo::read(id.pid)
+            && let Some(known) = self.processes.get(id).map(|incarnation| &incarnation.info)
+            // It may have called exec since, in an event not read yet: then /proc describes the next incarnation.
+            && (known.comm == info.comm || known.exe == info.exe)
+        {
+            // An exiting process has no executable any more.
+            if info.exe.is_empty() {
+                (info.exe, info.exe_deleted) = (known.exe.clone(), known.exe_deleted);
+            }
+            self.processes.describe(id, info);
+        }
+        self.processes.get(id).map(|incarnation| incarnation.info.clone())
+    }
+
+    /// Reads /proc, at the start and after events were lost. Events that arrive meanwhile are left in the buffer: a fork
+    /// can only be applied once its parent is known.
+    fn scan(&mut self, first: bool) -> Result<(), HostError> {
+        let begun_ns = monotonic_ns();
+        let suspended_ns = suspended_ns();
+        let pids = process::all_pids().map_err(|source| HostError::Proc { source })?;
+        let mut there = HashSet::with_capacity(pids.len());
+        for pid in pids {
+            let time_ns = monotonic_ns();
+            // A process may exit after it was listed; kernel threads are skipped.
+            let Some(info) = ProcessInfo::read(pid).ok().filter(|info| !info.without_memory) else { continue };
+            there.insert(pid);
+            let maps = proc_maps::read(pid).unwrap_or_default();
+            let since_ns = if first { 0 } else { info.start_ns.saturating_sub(suspended_ns) };
+            self.processes.found(info, &maps, since_ns, time_ns, &mut self.modules);
+            self.take_events();
+        }
+        let gone = |incarnation: &&Incarnation| {
+            incarnation.until_ns.is_none() && incarnation.since_ns < begun_ns && !there.contains(&incarnation.id.pid)
+        };
+        let gone: Vec<u32> = self.processes.iter().filter(gone).map(|incarnation| incarnation.id.pid).collect();
+        for pid in gone {
+            self.processes.end(pid, begun_ns);
+        }
+        // Losses noticed from here on require another scan.
+        self.rescan_due = false;
+        self.rescanned_ns = monotonic_ns();
+        Ok(())
+    }
+}
+
+/// Readable when there is something to [`Host::poll`]; -1 without events. Edge-triggered: clear readiness, then poll.
+impl AsRawFd for Host {
+    fn as_raw_fd(&self) -> RawFd {
+        self.events.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+}
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_host;

@@ -1,0 +1,229 @@
+//! Links that are also held by a second process, the *guardian*.
+//!
+//! The kernel cannot remove a probe on behalf of a process with a pending SIGKILL: it fails to write into the probed
+//! processes, and the probe stays until these end ("failed to unregister, leaking uprobe" in its log). That happens to a
+//! daemon that is killed while it makes or removes a link. So the guardian makes and removes them; nobody kills it, the daemon
+//! least of all, and it removes what is left when the daemon has ended. The daemon holds all links as well: if the guardian is gone,
+//! they stay.
+
+mod messages;
+pub mod process;
+
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use heapbpf_host::helper::{Helper, LAST_WAIT};
+use heapbpf_host::side_by_side::while_waiting;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use self::messages::{Descriptors, How, MOST_POINTS, Request, Wanted, receive, send};
+use self::process::{AS_ADMIN, WORD};
+use super::sys::{self, PerfPlace, UprobeTarget};
+
+/// Name of its process in lists of processes.
+pub const NAME: &str = "heapbpf-guardian";
+/// How long the guardian may take for an answer: the kernel takes seconds for a link while processes fork a lot.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Makes links; the guardian's process holds them, too, if there is one.
+#[derive(Clone, Debug, Default)]
+pub struct Guardian(Option<Arc<Mutex<Connection>>>);
+
+/// A link. Dropping it removes its probes.
+#[derive(Debug)]
+pub struct ProbeLink {
+    own: Option<(OwnedFd, Option<OwnedFd>)>,
+    held: Option<(Guardian, u64)>,
+}
+
+impl Drop for ProbeLink {
+    /// The guardian's are closed last, so it is the guardian that removes the probes.
+    fn drop(&mut self) {
+        drop(self.own.take());
+        if let Some((guardian, number)) = &self.held {
+            guardian.let_go(*number);
+        }
+    }
+}
+
+impl ProbeLink {
+    /// Removes the probes of several links side by side: each takes the kernel tens of milliseconds, which it mostly waits. The
+    /// guardian lets go first. So nobody must map what is probed any more: if we are killed meanwhile, nothing is left to stay.
+    pub fn close_side_by_side(mut links: Vec<Self>) {
+        for link in &mut links {
+            if let Some((guardian, number)) = link.held.take() {
+                guardian.let_go(number);
+            }
+        }
+        while_waiting(links, drop);
+    }
+}
+
+impl Guardian {
+    /// Starts the guardian's process. Without it, a SIGKILL may leave probes in targets, which is no reason not to record.
+    #[must_use]
+    pub fn started(as_admin: bool) -> Self {
+        Self::start(as_admin).unwrap_or_else(|error| {
+            log::warn!("no process guards the probes, which may stay if heapbpf is killed (SIGKILL): {error}");
+            Self::default()
+        })
+    }
+
+    /// Starts the guardian's process. It keeps CAP_SYS_ADMIN if `as_admin`.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    fn start(as_admin: bool) -> io::Result<Self> {
+        let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let streams = [Stdio::from(there), Stdio::null()];
+        let process = Helper::start(NAME, WORD, as_admin.then_some(AS_ADMIN), streams)?;
+        let connection = Connection { socket: Some(here), process, last_number: 0 };
+        Ok(Self(Some(Arc::new(Mutex::new(connection)))))
+    }
+
+    /// Links a program to several instructions of a file at once.
+    ///
+    /// # Errors
+    /// The kernel's reason.
+    pub fn link_uprobe_multi(
+        &self,
+        program: BorrowedFd<'_>,
+        attach_type: u32,
+        target: &UprobeTarget<'_>,
+        flags: u32,
+    ) -> io::Result<ProbeLink> {
+        target.check()?;
+        let UprobeTarget { offsets, cookies, semaphores, pid, .. } = *target;
+        let wanted = Wanted { number: 0, how: How::Multi { attach_type, flags }, pid, offsets, cookies, semaphores };
+        self.link(program, target.path.to_bytes(), wanted, || {
+            sys::link_uprobe_multi(program, attach_type, target, flags).map(|link| (link, None))
+        })
+    }
+
+    /// Links a program to one instruction through a perf event.
+    ///
+    /// # Errors
+    /// The kernel's reason.
+    pub fn link_uprobe_perf(
+        &self,
+        program: BorrowedFd<'_>,
+        place: &PerfPlace<'_>,
+        cookie: u64,
+    ) -> io::Result<ProbeLink> {
+        let pmu = sys::uprobe_pmu()?;
+        let how = How::Perf { pmu, on_return: place.on_return };
+        let (offsets, cookies, semaphores) = (&[place.offset], &[cookie], &[place.semaphore]);
+        let wanted = Wanted { number: 0, how, pid: place.pid, offsets, cookies, semaphores };
+        self.link(program, place.path.to_bytes(), wanted, || {
+            sys::link_uprobe_perf(program, pmu, place, cookie).map(|(link, event)| (link, Some(event)))
+        })
+    }
+
+    /// Has the guardian make a link. Without it, or if it cannot, `directly` makes it.
+    fn link(
+        &self,
+        program: BorrowedFd<'_>,
+        path: &[u8],
+        wanted: Wanted<'_>,
+        directly: impl Fn() -> io::Result<(OwnedFd, Option<OwnedFd>)>,
+    ) -> io::Result<ProbeLink> {
+        let alone = || Ok(ProbeLink { own: Some(directly()?), held: None });
+        let Some(connection) = self.0.as_ref().filter(|_| wanted.offsets.len() <= MOST_POINTS) else { return alone() };
+        // The guardian gets the open file: paths in /proc/self are the daemon's own.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(OsStr::from_bytes(path))?;
+        let made = connection.lock().unwrap_or_else(PoisonError::into_inner).link(program, &file, wanted);
+        match made {
+            Ok((number, own)) => Ok(ProbeLink { own: Some(own), held: Some((self.clone(), number)) }),
+            Err(Unmade::Refused(error)) => Err(error),
+            Err(Unmade::Unable) => alone(),
+        }
+    }
+
+    fn let_go(&self, number: u64) {
+        if let Some(connection) = &self.0 {
+            let _ = connection.lock().unwrap_or_else(PoisonError::into_inner).ask(&Request::LetGo { number }, &[]);
+        }
+    }
+}
+
+/// Why the guardian made no link.
+enum Unmade {
+    /// The kernel does not make it.
+    Refused(io::Error),
+    /// The guardian is gone, or may not, or has no room.
+    Unable,
+}
+
+/// The daemon's end.
+#[derive(Debug)]
+struct Connection {
+    /// `None` once the guardian is gone.
+    socket: Option<OwnedFd>,
+    process: Helper,
+    last_number: u64,
+}
+
+impl Connection {
+    fn link(
+        &mut self,
+        program: BorrowedFd<'_>,
+        file: &File,
+        wanted: Wanted<'_>,
+    ) -> Result<(u64, (OwnedFd, Option<OwnedFd>)), Unmade> {
+        self.last_number += 1;
+        let number = self.last_number;
+        let request = Request::Link(Wanted { number, ..wanted });
+        match self.ask(&request, &[program, file.as_fd()]) {
+            Some((0, [Some(link), event])) => Ok((number, (link, event))),
+            // The link was made, if the room for descriptors that is missing is ours.
+            Some((libc::EMFILE, _)) => {
+                self.ask(&Request::LetGo { number }, &[]);
+                Err(Unmade::Unable)
+            }
+            Some((libc::EPERM | libc::EACCES | libc::ENFILE | 0, _)) | None => Err(Unmade::Unable),
+            Some((error, _)) => Err(Unmade::Refused(io::Error::from_raw_os_error(error))),
+        }
+    }
+
+    /// Asks, and waits for the answer: an error number or 0. `None` if the guardian is gone.
+    fn ask(&mut self, request: &Request<'_>, descriptors: &[BorrowedFd<'_>]) -> Option<(i32, Descriptors)> {
+        let socket = self.socket.as_ref()?.as_fd();
+        let mut word = [0];
+        let sent = send(socket, &request.words(), descriptors);
+        let answered = sent.and_then(|()| self.process.await_readable(socket, PATIENCE));
+        match answered.and_then(|()| receive(socket, &mut word)) {
+            Ok((1, descriptors)) => Some((i32::try_from(word[0]).unwrap_or(libc::EINVAL), descriptors)),
+            Ok(_) => self.lost("it was ended"),
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Some((libc::EMFILE, Descriptors::default())),
+            Err(error) => self.lost(&error.to_string()),
+        }
+    }
+
+    /// The recording goes on without it. It may be making a link, so it is not killed: it lets go of that link when it cannot answer, and of
+    /// the others when the daemon has ended.
+    fn lost<T>(&mut self, why: &str) -> Option<T> {
+        log::warn!(
+            "the process that guards the probes ({NAME}) is gone: {why}. The recording goes on; if heapbpf is killed now \
+             (SIGKILL), probes may stay in the processes that run"
+        );
+        self.socket = None;
+        None
+    }
+}
+
+impl Drop for Connection {
+    /// All links are closed by now: each holds on to the connection.
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else { return };
+        // It closes its end when it has let go of everything.
+        let _ = send(socket.as_fd(), &Request::End.words(), &[]);
+        let _ = self.process.await_readable(socket.as_fd(), LAST_WAIT);
+    }
+}

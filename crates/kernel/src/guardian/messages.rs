@@ -1,0 +1,216 @@
+//! What the daemon and the guardian say to each other: messages of 64-bit words, with descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::cmsg_space;
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use zerocopy::IntoBytes as _;
+
+/// Instructions that one request may name. More are linked without the guardian.
+pub const MOST_POINTS: usize = 4096;
+/// Words of the longest message.
+pub const MOST_WORDS: usize = HEAD + 3 * MOST_POINTS;
+/// Words before the offsets, cookies and semaphores.
+const HEAD: usize = 6;
+
+/// Descriptors of a message: a program and a file, or a link and its perf event.
+pub type Descriptors = [Option<OwnedFd>; 2];
+
+/// What the daemon asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Make a link and hold it, too. The program and the file come with the message.
+    Link(Wanted<'a>),
+    /// Let go of a link. The answer comes when it is closed.
+    LetGo {
+        /// Number of the link.
+        number: u64,
+    },
+    /// End: the daemon ends as it should.
+    End,
+}
+
+/// A link to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted<'a> {
+    /// Number by which it is let go.
+    pub number: u64,
+    /// Kind of the link.
+    pub how: How,
+    /// The process, or `None` for all that map the file.
+    pub pid: Option<u32>,
+    /// File offsets of the instructions: one for a perf event.
+    pub offsets: &'a [u64],
+    /// A cookie for each.
+    pub cookies: &'a [u64],
+    /// File offsets of their semaphores, 0 for none; empty if none has one.
+    pub semaphores: &'a [u64],
+}
+
+/// How to link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// By `uprobe_multi`.
+    Multi {
+        /// `BPF_TRACE_UPROBE_*`.
+        attach_type: u32,
+        /// Flags of the link.
+        flags: u32,
+    },
+    /// By a perf event.
+    Perf {
+        /// Type of the kernel's uprobe PMU.
+        pmu: u32,
+        /// Probe the return.
+        on_return: bool,
+    },
+}
+
+const MULTI: u64 = 1;
+const PERF: u64 = 2;
+const LET_GO: u64 = 3;
+const END: u64 = 4;
+
+impl<'a> Request<'a> {
+    /// The request as words.
+    pub fn words(&self) -> Vec<u64> {
+        match self {
+            Self::LetGo { number } => vec![LET_GO, *number, 0, 0, 0, 0],
+            Self::End => vec![END, 0, 0, 0, 0, 0],
+            Self::Link(wanted) => {
+                let (kind, first, second) = match wanted.how {
+                    How::Multi { attach_type, flags } => (MULTI, attach_type, flags),
+                    How::Perf { pmu, on_return } => (PERF, pmu, u32::from(on_return)),
+                };
+                let pid = wanted.pid.map_or(0, u64::from);
+                let count = wanted.offsets.len() as u64;
+                let head = [kind, wanted.number, first.into(), second.into(), pid, count];
+                let mut words = [&head[..], wanted.offsets, wanted.cookies, wanted.semaphores].concat();
+                words.resize(head.len() + 3 * wanted.offsets.len(), 0);
+                words
+            }
+        }
+    }
+
+    /// The request that these words are.
+    pub fn parse(words: &'a [u64]) -> Option<Self> {
+        let (head, points) = words.split_first_chunk::<HEAD>()?;
+        let [kind, number, first, second, pid, count] = *head;
+        if !matches!(kind, MULTI | PERF) {
+            let is_bare = points.is_empty();
+            return match kind {
+                LET_GO if is_bare => Some(Self::LetGo { number }),
+                END if is_bare => Some(Self::End),
+                _ => None,
+            };
+        }
+        let count = usize::try_from(count).ok().filter(|count| (1..=MOST_POINTS).contains(count))?;
+        let (offsets, rest) = points.split_at_checked(count)?;
+        let (cookies, semaphores) = rest.split_at_checked(count)?;
+        if semaphores.len() != count {
+            return None;
+        }
+        let semaphores = if semaphores.iter().all(|semaphore| *semaphore == 0) { &[] } else { semaphores };
+        let (first, second) = (u32::try_from(first).ok()?, u32::try_from(second).ok()?);
+        let how = if kind == MULTI {
+            How::Multi { attach_type: first, flags: second }
+        } else {
+            How::Perf { pmu: first, on_return: second != 0 }
+        };
+        let pid = Some(u32::try_from(pid).ok()?).filter(|pid| *pid != 0);
+        Some(Self::Link(Wanted { number, how, pid, offsets, cookies, semaphores }))
+    }
+}
+
+/// Sends a message.
+pub fn send(socket: BorrowedFd<'_>, words: &[u64], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let parts = [IoSlice::new(words.as_bytes())];
+    retry_on_intr(|| sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL))?;
+    Ok(())
+}
+
+/// Waits for a message. Returns its number of words, 0 at the end of the connection.
+pub fn receive(socket: BorrowedFd<'_>, words: &mut [u64]) -> io::Result<(usize, Descriptors)> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = retry_on_intr(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(words.as_mut_bytes())], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    let mut descriptors = Descriptors::default();
+    let sent = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(sent) => Some(sent),
+        _ => None,
+    });
+    for (to, descriptor) in descriptors.iter_mut().zip(sent.flatten()) {
+        *to = Some(descriptor);
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // The receiver may have no more open files.
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
+    if received.flags.contains(ReturnFlags::TRUNC) || received.bytes % size_of::<u64>() != 0 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok((received.bytes / size_of::<u64>(), descriptors))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn a_request_arrives_as_it_was_sent_and_nothing_else_is_one() {
+        let multi = How::Multi { attach_type: 57, flags: 1 };
+        let perf = How::Perf { pmu: 9, on_return: true };
+        let link = |how, pid, offsets, cookies, semaphores| {
+            Request::Link(Wanted { number: 7, how, pid, offsets, cookies, semaphores })
+        };
+        for request in [
+            link(multi, Some(12), &[16, 32, u64::MAX], &[1, 2, 3], &[]),
+            link(multi, Some(12), &[16, 32], &[1, 2], &[0, 64]),
+            link(perf, None, &[16], &[u64::MAX], &[]),
+            link(perf, None, &[16], &[u64::MAX], &[64]),
+            Request::LetGo { number: u64::MAX },
+            Request::End,
+        ] {
+            let words = request.words();
+            assert_eq!(Request::parse(&words), Some(request));
+            assert_eq!(Request::parse(&words[..words.len() - 1]), None, "cut off");
+            assert_eq!(Request::parse(&[&words[..], &[0]].concat()), None, "too long");
+        }
+        assert_eq!(Request::parse(&[MULTI, 1, 48, 0, 0, 0]), None, "a link to nothing");
+        assert_eq!(Request::parse(&[MULTI, 1, 48, 0, 0, u64::MAX]), None);
+        assert_eq!(Request::parse(&[9, 1, 48, 0, 0, 0]), None);
+    }
+
+    #[test]
+    fn descriptors_come_with_their_message_and_the_end_is_empty() {
+        let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        send(here.as_fd(), &[1, 2, 3], &[file.as_fd(), here.as_fd()]).unwrap();
+        send(here.as_fd(), &[4], &[]).unwrap();
+        drop((here, file));
+        let mut words = [0; 4];
+        let (count, descriptors) = receive(there.as_fd(), &mut words).unwrap();
+        assert_eq!((count, &words[..3], descriptors.iter().flatten().count()), (3, &[1, 2, 3][..], 2));
+        drop(descriptors);
+        let (count, descriptors) = receive(there.as_fd(), &mut words).unwrap();
+        assert_eq!((count, words[0], descriptors.iter().flatten().count()), (1, 4, 0));
+        assert_eq!(receive(there.as_fd(), &mut words).unwrap().0, 0, "the end");
+    }
+}

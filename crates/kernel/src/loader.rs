@@ -1,0 +1,302 @@
+//! Loads the embedded object: creates its maps in the kernel and prepares its programs for loading.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use aya_obj::btf::BtfFeatures;
+use aya_obj::generated::{bpf_map_type, bpf_prog_type};
+use aya_obj::{EbpfSectionKind, Features, Function, Object};
+use heapbpf_host::side_by_side::on_all_processors;
+use sampler_ebpf::abi::{Config, SESSION_IS_RETURN};
+use zerocopy::IntoBytes as _;
+
+use super::btf::KernelBtf;
+use super::ring_maps::{self, NewRing, RINGS, RingId};
+use super::{KernelError, btf, release, sys};
+
+/// Map sizes, chosen per recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSizes {
+    /// Size of the events ring at first, in bytes: a power of two. It becomes whole pages.
+    pub events_bytes: u32,
+    /// The same of the stacks ring.
+    pub stacks_bytes: u32,
+    /// Maximum number of tracked live samples.
+    pub live_max: u32,
+    /// Maximum number of distinct stacks from the kernel's own stack walk.
+    pub stack_traces_max: u32,
+}
+
+/// How a program will be attached. The kernel needs to know this when it loads the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// A session: one program for entry and return (kernel 6.13).
+    UprobeSession,
+    /// A multi link: many instructions per link (kernel 6.6).
+    UprobeMulti,
+    /// A perf event: one instruction per link.
+    UprobePerf,
+    /// A raw tracepoint.
+    RawTracepoint,
+    /// The raw tracepoint `sched_process_free`, whose argument the verifier knows to be a task.
+    ThreadFreed,
+    /// An iterator over tasks.
+    TaskIterator,
+}
+
+/// A program of the object, and how it will be attached.
+pub type Wanted = (&'static str, ProgramKind);
+
+/// The maps in the kernel, and the programs relocated to them.
+pub struct Loader {
+    /// The programs' instructions, by their names. Nothing else of the object is kept: it takes thirty times the room.
+    functions: HashMap<String, Function>,
+    /// What was loaded ahead and not asked for yet.
+    ahead: Mutex<Vec<(Wanted, Result<OwnedFd, KernelError>)>>,
+    btf: OwnedFd,
+    maps: HashMap<String, OwnedFd>,
+    /// The first rings of events and of stacks.
+    rings: [NewRing; 2],
+    session_is_return: Option<u32>,
+    task_iterator: Option<u32>,
+    thread_freed: Option<u32>,
+    knows_multi: bool,
+    tracepoint_copies: usize,
+}
+
+const CALL: u8 = 0x85;
+/// `BPF_PSEUDO_KFUNC_CALL`.
+const KERNEL_FUNCTION: u8 = 2;
+
+fn object_error(error: impl std::fmt::Display) -> KernelError {
+    KernelError::Object(error.to_string())
+}
+
+impl Loader {
+    /// Parses the object, sets its constants, and loads its type information and maps into the kernel.
+    ///
+    /// # Errors
+    /// Names the step that the kernel refused.
+    pub fn new(object: &[u8], config: &Config, sizes: &MapSizes) -> Result<Self, KernelError> {
+        Self::create(object, config, sizes).map_err(KernelError::or_too_old)
+    }
+
+    fn create(object: &[u8], config: &Config, sizes: &MapSizes) -> Result<Self, KernelError> {
+        let kernel_bytes = btf::read()?;
+        let kernel = KernelBtf::parse(&kernel_bytes).ok_or(KernelError::UnknownBtf)?;
+        let config = Config { offsets: kernel.offsets()?, ..*config };
+
+        let mut object = Object::parse(object).map_err(object_error)?;
+        object.patch_map_data(HashMap::from([("CONFIG", (config.as_bytes(), true))])).map_err(object_error)?;
+        let types = object
+            .fixup_and_sanitize_btf(&BtfFeatures::new(true, true, true, true, true, true, true, true))
+            .map_err(object_error)?
+            .ok_or_else(|| KernelError::Object("it has no type information".into()))?
+            .to_bytes();
+        let btf = sys::load_btf(&types).map_err(|(source, log)| match source.raw_os_error() {
+            Some(libc::EPERM) => KernelError::permission(),
+            _ => KernelError::BtfRefused { source, log },
+        })?;
+
+        let definitions: Vec<(String, aya_obj::Map)> = object.maps.drain().collect();
+        let mut maps = HashMap::new();
+        for (name, definition) in &definitions {
+            maps.insert(name.clone(), create_map(name, definition, btf.as_fd(), sizes)?);
+        }
+        let rings = maps.get(RINGS).ok_or_else(|| object_error(format!("it has no map {RINGS}")))?;
+        let [events, stacks] = [(RingId::Events, sizes.events_bytes), (RingId::Stacks, sizes.stacks_bytes)]
+            .map(|(id, bytes)| ring_maps::put_new(rings.as_fd(), id, u64::from(bytes)));
+        let rings = [events?, stacks?];
+        let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+        object
+            .relocate_maps(definitions.iter().map(|(name, map)| (name.as_str(), maps[name].as_raw_fd(), map)), &text)
+            .map_err(object_error)?;
+        object.relocate_calls(&text).map_err(object_error)?;
+        object.sanitize_functions(&Features::new(true, true, true, true, true, true, true, None));
+        let programs = std::mem::take(&mut object.programs);
+        let functions = programs
+            .into_iter()
+            .filter_map(|(name, program)| Some((name, object.functions.remove(&program.function_key())?)))
+            .collect();
+        Ok(Self {
+            functions,
+            ahead: Mutex::default(),
+            btf,
+            maps,
+            rings,
+            session_is_return: kernel.function_id("bpf_session_is_return"),
+            task_iterator: kernel.function_id("bpf_iter_task"),
+            thread_freed: kernel.tracepoint_id("sched_process_free"),
+            knows_multi: kernel.function_id("bpf_uprobe_multi_link_attach").is_some(),
+            tracepoint_copies: if release::preempts_tracepoints(&release::current()) { 2 } else { 1 },
+        })
+    }
+
+    /// Whether this kernel supports uprobe sessions: it has the kernel function that they need.
+    pub const fn knows_sessions(&self) -> bool {
+        self.session_is_return.is_some()
+    }
+
+    /// Whether this kernel seems to support multi links: it has the function that makes them. One that was compiled into
+    /// another is not seen.
+    pub const fn knows_multi_links(&self) -> bool {
+        self.knows_multi
+    }
+
+    /// How many copies of a program at a tracepoint are linked.
+    pub(super) const fn tracepoint_copies(&self) -> usize {
+        self.tracepoint_copies
+    }
+
+    /// Loads programs side by side, for [`Self::program`] to return: the verifier takes up to half a second for each of the large
+    /// ones, on one CPU.
+    pub fn load_ahead(&self, wanted: &[Wanted]) {
+        let instructions = |name: &str| self.functions.get(name).map(|function| function.instructions.len());
+        let copies = |kind| match kind {
+            ProgramKind::RawTracepoint => self.tracepoint_copies,
+            ProgramKind::ThreadFreed => self.tracepoint_copies - 1,
+            _ => 1,
+        };
+        let mut wanted: Vec<Wanted> = wanted.iter().flat_map(|it| std::iter::repeat_n(*it, copies(it.1))).collect();
+        // What takes long begins first.
+        wanted.sort_by_key(|(name, _)| std::cmp::Reverse(instructions(name)));
+        on_all_processors(wanted, |(name, kind)| {
+            let loaded = self.load(name, kind);
+            self.ahead.lock().unwrap_or_else(PoisonError::into_inner).push(((name, kind), loaded));
+        });
+    }
+
+    /// Whether there is such a program for this machine.
+    pub fn has(&self, name: &str) -> bool {
+        self.functions.contains_key(name)
+    }
+
+    /// A program, loaded.
+    ///
+    /// # Errors
+    /// The kernel refuses the program; the error has the end of the verifier's log.
+    pub fn program(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = ahead.iter().position(|(wanted, _)| *wanted == (name, kind));
+        let loaded = found.map(|at| ahead.swap_remove(at).1);
+        drop(ahead);
+        loaded.unwrap_or_else(|| self.load(name, kind)).map_err(KernelError::or_too_old)
+    }
+
+    fn load(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {
+        let function = self.functions.get(name).ok_or_else(|| object_error(format!("it has no program {name}")))?;
+        let mut instructions = function.instructions.clone();
+        for instruction in &mut instructions {
+            if instruction.code == CALL && instruction.imm == i32::from(SESSION_IS_RETURN) {
+                let id = self.session_is_return.ok_or_else(|| KernelError::Program {
+                    name: name.into(),
+                    source: std::io::Error::from_raw_os_error(libc::ENOTSUP),
+                    log: "this kernel has no uprobe sessions".into(),
+                })?;
+                instruction.set_src_reg(KERNEL_FUNCTION);
+                instruction.imm = id.cast_signed();
+                instruction.off = 0;
+            }
+        }
+        let (program_type, attach_type, attach_btf_id) = match kind {
+            ProgramKind::UprobeSession => (bpf_prog_type::BPF_PROG_TYPE_KPROBE, sys::ATTACH_UPROBE_SESSION, 0),
+            ProgramKind::UprobeMulti => (bpf_prog_type::BPF_PROG_TYPE_KPROBE, sys::ATTACH_UPROBE_MULTI, 0),
+            ProgramKind::UprobePerf => (bpf_prog_type::BPF_PROG_TYPE_KPROBE, 0, 0),
+            ProgramKind::RawTracepoint => (bpf_prog_type::BPF_PROG_TYPE_RAW_TRACEPOINT, 0, 0),
+            ProgramKind::ThreadFreed => (
+                bpf_prog_type::BPF_PROG_TYPE_TRACING,
+                aya_obj::generated::bpf_attach_type::BPF_TRACE_RAW_TP as u32,
+                self.thread_freed.ok_or(KernelError::UnknownBtf)?,
+            ),
+            ProgramKind::TaskIterator => (
+                bpf_prog_type::BPF_PROG_TYPE_TRACING,
+                aya_obj::generated::bpf_attach_type::BPF_TRACE_ITER as u32,
+                self.task_iterator.ok_or(KernelError::UnknownBtf)?,
+            ),
+        };
+        let (functions, lines) = (function.func_info.func_info_bytes(), function.line_info.line_info_bytes());
+        sys::load_program(&sys::ProgramSpec {
+            name,
+            program_type,
+            attach_type,
+            attach_btf_id,
+            instructions: &instructions,
+            btf: self.btf.as_fd(),
+            functions: sys::Records { bytes: &functions, record_bytes: function.func_info_rec_size },
+            lines: sys::Records { bytes: &lines, record_bytes: function.line_info_rec_size },
+        })
+        .map_err(|(source, log)| match source.raw_os_error() {
+            Some(libc::EPERM) => KernelError::permission(),
+            _ => KernelError::Program { name: name.into(), source, log: last_lines(&log, 20) },
+        })
+    }
+
+    /// A map's descriptor.
+    ///
+    /// # Errors
+    /// The object has no such map.
+    pub fn map(&self, name: &str) -> Result<BorrowedFd<'_>, KernelError> {
+        self.maps.get(name).map(AsFd::as_fd).ok_or_else(|| object_error(format!("it has no map {name}")))
+    }
+
+    /// The ring that was created with the maps.
+    pub const fn first_ring(&self, id: RingId) -> &NewRing {
+        &self.rings[id as usize]
+    }
+
+    /// A map for aya's typed wrappers.
+    ///
+    /// # Errors
+    /// The object has no such map, or the kernel does not return its properties.
+    pub fn typed_map(&self, name: &str) -> Result<aya::maps::Map, KernelError> {
+        let fd = self.map(name)?.try_clone_to_owned().map_err(object_error)?;
+        aya::maps::MapData::from_fd(fd).and_then(aya::maps::Map::from_map_data).map_err(object_error)
+    }
+}
+
+fn create_map(
+    name: &str,
+    definition: &aya_obj::Map,
+    btf: BorrowedFd<'_>,
+    sizes: &MapSizes,
+) -> Result<OwnedFd, KernelError> {
+    let refused = |source| KernelError::of_map(name, source);
+    let map_type = definition.map_type();
+    let max_entries = match name {
+        "LIVE" => sizes.live_max,
+        "STACK_TRACES" => sizes.stack_traces_max,
+        _ => definition.max_entries(),
+    };
+    // These two kinds of map take no type information.
+    let array_of_maps = bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32;
+    let untyped = [array_of_maps, bpf_map_type::BPF_MAP_TYPE_STACK_TRACE as u32];
+    let inner = (map_type == array_of_maps).then(|| ring_maps::create(name, 0)).transpose()?;
+    let types = match definition {
+        aya_obj::Map::Btf(map) if !untyped.contains(&map_type) => {
+            Some((btf, map.def.btf_key_type_id, map.def.btf_value_type_id))
+        }
+        _ => None,
+    };
+    let map = sys::create_map(&sys::MapSpec {
+        name,
+        map_type,
+        key_bytes: definition.key_size(),
+        value_bytes: definition.value_size(),
+        max_entries,
+        flags: definition.map_flags(),
+        btf: types,
+        inner: inner.as_ref().map(|ring| ring.fd.as_fd()),
+    })
+    .map_err(refused)?;
+    if !definition.data().is_empty() {
+        let constant = definition.section_kind() == EbpfSectionKind::Rodata;
+        sys::set_section(map.as_fd(), definition.data(), constant).map_err(refused)?;
+    }
+    Ok(map)
+}
+
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}

@@ -1,0 +1,295 @@
+//! The accounts of the BPF programs, with probes on functions of this test: it decides what each call returns, and what
+//! becomes of it. Needs root, and the BPF object.
+
+#![expect(clippy::unwrap_used, reason = "what fails ends the case")]
+
+mod on_functions;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use heapbpf_heap::event::{Event, decode};
+use heapbpf_kernel::control::CountedBy;
+use on_functions::*;
+use sampler_ebpf::abi::fault;
+use sampler_ebpf::constants::draw_constants;
+
+/// Links to one process and links for every one in the same instructions: those of the kind that a target is listed for count
+/// its calls, and the others leave them alone.
+#[test]
+fn a_call_counts_once_where_links_of_both_kinds_are() {
+    let Some(mut kernel) = Kernel::start(&EVERY_CALL) else { return };
+    let shared = kernel.attach(None);
+    let blocks = |from: u64| {
+        elsewhere(|| {
+            (from..from + 50).for_each(|block| {
+                allocate(100, block * 4096, RETURNS);
+            });
+            (from..from + 50).step_by(2).for_each(|block| release(block * 4096));
+        });
+    };
+    let counted = |kernel: &Kernel| {
+        let counters = kernel.counters();
+        (counters.calls, counters.submitted, counters.frees_seen, counters.frees_matched)
+    };
+    blocks(1);
+    assert_eq!(counted(&kernel), (50, 50, 25, 25), "by its own");
+    kernel.control.add_target(std::process::id(), CountedBy::SharedLinks).unwrap();
+    blocks(101);
+    assert_eq!(counted(&kernel), (100, 100, 50, 50), "by the shared ones");
+    kernel.links = None;
+    blocks(201);
+    assert_eq!(counted(&kernel), (150, 150, 75, 75), "by the shared ones, without its own");
+    drop(shared);
+    assert_eq!(kernel.live().len(), 75);
+}
+
+/// One loss of each kind, made on purpose. Those of threads without state have a test of their own.
+#[test]
+fn every_kind_of_loss_has_its_counter_and_the_identity_holds() {
+    let Some(mut kernel) = Kernel::start(&Setting { events_bytes: 4096, ..EVERY_CALL }) else { return };
+    for block in 1..=100 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    allocate(100, 0, RETURNS);
+    allocate(1 << 50, 0, RETURNS);
+    // It says that it succeeded, but there is nothing to read at address 8.
+    allocate_to(8, 100);
+    // SAFETY: the thread runs a function that needs no argument, and is waited for.
+    unsafe {
+        let mut thread = std::mem::zeroed();
+        let status = libc::pthread_create(&mut thread, std::ptr::null(), end_in_a_call, std::ptr::null_mut());
+        assert_eq!(status, 0);
+        libc::pthread_join(thread, std::ptr::null_mut());
+    }
+    HELD.store(1, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| allocate(100, 101 * 4096, WAITS));
+        while WAITING.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        let meanwhile = kernel.counters();
+        HELD.store(0, Ordering::SeqCst);
+        assert_eq!((meanwhile.lost_in_flight, meanwhile.lost_undecided), (1, 0), "{meanwhile:?}");
+        assert_eq!((meanwhile.hits(), accounted(&meanwhile)), (105, 105), "{meanwhile:?}");
+    });
+    // A free, and no hit.
+    reallocate(4096, 0, 0);
+    kernel.control.set_draw(draw_constants(1 << 40).unwrap()).unwrap();
+    // The first was drawn before.
+    for block in 102..=152 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    let counters = kernel.counters();
+    assert_eq!((counters.hits(), accounted(&counters)), (156, 156), "{counters:?}");
+    assert_eq!((counters.calls, counters.zero_reallocs, counters.reentrant), (157, 1, 0), "{counters:?}");
+    assert_eq!((counters.unsampled, counters.submitted + counters.lost_ring_full), (50, 102), "{counters:?}");
+    assert!(counters.lost_ring_full > 50 && counters.submitted > 10, "a page holds some: {counters:?}");
+    assert_eq!((counters.failed, counters.lost_result_unreadable, counters.lost_abandoned), (2, 1, 1), "{counters:?}");
+    assert_eq!((counters.lost_in_flight, counters.lost_undecided, counters.lost_no_thread_state), (0, 0, 0));
+    assert_eq!(samples(&kernel.records()).0.len() as u64, counters.submitted, "each that was submitted arrives");
+}
+
+/// Frees and reallocs by a thread without state are no lost allocations, and their blocks are not live afterwards.
+#[test]
+fn a_thread_without_state_loses_its_allocations_and_nothing_else() {
+    let Some(mut kernel) = Kernel::start(&Setting { faults: fault::NO_THREAD_STATE, ..EVERY_CALL }) else { return };
+    for block in 1..=10 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    elsewhere(|| {
+        for block in 1..=4 {
+            release(block * 4096);
+        }
+        release(99 * 4096);
+        // The new block is not tracked; the old one is gone.
+        reallocate(5 * 4096, 200, 50 * 4096);
+        for block in 20..=22 {
+            allocate(100, block * 4096, RETURNS);
+        }
+    });
+    release(6 * 4096);
+    let counters = kernel.counters();
+    assert_eq!((counters.submitted, counters.lost_no_thread_state, counters.hits()), (10, 4, 14), "{counters:?}");
+    assert_eq!((counters.frees_no_thread_state, counters.frees_matched), (5, 6), "{counters:?}");
+    // A realloc is a free of its old block, but not a call of free.
+    assert_eq!((counters.frees_seen, counters.frees_lost), (6, 0), "{counters:?}");
+    assert_eq!(kernel.live(), [7, 8, 9, 10].map(|block| block * 4096));
+    let (allocated, freed) = samples(&kernel.records());
+    assert_eq!(allocated.len(), 10);
+    assert_eq!(freed, allocated[..6], "each block's free is reported once");
+}
+
+/// A call takes the place of an earlier one. While it is noted, nobody may be told of the block that the earlier one reallocated: what is
+/// known to have been freed would be live again.
+#[test]
+fn a_block_that_was_reallocated_is_not_told_of_in_the_next_call() {
+    const READS: usize = 5_000;
+    let Some(mut kernel) = Kernel::start(&EVERY_CALL) else { return };
+    let (goes_on, mut freed) = (AtomicU64::new(1), HashMap::new());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while goes_on.load(Ordering::SeqCst) != 0 {
+                allocate(100, 4096, RETURNS);
+                reallocate(4096, 200, 2 * 4096);
+                // A read may begin and end here.
+                (0..10_000).for_each(|step| _ = std::hint::black_box(step));
+                allocate(100, 3 * 4096, RETURNS);
+                release(2 * 4096);
+                release(3 * 4096);
+            }
+        });
+        let mut stale = Vec::new();
+        for _ in 0..READS {
+            let counts = kernel.totals.read(&kernel.programs).unwrap();
+            for record in kernel.records() {
+                if let Event::Free(free) = record {
+                    freed.insert(free.sample, free.time_ns);
+                }
+            }
+            let is_stale = |sample: &u64| freed.get(sample).is_some_and(|freed_ns| *freed_ns < counts.read_ns.0);
+            stale.extend(counts.reallocated.into_iter().filter(is_stale));
+            freed.retain(|_, freed_ns| *freed_ns + 1_000_000_000 > counts.read_ns.0);
+        }
+        goes_on.store(0, Ordering::SeqCst);
+        assert!(stale.is_empty(), "{} of {READS} reads told of freed blocks", stale.len());
+    });
+}
+
+/// The kernel refuses to remove a block that is freed. Its free is reported once, whatever becomes of the entry.
+#[test]
+fn a_block_that_cannot_be_removed_is_freed_once() {
+    let Some(mut kernel) = Kernel::start(&Setting { faults: fault::REMOVAL_REFUSED, ..EVERY_CALL }) else { return };
+    for round in 0..3 {
+        // At the same addresses, so that each allocation finds the entry of the last round.
+        for block in 1..=10 {
+            allocate(100, block * 4096, RETURNS);
+        }
+        for block in 1..=10 {
+            release(block * 4096);
+            release(block * 4096);
+        }
+        assert!(kernel.live().is_empty(), "round {round}");
+    }
+    allocate(100, 77 * 4096, RETURNS);
+    reallocate(77 * 4096, 100, 78 * 4096);
+    // A realloc that fails keeps its block.
+    reallocate(78 * 4096, 100, 0);
+    assert_eq!(kernel.live(), [78 * 4096]);
+    let counters = kernel.counters();
+    assert_eq!((counters.submitted, counters.failed, counters.frees_seen), (32, 1, 60), "{counters:?}");
+    assert_eq!((counters.frees_matched, counters.stale_replaced), (31, 0), "{counters:?}");
+    assert_eq!(counters.removals_refused, 32, "{counters:?}");
+    let (allocated, freed) = samples(&kernel.records());
+    assert_eq!(freed, allocated[..31]);
+}
+
+/// A ring is replaced by others while records come in: none is lost, each arrives once, and positions go on.
+#[test]
+fn a_ring_grows_and_shrinks_without_loss() {
+    const CALLS: u64 = 30_000;
+    let setting = Setting { live: false, events_bytes: 1 << 20, ..EVERY_CALL };
+    let Some(mut kernel) = Kernel::start(&setting) else { return };
+    for block in 1..=10 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    let reserved = kernel.events.reserved_up_to();
+    assert!(kernel.events.resize(8 << 20).unwrap());
+    assert_eq!((kernel.events.size_bytes(), kernel.events.fill_bytes()), (8 << 20, 0));
+    assert_eq!(kernel.events.reserved_up_to(), reserved, "what is in the old ring is still to be read");
+    assert!(!kernel.events.resize(1 << 20).unwrap(), "not before the old one has been read");
+    for block in 11..=20 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    assert_eq!(kernel.events.reserved_up_to(), 2 * reserved);
+    let addresses: Vec<u64> = kernel.records().iter().map(address).collect();
+    assert_eq!(addresses, (1..=20).map(|block| block * 4096).collect::<Vec<_>>(), "the old ring's records first");
+    assert_eq!(kernel.events.read_up_to(), 2 * reserved);
+
+    let (mut arrived, mut sizes) =
+        (Vec::new(), (12..=23).map(|bits| 1 << bits).chain((12..=23).rev().map(|bits| 1 << bits)));
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 1..=2 {
+            let done = &done;
+            scope.spawn(move || {
+                for call in 0..CALLS {
+                    allocate(100, (thread << 32) + (call << 4), RETURNS);
+                }
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let events = &mut kernel.events;
+        loop {
+            let ended = done.load(Ordering::SeqCst) == 2;
+            while events.drain(|record| arrived.extend(decode(&record).as_ref().map(address))) > 0 {}
+            if let Some(bytes) = sizes.next() {
+                let _ = events.resize(bytes).unwrap();
+            } else if ended {
+                break;
+            }
+        }
+    });
+    let counters = kernel.counters();
+    assert_eq!(counters.submitted + counters.lost_ring_full, 2 * CALLS + 20, "{counters:?}");
+    assert_eq!(kernel.events.reserved_up_to(), kernel.events.read_up_to());
+    assert_eq!(arrived.len() as u64, counters.submitted - 20, "each that was submitted arrives");
+    for thread in 1..=2 {
+        let of_thread: Vec<u64> = arrived.iter().copied().filter(|address| address >> 32 == thread).collect();
+        assert!(of_thread.is_sorted_by(|a, b| a < b), "once, and in order");
+    }
+}
+
+/// Address of the block that a record tells of.
+fn address(record: &Event) -> u64 {
+    match record {
+        Event::Allocation(record) => record.address,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// While the interval changes all the time, each sample has the interval that its draw was made with: a draw of mean 2
+/// does not exceed 64 once in 2^64 samples, and one of mean 2^20 often does.
+#[test]
+fn an_interval_and_its_draw_belong_together() {
+    const CALLS: u32 = 200_000;
+    const FEW: u64 = 2;
+    const MANY: u64 = 1 << 20;
+    let setting = Setting { interval: FEW, live: false, events_bytes: 16 << 20, ..EVERY_CALL };
+    let Some(mut kernel) = Kernel::start(&setting) else { return };
+    let (mut few, mut many, mut wrong) = (0, 0, Vec::new());
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let Kernel { control, events, .. } = &mut kernel;
+        scope.spawn(|| {
+            while done.load(Ordering::SeqCst) == 0 {
+                for interval in [MANY, FEW] {
+                    control.set_draw(draw_constants(interval).unwrap()).unwrap();
+                }
+            }
+        });
+        for call in 1..=CALLS {
+            // Larger than any draw: it is always sampled, and its offset is the draw, less one.
+            allocate(1 << 28, 4096, RETURNS);
+            if call % 10_000 == 0 {
+                let mut each = |record: bytes::Bytes| match decode(&record) {
+                    Some(Event::Allocation(it)) if it.interval == FEW => {
+                        few += 1;
+                        wrong.extend((it.offset > 64).then_some((it.interval, it.offset)));
+                    }
+                    Some(Event::Allocation(it)) => {
+                        many += 1;
+                        wrong
+                            .extend((it.interval != MANY || it.offset > 64 * MANY).then_some((it.interval, it.offset)));
+                    }
+                    _ => {}
+                };
+                while events.drain(&mut each) > 0 {}
+            }
+        }
+        done.store(1, Ordering::SeqCst);
+    });
+    assert_eq!(few + many, CALLS);
+    assert!(few > 1000 && many > 1000, "the interval did not change: {few}, {many}");
+    assert!(wrong.is_empty(), "{} of {CALLS}: {:?}", wrong.len(), &wrong[..wrong.len().min(10)]);
+}

@@ -1,0 +1,146 @@
+//! The audit of a process, for its line in the profile: what is hooked in it and what could not be hooked.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use heapbpf_attach::dropped::dropped_mappings;
+use heapbpf_audit::FileAudit;
+use heapbpf_audit::Missing;
+use heapbpf_host::Host;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_host::modules::ModuleTable;
+use heapbpf_host::processes::Incarnation;
+use heapbpf_probes::{ProbeKind, Runtime};
+
+use super::probes::{Attaching, Look};
+
+/// The profile's note about `--mmap`.
+const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), but for those that an \
+                             allocator makes for itself: no byte counts twice";
+
+/// Python's object allocator, counted inside a process.
+const OBJECTS: &str = "Python objects";
+
+/// Less time than this between a process's beginning and its inline hooks is not told, ns.
+const TOLD_FROM_NS: u64 = 20_000_000;
+
+/// What is hooked in a process, and what is not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Audit {
+    /// Allocators found, whether or not they were hooked in time.
+    pub allocators: Vec<String>,
+    /// Hooked files that the process maps.
+    pub files: Vec<Arc<FileAudit>>,
+    /// What else in its files is not hooked, and why.
+    pub missing: Vec<Missing>,
+}
+
+impl Attaching {
+    /// What is hooked in a process now, or was at its end.
+    pub fn audit(&self, incarnation: &Incarnation, table: &ModuleTable) -> Audit {
+        let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
+        let (mut audit, mut runtimes) = (Audit::default(), BTreeSet::new());
+        for look in modules.iter().filter_map(|module| self.modules.get(module)) {
+            match look {
+                Look::Announces(_) if !self.standing.announces(incarnation.id.pid) => {}
+                Look::Hook(key) | Look::Announces(key) => {
+                    let found = self.hooks.files.plan(*key).map(|planned| &planned.allocator);
+                    audit.allocators.extend(found.filter(|name| !audit.allocators.contains(name)).cloned());
+                    audit.files.extend(self.hooks.audited(*key).or_else(|| self.hooks.audited_inline(*key)).cloned());
+                    runtimes.extend(self.hooks.files.unseen_heap(*key));
+                }
+                Look::Nothing => {}
+                Look::Runtime(runtime) => drop(runtimes.insert(*runtime)),
+                Look::Refused(missing) => audit.missing.push(missing.clone()),
+            }
+        }
+        audit.missing.extend(modules.iter().filter_map(|module| self.missing_python(*module)));
+        audit.missing.extend(modules.iter().filter_map(|module| self.missing_java(*module)));
+        match self.standing.objects(incarnation.id.pid).filter(|_| runtimes.contains(&Runtime::Python)) {
+            Some(Ok(since_ns)) => {
+                runtimes.remove(&Runtime::Python);
+                audit.allocators.push(OBJECTS.to_owned());
+                audit.missing.push(Missing::free_lists());
+                let joined_ns = self.targets.coverages.get(&incarnation.id.pid).map_or(0, |it| it.since_ns);
+                let late_ns = since_ns.saturating_sub(joined_ns.max(incarnation.since_ns));
+                audit.missing.extend((late_ns >= TOLD_FROM_NS).then(|| Missing::early_objects(late_ns)));
+            }
+            Some(Err(why)) => {
+                runtimes.remove(&Runtime::Python);
+                audit.missing.push(Missing::new(Runtime::Python.heap(), why));
+            }
+            None => {}
+        }
+        audit.missing.extend(runtimes.into_iter().map(Runtime::missing));
+        audit.missing.extend(dropped_mappings(&incarnation.space, table));
+        // One file may be mapped under two names.
+        let mut known = HashSet::new();
+        audit.files.retain(|file| known.insert(Arc::as_ptr(file)));
+        audit
+    }
+
+    /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.
+    pub fn stopped_tracking_frees_of(&self, incarnation: &Incarnation) -> bool {
+        let pid = incarnation.id.pid;
+        self.targets.is_hidden(pid) || self.targets.is_given_up(pid) || self.hooks.gave_up_frees()
+    }
+
+    /// Whether frees of any process were ever not tracked: given up, hidden by inline hooks of another heapbpf, or with hooks that were
+    /// taken out.
+    pub fn lacked_frees(&self) -> bool {
+        self.hooks.gave_up_frees() || self.targets.had_hidden() || self.targets.had_given_up()
+    }
+
+    /// When frees of a process were last tracked again while it ran (CLOCK_MONOTONIC); `None` if they always were.
+    pub fn frees_tracked_since(&self, incarnation: &Incarnation) -> Option<u64> {
+        let since = self.targets.last_hidden_ns(incarnation.id.pid);
+        since.filter(|since| *since > incarnation.since_ns)
+    }
+
+    /// Kinds of the probed instructions in the files that a process maps: of freeing functions if `frees`, of allocating ones
+    /// otherwise. None if it has ended.
+    pub(crate) fn kinds_in(&self, host: &Host, pid: u32, frees: bool) -> Vec<ProbeKind> {
+        self.allocators_of(host, pid).into_iter().flat_map(|key| self.hooks.kinds_in(key, frees)).collect()
+    }
+
+    /// Remarks about what could not be hooked. `seen`: processes that have a line in the profile.
+    pub fn remarks(&self, seen: &HashSet<u32>) -> impl Iterator<Item = String> + '_ {
+        let unseen = self.custom.iter().filter(|custom| !self.hooks.files.has_seen(|path| custom.is_for(path)));
+        let unseen = unseen.map(|custom| format!("--alloc: no target mapped a file {}", custom.file));
+        let mappings = self.hooks.has_mappings().then(|| MAPPINGS_NOTE.to_owned());
+        self.refused
+            .iter()
+            .map(|reason| format!("not hooked: {reason}"))
+            .chain(self.tripped.as_ref().map(|tripped| tripped.told.clone()))
+            .chain(unseen)
+            .chain(self.missed.remark(seen))
+            .chain(self.gaps_after_exec())
+            .chain(self.others.remark(seen))
+            .chain(mappings)
+    }
+
+    /// Whether remarks say why calls were not seen: then no other reason has to be guessed. `seen`: processes that have a line in the
+    /// profile.
+    pub fn explains_silence(&self, seen: &HashSet<u32>) -> bool {
+        self.targets.had_hidden() || self.missed.remark(seen).is_some()
+    }
+
+    /// Says of which named targets the first calls after an exec are missing. The new program may have no line in the profile that
+    /// could tell: perhaps these were its only ones.
+    fn gaps_after_exec(&self) -> Option<String> {
+        /// Most processes that are named.
+        const NAMED: usize = 3;
+        let gaps = if self.global { Vec::new() } else { self.targets.gaps_after_exec() };
+        let named = gaps.iter().take(NAMED).map(|(pid, gap_ns)| format!("{:.1} ms of {pid}", *gap_ns as f64 * 1e-6));
+        let named = named.collect::<Vec<_>>().join(", ");
+        let more = if gaps.len() > NAMED { ", …" } else { "" };
+        let who = match gaps.len() {
+            0 => return None,
+            1 => "a process".to_owned(),
+            n => format!("{n} processes"),
+        };
+        Some(format!(
+            "what {who} allocated by what had just been loaded, after an exec or later, is missing: {named}{more}"
+        ))
+    }
+}

@@ -1,0 +1,82 @@
+//! A process that dies of its inline hooks ends inline hooks, in all processes.
+
+use std::sync::Arc;
+
+use heapbpf_attach::inline::breaker::{Blamed, signal_name};
+use heapbpf_attach::inline::crashes::{self, Crash};
+use heapbpf_host::Host;
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_inline::fault::Place;
+use sampler_ebpf::abi::{CrashRecord, ProcessKey};
+
+use super::probes::Attaching;
+
+/// That inline hooks were taken out of all processes.
+#[derive(Debug)]
+pub(super) struct Tripped {
+    /// What is told of it.
+    pub(super) told: String,
+    /// The process that died last.
+    last: ProcessKey,
+}
+
+impl Attaching {
+    /// Takes in that a process died of a fault. If its inline hooks made it, they are taken out of all processes, none is hooked from now
+    /// on, and the program is remembered.
+    pub(crate) fn note_crash(&mut self, crash: &CrashRecord, host: &Host) {
+        let file = |key| self.hooks.files.get(key).and_then(|examined| examined.file.clone());
+        let Some(blamed) = self.inline.as_ref().and_then(|inline| inline.blamed(crash, &file)) else { return };
+        let pid = crash.process.tgid;
+        let program = host.processes().at(pid, crash.time_ns).map(|incarnation| &incarnation.info);
+        let [comm, exe] = program.map(|info| [&info.comm, &info.exe].map(Arc::clone)).unwrap_or_default();
+        let what = format!("{} {}", signal_name(crash.signal), self.place_of(&blamed));
+        let died = format!("process {pid} ({comm}) died of {what}");
+        match &mut self.tripped {
+            None => self.trip(crash.process, &died),
+            // The kernel may tell of it twice.
+            Some(tripped) if tripped.last == crash.process => return,
+            Some(tripped) => {
+                tripped.last = crash.process;
+                log::warn!("{died}, too");
+            }
+        }
+        let Some(builds) = blamed.builds else {
+            return log::warn!(
+                "{exe} is not remembered, as it or its allocator has no build ID: it may be hooked inline again"
+            );
+        };
+        let path = crashes::path();
+        if let Err(error) = crashes::remember(&path, &Crash { builds, what: format!("{exe} died of {what}") }) {
+            log::info!("{exe} is not remembered in {}: {error}", path.display());
+        }
+    }
+
+    /// Takes the inline hooks out of all processes, as one died of them, and tells.
+    fn trip(&mut self, process: ProcessKey, died: &str) {
+        let mut had = self.inline.as_mut().map(|inline| inline.trip(died)).unwrap_or_default();
+        had.retain(|other| *other != process);
+        let now_ns = monotonic_ns();
+        for other in &had {
+            self.targets.give_up(other.tgid, now_ns);
+            self.activity.iter_mut().for_each(|activity| activity.given_up(*other));
+        }
+        // Nobody needs to wait to be hooked.
+        self.execs = None;
+        let others = if had.len() == 1 { "1 other is".to_owned() } else { format!("{} others are", had.len()) };
+        let told = format!(
+            "{died}: inline hooks were taken out of all processes; {others} counted no more, and none is hooked inline from now on"
+        );
+        log::warn!("{told}; please report this");
+        self.tripped = Some(Tripped { told, last: process });
+    }
+
+    fn place_of(&self, blamed: &Blamed) -> String {
+        match blamed.place {
+            Place::Code(offset) => format!("in code of inline hooks (at {offset:#x} of it)"),
+            Place::Page(offset) => {
+                let path = self.hooks.files.path(blamed.key).unwrap_or_default();
+                format!("in a page of {path} that inline hooks had replaced (at {offset:#x} of it)")
+            }
+        }
+    }
+}

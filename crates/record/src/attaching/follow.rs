@@ -1,0 +1,369 @@
+//! Attaches probes as targets fork, exec, map new files and end.
+
+use heapbpf_attach::hooks::Hooked;
+use heapbpf_host::Host;
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_host::processes::{HostChange, IncarnationId, starts_agree};
+
+use super::mapped::{mapped_since, modules_of};
+use super::modules::Unhooked;
+use super::probes::{Attaching, Look, is_alive};
+
+/// Capacity kept for changes of the host while few occur.
+const ROOM_FOR_CHANGES: usize = 256;
+
+/// Whether everything that a process allocated may be missing from the recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missed {
+    /// Nothing new is known.
+    Unchanged,
+    /// Not everything is missing.
+    No,
+    /// Everything is missing, if the process has ended by now.
+    IfEnded,
+    /// Everything is missing: the process ended before it could be hooked.
+    Yes,
+}
+
+/// What an attempt to hook a module means for the process that mapped it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Outcome {
+    /// CLOCK_MONOTONIC from which on the module's allocator is hooked in the process.
+    hooked_ns: Option<u64>,
+    missed: Missed,
+}
+
+/// Judges an attempt. `shared`: links serve every process that maps the file; `had_ns`: when the process mapped it;
+/// `file_ns`: when the file was first hooked for every process; `now_ns`: after the attempt.
+fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns: u64, now_ns: u64) -> Outcome {
+    match attempt {
+        Ok(Hooked::Now) => Outcome { hooked_ns: Some(now_ns), missed: Missed::IfEnded },
+        // A file hooked before the process mapped it leaves no gap. But another process may have mapped it just after
+        // this one, or have been reported first.
+        Ok(Hooked::Already) => {
+            let since_ns = if shared { file_ns } else { 0 };
+            let missed = match since_ns > had_ns {
+                true => Missed::IfEnded,
+                false if shared => Missed::No,
+                false => Missed::Unchanged,
+            };
+            Outcome { hooked_ns: Some(had_ns.max(since_ns)), missed }
+        }
+        // Its C library may be hooked, but this module is what it allocates with.
+        Err(Unhooked::TooLate) => Outcome { hooked_ns: None, missed: Missed::Yes },
+        Err(Unhooked::Gone) => Outcome { hooked_ns: None, missed: Missed::IfEnded },
+        Err(Unhooked::Known | Unhooked::Waits | Unhooked::Refused(_)) => {
+            Outcome { hooked_ns: None, missed: Missed::Unchanged }
+        }
+    }
+}
+
+/// A process that a target has forked.
+#[derive(Clone, Copy)]
+pub struct Child {
+    /// Process id.
+    pub pid: u32,
+    /// Whether it began with inline hooks, its parent's.
+    pub is_inline: bool,
+}
+
+impl Attaching {
+    /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
+    pub fn follow(&mut self, host: &mut Host) -> bool {
+        let before = self.hooks.functions().len();
+        for (incarnation, module) in std::mem::take(&mut self.under_way) {
+            if !self.is_over() {
+                self.mapped(host, incarnation, module, true);
+            }
+        }
+        let mut changes = std::mem::take(&mut self.changes);
+        host.drain_changes(&mut changes);
+        for change in changes.drain(..) {
+            if let HostChange::Ended(ended) | HostChange::Replaced(ended, _) = change {
+                let until_ns = host.processes().get(ended).and_then(|ended| ended.until_ns);
+                self.detours.forget(ended.pid);
+                self.objects.forget(ended.pid);
+                self.heard_ends.push((ended.pid, until_ns.unwrap_or_else(monotonic_ns)));
+            }
+            if let HostChange::Replaced(_, next) = change {
+                self.note_exec(next.pid);
+            }
+            if let HostChange::Ended(it) | HostChange::Replaced(it, _) = change {
+                self.had_targets = self.had_targets || self.is_target(host, it);
+            }
+            self.note_announcing(host, &change);
+            match change {
+                HostChange::Mapped { .. } if self.is_over() => {}
+                HostChange::Mapped { incarnation, module, .. } => {
+                    self.note_others_hooks(host, incarnation, module);
+                    self.mapped(host, incarnation, module, false);
+                }
+                HostChange::Started(incarnation) if !self.global => self.started(host, incarnation),
+                HostChange::Started(incarnation) => {
+                    let since = host.processes().get(incarnation).map_or(0, |incarnation| incarnation.since_ns);
+                    if !self.targets.is_running(incarnation.pid) {
+                        self.targets.begin(incarnation.pid, since);
+                    }
+                    if let Some(child) = host.processes().get(incarnation) {
+                        self.inherit_others_hooks(child.info.parent_pid, incarnation.pid, since);
+                    }
+                }
+                HostChange::Replaced(before, _) => self.member_replaced(before),
+                HostChange::Ended(incarnation) if self.global => {
+                    self.note_late(host, incarnation);
+                    self.targets.end(incarnation.pid, monotonic_ns());
+                    self.member_replaced(incarnation);
+                }
+                _ => {}
+            }
+        }
+        self.take_in_members(host);
+        self.lead_late_ones(host);
+        self.lead_anew();
+        self.release_left();
+        changes.shrink_to(ROOM_FOR_CHANGES);
+        self.changes = changes;
+        self.hooks.functions().len() != before
+    }
+
+    /// Handles the modules that are being examined on other threads, and waits for them.
+    pub fn finish_examining(&mut self, host: &mut Host) {
+        if self.is_over() {
+            return;
+        }
+        for (incarnation, module) in std::mem::take(&mut self.under_way) {
+            if let Ok(look) = self.look_at(host, module) {
+                self.modules.entry(module).or_insert(look);
+            }
+            self.mapped(host, incarnation, module, true);
+        }
+        // Those that still wait for their inline hooks will not get them any more.
+        for (incarnation, _) in std::mem::take(&mut self.under_way) {
+            self.too_late_for(host, incarnation);
+        }
+    }
+
+    /// Handles a module that a process mapped. `again`: it was being examined the last time.
+    fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId, again: bool) {
+        let pid = incarnation.pid;
+        if self.takes_in() && self.held != Some(pid) && !self.was_taken_in(incarnation) {
+            let is_named = self.targets.named_alive.contains(&pid);
+            // Of all processes of the host, those are taken in that are active.
+            if is_named || self.global && !self.is_listed_by_all() && self.is_target(host, incarnation) {
+                self.await_member(pid);
+            }
+            return;
+        }
+        let known = self.targets.coverages.contains_key(&pid);
+        let is_concerned = self.global || known || self.targets.named_alive.contains(&pid);
+        // Examining a large file takes seconds: of other programs none is.
+        if is_concerned && self.is_examined_aside(host, module) {
+            self.under_way.push((incarnation, module));
+            return;
+        }
+        self.note_exec(pid);
+        let known = self.targets.coverages.contains_key(&pid);
+        // Shared links are worth making although the target has ended: others may map the file, too.
+        let can_be_hooked = self.global || self.targets.named_alive.contains(&pid) || self.shares && known;
+        if !can_be_hooked {
+            // Links of its own cannot be made for a target that has ended; the module is only examined for the audit.
+            if known
+                && !self.modules.contains_key(&module)
+                && let Ok(look) = self.look_at(host, module)
+            {
+                self.modules.insert(module, look);
+            }
+            if again && known && self.modules.get(&module).is_some_and(|look| look.file().is_some()) {
+                self.note_missed(host, incarnation);
+            }
+            return;
+        }
+        let had_ns = mapped_since(host, incarnation, module);
+        if let Some(incarnation) = host.processes().get(incarnation) {
+            self.targets.incarnation_began(pid, incarnation.since_ns);
+        }
+        let link = self.link_for(pid);
+        let was_inline = self.is_hooked_inline(module, pid);
+        let attempt = self.hook_module_in(host, module, pid);
+        if attempt == Err(Unhooked::Waits) {
+            self.under_way.push((incarnation, module));
+            return;
+        }
+        if attempt.is_ok() {
+            host.note_allocator(pid, module);
+        }
+        self.note_interpreter(host, incarnation, module);
+        self.note_jvm(host, module);
+        self.note_go(host, incarnation, module);
+        let file_ns = self.shared_since(module).unwrap_or(0);
+        let Outcome { hooked_ns, missed } = outcome(attempt, link.is_none(), had_ns, file_ns, monotonic_ns());
+        // A library that was loaded while the process ran: its first calls were not counted.
+        let is_late = !was_inline && self.is_hooked_inline(module, pid);
+        if let Some(hooked_ns) = hooked_ns {
+            let hooked_ns = if is_late { monotonic_ns() } else { hooked_ns };
+            self.targets.hooked(pid, had_ns, hooked_ns);
+        }
+        match missed {
+            Missed::Unchanged => {}
+            Missed::No => self.missed.has_one_hooked(pid),
+            Missed::IfEnded => self.too_late_for(host, incarnation),
+            Missed::Yes => self.note_missed(host, incarnation),
+        }
+    }
+
+    /// Handles the end of an exec that dropped what was noted of a process: that it announces its samples, or where its
+    /// interpreter is. If that had been noted of the new program, whose mappings are known before, it is noted again.
+    pub fn note_anew(&mut self, pid: u32, host: &mut Host) {
+        if self.is_over() {
+            return;
+        }
+        self.standing.note_announcing(pid, false);
+        let Some(incarnation) = host.processes().current(pid).map(|incarnation| incarnation.id) else { return };
+        for module in modules_of(host, pid) {
+            self.mapped(host, incarnation, module, false);
+        }
+    }
+
+    /// When the file of a module was first hooked for every process (CLOCK_MONOTONIC).
+    fn shared_since(&self, module: ModuleId) -> Option<u64> {
+        self.hooks.shared_since(self.modules.get(&module)?.probed_file()?)
+    }
+
+    /// Notes an ended process as missed if it was hooked late. Figures of it may still arrive later.
+    fn note_late(&mut self, host: &mut Host, incarnation: IncarnationId) {
+        if self.targets.coverages.get(&incarnation.pid).is_some_and(|it| it.hooked && it.uncovered_ns > 0) {
+            self.note_missed(host, incarnation);
+        }
+    }
+
+    fn note_missed(&mut self, host: &mut Host, incarnation: IncarnationId) {
+        // Mappings of an exec may be reported before the exec; then they belong to the next incarnation.
+        let last = host.processes().at(incarnation.pid, u64::MAX).map(|last| last.id);
+        for incarnation in [Some(incarnation), last].into_iter().flatten() {
+            let Some(info) = host.describe(incarnation) else { continue };
+            let is_target = !self.global
+                || self.followed.contains(&incarnation.pid)
+                || self.rules.iter().any(|rule| rule.matches(&info));
+            if is_target {
+                self.missed.note_certain(incarnation.pid, info.comm.clone());
+            }
+        }
+    }
+
+    /// Notes a target that ended before an allocator of it could be hooked. If another one was hooked and counted something, the
+    /// target has a line in the profile, and no remark.
+    fn too_late_for(&mut self, host: &mut Host, incarnation: IncarnationId) {
+        if !is_alive(incarnation.pid) {
+            self.note_missed(host, incarnation);
+        }
+    }
+
+    /// Handles a process that the host reports: the child of a target. The record of its fork may come later, or be lost.
+    fn started(&mut self, host: &Host, incarnation: IncarnationId) {
+        let Some(child) = host.processes().get(incarnation) else { return };
+        let pid = incarnation.pid;
+        let runs = host.processes().current(pid).is_some_and(|it| starts_agree(it.info.start_ns, child.info.start_ns));
+        if !self.follows {
+            return;
+        }
+        if runs && self.control.counted_by(pid).is_some() {
+            let child_of = Child { pid, is_inline: self.control.has_inherited_hooks(pid) };
+            self.forked(child.info.parent_pid, child_of, child.since_ns, host);
+        } else if !runs && self.targets.coverages.contains_key(&child.info.parent_pid) {
+            // What it mapped is looked at, although it has ended: others may map it, too.
+            self.targets.note(pid, child.since_ns);
+        }
+    }
+
+    /// Handles the fork of a target. Shared links count the child; if there are none yet, they are made. A second report is
+    /// ignored.
+    pub fn forked(&mut self, parent: u32, child: Child, time_ns: u64, host: &Host) {
+        let Child { pid: child, is_inline } = child;
+        self.inherit_announcing(parent, child, time_ns);
+        self.detours.inherit(parent, child);
+        self.standing.inherit_objects(parent, child);
+        if self.global {
+            self.followed.insert(child);
+            if is_inline {
+                self.targets.hooked(child, time_ns, time_ns);
+                self.standing.note(child, Ok(()));
+                self.has_hooks(host, child, time_ns);
+            }
+            return;
+        }
+        if self.targets.named_alive.contains(&child) {
+            return;
+        }
+        self.targets.begin(child, time_ns);
+        self.targets.named_alive.insert(child);
+        self.inherit_others_hooks(parent, child, time_ns);
+        if self.takes_in() {
+            if is_inline {
+                self.targets.hooked(child, time_ns, time_ns);
+                self.standing.note(child, Ok(()));
+                self.has_hooks(host, child, time_ns);
+            } else {
+                self.await_member(child);
+            }
+            return;
+        }
+        self.shares = true;
+        // The child starts with its parent's mappings; what it maps later is followed as for any process.
+        let mut modules = modules_of(host, child);
+        modules.extend(modules_of(host, parent));
+        modules.sort_unstable();
+        modules.dedup();
+        let is_announcing = self.standing.announces_for_lack_of_allocator(child);
+        for module in modules {
+            let Some(key) = self.modules.get(&module).and_then(Look::file) else { continue };
+            if self.is_over() {
+                return;
+            }
+            if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() && !is_announcing {
+                let hooked_ns = self.shared_since(module).map_or_else(monotonic_ns, |since_ns| since_ns.max(time_ns));
+                self.targets.hooked(child, time_ns, hooked_ns);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HAD_NS: u64 = 100;
+    const NOW_NS: u64 = 900;
+
+    fn outcome_of(attempt: Result<Hooked, Unhooked>, global: bool, file_ns: u64) -> (Option<u64>, Missed) {
+        let Outcome { hooked_ns, missed } = outcome(attempt, global, HAD_NS, file_ns, NOW_NS);
+        (hooked_ns, missed)
+    }
+
+    #[test]
+    fn a_file_that_was_hooked_before_it_was_mapped_leaves_no_gap() {
+        assert_eq!(outcome_of(Ok(Hooked::Already), true, 50), (Some(HAD_NS), Missed::No));
+        assert_eq!(outcome_of(Ok(Hooked::Already), true, HAD_NS), (Some(HAD_NS), Missed::No));
+        // Links of a named process: when other processes got theirs does not matter.
+        assert_eq!(outcome_of(Ok(Hooked::Already), false, 500), (Some(HAD_NS), Missed::Unchanged));
+    }
+
+    #[test]
+    fn a_file_that_another_process_had_hooked_later_leaves_a_gap_up_to_then() {
+        assert_eq!(outcome_of(Ok(Hooked::Already), true, 500), (Some(500), Missed::IfEnded));
+    }
+
+    #[test]
+    fn what_is_hooked_now_was_missed_until_now_and_all_of_it_if_the_process_has_ended() {
+        for global in [false, true] {
+            assert_eq!(outcome_of(Ok(Hooked::Now), global, 50), (Some(NOW_NS), Missed::IfEnded));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_hooked_is_missed_only_if_it_has_an_allocator() {
+        assert_eq!(outcome_of(Err(Unhooked::TooLate), true, 0), (None, Missed::Yes));
+        assert_eq!(outcome_of(Err(Unhooked::Gone), true, 0), (None, Missed::IfEnded));
+        assert_eq!(outcome_of(Err(Unhooked::Known), true, 0), (None, Missed::Unchanged));
+    }
+}

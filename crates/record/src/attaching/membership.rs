@@ -1,0 +1,191 @@
+//! Which links count the calls of named processes, and which processes are named because they descend from one that is.
+
+use std::collections::{BTreeSet, HashSet};
+
+use heapbpf_attach::files::FileKey;
+use heapbpf_attach::hooks::MOST_OWN_LINKS;
+use heapbpf_attach::linker::Linker as _;
+use heapbpf_host::Host;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_host::process::{ProcessInfo, Stat, Target, descendants};
+use heapbpf_kernel::control::CountedBy;
+
+use super::mapped::modules_of;
+use super::probes::Attaching;
+use crate::plan::Targets;
+
+/// Most rounds in which descendants are looked for. One that forks is listed within a round, and its later children are
+/// listed by their fork.
+const ROUNDS: usize = 16;
+
+/// What decides which links count the calls of the named processes.
+#[derive(Clone, Copy, Debug)]
+struct Named {
+    /// Whether links to one process see all its threads.
+    links_one_process: bool,
+    /// Most named processes that map one file with an allocator.
+    users: usize,
+    /// Whether one of them maps a file whose links must serve every process.
+    must_share: bool,
+    /// Whether children are expected: a command is started, or a process has or had some.
+    have_children: bool,
+    /// Whether children are targets.
+    follow: bool,
+}
+
+impl Named {
+    /// Links to one process spare all others, but never see a child: the kernel ignores its hits, and links of its own come
+    /// too late for a short life. Where children are expected, links for every process are there before them.
+    const fn counted_by(self) -> CountedBy {
+        let have_children = self.follow && self.have_children;
+        let own = self.links_one_process && self.users <= MOST_OWN_LINKS && !have_children && !self.must_share;
+        if own { CountedBy::OwnLinks } else { CountedBy::SharedLinks }
+    }
+}
+
+/// Whether a process has children, or had some.
+fn has_children(pid: u32) -> bool {
+    Stat::read(pid).is_ok_and(|stat| stat.had_children)
+}
+
+impl Attaching {
+    /// Decides which links count the calls of the named processes.
+    pub(super) fn decide_links(&mut self, targets: &Targets, command: Option<u32>, host: &mut Host) {
+        if self.global {
+            return;
+        }
+        if self.standing.all_announce() {
+            // Announcements are rare: links that serve every process cost others next to nothing, and miss no child.
+            self.shares = true;
+            return;
+        }
+        if self.takes_in() {
+            // They count a command up to its entry point.
+            self.own.extend(command);
+            return;
+        }
+        let pids: Vec<u32> = targets.running.iter().map(|process| process.pid).collect();
+        let have_children = command.is_some()
+            || pids.iter().any(|pid| has_children(*pid))
+            || descendants(&pids).is_ok_and(|descendants| !descendants.is_empty());
+        let links_one_process = self.programs.links_one_process();
+        let users = self.most_users(targets, host);
+        let kind = self.programs.kind();
+        let keys: Vec<FileKey> = pids.iter().flat_map(|pid| self.allocators_of(host, *pid)).collect();
+        let must_share = keys.into_iter().any(|key| self.hooks.must_be_shared(key, kind));
+        let named = Named { links_one_process, users, must_share, have_children, follow: targets.follow };
+        match named.counted_by() {
+            CountedBy::OwnLinks => self.own.extend(pids.into_iter().chain(command)),
+            CountedBy::SharedLinks | CountedBy::Announcements => self.shares = true,
+        }
+    }
+
+    /// Most named processes that map one file with an allocator.
+    fn most_users(&mut self, targets: &Targets, host: &mut Host) -> usize {
+        let mut users = std::collections::HashMap::<ModuleId, usize>::new();
+        for process in &targets.running {
+            let modules: BTreeSet<ModuleId> = modules_of(host, process.pid).into_iter().collect();
+            modules.into_iter().for_each(|module| *users.entry(module).or_default() += 1);
+        }
+        let with_allocator = users.into_iter().filter(|(module, _)| self.file_of(host, *module).is_some());
+        with_allocator.map(|(_, users)| users).max().unwrap_or(0)
+    }
+
+    /// Makes a process a target.
+    pub(super) fn list(&mut self, pid: u32) -> Result<(), heapbpf_kernel::KernelError> {
+        let own = self.own.contains(&pid);
+        self.control.add_target(pid, if own { CountedBy::OwnLinks } else { CountedBy::SharedLinks })
+    }
+
+    /// Whether every process is a target, so that none needs to be listed.
+    pub(super) fn is_listed_by_all(&self) -> bool {
+        self.rules.iter().any(|rule| matches!(rule, Target::All))
+    }
+
+    /// Lists the processes that descend from targets and already run. The targets must have been listed: from then on, forks
+    /// list their children. A descendant that forks meanwhile is found with its children, or lists them.
+    pub(super) fn list_descendants(&mut self, targets: &Targets) -> Vec<ProcessInfo> {
+        let roots: Vec<u32> = targets.running.iter().map(|process| process.pid).collect();
+        let mut known: HashSet<u32> = roots.iter().copied().collect();
+        let mut listed = Vec::new();
+        for _ in 0..ROUNDS {
+            let Ok(found) = descendants(&roots) else { break };
+            let new: Vec<u32> = found.into_iter().filter(|pid| known.insert(*pid)).collect();
+            if new.is_empty() {
+                break;
+            }
+            for pid in new {
+                if let Err(error) = self.list(pid) {
+                    log::warn!("process {pid}, a descendant of a target, is not recorded: {error}");
+                    continue;
+                }
+                // If it has ended by now, its end may have come before it was listed.
+                match ProcessInfo::read(pid) {
+                    Ok(process) if !process.without_memory || process.threads > 1 => listed.push(process),
+                    _ => self.control.remove_target(pid),
+                }
+            }
+        }
+        listed
+    }
+
+    /// The process that links are made for so that they count this one's calls: itself if it has links of its own, or every
+    /// process.
+    pub(super) fn link_for(&self, pid: u32) -> Option<u32> {
+        (self.takes_in() || self.own.contains(&pid)).then_some(pid)
+    }
+
+    /// Whether links serve a process alone.
+    pub(crate) fn has_own_links(&self, pid: u32) -> bool {
+        self.own.contains(&pid)
+    }
+
+    /// Whether links serve every process of the host.
+    pub(crate) fn serves_every_process(&self) -> bool {
+        self.shares
+    }
+
+    /// Has shared links count a process if its own see it no more, because a thread other than its first called exec. Its own
+    /// are to be released once shared ones are there.
+    pub(super) fn note_exec(&mut self, pid: u32) {
+        if !self.takes_in() && self.own.contains(&pid) && self.control.counted_by(pid) == Some(CountedBy::SharedLinks) {
+            self.own.remove(&pid);
+            self.shares = true;
+            self.left.push(pid);
+        }
+    }
+
+    /// Releases the links of processes that shared links count by now.
+    pub(super) fn release_left(&mut self) {
+        for pid in std::mem::take(&mut self.left) {
+            self.hooks.release(pid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALONE: Named =
+        Named { links_one_process: true, users: 1, must_share: false, have_children: false, follow: true };
+
+    #[test]
+    fn links_of_its_own_spare_other_processes_unless_there_are_children() {
+        assert_eq!(ALONE.counted_by(), CountedBy::OwnLinks);
+        assert_eq!(Named { have_children: true, ..ALONE }.counted_by(), CountedBy::SharedLinks);
+        assert_eq!(Named { have_children: true, follow: false, ..ALONE }.counted_by(), CountedBy::OwnLinks);
+    }
+
+    #[test]
+    fn many_processes_of_a_file_share_links() {
+        assert_eq!(Named { users: MOST_OWN_LINKS, ..ALONE }.counted_by(), CountedBy::OwnLinks);
+        assert_eq!(Named { users: MOST_OWN_LINKS + 1, ..ALONE }.counted_by(), CountedBy::SharedLinks);
+        assert_eq!(Named { must_share: true, follow: false, ..ALONE }.counted_by(), CountedBy::SharedLinks);
+    }
+
+    #[test]
+    fn where_links_to_one_process_miss_threads_links_are_shared() {
+        assert_eq!(Named { links_one_process: false, follow: false, ..ALONE }.counted_by(), CountedBy::SharedLinks);
+    }
+}

@@ -1,0 +1,149 @@
+//! Inline hooks of another heapbpf, or of one that was killed: probes see nothing of a process that has them. Their coming is an event,
+//! as they are mapped. Nothing tells of their going, so mappings are looked at until they are gone: what is not seen meanwhile is
+//! rather taken to last too long than too short.
+
+use std::collections::{BTreeSet, HashSet};
+
+use heapbpf_attach::inline::removal::without_what_was_left;
+use heapbpf_attach::inline::{Refused, service};
+use heapbpf_host::Host;
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_host::process::ProcessInfo;
+use heapbpf_host::processes::IncarnationId;
+use heapbpf_remote::blob_range;
+
+use super::mapped::{mapped_since, modules_of};
+use super::others::{Code, code_of_others};
+use super::probes::Attaching;
+
+/// Where the code of inline hooks is mapped, if that is what a module is.
+fn base_of(host: &Host, module: ModuleId) -> Option<u64> {
+    host.modules().get(module).and_then(|module| blob_range(&module.path)).map(|range| range.start)
+}
+
+fn has_inline_hooks(host: &Host, pid: u32) -> bool {
+    modules_of(host, pid).into_iter().any(|module| base_of(host, module).is_some())
+}
+
+impl Attaching {
+    /// Takes out of targets what a heapbpf that was killed left in them. Of what cannot be taken out it is told.
+    pub(super) fn take_out_what_was_left(&mut self, running: &[ProcessInfo], host: &mut Host) {
+        // Where processes are hooked inline at once, that comes first in each.
+        if self.inline.is_some() && !self.global {
+            return;
+        }
+        let all = host.processes().iter().map(|incarnation| incarnation.id.pid).filter(|_| self.global);
+        let mut pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
+        pids.retain(|pid| has_inline_hooks(host, *pid));
+        for pid in pids {
+            let left = without_what_was_left(pid, &|_| false);
+            let current = host.processes().current(pid).map(|incarnation| incarnation.id);
+            let is_target = current.is_some_and(|incarnation| self.is_target(host, incarnation));
+            if !is_target && running.iter().all(|process| process.pid != pid) {
+                continue;
+            }
+            // Others may use again what is mapped, of which no event tells.
+            self.others.watched.entry(pid).or_insert_with(monotonic_ns);
+            if let Err(why) = left {
+                let what = if why.blinds_probes() { "" } else { "its inline hooks cannot be taken out: " };
+                self.is_unseen(pid, 0, &format!("{what}{why}"));
+            }
+        }
+    }
+
+    /// Tells of a target that another heapbpf begins to hook inline.
+    pub(super) fn note_others_hooks(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
+        let Some(base) = base_of(host, module) else { return };
+        let pid = incarnation.pid;
+        if self.is_ours(pid, base) || !self.is_target(host, incarnation) {
+            return;
+        }
+        // What this recording mapped, and could not use, is still there.
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let since_ns = mapped_since(host, incarnation, module);
+        if self.inline.is_none() || code_of_others(&maps, |other| other != base) == Some(Code::InPlace) {
+            self.is_unseen(pid, since_ns, &Refused::Hooked.to_string());
+        } else {
+            self.others.watched.entry(pid).or_insert(since_ns);
+        }
+    }
+
+    /// Whether code of inline hooks in a process is this recording's.
+    fn is_ours(&self, pid: u32, base: u64) -> bool {
+        self.inline.as_ref().is_some_and(|inline| {
+            inline.has_mapped(pid, base) || self.control.has_inherited_hooks(pid) || inline.has_inherited(pid)
+        })
+    }
+
+    /// Notes that a child has the inline hooks of others that its parent has.
+    pub(super) fn inherit_others_hooks(&mut self, parent: u32, child: u32, time_ns: u64) {
+        if self.others.watched.contains_key(&parent) {
+            if self.targets.is_hidden(parent) {
+                self.targets.hidden_since(child, time_ns);
+                self.others.name(child, comm_of(child));
+            }
+            self.others.watched.insert(child, time_ns);
+        }
+    }
+
+    /// Looks whether processes have others' inline hooks any more, if it is time. Returns whether probes see some again that had them.
+    pub fn look_at_others_hooks(&mut self, now_ns: u64) -> bool {
+        if self.others.until_look(now_ns).is_none_or(|left| !left.is_zero()) {
+            return false;
+        }
+        let mut is_any_seen = false;
+        for (pid, looked_ns) in std::mem::take(&mut self.others.watched) {
+            let begun_ns = monotonic_ns();
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+            // It has ended, and was not seen up to then.
+            if maps.is_empty() || !self.targets.is_running(pid) {
+                continue;
+            }
+            let code = code_of_others(&maps, |base| self.is_ours(pid, base));
+            if code == Some(Code::InPlace) && self.targets.is_hidden(pid) {
+                self.targets.hidden_since(pid, looked_ns);
+            } else if code == Some(Code::InPlace) {
+                self.is_unseen(pid, looked_ns, &Refused::Hooked.to_string());
+            } else {
+                is_any_seen |= self.targets.seen_again(pid, monotonic_ns());
+            }
+            // Code without jumps may stay for good, or be that of hooks that come just now.
+            if code.is_some() {
+                self.others.watched.insert(pid, begun_ns);
+            }
+        }
+        self.others.looked(now_ns, monotonic_ns());
+        is_any_seen
+    }
+
+    /// Running targets of whose present programs probes saw nothing for a while.
+    pub(crate) fn hidden_targets(&self, host: &mut Host) -> HashSet<u32> {
+        let hidden = self.others.hidden().filter(|pid| self.targets.was_hidden(*pid));
+        let is_target = |pid: &u32| {
+            let current = host.processes().current(*pid).map(|incarnation| incarnation.id);
+            current.is_some_and(|incarnation| self.is_target(host, incarnation))
+        };
+        hidden.filter(is_target).collect()
+    }
+
+    /// Notes that probes see nothing of a target since a time (CLOCK_MONOTONIC), and tells of it.
+    pub(super) fn is_unseen(&mut self, pid: u32, since_ns: u64, why: &str) {
+        let is_known = self.targets.is_hidden(pid);
+        self.targets.hidden_since(pid, since_ns);
+        self.others.watched.entry(pid).or_insert_with(monotonic_ns);
+        let comm = comm_of(pid);
+        let service = if is_known || self.global { None } else { service::of_hooks_in(pid) };
+        let service = service.map(|address| format!("; it is recorded already: heapbpf top http://{address}"));
+        let why = format!("process {pid} ({comm}): {why}{}", service.unwrap_or_default());
+        self.others.name(pid, comm);
+        if !self.global && !is_known {
+            log::warn!("{why}");
+        }
+        self.refuse(why);
+    }
+}
+
+fn comm_of(pid: u32) -> String {
+    ProcessInfo::read(pid).map(|process| process.comm.to_string()).unwrap_or_default()
+}

@@ -1,0 +1,322 @@
+//! The probes of a recording, with what is known of the modules and processes that they serve.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use heapbpf_attach::detours::Detours;
+use heapbpf_attach::files::{FileKey, Sources};
+use heapbpf_attach::hooks::Hooks;
+use heapbpf_attach::inline::InlineHooks;
+use heapbpf_attach::inline::standing::Standing;
+use heapbpf_attach::rules;
+use heapbpf_audit::Missing;
+use heapbpf_host::Host;
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_host::process::{Stat, Target};
+use heapbpf_host::processes::{HostChange, IncarnationId};
+use heapbpf_kernel::KernelError;
+use heapbpf_kernel::control::ControlMaps;
+use heapbpf_kernel::exec_watch::ExecWatch;
+use heapbpf_kernel::mappings::MappingProbes;
+use heapbpf_kernel::programs::Programs;
+use heapbpf_probes::{CustomAllocator, Runtime, Table};
+use sampler_ebpf::abi::ProcessKey;
+
+use super::breaker::Tripped;
+use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
+use super::missed::Missed;
+use super::others::OthersHooks;
+use super::refusals::Refusals;
+use super::taking_in::Members;
+use super::targets::{Coverage, TargetSet};
+use crate::budget::activity::Activity;
+use crate::cost::cpus;
+use crate::plan::Targets;
+
+/// Time between looks at modules that are being examined on other threads, or wait to be hooked inline. What they allocate is not seen before.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
+
+/// Time between looks at processes that are about to wait at their entry point.
+const LOOK_AT_HELD_AFTER: Duration = Duration::from_micros(500);
+
+/// What a module was found to be.
+pub(super) enum Look {
+    /// A file to hook.
+    Hook(FileKey),
+    /// There is nothing to hook.
+    Nothing,
+    /// A file without an allocator, in which a program announces its samples.
+    Announces(FileKey),
+    /// There is nothing to hook, but a language runtime with a heap of its own.
+    Runtime(Runtime),
+    /// A file that is not hooked, and why.
+    Refused(Missing),
+}
+
+impl Look {
+    pub(super) fn file(&self) -> Option<FileKey> {
+        if let Self::Hook(key) = self { Some(*key) } else { None }
+    }
+
+    /// The file that is probed, whether for its allocator or for what it announces.
+    pub(super) fn probed_file(&self) -> Option<FileKey> {
+        if let Self::Hook(key) | Self::Announces(key) = self { Some(*key) } else { None }
+    }
+}
+
+/// The probes of a recording.
+pub struct Attaching {
+    /// BPF programs that the probes run.
+    pub programs: Programs,
+    /// Control maps of these programs.
+    pub control: ControlMaps,
+    /// Hooked files.
+    pub hooks: Hooks,
+    /// Inline hooks, if they are wanted.
+    pub inline: Option<InlineHooks>,
+    /// Whether the user asked for them, and is to be told who has none.
+    pub(super) inline_is_asked: bool,
+    /// Those who have none, and why.
+    pub(super) refusals: Refusals,
+    /// What is told if a process died of its inline hooks.
+    pub(super) tripped: Option<Tripped>,
+    /// The process of a command that is to be hooked inline at its entry point, and is not there yet.
+    pub held: Option<u32>,
+    /// Which processes they are in, and why they are not in others.
+    pub standing: Standing,
+    /// The profiled processes.
+    pub targets: TargetSet,
+    /// Whether processes are targets by a rule, rather than because they, or processes that they descend from, are named.
+    pub(super) global: bool,
+    /// Named processes with links of their own. Shared links count all others.
+    pub(super) own: HashSet<u32>,
+    /// Whether shared links count a named process, or a child of one.
+    pub(super) shares: bool,
+    /// Processes whose own links are to be released, because shared ones count them.
+    pub(super) left: Vec<u32>,
+    pub(super) modules: HashMap<ModuleId, Look>,
+    pub(super) refused: BTreeSet<String>,
+    /// Why the kernel refused links to a file that has an allocator.
+    pub(super) refused_by_kernel: Option<String>,
+    pub(super) custom: Vec<CustomAllocator>,
+    pub(super) rules: Vec<Target>,
+    /// Whether children of targets are targets.
+    pub(super) follows: bool,
+    /// Processes that are targets because a parent is one, while probes serve every process.
+    pub(super) followed: HashSet<u32>,
+    /// Whether processes become targets by what can change while they run.
+    pub(super) members_change: bool,
+    /// Whether a target has ended, or replaced its program.
+    pub(super) had_targets: bool,
+    pub(super) missed: Missed,
+    /// By target that replaced its program: `exec_id` of the incarnation that ended last.
+    last_exec: HashMap<u32, u32>,
+    pub(super) changes: Vec<HostChange>,
+    /// Ends that the host told of: process id and time (CLOCK_MONOTONIC).
+    pub(super) heard_ends: Vec<(u32, u64)>,
+    /// Whether the recording has not begun.
+    pub(super) is_starting: bool,
+    /// Modules that processes mapped and that are being examined on other threads, or wait to be hooked inline.
+    pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
+    /// Python interpreters.
+    pub(super) interpreters: Interpreters,
+    /// Interpreters that are led around copies of their object allocator.
+    pub(crate) detours: Detours,
+    /// Whether objects of Python are counted where processes are hooked inline.
+    pub(super) counts_objects_inside: bool,
+    /// What is known of them.
+    pub(super) objects: Objects,
+    /// JVMs.
+    pub(super) jvms: Jvms,
+    /// Go programs.
+    pub(super) go: GoPrograms,
+    /// Inline hooks of other heapbpfs in targets.
+    pub(super) others: OthersHooks,
+    /// Processes that are counted, where they are taken in one by one.
+    pub(super) members: Members,
+    /// CPU time of processes, where they are taken in one by one.
+    pub(crate) activity: Option<Activity>,
+    /// Has targets wait that execute a program.
+    pub(crate) execs: Option<ExecWatch>,
+    until_ns: u64,
+}
+
+/// The kernel side of the probes.
+pub struct KernelProbes {
+    /// BPF programs that the probes run.
+    pub programs: Programs,
+    /// Control maps of these programs.
+    pub control: ControlMaps,
+    /// Probes of mappings that programs make themselves, if these are counted.
+    pub mappings: Option<MappingProbes>,
+    /// Inline hooks, if they are wanted.
+    pub inline: Option<InlineHooks>,
+    /// Whether the user asked for them.
+    pub inline_is_asked: bool,
+    /// Of what samples are made.
+    pub sources: Sources,
+    /// When the recording began (CLOCK_BOOTTIME), ns.
+    pub began_ns: u64,
+}
+
+impl Attaching {
+    /// Creates the probes of a recording; none is attached yet.
+    pub fn new(targets: &Targets, live: bool, kernel: KernelProbes) -> Self {
+        let KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns } = kernel;
+        let rules = rules::of_this_kernel(Some(&programs));
+        let hooks_inline = inline.is_some();
+        Self {
+            programs,
+            control,
+            inline,
+            inline_is_asked,
+            refusals: Refusals::default(),
+            tripped: None,
+            held: None,
+            standing: Standing::new(sources == Sources::Announcements, hooks_inline),
+            hooks: Hooks::new(
+                rules,
+                Table::new(&targets.allocators).with_objects(targets.objects.are_probed(hooks_inline)),
+                live,
+            )
+            .of(sources)
+            .with_mappings(mappings),
+            targets: TargetSet::default(),
+            global: !targets.are_named(),
+            own: HashSet::new(),
+            shares: !targets.are_named() && !hooks_inline,
+            left: Vec::new(),
+            modules: HashMap::new(),
+            refused: BTreeSet::new(),
+            refused_by_kernel: None,
+            custom: targets.allocators.clone(),
+            rules: targets.rules.clone(),
+            follows: targets.follow,
+            followed: HashSet::new(),
+            members_change: targets.have_changing_members(),
+            had_targets: false,
+            missed: Missed::default(),
+            last_exec: HashMap::new(),
+            changes: Vec::new(),
+            heard_ends: Vec::new(),
+            is_starting: true,
+            under_way: Vec::new(),
+            interpreters: Interpreters::default(),
+            detours: Detours::default(),
+            counts_objects_inside: targets.objects.are_counted_inside(hooks_inline),
+            objects: Objects::default(),
+            jvms: Jvms::default(),
+            go: GoPrograms::default(),
+            others: OthersHooks::default(),
+            members: Members::default(),
+            execs: None,
+            activity: hooks_inline.then(|| Activity::new(cpus::online(), began_ns, !targets.are_all())),
+            until_ns: u64::MAX,
+        }
+    }
+
+    /// Sets when hooking and releasing stop (CLOCK_MONOTONIC): each takes milliseconds.
+    pub fn set_end(&mut self, until_ns: u64) {
+        self.until_ns = until_ns;
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        monotonic_ns() >= self.until_ns
+    }
+
+    /// Time until modules that are being examined are worth another look.
+    pub fn until_look(&self) -> Option<Duration> {
+        if self.holds_members() {
+            return Some(LOOK_AT_HELD_AFTER);
+        }
+        let waits = !self.under_way.is_empty() || self.interpreters.has_unled() || self.awaits_members();
+        let now = waits.then_some(LOOK_AGAIN_AFTER);
+        now.into_iter().chain(self.objects.until_look()).chain(self.others.until_look(monotonic_ns())).min()
+    }
+
+    /// Notes that figures of a process have arrived.
+    pub fn has_figures(&mut self, process: ProcessKey) {
+        if self.is_current_program(process) {
+            self.missed.forget(process.tgid);
+        }
+    }
+
+    /// Notes that a target replaced its program: its incarnation up to then has ended.
+    pub fn replaced(&mut self, ended: ProcessKey) {
+        self.standing.forget(ended.tgid);
+        self.objects.forget(ended.tgid);
+        let last = self.last_exec.entry(ended.tgid).or_default();
+        *last = ended.exec_id.max(*last);
+    }
+
+    /// Whether a process has not replaced its program since.
+    pub fn is_current_program(&self, process: ProcessKey) -> bool {
+        self.last_exec.get(&process.tgid).is_none_or(|ended| *ended < process.exec_id)
+    }
+
+    /// Forgets processes that ended before `before_ns`.
+    pub fn forget_ended(&mut self, before_ns: u64) {
+        self.targets.forget(before_ns);
+        self.last_exec.retain(|pid, _| self.targets.coverages.contains_key(pid));
+        self.last_exec.shrink_to(2 * self.last_exec.len());
+        self.followed.retain(|pid| self.targets.coverages.contains_key(pid));
+        self.followed.shrink_to(2 * self.followed.len());
+    }
+
+    /// Has processes looked at again that are no targets, if they may have become some by another name or cgroup.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn look_again(&mut self) -> Result<(), KernelError> {
+        if self.members_change { self.control.look_again() } else { Ok(()) }
+    }
+
+    /// Removes all probes for good: nothing is hooked from now on. Of CPU time nothing is told either, as it is counted no more.
+    pub fn detach(&mut self) {
+        let now_ns = monotonic_ns();
+        self.targets.detached_ns = Some(now_ns);
+        self.until_ns = now_ns;
+        (self.activity, self.execs) = (None, None);
+        self.hooks.release_all();
+    }
+
+    /// Handles the end of a process.
+    pub fn ended(&mut self, pid: u32, now_ns: u64, host: &Host) {
+        let is_named = self.targets.named_alive.contains(&pid);
+        // Of those that began after the probes were taken away, nothing was to be hooked.
+        let began_in_time =
+            |coverage: &Coverage| self.targets.detached_ns.is_none_or(|at_ns| coverage.since_ns < at_ns);
+        let late = |coverage: &Coverage| (!coverage.hooked || coverage.uncovered_ns > 0) && began_in_time(coverage);
+        if !self.global && is_named && self.targets.coverages.get(&pid).is_some_and(late) {
+            let incarnation = host.processes().at(pid, now_ns);
+            self.missed.note(pid, incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone()));
+        }
+        self.targets.end(pid, now_ns);
+        self.member_ended(pid);
+        self.own.remove(&pid);
+        // Near the end of the recording: all links are released soon.
+        if !self.is_over() {
+            self.hooks.release(pid);
+        }
+    }
+
+    /// Execs and exits that the host has told of since the last call: process id and time (CLOCK_MONOTONIC).
+    pub fn take_heard_ends(&mut self) -> Vec<(u32, u64)> {
+        std::mem::take(&mut self.heard_ends)
+    }
+
+    /// Finds the ends of targets that were not reported: the record was lost, or the target never allocated.
+    pub fn find_unreported_ends(&mut self, now_ns: u64, host: &Host) {
+        let gone: Vec<u32> = self.targets.named_alive.iter().copied().filter(|pid| !is_alive(*pid)).collect();
+        for pid in gone {
+            self.control.remove_target(pid);
+            self.ended(pid, now_ns, host);
+        }
+    }
+}
+
+/// Whether a process is alive. It is even if its first thread has ended and others run.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    Stat::read(pid).is_ok_and(|stat| !(stat.without_memory && stat.threads <= 1))
+}

@@ -1,0 +1,296 @@
+//! Attaches the probes of the start: to files that targets map by then, and to files that a command is expected to map.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use heapbpf_attach::files::FileKey;
+use heapbpf_attach::hooks::HookError;
+use heapbpf_attach::libraries::{expected, find_program};
+use heapbpf_attach::moved_text;
+use heapbpf_host::Host;
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_host::process::{ProcessInfo, Stat};
+use heapbpf_host::processes::Incarnation;
+use heapbpf_host::resident::anonymous_bytes;
+use heapbpf_host::shadow_stacks;
+use heapbpf_probes::{AttachError, Runtime};
+
+use super::mapped::modules_of;
+use super::probes::{Attaching, is_alive};
+use super::taking_in::TakenIn;
+use crate::plan::Targets;
+
+/// What is told of a command that is a Go program.
+const GO_AT_THE_END: &str = "a Go program: what it has in use is read at snapshots while it runs (--every, --listen), and \
+                             cannot be read any more when it has ended";
+
+/// How long a named process may take until it has an allocator, before it is refused. From an exec to the C library takes about a
+/// millisecond, more on a busy machine.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A usage error: a file that exists lacks a function of the allocator that the user described.
+#[derive(Debug, thiserror::Error)]
+#[error("--alloc: {0}")]
+pub struct Misdescribed(pub String);
+
+impl Attaching {
+    /// Attaches to what targets have mapped, and to what a command is expected to map.
+    ///
+    /// # Errors
+    /// No named target has an allocator that can be hooked, or a custom allocator is not as described. Nothing stays
+    /// attached then.
+    pub fn start(&mut self, targets: &Targets, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
+        let now = monotonic_ns();
+        self.decide_links(targets, command, host);
+        self.spare_shadow_stacks(targets, host)?;
+        let running = targets.running.iter().map(|process| process.pid);
+        for pid in running.chain(command) {
+            self.targets.begin_running(pid, now, anonymous_bytes(pid));
+            if command == Some(pid) || targets.name(pid) {
+                self.targets.named_alive.insert(pid);
+                self.list(pid)?;
+            }
+        }
+        let mut running = targets.running.clone();
+        if targets.follow && !targets.are_all() {
+            self.list_members(targets);
+            running.extend(self.begin_descendants(targets, now));
+        }
+        host.poll()?;
+        host.processes_mut().drain_changes(&mut self.changes);
+        self.changes.clear();
+        self.take_out_what_was_left(&running, host);
+        if self.global && !self.takes_in() {
+            let modules: Vec<ModuleId> = host.modules().iter().map(|(id, _)| id).collect();
+            self.plan_all(host, &modules);
+            for module in modules {
+                // The audit reports what is not hooked.
+                let _ = self.hook_module(host, module, None);
+            }
+        }
+        if self.global && self.takes_in() {
+            // Heaps of Go programs are read whether or not they are active.
+            let program = |it: &Incarnation| {
+                let is_program =
+                    |module: &ModuleId| host.modules().get(*module).is_some_and(|it_is| it_is.path == it.info.exe);
+                it.space.modules().find(is_program)
+            };
+            let programs: BTreeSet<ModuleId> = host.processes().iter().filter_map(program).collect();
+            let programs = Vec::from_iter(programs);
+            self.plan_all(host, &programs);
+            for module in programs {
+                let _ = self.file_of(host, module);
+            }
+        }
+        if targets.are_all() && self.takes_in() {
+            running.retain(|process| targets.name(process.pid));
+        }
+        let mut without = Vec::new();
+        for process in &running {
+            let is_hooked = self.hook_running(host, process.pid);
+            self.check_custom()?;
+            if !is_hooked && self.targets.named_alive.contains(&process.pid) {
+                without.push(process);
+            }
+        }
+        let all = host.processes().iter().map(|incarnation| incarnation.id.pid).filter(|_| self.global);
+        let pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
+        self.find_runtimes(host, pids.into_iter());
+        let mut without = self.without_heaps(without, host)?;
+        // A target that cannot be hooked does not stop the others.
+        let others_may_come = self.global || command.is_some();
+        if !without.is_empty() && without.len() == running.len() && !others_may_come {
+            bail!(without.swap_remove(0));
+        }
+        without.into_iter().for_each(|reason| self.refuse(reason));
+        if let Some(pid) = command {
+            self.hook_before_exec(targets, pid)?;
+        }
+        self.check_custom()?;
+        self.is_starting = false;
+        self.tell_refusals();
+        Ok(self.hooks.follow_mappings()?)
+    }
+
+    /// Hooks what a running process has mapped. Returns whether it has an allocator that is hooked.
+    fn hook_running(&mut self, host: &mut Host, pid: u32) -> bool {
+        if self.takes_in() {
+            let mut taken_in = self.take_in(host, pid);
+            // Large files are examined aside.
+            while taken_in == TakenIn::NotYet && is_alive(pid) {
+                std::thread::sleep(PAUSE);
+                taken_in = self.take_in(host, pid);
+            }
+            return taken_in == TakenIn::Counted;
+        }
+        let mut is_hooked = false;
+        for module in modules_of(host, pid) {
+            if self.hook_module_in(host, module, pid).is_ok() {
+                host.note_allocator(pid, module);
+                is_hooked = true;
+            }
+        }
+        if is_hooked {
+            self.targets.hooked(pid, 0, 0);
+        }
+        is_hooked
+    }
+
+    /// Why nothing of these processes would be seen, of those that do not run a Go program whose heap can be read, and get
+    /// no allocator soon.
+    fn without_heaps(&mut self, mut processes: Vec<&ProcessInfo>, host: &mut Host) -> anyhow::Result<Vec<String>> {
+        let mut reasons = BTreeSet::new();
+        processes.retain(|process| match self.runs_readable_go(process.pid) {
+            Ok(runs) => !runs,
+            Err(why) => {
+                reasons.insert(why);
+                true
+            }
+        });
+        self.await_allocators(&mut processes, host)?;
+        reasons.into_iter().for_each(|why| self.refuse(why));
+        Ok(processes.into_iter().map(|process| self.no_allocator(process)).collect())
+    }
+
+    /// Looks again at processes without an allocator, for [`PATIENCE`] at most: one that is met in the middle of an exec has
+    /// not mapped its C library yet. Those that have one by then are removed.
+    fn await_allocators(&mut self, processes: &mut Vec<&ProcessInfo>, host: &mut Host) -> anyhow::Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while processes.iter().any(|process| is_same(process)) && Instant::now() < end {
+            std::thread::sleep(PAUSE);
+            // What changed is left for `follow`, which handles it as that of any process.
+            host.poll()?;
+            processes.retain(|process| !self.hook_running(host, process.pid));
+            self.check_custom()?;
+        }
+        Ok(())
+    }
+
+    /// Refuses the recording if a process would be probed that return probes would end.
+    fn spare_shadow_stacks(&self, targets: &Targets, host: &Host) -> anyhow::Result<()> {
+        if self.takes_in() {
+            return Ok(());
+        }
+        let probed: Vec<u32> = if self.global || self.shares {
+            host.processes().iter().map(|incarnation| incarnation.id.pid).collect()
+        } else {
+            targets.running.iter().map(|process| process.pid).collect()
+        };
+        for pid in probed {
+            if let Some(why) = shadow_stacks::forbid_return_probes(pid) {
+                bail!("process {pid} must not be probed: {why}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the processes into the recording that descend from targets and run already.
+    fn begin_descendants(&mut self, targets: &Targets, now_ns: u64) -> Vec<ProcessInfo> {
+        let descendants = self.list_descendants(targets);
+        for process in &descendants {
+            self.targets.begin_running(process.pid, now_ns, anonymous_bytes(process.pid));
+            if self.global {
+                self.followed.insert(process.pid);
+            } else {
+                self.targets.named_alive.insert(process.pid);
+                self.shares = true;
+            }
+        }
+        descendants
+    }
+
+    /// Lists the running processes that match a name or a cgroup: they stay targets whatever they become. (The kernel side
+    /// lists those that match later.)
+    fn list_members(&mut self, targets: &Targets) {
+        for process in targets.running.iter().filter(|process| !targets.name(process.pid)) {
+            if let Err(error) = self.list(process.pid) {
+                log::warn!("what process {} becomes is not followed: {error}", process.pid);
+            }
+            // If it has ended by now, its end may have come before it was listed.
+            if !is_same(process) {
+                self.control.remove_target(process.pid);
+            }
+        }
+    }
+
+    /// Checks custom allocators. It is a usage error if a file that exists lacks a described function.
+    fn check_custom(&self) -> anyhow::Result<()> {
+        match self.hooks.files.misdescribed() {
+            Some(reason) => Err(Misdescribed(reason.to_string()).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Attaches to the allocators that a command will most likely use, before it maps them.
+    fn hook_before_exec(&mut self, targets: &Targets, pid: u32) -> anyhow::Result<()> {
+        let program = targets.command.first().and_then(|word| find_program(word));
+        for path in expected(&targets.command) {
+            let is_program = program.as_deref() == Some(&*path);
+            let Ok(file) = File::open(&path) else { continue };
+            let path = path.to_string_lossy().into_owned();
+            match self.hooks.files.examine(&path, &Arc::new(file)) {
+                Ok((key, true)) if self.hooks.files.announces(key) => {}
+                Ok((key, true)) => match self.hooks.hook(key, self.link_for(pid), &self.programs, &mut self.control) {
+                    Err(error @ HookError::MustBeShared { .. }) => self.refuse(error.to_string()),
+                    hooked => drop(hooked?),
+                },
+                Ok((key, false)) if is_program => self.explain(key, &path, pid),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Says why nothing of a static program will be seen: it may end before anybody looks.
+    fn explain(&mut self, key: FileKey, path: &str, pid: u32) {
+        let reason = match self.hooks.files.refusal(key) {
+            Some(reason @ AttachError::StaticStripped) => reason.to_string(),
+            _ if self.hooks.files.runtime(key) == Some(Runtime::Go) => GO_AT_THE_END.to_owned(),
+            _ => return,
+        };
+        self.refuse(format!("{path}: {reason}"));
+        self.missed.is_explained(pid);
+    }
+
+    fn no_allocator(&self, process: &ProcessInfo) -> String {
+        let (pid, comm) = (process.pid, &process.comm);
+        if !is_same(process) {
+            return format!("process {pid} ({comm}) ended before heapbpf was attached to it");
+        }
+        if let Some(reason) = &self.refused_by_kernel {
+            return format!("process {pid} ({comm}) cannot be profiled: {reason}");
+        }
+        if self.standing.all_announce() {
+            let reasons = self.refused.iter().take(3).map(|reason| format!(" ({reason})")).collect::<String>();
+            return format!(
+                "process {pid} ({comm}) announces no samples: neither its program nor its libraries have USDT probes of \
+                 the provider otel_memory{reasons}; without --hook usdt, its allocator is probed"
+            );
+        }
+        if let Some(why) = moved_text::of_process(pid) {
+            return format!("process {pid} ({comm}) cannot be profiled: {why}");
+        }
+        let reasons = if self.refused.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", self.refused.iter().take(3).cloned().collect::<Vec<_>>().join("; "))
+        };
+        format!(
+            "process {pid} ({comm}) has no allocator that heapbpf knows: neither its program nor its libraries define \
+             malloc{reasons}; looked for {}; name another one with \
+             --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
+            self.hooks.files.table().names()
+        )
+    }
+}
+
+/// Whether a process still runs, whatever its program.
+fn is_same(process: &ProcessInfo) -> bool {
+    Stat::read(process.pid).is_ok_and(|stat| stat.start_ns == process.start_ns && !stat.without_memory)
+}

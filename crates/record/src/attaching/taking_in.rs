@@ -1,0 +1,315 @@
+//! Processes that are hooked inline, or by links of their own: when they are taken in, and what becomes of them then. No link serves
+//! every process.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use heapbpf_attach::files::FileKey;
+use heapbpf_attach::hooks::MOST_OWN_LINKS;
+use heapbpf_attach::inline::loader_is_done;
+use heapbpf_audit::Hook;
+use heapbpf_host::Host;
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_host::process::ProcessInfo;
+use heapbpf_host::processes::IncarnationId;
+use heapbpf_host::shadow_stacks;
+use heapbpf_kernel::control::CountedBy;
+use heapbpf_kernel::exec_watch::{ExecWatch, Executed};
+use heapbpf_profile::units;
+use heapbpf_remote::Waiting;
+use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
+
+use super::mapped::modules_of;
+use super::modules::Unhooked;
+use super::probes::{Attaching, Look, is_alive};
+use crate::budget::activity::CpuTime;
+
+/// How long the loader of a program is waited for. A program that is stopped meanwhile is hooked as it is.
+const LOADER_LIMIT: Duration = Duration::from_millis(500);
+
+/// How long a process is held at most: to its entry point, and until it is hooked.
+const HELD_LIMIT: Duration = Duration::from_secs(1);
+
+/// What came of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TakenIn {
+    /// Its calls are counted.
+    Counted,
+    /// Not now.
+    NotYet,
+    /// Never, for this reason; `None` if it has no allocator.
+    Not(Option<String>),
+}
+
+/// The processes.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    /// Those that were taken in, and the program that they ran then.
+    taken: HashMap<u32, IncarnationId>,
+    /// Named ones that are to be taken in, and since when.
+    awaited: HashMap<u32, Instant>,
+    /// Those of them that wait at their entry point, or will.
+    held: HashMap<u32, Held>,
+}
+
+/// A process that waits at its entry point, or will.
+#[derive(Debug)]
+struct Held {
+    waiting: Waiting,
+    /// Whether it was there before the host's latest events were read, so that all that it has mapped is known.
+    is_there: bool,
+}
+
+impl Attaching {
+    /// Whether processes are taken in one by one, and no link serves every process.
+    pub(crate) const fn takes_in(&self) -> bool {
+        self.inline.is_some()
+    }
+
+    /// Takes in the CPU time of all threads. Returns the processes that should be taken in now; named ones are all the same.
+    pub(crate) fn look_at_activity(&mut self, threads: &[LivingThread], now_ns: u64) -> Vec<ProcessKey> {
+        let Self { activity: Some(activity), inline: Some(inline), own, global, .. } = self else { return Vec::new() };
+        activity.look(threads, now_ns, |process| inline.is_counted(process) || own.contains(&process.tgid));
+        if !*global {
+            activity.rest(now_ns);
+            return Vec::new();
+        }
+        activity.due(now_ns)
+    }
+
+    /// Share of a process's CPU time in which its calls were counted; `None` if that is not known.
+    pub(crate) fn cpu_share(&self, process: ProcessKey) -> Option<f64> {
+        let looked = self.activity.as_ref()?.of(process).map(CpuTime::share);
+        // Some begin and end between two looks.
+        let is_inline = self.standing.hook(process.tgid) == Hook::Inline;
+        looked.or_else(|| is_inline.then(|| self.targets.seen(process.tgid, monotonic_ns()).share))
+    }
+
+    /// Says how much of the targets' CPU time was counted. `ended`: what the programs added up.
+    pub(crate) fn cpu_remark(&self, host: &mut Host, ended: &Progress) -> Option<String> {
+        let cpu = self.activity.as_ref()?.of_all(ended, |process| self.is_active_target(host, process));
+        let percent = |ns: u64| units::percent(ns as f64 / cpu.all_ns.max(1) as f64);
+        let short = ended.ended_uncounted;
+        let few = if short == 1 { "short one" } else { "short ones" };
+        let those = (short > 0).then(|| {
+            format!(
+                "; {} {few} ({}) ended before they could be hooked",
+                units::count(short as f64),
+                percent(ended.ended_uncounted_ns)
+            )
+        });
+        let line = format!("{} of the targets' CPU time was counted", percent(cpu.counted_ns));
+        (self.global || cpu.share() < 0.9995).then(|| line + &those.unwrap_or_default())
+    }
+
+    /// Whether a process that is active is a target, and no child of one with its hooks.
+    pub(crate) fn is_active_target(&self, host: &mut Host, process: ProcessKey) -> bool {
+        let Some(incarnation) = host.processes().current(process.tgid).map(|incarnation| incarnation.id) else {
+            return false;
+        };
+        let has_joined = || {
+            // Its name or cgroup may have changed since it began.
+            let info = ProcessInfo::read(process.tgid).ok();
+            info.is_some_and(|info| self.rules.iter().any(|rule| rule.matches(&info)))
+        };
+        process.tgid != std::process::id() && (self.is_target(host, incarnation) || self.members_change && has_joined())
+    }
+
+    /// Notes children that have the hooks of their parents.
+    pub(crate) fn note_heirs(&mut self) {
+        for pid in self.inline.iter_mut().flat_map(|inline| inline.look_for_heirs()).collect::<Vec<_>>() {
+            self.standing.note(pid, Ok(()));
+        }
+    }
+
+    /// Whether the program that a process runs was taken in.
+    pub(super) fn was_taken_in(&self, incarnation: IncarnationId) -> bool {
+        self.members.taken.get(&incarnation.pid) == Some(&incarnation)
+    }
+
+    /// Whether named processes are to be taken in.
+    pub(super) fn awaits_members(&self) -> bool {
+        !self.members.awaited.is_empty()
+    }
+
+    /// Whether named processes wait at their entry point, or will.
+    pub(super) fn holds_members(&self) -> bool {
+        !self.members.held.is_empty()
+    }
+
+    /// Takes over the processes that executed a program and wait, and looks which are at their entry point. The host's events are to
+    /// be read afterwards.
+    pub(crate) fn look_at_held(&mut self) {
+        while let Some(Executed { pid, held }) = self.execs.as_ref().and_then(ExecWatch::take) {
+            match held {
+                Ok(waiting) if !self.is_over() => {
+                    self.members.held.insert(pid, Held { waiting, is_there: false });
+                    self.await_member(pid);
+                }
+                Ok(_) => {}
+                Err(why) => log::debug!("process {pid} does not wait at its entry point: {why}"),
+            }
+        }
+        for held in self.members.held.values_mut() {
+            held.is_there = held.is_there || held.waiting.is_there();
+        }
+    }
+
+    /// Whether a process can be taken in that is named since a time.
+    fn is_member_due(&self, pid: u32, since: Instant) -> bool {
+        let Some(held) = self.members.held.get(&pid) else {
+            return since.elapsed() >= LOADER_LIMIT || loader_is_done(pid);
+        };
+        since.elapsed() >= HELD_LIMIT || held.is_there
+    }
+
+    /// Notes that the program is hooked that a process ran at a time (CLOCK_MONOTONIC).
+    pub(super) fn has_hooks(&mut self, host: &Host, pid: u32, time_ns: u64) {
+        let hooked = host.processes().at(pid, time_ns).map(|incarnation| incarnation.id);
+        let current = host.processes().current(pid).map(|incarnation| incarnation.id);
+        match hooked {
+            Some(hooked) if current == Some(hooked) => {
+                self.members.awaited.remove(&pid);
+                self.members.taken.insert(pid, hooked);
+            }
+            // It has executed another one by now.
+            Some(_) => self.await_member(pid),
+            None => {}
+        }
+    }
+
+    /// Has a named process taken in once its loader is done.
+    pub(super) fn await_member(&mut self, pid: u32) {
+        if self.held != Some(pid) {
+            self.members.awaited.entry(pid).or_insert_with(Instant::now);
+        }
+    }
+
+    /// A process runs another program now: links of its own were for the one before.
+    pub(super) fn member_replaced(&mut self, before: IncarnationId) {
+        if let Some(inline) = &mut self.inline {
+            inline.forget_decisions(before.pid);
+        }
+        if self.was_taken_in(before) {
+            self.members.taken.remove(&before.pid);
+            self.no_longer_needs_links(before.pid);
+        }
+    }
+
+    /// A process has ended.
+    pub(super) fn member_ended(&mut self, pid: u32) {
+        self.members.taken.remove(&pid);
+        self.members.awaited.remove(&pid);
+        self.members.held.remove(&pid);
+    }
+
+    /// Has the links of its own of a process released, which inline hooks count.
+    pub(super) fn no_longer_needs_links(&mut self, pid: u32) {
+        if self.takes_in() && self.own.remove(&pid) {
+            self.left.push(pid);
+            // It stays a target.
+            if self.control.counted_by(pid).is_some() {
+                let _ = self.control.add_target(pid, CountedBy::SharedLinks);
+            }
+        }
+    }
+
+    /// Whether any process has links of its own.
+    pub(crate) fn have_own_links(&self) -> bool {
+        !self.own.is_empty()
+    }
+
+    /// Gives up the links of its own of a process, for as long as it runs this program.
+    pub(crate) fn give_up(&mut self, process: ProcessKey) {
+        self.targets.give_up(process.tgid, monotonic_ns());
+        self.no_longer_needs_links(process.tgid);
+        if let Some(activity) = &mut self.activity {
+            activity.given_up(process);
+        }
+    }
+
+    /// Takes named processes in whose loader is done.
+    pub(super) fn take_in_members(&mut self, host: &mut Host) {
+        for (pid, since) in std::mem::take(&mut self.members.awaited) {
+            let is_over = self.is_over() || !is_alive(pid);
+            if !is_over && (!self.is_member_due(pid, since) || self.take_in(host, pid) == TakenIn::NotYet) {
+                self.members.awaited.insert(pid, since);
+            } else {
+                // It goes on.
+                self.members.held.remove(&pid);
+            }
+            if since.elapsed() >= HELD_LIMIT {
+                self.members.held.remove(&pid);
+            }
+        }
+    }
+
+    /// Has the calls of a running process counted: inline if possible, else by links of its own.
+    pub(crate) fn take_in(&mut self, host: &mut Host, pid: u32) -> TakenIn {
+        let Some(incarnation) = host.processes().current(pid) else { return TakenIn::NotYet };
+        let (incarnation, since_ns) = (incarnation.id, incarnation.since_ns);
+        if self.was_taken_in(incarnation) {
+            return TakenIn::Counted;
+        }
+        let modules = modules_of(host, pid);
+        let aside: Vec<bool> = modules.iter().map(|module| self.is_examined_aside(host, *module)).collect();
+        if aside.contains(&true) {
+            return TakenIn::NotYet;
+        }
+        self.targets.incarnation_began(pid, since_ns);
+        // An allocator may call another's, wherever its file comes.
+        for &module in &modules {
+            let _ = self.file_of(host, module);
+        }
+        // Before its first sample.
+        self.find_runtimes(host, std::iter::once(pid));
+        let mut is_hooked = false;
+        let mut why = None;
+        for &module in &modules {
+            match self.hook_module_in(host, module, pid) {
+                Ok(_) => {
+                    host.note_allocator(pid, module);
+                    is_hooked = true;
+                }
+                Err(Unhooked::Waits) => return TakenIn::NotYet,
+                Err(Unhooked::Refused(reason)) => why = Some(reason),
+                Err(Unhooked::Known | Unhooked::Gone | Unhooked::TooLate) => {}
+            }
+        }
+        if !is_hooked {
+            return TakenIn::Not(why);
+        }
+        self.members.taken.insert(pid, incarnation);
+        // Nothing has run yet of one that waits at its entry point, and the recording begins when all is in place.
+        let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|held| held.is_there);
+        let hooked_ns = if is_whole { 0 } else { monotonic_ns() };
+        self.targets.hooked(pid, since_ns, hooked_ns);
+        TakenIn::Counted
+    }
+
+    /// Whether a module's allocator is hooked inline in a process.
+    pub(super) fn is_hooked_inline(&self, module: ModuleId, pid: u32) -> bool {
+        let key = self.modules.get(&module).and_then(Look::file);
+        self.inline.as_ref().zip(key).is_some_and(|(inline, key)| inline.has_hooked(pid, key))
+    }
+
+    /// Whether a process may have links of its own to a file, which is noted then.
+    pub(super) fn may_have_own_links(&mut self, pid: u32, key: FileKey) -> Result<(), String> {
+        if !self.takes_in() || self.own.contains(&pid) {
+            return Ok(());
+        }
+        if let Some(why) = shadow_stacks::forbid_return_probes(pid) {
+            return Err(format!("it must not be probed: {why}"));
+        }
+        if !self.programs.links_one_process() {
+            return Err("this kernel's links to one process see its first thread only".to_owned());
+        }
+        if self.hooks.own_links(key) >= MOST_OWN_LINKS {
+            return Err(format!("{MOST_OWN_LINKS} other processes have links to this file already"));
+        }
+        self.control.add_target(pid, CountedBy::OwnLinks).map_err(|error| error.to_string())?;
+        self.own.insert(pid);
+        Ok(())
+    }
+}

@@ -1,0 +1,400 @@
+//! Which processes are hooked inline next: the busiest that are not counted yet. Allocating takes CPU time, so that a process that
+//! uses none has nothing to show, and costs nothing as long as it is not hooked. Pure.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use heapbpf_attach::inline::attempts::Attempts;
+use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
+
+/// Time between looks while processes are busy that were not seen before, ns. Without such it doubles from look to look.
+const SHORTEST_PAUSE_NS: u64 = 100_000_000;
+/// The longest time, ns.
+const LONGEST_PAUSE_NS: u64 = 1_600_000_000;
+/// A process that used less CPU time is not hooked, ns: starting alone takes that much.
+const LEAST_CPU_NS: u64 = 1_000_000;
+/// Share of the host's CPU time that hooking may take.
+const SHARE: f64 = 0.01;
+/// What it may take at once, at the start and after a quiet time, ns: that many processes are hooked within the first second.
+const MOST_SAVED_NS: f64 = 400_000_000.0;
+/// Most processes that are hooked at one time: each has links of its own, and the kernel has one list for all of them.
+pub const MOST_AT_ONCE: usize = 512;
+
+/// How a process is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Standing {
+    /// Not yet.
+    #[default]
+    Uncounted,
+    /// Since it had used so much CPU time, ns.
+    Since(u64),
+    /// Not at all, for good.
+    Refused,
+    /// It was counted for so much of its CPU time, ns, and is not any more.
+    GivenUp(u64),
+}
+
+/// A process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// CPU time that it had used when it joined the recording, ns.
+    first_ns: u64,
+    /// The same at the last look, and at the one before.
+    cpu_ns: u64,
+    before_ns: u64,
+    standing: Standing,
+    attempts: Attempts,
+    /// Not tried before that (CLOCK_MONOTONIC).
+    not_before_ns: u64,
+}
+
+/// CPU time of targets since they joined the recording, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTime {
+    /// In all.
+    pub all_ns: u64,
+    /// While their calls were counted.
+    pub counted_ns: u64,
+}
+
+impl CpuTime {
+    /// The share that was counted; 1 if there is none.
+    pub fn share(self) -> f64 {
+        if self.all_ns == 0 { 1.0 } else { self.counted_ns as f64 / self.all_ns as f64 }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.all_ns += other.all_ns;
+        self.counted_ns += other.counted_ns;
+    }
+}
+
+impl Known {
+    fn cpu(&self) -> CpuTime {
+        let counted_ns = match self.standing {
+            Standing::Since(ns) => self.cpu_ns.saturating_sub(ns.max(self.first_ns)),
+            Standing::Uncounted | Standing::Refused => 0,
+            Standing::GivenUp(ns) => ns,
+        };
+        CpuTime { all_ns: self.cpu_ns.saturating_sub(self.first_ns), counted_ns }
+    }
+}
+
+/// How active processes are, and which are counted.
+#[derive(Debug)]
+pub struct Activity {
+    processes: HashMap<ProcessKey, Known>,
+    /// Of processes that were there before the recording and have ended. The kernel's programs add up those that began in it.
+    ended: CpuTime,
+    /// CPU time of ended ones that began in the recording, before they were counted, ns.
+    late_ns: u64,
+    /// When the recording began (CLOCK_BOOTTIME).
+    began_ns: u64,
+    /// CPU time that hooking may take now, ns.
+    saved_ns: f64,
+    processors: f64,
+    /// A process that used less CPU time in the recording is not hooked, ns.
+    least_ns: u64,
+    looked_ns: u64,
+    pause_ns: u64,
+    /// When processes are looked at again (CLOCK_MONOTONIC).
+    next_ns: u64,
+}
+
+impl Activity {
+    /// Nothing is known. `processors`: of the host. `began_ns`: when the recording began (CLOCK_BOOTTIME). `are_named`: not all
+    /// processes are targets, and those that are count as soon as they run.
+    pub fn new(processors: usize, began_ns: u64, are_named: bool) -> Self {
+        Self {
+            processes: HashMap::new(),
+            ended: CpuTime::default(),
+            late_ns: 0,
+            began_ns,
+            saved_ns: MOST_SAVED_NS,
+            processors: processors as f64,
+            least_ns: if are_named { 1 } else { LEAST_CPU_NS },
+            looked_ns: 0,
+            pause_ns: SHORTEST_PAUSE_NS,
+            next_ns: 0,
+        }
+    }
+
+    /// When processes are to be looked at again (CLOCK_MONOTONIC).
+    pub const fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+
+    /// Takes in the CPU time of all threads of the host. `is_counted`: whether calls of a process are counted now.
+    pub fn look(&mut self, threads: &[LivingThread], now_ns: u64, is_counted: impl Fn(ProcessKey) -> bool) {
+        let is_first = self.looked_ns == 0;
+        let passed_ns = now_ns.saturating_sub(self.looked_ns);
+        self.looked_ns = now_ns;
+        if !is_first {
+            self.saved_ns = (self.saved_ns + passed_ns as f64 * self.processors * SHARE).min(MOST_SAVED_NS);
+        }
+        let mut cpu: HashMap<ProcessKey, u64> = HashMap::with_capacity(self.processes.len());
+        // A thread of the kernel has no memory, nor has one that is about to end.
+        for thread in threads {
+            if thread.memory_users > 0 || self.processes.contains_key(&thread.process) {
+                *cpu.entry(thread.process).or_default() += thread.cpu_ns;
+            }
+        }
+        let (mut is_any_new_busy, mut retry_ns) = (false, u64::MAX);
+        let mut before = std::mem::take(&mut self.processes);
+        for (process, cpu_ns) in cpu {
+            let earlier = before.remove(&process);
+            let mut known = earlier.unwrap_or_default();
+            let first_ns = if is_first { cpu_ns } else { known.first_ns };
+            // What ended threads used may be missing for a moment.
+            let cpu_ns = cpu_ns.max(known.cpu_ns);
+            if known.standing == Standing::Uncounted && is_counted(process) {
+                // A child has its parent's hooks from its beginning on.
+                let is_new = earlier.is_none() && process.start_ns >= self.began_ns;
+                known.standing = Standing::Since(if is_new { 0 } else { cpu_ns });
+            }
+            if known.standing == Standing::Uncounted && cpu_ns >= first_ns + self.least_ns {
+                is_any_new_busy |= known.not_before_ns <= now_ns;
+                retry_ns = retry_ns.min(known.not_before_ns.max(now_ns + SHORTEST_PAUSE_NS));
+            }
+            self.processes.insert(process, Known { first_ns, cpu_ns, before_ns: known.cpu_ns, ..known });
+        }
+        for (process, known) in before {
+            let CpuTime { all_ns, counted_ns } = known.cpu();
+            if process.start_ns < self.began_ns {
+                self.ended.add(known.cpu());
+            } else if counted_ns > 0 {
+                self.late_ns += all_ns - counted_ns;
+            }
+        }
+        self.pause_ns = match is_any_new_busy || is_first {
+            true => SHORTEST_PAUSE_NS,
+            false => (2 * self.pause_ns).min(LONGEST_PAUSE_NS),
+        };
+        self.next_ns = (now_ns + self.pause_ns).min(retry_ns);
+    }
+
+    /// A process is no target now. It is not asked for again soon.
+    pub fn pass_over(&mut self, process: ProcessKey, now_ns: u64) {
+        self.processes.entry(process).or_default().not_before_ns = now_ns + LONGEST_PAUSE_NS;
+    }
+
+    /// Nobody waits to be hooked: processes are looked at as seldom as may be.
+    pub const fn rest(&mut self, now_ns: u64) {
+        self.next_ns = now_ns + LONGEST_PAUSE_NS;
+    }
+
+    /// The processes to be hooked now, the busiest first.
+    pub fn due(&self, now_ns: u64) -> Vec<ProcessKey> {
+        let is_counted = |known: &&Known| matches!(known.standing, Standing::Since(_));
+        let room = MOST_AT_ONCE.saturating_sub(self.processes.values().filter(is_counted).count());
+        if self.saved_ns <= 0.0 {
+            return Vec::new();
+        }
+        let is_due = |known: &Known| {
+            known.standing == Standing::Uncounted
+                && known.cpu_ns >= known.first_ns + self.least_ns
+                && known.not_before_ns <= now_ns
+        };
+        let due = self.processes.iter().filter(|(_, known)| is_due(known));
+        let mut due: Vec<_> = due.map(|(process, it)| (Reverse(it.cpu_ns - it.before_ns), *process)).collect();
+        due.sort_unstable();
+        due.into_iter().map(|(_, process)| process).take(room).collect()
+    }
+
+    /// Whether hooking has used up what it may take for now.
+    pub fn is_spent(&self) -> bool {
+        self.saved_ns <= 0.0
+    }
+
+    /// Hooking took so much CPU time, ns.
+    pub fn spend(&mut self, ns: u64) {
+        self.saved_ns -= ns as f64;
+    }
+
+    /// A process is counted from now on. `cpu_ns`: CPU time that it has used by now, if that is known.
+    pub fn counted(&mut self, process: ProcessKey, cpu_ns: Option<u64>) {
+        let known = self.processes.entry(process).or_default();
+        if !matches!(known.standing, Standing::Since(_)) {
+            known.standing = Standing::Since(cpu_ns.unwrap_or(known.cpu_ns));
+        }
+    }
+
+    /// A process could not be hooked now. Whether it is tried again.
+    pub fn postponed(&mut self, process: ProcessKey, now_ns: u64) -> bool {
+        let known = self.processes.entry(process).or_default();
+        match known.attempts.failed() {
+            Some(pause) => known.not_before_ns = now_ns + pause.as_nanos() as u64,
+            None => known.standing = Standing::Refused,
+        }
+        known.standing != Standing::Refused
+    }
+
+    /// A process is not counted for good.
+    pub fn refused(&mut self, process: ProcessKey) {
+        self.processes.entry(process).or_default().standing = Standing::Refused;
+    }
+
+    /// A process was counted up to the last look, and is not any more.
+    pub fn given_up(&mut self, process: ProcessKey) {
+        let known = self.processes.entry(process).or_default();
+        known.standing = Standing::GivenUp(known.cpu().counted_ns);
+    }
+
+    /// CPU time of a process since it joined the recording; `None` if it is not known.
+    pub fn of(&self, process: ProcessKey) -> Option<CpuTime> {
+        self.processes.get(&process).map(Known::cpu)
+    }
+
+    /// CPU time of all targets. `ended`: what the programs added up.
+    pub fn of_all(&self, ended: &Progress, mut is_target: impl FnMut(ProcessKey) -> bool) -> CpuTime {
+        let mut sum = self.ended;
+        let running = self.processes.iter().filter(|(process, _)| is_target(**process));
+        running.for_each(|(_, known)| sum.add(known.cpu()));
+        sum.add(CpuTime {
+            all_ns: ended.ended_counted_ns + ended.ended_uncounted_ns,
+            counted_ns: ended.ended_counted_ns.saturating_sub(self.late_ns),
+        });
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn process(tgid: u32) -> ProcessKey {
+        ProcessKey { tgid, ..ProcessKey::default() }
+    }
+
+    /// A look at processes with so much CPU time, ms. Returns those that are due.
+    fn look(activity: &mut Activity, cpu_ms: &[(u32, u64)], now_ms: u64) -> Vec<u32> {
+        let thread =
+            |(tgid, ms): &(u32, u64)| LivingThread { process: process(*tgid), memory_users: 1, cpu_ns: ms * MS };
+        activity.look(&cpu_ms.iter().map(thread).collect::<Vec<_>>(), now_ms * MS, |_| false);
+        activity.due(now_ms * MS).into_iter().map(|process| process.tgid).collect()
+    }
+
+    #[test]
+    fn the_busiest_come_first_and_idle_ones_never() {
+        let mut activity = Activity::new(2, 1, false);
+        assert!(look(&mut activity, &[(1, 9000), (2, 0), (3, 5)], 100).is_empty(), "what was before says nothing");
+        assert_eq!(look(&mut activity, &[(1, 9000), (2, 7), (3, 25), (4, 3)], 200), [3, 2, 4]);
+        activity.counted(process(3), Some(25 * MS));
+        activity.refused(process(2));
+        assert!(activity.postponed(process(4), 200 * MS));
+        assert_eq!(look(&mut activity, &[(1, 9001), (2, 99), (3, 99), (4, 99)], 205), [1]);
+        assert_eq!(look(&mut activity, &[(1, 9001), (2, 99), (3, 99), (4, 99)], 300), [1, 4]);
+    }
+
+    #[test]
+    fn threads_of_a_process_are_added_up_and_kernel_threads_left_out() {
+        let mut activity = Activity::new(2, 1, false);
+        let thread = |tgid, memory_users| LivingThread { process: process(tgid), memory_users, cpu_ns: 9 * MS };
+        activity.look(&[], MS, |_| false);
+        activity.look(&[thread(1, 2), thread(1, 2), thread(2, 0)], 2 * MS, |_| false);
+        assert_eq!(activity.due(2 * MS), [process(1)]);
+        let cpu = activity.of(process(1)).unwrap();
+        assert_eq!((cpu.all_ns, cpu.counted_ns, activity.of(process(2))), (18 * MS, 0, None));
+    }
+
+    #[test]
+    fn shares_are_of_the_time_since_the_recording_began() {
+        let mut activity = Activity::new(2, 1, false);
+        look(&mut activity, &[(1, 1000), (2, 500)], 100);
+        look(&mut activity, &[(1, 1010), (2, 500), (3, 30)], 200);
+        activity.counted(process(1), Some(1020 * MS));
+        activity.counted(process(3), None);
+        look(&mut activity, &[(1, 1060), (2, 540), (3, 70)], 300);
+        let share = |tgid| activity.of(process(tgid)).unwrap().share();
+        assert!((share(1) - 40.0 / 60.0).abs() < 1e-9 && share(2) == 0.0 && (share(3) - 40.0 / 70.0).abs() < 1e-9);
+        let nobody = Progress::default();
+        let all = activity.of_all(&nobody, |_| true);
+        assert_eq!((all.all_ns, all.counted_ns), (170 * MS, 80 * MS));
+        assert_eq!(activity.of_all(&nobody, |process| process.tgid == 2), CpuTime { all_ns: 40 * MS, counted_ns: 0 });
+        // They began before the recording, and end.
+        look(&mut activity, &[], 400);
+        assert_eq!(activity.of_all(&nobody, |_| true), all);
+    }
+
+    #[test]
+    fn what_was_counted_stays_so_when_it_is_over() {
+        let mut activity = Activity::new(2, 1, false);
+        look(&mut activity, &[(1, 1000), (2, 0)], 100);
+        activity.counted(process(1), Some(1000 * MS));
+        look(&mut activity, &[(1, 1030), (2, 10)], 200);
+        [1, 2, 3].iter().for_each(|tgid| activity.given_up(process(*tgid)));
+        assert!(look(&mut activity, &[(1, 1090), (2, 90), (3, 90)], 300).is_empty(), "nobody is hooked any more");
+        let share = |tgid| activity.of(process(tgid)).unwrap().share();
+        assert!((share(1) - 30.0 / 90.0).abs() < 1e-9 && share(2) == 0.0 && share(3) == 0.0);
+    }
+
+    #[test]
+    fn those_that_began_and_ended_in_the_recording_are_added_up_by_the_programs() {
+        let mut activity = Activity::new(2, 1, false);
+        let process = |tgid| ProcessKey { tgid, start_ns: 5, ..ProcessKey::default() };
+        let mut look = |cpu_ms: &[(u32, u64)], now_ms: u64, counted: &[u32]| {
+            let thread =
+                |(tgid, ms): &(u32, u64)| LivingThread { process: process(*tgid), memory_users: 1, cpu_ns: ms * MS };
+            let threads: Vec<_> = cpu_ms.iter().map(thread).collect();
+            activity.look(&threads, now_ms * MS, |process| counted.contains(&process.tgid));
+        };
+        look(&[], 100, &[]);
+        // The first has its parent's hooks, the second is hooked later, the third never.
+        look(&[(1, 10), (2, 20), (3, 30)], 200, &[1]);
+        look(&[(1, 20), (2, 25), (3, 40)], 300, &[1, 2]);
+        look(&[(1, 30), (2, 35), (3, 50)], 400, &[1, 2]);
+        assert_eq!([1, 2, 3].map(|tgid| activity.of(process(tgid)).unwrap().counted_ns), [30 * MS, 10 * MS, 0]);
+        let all = activity.of_all(&Progress::default(), |_| true);
+        activity.look(&[], 500 * MS, |_| false);
+        let ended = Progress { ended_counted_ns: 65 * MS, ended_uncounted_ns: 50 * MS, ..Progress::default() };
+        assert_eq!((all.all_ns, activity.of_all(&ended, |_| true)), (115 * MS, all));
+    }
+
+    #[test]
+    fn hooking_keeps_its_budget() {
+        let mut activity = Activity::new(2, 1, false);
+        look(&mut activity, &[], 100);
+        assert_eq!(look(&mut activity, &[(1, 5)], 200), [1]);
+        activity.spend(450 * MS);
+        assert!(look(&mut activity, &[(1, 50)], 300).is_empty(), "2 ms were saved since");
+        assert_eq!(look(&mut activity, &[(1, 80)], 3000), [1]);
+    }
+
+    #[test]
+    fn looks_come_often_while_somebody_new_is_busy() {
+        let mut activity = Activity::new(2, 1, false);
+        let mut pause = |cpu_ms: &[(u32, u64)], now_ms: u64| {
+            look(&mut activity, cpu_ms, now_ms);
+            activity.next_ns() / MS - now_ms
+        };
+        assert_eq!([pause(&[(1, 5)], 100), pause(&[(1, 5)], 200), pause(&[(1, 5)], 400)], [100, 200, 400]);
+        assert_eq!([pause(&[(1, 5)], 800), pause(&[(1, 5)], 1600), pause(&[(1, 5)], 3200)], [800, 1600, 1600]);
+        assert_eq!(pause(&[(1, 25)], 4800), 100);
+    }
+
+    #[test]
+    fn whoever_is_no_target_keeps_nobody_awake() {
+        let mut activity = Activity::new(2, 1, true);
+        look(&mut activity, &[], 100);
+        assert_eq!(look(&mut activity, &[(1, 5)], 200), [1]);
+        activity.pass_over(process(1), 200 * MS);
+        assert!(look(&mut activity, &[(1, 50)], 300).is_empty());
+        assert_eq!(activity.next_ns() / MS, 500);
+        // It may have joined since.
+        assert!(look(&mut activity, &[(1, 70)], 1700).is_empty());
+        assert_eq!((activity.next_ns() / MS, look(&mut activity, &[(1, 90)], 1800)), (1800, vec![1]));
+        activity.rest(1800 * MS);
+        assert_eq!(activity.next_ns() / MS, 3400);
+    }
+
+    #[test]
+    fn so_many_are_hooked_at_once() {
+        let mut activity = Activity::new(2, 1, false);
+        look(&mut activity, &[], 100);
+        let all: Vec<(u32, u64)> = (1..=600).map(|tgid| (tgid, 5)).collect();
+        look(&mut activity, &all, 200).into_iter().for_each(|tgid| activity.counted(process(tgid), None));
+        assert!(look(&mut activity, &all, 300).is_empty());
+    }
+}

@@ -1,0 +1,248 @@
+//! The overhead controller keeps probes within the budget: it looks at their cost, calls [`decide`], returns actions,
+//! and keeps notes.
+
+use heapbpf_profile::units;
+use sampler_ebpf::abi::Counters;
+
+use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, cheaper, decide};
+use crate::cost::measure::Measured;
+use crate::intake::counters::exact_bytes;
+use crate::plan::SamplingPlan;
+
+/// Time until the first look, which finds the targets' call rate.
+const FIRST_LOOK_NS: u64 = 200_000_000;
+/// Time between looks.
+const LOOK_NS: u64 = 1_000_000_000;
+/// Fewest calls on which a decision is based.
+const FEWEST_CALLS: f64 = 100.0;
+/// The automatic interval changes only if it is off by this factor: each interval has rows of its own.
+const INTERVAL_STEP: u64 = 4;
+
+/// How many looks in a row must find the budget exceeded before something is given up, which is for good.
+const PATIENCE: u32 = 2;
+
+/// What is said when the probes are detached.
+const DETACHED: &str =
+    "the probes were taken away for the rest of the recording: figures cover what was allocated up to then";
+
+/// An action for the session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Change the sampling interval.
+    SetInterval(u64),
+    /// Stop tracking frees: detach the probes of functions that free.
+    StopTrackingFrees,
+    /// Detach all probes, for good.
+    Detach,
+}
+
+/// Findings of earlier looks.
+struct Looks {
+    /// CLOCK_MONOTONIC of the next look.
+    next_ns: u64,
+    first: bool,
+    last: Use,
+    /// Probe time as a share of the targets' CPU time.
+    share: Option<f64>,
+    /// How many looks in a row have found the budget exceeded.
+    exceeded: u32,
+}
+
+/// The overhead controller of one recording.
+pub struct OverheadController {
+    measured: Option<Measured>,
+    costs: Option<ProbeCosts>,
+    budget: Option<f64>,
+    automatic: bool,
+    tracking: Tracking,
+    /// Whether the probes are still in place.
+    attached: bool,
+    /// CLOCK_MONOTONIC.
+    begun_ns: u64,
+    looks: Looks,
+    notes: Vec<String>,
+}
+
+impl OverheadController {
+    /// Creates the controller of a recording that begins now.
+    pub fn new(measured: Option<Measured>, budget: Option<f64>, sampling: &SamplingPlan, now_ns: u64) -> Self {
+        let mut notes = Vec::new();
+        if measured.is_none() && (budget.is_some() || sampling.automatic) {
+            notes.push(
+                "what probes cost could not be measured here, so no budget could be kept and no interval chosen".into(),
+            );
+        }
+        Self {
+            costs: measured.as_ref().map(|measured| measured.costs.in_programs()),
+            measured,
+            budget,
+            automatic: sampling.automatic,
+            tracking: Tracking { interval: sampling.interval, frees: sampling.live },
+            attached: true,
+            begun_ns: now_ns,
+            looks: Looks {
+                next_ns: now_ns + FIRST_LOOK_NS,
+                first: true,
+                last: Use { seconds: now_ns as f64 * 1e-9, ..Use::default() },
+                share: None,
+                exceeded: 0,
+            },
+            notes,
+        }
+    }
+
+    /// Notes that the recording begins now, with the targets' CPU clock at `cpu_seconds`.
+    pub fn begin(&mut self, cpu_seconds: f64, now_ns: u64) {
+        self.begun_ns = now_ns;
+        self.looks.next_ns = now_ns + FIRST_LOOK_NS;
+        self.looks.last = Use { seconds: now_ns as f64 * 1e-9, cpu_seconds, ..Use::default() };
+    }
+
+    /// Sets what probes cost the targets from now on, on average.
+    pub fn set_costs(&mut self, costs: ProbeCosts) {
+        self.costs = Some(costs);
+    }
+
+    /// Probe costs measured on this machine.
+    pub fn measured(&self) -> Option<&Measured> {
+        self.measured.as_ref()
+    }
+
+    /// CLOCK_MONOTONIC of the next look; `None` if no look is needed.
+    pub fn next_ns(&self) -> Option<u64> {
+        let needed = self.attached && self.costs.is_some() && (self.budget.is_some() || self.automatic);
+        needed.then_some(self.looks.next_ns)
+    }
+
+    /// Probe costs in programs, if they are known, and how closely targets are tracked.
+    pub fn costs(&self) -> Option<(ProbeCosts, Tracking)> {
+        self.costs.map(|costs| (costs, self.tracking))
+    }
+
+    /// Probe time as a share of the targets' CPU time between the last two looks.
+    pub fn share(&self) -> Option<f64> {
+        self.looks.share
+    }
+
+    /// Whether frees are tracked. Memory in use is unknown otherwise.
+    pub const fn tracks_frees(&self) -> bool {
+        self.tracking.frees
+    }
+
+    /// Notes for the user.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Looks at the counters, when [`next_ns`](Self::next_ns) has come.
+    /// `takes_in`: processes are hooked one by one, inline or by links of their own, so that only the interval is common to them.
+    pub fn look(&mut self, counters: &Counters, cpu_seconds: f64, takes_in: bool, now_ns: u64) -> Vec<Action> {
+        let Some(costs) = self.costs else { return Vec::new() };
+        let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
+        let used = now.since(&self.looks.last);
+        self.looks.share = Some(used.share(&costs));
+        self.looks.last = now;
+        self.looks.next_ns = now_ns + LOOK_NS;
+        if used.calls() + used.frees < FEWEST_CALLS {
+            self.looks.exceeded = 0;
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        if self.automatic {
+            let interval = automatic_interval(&used, self.tracking.frees, &costs, self.budget);
+            let old = self.tracking.interval;
+            if self.looks.first || interval >= old * INTERVAL_STEP || interval * INTERVAL_STEP <= old {
+                self.note(
+                    now_ns,
+                    format!("sampling interval {}, chosen for the call rate", units::bytes(interval as f64)),
+                );
+                self.tracking.interval = interval;
+                actions.push(Action::SetInterval(interval));
+            }
+        }
+        if let Some(budget) = self.budget {
+            actions.extend(self.keep(&used, takes_in, (&costs, budget), now_ns));
+        }
+        self.looks.first = false;
+        actions
+    }
+
+    /// Keeps the budget.
+    fn keep(&mut self, used: &Use, takes_in: bool, (costs, budget): (&ProbeCosts, f64), now_ns: u64) -> Vec<Action> {
+        let old = self.tracking;
+        let next = decide(used, old, costs, budget, takes_in);
+        if next == Some(old) {
+            self.looks.exceeded = 0;
+            return Vec::new();
+        }
+        self.looks.exceeded += 1;
+        if self.looks.exceeded < PATIENCE {
+            return Vec::new();
+        }
+        self.looks.exceeded = 0;
+        self.note(
+            now_ns,
+            format!(
+                "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead; `none` lifts it): \
+                 {}",
+                units::percent(used.share(costs)),
+                units::percent(budget),
+                options(used, old, costs)
+            ),
+        );
+        let Some(next) = next else {
+            (self.attached, self.looks.share) = (false, None);
+            self.note(now_ns, DETACHED.into());
+            return vec![Action::Detach];
+        };
+        self.tracking = next;
+        let mut actions = Vec::new();
+        if next.interval != old.interval {
+            self.note(now_ns, format!("the sampling interval is {} from here on", units::bytes(next.interval as f64)));
+            actions.push(Action::SetInterval(next.interval));
+        }
+        if next.frees != old.frees {
+            self.note(now_ns, "frees are not followed any more: nothing is said of memory in use".into());
+            actions.push(Action::StopTrackingFrees);
+        }
+        actions
+    }
+
+    fn note(&mut self, now_ns: u64, text: String) {
+        const MOST: usize = 32;
+        let at = now_ns.saturating_sub(self.begun_ns) as f64 * 1e-9;
+        log::warn!("{text}");
+        if self.notes.len() >= MOST {
+            // The first ones say how it began, the last ones how it is now.
+            self.notes.remove(MOST / 2);
+        }
+        self.notes.push(format!("after {at:.1} s: {text}"));
+    }
+}
+
+/// Options that cost less than the current tracking, as text.
+fn options(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
+    let priced = cheaper(used, now, costs).into_iter();
+    let priced: Vec<String> =
+        priced.map(|(name, share)| format!("{name} would take {}", units::percent(share))).collect();
+    if priced.is_empty() { "no option is known to cost less".into() } else { priced.join(", ") }
+}
+
+/// What calls and CPU time say about the use of probes.
+pub fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
+    Use {
+        seconds,
+        allocations: (counters.hits() + counters.reentrant)
+            .saturating_sub(counters.counted_inside.saturating_add(counters.inline_sampled))
+            as f64,
+        counted_inside: counters.counted_inside.saturating_add(counters.inline_sampled) as f64,
+        frees: counters.frees_seen.saturating_sub(counters.inline_frees) as f64,
+        samples: counters.sampled as f64,
+        bytes: exact_bytes(counters) as f64,
+        cpu_seconds,
+    }
+}
+
+#[cfg(test)]
+#[path = "controller_tests.rs"]
+mod tests;

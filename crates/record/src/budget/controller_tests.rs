@@ -1,0 +1,174 @@
+//! Tests of the overhead controller: what it reduces, when, and what it reports.
+
+use std::collections::BTreeMap;
+
+use heapbpf_profile::model::Criterion;
+
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn controller(share: Option<f64>, automatic: bool) -> OverheadController {
+    let measured = Measured {
+        identity: String::new(),
+        allocator: String::new(),
+        allocation_kind: "emulated".into(),
+        free_kind: "emulated".into(),
+        bare_pair_ns: 8.0,
+        costs: ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 },
+        inline_pair_ns: None,
+        inline_is_bound: false,
+        nothing_ns: BTreeMap::new(),
+    };
+    let sampling = SamplingPlan {
+        interval: 512 << 10,
+        criterion: Criterion::Bytes,
+        automatic,
+        classes: None,
+        live: true,
+        mappings: false,
+    };
+    OverheadController::new(Some(measured), share, &sampling, SECOND)
+}
+
+fn counters(calls: u64) -> Counters {
+    Counters { calls, unsampled: calls, unsampled_bytes: 100 * calls, frees_seen: calls, ..Counters::default() }
+}
+
+/// Looks for so many seconds at a target that makes so many pairs a second, with all its CPU time. Returns what is to be done,
+/// and when, in tenths of seconds.
+struct Load {
+    controller: OverheadController,
+    calls: u64,
+    frees: u64,
+    now_ns: u64,
+}
+
+impl Load {
+    fn new(share: f64) -> Self {
+        Self { controller: controller(Some(share), false), calls: 0, frees: 0, now_ns: SECOND }
+    }
+
+    /// Frees are counted only as long as they are tracked.
+    fn run(&mut self, calls: u64, seconds: u64) -> Vec<(u64, Action)> {
+        let (end_ns, mut done) = (self.now_ns + seconds * SECOND, Vec::new());
+        while let Some(at_ns) = self.controller.next_ns().filter(|at_ns| *at_ns <= end_ns) {
+            let made = calls * (at_ns - self.now_ns) / SECOND;
+            self.now_ns = at_ns;
+            self.calls += made;
+            self.frees += if self.controller.tracks_frees() { made } else { 0 };
+            let counters = Counters { frees_seen: self.frees, ..counters(self.calls) };
+            let actions = self.controller.look(&counters, (at_ns - SECOND) as f64 * 1e-9, false, at_ns);
+            done.extend(actions.into_iter().map(|action| ((at_ns - SECOND) / 100_000_000, action)));
+        }
+        done
+    }
+}
+
+#[test]
+fn without_budget_nothing_is_looked_at() {
+    let controller = controller(None, false);
+    assert_eq!(controller.next_ns(), None);
+    assert!(controller.notes().is_empty());
+}
+
+#[test]
+fn the_first_look_comes_early_and_quiet_targets_change_nothing() {
+    let mut controller = controller(Some(0.25), false);
+    assert_eq!(controller.next_ns(), Some(SECOND + FIRST_LOOK_NS));
+    assert!(controller.look(&counters(1_000), 0.19, false, SECOND + FIRST_LOOK_NS).is_empty());
+    assert_eq!(controller.next_ns(), Some(SECOND + FIRST_LOOK_NS + LOOK_NS));
+    assert!(controller.share().unwrap() < 0.01 && controller.notes().is_empty());
+}
+
+/// Pairs take 0.6 s of a second, allocations alone 0.3 s.
+#[test]
+fn a_hot_target_is_left_step_by_step_and_each_step_is_told() {
+    let mut load = Load::new(0.05);
+    assert_eq!(load.run(500_000, 60), [(12, Action::StopTrackingFrees), (32, Action::Detach)]);
+    assert!(!load.controller.tracks_frees());
+    assert_eq!((load.controller.next_ns(), load.controller.share()), (None, None), "there is nothing left to look at");
+    let notes = load.controller.notes().join("\n");
+    for part in [
+        "more than the budget of 5",
+        "--no-live would take 42.9 %",
+        "after 1.2 s: frees are not followed",
+        "after 3.2 s: the probes were taken away",
+    ] {
+        assert!(notes.contains(part), "{part}: {notes}");
+    }
+}
+
+#[test]
+fn what_is_enough_stays_and_nothing_comes_back() {
+    let mut load = Load::new(0.4);
+    assert_eq!(load.run(500_000, 60), [(12, Action::StopTrackingFrees)]);
+    assert_eq!(load.run(1_000, 600), []);
+    assert!(!load.controller.tracks_frees());
+}
+
+#[test]
+fn a_short_burst_is_forgiven() {
+    let mut load = Load::new(0.25);
+    assert_eq!(load.run(0, 5), []);
+    assert_eq!(load.run(700_000, 1), []);
+    assert_eq!(load.run(1_000, 1), []);
+    assert_eq!(load.run(700_000, 1), []);
+    assert_eq!(load.run(0, 5), []);
+    assert_eq!(load.run(700_000, 2).len(), 1);
+}
+
+#[test]
+fn where_processes_are_hooked_one_by_one_nothing_is_given_up_for_all() {
+    let mut controller = controller(Some(0.05), false);
+    let inline = Counters { counted_inside: 1_000, inline_sampled: 10, ..counters(1_010) };
+    let mut at = SECOND + FIRST_LOOK_NS;
+    for second in 0..10 {
+        let counted = Counters { calls: 1_010 + second * 500_000, unsampled: 1_010 + second * 500_000, ..inline };
+        assert_eq!(controller.look(&counted, 0.2 + second as f64, true, at), []);
+        at += LOOK_NS;
+    }
+}
+
+#[test]
+fn samples_of_an_interval_that_was_left_do_not_widen_the_next_one() {
+    let mut controller = controller(Some(0.05), false);
+    let mut seen = Vec::new();
+    for second in 1..6_u64 {
+        let sampled = 20_000 * second.min(2);
+        let unsampled = 100_000 * second;
+        let counted = Counters { calls: sampled + unsampled, sampled, ..counters(unsampled) };
+        let at = SECOND + FIRST_LOOK_NS + second * LOOK_NS;
+        let actions = controller.look(&counted, second as f64, false, at);
+        seen.push(actions.iter().any(|action| matches!(action, Action::SetInterval(_))));
+    }
+    assert_eq!(seen, [false, true, false, false, false]);
+}
+
+#[test]
+fn the_automatic_interval_is_set_at_the_first_look_and_then_kept() {
+    let mut controller = controller(None, true);
+    let at = SECOND + FIRST_LOOK_NS;
+    assert_eq!(controller.look(&counters(100_000), 0.2, false, at), [Action::SetInterval(32_768)]);
+    assert!(controller.look(&counters(200_000), 0.4, false, at + LOOK_NS).is_empty());
+}
+
+#[test]
+fn calls_and_frees_of_targets_that_count_themselves_are_no_traps() {
+    let inline = Counters {
+        calls: 1_000_000,
+        unsampled: 999_000,
+        sampled: 1_000,
+        submitted: 1_000,
+        inline_sampled: 1_000,
+        counted_inside: 999_000,
+        frees_seen: 900,
+        inline_frees: 900,
+        ..Counters::default()
+    };
+    let probed = Counters { calls: 50, unsampled: 50, frees_seen: 40, ..Counters::default() };
+    let mut both = inline;
+    both.add(&probed);
+    let used = usage(&both, 1.0, 1.0);
+    assert_eq!((used.allocations, used.counted_inside, used.frees, used.samples), (50.0, 1e6, 40.0, 1_000.0));
+}

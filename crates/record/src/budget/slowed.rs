@@ -1,0 +1,268 @@
+//! Says once of each target when probes take much of its CPU time. Where a budget bounds that, its probes are given up.
+
+use std::collections::{HashMap, HashSet};
+
+use heapbpf_profile::units;
+use heapbpf_statistics::plan::LARGEST_INTERVAL;
+use sampler_ebpf::abi::ProcessKey;
+
+use crate::cost::budget::{ProbeCosts, Tracking, Use, cheaper};
+
+/// Share of a target's CPU time from which on probes are worth a word.
+const WORTH_A_WORD: f64 = 0.2;
+/// CPU time on which that is judged, seconds: clocks are exact, but a process that hardly runs is not slowed down.
+const FEWEST_SECONDS: f64 = 0.04;
+/// Time between looks: two of them see a target that has just become busy within a second.
+const LOOK_NS: u64 = 400_000_000;
+/// Looking takes at most this share of the time.
+const SHARE_OF_TIME: u64 = 100;
+/// From here on, how many times slower a target is cannot be told.
+const MOST_TIMES: f64 = 50.0;
+/// Most targets that are named.
+const MOST_TOLD: usize = 8;
+
+/// A target at a look.
+pub struct Seen<'a> {
+    /// The process.
+    pub process: ProcessKey,
+    /// Its name.
+    pub comm: &'a str,
+    /// What it has called so far, and the CPU time that it has used.
+    pub used: Use,
+    /// What its probes cost.
+    pub costs: ProbeCosts,
+    /// Whether it is hooked inline: samples alone trap.
+    pub is_inline: bool,
+}
+
+/// A target that probes were found to slow down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slowed {
+    /// The process.
+    pub process: ProcessKey,
+    /// What to tell.
+    pub line: String,
+}
+
+/// Targets that probes slow down.
+#[derive(Debug, Default)]
+pub struct SlowedTargets {
+    /// What each had used when it was last judged.
+    before: HashMap<ProcessKey, Use>,
+    told: HashSet<ProcessKey>,
+    next_ns: u64,
+    notes: Vec<String>,
+}
+
+impl SlowedTargets {
+    /// CLOCK_MONOTONIC of the next look; `None` if enough has been said, and no budget is to be kept.
+    pub fn next_ns(&self, has_budget: bool) -> Option<u64> {
+        (has_budget || self.told.len() < MOST_TOLD).then_some(self.next_ns)
+    }
+
+    /// Sets the time of the next look, after one that took from `begun_ns` to `now_ns`.
+    pub fn looked(&mut self, begun_ns: u64, now_ns: u64) {
+        let took_ns = now_ns.saturating_sub(begun_ns);
+        self.next_ns = now_ns.saturating_add(LOOK_NS.max(took_ns.saturating_mul(SHARE_OF_TIME)));
+    }
+
+    /// Judges the targets. Returns those that are to be told of at once. `budget`: the share of its CPU time that the probes of a
+    /// process may take; beyond it they are to be given up. `seconds`: since the recording began.
+    pub fn look<'a>(
+        &mut self,
+        targets: impl Iterator<Item = Seen<'a>>,
+        tracking: Tracking,
+        budget: Option<f64>,
+        seconds: f64,
+    ) -> Vec<Slowed> {
+        let (mut seen, mut found) = (HashMap::new(), Vec::new());
+        for Seen { process, comm, used, costs, is_inline } in targets {
+            if self.told.contains(&process) {
+                continue;
+            }
+            let Some(before) = self.before.get(&process) else {
+                seen.insert(process, used);
+                continue;
+            };
+            let since = used.since(before);
+            if since.cpu_seconds < FEWEST_SECONDS {
+                seen.insert(process, *before);
+                continue;
+            }
+            seen.insert(process, used);
+            let share = since.share(&costs);
+            if share > budget.unwrap_or(WORTH_A_WORD) && (budget.is_some() || self.told.len() < MOST_TOLD) {
+                self.told.insert(process);
+                let who = if comm.is_empty() {
+                    format!("process {}", process.tgid)
+                } else {
+                    format!("{comm} ({})", process.tgid)
+                };
+                let line = match budget {
+                    Some(budget) => format!(
+                        "probes took {} of the CPU time of {who}, more than the budget of {} (--max-overhead; `none` lifts it): \
+                         it is not counted any more",
+                        units::percent(share),
+                        units::percent(budget)
+                    ),
+                    None if is_inline => of_samples(share, &who, tracking.interval),
+                    None => line(&since, &who, tracking, &costs),
+                };
+                if self.notes.len() < MOST_TOLD {
+                    self.notes.push(format!("after {seconds:.1} s: {line}"));
+                }
+                found.push(Slowed { process, line });
+            }
+        }
+        self.before = seen;
+        found
+    }
+
+    /// Notes for the user.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+/// The same of a process that is hooked inline. Samples are as many as the interval is short.
+fn of_samples(share: f64, who: &str, interval: u64) -> String {
+    /// The share that is next to nothing.
+    const LITTLE: f64 = 0.01;
+    let enough = (interval as f64 * share / LITTLE).max(1.0) as u64;
+    let cure = units::bytes(enough.next_power_of_two().min(LARGEST_INTERVAL) as f64).replace(' ', "");
+    format!("samples take {} of the CPU time of {who}; -i {cure} would take under 1 %", units::percent(share))
+}
+
+fn line(used: &Use, who: &str, tracking: Tracking, costs: &ProbeCosts) -> String {
+    let share = used.share(costs);
+    // Clocks and costs are estimates, so of nearly all, only that much is known.
+    let times = match 1.0 / (1.0 - share).max(1e-3) {
+        times if times < 10.0 => format!("some {times:.1}"),
+        times if times < MOST_TIMES => format!("some {times:.0}"),
+        _ => format!("more than {MOST_TIMES:.0}"),
+    };
+    let options = cheaper(used, tracking, costs);
+    let larger = tracking.interval > 0 && !options.iter().any(|(name, _)| name.starts_with("-i "));
+    let mut advice = Vec::new();
+    advice.extend(larger.then(|| "a larger -i does not help".to_owned()));
+    advice.extend(options.iter().map(|(name, share)| format!("{name} would take {}", units::percent(*share))));
+    advice.push("--max-overhead 10% bounds it, and says what it gives up for that".into());
+    format!(
+        "probes take {} of the CPU time of {who}, which makes it {times} times slower: {}",
+        units::percent(share),
+        advice.join("; ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COSTS: ProbeCosts = ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 };
+    const FULL: Tracking = Tracking { interval: 512 << 10, frees: true };
+
+    fn key(tgid: u32) -> ProcessKey {
+        ProcessKey { start_ns: 1, tgid, exec_id: 0 }
+    }
+
+    /// A process that has made so many pairs of 100 bytes and run for so many seconds.
+    fn seen(tgid: u32, pairs: f64, cpu_seconds: f64) -> Seen<'static> {
+        let used = Use {
+            seconds: cpu_seconds,
+            allocations: pairs,
+            frees: pairs,
+            bytes: 100.0 * pairs,
+            cpu_seconds,
+            ..Use::default()
+        };
+        Seen { process: key(tgid), comm: "octave", used, costs: COSTS, is_inline: false }
+    }
+
+    fn look(slowed: &mut SlowedTargets, targets: Vec<Seen<'static>>) -> Vec<String> {
+        slowed.look(targets.into_iter(), FULL, None, 0.8).into_iter().map(|slowed| slowed.line).collect()
+    }
+
+    #[test]
+    fn a_slowed_target_is_told_once_at_its_second_look() {
+        let mut slowed = SlowedTargets::default();
+        assert!(look(&mut slowed, vec![seen(7, 1e6, 5.0)]).is_empty(), "since when is not known");
+        // 380,000 pairs take 0.38 s of 0.4 s.
+        let lines = look(&mut slowed, vec![seen(7, 1.38e6, 5.4)]);
+        assert_eq!(lines.len(), 1);
+        for part in [
+            "probes take 95 % of the CPU time of octave (7)",
+            "some 20 times slower",
+            "a larger -i does not help",
+            "--no-live would take 90.5 %",
+            "--max-overhead 10% bounds it",
+        ] {
+            assert!(lines[0].contains(part), "{part}: {}", lines[0]);
+        }
+        assert_eq!(slowed.notes(), [format!("after 0.8 s: {}", lines[0])]);
+        assert!(
+            line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS).contains("of the CPU time of process 7, which")
+        );
+        assert_eq!(
+            of_samples(0.2, "x (7)", 8 << 10),
+            "samples take 20 % of the CPU time of x (7); -i 256KiB would take under 1 %"
+        );
+        assert!(look(&mut slowed, vec![seen(7, 1.76e6, 5.8)]).is_empty(), "once");
+    }
+
+    #[test]
+    fn who_hardly_runs_or_hardly_calls_is_not_slowed() {
+        let mut slowed = SlowedTargets::default();
+        look(&mut slowed, vec![seen(1, 0.0, 0.0), seen(2, 0.0, 0.0)]);
+        // 18 ms of 20 ms, and 70 ms of 400 ms.
+        assert!(look(&mut slowed, vec![seen(1, 18_000.0, 0.02), seen(2, 70_000.0, 0.4)]).is_empty());
+        // Little by little it adds up.
+        assert_eq!(look(&mut slowed, vec![seen(1, 38_000.0, 0.041), seen(2, 140_000.0, 0.8)]).len(), 1);
+    }
+
+    #[test]
+    fn samples_are_cheaper_with_a_larger_interval_and_it_is_said() {
+        let mut slowed = SlowedTargets::default();
+        let every = Tracking { interval: 1, ..FULL };
+        let with = |pairs: f64, cpu_seconds| {
+            let Seen { process, comm, used, costs, is_inline } = seen(7, pairs, cpu_seconds);
+            Seen { process, comm, used: Use { samples: pairs, ..used }, costs, is_inline }
+        };
+        slowed.look(std::iter::once(with(0.0, 0.0)), every, None, 0.4);
+        let found = slowed.look(std::iter::once(with(60_000.0, 0.4)), every, None, 0.8);
+        let line = &found[0].line;
+        assert!(line.contains("; -i 64MiB would take") || line.contains(": -i 64MiB would take"), "{line}");
+        assert!(!line.contains("does not help"), "{line}");
+    }
+
+    #[test]
+    fn beyond_a_budget_probes_are_given_up_and_below_nothing_is_said() {
+        let mut slowed = SlowedTargets::default();
+        let mut look = |pairs, seconds| slowed.look(std::iter::once(seen(7, pairs, seconds)), FULL, Some(0.25), 0.8);
+        assert!(look(0.0, 0.0).is_empty());
+        assert!(look(80_000.0, 0.4).is_empty(), "80 ms of 400 ms");
+        let found = look(280_000.0, 0.8);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].process, key(7));
+        assert_eq!(
+            found[0].line,
+            "probes took 50 % of the CPU time of octave (7), more than the budget of 25 % (--max-overhead; `none` lifts it): it is \
+             not counted any more"
+        );
+        assert_eq!(slowed.notes(), [format!("after 0.8 s: {}", found[0].line)]);
+        assert!(slowed.next_ns(true).is_some());
+    }
+
+    #[test]
+    fn lines_and_looks_are_bounded() {
+        let mut slowed = SlowedTargets::default();
+        let all = |pairs, seconds| (0..100).map(|pid| seen(pid, pairs, seconds)).collect::<Vec<_>>();
+        look(&mut slowed, all(0.0, 0.0));
+        assert_eq!(look(&mut slowed, all(4e5, 0.4)).len(), MOST_TOLD);
+        assert_eq!((slowed.notes().len(), slowed.next_ns(false)), (MOST_TOLD, None));
+        let mut slowed = SlowedTargets::default();
+        slowed.looked(1_000, 2_000);
+        assert_eq!(slowed.next_ns(false), Some(2_000 + LOOK_NS));
+        slowed.looked(0, 100_000_000);
+        assert_eq!(slowed.next_ns(false), Some(10_100_000_000));
+    }
+}

@@ -1,0 +1,383 @@
+//! Puts BPF programs on a process's allocator and takes them off again, to measure what they add.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use heapbpf_attach::files::FileKey;
+use heapbpf_attach::hooks::{Hooks, MOST_OWN_LINKS};
+use heapbpf_attach::inline::Refused;
+use heapbpf_attach::inline::preview::Trial as InlineTrial;
+use heapbpf_attach::rules;
+use heapbpf_heap::event::decode_stack;
+use heapbpf_kernel::control::{ControlMaps, CountedBy};
+use heapbpf_kernel::guardian::{Guardian, ProbeLink};
+use heapbpf_kernel::loader::{Loader, MapSizes, ProgramKind};
+use heapbpf_kernel::programs::{LinkKind, Programs, When};
+use heapbpf_kernel::ring_maps::RingId;
+use heapbpf_kernel::rings::Ring;
+use heapbpf_kernel::{KernelError, sys};
+use heapbpf_probes::Table;
+use heapbpf_profile::model::Criterion;
+use heapbpf_statistics::size_classes::{CLASS_INTERVAL, class_trials};
+use sampler_ebpf::abi::{Config, stack_kind};
+use sampler_ebpf::constants::draw_constants;
+use sampler_ebpf::trials::SIZE_CLASSES;
+
+use crate::sampling::criterion_code;
+
+/// Smallest ring, bytes; the loader rounds it up to a page.
+const LEAST: u32 = 4096;
+
+/// The allocator file of a process, and where heapbpf would probe it.
+pub struct Allocator {
+    path: CString,
+    file: Arc<File>,
+    name: String,
+    /// Probed instructions: file offset, whether the function only frees, how the kernel executes it, and the function.
+    sites: Vec<(u64, bool, String, String)>,
+}
+
+impl Allocator {
+    /// The first file of a process that has an allocator.
+    ///
+    /// # Errors
+    /// The process has none that can be probed.
+    pub fn of_process(pid: u32) -> anyhow::Result<Self> {
+        Self::find(pid, |_| true)
+    }
+
+    /// The library with this file name.
+    ///
+    /// # Errors
+    /// The process has none, or it is not an allocator that can be probed.
+    pub fn in_library(pid: u32, name: &str) -> anyhow::Result<Self> {
+        Self::find(pid, |path| path.file_name().is_some_and(|file| file == name))
+    }
+
+    fn find(pid: u32, wanted: impl Fn(&Path) -> bool) -> anyhow::Result<Self> {
+        let maps = procfs::process::Process::new(pid.cast_signed())?.maps()?;
+        let files: BTreeMap<(i32, i32, u64), String> = maps
+            .iter()
+            .filter(|map| map.perms.contains(procfs::process::MMPermissions::EXECUTE) && map.inode != 0)
+            .filter(|map| matches!(&map.pathname, procfs::process::MMapPath::Path(path) if wanted(path)))
+            .map(|map| {
+                let (start, end) = map.address;
+                ((map.dev.0, map.dev.1, map.inode), format!("/proc/{pid}/map_files/{start:x}-{end:x}"))
+            })
+            .collect();
+        for path in files.into_values() {
+            let Ok(file) = File::open(&path) else { continue };
+            let file = Arc::new(file);
+            let mut hooks = hooks(true, None);
+            let Ok((key, true)) = hooks.files.examine(&path, &file) else { continue };
+            let Some(planned) = hooks.files.plan(key) else { continue };
+            let sites = planned
+                .sites
+                .iter()
+                .map(|site| (site.site.offset, !site.return_needed, site.kind.to_string(), site.function.clone()))
+                .collect();
+            let name = planned.allocator.clone();
+            let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+            return Ok(Self { path, file, name, sites });
+        }
+        anyhow::bail!("process {pid} has no allocator to measure with")
+    }
+
+    /// Hooks it inline in a process that maps it. Nothing is sampled.
+    ///
+    /// # Errors
+    /// It cannot be hooked inline.
+    pub fn hook_inline(&self, pid: u32) -> Result<InlineTrial, Refused> {
+        let path = self.path.to_string_lossy();
+        InlineTrial::begin(pid, (&path, &self.file), &Table::default())
+    }
+
+    /// Name and version of the allocator.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How the kernel executes the instruction at which a function is probed.
+    pub fn kind(&self, function: &str) -> Option<&str> {
+        self.sites.iter().find(|(_, _, _, name)| name == function).map(|(_, _, kind, _)| kind.as_str())
+    }
+}
+
+fn hooks(live: bool, programs: Option<&Programs>) -> Hooks {
+    Hooks::new(rules::of_this_kernel(programs), Table::default(), live)
+}
+
+/// heapbpf's BPF programs, set up as in a recording, for processes with the same allocator file.
+pub struct Recording {
+    programs: Programs,
+    control: ControlMaps,
+    hooks: Hooks,
+    key: FileKey,
+    events: Ring,
+    stacks: Ring,
+    pids: Vec<u32>,
+}
+
+/// Settings of a [`Recording`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Sampling interval R: bytes, or allocations under another criterion; by size class it is that of every class.
+    pub interval: u64,
+    /// The unit of a sampling trial.
+    pub criterion: Criterion,
+    /// Whether frees are tracked.
+    pub live: bool,
+    /// Kind of link; `None`: the best that works.
+    pub link: Option<LinkKind>,
+    /// One of `abi::stack_kind`.
+    pub stack_kind: u32,
+    /// Most bytes of stack copied per sample.
+    pub stack_bytes: u64,
+    /// Size of the events ring, bytes. Nobody reads it during a slice. The stacks ring has four times as much.
+    pub events_bytes: u32,
+    /// The functions to probe; `None`: all of the allocator's. Fewer are faster to remove, which matters for perf links.
+    pub functions: Option<&'static [&'static str]>,
+}
+
+impl Setting {
+    /// The defaults of the command line for a named target, but only malloc and free are probed.
+    pub const DEFAULT: Self = Self {
+        interval: 512 << 10,
+        criterion: Criterion::Bytes,
+        live: true,
+        link: None,
+        stack_kind: stack_kind::COPIED,
+        stack_bytes: 64 << 10,
+        events_bytes: 16 << 20,
+        functions: Some(&["malloc", "free"]),
+    };
+}
+
+impl Recording {
+    /// Loads the programs of a BPF object, without placing any probe.
+    ///
+    /// # Errors
+    /// The kernel refuses them.
+    pub fn load(
+        object: &[u8],
+        setting: Setting,
+        allocator: &Allocator,
+        pid: u32,
+        guardian: &Guardian,
+    ) -> anyhow::Result<Self> {
+        let config = Config {
+            live: u32::from(setting.live),
+            stack_kind: setting.stack_kind,
+            stack_bytes: setting.stack_bytes,
+            criterion: criterion_code(setting.criterion),
+            self_tgid: std::process::id(),
+            ..Config::default()
+        };
+        // Without samples there are no records, so the smallest rings do.
+        let events_bytes = if setting.interval == 0 { LEAST } else { setting.events_bytes };
+        let sizes =
+            MapSizes { events_bytes, stacks_bytes: 4 * events_bytes, live_max: 1 << 20, stack_traces_max: 1024 };
+        let loader = Arc::new(Loader::new(object, &config, &sizes)?);
+        let mut control = ControlMaps::open(&loader)?;
+        let interval = if setting.criterion == Criterion::SizeClass {
+            control.set_trials(&[class_trials(setting.interval as f64); SIZE_CLASSES])?;
+            CLASS_INTERVAL
+        } else {
+            setting.interval
+        };
+        control.set_draw(draw_constants(interval).context("the interval is too large")?)?;
+        let programs = Programs::load(&loader, (setting.live, When::AtOnce), setting.link, guardian)?;
+        let mut hooks = hooks(setting.live, Some(&programs));
+        if let Some(functions) = setting.functions {
+            hooks = hooks.only(functions);
+        }
+        let (key, _) = hooks.files.examine(&allocator.path.to_string_lossy(), &allocator.file)?;
+        let (events, stacks) = (Ring::open(&loader, RingId::Events)?, Ring::open(&loader, RingId::Stacks)?);
+        Ok(Self { programs, control, hooks, key, events, stacks, pids: vec![pid] })
+    }
+
+    /// Kind of its links.
+    pub const fn link(&self) -> LinkKind {
+        self.programs.kind
+    }
+
+    /// Places the probes.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn on(&mut self) -> anyhow::Result<()> {
+        let own = self.pids.len() <= MOST_OWN_LINKS && self.programs.links_one_process();
+        let counted_by = if own { CountedBy::OwnLinks } else { CountedBy::SharedLinks };
+        for pid in &self.pids {
+            self.control.add_target(*pid, counted_by)?;
+            self.hooks.hook(self.key, own.then_some(*pid), &self.programs, &mut self.control)?;
+        }
+        Ok(())
+    }
+
+    /// From the next [`on`](Self::on) on, probes another process with the same allocator file instead.
+    pub fn only_for(&mut self, pid: u32) {
+        self.leave_all();
+        self.also(pid);
+    }
+
+    /// Forgets all processes to probe.
+    pub fn leave_all(&mut self) {
+        self.pids.drain(..).for_each(|pid| self.control.remove_target(pid));
+    }
+
+    /// From the next [`on`](Self::on) on, also probes another process with the same allocator file.
+    pub fn also(&mut self, pid: u32) {
+        self.pids.push(pid);
+    }
+
+    /// Removes the probes and empties the rings. Returns the number of reported samples and frees.
+    pub fn off(&mut self) -> usize {
+        self.hooks.release_all();
+        self.drain()
+    }
+
+    /// Empties the rings. Returns the number of reported samples and frees.
+    pub fn drain(&mut self) -> usize {
+        let mut records = 0;
+        loop {
+            let count = self.events.drain(|_| ());
+            if count == 0 {
+                break;
+            }
+            records += count;
+        }
+        while self.stacks.drain(|_| ()) > 0 {}
+        records
+    }
+
+    /// Empties the rings. Returns the number of stack copies and their total size in bytes.
+    pub fn drain_stacks(&mut self) -> (u64, u64) {
+        while self.events.drain(|_| ()) > 0 {}
+        let (mut copies, mut bytes) = (0, 0);
+        loop {
+            let count = self.stacks.drain(|record| {
+                if let Some(copied) = decode_stack(&record) {
+                    copies += 1;
+                    bytes += u64::from(copied.head.copied_bytes);
+                }
+            });
+            if count == 0 {
+                return (copies, bytes);
+            }
+        }
+    }
+
+    /// Changes the sampling interval. Threads use it from their next draw on.
+    ///
+    /// # Errors
+    /// The interval is too large.
+    pub fn set_interval(&mut self, interval: u64) -> anyhow::Result<()> {
+        Ok(self.control.set_draw(draw_constants(interval).context("the interval is too large")?)?)
+    }
+}
+
+/// The no-op baseline: BPF programs that do nothing, on the very instructions that heapbpf probes.
+pub struct Baseline {
+    multi: Option<OwnedFd>,
+    perf: OwnedFd,
+    links: Vec<ProbeLink>,
+    guardian: Guardian,
+}
+
+/// Which instructions the baseline is put on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// All of them.
+    Everywhere,
+    /// Entries of allocating functions.
+    Allocations,
+    /// Entries and returns of allocating functions.
+    AllocationsAndReturns,
+}
+
+impl Baseline {
+    /// Loads the program.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn load(object: &[u8], guardian: &Guardian) -> Result<Self, KernelError> {
+        let sizes = MapSizes { events_bytes: LEAST, stacks_bytes: LEAST, live_max: 1, stack_traces_max: 1 };
+        let loader = Loader::new(object, &Config::default(), &sizes)?;
+        Ok(Self {
+            multi: loader.program("nothing", ProgramKind::UprobeMulti).ok(),
+            perf: loader.program("nothing", ProgramKind::UprobePerf)?,
+            links: Vec::new(),
+            guardian: guardian.clone(),
+        })
+    }
+
+    /// Places it on an allocator: with multi links if the kernel has them, unless `perf` is set.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn on(&mut self, allocator: &Allocator, pid: u32, place: Where, perf: bool) -> std::io::Result<()> {
+        let sites = allocator.sites.iter().filter(|(_, frees, _, _)| place == Where::Everywhere || !frees);
+        let offsets: Vec<u64> = sites.map(|(offset, ..)| *offset).collect();
+        let returns: &[bool] = if place == Where::AllocationsAndReturns { &[false, true] } else { &[false] };
+        for on_return in returns {
+            match &self.multi {
+                Some(program) if !perf => {
+                    let cookies = vec![0; offsets.len()];
+                    let target = sys::UprobeTarget {
+                        path: &allocator.path,
+                        offsets: &offsets,
+                        cookies: &cookies,
+                        semaphores: &[],
+                        pid: Some(pid),
+                    };
+                    let flags = if *on_return { sys::MULTI_RETURN } else { 0 };
+                    let (program, guardian) = (program.as_fd(), &self.guardian);
+                    let link = guardian.link_uprobe_multi(program, sys::ATTACH_UPROBE_MULTI, &target, flags)?;
+                    self.links.push(link);
+                }
+                _ => {
+                    for offset in &offsets {
+                        let (path, on_return) = (&allocator.path, *on_return);
+                        let place = sys::PerfPlace { path, offset: *offset, pid: Some(pid), on_return, semaphore: 0 };
+                        self.links.push(self.guardian.link_uprobe_perf(self.perf.as_fd(), &place, 0)?);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Places it on one instruction of heapbpf's own executable, in a process that runs heapbpf.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn on_own(&mut self, offset: u64, pid: u32) -> std::io::Result<()> {
+        match &self.multi {
+            Some(program) => {
+                let (offsets, cookies) = ([offset], [0]);
+                let path = c"/proc/self/exe";
+                let (offsets, cookies) = (&offsets, &cookies);
+                let target = sys::UprobeTarget { path, offsets, cookies, semaphores: &[], pid: Some(pid) };
+                let (program, guardian) = (program.as_fd(), &self.guardian);
+                self.links.push(guardian.link_uprobe_multi(program, sys::ATTACH_UPROBE_MULTI, &target, 0)?);
+            }
+            None => {
+                let (path, pid) = (c"/proc/self/exe", Some(pid));
+                let place = sys::PerfPlace { path, offset, pid, on_return: false, semaphore: 0 };
+                self.links.push(self.guardian.link_uprobe_perf(self.perf.as_fd(), &place, 0)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes it.
+    pub fn off(&mut self) {
+        self.links.clear();
+    }
+}

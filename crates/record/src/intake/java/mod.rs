@@ -1,0 +1,305 @@
+//! Java frames of samples: leaves frames of a JVM's code while a stack is unwound, and names what runs in them.
+
+mod notes;
+mod process;
+mod reader;
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::mappings::AddressSpace;
+use heapbpf_java::frames::{NotLeft, Registers, Runs, leave, leave_otherwise};
+use heapbpf_java::{Library, ReadError, Tables, Vm};
+use heapbpf_symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
+use heapbpf_unwind::image::ModuleFiles;
+use heapbpf_unwind::mapping::ModuleId;
+use heapbpf_unwind::memory::{Memory, Missing};
+use heapbpf_unwind::raw::{RawFrame, SpaceView};
+use heapbpf_unwind::runtime::{Left, RuntimeCode, RuntimeFrame};
+use notes::Outcomes;
+use process::{Code, Process, TRUE_FOR};
+use reader::{Failed, JavaReader};
+use sampler_ebpf::abi::ProcessKey;
+
+/// Most processes that are known to have no JVM.
+const MOST_PROCESSES: usize = 1 << 14;
+
+/// Name of the code by which native code calls Java.
+const CALL_STUB: &str = "call_stub";
+
+const GONE: &str = "code of the JVM that was freed before it could be read";
+const UNREADABLE: &str = "the memory of the JVM could not be read";
+const NO_ANSWER: &str = "reading the memory of the JVM took too long";
+const IMPLAUSIBLE: &str = "a frame of the JVM is not understood";
+const NOWHERE: &str = "a frame of the JVM leads to no code";
+const NO_METHOD: &str = "an interpreted frame of the JVM has no method";
+
+/// The Java side of the intake.
+pub struct Javas {
+    names: Arc<RuntimeFunctions>,
+    libraries: HashMap<ModuleId, Option<Library>>,
+    /// By process without a JVM: the state of its mappings when it had none.
+    without: HashMap<ProcessKey, u64>,
+    processes: HashMap<ProcessKey, Process>,
+    reader: JavaReader,
+    outcomes: Outcomes,
+}
+
+impl Javas {
+    /// No JVM is known yet. New methods are added to `names`.
+    pub fn new(names: Arc<RuntimeFunctions>) -> Self {
+        Self {
+            names,
+            libraries: HashMap::new(),
+            without: HashMap::new(),
+            processes: HashMap::new(),
+            reader: JavaReader::default(),
+            outcomes: Outcomes::default(),
+        }
+    }
+
+    /// Looks for a JVM among the modules of a process, if these have changed. This is done right before a stack is unwound,
+    /// so that no stack comes before its JVM is known.
+    pub fn look_at(&mut self, key: ProcessKey, space: &AddressSpace, files: &mut dyn ModuleFiles) {
+        let generation = space.generation();
+        if self.processes.contains_key(&key) || self.without.get(&key) == Some(&generation) {
+            return;
+        }
+        if let Some(tables) = self.tables_in(space, files) {
+            log::debug!("process {} runs a JVM", key.tgid);
+            self.without.remove(&key);
+            self.processes.insert(key, Process::open(key, tables));
+            return;
+        }
+        if self.without.len() >= MOST_PROCESSES {
+            self.without.clear();
+        }
+        self.without.insert(key, generation);
+    }
+
+    fn tables_in(&mut self, space: &AddressSpace, files: &mut dyn ModuleFiles) -> Option<Tables> {
+        space.current().iter().find_map(|mapping| {
+            let module = mapping.module;
+            let library = match self.libraries.entry(module) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(_) if !is_jvm(&files.path(module)) => return None,
+                // Why it is refused, the audit tells.
+                Entry::Vacant(new) => {
+                    new.insert(files.image(module).ok().and_then(|image| Library::find(&*image).ok().flatten()))
+                }
+            };
+            library.as_ref()?.tables_in(mapping.start, mapping.file_offset)
+        })
+    }
+
+    /// Drops what is kept of processes that have ended.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        self.processes.retain(|process, _| !ended.contains(process));
+        self.without.retain(|process, _| !ended.contains(process));
+    }
+
+    /// Notes for the user: how many stacks end in a JVM's code, and why.
+    pub fn notes(&self) -> impl Iterator<Item = String> {
+        self.outcomes.notes()
+    }
+
+    fn stuck(&mut self, why: &'static str) -> Left {
+        self.outcomes.count(why);
+        Left::Stuck(why)
+    }
+}
+
+fn why(failed: Failed) -> &'static str {
+    match failed {
+        Failed::NoAnswer => NO_ANSWER,
+        Failed::Read(ReadError::Unreadable) => UNREADABLE,
+        Failed::Read(ReadError::Malformed) => GONE,
+    }
+}
+
+/// Whether a file is a JVM's, by its name.
+fn is_jvm(path: &str) -> bool {
+    path.rsplit('/').next().is_some_and(|name| name.starts_with("libjvm.so"))
+}
+
+/// What a frame needs of a process.
+struct At<'a> {
+    process: &'a mut Process,
+    reader: &'a mut JavaReader,
+    names: &'a RuntimeFunctions,
+    vm: Arc<Vm>,
+    space: &'a SpaceView<'a>,
+}
+
+/// Why a frame cannot be left.
+enum Why {
+    Missing(Missing),
+    Stuck(&'static str),
+}
+
+impl At<'_> {
+    fn code(&mut self, pc: u64) -> Result<Code, Why> {
+        let code = self.process.code(self.reader, self.names, &self.vm, pc);
+        code.map_err(|failed| Why::Stuck(why(failed)))?.ok_or(Why::Stuck(GONE))
+    }
+
+    /// Whether code is where a call would have come from.
+    fn leads_to_code(&self, caller: &Registers) -> bool {
+        let call = caller.ip.wrapping_sub(1);
+        self.space.find(call).is_some() || self.vm.heap(call).is_some()
+    }
+
+    fn leave(&mut self, at: Registers, memory: &mut dyn Memory, frames: &mut Vec<RawFrame>) -> Result<Registers, Why> {
+        let code = self.code(at.ip)?;
+        let mut read = |address| memory.read(address);
+        let not_left = |error| match error {
+            NotLeft::Stack(missing) => Why::Missing(missing),
+            NotLeft::Implausible => Why::Stuck(IMPLAUSIBLE),
+        };
+        let (runs, mut caller) = leave(&self.vm, &code.blob, at, &mut read).map_err(not_left)?;
+        if !self.leads_to_code(&caller) && runs == Runs::Stub {
+            caller = leave_otherwise(&code.blob, at, &mut read).map_err(not_left)?;
+        }
+        if !self.leads_to_code(&caller) {
+            return Err(Why::Stuck(NOWHERE));
+        }
+        match runs {
+            Runs::Interpreted { method, bytecode } => {
+                let frame = self.process.interpreted(self.reader, self.names, &self.vm, (method, bytecode));
+                frames.push(frame.map_err(|failed| match failed {
+                    Failed::Read(ReadError::Malformed) => Why::Stuck(NO_METHOD),
+                    other => Why::Stuck(why(other)),
+                })?);
+            }
+            Runs::Compiled { pc } if pc != at.ip => match self.code(pc) {
+                Ok(original) => frames.extend_from_slice(&original.frames),
+                Err(_) => frames.extend_from_slice(&code.frames),
+            },
+            Runs::Compiled { .. } => frames.extend_from_slice(&code.frames),
+            Runs::CallStub => frames.push(self.stub(CALL_STUB)),
+            Runs::Stub => frames.push(self.stub(&code.blob.name)),
+        }
+        Ok(caller)
+    }
+
+    fn stub(&self, name: &str) -> RawFrame {
+        raw_frame(self.names.number(name, "").unwrap_or(UNKNOWN_FUNCTION), 0)
+    }
+}
+
+impl RuntimeCode for Javas {
+    fn leave(
+        &mut self,
+        space: &SpaceView,
+        at: RuntimeFrame,
+        memory: &mut dyn Memory,
+        frames: &mut Vec<RawFrame>,
+    ) -> Left {
+        let key = space.key;
+        let Some(process) = self.processes.get_mut(&key) else { return Left::NotMine };
+        let vm = match process.vm(&mut self.reader) {
+            Ok(Some(vm)) => vm,
+            Ok(None) => return Left::NotMine,
+            Err(refused) => {
+                log::info!("Java frames of process {} are not read: {refused}", key.tgid);
+                self.outcomes.refuse(key.tgid, &refused.to_string());
+                return Left::NotMine;
+            }
+        };
+        if vm.heap(at.ip).is_none() {
+            return Left::NotMine;
+        }
+        let registers = Registers { ip: at.ip, sp: at.sp, fp: at.fp };
+        let mut around = At { process, reader: &mut self.reader, names: &self.names, vm, space };
+        match around.leave(registers, memory, frames) {
+            Ok(Registers { ip, sp, fp }) => Left::To(RuntimeFrame { ip, sp, fp }),
+            Err(Why::Missing(missing)) => Left::Missing(missing),
+            Err(Why::Stuck(why)) => self.stuck(why),
+        }
+    }
+
+    fn version(&self, process: ProcessKey) -> u64 {
+        // The code of others is in files.
+        if self.processes.contains_key(&process) { monotonic_ns() / TRUE_FOR.as_nanos() as u64 } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_host::mappings::Kind;
+    use heapbpf_unwind::image::Image;
+    use heapbpf_unwind::mapping::Mapping;
+
+    use super::*;
+
+    /// Every module is this file.
+    struct Files {
+        path: &'static str,
+        asked: usize,
+    }
+
+    impl ModuleFiles for Files {
+        fn image(&mut self, _: ModuleId) -> Result<Arc<dyn Image>, String> {
+            self.asked += 1;
+            Ok(Arc::new(vec![0u8; 100]))
+        }
+
+        fn path(&self, _: ModuleId) -> Arc<str> {
+            self.path.into()
+        }
+
+        fn build_id(&self, _: ModuleId) -> Option<Vec<u8>> {
+            None
+        }
+
+        fn is_anonymous(&self, _: ModuleId) -> bool {
+            false
+        }
+    }
+
+    struct NoStack;
+
+    impl Memory for NoStack {
+        fn read(&mut self, _: u64) -> Result<u64, Missing> {
+            Err(Missing::Elsewhere)
+        }
+    }
+
+    fn space() -> AddressSpace {
+        let mut space = AddressSpace::default();
+        let mapping = Mapping { start: 0x1000, end: 0x2000, file_offset: 0, module: ModuleId(1), since_ns: 1 };
+        space.insert(mapping, &|_| Kind::File);
+        space
+    }
+
+    #[test]
+    fn only_a_file_of_a_jvms_name_is_looked_into_and_once() {
+        let (mut javas, key, space) = (Javas::new(Arc::default()), ProcessKey::default(), space());
+        for (path, asked) in
+            [("/usr/bin/java", 0), ("/x/libjvmx.so", 0), ("/x/libjvm.so", 1), ("/x/libjvm.so (deleted)", 1)]
+        {
+            javas.without.clear();
+            javas.libraries.clear();
+            let mut files = Files { path, asked: 0 };
+            javas.look_at(key, &space, &mut files);
+            javas.look_at(key, &space, &mut files);
+            assert_eq!(files.asked, asked, "{path}");
+        }
+        assert!(javas.processes.is_empty(), "it is no JVM");
+        javas.forget(&HashSet::from([key]));
+        assert!(javas.without.is_empty());
+    }
+
+    #[test]
+    fn code_of_a_process_without_a_jvm_is_not_ours() {
+        let mut javas = Javas::new(Arc::default());
+        let mappings: Vec<Mapping> = Vec::new();
+        let space = SpaceView { key: ProcessKey::default(), generation: None, mappings: &mappings };
+        let at = RuntimeFrame { ip: 0x1234, sp: 0x1000, fp: None };
+        let mut frames = Vec::new();
+        assert_eq!(javas.leave(&space, at, &mut NoStack, &mut frames), Left::NotMine);
+        assert_eq!((frames.len(), javas.notes().count()), (0, 0));
+    }
+}

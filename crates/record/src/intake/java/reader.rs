@@ -1,0 +1,190 @@
+//! Reads the memory of JVMs, on a thread that may be given up.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use heapbpf_host::reader_thread::{NoAnswer, ProcessMemory, ReaderThread};
+use heapbpf_java::layout::Layout;
+use heapbpf_java::scopes::scopes;
+use heapbpf_java::{Blob, Method, ReadError, Scope, Tables, Unsupported, Vm};
+
+/// How long the event path waits for an answer.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// A function at a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Class and method; `None` if they could not be read.
+    pub name: Option<String>,
+    /// Path of the source file.
+    pub file: Option<String>,
+    /// Line; 0 if it is not known.
+    pub line: u32,
+}
+
+/// Code, and the functions that run where it was looked up, innermost first.
+pub type FoundCode = (Blob, Vec<Place>);
+
+/// What is asked.
+enum Question {
+    Layout(Tables),
+    Vm(Box<Layout>, String),
+    Code(Arc<Vm>, u64),
+    SameCode(Arc<Vm>, u64),
+    Method(Arc<Vm>, u64),
+    SameMethod(Arc<Vm>, u64),
+}
+
+/// The answers, in the order of the questions; the same kind serves for both checks.
+enum Answer {
+    Layout(Result<(Layout, String), Unsupported>),
+    Vm(Result<Vm, Unsupported>),
+    Code(Result<Option<FoundCode>, ReadError>),
+    Method(Result<Method, ReadError>),
+    Check(Result<u64, ReadError>),
+}
+
+/// Why there is nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// Nothing was read in time.
+    NoAnswer,
+    /// It could not be read, or is malformed.
+    Read(ReadError),
+}
+
+impl From<NoAnswer> for Failed {
+    fn from(NoAnswer: NoAnswer) -> Self {
+        Self::NoAnswer
+    }
+}
+
+impl From<ReadError> for Failed {
+    fn from(error: ReadError) -> Self {
+        Self::Read(error)
+    }
+}
+
+/// The handle to the thread that reads.
+#[derive(Default)]
+pub struct JavaReader(pub(super) ReaderThread<(Arc<File>, Request), Reply>);
+
+/// A question, which only this module makes.
+pub struct Request(Question);
+/// Its answer.
+pub struct Reply(Answer);
+
+impl JavaReader {
+    fn ask(&mut self, memory: &Arc<File>, question: Question) -> Result<Answer, NoAnswer> {
+        let request = (Arc::clone(memory), Request(question));
+        self.0.ask(request, "java", answer, LONGEST_WAIT).map(|Reply(answer)| answer)
+    }
+
+    /// A JVM. Its layout is kept in `known`.
+    pub fn vm(
+        &mut self,
+        memory: &Arc<File>,
+        tables: &Tables,
+        known: &mut Option<(Layout, String)>,
+    ) -> Result<Vm, Unsupported> {
+        let (layout, release) = match known {
+            Some(known) => known.clone(),
+            None => match self.ask(memory, Question::Layout(tables.clone())) {
+                Ok(Answer::Layout(layout)) => known.insert(layout?).clone(),
+                _ => return Err(Unsupported::NoAnswer),
+            },
+        };
+        match self.ask(memory, Question::Vm(Box::new(layout), release)) {
+            Ok(Answer::Vm(vm)) => vm,
+            _ => Err(Unsupported::NoAnswer),
+        }
+    }
+
+    /// The code at an address; `None` if there is none.
+    pub fn code(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, pc: u64) -> Result<Option<FoundCode>, Failed> {
+        match self.ask(memory, Question::Code(Arc::clone(vm), pc))? {
+            Answer::Code(code) => Ok(code?),
+            _ => Err(Failed::NoAnswer),
+        }
+    }
+
+    /// The check of the code that begins at an address.
+    pub fn check_of_code(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, start: u64) -> Result<u64, Failed> {
+        self.check(memory, Question::SameCode(Arc::clone(vm), start))
+    }
+
+    /// The method at an address.
+    pub fn method(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, address: u64) -> Result<Method, Failed> {
+        match self.ask(memory, Question::Method(Arc::clone(vm), address))? {
+            Answer::Method(method) => Ok(method?),
+            _ => Err(Failed::NoAnswer),
+        }
+    }
+
+    /// The check of the method at an address.
+    pub fn check_of_method(&mut self, memory: &Arc<File>, vm: &Arc<Vm>, address: u64) -> Result<u64, Failed> {
+        self.check(memory, Question::SameMethod(Arc::clone(vm), address))
+    }
+
+    fn check(&mut self, memory: &Arc<File>, question: Question) -> Result<u64, Failed> {
+        match self.ask(memory, question)? {
+            Answer::Check(check) => Ok(check?),
+            _ => Err(Failed::NoAnswer),
+        }
+    }
+}
+
+fn answer((memory, Request(question)): (Arc<File>, Request)) -> Reply {
+    let memory = ProcessMemory(memory);
+    Reply(match question {
+        Question::Layout(tables) => Answer::Layout(Vm::layout(&memory, &tables)),
+        Question::Vm(layout, release) => Answer::Vm(Vm::with_layout(&memory, *layout, release)),
+        Question::Code(vm, pc) => Answer::Code(code(&memory, &vm, pc)),
+        Question::SameCode(vm, start) => Answer::Check(Blob::read(&memory, &vm, start).map(|blob| blob.check)),
+        Question::Method(vm, address) => Answer::Method(Method::read(&memory, &vm, address)),
+        Question::SameMethod(vm, address) => Answer::Check(Method::check(&memory, &vm, address)),
+    })
+}
+
+fn code(memory: &ProcessMemory, vm: &Vm, pc: u64) -> Result<Option<FoundCode>, ReadError> {
+    let Some(blob) = Blob::find(memory, vm, pc)? else { return Ok(None) };
+    // Without a description of what is inlined, the compiled method is known still.
+    let alone = || vec![Scope { method: blob.method, bytecode: None }];
+    let scopes = scopes(memory, vm, &blob, pc).unwrap_or_else(|_| alone());
+    let places = scopes.iter().map(|scope| place(memory, vm, scope)).collect();
+    Ok(Some((blob, places)))
+}
+
+fn place(memory: &ProcessMemory, vm: &Vm, scope: &Scope) -> Place {
+    let Ok(method) = Method::read(memory, vm, scope.method) else {
+        return Place { name: None, file: None, line: 0 };
+    };
+    let line = scope.bytecode.and_then(|bytecode| method.line(bytecode)).unwrap_or(0);
+    Place { name: Some(method.name), file: method.file, line }
+}
+
+#[cfg(test)]
+mod tests {
+
+    use heapbpf_elf::ElfFile;
+
+    use super::*;
+
+    /// The tables of the JVM of this machine, as if it were mapped here, if there is one.
+    fn tables() -> Option<Tables> {
+        let file = File::open("/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so").ok()?;
+        let library = heapbpf_java::Library::find(&file).ok()??;
+        let pieces = heapbpf_elf::Pieces::of(&file);
+        let code = ElfFile::parse(&pieces).ok()?.headers.segments.iter().find(|it| it.is_executable()).copied()?;
+        library.tables_in(0x1000, code.offset & !0xfff)
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_answer() {
+        let Some(tables) = tables() else { return heapbpf_testing::skipped("there is no OpenJDK 17") };
+        let memory = Arc::new(File::open("/proc/self/mem").expect("it is ours"));
+        let mut reader = JavaReader::default();
+        assert_eq!(reader.vm(&memory, &tables, &mut None), Err(Unsupported::Unreadable));
+    }
+}

@@ -1,0 +1,356 @@
+//! Python frames of samples: joins what the kernel side found with the native stack of the same sample.
+
+mod merge;
+mod notes;
+mod reader;
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::sync::Arc;
+
+use heapbpf_host::reader_thread::NoAnswer;
+use heapbpf_python::code::CodeError;
+use heapbpf_python::{Code, Frame, Layout, Runtime, invocations};
+use heapbpf_symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
+use heapbpf_unwind::mapping::ModuleId;
+use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack};
+use merge::{Mismatch, Parts};
+use notes::{Outcomes, Why};
+use reader::CodeReader;
+use sampler_ebpf::abi::{ProcessKey, PythonCodeRecord, PythonFrame, PythonRecord, StackRecord, python_walk};
+
+/// Most samples whose Python frames wait for their stack copy, which follows at once or was lost.
+const MOST_WAITING: usize = 4096;
+/// Most copies of code objects that wait for the stack that shows them, which follows at once or was lost.
+const MOST_COPIES: usize = 4096;
+/// Most code objects that are kept, of all processes together. When there are more, they are read again.
+const MOST_CODES: usize = 1 << 17;
+/// Most forks that are remembered, and how many generations back code objects are looked for.
+const MOST_PARENTS: usize = 1 << 16;
+const GENERATIONS: usize = 4;
+/// Most lines that are kept of one function.
+const MOST_LINES: usize = 256;
+
+/// What the kernel side found of one stack.
+#[derive(Default)]
+struct Walked {
+    frames: Vec<PythonFrame>,
+    walk: u32,
+}
+
+/// A code object.
+struct Known {
+    check: u64,
+    /// `None` if it could not be read.
+    function: Option<(u32, Code)>,
+    /// Lines by offset of the instruction.
+    lines: HashMap<u32, u32>,
+}
+
+/// A process that runs Python.
+struct Process {
+    /// `None` if it cannot be read.
+    memory: Option<Arc<File>>,
+    /// Whether a read of it took too long, so that there will be no other.
+    gave_up: bool,
+    codes: HashMap<u64, Known>,
+}
+
+impl Process {
+    fn open(key: ProcessKey) -> Self {
+        Self {
+            memory: File::open(format!("/proc/{}/mem", key.tgid)).ok().map(Arc::new),
+            gave_up: false,
+            codes: HashMap::new(),
+        }
+    }
+
+    /// Whether this code object was read, or cannot be.
+    fn knows(&self, address: u64, check: u64) -> bool {
+        self.codes.get(&address).is_some_and(|known| known.check == check)
+    }
+}
+
+/// The Python side of the intake.
+pub struct Pythons {
+    names: Arc<RuntimeFunctions>,
+    runtimes: HashMap<ModuleId, Arc<Runtime>>,
+    waiting: HashMap<u64, Walked>,
+    /// Code objects as the kernel side copied them, by process and address.
+    copies: HashMap<(ProcessKey, u64), Box<PythonCodeRecord>>,
+    processes: HashMap<ProcessKey, Process>,
+    /// Parents of processes that were forked, by process id.
+    parents: HashMap<u32, ProcessKey>,
+    codes: usize,
+    reader: CodeReader,
+    outcomes: Outcomes,
+}
+
+impl Pythons {
+    /// No interpreter is known yet. New functions are added to `names`.
+    pub fn new(names: Arc<RuntimeFunctions>) -> Self {
+        Self {
+            names,
+            runtimes: HashMap::new(),
+            waiting: HashMap::new(),
+            copies: HashMap::new(),
+            processes: HashMap::new(),
+            parents: HashMap::new(),
+            codes: 0,
+            reader: CodeReader::default(),
+            outcomes: Outcomes::default(),
+        }
+    }
+
+    /// Adds an interpreter.
+    pub fn learn(&mut self, module: ModuleId, runtime: Arc<Runtime>) {
+        self.runtimes.insert(module, runtime);
+    }
+
+    /// Notes a fork: what the child cannot tell any more, because it has ended, its parent may.
+    pub fn forked(&mut self, parent: ProcessKey, child: u32) {
+        if self.runtimes.is_empty() {
+            return;
+        }
+        if self.parents.len() >= MOST_PARENTS {
+            self.parents.clear();
+        }
+        self.parents.insert(child, parent);
+        self.processes.entry(parent).or_insert_with(|| Process::open(parent));
+    }
+
+    /// Takes in a record of frames, which comes before the copy of the same stack.
+    pub fn take_in(&mut self, record: &PythonRecord) {
+        if self.waiting.len() >= MOST_WAITING {
+            self.waiting.clear();
+        }
+        let walked = self.waiting.entry(record.sample).or_default();
+        let count = (record.count as usize).min(record.frames.len());
+        walked.frames.extend_from_slice(&record.frames[..count]);
+        walked.walk = record.walk;
+    }
+
+    /// Takes in a copy of a code object, which comes before the copy of the first stack that shows it.
+    pub fn take_in_code(&mut self, record: &PythonCodeRecord) {
+        if self.copies.len() >= MOST_COPIES {
+            self.copies.clear();
+        }
+        self.copies.insert((record.space, record.head.address), Box::new(*record));
+    }
+
+    /// The stack of a sample with its Python frames; `None` if it has none, or they are not to be believed.
+    pub fn merged(
+        &mut self,
+        head: &StackRecord,
+        native: &RawStack,
+        is_jit_code: &dyn Fn(ModuleId) -> bool,
+    ) -> Option<RawStack> {
+        // Where no process runs Python, nothing is looked up.
+        if self.runtimes.is_empty() && self.waiting.is_empty() {
+            return None;
+        }
+        let walked = self.waiting.remove(&head.sample);
+        let module = native.frames.iter().find_map(|frame| frame.module.filter(|it| self.runtimes.contains_key(it)));
+        let module = module?;
+        let runtime = Arc::clone(self.runtimes.get(&module)?);
+        let has_loop =
+            native.frames.iter().any(|frame| frame.module == Some(module) && runtime.is_loop(frame.file_offset));
+        let Some(walked) = walked else {
+            if has_loop {
+                self.outcomes.count(Some(Why::NotRead));
+            }
+            return None;
+        };
+        if !has_loop && walked.frames.is_empty() {
+            // The interpreter, but no Python function: it is starting, or another of its threads.
+            return None;
+        }
+        let merged = self.frames_of(head.space, &walked, &runtime).and_then(|python| {
+            let parts = Parts {
+                native: &native.frames,
+                native_is_whole: native.completeness == Completeness::Complete,
+                runtime: (module, &runtime),
+                python: &python,
+                python_is_whole: walked.walk == python_walk::COMPLETE,
+                is_jit_code,
+            };
+            parts.merge().map_err(|Mismatch| Why::Mismatch)
+        });
+        self.outcomes.count(merged.as_ref().err().copied());
+        let frames = merged.ok()?.into();
+        Some(RawStack { frames, unwinder: native.unwinder, completeness: native.completeness.clone() })
+    }
+
+    /// The frames by invocation of the interpreter's loop.
+    fn frames_of(&mut self, space: ProcessKey, walked: &Walked, runtime: &Runtime) -> Result<Vec<Vec<RawFrame>>, Why> {
+        if let Some(why) = Why::of_walk(walked.walk) {
+            return Err(why);
+        }
+        let layout = &runtime.layout;
+        let invocations = invocations(layout, &walked.frames, walked.walk == python_walk::COMPLETE);
+        self.read_new(space, layout, invocations.iter().flatten())?;
+        let process = self.processes.get_mut(&space).ok_or(Why::Unreadable)?;
+        let mut readable = 0;
+        let mut all = Vec::with_capacity(invocations.len());
+        for invocation in &invocations {
+            let mut frames = Vec::with_capacity(invocation.len());
+            for frame in invocation {
+                let known = process.codes.get_mut(&frame.code).filter(|known| known.check == frame.check);
+                let Some(Known { function: Some((function, code)), lines, .. }) = known else {
+                    // Its code was freed since, as that of `exec` is.
+                    frames.push(raw_frame(UNKNOWN_FUNCTION, 0));
+                    continue;
+                };
+                readable += 1;
+                if frame.is_shown(layout, code.first_traceable) {
+                    frames.push(raw_frame(*function, line_of(lines, code, layout, frame)));
+                }
+            }
+            all.push(frames);
+        }
+        // If none can be read, the frames may well be no frames.
+        if readable == 0 && !walked.frames.is_empty() { Err(Why::Unreadable) } else { Ok(all) }
+    }
+
+    /// Reads the code objects that are not known yet: in what the kernel side copied of them, or else in the process.
+    fn read_new<'f>(
+        &mut self,
+        space: ProcessKey,
+        layout: &Layout,
+        frames: impl Iterator<Item = &'f Frame>,
+    ) -> Result<(), Why> {
+        if self.codes >= MOST_CODES {
+            self.processes.values_mut().for_each(|process| process.codes.clear());
+            self.codes = 0;
+        }
+        let process = self.processes.entry(space).or_insert_with(|| Process::open(space));
+        let mut wanted: Vec<(u64, u64)> =
+            frames.map(|it| (it.code, it.check)).filter(|(code, check)| !process.knows(*code, *check)).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        self.read_copies(space, layout, &mut wanted)?;
+        let process = self.processes.get(&space).ok_or(Why::Unreadable)?;
+        if process.gave_up {
+            let all = wanted.iter().all(|(code, check)| process.knows(*code, *check));
+            return if all { Ok(()) } else { Err(Why::NoAnswer) };
+        }
+        let mut asked = Some(space);
+        for _ in 0..=GENERATIONS {
+            let Some(from) = asked.filter(|_| !wanted.is_empty()) else { break };
+            let found = self.ask(from, layout, &wanted)?;
+            for (&(address, check), code) in wanted.iter().zip(&found) {
+                if let Ok(code) = code {
+                    self.keep(space, address, check, code.clone())?;
+                }
+            }
+            let mut missing = found.iter().map(Result::is_err);
+            wanted.retain(|_| missing.next().unwrap_or(true));
+            asked = self.parents.get(&from.tgid).copied();
+        }
+        let Some(process) = self.processes.get_mut(&space) else { return Ok(()) };
+        for (address, check) in wanted {
+            if !process.knows(address, check) {
+                log::debug!("code object {address:#x} of process {} cannot be read", space.tgid);
+                process.codes.insert(address, Known { check, function: None, lines: HashMap::new() });
+                self.codes += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is wanted in the copies, and leaves what is to be read in the process: what was not copied, or not whole.
+    fn read_copies(&mut self, space: ProcessKey, layout: &Layout, wanted: &mut Vec<(u64, u64)>) -> Result<(), Why> {
+        let mut left = Vec::new();
+        for (address, check) in wanted.drain(..) {
+            let copy = self.copies.remove(&(space, address)).filter(|copy| copy.check == check);
+            let code = copy.and_then(|copy| Code::read(&*copy, layout, address, check).ok());
+            if code.as_ref().is_none_or(|code| code.is_cut) {
+                left.push((address, check));
+            }
+            if let Some(code) = code {
+                self.keep(space, address, check, code)?;
+            }
+        }
+        *wanted = left;
+        Ok(())
+    }
+
+    /// Reads code objects in the memory of one process.
+    fn ask(
+        &mut self,
+        from: ProcessKey,
+        layout: &Layout,
+        wanted: &[(u64, u64)],
+    ) -> Result<Vec<Result<Code, CodeError>>, Why> {
+        let unreadable = || wanted.iter().map(|_| Err(CodeError::Unreadable)).collect();
+        let Some(process) = self.processes.get_mut(&from) else { return Ok(unreadable()) };
+        let Some(memory) = &process.memory else { return Ok(unreadable()) };
+        self.reader.read(memory, layout, wanted.to_vec()).map_err(|NoAnswer| {
+            (process.memory, process.gave_up) = (None, true);
+            Why::NoAnswer
+        })
+    }
+
+    fn keep(&mut self, space: ProcessKey, address: u64, check: u64, code: Code) -> Result<(), Why> {
+        let number = self.names.number(&code.name, &code.file).ok_or(Why::TooMany)?;
+        if let Some(process) = self.processes.get_mut(&space) {
+            let known = Known { check, function: Some((number, code)), lines: HashMap::new() };
+            self.codes += usize::from(process.codes.insert(address, known).is_none());
+        }
+        Ok(())
+    }
+
+    /// Drops what is kept of processes that have ended.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        for process in ended.iter().filter_map(|process| self.processes.remove(process)) {
+            self.codes = self.codes.saturating_sub(process.codes.len());
+        }
+        self.copies.retain(|(space, _), _| !ended.contains(space));
+        let pids: HashSet<u32> = ended.iter().map(|process| process.tgid).collect();
+        self.parents.retain(|child, parent| !pids.contains(child) && !ended.contains(parent));
+    }
+
+    /// Notes for the user: how many stacks show native frames instead of Python's, and why.
+    pub fn notes(&self) -> Option<String> {
+        self.outcomes.note()
+    }
+}
+
+/// The line that a frame is at; 0 if it is not known.
+fn line_of(lines: &mut HashMap<u32, u32>, code: &Code, layout: &Layout, frame: &Frame) -> u32 {
+    let Some(offset) = frame.instruction else { return code.first_line };
+    if lines.len() >= MOST_LINES {
+        lines.clear();
+    }
+    *lines.entry(offset).or_insert_with(|| code.line(layout, offset).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_python::Version;
+    use heapbpf_unwind::raw::UnwinderKind;
+
+    use super::*;
+
+    #[test]
+    fn a_stack_of_the_interpreters_loop_without_a_record_is_told() {
+        let mut pythons = Pythons::new(Arc::default());
+        let version = Version::three(11);
+        let layout = Layout::of_version(version).expect("known");
+        let loops = vec![100..200, 500..510];
+        let runtime = Runtime { version, layout, address: 0, loops, is_alone: true, segments: vec![] };
+        let stack = |file_offset| RawStack {
+            frames: [RawFrame { address: 1, module: Some(ModuleId(1)), file_offset }].into(),
+            unwinder: UnwinderKind::Dwarf,
+            completeness: Completeness::Complete,
+        };
+        assert_eq!(pythons.merged(&StackRecord::default(), &stack(150), &|_| false), None);
+        assert_eq!(pythons.notes(), None, "not known to be an interpreter");
+        pythons.learn(ModuleId(1), Arc::new(runtime));
+        assert_eq!(pythons.merged(&StackRecord::default(), &stack(300), &|_| false), None);
+        assert_eq!(pythons.notes(), None, "the interpreter, but none of its programs");
+        assert_eq!(pythons.merged(&StackRecord::default(), &stack(150), &|_| false), None);
+        let note = pythons.notes().expect("a note");
+        assert!(note.ends_with("native frames alone: the interpreter was not known yet, or its frames were lost (1)"));
+    }
+}

@@ -1,0 +1,495 @@
+//! The recorder: decodes records from the rings, finds their stacks and adds them to the heap. This is the hot path of
+//! the daemon.
+
+mod stacks;
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use heapbpf_heap::event::{Event, decode, decode_crash};
+use heapbpf_heap::live::{AfterCut, Heap, LostBlocks};
+use heapbpf_heap::sample::{Sample, SampleKey};
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::mappings::AddressSpace;
+use heapbpf_host::{Host, HostError};
+use heapbpf_kernel::rings::Ring;
+use heapbpf_kernel::stack_traces::StackTraces;
+use heapbpf_probes::{ANNOUNCED, BRK, MMAP, MREMAP};
+use heapbpf_symbols::runtime_functions::RuntimeFunctions;
+use heapbpf_unwind::dwarf::Unwinder;
+use heapbpf_unwind::raw::{RawStack, Reason};
+use sampler_ebpf::abi::{AllocationRecord, CrashRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
+
+use super::announced::AnnouncedIntervals;
+use super::counters::DaemonCounters;
+use super::java::Javas;
+use super::join::{Join, Joined, MOST_WAITING};
+use super::outer_stacks::OuterStacks;
+use super::process_event::ProcessEvent;
+use super::python::Pythons;
+use super::stack_limits::StackLimits;
+
+/// Longest time spent on the rings before other work gets its turn, and number of records between two reads of the
+/// clock.
+const LONGEST_DRAIN_NS: u64 = 20_000_000;
+const LOOK_AT_CLOCK_EVERY: u32 = 256;
+
+/// Limit on cached thread names. A target can make any number. A full cache is cleared and filled again.
+const MOST_THREAD_NAMES: usize = 1 << 16;
+
+/// Number of records for which memory is kept when idle.
+const ROOM_FOR_RECORDS: usize = 1024;
+
+/// Source of stacks that the kernel walked by frame pointers.
+pub trait KernelStacks {
+    /// Addresses of the stack with this ID, innermost first; empty if there is none.
+    fn read(&self, id: i32) -> Vec<u64>;
+}
+
+impl KernelStacks for StackTraces {
+    fn read(&self, id: i32) -> Vec<u64> {
+        StackTraces::read(self, id)
+    }
+}
+
+/// Takes records in and adds them to the heap.
+pub struct Recorder {
+    /// The heap so far.
+    pub heap: Heap,
+    /// The daemon's own counters.
+    pub counters: DaemonCounters,
+    /// Processes seen in samples, with the time of their first sample (CLOCK_MONOTONIC).
+    pub processes: HashMap<ProcessKey, u64>,
+    /// How much is copied of stacks whose top is not known.
+    pub stack_limits: StackLimits,
+    /// What is copied of stacks' outer frames.
+    pub outer_stacks: OuterStacks,
+    /// The intervals of samples that processes announce.
+    pub announced: AnnouncedIntervals,
+    /// Python frames.
+    pub pythons: Pythons,
+    /// Java frames.
+    pub javas: Javas,
+    unwinder: Unwinder,
+    traces: Box<dyn KernelStacks>,
+    max_depth: usize,
+    functions: Vec<u16>,
+    thread_names: HashMap<[u8; 16], Arc<str>>,
+    join: Join,
+    /// Number of allocation records taken in.
+    allocations: u64,
+    /// Number of records of frees of tracked samples taken in.
+    frees: u64,
+    walked: HashMap<(ProcessKey, i32, u64), Arc<RawStack>>,
+    /// By address space, caller and `stack_kind`, which gives the reason.
+    callers: HashMap<(ProcessKey, u64, u32), Arc<RawStack>>,
+    /// Empty address space, for processes that are unknown.
+    nowhere: AddressSpace,
+    behind: bool,
+    /// Processes that died of a fault, which nobody has taken yet.
+    crashes: Vec<CrashRecord>,
+    /// Bytes of the longest stack copy since [`Recorder::take_longest_copy`].
+    longest_copy_bytes: u64,
+    /// Processes that were seen to run JIT code.
+    jit_processes: HashSet<ProcessKey>,
+    new_jit_processes: Vec<(ProcessKey, u64)>,
+    host_error: Option<HostError>,
+    /// Incarnations first seen since the last call of [`Recorder::take_new_lives`], with the time of that sample.
+    new_lives: Vec<(ProcessKey, u64)>,
+}
+
+impl Recorder {
+    /// Creates a recorder that adds to `heap`, which must be empty. `max_depth`: maximum number of frames of stacks
+    /// that the kernel walked.
+    pub fn new(
+        unwinder: Unwinder,
+        traces: impl KernelStacks + 'static,
+        max_depth: usize,
+        heap: Heap,
+        names: Arc<RuntimeFunctions>,
+    ) -> Self {
+        Self {
+            heap,
+            counters: DaemonCounters::default(),
+            processes: HashMap::new(),
+            stack_limits: StackLimits::default(),
+            outer_stacks: OuterStacks::default(),
+            announced: AnnouncedIntervals::default(),
+            pythons: Pythons::new(Arc::clone(&names)),
+            javas: Javas::new(names),
+            unwinder,
+            traces: Box::new(traces),
+            max_depth,
+            functions: Vec::new(),
+            thread_names: HashMap::new(),
+            join: Join::default(),
+            allocations: 0,
+            frees: 0,
+            walked: HashMap::new(),
+            callers: HashMap::new(),
+            nowhere: AddressSpace::default(),
+            behind: false,
+            crashes: Vec::new(),
+            longest_copy_bytes: 0,
+            jit_processes: HashSet::new(),
+            new_jit_processes: Vec::new(),
+            host_error: None,
+            new_lives: Vec::new(),
+        }
+    }
+
+    /// Sets the function of each probe site, as a row of the table of allocators, by the site's index.
+    pub fn set_functions(&mut self, functions: &[u16]) {
+        self.functions.clear();
+        self.functions.extend_from_slice(functions);
+    }
+
+    /// Takes in records from the rings, for up to [`LONGEST_DRAIN_NS`] or until `latest_ns` (CLOCK_MONOTONIC),
+    /// whichever comes first. Returns the number of records.
+    pub fn drain(
+        &mut self,
+        events: &mut Ring,
+        stacks: &mut Ring,
+        host: &mut Host,
+        processes: &mut Vec<ProcessEvent>,
+        latest_ns: u64,
+    ) -> usize {
+        let mut records = 0;
+        let until_ns = (monotonic_ns() + LONGEST_DRAIN_NS).min(latest_ns);
+        loop {
+            // The events ring first, and all of it: its small records must never be lost because the ring is full.
+            records += self.read_events(events);
+            let copies = self.drain_stacks(stacks, host);
+            let in_time = self.work_off(copies == 0, until_ns, host, processes);
+            records += copies;
+            // If samples arrive faster than they are processed, this loop must still end.
+            self.behind = !in_time || copies > 0 && monotonic_ns() > until_ns;
+            if copies == 0 || self.behind {
+                return records;
+            }
+        }
+    }
+
+    /// Processes that died of a fault since the last call.
+    pub fn take_crashes(&mut self) -> Vec<CrashRecord> {
+        std::mem::take(&mut self.crashes)
+    }
+
+    /// Bytes of the longest stack copy since the last call.
+    pub const fn take_longest_copy(&mut self) -> u64 {
+        std::mem::replace(&mut self.longest_copy_bytes, 0)
+    }
+
+    /// Makes room in the events ring: reads the records reserved so far, to be taken in later. Returns the number of
+    /// records.
+    pub fn read_events(&mut self, events: &mut Ring) -> usize {
+        let before = self.join.queue.len();
+        if before >= MOST_WAITING {
+            return 0;
+        }
+        // The time is read before the position, so every record with a time up to it was reserved before that position.
+        let position = self.join.queue.read_up_to(|| (monotonic_ns(), events.reserved_up_to()));
+        let Self { join, crashes, .. } = self;
+        let mut take = |record: Bytes| match decode_crash(&record) {
+            // It does not wait for its turn.
+            Some(crash) => crashes.push(crash),
+            None => join.queue.push(record),
+        };
+        while events.read_up_to() < position && events.drain(&mut take) > 0 {}
+        self.join.queue.has_read_up_to(events.read_up_to());
+        self.join.queue.len() - before
+    }
+
+    /// Sets a cut: from here on, records after this time wait (CLOCK_MONOTONIC, not in the future).
+    pub fn cut_at(&mut self, time_ns: u64) {
+        self.join.queue.cut_at(time_ns);
+    }
+
+    /// Whether everything up to the cut has been taken in, and nothing after it.
+    pub fn is_at_cut(&self) -> bool {
+        self.join.queue.is_at_cut()
+    }
+
+    /// Ends the cut: records after it are taken in again.
+    pub fn end_cut(&mut self) {
+        self.join.queue.end_cut();
+    }
+
+    /// Time up to which everything has been taken in (CLOCK_MONOTONIC).
+    pub fn taken_in_up_to_ns(&self) -> u64 {
+        self.join.queue.handed_out_up_to_ns()
+    }
+
+    /// Number of records of allocations and frees taken in.
+    pub fn records_taken_in(&self) -> u64 {
+        self.allocations + self.frees
+    }
+
+    /// Interns a stack: equal stacks share one allocation.
+    pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
+        self.unwinder.intern(stack)
+    }
+
+    /// Sampled allocations that wait behind the cut, with a time up to `until_ns`: their number and bytes, by process.
+    pub fn allocations_beyond_cut(&self, until_ns: u64) -> HashMap<ProcessKey, LostBlocks> {
+        let mut found: HashMap<ProcessKey, LostBlocks> = HashMap::new();
+        for (_, record) in self.join.queue.beyond().filter(|(time_ns, _)| *time_ns <= until_ns) {
+            if let Some(Event::Allocation(record)) = decode(record) {
+                let blocks = found.entry(record.process).or_default();
+                blocks.samples += 1;
+                blocks.bytes = blocks.bytes.saturating_add(record.size_bytes);
+            }
+        }
+        found
+    }
+
+    /// Frees and sampled allocations that have been read but wait behind the cut.
+    pub fn beyond_cut(&self) -> AfterCut {
+        AfterCut::of(self.join.queue.beyond().map(|(_, record)| &record[..]))
+    }
+
+    /// A sample for a block found in the kernel's live map whose record was lost. Its stack is unknown. Of its process,
+    /// only the address space is known.
+    pub fn without_record(&mut self, key: LiveKey, value: &LiveValue, stack: &Arc<RawStack>) -> Sample {
+        let function = self.function_at(value.site);
+        let drawn = (u64::from(value.interval), value.trials);
+        let (interval, trials) = self.drawn(key.space, function, value.size_bytes, drawn);
+        Sample {
+            id: value.sample,
+            key: SampleKey {
+                process: key.space,
+                thread: "".into(),
+                function,
+                interval,
+                stack: Arc::clone(stack).into(),
+            },
+            space: key.space,
+            time_ns: value.time_ns,
+            address: key.address,
+            size_bytes: value.size_bytes,
+            trials,
+            offset: u64::from(value.offset),
+            tracked: true,
+            mapped: false,
+        }
+    }
+
+    /// Takes in records in order, up to the first whose stack may still arrive. `drained`: whether the stacks ring has
+    /// handed out all that it can for now. Returns whether it finished before `until_ns`.
+    fn work_off(&mut self, drained: bool, until_ns: u64, host: &mut Host, processes: &mut Vec<ProcessEvent>) -> bool {
+        let mut worked: u32 = 0;
+        while self.join.queue.front().is_some() {
+            worked = worked.wrapping_add(1);
+            if worked.is_multiple_of(LOOK_AT_CLOCK_EVERY) && monotonic_ns() > until_ns {
+                return false;
+            }
+            let Some(joined) = self.join.next(drained, monotonic_ns) else { break };
+            match joined {
+                Joined::Allocation(record, stack) => {
+                    self.allocations += 1;
+                    self.allocate(&record, stack, host);
+                }
+                Joined::Other(event) => self.take_in(event, processes),
+                Joined::Unknown => self.counters.records_unknown += 1,
+            }
+        }
+        true
+    }
+
+    /// Takes in an event other than an allocation.
+    fn take_in(&mut self, event: Event, processes: &mut Vec<ProcessEvent>) {
+        match event {
+            // Allocations come with their stack, through `allocate`.
+            Event::Allocation(_) => {}
+            Event::Free(record) => {
+                self.frees += 1;
+                self.heap.free(record.space, record.sample, record.time_ns, record.temporary != 0);
+            }
+            Event::Unmap(record) => self.heap.unmap(record.space, record.start, record.end, record.time_ns),
+            Event::Fork(record) => processes.push(ProcessEvent::Forked {
+                parent: record.process,
+                child: record.next,
+                time_ns: record.time_ns,
+            }),
+            Event::Exec(record) => {
+                processes.push(ProcessEvent::Replaced { ended: record.process, time_ns: record.time_ns });
+            }
+            Event::Exit(record) => {
+                processes.push(ProcessEvent::Ended { process: record.process, time_ns: record.time_ns });
+            }
+            Event::Reset(record) => processes.push(ProcessEvent::Reset { pid: record.process.tgid }),
+        }
+    }
+
+    fn allocate(&mut self, record: &AllocationRecord, arrived: Option<Arc<RawStack>>, host: &mut Host) {
+        self.note_process(record.process, record.time_ns);
+        if record.space != record.process {
+            self.new_lives.push((record.space, record.time_ns));
+        }
+        let stack = match (record.stack_kind, arrived) {
+            (_, Some(stack)) => stack,
+            (stack_kind::FRAME_POINTERS, None) => self.walked(record, host),
+            (stack_kind::COPIED, None) => {
+                self.counters.stacks_missing += 1;
+                self.caller(record, Reason::CopyMissing, host)
+            }
+            (stack_kind::LOST_NO_ROOM, None) => self.caller(record, Reason::StackRingFull, host),
+            (stack_kind::LOST_TABLE_FULL, None) => self.caller(record, Reason::StackTableFull, host),
+            _ => self.caller(record, Reason::NoStack, host),
+        };
+        let thread = self.thread_name(&record.thread_name);
+        let function = match record.site {
+            mapping::MMAP => MMAP,
+            mapping::MREMAP => MREMAP,
+            mapping::BRK => BRK,
+            site => self.function_at(site),
+        };
+        let drawn = (record.interval, record.trials);
+        let (interval, trials) = self.drawn(record.process, function, record.size_bytes, drawn);
+        self.heap.allocate(Sample {
+            id: record.sample,
+            key: SampleKey { process: record.process, thread, function, interval, stack: stack.into() },
+            space: record.space,
+            time_ns: record.time_ns,
+            address: record.address,
+            size_bytes: record.size_bytes,
+            trials,
+            offset: record.offset,
+            tracked: record.untracked == 0,
+            mapped: matches!(record.site, mapping::MMAP | mapping::MREMAP | mapping::BRK),
+        });
+    }
+
+    /// Interval and trials of a sample, from what the kernel side has of both. An announced one has what it stands for as its
+    /// trials, which are its bytes.
+    fn drawn(&mut self, process: ProcessKey, function: u16, size_bytes: u64, drawn: (u64, u64)) -> (u64, u64) {
+        if function != ANNOUNCED {
+            return drawn;
+        }
+        (self.announced.interval(process, size_bytes, drawn.1), size_bytes.max(1))
+    }
+
+    fn function_at(&self, site: u32) -> u16 {
+        self.functions.get(site as usize).copied().unwrap_or(u16::MAX)
+    }
+
+    fn runs_jit_code(&mut self, process: ProcessKey, time_ns: u64) {
+        if self.jit_processes.insert(process) {
+            self.new_jit_processes.push((process, time_ns));
+        }
+    }
+
+    /// Processes first seen to run JIT code since the last call, with the time of that sample.
+    pub fn take_new_jit_processes(&mut self) -> Vec<(ProcessKey, u64)> {
+        std::mem::take(&mut self.new_jit_processes)
+    }
+
+    /// Notes a sample of a process.
+    pub fn note_process(&mut self, process: ProcessKey, time_ns: u64) {
+        if let Entry::Vacant(new) = self.processes.entry(process) {
+            new.insert(time_ns);
+            self.new_lives.push((process, time_ns));
+        }
+    }
+
+    /// Incarnations with a first sample since the last call, in them or in their address space, and the time of that
+    /// sample. The owner of another's address space comes each time.
+    pub fn take_new_lives(&mut self) -> Vec<(ProcessKey, u64)> {
+        std::mem::take(&mut self.new_lives)
+    }
+
+    /// Updates `host` with all process events so far. Addresses of a process whose /proc files cannot be read resolve
+    /// to nothing.
+    pub fn poll(&mut self, host: &mut Host) {
+        loop {
+            match host.poll() {
+                Ok(polled) => {
+                    self.counters.host_events_lost += polled.lost;
+                    if !polled.more {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    self.host_error = Some(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The last error while following the host, if there was one since the last call.
+    pub fn take_host_error(&mut self) -> Option<HostError> {
+        self.host_error.take()
+    }
+
+    fn thread_name(&mut self, name: &[u8; 16]) -> Arc<str> {
+        if self.thread_names.len() >= MOST_THREAD_NAMES {
+            self.thread_names.clear();
+        }
+        Arc::clone(self.thread_names.entry(*name).or_insert_with(|| {
+            let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+            String::from_utf8_lossy(&name[..end]).into()
+        }))
+    }
+
+    /// Whether the last drain left records in the rings.
+    pub const fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Drops cached stacks and unwinding state of exited processes.
+    pub fn forget_stacks(&mut self, ended: &HashSet<ProcessKey>) {
+        if ended.is_empty() {
+            return;
+        }
+        self.jit_processes.retain(|process| !ended.contains(process));
+        self.walked.retain(|(process, ..), _| !ended.contains(process));
+        self.callers.retain(|(process, ..), _| !ended.contains(process));
+        self.unwinder.forget(ended);
+        self.stack_limits.forget(ended);
+        self.outer_stacks.forget(ended);
+        self.pythons.forget(ended);
+        self.javas.forget(ended);
+    }
+
+    /// Releases memory taken up by a burst of records.
+    pub fn shrink(&mut self) {
+        self.join.shrink_to(ROOM_FOR_RECORDS);
+        self.walked.shrink_to_fit();
+        self.callers.shrink_to_fit();
+        self.unwinder.sweep();
+    }
+
+    /// Drops unwind sections that were not used since the last call.
+    pub fn drop_unused(&mut self) {
+        self.unwinder.drop_unused();
+    }
+
+    /// Drops exited processes.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        self.processes.retain(|process, _| !ended.contains(process));
+        self.announced.forget(ended);
+        self.heap.forget_processes(ended);
+    }
+
+    /// The daemon's counters, including those of the unwinder.
+    pub fn daemon_counters(&self) -> DaemonCounters {
+        let unwinding = self.unwinder.statistics();
+        // Stacks that arrived ahead of their records are not in use yet.
+        let used = unwinding.stacks.saturating_sub(self.join.stacks_ahead() as u64);
+        DaemonCounters {
+            allocations_taken_in: self.allocations,
+            stacks_unwound: used,
+            stacks_repeated: unwinding.repeated.min(used),
+            stacks_complete: unwinding.complete.min(used),
+            stacks_merged: self.heap.merged_rows(),
+            ..self.counters
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "recorder_tests.rs"]
+mod tests;

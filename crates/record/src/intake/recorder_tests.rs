@@ -1,0 +1,151 @@
+//! Tests of the recorder: the stack that each sample gets, the handling of other records, and their order.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use heapbpf_host::HostOptions;
+use heapbpf_unwind::dwarf::Limits;
+use heapbpf_unwind::raw::Completeness;
+use sampler_ebpf::abi::{FreeRecord, ProcessRecord, kind, stack_kind};
+
+use super::*;
+
+/// Source of stacks walked by the kernel. Counts how often one is read.
+struct Walked(Rc<Cell<u32>>);
+
+impl KernelStacks for Walked {
+    fn read(&self, id: i32) -> Vec<u64> {
+        self.0.set(self.0.get() + 1);
+        vec![0x1000, 0x2000 + id as u64]
+    }
+}
+
+const PROCESS: ProcessKey = ProcessKey { start_ns: 1, tgid: 7, exec_id: 0 };
+
+fn recorder() -> (Recorder, Host, Rc<Cell<u32>>) {
+    let reads = Rc::new(Cell::new(0));
+    let mut recorder = Recorder::new(
+        Unwinder::new(Limits::default(), heapbpf_host::arch::address_bits()),
+        Walked(Rc::clone(&reads)),
+        64,
+        Heap::new(false),
+        Arc::default(),
+    );
+    recorder.set_functions(&[11, 22]);
+    (recorder, Host::snapshot(HostOptions::default()).unwrap(), reads)
+}
+
+fn allocation(sample: u64, stack_kind: u32) -> AllocationRecord {
+    AllocationRecord {
+        kind: kind::ALLOCATION,
+        sample,
+        time_ns: 10 * sample,
+        process: PROCESS,
+        space: PROCESS,
+        address: 16 * sample,
+        size_bytes: 100,
+        trials: 100,
+        interval: 1,
+        caller: 0x4000,
+        stack_id: 5,
+        stack_kind,
+        ..Default::default()
+    }
+}
+
+/// Takes in all these events. Returns the events of processes.
+fn take_in(recorder: &mut Recorder, host: &mut Host, events: &[Event]) -> Vec<ProcessEvent> {
+    let queue = &mut recorder.join.queue;
+    queue.read_up_to(|| (1_000_000, 1));
+    events.iter().for_each(|event| queue.push(event.to_bytes().into()));
+    queue.has_read_up_to(1);
+    let mut processes = Vec::new();
+    assert!(recorder.work_off(true, u64::MAX, host, &mut processes));
+    processes
+}
+
+/// Function, stack length and number of samples of each row, sorted.
+fn rows(recorder: &mut Recorder) -> Vec<(u16, usize, u64)> {
+    let rows = recorder.heap.snapshot(0, false);
+    let mut rows: Vec<_> =
+        rows.map(|it| (it.row.key.function, it.row.key.stack.frames.len(), it.row.alloc.samples)).collect();
+    rows.sort_unstable();
+    rows
+}
+
+#[test]
+fn a_sample_gets_the_stack_that_was_copied_for_it_or_its_caller_alone() {
+    let (mut recorder, mut host, _) = recorder();
+    let lost = recorder.intern(RawStack::lost());
+    recorder.join.arrive(1, Arc::clone(&lost));
+    let copied = [1, 2].map(|sample| Event::Allocation(allocation(sample, stack_kind::COPIED)));
+    // The samples are so old that the stack of the second is taken as lost.
+    take_in(&mut recorder, &mut host, &copied);
+    assert_eq!((recorder.counters.stacks_missing, recorder.records_taken_in()), (1, 2));
+    assert_eq!(recorder.processes, HashMap::from([(PROCESS, 10)]), "with the time of its first sample");
+    assert!(recorder.heap.stacks().any(|(_, stack)| Arc::ptr_eq(stack, &lost)));
+    let missing = recorder.heap.stacks().find(|(_, stack)| stack.frames.len() == 1).expect("the caller");
+    assert_eq!(missing.1.completeness, Completeness::Truncated(Reason::CopyMissing));
+}
+
+#[test]
+fn a_stack_of_the_kernels_walk_is_read_once_for_each_place() {
+    let (mut recorder, mut host, reads) = recorder();
+    let record = |sample, stack_id, site| {
+        let record = allocation(sample, stack_kind::FRAME_POINTERS);
+        Event::Allocation(AllocationRecord { stack_id, site, ..record })
+    };
+    take_in(&mut recorder, &mut host, &[record(1, 5, 0), record(2, 5, 1), record(3, 6, 1)]);
+    assert_eq!(reads.get(), 2);
+    // The function comes from the probe site. Nothing is mapped at these addresses, so both stacks consist of the
+    // caller only.
+    assert_eq!(rows(&mut recorder), [(11, 1, 1), (22, 1, 2)]);
+    // Cached stacks of an exited process are dropped.
+    recorder.forget_stacks(&HashSet::from([PROCESS]));
+    take_in(&mut recorder, &mut host, &[record(4, 5, 0)]);
+    assert_eq!(reads.get(), 3);
+}
+
+#[test]
+fn mappings_are_functions_of_their_own() {
+    let (mut recorder, mut host, _) = recorder();
+    let sites = [mapping::MMAP, mapping::MREMAP, mapping::BRK, 999];
+    let events: Vec<_> = (1..)
+        .zip(sites)
+        .map(|(sample, site)| {
+            Event::Allocation(AllocationRecord { site, ..allocation(sample, stack_kind::FRAME_POINTERS) })
+        })
+        .collect();
+    take_in(&mut recorder, &mut host, &events);
+    let mut functions: Vec<u16> = rows(&mut recorder).into_iter().map(|(function, ..)| function).collect();
+    let mut expected = vec![MMAP, MREMAP, BRK, u16::MAX];
+    functions.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(functions, expected, "a site that nobody knows has no name");
+}
+
+#[test]
+fn what_happens_to_processes_is_handed_over_in_order_and_frees_end_blocks() {
+    const CHILD: ProcessKey = ProcessKey { start_ns: 15, tgid: 9, exec_id: 0 };
+    let (mut recorder, mut host, _) = recorder();
+    let process = |kind, time_ns| ProcessRecord { kind, time_ns, process: PROCESS, next: CHILD, ..Default::default() };
+    let free = FreeRecord { kind: kind::FREE, sample: 1, time_ns: 40, space: PROCESS, ..Default::default() };
+    let events = [
+        Event::Exit(process(kind::EXIT, 70)),
+        Event::Free(free),
+        Event::Allocation(allocation(1, stack_kind::FRAME_POINTERS)),
+        Event::Fork(process(kind::FORK, 20)),
+        Event::Exec(process(kind::EXEC, 60)),
+        Event::Reset(process(kind::RESET, 50)),
+    ];
+    let processes = take_in(&mut recorder, &mut host, &events);
+    let expected = [
+        ProcessEvent::Forked { parent: PROCESS, child: CHILD, time_ns: 20 },
+        ProcessEvent::Reset { pid: PROCESS.tgid },
+        ProcessEvent::Replaced { ended: PROCESS, time_ns: 60 },
+        ProcessEvent::Ended { process: PROCESS, time_ns: 70 },
+    ];
+    assert_eq!(processes, expected);
+    let estimated = recorder.heap.estimated();
+    assert_eq!((estimated.samples, estimated.live_samples, recorder.records_taken_in()), (1, 0, 2));
+}

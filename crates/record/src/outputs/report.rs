@@ -1,0 +1,102 @@
+//! The closing table of a recording, and its accounting.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use heapbpf_profile::escape::pretty_json;
+use heapbpf_profile::formats::WriteOptions;
+use heapbpf_profile::model::Profile;
+use heapbpf_profile::report::{self, ReportOptions};
+
+use super::files::Written;
+use crate::output::{self, Output};
+use crate::plan::Display;
+use crate::stats::Stats;
+use crate::terminal;
+
+/// Files that the closing table mentions.
+pub struct Closing<'a> {
+    /// All requested outputs.
+    pub outputs: &'a [Output],
+    /// Where the accounting was written.
+    pub stats: Option<&'a Path>,
+    /// Files of the last profile.
+    pub files: Written,
+    /// How many snapshots were written, and where the last one is.
+    pub snapshots: Option<(u64, PathBuf)>,
+}
+
+impl Closing<'_> {
+    /// Whether a profile or the accounting goes to standard output, which has room for nothing else then.
+    fn takes_standard_output(&self) -> bool {
+        let stats = self.stats.is_some_and(|path| path.as_os_str() == output::STANDARD_OUTPUT);
+        stats || self.outputs.iter().any(Output::is_standard_output)
+    }
+}
+
+/// Prints the closing table to standard output, or to standard error if a profile or the accounting goes to standard output.
+pub fn show_report(profile: &Profile, display: Display, write: &WriteOptions, closing: Closing<'_>) {
+    if display.quiet {
+        return;
+    }
+    let to_error = closing.takes_standard_output();
+    let Closing { files, snapshots, .. } = closing;
+    let terminal = if to_error { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
+    let options = ReportOptions {
+        width: terminal::width().unwrap_or(100),
+        color: display.color.is_on(terminal),
+        group_by: write.group_by,
+        sort: write.value,
+        confidence: write.confidence,
+        files,
+        snapshots: snapshots.map(|(count, last)| (count, last.display().to_string())),
+        ..ReportOptions::default()
+    };
+    let text = report::report(profile, &options);
+    // A reader that has closed the pipe (`| head`) is not an error.
+    let _ = if to_error {
+        std::io::stderr().write_all(text.as_bytes())
+    } else {
+        std::io::stdout().write_all(text.as_bytes())
+    };
+}
+
+/// Writes the accounting. `force` has the same meaning as for profiles.
+///
+/// # Errors
+/// The accounting cannot be written to `path`.
+pub fn write_stats(path: &Path, force: bool, stats: &Stats) -> anyhow::Result<()> {
+    let text = pretty_json(stats).context("cannot write the accounting as JSON")?;
+    if path.as_os_str() == output::STANDARD_OUTPUT {
+        std::io::stdout().write_all(text.as_bytes()).context("cannot write the accounting")?;
+        return Ok(());
+    }
+    output::write_whole(path, force, |out| {
+        out.write_all(text.as_bytes()).map_err(|source| output::OutputError::Io { path: path.to_path_buf(), source })
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_profile::formats;
+
+    use super::*;
+
+    /// The table would be in the middle of what a program reads.
+    #[test]
+    fn the_table_leaves_standard_output_to_a_profile_or_the_accounting() {
+        for (output, stats, taken) in [
+            ("x.json", None, false),
+            ("-", None, true),
+            ("x.json", Some("-"), true),
+            ("x.json", Some("stats.json"), false),
+        ] {
+            let outputs = [Output::new(output, formats::by_name("json").expect("known"), false)];
+            let stats = stats.map(Path::new);
+            let closing = Closing { outputs: &outputs, stats, files: Vec::new(), snapshots: None };
+            assert_eq!(closing.takes_standard_output(), taken, "{output} {stats:?}");
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! The accounting of a recording: turns counters into the `--stats` output and into remarks for the user.
+
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use heapbpf_audit::{FileAudit, Hook};
+use heapbpf_probes::Runtime;
+use heapbpf_profile::model::{Criterion, Process, Profile};
+use heapbpf_profile::units;
+use sampler_ebpf::abi::Counters;
+
+use crate::intake::counters::{DaemonCounters, exact_bytes, exact_objects};
+use crate::plan::SamplingPlan;
+use crate::stats::{Attachment, Stats};
+
+/// Most names in a remark.
+const MOST_NAMES: usize = 3;
+
+/// CPU time and memory used by this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DaemonCost {
+    /// User plus system time, in seconds.
+    pub cpu_seconds: f64,
+    /// Peak resident memory, in bytes.
+    pub peak_rss_bytes: u64,
+}
+
+/// Reads the CPU time and memory that this process has used so far.
+pub fn daemon_cost() -> DaemonCost {
+    // SAFETY: `rusage` consists of integers only, so all zeros is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a valid, writable `rusage` for the duration of the call.
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
+        return DaemonCost::default();
+    }
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    // VmHWM rather than ru_maxrss: ru_maxrss survives an exec, so it would report the peak of the program that started
+    // us.
+    let high_water = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| {
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    DaemonCost {
+        cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        peak_rss_bytes: high_water.unwrap_or(usage.ru_maxrss.unsigned_abs()) * 1024,
+    }
+}
+
+/// Samples that the programs sent and that are not in the profile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Their number.
+    pub samples: u64,
+    /// Whether the rings could not be read in time. Otherwise nothing explains them, and the accounting identity does
+    /// not hold.
+    pub unread: bool,
+}
+
+impl Missing {
+    /// Compares the samples that the programs counted with those taken in. `slack`: samples that the programs may have
+    /// counted although they belong to a later moment. `unread`: the rings could not be read in time.
+    pub fn of(submitted: u64, taken_in: u64, slack: u64, unread: bool) -> Self {
+        Self { samples: submitted.saturating_sub(taken_in.saturating_add(slack)), unread }
+    }
+}
+
+/// Remarks about language runtimes whose own heaps are not included, with the names of the processes that run them. Go's are
+/// told where they are read ([`super::go_heaps`]).
+pub fn runtimes(processes: &[Process]) -> Vec<String> {
+    let remark = |runtime: Runtime| {
+        let runs = |process: &&Process| process.missing.iter().any(|missing| missing.what == runtime.heap());
+        let who: Vec<&Process> = processes.iter().filter(runs).collect();
+        let text = format!("{} is not included ({}): {}", runtime.heap(), some_names(&who), runtime.advice());
+        (!who.is_empty()).then_some(text)
+    };
+    Runtime::ALL.into_iter().filter(|runtime| *runtime != Runtime::Go).filter_map(remark).collect()
+}
+
+/// A remark about processes whose objects of Python were not counted from the beginning, with their names.
+pub fn early_objects(processes: &[Process]) -> Option<String> {
+    let is_late = |process: &&Process| {
+        process.missing.iter().any(|missing| missing.what == heapbpf_audit::Missing::EARLY_OBJECTS)
+    };
+    let late: Vec<&Process> = processes.iter().filter(is_late).collect();
+    let text = format!(
+        "objects that Python made before the process went over to inline hooks are not included ({})",
+        some_names(&late)
+    );
+    (!late.is_empty()).then_some(text)
+}
+
+/// Names of processes, and how many they are.
+fn some_names(processes: &[&Process]) -> String {
+    let number = if processes.len() > 1 { format!(", {} processes", processes.len()) } else { String::new() };
+    names_of(&processes.iter().map(|process| &*process.comm).collect()) + &number
+}
+
+/// A few of many names.
+pub fn names_of<S: Borrow<str> + Ord>(names: &BTreeSet<S>) -> String {
+    let others = if names.len() > MOST_NAMES { ", …" } else { "" };
+    names.iter().take(MOST_NAMES).map(S::borrow).collect::<Vec<&str>>().join(", ") + others
+}
+
+/// A remark about processes that announce their samples, with their names.
+pub fn announcements(processes: &[Process]) -> Option<String> {
+    let announcing = processes.iter().filter(|process| process.hook == Some(Hook::Usdt));
+    let names: BTreeSet<&str> = announcing.map(|process| &*process.comm).collect();
+    let text = format!(
+        "{}: figures are of samples that the process announces (USDT), at an interval of its own; nothing \
+         counts what it allocates besides, so there are no exact totals",
+        names_of(&names)
+    );
+    (!names.is_empty()).then_some(text)
+}
+
+/// Builds the accounting from counters. Of the samples that the programs sent, those that are `missing` do not count as
+/// submitted.
+pub fn stats(
+    counters: &Counters,
+    missing: Missing,
+    daemon: &DaemonCounters,
+    cost: DaemonCost,
+    estimated_alloc_bytes: f64,
+    probe_seconds: Option<f64>,
+    audits: &[Arc<FileAudit>],
+) -> Stats {
+    let lost = [
+        ("ring_full", counters.lost_ring_full),
+        ("abandoned", counters.lost_abandoned),
+        ("unread", if missing.unread { missing.samples } else { 0 }),
+        ("in_flight", counters.lost_in_flight),
+        ("undecided", counters.lost_undecided),
+        ("no_thread_state", counters.lost_no_thread_state),
+        ("result_unreadable", counters.lost_result_unreadable),
+    ];
+    let other = [
+        ("sampled", counters.sampled),
+        ("untracked", counters.untracked),
+        ("unsampled_failed", counters.unsampled_failed),
+        ("frees_lost", counters.frees_lost),
+        ("frees_no_thread_state", counters.frees_no_thread_state),
+        ("mappings_lost", counters.mappings_lost),
+        ("unmaps_lost", counters.unmaps_lost),
+        ("system_calls_lost", counters.system_calls_lost),
+        ("removals_refused", counters.removals_refused),
+        ("frees_reconciled", daemon.frees_reconciled),
+        ("allocations_reconciled", daemon.allocations_reconciled),
+        ("mappings_reconciled", daemon.mappings_reconciled),
+        ("stacks_lost", counters.stacks_lost),
+        ("stacks_missing", daemon.stacks_missing),
+        ("stacks_unwound", daemon.stacks_unwound),
+        ("stacks_repeated", daemon.stacks_repeated),
+        ("stacks_complete", daemon.stacks_complete),
+        ("stacks_put_together", daemon.stacks_merged),
+        ("process_events_lost", counters.process_events_lost),
+        ("host_events_lost", daemon.host_events_lost),
+        ("errors", daemon.errors),
+        ("ends_found", daemon.ends_found),
+        ("blocks_of_ended", daemon.blocks_of_ended),
+        ("inline_incomplete", daemon.inline_incomplete),
+        ("modules", daemon.modules),
+        ("modules_open", daemon.modules_open),
+        ("lifecycle_runs_skipped", daemon.lifecycle.runs),
+        ("lifecycle_runs_lost", daemon.lifecycle.lost),
+        ("mapping_calls_skipped", daemon.mapping_calls_skipped),
+        ("stale_replaced", counters.stale_replaced),
+        ("records_unknown", daemon.records_unknown),
+        ("threads", counters.threads),
+    ];
+    let named =
+        |list: &[(&str, u64)]| list.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
+    Stats {
+        hits: counters.hits(),
+        unsampled: counters.unsampled,
+        submitted: counters.submitted.saturating_sub(missing.samples),
+        failed: counters.failed,
+        lost: named(&lost),
+        reentrant: counters.reentrant,
+        frees_seen: counters.frees_seen,
+        frees_matched: counters.frees_matched,
+        exact_alloc_bytes: exact_bytes(counters),
+        exact_alloc_objects: exact_objects(counters),
+        estimated_alloc_bytes,
+        probe_seconds,
+        probe_costs: None,
+        daemon_cpu_seconds: cost.cpu_seconds,
+        daemon_peak_rss_bytes: cost.peak_rss_bytes,
+        hooks: Vec::new(),
+        attach: audits
+            .iter()
+            .flat_map(|file| &file.attach)
+            .map(|entry| Attachment {
+                file: entry.file.clone(),
+                function: entry.function.clone(),
+                offset: entry.offset,
+                kind: entry.kind.to_string(),
+                link: entry.link.to_string(),
+                reason: entry.reason.clone(),
+            })
+            .collect(),
+        other: named(&other),
+    }
+}
+
+/// Remarks that the user must see next to the figures.
+pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let mut remark = |n: u64, of: u64, text: &str| {
+        if n > 0 {
+            let share = 100.0 * n as f64 / of.max(1) as f64;
+            remarks.push(format!("{n} {text} ({share:.2} %)"));
+        }
+    };
+    remark(
+        counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
+        counters.sampled,
+        "samples were lost because the events ring was full: what they stand for is under [records lost], and error bars cover it; --ring-bytes makes room",
+    );
+    remark(
+        daemon.allocations_reconciled,
+        counters.sampled,
+        "samples are known from the kernel's live map alone, because the events ring was full: they are under [stack lost]; --ring-bytes makes room",
+    );
+    remark(
+        counters.untracked,
+        counters.submitted,
+        "samples could not be followed to their free because the live map was full: they are missing from the figures in use, whose error bars cover that; --live-max makes room",
+    );
+    remark(
+        counters.stacks_lost + daemon.stacks_missing,
+        counters.submitted,
+        "samples have no stack but their caller, because the stacks ring was full; --ring-bytes makes room",
+    );
+    remark(
+        counters.lost_no_thread_state,
+        counters.hits(),
+        "calls could not be counted because the kernel gave no thread state",
+    );
+    if counters.unmaps_lost > 0 {
+        remarks.push(format!(
+            "{} unmappings were not reported, most likely because the events ring was full: the mappings that are gone \
+             were looked up, and error bars of the figures in use cover the others; --ring-bytes makes room",
+            counters.unmaps_lost
+        ));
+    }
+    if daemon.ends_found > 0 {
+        remarks.push(format!(
+            "{} ends of processes or programs were not reported, mostly because the events ring was full: they were found \
+             in the kernel's list of processes, and {} sampled blocks were taken out of use; --ring-bytes makes room",
+            daemon.ends_found, daemon.blocks_of_ended
+        ));
+    }
+    if daemon.inline_incomplete > 0 {
+        remarks.push(format!(
+            "{} times some calls of a process with inline hooks were not counted, at its end, as it went over from probes, since \
+             somebody else took the hooks out, or because what it said cannot be: exact totals are too small; --hook probe counts all",
+            daemon.inline_incomplete
+        ));
+    }
+    if daemon.lifecycle.lost > 0 {
+        remarks.push(format!(
+            "up to {} forks, execs and ends of threads were not seen, because threads were preempted in the middle of others: \
+             exact totals may lack the threads' calls, and what such a fork started may be missing",
+            daemon.lifecycle.lost
+        ));
+    }
+    if daemon.mapping_calls_skipped > 0 {
+        remarks.push(format!(
+            "up to {} system calls of the host were not seen, because threads were preempted in the middle of others: if a target's \
+             mmap, munmap, mremap or brk is among them, what it mapped is missing, or counts as in use until it maps there again",
+            daemon.mapping_calls_skipped
+        ));
+    }
+    remarks
+}
+
+/// Expected samples of the interval that is suggested where there were none.
+const WORTHWHILE_SAMPLES: u64 = 1000;
+
+/// Why a recording has no samples, and what would help. `None` if there are some, if none were wanted, or if all were lost,
+/// which other remarks tell.
+pub fn without_samples(counters: &Counters, sampling: &SamplingPlan, follow: bool) -> Option<String> {
+    if counters.sampled > counters.failed || sampling.interval == 0 {
+        return None;
+    }
+    let (calls, bytes) = (exact_objects(counters), exact_bytes(counters));
+    if calls == 0 {
+        let children = if follow { "" } else { "; --no-follow leaves children out" };
+        return Some(format!(
+            "no samples: no target called a hooked allocation function. It was idle, or has a heap of its own (Go, Java): \
+             heapbpf doctor --pid PID shows what is hooked{children}"
+        ));
+    }
+    let trials = match sampling.criterion {
+        Criterion::Bytes => bytes.max(1),
+        Criterion::Allocations | Criterion::SizeClass => calls,
+    };
+    let expected = trials as f64 / sampling.interval as f64;
+    // The power of two below, for a short option.
+    let finer = 1_u64 << (trials / WORTHWHILE_SAMPLES).max(1).ilog2();
+    let advice = if sampling.criterion == Criterion::SizeClass { String::new() } else { format!(" (-i {finer})") };
+    Some(format!(
+        "no samples: {} calls for {} were counted, and {} makes {expected:.2} samples of them on average; a smaller \
+         interval{advice} or a longer recording takes more",
+        units::count(calls as f64),
+        units::bytes(bytes as f64),
+        sampling.describe(),
+    ))
+}
+
+/// The remark on rows that were merged because there were too many; `None` if there were none.
+pub fn merged_rows(rows: u64) -> Option<String> {
+    (rows > 0).then(|| {
+        format!(
+            "{rows} stacks with few samples were put together as [other stacks] of their process: there were more than \
+             are told apart; a wider interval (-i) has fewer, --stacks-max makes room"
+        )
+    })
+}
+
+/// The remark on samples whose frame-pointer chain (`--unwind fp`) does not reach the thread's entry. `None` if every
+/// chain does, or if another unwinder was used.
+pub fn broken_chains(profile: &Profile) -> Option<String> {
+    if profile.header.unwind != "fp" {
+        return None;
+    }
+    let all: u64 = profile.rows.iter().map(|row| row.alloc.samples).sum();
+    let broken: u64 = profile.rows.iter().filter(|row| row.key.stack.cut.is_some()).map(|row| row.alloc.samples).sum();
+    (broken > 0).then(|| {
+        let share = 100.0 * broken as f64 / all as f64;
+        format!(
+            "{share:.1} % of the samples have broken stacks: code on them was built without frame pointers; --unwind auto needs none"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heaps_of_runtimes_are_named_once_with_who_has_them() {
+        let process = |pid: u32, comm: &str, missing: Vec<heapbpf_audit::Missing>| Process {
+            pid,
+            comm: comm.into(),
+            missing,
+            ..Process::default()
+        };
+        let java = || vec![Runtime::Java.missing()];
+        let processes = [
+            process(1, "java", java()),
+            process(2, "kafka", java()),
+            process(3, "sh", vec![heapbpf_audit::Missing::new("a", "b")]),
+        ];
+        let remarks = runtimes(&processes);
+        assert_eq!(remarks.len(), 1, "{remarks:?}");
+        assert!(remarks[0].starts_with("Java's own heap is not included (java, kafka, 2 processes): "), "{remarks:?}");
+        assert!(runtimes(&processes[2..]).is_empty());
+        assert!(runtimes(&processes[..1])[0].starts_with("Java's own heap is not included (java): "));
+        assert_eq!(early_objects(&processes), None);
+        let late = process(4, "python3", vec![heapbpf_audit::Missing::early_objects(700_000_000)]);
+        assert!(early_objects(&[late]).is_some_and(|remark| remark.ends_with("(python3)")));
+    }
+    use heapbpf_profile::testing;
+
+    use crate::intake::counters::tests::counters;
+
+    #[test]
+    fn broken_chains_are_said_of_frame_pointers_alone() {
+        let mut profile = testing::small();
+        profile.header.unwind = "auto".into();
+        assert_eq!(broken_chains(&profile), None);
+        profile.header.unwind = "fp".into();
+        let whole = |profile: &mut Profile, whole: bool| {
+            for row in &mut profile.rows {
+                let cut = (!whole).then(|| "frame pointers end here".into());
+                row.key.stack = heapbpf_profile::model::Stack { cut, ..(*row.key.stack).clone() }.into();
+            }
+        };
+        whole(&mut profile, true);
+        assert_eq!(broken_chains(&profile), None);
+        whole(&mut profile, false);
+        assert!(broken_chains(&profile).is_some_and(|text| text.starts_with("100.0 % of the samples")));
+    }
+
+    #[test]
+    fn both_sides_of_the_identity_come_from_different_counters() {
+        let of = |counters: &Counters, missing| {
+            let stats = stats(counters, missing, &DaemonCounters::default(), DaemonCost::default(), 0.0, None, &[]);
+            (stats.hits, stats.accounted())
+        };
+        assert_eq!(of(&counters(), Missing::default()), (100, 100));
+        assert_eq!(of(&Counters { submitted: 5, ..counters() }, Missing::default()), (100, 99));
+        assert_eq!(of(&Counters { unsampled: 89, ..counters() }, Missing::default()), (100, 99));
+        assert_eq!(of(&Counters { reentrant: 3, ..counters() }, Missing::default()), (99, 100));
+        assert_eq!(of(&Counters { lost_undecided: 1, ..counters() }, Missing::default()), (100, 101));
+        // The programs sent six samples.
+        assert_eq!(of(&counters(), Missing::of(6, 6, 0, false)), (100, 100));
+        assert_eq!(of(&counters(), Missing::of(6, 4, 2, false)), (100, 100), "two belong to a later moment");
+        assert_eq!(of(&counters(), Missing::of(6, 4, 1, false)), (100, 99), "one never arrived");
+        assert_eq!(of(&counters(), Missing::of(6, 4, 0, true)), (100, 100), "two could not be read in time");
+    }
+
+    #[test]
+    fn losses_are_said_with_their_share_and_a_remedy() {
+        let remarks = remarks(&counters(), &DaemonCounters::default());
+        assert_eq!(remarks.len(), 1);
+        assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].contains("--ring-bytes"), "{remarks:?}");
+    }
+
+    #[test]
+    fn a_recording_without_samples_says_why_and_what_would_help() {
+        let by = |criterion, interval| SamplingPlan {
+            interval,
+            criterion,
+            automatic: false,
+            classes: None,
+            live: true,
+            mappings: false,
+        };
+        let bytes = by(Criterion::Bytes, 512 << 10);
+        let idle = without_samples(&Counters::default(), &bytes, true).unwrap();
+        assert!(idle.contains("idle") && idle.contains("doctor") && !idle.contains("--no-follow"), "{idle}");
+        assert!(without_samples(&Counters::default(), &bytes, false).unwrap().contains("--no-follow"));
+        let few = Counters { calls: 40, unsampled: 40, unsampled_bytes: 52_429, ..Counters::default() };
+        assert_eq!(
+            without_samples(&few, &bytes, true).unwrap(),
+            "no samples: 40 calls for 51.2 KiB were counted, and one sample per 512 KiB makes 0.10 samples of them on \
+             average; a smaller interval (-i 32) or a longer recording takes more"
+        );
+        let allocations = without_samples(&few, &by(Criterion::Allocations, 1000), true).unwrap();
+        assert!(
+            allocations.contains("one sample in 1,000 allocations makes 0.04 samples")
+                && allocations.contains("(-i 1)")
+        );
+        assert_eq!(without_samples(&few, &by(Criterion::Bytes, 0), true), None, "none were wanted");
+        let sampled = Counters { calls: 41, sampled: 1, submitted: 1, ..few };
+        assert_eq!(without_samples(&sampled, &bytes, true), None);
+    }
+
+    #[test]
+    fn the_daemon_knows_what_it_uses() {
+        let cost = daemon_cost();
+        assert!(cost.cpu_seconds >= 0.0 && cost.peak_rss_bytes > 1 << 20, "{cost:?}");
+    }
+}

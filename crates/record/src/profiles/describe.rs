@@ -1,0 +1,307 @@
+//! Descriptions of processes for profiles, recorded while the processes ran.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use heapbpf_audit::{Hook, Missing};
+use heapbpf_heap::live::Heap;
+use heapbpf_host::Host;
+use heapbpf_host::process::ProcessInfo;
+use heapbpf_profile::model::{Placement, Process};
+use sampler_ebpf::abi::ProcessKey;
+
+use crate::attaching::audit::Audit;
+use crate::attaching::probes::Attaching;
+use crate::attaching::targets::Seen;
+use crate::intake::ended::Exact;
+use crate::intake::recorder::Recorder;
+
+/// Description of one process, taken while it ran. There may be many, so the parts that processes have in common are
+/// shared, and the rest is stored in one table instead of many small heap blocks.
+#[derive(Clone, Debug, Default)]
+struct Described {
+    program: Arc<Program>,
+    namespace_pid: Option<u32>,
+    audit: Arc<Audit>,
+    /// How it is hooked, if something of it is.
+    hook: Option<Hook>,
+    /// Why it is not hooked inline, if it should be.
+    not_inline: Option<Arc<str>>,
+    /// If it has probes, whether links serve it alone.
+    own_links: Option<bool>,
+    /// Share of its CPU time in which its calls were counted, if it has ended.
+    cpu_share: Option<f64>,
+    /// Whether tracking its frees was stopped.
+    without_frees: bool,
+    /// How much was seen of it, set when it exits.
+    ended: Option<Seen>,
+}
+
+/// The program that a process runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Program {
+    comm: Arc<str>,
+    exe: Arc<str>,
+    cgroup: Arc<str>,
+    placement: Arc<Placement>,
+}
+
+/// Programs and audits shared between descriptions.
+#[derive(Default)]
+struct Shared {
+    programs: HashSet<Arc<Program>>,
+    sweep_at: usize,
+    /// Audits of the most recently described processes: new processes mostly run the same programs.
+    audits: VecDeque<Arc<Audit>>,
+}
+
+/// Number of programs below which unused ones are not swept.
+const FIRST_SWEEP: usize = 1024;
+/// Number of recent audits that a new one is compared with.
+const RECENT_AUDITS: usize = 16;
+
+impl Shared {
+    fn program(&mut self, info: &ProcessInfo) -> Arc<Program> {
+        let [comm, exe, cgroup] = [&info.comm, &info.exe, &info.cgroup].map(Arc::clone);
+        let program = Program { comm, exe, cgroup, placement: Arc::clone(&info.placement) };
+        if let Some(known) = self.programs.get(&program) {
+            return Arc::clone(known);
+        }
+        if self.programs.len() >= self.sweep_at.max(FIRST_SWEEP) {
+            self.programs.retain(|program| Arc::strong_count(program) > 1);
+            self.sweep_at = 2 * self.programs.len();
+        }
+        let program = Arc::new(program);
+        self.programs.insert(Arc::clone(&program));
+        program
+    }
+
+    fn audit(&mut self, audit: Audit) -> Arc<Audit> {
+        if let Some(known) = self.audits.iter().find(|known| ***known == audit) {
+            return Arc::clone(known);
+        }
+        if self.audits.len() >= RECENT_AUDITS {
+            self.audits.pop_front();
+        }
+        let audit = Arc::new(audit);
+        self.audits.push_back(Arc::clone(&audit));
+        audit
+    }
+}
+
+/// The line that exited processes without samples share when there are too many of them.
+pub const SHARED_LINE: ProcessKey = ProcessKey { start_ns: 0, tgid: 0, exec_id: 0 };
+
+/// Which processes are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Looked {
+    /// Those described at the last call of [`Descriptions::note_new`].
+    New,
+    /// All of them.
+    All,
+}
+
+/// Descriptions of processes.
+#[derive(Default)]
+pub struct Descriptions {
+    described: HashMap<ProcessKey, Described>,
+    /// Those that the last call of [`Descriptions::note_new`] described.
+    new: Vec<ProcessKey>,
+    shared: Shared,
+    /// Number of the recorder's processes that have been described.
+    noted: usize,
+}
+
+impl Descriptions {
+    /// Describes processes that are seen for the first time, while they still run. Returns whether there were any.
+    pub fn note_new(&mut self, recorder: &Recorder, host: &mut Host, attaching: &Attaching) -> bool {
+        if recorder.processes.len() == self.noted {
+            return false;
+        }
+        self.noted = recorder.processes.len();
+        self.new.clear();
+        for (process, time_ns) in &recorder.processes {
+            if !self.described.contains_key(process) {
+                if let Some(incarnation) = host.processes().at(process.tgid, *time_ns).map(|incarnation| incarnation.id)
+                {
+                    host.processes_mut().note_sampled(incarnation);
+                }
+                let described = describe(*process, *time_ns, host, attaching, &mut self.shared);
+                self.described.insert(*process, described);
+                self.new.push(*process);
+            }
+        }
+        true
+    }
+
+    /// Describes a process incarnation that ends, from its state at that time.
+    pub fn note(&mut self, process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) {
+        let shared = &mut self.shared;
+        let described = self.described.entry(process);
+        let described = described.or_insert_with(|| describe(process, time_ns, host, attaching, shared));
+        described.refresh(process, time_ns, host, attaching, shared);
+    }
+
+    /// Running processes for which tracking frees was stopped, but whose memory in use the heap still counts as known.
+    pub fn without_frees(&mut self, heap: &Heap, host: &Host, attaching: &Attaching) -> Vec<ProcessKey> {
+        let mut found = Vec::new();
+        let living = self.described.iter_mut().filter(|(_, described)| described.ended.is_none());
+        for (process, described) in living.filter(|(process, _)| !heap.is_untracked(process)) {
+            let incarnation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(*process));
+            described.without_frees |=
+                incarnation.is_some_and(|incarnation| attaching.stopped_tracking_frees_of(incarnation));
+            if described.without_frees {
+                found.push(*process);
+            }
+        }
+        found
+    }
+
+    /// Running processes whose frees are tracked again, of which the heap does not know that yet, and since when
+    /// (CLOCK_MONOTONIC).
+    pub fn with_frees_again(
+        &mut self,
+        which: Looked,
+        heap: &Heap,
+        host: &Host,
+        attaching: &Attaching,
+    ) -> Vec<(ProcessKey, u64)> {
+        let processes: Vec<ProcessKey> = match which {
+            Looked::New => std::mem::take(&mut self.new),
+            Looked::All => self.described.keys().copied().collect(),
+        };
+        let mut found = Vec::new();
+        for process in processes {
+            let Some(described) = self.described.get_mut(&process).filter(|it| it.ended.is_none()) else { continue };
+            let incarnation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(process));
+            let Some(incarnation) = incarnation.filter(|it| !attaching.stopped_tracking_frees_of(it)) else { continue };
+            let since = attaching.frees_tracked_since(incarnation);
+            if let Some(since_ns) = since.filter(|since| Some(*since) > heap.tracked_since(&process)) {
+                described.without_frees = false;
+                found.push((process, since_ns));
+            }
+        }
+        found
+    }
+
+    /// Marks a process as exited, with how much was seen of it, and the share of its CPU time in which its calls were counted.
+    pub fn ended(&mut self, process: ProcessKey, seen: Seen, cpu_share: Option<f64>) {
+        if let Some(described) = self.described.get_mut(&process) {
+            described.ended = Some(seen);
+            described.cpu_share = cpu_share;
+        }
+    }
+
+    /// Replaces a process's own line by [`SHARED_LINE`].
+    pub fn share_line(&mut self, process: ProcessKey) {
+        self.described.remove(&process);
+        self.described.entry(SHARED_LINE).or_insert_with(|| {
+            let program = Program { comm: "(ended, without samples)".into(), ..Program::default() };
+            Described { program: Arc::new(program), ended: Some(Seen::WHOLE), ..Described::default() }
+        });
+    }
+
+    /// Forgets an exited process without figures: it gets no line.
+    pub fn forget_one(&mut self, process: ProcessKey) {
+        self.described.remove(&process);
+    }
+
+    /// Releases the memory that exited processes took up.
+    pub fn shrink(&mut self) {
+        self.described.shrink_to_fit();
+    }
+
+    /// Drops the descriptions of processes whose figures have been moved to the overflow bucket.
+    pub fn forget(&mut self, processes: &HashSet<ProcessKey>, recorder: &Recorder) {
+        self.described.retain(|process, _| !processes.contains(process));
+        self.noted = recorder.processes.len().min(self.noted);
+    }
+
+    /// The entry of a process in a profile.
+    pub fn process(
+        &mut self,
+        key: ProcessKey,
+        now_ns: u64,
+        host: &mut Host,
+        attaching: &Attaching,
+        exact: Option<Exact>,
+    ) -> Process {
+        let shared = &mut self.shared;
+        let described = self.described.entry(key).or_insert_with(|| describe(key, now_ns, host, attaching, shared));
+        if described.ended.is_none() || described.audit.allocators.is_empty() {
+            described.refresh(key, now_ns, host, attaching, shared);
+        }
+        let seen = described.ended.unwrap_or_else(|| attaching.targets.seen(key.tgid, now_ns));
+        // What a process allocates besides its samples is not counted, nor what it allocates under others' hooks.
+        let exact = exact.filter(|_| described.hook != Some(Hook::Usdt) && !seen.was_hidden);
+        let hidden = seen.was_hidden.then(Missing::unseen);
+        let is_distrusted = attaching.inline.as_ref().is_some_and(|inline| inline.distrusts(key));
+        let own = hidden.into_iter().chain(is_distrusted.then(Missing::own_counts));
+        Process {
+            pid: key.tgid,
+            namespace_pid: described.namespace_pid,
+            comm: described.program.comm.to_string(),
+            exe: described.program.exe.to_string(),
+            cgroup: described.program.cgroup.to_string(),
+            placement: described.program.placement.as_ref().clone(),
+            allocators: described.audit.allocators.clone(),
+            hook: described.hook,
+            not_inline: described.not_inline.as_deref().map(str::to_owned),
+            own_links: described.own_links,
+            audit: described.audit.files.clone(),
+            missing: own.chain(described.audit.missing.iter().cloned()).collect(),
+            coverage: seen.share,
+            cpu_coverage: attaching.cpu_share(key).or(described.cpu_share),
+            ended: described.ended.is_some(),
+            inuse_unknown: described.without_frees,
+            exact_alloc_bytes: exact.map(|exact| exact.bytes),
+            exact_alloc_objects: exact.map(|exact| exact.objects),
+            ..Process::default()
+        }
+    }
+}
+
+impl Described {
+    /// Notes how it is hooked now.
+    fn look_at_hook(&mut self, process: ProcessKey, audit: &Audit, attaching: &Attaching) {
+        if audit.allocators.is_empty() || !attaching.is_current_program(process) {
+            return;
+        }
+        self.hook = Some(attaching.standing.hook(process.tgid));
+        self.own_links = (self.hook == Some(Hook::Probe)).then(|| attaching.has_own_links(process.tgid));
+        let why = attaching.standing.why_not(process.tgid);
+        if self.not_inline.as_deref() != why {
+            self.not_inline = why.map(Arc::from);
+        }
+    }
+
+    /// Refreshes the audit: files may be mapped, or examined, only after the process's first sample.
+    fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching, shared: &mut Shared) {
+        let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return };
+        self.without_frees |= self.ended.is_none() && attaching.stopped_tracking_frees_of(incarnation);
+        let found = attaching.audit(incarnation, host.modules());
+        if self.ended.is_none() {
+            self.look_at_hook(process, &found, attaching);
+        }
+        let size = |audit: &Audit| (audit.allocators.len(), audit.files.len(), audit.missing.len());
+        if size(&found) >= size(&self.audit) {
+            self.audit = shared.audit(found);
+        }
+    }
+}
+
+fn describe(
+    process: ProcessKey,
+    time_ns: u64,
+    host: &mut Host,
+    attaching: &Attaching,
+    shared: &mut Shared,
+) -> Described {
+    let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return Described::default() };
+    let (id, audit) = (incarnation.id, shared.audit(attaching.audit(incarnation, host.modules())));
+    let mut described = Described::default();
+    described.look_at_hook(process, &audit, attaching);
+    let without_frees = attaching.stopped_tracking_frees_of(incarnation);
+    let info = host.describe(id).unwrap_or_default();
+    Described { program: shared.program(&info), namespace_pid: info.namespace_pid, audit, without_frees, ..described }
+}

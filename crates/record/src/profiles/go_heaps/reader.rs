@@ -1,0 +1,87 @@
+//! Reads heaps of Go programs from the memory of processes, on a thread that may be given up.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use heapbpf_go::{Heap, Moments, Unread};
+use heapbpf_host::reader_thread::{NoAnswer, ProcessMemory, ReaderThread};
+use heapbpf_symbols::go::GoProgram;
+use heapbpf_unwind::mapping::Mapping;
+
+/// How long the answer of a process is waited for.
+const LONGEST_WAIT: Duration = Duration::from_secs(6);
+/// How long reading a heap may take that answers; once for all attempts at one moment, and once for one stack after the other.
+const LONGEST_READ: Duration = Duration::from_secs(2);
+/// Most attempts to read a heap that changes meanwhile, and the pause between them.
+const ATTEMPTS: usize = 8;
+const PAUSE: Duration = Duration::from_millis(10);
+
+struct Request {
+    memory: Arc<File>,
+    program: Arc<GoProgram>,
+    mapping: Mapping,
+}
+
+/// The handle to the thread that reads.
+#[derive(Default)]
+pub struct HeapReader(ReaderThread<Request, Result<Heap, String>>);
+
+impl HeapReader {
+    /// Reads the heap of a process, or the reason why that is not possible.
+    ///
+    /// # Errors
+    /// [`NoAnswer`] in time: nothing should be asked of this process again.
+    pub fn read(
+        &mut self,
+        memory: &Arc<File>,
+        program: &Arc<GoProgram>,
+        mapping: &Mapping,
+    ) -> Result<Result<Heap, String>, NoAnswer> {
+        let (memory, program) = (Arc::clone(memory), Arc::clone(program));
+        self.0.ask(Request { memory, program, mapping: *mapping }, "go", answer, LONGEST_WAIT)
+    }
+}
+
+fn answer(Request { memory, program, mapping }: Request) -> Result<Heap, String> {
+    read(&ProcessMemory(memory), &program, &mapping)
+}
+
+fn read(memory: &ProcessMemory, program: &GoProgram, mapping: &Mapping) -> Result<Heap, String> {
+    let known = program.program().map_err(|why| why.to_string())?;
+    let bias = known.bias(mapping.start, mapping.file_offset).ok_or("its code is not where its file has it")?;
+    let mut heap = Err(Unread::Torn);
+    let deadline = Instant::now() + LONGEST_READ;
+    for _ in 0..ATTEMPTS {
+        heap = Heap::read(known, bias, memory, Moments::One, deadline);
+        if heap != Err(Unread::Torn) {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    if matches!(heap, Err(Unread::Torn | Unread::Slow)) {
+        heap = Heap::read(known, bias, memory, Moments::OnePerStack, Instant::now() + LONGEST_READ);
+    }
+    heap.map_err(|why| why.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_unwind::mapping::ModuleId;
+
+    use super::*;
+
+    fn nothing() -> (Arc<File>, Arc<GoProgram>, Mapping) {
+        let file = Arc::new(File::open("/proc/self/exe").expect("it is there"));
+        let program = GoProgram::new(ModuleId(0), "/exe".into(), None, Arc::clone(&file));
+        let mapping = Mapping { start: 0x1000, end: 0x2000, file_offset: 0, module: ModuleId(0), since_ns: 0 };
+        (file, Arc::new(program), mapping)
+    }
+
+    #[test]
+    fn a_program_that_is_not_gos_is_an_answer() {
+        let (memory, program, mapping) = nothing();
+        let answer = HeapReader::default().read(&memory, &program, &mapping).expect("an answer");
+        assert!(answer.is_err_and(|why| why.contains("table of functions")));
+    }
+}

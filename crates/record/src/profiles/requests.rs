@@ -1,0 +1,127 @@
+//! Requests for profiles of a running recording. The event path never waits for a profile: it takes a snapshot and
+//! hands it to the profile worker, which replies.
+
+use std::time::Duration;
+
+use heapbpf_profile::model::Row;
+use tokio::sync::{mpsc, oneshot};
+
+pub use super::snapshot::{Detail, Often};
+pub use super::worker::Made;
+
+/// Capacity of the request queue. When it is full, senders wait for room.
+const QUEUE: usize = 16;
+
+/// A request for a profile of the present moment.
+pub struct Request {
+    /// Level of detail.
+    pub detail: Detail,
+    /// Moments by which blocks in use are told apart, as times since the start of the recording; ascending.
+    pub marks: Vec<Duration>,
+    /// Of a client that asks several times a second.
+    pub often: Option<Often>,
+    /// Channel for the reply.
+    pub reply: oneshot::Sender<Result<Made, Unanswered>>,
+}
+
+/// Handle to a running recording, for other threads.
+#[derive(Clone)]
+pub struct RecordingHandle {
+    requests: mpsc::Sender<Request>,
+}
+
+/// Why a request has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// The recording is over.
+    #[error("the recording is ending")]
+    Ended,
+    /// Too many profiles wait for their names.
+    #[error("names take long at this time, and other profiles wait for theirs; try again later")]
+    Busy,
+    /// The profile could not be made.
+    #[error("the profile could not be made because of an error inside heapbpf, which its log tells")]
+    Failed,
+}
+
+impl RecordingHandle {
+    /// Creates a handle, and the receiver from which the recording takes requests.
+    pub fn new() -> (Self, mpsc::Receiver<Request>) {
+        let (requests, queue) = mpsc::channel(QUEUE);
+        (Self { requests }, queue)
+    }
+
+    /// Requests a profile, of a moment between the call and its return.
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub async fn profile(&self, detail: Detail) -> Result<Made, Unanswered> {
+        self.profile_by_marks(detail, Vec::new()).await
+    }
+
+    /// Same as [`profile`](Self::profile), with what is in use told apart by the last of these moments before its allocation
+    /// ([`Made::recent`]). Totals have no such sums.
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub async fn profile_by_marks(&self, detail: Detail, marks: Vec<Duration>) -> Result<Made, Unanswered> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Request { detail, marks, often: None, reply }).await.map_err(|_| Unanswered::Ended)?;
+        answer.await.unwrap_or_else(|_| Err(self.unanswered()))
+    }
+
+    /// Same as [`profile`](Self::profile), for a thread without a tokio runtime.
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub fn profile_blocking(&self, detail: Detail) -> Result<Made, Unanswered> {
+        self.blocking(detail, None)
+    }
+
+    /// The same for a client that asks several times a second. `rows`: of a profile that it does not need any more; their memory
+    /// is used again.
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub fn profile_often(&self, detail: Detail, rows: Vec<Row>) -> Result<Made, Unanswered> {
+        self.blocking(detail, Some(Often { rows }))
+    }
+
+    fn blocking(&self, detail: Detail, often: Option<Often>) -> Result<Made, Unanswered> {
+        let (reply, answer) = oneshot::channel();
+        let request = Request { detail, marks: Vec::new(), often, reply };
+        self.requests.blocking_send(request).map_err(|_| Unanswered::Ended)?;
+        answer.blocking_recv().unwrap_or_else(|_| Err(self.unanswered()))
+    }
+
+    /// Why a request that was sent got no answer.
+    fn unanswered(&self) -> Unanswered {
+        if self.requests.is_closed() { Unanswered::Ended } else { Unanswered::Failed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn who_waits_when_the_recording_ends_is_told() {
+        let (recording, mut requests) = RecordingHandle::new();
+        let waiting = recording.clone();
+        let waiter = tokio::spawn(async move { waiting.profile(Detail::Totals).await.err() });
+        let request = requests.recv().await.unwrap();
+        assert_eq!(request.detail, Detail::Totals);
+        drop(requests);
+        drop(request);
+        assert_eq!(waiter.await.unwrap(), Some(Unanswered::Ended));
+        assert_eq!(recording.profile(Detail::Stacks).await.err(), Some(Unanswered::Ended), "and so is who comes later");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn who_gets_no_profile_while_the_recording_goes_on_is_told_so() {
+        let (recording, mut requests) = RecordingHandle::new();
+        let waiter = tokio::spawn(async move { recording.profile(Detail::Totals).await.err() });
+        drop(requests.recv().await.unwrap());
+        assert_eq!(waiter.await.unwrap(), Some(Unanswered::Failed));
+    }
+}

@@ -1,0 +1,163 @@
+//! A recording at one moment. Sums are copied; stacks and files are shared.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use heapbpf_heap::ages::Ages;
+use heapbpf_heap::live::SumsByMark;
+use heapbpf_profile::model::{Process, Row, RowKey, Unread};
+use heapbpf_statistics::sums::SampleSums;
+use heapbpf_symbols::go::GoProgram;
+use heapbpf_unwind::mapping::Mapping;
+use sampler_ebpf::abi::ProcessKey;
+
+use super::symbolization::{Facts, UnsymbolizedStack};
+use crate::stats::Stats;
+
+/// Level of detail of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// Sums by process and interval, each in one row without a stack.
+    Totals,
+    /// A row for every stack.
+    Stacks,
+    /// A row for every stack, with lifetimes of blocks.
+    Lifetimes,
+}
+
+/// A recording at one moment.
+pub struct Snapshot {
+    /// Level of detail.
+    pub detail: Detail,
+    /// Moments by which blocks in use are told apart, as times since the start of the recording; ascending.
+    pub marks: Vec<Duration>,
+    /// Whether blocks in use are known. They are not once tracking frees has stopped.
+    pub live: bool,
+    /// Wall-clock time at which the recording started.
+    pub started: SystemTime,
+    /// Length of the recording so far.
+    pub duration: Duration,
+    /// Records from before this moment that were not read in time.
+    pub unread: Option<Unread>,
+    /// Process incarnation of each entry of `processes`, in the same order.
+    pub keys: Vec<ProcessKey>,
+    /// Processes with at least one hit of a probe.
+    pub processes: Vec<Process>,
+    /// Sums, by row.
+    pub rows: Vec<SnapshotRow>,
+    /// Processes whose memory is to be measured.
+    pub measured: Vec<Measured>,
+    /// Of a client that asks several times a second.
+    pub often: Option<Often>,
+    /// What symbolization needs to know about new stacks.
+    pub facts: Facts,
+    /// Go programs whose heaps belong into the profile.
+    pub go: Vec<GoTarget>,
+    /// The accounting.
+    pub stats: Stats,
+    /// Remarks that the user must see next to the figures.
+    pub notes: Vec<String>,
+    /// When taking the snapshot began.
+    pub begun: Instant,
+    /// How long taking it blocked the event path.
+    pub cost: Duration,
+    /// CPU time of taking it.
+    pub cpu: Duration,
+}
+
+/// A request of a client that asks several times a second. Memory is measured with [`Detail::Lifetimes`] alone; its other
+/// profiles have what was measured last.
+#[derive(Default)]
+pub struct Often {
+    /// Rows that nobody needs, whose memory is used again: fresh pages for thousands of rows cost more than filling them.
+    pub rows: Vec<Row>,
+}
+
+/// A Go program whose heap belongs into a profile.
+pub struct GoTarget {
+    /// The process.
+    pub process: ProcessKey,
+    /// The program.
+    pub program: Arc<GoProgram>,
+    /// Where its code is mapped.
+    pub mapping: Mapping,
+    /// Its memory; `None` if that cannot be opened.
+    pub memory: Option<Arc<File>>,
+}
+
+/// A row of the heap: its identity and its sums.
+pub struct SnapshotRow {
+    /// Identity of the row. The process is an index into [`Snapshot::processes`]; totals have no stack.
+    pub key: RowKey<usize, Arc<str>, Option<UnsymbolizedStack>>,
+    /// All sampled allocations.
+    pub alloc: SampleSums,
+    /// Samples in use.
+    pub inuse: SampleSums,
+    /// Samples held at exit by their process, if these are kept separate from those in use.
+    pub at_exit: SampleSums,
+    /// Samples in use at the peak.
+    pub peak: SampleSums,
+    /// Of the samples in use, those allocated after each mark.
+    pub by_mark: SumsByMark,
+    /// Ages of freed blocks and of the others; with [`Detail::Lifetimes`] only.
+    pub ages: Option<Ages>,
+}
+
+/// A process whose resident memory is measured when the profile is made.
+pub struct Measured {
+    /// Index in [`Snapshot::processes`].
+    pub process: usize,
+    /// Addresses of sampled blocks in use, some of them if there are very many.
+    pub blocks: Vec<u64>,
+    /// Private anonymous memory that was resident when the process joined the recording, bytes; `None` if unknown.
+    pub at_attach_bytes: Option<u64>,
+}
+
+/// Exited processes with their allocations, on their way to the overflow bucket.
+pub struct Retired {
+    /// Process incarnation of each entry of `processes`, in the same order.
+    pub keys: Vec<ProcessKey>,
+    /// The exited processes.
+    pub processes: Vec<Process>,
+    /// Those that still have other rows. Their counts and losses are handed over with the last of them.
+    pub held: HashSet<ProcessKey>,
+    /// Their rows.
+    pub rows: Vec<SnapshotRow>,
+    /// What symbolization needs to know about new stacks.
+    pub facts: Facts,
+}
+
+impl Retired {
+    /// The same for totals.
+    pub fn without_stacks(&self) -> Self {
+        let row = |row: &SnapshotRow| SnapshotRow {
+            key: row.key.with(row.key.process, None),
+            by_mark: Vec::new(),
+            ages: None,
+            ..*row
+        };
+        Self {
+            keys: self.keys.clone(),
+            processes: self.processes.clone(),
+            held: self.held.clone(),
+            rows: self.rows.iter().map(row).collect(),
+            facts: Facts::default(),
+        }
+    }
+}
+
+/// Rows and processes of a snapshot, before its other fields are filled in.
+pub struct Content {
+    /// Process incarnation of each entry of `processes`, in the same order.
+    pub keys: Vec<ProcessKey>,
+    /// Processes.
+    pub processes: Vec<Process>,
+    /// Rows.
+    pub rows: Vec<SnapshotRow>,
+    /// Processes whose memory is to be measured.
+    pub measured: Vec<Measured>,
+    /// What symbolization needs to know about new stacks.
+    pub facts: Facts,
+}

@@ -1,0 +1,506 @@
+//! The profile workers: threads that turn snapshots into profiles. One symbolizes stacks, estimates lifetimes and moves
+//! exited processes to the overflow bucket. The other one makes totals, which need no names and do not wait for any. The event path
+//! hands over its snapshots and does not wait.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use heapbpf_heap::ages::Ages;
+use heapbpf_host::clock::thread_cpu_time;
+use heapbpf_host::own_memory::give_memory_back;
+use heapbpf_host::privileges::restrict_worker;
+use heapbpf_host::resident;
+use heapbpf_profile::adjust::Adjustments;
+use heapbpf_profile::lost_samples;
+use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Resident, Row, Stack};
+use heapbpf_statistics::sums::SampleSums;
+use heapbpf_statistics::survival::{self, Observation};
+use heapbpf_symbols::demangle::Demangler;
+use heapbpf_symbols::progress::{Download, Progress};
+use heapbpf_symbols::runtime_functions::RuntimeFunctions;
+use sampler_ebpf::abi::ProcessKey;
+
+use super::accounting;
+use super::go_heaps::GoHeaps;
+use super::jit_code::JitCode;
+use super::overflow_bucket::{HandedOver, OverflowBucket};
+use super::recent::Recent;
+use super::snapshot::{Detail, Measured, Often, Retired, Snapshot, SnapshotRow};
+use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
+use crate::crash::without_data;
+use crate::plan::RecordPlan;
+use crate::stats::{HookedProcess, Stats};
+
+/// A finished profile and its accompanying data.
+pub struct Made {
+    /// The profile.
+    pub profile: Profile,
+    /// The accounting at the moment of the snapshot.
+    pub stats: Stats,
+    /// Process incarnation of each process of the profile. Shorter than the profile's list, which ends with the
+    /// processes of the overflow bucket.
+    pub keys: Vec<ProcessKey>,
+    /// What is in use by when it was allocated, for the marks of the request.
+    pub recent: Recent,
+    /// When the event path began to take the snapshot.
+    pub begun: Instant,
+    /// How long taking the snapshot blocked the event path.
+    pub cost: Duration,
+    /// CPU time of the snapshot and of making the profile.
+    pub cpu: Duration,
+}
+
+/// Called with the finished profile.
+type Then = Box<dyn FnOnce(Made) + Send>;
+
+enum Job {
+    Make(Box<Snapshot>, Then, Place),
+    Retire(Box<Retired>, Place),
+    JitCode(ProcessKey, JitCode),
+    Tidy(Vec<UnsymbolizedStack>),
+}
+
+/// A place in the queue of what waits for names, until it is done; the handle has one as well.
+type Place = Arc<()>;
+
+/// Handle to the profile workers' threads. When it is dropped, they complete the jobs in their queues and end.
+pub struct ProfileWorker {
+    jobs: Sender<Job>,
+    totals: Sender<Job>,
+    place: Place,
+    progress: Arc<Progress>,
+    emptied: Emptied,
+    demangler: Demangler,
+}
+
+impl Drop for ProfileWorker {
+    fn drop(&mut self) {
+        self.demangler.end();
+    }
+}
+
+/// Room for the rows of the next snapshot, if one is to come soon.
+type Emptied = Arc<Mutex<Vec<SnapshotRow>>>;
+
+impl ProfileWorker {
+    /// Starts the profile worker. `functions`: of language runtimes.
+    ///
+    /// # Errors
+    /// The system cannot create the thread.
+    pub fn start(plan: &RecordPlan, functions: Arc<RuntimeFunctions>) -> std::io::Result<Self> {
+        let ((jobs, queue), (totals, queue_of_totals)) = (channel(), channel());
+        let template = template(plan);
+        let (symbolize, symbols, adjustments) =
+            (plan.stacks.symbolize, plan.stacks.symbols.clone(), plan.outputs.adjustments);
+        let demangler = symbols.demangler.clone();
+        if symbolize {
+            // Afterwards, no program may be started.
+            demangler.start();
+        }
+        let progress = Arc::new(Progress::default());
+        let told = Arc::clone(&progress);
+        let emptied = Emptied::default();
+        let given_back = Arc::clone(&emptied);
+        let writes_files = plan.writes_files();
+        let (of_totals, no_symbols) = (template.clone(), symbols.clone());
+        std::thread::Builder::new().name("totals".into()).spawn(move || {
+            restrict_worker(false);
+            let without_names = Symbolization::new(false, no_symbols, Arc::default());
+            Worker::new(of_totals, adjustments, without_names).work(&queue_of_totals);
+        })?;
+        std::thread::Builder::new().name("profiles".into()).spawn(move || {
+            restrict_worker(writes_files);
+            let symbolization = Symbolization::new(symbolize, symbols, told).with_runtime_functions(functions);
+            Worker { emptied: given_back, ..Worker::new(template, adjustments, symbolization) }.work(&queue);
+        })?;
+        Ok(Self { jobs, totals, place: Place::default(), progress, emptied, demangler })
+    }
+
+    /// Progress of symbolization for the current profile: addresses done, and all addresses.
+    pub fn progress(&self) -> (usize, usize) {
+        self.progress.get()
+    }
+
+    /// The debug file that is being downloaded for the current profile.
+    pub fn download(&self) -> Option<Download> {
+        self.progress.get_download()
+    }
+
+    /// No rows, with the room of those of the last snapshot for a client that asks often.
+    pub fn emptied(&self) -> Vec<SnapshotRow> {
+        std::mem::take(&mut *self.emptied.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Queues a snapshot to be made into a profile. `then` runs in the worker thread. It is dropped without being
+    /// called if the profile cannot be made.
+    pub fn make(&self, snapshot: Snapshot, then: impl FnOnce(Made) + Send + 'static) {
+        let (jobs, place) = match snapshot.detail {
+            Detail::Totals => (&self.totals, Place::default()),
+            Detail::Stacks | Detail::Lifetimes => (&self.jobs, Arc::clone(&self.place)),
+        };
+        let _ = jobs.send(Job::Make(Box::new(snapshot), Box::new(then), place));
+    }
+
+    /// Whether so much waits for names, which may come from servers, that no more should.
+    pub fn is_behind(&self) -> bool {
+        Arc::strong_count(&self.place) > MOST_WAITING
+    }
+
+    /// Queues opening the perf map of a process that runs JIT code, so that its names can be read after it exits.
+    pub fn open_jit_code(&self, process: ProcessKey, code: JitCode) {
+        let _ = self.jobs.send(Job::JitCode(process, code));
+    }
+
+    /// Queues moving exited processes to the overflow bucket.
+    pub fn retire(&self, retired: Retired) {
+        let _ = self.totals.send(Job::Retire(Box::new(retired.without_stacks()), Place::default()));
+        let _ = self.jobs.send(Job::Retire(Box::new(retired), Arc::clone(&self.place)));
+    }
+
+    /// Queues a cleanup: the worker forgets all symbolized stacks except `living` and returns free memory to the
+    /// system. That takes milliseconds, so it is done here rather than on the event path.
+    pub fn tidy(&self, living: Vec<UnsymbolizedStack>) {
+        let _ = self.jobs.send(Job::Tidy(living));
+    }
+}
+
+/// Most profiles and batches of exited processes that wait for names.
+const MOST_WAITING: usize = 16;
+/// A profile that comes sooner after the last one than this needs the same memory again.
+const SOON: Duration = Duration::from_secs(10);
+/// Longest time for which exited processes wait to be named, unless a profile is made. Each batch reads the files anew.
+const LONGEST_UNNAMED: Duration = Duration::from_secs(15);
+/// Most rows and exited processes that wait.
+const MOST_UNNAMED: usize = 4096;
+/// Time after which memory is given back even if profiles come soon. It takes milliseconds, and using pages again as well.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
+
+struct Worker {
+    template: Profile,
+    adjustments: Adjustments,
+    symbolization: Symbolization,
+    overflow: OverflowBucket,
+    go: GoHeaps,
+    /// When memory was given back after a profile.
+    gave_back: Option<Instant>,
+    /// When the last profile was made.
+    last_made: Option<Instant>,
+    /// Memory of processes as measured last, while a client asks often.
+    resident: HashMap<ProcessKey, Option<Resident>>,
+    /// The rows' stacks of the last snapshot for a client that asks often, and what they were symbolized to.
+    last_stacks: Vec<(UnsymbolizedStack, Arc<Stack>)>,
+    emptied: Emptied,
+    unnamed: Unnamed,
+    /// How often the worker has panicked, and what it said the last time.
+    panics: (u64, String),
+}
+
+/// Exited processes that have not been moved to the overflow bucket yet.
+#[derive(Default)]
+struct Unnamed {
+    retired: Vec<Retired>,
+    /// When the first of them came.
+    since: Option<Instant>,
+}
+
+impl Unnamed {
+    fn add(&mut self, retired: Retired) {
+        self.since.get_or_insert_with(Instant::now);
+        self.retired.push(retired);
+    }
+
+    fn is_due(&self) -> bool {
+        let size: usize = self.retired.iter().map(|it| it.rows.len() + it.processes.len()).sum();
+        size >= MOST_UNNAMED || self.since.is_some_and(|since| since.elapsed() >= LONGEST_UNNAMED)
+    }
+}
+
+impl Worker {
+    fn new(template: Profile, adjustments: Adjustments, symbolization: Symbolization) -> Self {
+        let (overflow, go, gave_back, last_made, resident, last_stacks, emptied, unnamed) = Default::default();
+        Self {
+            template,
+            adjustments,
+            symbolization,
+            overflow,
+            go,
+            gave_back,
+            last_made,
+            resident,
+            last_stacks,
+            emptied,
+            unnamed,
+            panics: Default::default(),
+        }
+    }
+
+    /// Does the jobs of the queue until it is closed. A panic ends the job that it came up in, and the worker begins
+    /// anew with the next one.
+    fn work(mut self, queue: &Receiver<Job>) {
+        while let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.work_off(queue))) {
+            self.has_panicked(&*panic);
+        }
+    }
+
+    fn work_off(&mut self, queue: &Receiver<Job>) {
+        while let Ok(job) = queue.recv() {
+            match job {
+                Job::Make(snapshot, then, _place) => {
+                    self.retire_all();
+                    then(self.make(*snapshot));
+                    self.give_back();
+                }
+                Job::Retire(retired, _place) => {
+                    self.unnamed.add(*retired);
+                    if self.unnamed.is_due() {
+                        self.retire_all();
+                    }
+                }
+                Job::JitCode(process, code) => self.symbolization.open_jit_code(process, code),
+                Job::Tidy(living) => {
+                    self.retire_all();
+                    self.symbolization.keep_only(living.iter());
+                    self.symbolization.forget_modules(self.overflow.frames());
+                    drop(living);
+                    give_memory_back();
+                }
+            }
+        }
+    }
+
+    /// Gives memory back, unless the next profile is likely to come soon: they may be asked for twice a second.
+    fn give_back(&mut self) {
+        let comes_soon = self.last_made.replace(Instant::now()).is_some_and(|at| at.elapsed() < SOON);
+        if !comes_soon || self.gave_back.is_none_or(|at| at.elapsed() >= GIVE_BACK_EVERY) {
+            self.gave_back = Some(Instant::now());
+            give_memory_back();
+        }
+    }
+
+    fn has_panicked(&mut self, panic: &(dyn Any + Send)) {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown");
+        let text = without_data(text);
+        self.panics = (self.panics.0 + 1, text.clone());
+        if self.panics.0 == 1 {
+            log::error!("an error inside heapbpf while a profile was made: {text}; the recording goes on");
+        } else {
+            log::debug!("an error inside heapbpf for the {}th time: {text}", self.panics.0);
+        }
+        self.symbolization.begin_anew();
+    }
+
+    /// Symbolizes stacks. Files of targets are read for that: should it panic, it is tried again, and then the stacks
+    /// go without names.
+    fn name<'a>(&mut self, stacks: impl Iterator<Item = &'a UnsymbolizedStack> + Clone, facts: Facts) {
+        let Facts { modules, jit_code } = facts;
+        self.symbolization.learn(modules);
+        for names in [true, true, false] {
+            let name = || self.symbolization.name(stacks.clone(), &jit_code, names);
+            let Err(panic) = catch_unwind(AssertUnwindSafe(name)) else { break };
+            self.has_panicked(&*panic);
+        }
+        self.symbolization.release_contents();
+    }
+
+    fn make(&mut self, mut snapshot: Snapshot) -> Made {
+        let cpu_before = thread_cpu_time();
+        if snapshot.detail != Detail::Totals {
+            self.name_rows(&snapshot.rows, snapshot.facts, snapshot.often.is_some());
+        }
+        // Read after symbolization, so that its cost is included.
+        let cost = accounting::daemon_cost();
+        let mut stats = Stats {
+            daemon_cpu_seconds: cost.cpu_seconds,
+            daemon_peak_rss_bytes: cost.peak_rss_bytes,
+            ..snapshot.stats
+        };
+        let mut processes = snapshot.processes;
+        for Measured { process, blocks, at_attach_bytes } in snapshot.measured {
+            let (key, process) = (&snapshot.keys[process], &mut processes[process]);
+            process.resident = resident::of(key.tgid, key.start_ns, blocks, at_attach_bytes);
+        }
+        self.keep_resident(&snapshot.keys, &mut processes, snapshot.often.is_some(), snapshot.detail);
+        let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
+        let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
+        let mut profile = self.template.clone();
+        profile.header.started = snapshot.started;
+        profile.header.duration = snapshot.duration;
+        profile.header.unread = snapshot.unread;
+        profile.header.time = snapshot.started + snapshot.duration;
+        profile.counters = stats.counters();
+        profile.notes = snapshot.notes;
+        profile.processes = processes;
+        let first = profile.processes.len();
+        profile.processes.extend_from_slice(self.overflow.processes());
+        let known = |process: &Process| !process.inuse_unknown;
+        profile.header.live = snapshot.live;
+        if !snapshot.live {
+            profile.processes.iter_mut().for_each(|process| process.inuse_unknown = false);
+        }
+        profile.header.live = profile.knows_some_inuse();
+        let is_known =
+            |row: &SnapshotRow| profile.header.live && profile.processes.get(row.key.process).is_none_or(known);
+        profile.rows = match snapshot.often {
+            Some(Often { mut rows }) => {
+                rows.clear();
+                let new = snapshot.rows.drain(..).enumerate();
+                rows.extend(new.map(|(index, row)| self.row(is_known(&row), row, self.last_stacks.get(index))));
+                *self.emptied.lock().unwrap_or_else(PoisonError::into_inner) = snapshot.rows;
+                rows
+            }
+            None => snapshot.rows.into_iter().map(|row| self.row(is_known(&row), row, None)).collect(),
+        };
+        if snapshot.detail == Detail::Totals {
+            profile.rows.extend(self.overflow.totals(first, profile.header.live));
+        } else {
+            profile.rows.extend(self.overflow.rows(first, profile.header.live));
+        }
+        profile.keep_loss_intervals();
+        lost_samples::add_rows(&mut profile);
+        stats.estimated_alloc_bytes += lost_samples::bytes(&profile);
+        profile.modules = self.symbolization.modules().to_vec();
+        if profile.header.live {
+            let named = self.symbolization.is_enabled();
+            self.go.add(&mut profile, snapshot.go, &snapshot.keys, snapshot.detail, named);
+        }
+        stats.hooks = HookedProcess::list(&profile.processes[..first]);
+        profile.notes.extend(accounting::broken_chains(&profile));
+        profile.notes.extend(self.panic_note());
+        if let Err(error) = self.adjustments.apply(&mut profile) {
+            profile.notes.push(error.to_string());
+        }
+        let cpu = snapshot.cpu + thread_cpu_time().saturating_sub(cpu_before);
+        Made { profile, stats, keys: snapshot.keys, recent, begun: snapshot.begun, cost: snapshot.cost, cpu }
+    }
+
+    fn panic_note(&self) -> Option<String> {
+        let (times, last) = &self.panics;
+        (*times > 0).then(|| {
+            let times = if *times == 1 { "once".to_owned() } else { format!("{times} times") };
+            format!("making profiles failed {times} because of an error inside heapbpf ({last}): names may be missing")
+        })
+    }
+
+    /// Symbolizes the stacks of rows, and forgets all others: a snapshot with stacks contains every live row.
+    fn name_rows(&mut self, rows: &[SnapshotRow], facts: Facts, often: bool) {
+        let is_same = |(row, (last, _)): (&SnapshotRow, &(UnsymbolizedStack, Arc<Stack>))| {
+            row.key.stack.as_ref().is_some_and(|stack| stack.is(last))
+        };
+        if often && rows.len() == self.last_stacks.len() && rows.iter().zip(&self.last_stacks).all(is_same) {
+            return;
+        }
+        self.last_stacks = Vec::new();
+        let stacks = || rows.iter().filter_map(|row| row.key.stack.as_ref());
+        self.name(stacks(), facts);
+        self.symbolization.keep_only(stacks());
+        if often && rows.len() == stacks().count() {
+            self.last_stacks = stacks().map(|stack| (stack.clone(), self.symbolization.stack(stack))).collect();
+        }
+    }
+
+    /// Keeps what was measured of processes for a client that asks often, and gives it to those that were not measured.
+    fn keep_resident(&mut self, keys: &[ProcessKey], processes: &mut [Process], often: bool, detail: Detail) {
+        if often && detail == Detail::Lifetimes {
+            let resident = processes.iter().map(|process| process.resident);
+            self.resident = keys.iter().copied().zip(resident).collect();
+        } else if often {
+            for (key, process) in keys.iter().zip(processes) {
+                process.resident = self.resident.get(key).copied().flatten();
+            }
+        }
+    }
+
+    /// `known`: whether memory in use and lifetimes of blocks are known for its process. `last`: its stack, if it is known to be
+    /// the one of the last snapshot.
+    fn row(&self, known: bool, row: SnapshotRow, last: Option<&(UnsymbolizedStack, Arc<Stack>)>) -> Row {
+        let live = self.template.header.live && known;
+        let symbolized = |stack: Option<UnsymbolizedStack>| match (stack, last) {
+            (Some(_), Some((_, stack))) => Arc::clone(stack),
+            (Some(stack), None) => self.symbolization.stack(&stack),
+            (None, _) => Arc::default(),
+        };
+        Row {
+            key: row.key.map_stack(symbolized),
+            alloc: row.alloc,
+            inuse: if known { row.inuse } else { SampleSums::default() },
+            at_exit: if known { row.at_exit } else { SampleSums::default() },
+            peak: live.then_some(row.peak),
+            lifetimes: row.ages.filter(|_| live).and_then(|ages| lifetimes(&ages)),
+            member: None,
+        }
+    }
+
+    /// Moves the exited processes that wait to the overflow bucket.
+    fn retire_all(&mut self) {
+        let mut retired = std::mem::take(&mut self.unnamed).retired;
+        let mut facts = Facts::default();
+        for Facts { modules, jit_code } in retired.iter_mut().map(|it| std::mem::take(&mut it.facts)) {
+            facts.modules.extend(modules);
+            facts.jit_code.extend(jit_code);
+        }
+        let rows = retired.iter().flat_map(|it| &it.rows);
+        if !retired.is_empty() {
+            self.name(rows.filter_map(|row| row.key.stack.as_ref()), facts);
+        }
+        for it in retired {
+            // Others, and the profile that is to be made, do without it.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.retire(it))) {
+                self.has_panicked(&*panic);
+            }
+        }
+    }
+
+    fn retire(&mut self, retired: Retired) {
+        let programs: Vec<usize> = retired.processes.iter().map(|process| self.overflow.program(process)).collect();
+        for ((program, process), key) in programs.iter().zip(&retired.processes).zip(&retired.keys) {
+            let handed_over = HandedOver::of(process, retired.held.contains(key));
+            self.overflow.add_counts(*program, process, handed_over);
+        }
+        let known: Vec<bool> = retired.processes.iter().map(|process| !process.inuse_unknown).collect();
+        let mut profile = self.template.clone();
+        profile.rows = retired.rows.into_iter().map(|row| self.row(known[row.key.process], row, None)).collect();
+        profile.processes = retired.processes;
+        profile.keep_loss_intervals();
+        lost_samples::add_rows(&mut profile);
+        for row in &profile.rows {
+            self.overflow.add_row(programs[row.key.process], row);
+        }
+        self.symbolization.forget_processes(&retired.keys);
+    }
+}
+
+fn template(plan: &RecordPlan) -> Profile {
+    Profile::new(Header {
+        version: env!("CARGO_PKG_VERSION").into(),
+        unwind: plan.stacks.unwind.name().into(),
+        live: plan.sampling.live,
+        ended_apart: plan.ended_apart(),
+        host: host_name(),
+        ..Header::new(plan.sampling.interval, plan.sampling.criterion)
+    })
+}
+
+/// Number of steps of the survival curve in a profile.
+const CURVE_POINTS: usize = 32;
+
+fn lifetimes(ages: &Ages) -> Option<Lifetimes> {
+    let observations: Vec<Observation> = ages.observations().collect();
+    let all: f64 = observations.iter().map(|observation| observation.weight).sum();
+    let lifetimes = survival::lifetimes(&observations, CURVE_POINTS)?;
+    // Only the total weight of temporary blocks is kept, not which blocks they are.
+    let temporary = if all > 0.0 { ages.temporary() / all } else { 0.0 };
+    Some(Lifetimes { temporary, ages: ages.octaves(), ..lifetimes })
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;

@@ -1,0 +1,356 @@
+//! A running recording: from its first probe to its files.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::limits::links_need_admin;
+use heapbpf_host::own_memory::give_memory_back;
+use heapbpf_host::privileges::Needs;
+use heapbpf_remote::Exec;
+use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::errors::Step;
+use super::pace::{Standing, pause, writes_last_profile};
+use super::signals::Signals;
+use super::state::Session;
+use crate::attaching::command::{Held, NotStarted, Running, hold};
+use crate::descriptors::watch;
+use crate::output::Output;
+use crate::outputs::files::{SnapshotFiles, resolve_outputs, write_outputs};
+use crate::outputs::notify;
+use crate::outputs::report::{Closing, show_report, write_stats};
+use crate::outputs::status_line::StatusLine;
+use crate::outputs::triggers::Triggers;
+use crate::plan::{Hook, RecordPlan};
+use crate::profiles::requests::{Made, Request};
+use crate::remarks::say;
+
+/// What is said at the start if Python's objects are counted.
+const OBJECTS_NOTE: &str = "each of Python's own objects traps twice when it is allocated and once when it is freed \
+                            (--python-objects)";
+
+/// What is said at the start if links serve every process.
+const BYSTANDERS_NOTE: &str = "probes serve every process of this host that uses the same files: an allocation with its free takes each of them \
+                               1 µs more, and programs that translate code (valgrind) may end by SIGTRAP";
+
+/// A recording with its probes in place.
+pub struct ActiveRecording {
+    /// Dropped first: a command that is still held has copies of the pipes by whose ends our other processes know that they are to
+    /// end, and the session waits for these.
+    command: CommandState,
+    session: Session,
+    outputs: Vec<Output>,
+    files: SnapshotFiles,
+    signals: Signals,
+    snapshot_wanted: Signal,
+    line: StatusLine,
+    begun: Instant,
+}
+
+/// The command that a recording starts, if there is one.
+struct CommandState {
+    held: Option<Held>,
+    running: Option<Running>,
+    exit_code: u8,
+}
+
+impl Drop for CommandState {
+    /// A command that is still held never runs: the recording has failed, and says so.
+    fn drop(&mut self) {
+        if let Some(held) = &self.held {
+            // Before its pipe is closed, which would release it. It fails only if the process has ended already.
+            let _ = held.process().signal(libc::SIGKILL);
+        }
+    }
+}
+
+impl CommandState {
+    /// Starts the command and holds it before its first instruction; no words, no command.
+    fn hold(words: &[OsString]) -> std::io::Result<Self> {
+        let held = if words.is_empty() { None } else { Some(hold(words)?) };
+        Ok(Self { held, running: None, exit_code: 0 })
+    }
+
+    /// Waits until the command ends; forever if none runs. Returns heapbpf's exit status for it.
+    async fn ended(&mut self) -> u8 {
+        let Some(running) = &mut self.running else { return std::future::pending().await };
+        let exit_code = running.ended().await.unwrap_or(1);
+        self.running = None;
+        exit_code
+    }
+}
+
+impl ActiveRecording {
+    /// Attaches the probes. A command is held before its first instruction.
+    ///
+    /// # Errors
+    /// The error is one sentence that says what to do. No probe stays attached.
+    pub fn attach(plan: RecordPlan) -> anyhow::Result<Self> {
+        let mut session = Session::new(plan)?;
+        // If anything fails, it is dropped before the session.
+        let command =
+            CommandState::hold(&session.plan.targets.command).context("cannot start a process for the command")?;
+        let command_pid = command.held.as_ref().map(|held| held.pid);
+        session.attaching.held = command_pid.filter(|_| session.attaching.inline.is_some());
+        session.attaching.start(&session.plan.targets, command_pid, &mut session.host)?;
+        session.recorder.set_functions(session.attaching.hooks.functions());
+        let first = session.first_target(command_pid);
+        let plan = &session.plan;
+        let outputs = resolve_outputs(&plan.outputs, first.as_ref().map(|(comm, pid)| (comm.as_str(), *pid)));
+        let files = SnapshotFiles::new(&outputs, plan.outputs.write, plan.outputs.keep);
+        // From here on we handle Ctrl-C: probes are attached, so the user must get a profile.
+        let signals = Signals::listen(command.held.as_ref().map(|held| held.process().try_clone()).transpose()?)?;
+        let snapshot_wanted = signal(SignalKind::user_defined1())?;
+        let line = StatusLine::new(plan.display);
+        Ok(Self { command, session, outputs, files, signals, snapshot_wanted, line, begun: Instant::now() })
+    }
+
+    /// The privileges that it goes on needing.
+    pub fn needs(&self) -> Needs {
+        let plan = &self.session.plan;
+        Needs {
+            writes_files: plan.writes_files(),
+            has_command: !plan.targets.command.is_empty(),
+            writes_into_processes: plan.hooks_inline(),
+            stops_processes: plan.targets.objects.are_probed(plan.hooks_inline()),
+            links_as_admin: links_need_admin(Some(self.session.attaching.programs.kind)),
+        }
+    }
+
+    /// Starts the recording: what happens from here on is recorded.
+    pub fn begin(&mut self) {
+        // Loading the programs and examining files took more than what follows.
+        give_memory_back();
+        self.session.begin();
+        self.begun = Instant::now();
+        say(format!("recording {}", self.session.describe_targets()));
+        let plan = &self.session.plan;
+        let targets = &plan.targets;
+        if plan.kernel.hook == Hook::Auto
+            && let Some(why) = plan.kernel.no_inline
+        {
+            say(format!("processes are probed, not hooked inline: {why}"));
+        }
+        if plan.kernel.hook != Hook::Usdt && self.session.attaching.serves_every_process() {
+            say(BYSTANDERS_NOTE);
+        }
+        if targets.objects.are_probed(plan.hooks_inline()) {
+            say(OBJECTS_NOTE);
+        }
+        if let Some(rules) = targets.rules_to_match().filter(|_| targets.running.is_empty()) {
+            say(format!("no running process matches {rules}; waiting for one"));
+        }
+    }
+
+    /// Records until the end: releases the command and answers `requests`. Clients that still wait for an answer when
+    /// this returns are told that the recording has ended. Errors while it runs are counted and told, and what failed
+    /// is tried again. Returns why the recording could not go on, if it had to end.
+    ///
+    /// # Errors
+    /// The command cannot be executed, or the system provides no descriptors to wait with. Nothing was recorded.
+    pub async fn run(&mut self, mut requests: mpsc::Receiver<Request>) -> anyhow::Result<Option<String>> {
+        notify::ready();
+        self.release_command()?;
+        let mut wakers = Wakers::watch(&self.session).context("cannot wait for events")?;
+        let mut triggers = Triggers::new(self.session.plan.outputs.triggers, self.begun);
+        while let Some(pause) = self.turn(&mut triggers) {
+            self.watch_anew(&mut wakers);
+            if self.wait(pause, &wakers, &mut requests).await {
+                break;
+            }
+            self.session.set_sleeping(false);
+        }
+        drop(requests);
+        self.session.unfinished.requests.clear();
+        self.session.unfinished.ended_early = self.session.must_end();
+        Ok(self.session.unfinished.ended_early.clone())
+    }
+
+    /// Watches the rings that took the place of others.
+    fn watch_anew(&mut self, wakers: &mut Wakers) {
+        let session = &mut self.session;
+        if session.may_try(Step::Wake) && session.kernel.growth.take_replaced() {
+            let anew = Wakers::watch(session);
+            match session.errors.note(Step::Wake, anew, monotonic_ns()) {
+                Some(anew) => *wakers = anew,
+                None => session.kernel.growth.note_replaced(),
+            }
+        }
+    }
+
+    fn release_command(&mut self) -> anyhow::Result<()> {
+        let Some(held) = self.command.held.take() else { return Ok(()) };
+        let program = self.session.plan.targets.command[0].to_string_lossy().into_owned();
+        let pid = held.pid;
+        // It waits at its entry point to be hooked.
+        let exec = self.session.attaching.held.map(Exec::of);
+        self.command.running = Some(held.release().map_err(|source| NotStarted { program, source })?);
+        if let Some(exec) = exec {
+            self.session.hook_command(pid, exec.and_then(Exec::wait));
+        }
+        Ok(())
+    }
+
+    /// Takes in what has happened and does what is due. Returns how long to wait, or `None` if the recording is over.
+    fn turn(&mut self, triggers: &mut Triggers) -> Option<Duration> {
+        let session = &mut self.session;
+        let mut active = session.cycle() > 0;
+        session.schedule.note_last_moments(monotonic_ns());
+        let standing = Standing {
+            targets_ended: session.all_ended(),
+            command_runs: self.command.running.is_some(),
+            time_is_over: session.schedule.has_ended(monotonic_ns()),
+        };
+        if standing.is_over() || session.must_end().is_some() {
+            return None;
+        }
+        let inuse_bytes = session.recorder.heap.estimated().inuse_bytes;
+        if let Some(why) = triggers.due(inuse_bytes, session.target_pids(), Instant::now()) {
+            self.files.ask(why);
+        }
+        session.answer();
+        session.write_snapshot(&mut self.files);
+        session.take_in_active();
+        session.govern();
+        session.look_for_slowed();
+        self.line.show(session, self.begun.elapsed());
+        if !active {
+            // Set before the last look, so that anything that arrives after it wakes us.
+            active = !session.set_sleeping(true) || session.cycle() > 0;
+        }
+        let now_ns = monotonic_ns();
+        let deadlines = [
+            session.schedule.until_end(now_ns),
+            session.schedule.until_last_moments(now_ns),
+            triggers.next_look().map(|at| at.saturating_duration_since(Instant::now())),
+            Some(session.until_look()),
+            session.until_activity(),
+            Some(session.until_look_for_slowed()),
+            session.until_answer(),
+            Some(session.until_housekeeping(now_ns)),
+            session.attaching.until_look(),
+        ];
+        let watches = session.may_try(Step::Wake);
+        Some(pause(session.recorder.is_behind(), active || !watches, deadlines))
+    }
+
+    /// Waits for something to happen, at most for `pause`. Returns whether the recording is to end.
+    async fn wait(&mut self, pause: Duration, wakers: &Wakers, requests: &mut mpsc::Receiver<Request>) -> bool {
+        let command_runs = self.command.running.is_some();
+        let watches = self.session.may_try(Step::Wake);
+        tokio::select! {
+            // Signals come first, however busy the loop is.
+            biased;
+            number = self.signals.next() => return self.signals.stops(number),
+            exit_code = self.command.ended() => {
+                self.signals.command_ended();
+                self.command.exit_code = exit_code;
+            }
+            Some(request) = requests.recv() => self.session.unfinished.requests.push_back(request),
+            // While a command runs, this signal is passed on to the command.
+            _ = self.snapshot_wanted.recv(), if !command_runs => self.files.ask("as asked by a signal".into()),
+            () = self.files.done() => {}
+            woken = wakers.next(), if watches => {
+                self.session.errors.note(Step::Wake, woken, monotonic_ns());
+            }
+            () = tokio::time::sleep(pause) => {}
+        }
+        false
+    }
+
+    /// Makes the last profile as of now, and removes the probes.
+    ///
+    /// # Errors
+    /// The profile cannot be made. No probe is left behind in that case either.
+    pub fn finish(&mut self) -> anyhow::Result<Made> {
+        let finished = self.session.finish(|what| self.line.finishing(what));
+        self.line.clear();
+        finished
+    }
+
+    /// Writes the last profile and the accounting, and shows the closing table. Returns heapbpf's exit status.
+    ///
+    /// # Errors
+    /// A file cannot be written. The other files are still written, because the recording cannot be repeated. Or there was nobody to
+    /// record, and it is no service: then none is.
+    pub fn write(&mut self, made: &Made) -> anyhow::Result<u8> {
+        if let Some(nobody) = self.session.unmatched().filter(|_| !self.session.plan.keeps_running) {
+            bail!("{nobody}, and none did so far: no profile is written");
+        }
+        let plan = &self.session.plan;
+        let is_wanted = writes_last_profile(plan.keeps_running, !plan.outputs.files.is_empty());
+        let outputs = if is_wanted { &self.outputs[..] } else { &[] };
+        let options = &plan.outputs.write;
+        let (files, written) = write_outputs(outputs, &made.profile, options, |it| self.line.writing(it));
+        self.line.clear();
+        let stats = plan.outputs.stats.as_deref();
+        let accounted = stats.map_or(Ok(()), |path| write_stats(path, plan.outputs.force, &made.stats));
+        let closing = Closing { outputs: &self.outputs, stats, files, snapshots: self.files.written() };
+        show_report(&made.profile, plan.display, options, closing);
+        written?;
+        accounted?;
+        Ok(self.command.exit_code)
+    }
+}
+
+/// What wakes the loop: rings that fill up, and process events of the host.
+struct Wakers {
+    always: [AsyncFd<OwnedFd>; 3],
+    execs: Option<AsyncFd<OwnedFd>>,
+}
+
+impl Wakers {
+    fn watch(session: &Session) -> std::io::Result<Self> {
+        let (kernel, host) = (&session.kernel, session.host.as_raw_fd());
+        // SAFETY: `session.host` owns the descriptor and is borrowed until this function returns; `watch` keeps a copy
+        // only.
+        let host = unsafe { BorrowedFd::borrow_raw(host) };
+        let execs = session.attaching.execs.as_ref().map(|execs| watch(execs.as_fd())).transpose()?;
+        Ok(Self { always: [watch(kernel.events.as_fd())?, watch(kernel.stacks.as_fd())?, watch(host)?], execs })
+    }
+
+    /// Waits until one of them is readable.
+    async fn next(&self) -> std::io::Result<()> {
+        let [events, stacks, host] = &self.always;
+        let executed = async {
+            match &self.execs {
+                Some(execs) => execs.readable().await.map(|mut guard| guard.clear_ready()),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            done = executed => done?,
+            guard = events.readable() => guard?.clear_ready(),
+            guard = stacks.readable() => guard?.clear_ready(),
+            guard = host.readable() => guard?.clear_ready(),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    use super::*;
+
+    #[test]
+    fn a_command_that_is_still_held_never_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let witness = folder.path().join("ran");
+        let state = CommandState::hold(&["touch".into(), witness.clone().into_os_string()]).unwrap();
+        let pid = i32::try_from(state.held.as_ref().unwrap().pid).ok().and_then(Pid::from_raw).unwrap();
+        let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        drop(state);
+        let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&minute)), Ok(1), "it has not ended");
+        assert!(!witness.exists());
+    }
+}

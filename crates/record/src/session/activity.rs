@@ -1,0 +1,83 @@
+//! Whole hosts, names and cgroups: processes are hooked as they become active.
+
+use std::time::Duration;
+
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_kernel::incarnations::threads;
+use sampler_ebpf::abi::ProcessKey;
+
+use super::errors::Step;
+use super::state::Session;
+use crate::attaching::taking_in::TakenIn;
+use crate::budget::activity::Activity;
+use crate::cost::cpu_time;
+
+impl Session {
+    /// Looks at the CPU time of all processes, if it is time, or hooks the busiest that is not counted yet. One at a time: records
+    /// are taken in between.
+    pub(super) fn take_in_active(&mut self) {
+        let now_ns = monotonic_ns();
+        if let Some(process) = self.due.pop() {
+            return self.take_in_one(process, now_ns);
+        }
+        let next_ns = self.attaching.activity.as_ref().map(Activity::next_ns);
+        if next_ns.is_none_or(|next_ns| now_ns < next_ns) || !self.errors.may_try(Step::Census, now_ns) {
+            return;
+        }
+        let due = self.look_at_activity();
+        if self.attaching.is_over() {
+            return;
+        }
+        // The busiest is taken from the end.
+        for process in due.into_iter().rev() {
+            if self.attaching.is_active_target(&mut self.host, process) {
+                self.due.push(process);
+            } else if let Some(activity) = &mut self.attaching.activity {
+                activity.pass_over(process, now_ns);
+            }
+        }
+    }
+
+    /// Takes in the CPU time of all processes. Returns those that should be hooked now, the busiest first.
+    pub(super) fn look_at_activity(&mut self) -> Vec<ProcessKey> {
+        if self.attaching.activity.is_none() {
+            return Vec::new();
+        }
+        let now_ns = monotonic_ns();
+        let read = threads(self.attaching.programs.process_iterator_link());
+        let Some(threads) = self.errors.note(Step::Census, read, now_ns) else { return Vec::new() };
+        self.attaching.note_heirs();
+        self.attaching.look_at_activity(&threads, now_ns)
+    }
+
+    fn take_in_one(&mut self, process: ProcessKey, now_ns: u64) {
+        if self.attaching.activity.as_ref().is_none_or(Activity::is_spent) {
+            return self.due.clear();
+        }
+        let own_seconds = || cpu_time::of_process(std::process::id()).unwrap_or(0.0);
+        let begun_seconds = own_seconds();
+        let taken_in = self.attaching.take_in(&mut self.host, process.tgid);
+        self.recorder.set_functions(self.attaching.hooks.functions());
+        let Some(activity) = &mut self.attaching.activity else { return };
+        activity.spend(((own_seconds() - begun_seconds) * 1e9) as u64);
+        match taken_in {
+            TakenIn::Counted => {
+                let used = cpu_time::of_process(process.tgid).map(|seconds| (seconds * 1e9) as u64);
+                activity.counted(process, used);
+            }
+            TakenIn::NotYet => drop(activity.postponed(process, now_ns)),
+            TakenIn::Not(_) => activity.refused(process),
+        }
+    }
+
+    /// Time until processes are looked at, or one of them is hooked.
+    pub(super) fn until_activity(&self) -> Option<Duration> {
+        let activity = self.attaching.activity.as_ref()?;
+        if !self.due.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let now_ns = monotonic_ns();
+        let until = Duration::from_nanos(activity.next_ns().saturating_sub(now_ns));
+        Some(until.max(self.errors.until_retry(Step::Census, now_ns)))
+    }
+}

@@ -1,0 +1,120 @@
+//! Ends of lives: what the session does when a process ends or replaces its program, whoever tells of it.
+
+use heapbpf_host::clock::{monotonic_ns, suspended_ns};
+use heapbpf_host::processes::starts_agree;
+use heapbpf_kernel::KernelError;
+use sampler_ebpf::abi::ProcessKey;
+
+use super::errors::Step;
+use super::state::Session;
+use crate::intake::lives::{Census, End};
+
+/// Time within which the record of an end follows the host's event.
+const RECORD_FOLLOWS_NS: u64 = 1_000_000_000;
+
+impl Session {
+    /// Passes on which incarnations have had their first sample.
+    pub(super) fn note_new_lives(&mut self) {
+        for (process, time_ns) in self.recorder.take_new_lives() {
+            self.lives.begin(process, time_ns);
+        }
+    }
+
+    /// An incarnation ended with an exec.
+    pub(super) fn replaced(&mut self, ended: ProcessKey, time_ns: u64) {
+        self.recorder.poll(&mut self.host);
+        let replaced = self.host.processes().replaced_at(ended.tgid, time_ns).map(|incarnation| incarnation.since_ns);
+        let sampled = self.recorder.processes.get(&ended).copied();
+        let at_ns = sampled.or(replaced).unwrap_or(time_ns);
+        self.descriptions.note(ended, at_ns, &mut self.host, &self.attaching);
+        self.replace_heap(ended, time_ns);
+        self.exited.note(ended, monotonic_ns());
+        self.attaching.replaced(ended);
+        let seen = self.attaching.targets.seen_before(ended.tgid, time_ns);
+        self.descriptions.ended(ended, seen, self.attaching.cpu_share(ended));
+    }
+
+    /// A process ended. Its id may have been given to another since, if the end was found late.
+    pub(super) fn exited(&mut self, process: ProcessKey, time_ns: u64) {
+        self.descriptions.note(process, time_ns, &mut self.host, &self.attaching);
+        self.end_heap(process, time_ns);
+        let now = monotonic_ns();
+        self.exited.note(process, now);
+        let current = self.host.processes().current(process.tgid).map(|current| current.info.start_ns);
+        if current.is_none_or(|start_ns| starts_agree(start_ns, process.start_ns)) {
+            self.attaching.ended(process.tgid, time_ns, &self.host);
+        }
+        let seen = self.attaching.targets.seen(process.tgid, now);
+        self.descriptions.ended(process, seen, self.attaching.cpu_share(process));
+    }
+
+    /// Has the kernel's processes listed if the host told of an end that no record told of, or if process events were lost.
+    pub(super) fn look_for_unreported_ends(&mut self, now_ns: u64) {
+        if self.cuts.census.is_some() || self.cuts.waiting.is_some() {
+            return;
+        }
+        let up_to_ns = self.recorder.taken_in_up_to_ns().min(now_ns.saturating_sub(RECORD_FOLLOWS_NS));
+        let events_lost = self.process_events_lost();
+        if self.lives.needs_census(up_to_ns, events_lost) {
+            self.cuts.census = self.read_census();
+        }
+    }
+
+    /// Whether the record of an end may be missing.
+    pub(super) fn may_lack_ends(&mut self) -> bool {
+        let events_lost = self.process_events_lost();
+        self.lives.may_lack_ends(events_lost)
+    }
+
+    /// Process events that were lost, or may have been; 0 if that cannot be read now.
+    fn process_events_lost(&mut self) -> u64 {
+        if !self.may_try(Step::Census) {
+            return 0;
+        }
+        let lost = self.kernel.totals.process_events_lost(&self.attaching.programs);
+        self.errors.note(Step::Census, lost, monotonic_ns()).unwrap_or(0)
+    }
+
+    /// The processes that live now. `None` if the kernel does not list them; a later second tries again.
+    pub(super) fn read_census(&mut self) -> Option<Census> {
+        if !self.may_try(Step::Census) {
+            return None;
+        }
+        let totals = &self.kernel.totals;
+        let read = || -> Result<Census, KernelError> {
+            let events_lost = totals.process_events_lost(&self.attaching.programs)?;
+            // What was counted is read first: an incarnation that begins meanwhile cannot be missed in the list.
+            let counted = if self.lives.lacks_events(events_lost) { totals.processes_counted() } else { Vec::new() };
+            let (time_ns, suspended_ns) = (monotonic_ns(), suspended_ns());
+            let living = totals.living(&self.attaching.programs)?;
+            Ok(Census::new(time_ns, time_ns + suspended_ns, living).with_counted(counted, events_lost))
+        };
+        let census = read();
+        self.errors.note(Step::Census, census, monotonic_ns())
+    }
+
+    /// Settles a census apart from a cut, once everything up to it has been taken in.
+    pub(super) fn settle_waiting_census(&mut self) {
+        let up_to_ns = self.recorder.taken_in_up_to_ns();
+        if let Some(census) = self.cuts.census.take_if(|census| census.time_ns <= up_to_ns) {
+            self.settle_ends(&census);
+        }
+    }
+
+    /// Ends the lives that were over at a census although no record told so. Everything up to the census must have been
+    /// taken in.
+    pub(super) fn settle_ends(&mut self, census: &Census) {
+        self.note_new_lives();
+        let before = self.recorder.heap.estimated().live_samples;
+        for (process, how) in self.lives.settle(census, monotonic_ns()) {
+            log::debug!("no record told of the end of {process:?}: {how:?}");
+            match how {
+                End::Exec => self.replaced(process, census.time_ns),
+                End::Exit => self.exited(process, census.time_ns),
+            }
+        }
+        let counters = &mut self.recorder.counters;
+        counters.blocks_of_ended += before.saturating_sub(self.recorder.heap.estimated().live_samples);
+        counters.ends_found = self.lives.found();
+    }
+}

@@ -1,0 +1,80 @@
+//! The end of a recording: makes its last profile and removes the probes.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use heapbpf_attach::inline::InlineHooks;
+
+use super::moment::Cut;
+use super::snapshots::Wanted;
+use super::state::Session;
+use crate::outputs::status_line::Finishing;
+use crate::profiles::worker::Made;
+
+/// Time between two progress reports of symbolization.
+const TELL_EVERY: Duration = Duration::from_millis(200);
+
+/// How often the last profile is tried to be made.
+const ATTEMPTS: usize = 2;
+
+impl Session {
+    /// Makes the last profile as of now, and removes the probes. What happens meanwhile is not part of the recording.
+    /// `tell` is called for each step that takes time.
+    ///
+    /// # Errors
+    /// The profile cannot be made. No probe is left behind in that case either.
+    pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
+        let begun = Instant::now();
+        // Others may have come since the last look.
+        self.attaching.look_at_others_hooks(u64::MAX);
+        self.attaching.tell_refusals();
+        self.attaching.finish_examining(&mut self.host);
+        self.attaching.programs.lifecycle.await_skipped_ends();
+        let (cut, mut made) = self.with_last_cut(|session, cut| {
+            if let Some(ends_ns) = session.schedule.ends_ns {
+                log::debug!(
+                    "cut {} µs after the recording's time was over",
+                    cut.time_ns.saturating_sub(ends_ns) / 1_000
+                );
+            }
+            (cut.clone(), session.make_last(cut, begun))
+        });
+        self.schedule.last_moments_are_over();
+        tell(Finishing::RemovingProbes);
+        self.attaching.inline.iter_mut().for_each(InlineHooks::release_all);
+        self.attaching.hooks.release_all();
+        self.attaching.detours.release_all();
+        for attempt in 1.. {
+            match self.last_made(&made, &mut tell) {
+                Some(made) => return Ok(made),
+                None if attempt < ATTEMPTS => made = self.make_last(&cut, begun),
+                None => break,
+            }
+        }
+        bail!("the last profile could not be made, because of the error inside heapbpf that was reported")
+    }
+
+    /// Has the profile of the last cut made.
+    fn make_last(&mut self, cut: &Cut, begun: Instant) -> Receiver<Made> {
+        let snapshot = self.snapshot_of(cut, Wanted::lifetimes(), true, begun);
+        let (sender, made) = channel();
+        self.worker.make(snapshot, move |made| drop(sender.send(made)));
+        made
+    }
+
+    /// Waits for the last profile; `None` if making it failed.
+    fn last_made(&self, made: &Receiver<Made>, tell: &mut impl FnMut(Finishing)) -> Option<Made> {
+        loop {
+            match made.recv_timeout(TELL_EVERY) {
+                Ok(made) => return Some(made),
+                Err(RecvTimeoutError::Timeout) => {
+                    let (done, of) = self.worker.progress();
+                    let names = Finishing::Symbolization(done, of);
+                    tell(self.worker.download().map_or(names, Finishing::Download));
+                }
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Go programs among the targets, as a snapshot needs them.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::sync::Arc;
+
+use heapbpf_host::processes::IncarnationId;
+use sampler_ebpf::abi::ProcessKey;
+
+use super::state::Session;
+use crate::profiles::snapshot::GoTarget;
+
+impl Session {
+    /// The Go programs whose heaps belong into a snapshot that is taken now.
+    pub(super) fn go_targets(&mut self) -> Vec<GoTarget> {
+        if !self.plan.sampling.live {
+            return Vec::new();
+        }
+        let processes = self.attaching.go_targets(&mut self.host);
+        self.forget_go(&processes.iter().map(|process| process.incarnation).collect());
+        if processes.iter().any(|process| !self.go.0.contains_key(&process.incarnation)) {
+            let living = match self.kernel.totals.living(&self.attaching.programs) {
+                Ok(living) => living,
+                Err(error) => {
+                    log::info!("Go programs are not read: {error}");
+                    Vec::new()
+                }
+            };
+            let key_of: HashMap<u32, ProcessKey> = living.into_iter().map(|process| (process.tgid, process)).collect();
+            for process in &processes {
+                if let Some(key) = key_of.get(&process.incarnation.pid) {
+                    self.go.0.entry(process.incarnation).or_insert(*key);
+                }
+            }
+        }
+        let target = |process: crate::attaching::go::GoProcess| {
+            let key = *self.go.0.get(&process.incarnation)?;
+            let memory = File::open(format!("/proc/{}/mem", key.tgid)).ok().map(Arc::new);
+            Some(GoTarget { process: key, program: process.program, mapping: process.mapping, memory })
+        };
+        processes.into_iter().filter_map(target).collect()
+    }
+
+    /// Forgets Go programs that do not run any more. Those without samples are known from here alone.
+    fn forget_go(&mut self, running: &HashSet<IncarnationId>) {
+        let ended: Vec<ProcessKey> =
+            self.go.0.extract_if(|incarnation, _| !running.contains(incarnation)).map(|(_, key)| key).collect();
+        for key in ended {
+            if !self.recorder.processes.contains_key(&key) && self.exited.counts.get(&key).is_none() {
+                self.descriptions.forget_one(key);
+            }
+        }
+    }
+}

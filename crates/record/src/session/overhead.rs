@@ -1,0 +1,207 @@
+//! Connects the overhead controller to a recording: passes it figures and carries out its actions.
+
+use std::time::Duration;
+
+use heapbpf_host::Host;
+use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::process::Target;
+use heapbpf_kernel::totals::Counts;
+use sampler_ebpf::abi::Counters;
+use sampler_ebpf::constants::draw_constants;
+
+use super::errors::Step;
+use super::state::Session;
+use crate::attaching::probes::Attaching;
+use crate::budget::controller::{Action, usage};
+use crate::budget::overhead::Overhead;
+use crate::budget::slowed::{Seen, Slowed};
+use crate::cost::budget::{MeanCosts, ProbeCosts};
+use crate::cost::cpu_time;
+use crate::cost::measure::Measured;
+use crate::plan::Hook;
+
+impl Session {
+    /// Starts the recording. Its probes are in place.
+    pub(super) fn begin(&mut self) {
+        let cpu_seconds = self.cpu_seconds(std::iter::empty());
+        self.schedule.restart(self.plan.duration);
+        if let Some(last_ns) = self.schedule.last_hooking_ns() {
+            self.attaching.set_end(last_ns);
+        }
+        self.overhead.controller.begin(cpu_seconds, self.schedule.started_ns);
+        // A command's own exec is awaited otherwise.
+        if self.attaching.held.is_none() {
+            self.watch_execs();
+        }
+    }
+
+    /// Lets the controller look, if it is time, and carries out its actions.
+    pub(super) fn govern(&mut self) {
+        self.set_interval();
+        let now = monotonic_ns();
+        if self.overhead.controller.next_ns().is_none_or(|at| at > now) || !self.may_try(Step::Counters) {
+            return;
+        }
+        let counted = self.counts();
+        let Some((counts, total)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
+        self.cuts.last_total = total;
+        self.learn_costs(&counts, &total);
+        let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
+        let takes_in = self.attaching.takes_in();
+        let actions = self.overhead.controller.look(&total, cpu_seconds, takes_in, now);
+        // Before anything is given up, which would make it look cheaper.
+        self.advise_inline();
+        actions.into_iter().for_each(|action| self.act(action));
+    }
+
+    /// Says once what inline hooks would take of the one named target, if probes take much of it.
+    fn advise_inline(&mut self) {
+        let Overhead { controller, inline_advice, .. } = &mut self.overhead;
+        let targets = &self.plan.targets;
+        let ([Target::Pid(_)], [target]) = (&targets.rules[..], &targets.running[..]) else { return };
+        let (Some(share), Some(measured)) = (controller.share(), controller.measured()) else { return };
+        if self.plan.kernel.hook == Hook::Inline || !inline_advice.is_due(share) {
+            return;
+        }
+        if !self.attaching.could_be_hooked_inline(&self.host, target.pid) {
+            return inline_advice.refused();
+        }
+        if let Some(line) = inline_advice.tell(&target.comm, share, measured) {
+            log::warn!("{line}");
+        }
+    }
+
+    /// Carries out an action.
+    fn act(&mut self, action: Action) {
+        let attaching = &mut self.attaching;
+        match action {
+            Action::SetInterval(interval) => {
+                self.unfinished.interval = Some(interval);
+                self.set_interval();
+            }
+            Action::StopTrackingFrees => {
+                attaching.hooks.stop_tracking_frees(attaching.programs.kind);
+                self.cycle();
+                self.drop_untracked_heaps();
+            }
+            Action::Detach => attaching.detach(),
+        }
+    }
+
+    /// Sets the sampling interval, if another one was chosen.
+    fn set_interval(&mut self) {
+        let Some(interval) = self.unfinished.interval.filter(|_| self.may_try(Step::Interval)) else { return };
+        self.make_room_for(interval);
+        let draw = draw_constants(interval);
+        let set = draw.map_or(Ok(()), |draw| self.attaching.control.set_draw(draw));
+        if let (Some(draw), Some(inline)) = (draw, &mut self.attaching.inline) {
+            inline.set_draw(draw);
+        }
+        if self.errors.note(Step::Interval, set, monotonic_ns()).is_some() {
+            self.unfinished.interval = None;
+        }
+    }
+
+    /// Looks for targets that probes slow down, if it is time, and tells of them. Those that have links of their own lose them if a
+    /// budget is to be kept.
+    pub(super) fn look_for_slowed(&mut self) {
+        let begun = monotonic_ns();
+        if self.next_look_for_slowed().is_none_or(|at| at > begun) || !self.may_try(Step::Counters) {
+            return;
+        }
+        if self.overhead.controller.costs().is_none() {
+            return;
+        }
+        let counted = self.counts();
+        let Some((counts, total)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
+        self.learn_costs(&counts, &total);
+        let processes = self.host.processes();
+        let (controller, attaching) = (&self.overhead.controller, &self.attaching);
+        let (Some(measured), Some((mean, tracking))) = (controller.measured(), controller.costs()) else { return };
+        let budget = self.plan.budget;
+        let targets = counts.processes.iter().filter_map(|(process, counters)| {
+            if budget.is_some() && !attaching.has_own_links(process.tgid) {
+                return None;
+            }
+            let cpu_seconds = cpu_time::of_process(process.tgid)?;
+            let comm = processes.current(process.tgid).map_or("", |incarnation| &*incarnation.info.comm);
+            let used = usage(counters, cpu_seconds, begun as f64 * 1e-9);
+            let costs = costs_of(measured, attaching, &self.host, process.tgid).unwrap_or(mean);
+            let is_inline = attaching.standing.hook(process.tgid) == heapbpf_audit::Hook::Inline;
+            Some(Seen { process: *process, comm, used, costs, is_inline })
+        });
+        let seconds = begun.saturating_sub(self.schedule.started_ns) as f64 * 1e-9;
+        let slowed = self.overhead.slowed.look(targets, tracking, budget, seconds);
+        if budget.is_some() && !slowed.is_empty() {
+            // Up to now they were counted.
+            self.look_at_activity();
+        }
+        for Slowed { process, line } in slowed {
+            if !self.plan.display.quiet {
+                log::warn!("{line}");
+            }
+            if budget.is_some() {
+                self.attaching.give_up(process);
+                self.cycle();
+                self.drop_untracked_heaps();
+            }
+        }
+        self.overhead.slowed.looked(begun, monotonic_ns());
+    }
+
+    /// CLOCK_MONOTONIC of the next look for slowed targets; `None` if none is needed: the budget is kept for all of them together, or
+    /// whole hosts are recorded without one because the user said so.
+    fn next_look_for_slowed(&self) -> Option<u64> {
+        let is_host = self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All));
+        let has_budget = self.plan.budget.is_some();
+        let needed = if has_budget { self.attaching.takes_in() && self.attaching.have_own_links() } else { !is_host };
+        self.overhead.slowed.next_ns(has_budget).filter(|_| needed && self.overhead.controller.costs().is_some())
+    }
+
+    /// Time until the next look for slowed targets.
+    pub(super) fn until_look_for_slowed(&self) -> Duration {
+        let now = monotonic_ns();
+        let until = self.next_look_for_slowed().map(|at| at.saturating_sub(now));
+        until.map_or(Duration::MAX, |ns| Duration::from_nanos(ns).max(self.errors.until_retry(Step::Counters, now)))
+    }
+
+    /// Time until the controller looks again.
+    pub(super) fn until_look(&self) -> Duration {
+        let now = monotonic_ns();
+        let until = self.overhead.controller.next_ns().map(|at| at.saturating_sub(now));
+        let until = until.map_or(Duration::MAX, Duration::from_nanos);
+        until.max(self.errors.until_retry(Step::Counters, now))
+    }
+
+    /// CPU time of the targets in seconds, including the processes in `counted`.
+    fn cpu_seconds(&mut self, counted: impl Iterator<Item = u32>) -> f64 {
+        if self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All)) {
+            return cpu_time::of_host();
+        }
+        let targets = self.attaching.targets.named_alive.iter().copied();
+        self.overhead.cpu_time.of_processes(targets.chain(counted))
+    }
+
+    /// Tells the controller what probes cost the targets on average, and notes what was spent on them.
+    pub(super) fn learn_costs(&mut self, counts: &Counts, total: &Counters) {
+        let Overhead { controller, spent, .. } = &mut self.overhead;
+        let Some(measured) = controller.measured() else { return };
+        let mut mean = MeanCosts::default();
+        for (process, counters) in &counts.processes {
+            if let Some(costs) = costs_of(measured, &self.attaching, &self.host, process.tgid) {
+                mean.add(&usage(counters, 0.0, 0.0), &costs);
+            }
+        }
+        // Of processes that have ended it is not known any more which files they mapped.
+        let kinds = |frees| self.attaching.hooks.kinds(frees).collect::<Vec<_>>();
+        let costs = mean.mean(&measured.costs_on(&kinds(false), &kinds(true)));
+        controller.set_costs(costs);
+        spent.note(total, &costs);
+    }
+}
+
+/// What probes cost a process; `None` if that is not known.
+fn costs_of(measured: &Measured, attaching: &Attaching, host: &Host, pid: u32) -> Option<ProbeCosts> {
+    let [allocation, free] = [false, true].map(|frees| attaching.kinds_in(host, pid, frees));
+    (!allocation.is_empty() || !free.is_empty()).then(|| measured.costs_on(&allocation, &free))
+}

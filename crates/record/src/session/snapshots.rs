@@ -1,0 +1,291 @@
+//! Snapshots of a running recording, for clients and for numbered files, and its current status.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use heapbpf_attach::inline::InlineHooks;
+use heapbpf_host::clock::thread_cpu_time;
+use heapbpf_profile::model::Process;
+use sampler_ebpf::abi::{Counters, ProcessKey};
+
+use super::errors::Step;
+use super::moment::Cut;
+use super::state::Session;
+use crate::intake::counters::DaemonCounters;
+use crate::outputs::files::SnapshotFiles;
+use crate::outputs::status::Status;
+use crate::outputs::status_line::Figures;
+use crate::profiles::accounting::{self, Missing};
+use crate::profiles::capture::Parts;
+use crate::profiles::requests::{Request, Unanswered};
+use crate::profiles::snapshot::{Content, Detail, Snapshot};
+use crate::stats::{HookedProcess, Stats};
+
+/// The note of a profile whose counters could not be read.
+const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the end: there are no exact totals, and what \
+                                was lost is unknown";
+
+/// The note of a profile with processes whose frees are, or last were, hidden by inline hooks of another heapbpf.
+const HIDDEN_IN_USE: &str =
+    "what is in use is unknown where another recording hooks a process inline, as its frees are not seen";
+
+/// What a snapshot is to have.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    detail: Detail,
+    /// Moments by which blocks in use are told apart, as times since the start.
+    marks: &'a [Duration],
+    /// See [`Often`](crate::profiles::snapshot::Often).
+    often: bool,
+}
+
+impl Wanted<'_> {
+    /// All of a profile for a file.
+    pub(super) const fn lifetimes() -> Self {
+        Self { detail: Detail::Lifetimes, marks: &[], often: false }
+    }
+}
+
+impl Session {
+    /// Takes a snapshot as of now, if that is possible at this time.
+    fn snapshot(&mut self, wanted: Wanted<'_>) -> Option<Snapshot> {
+        let (begun, cpu_before) = (Instant::now(), thread_cpu_time());
+        let mut snapshot = self.with_cut(|session, cut| session.snapshot_of(cut, wanted, false, begun))?;
+        snapshot.cpu = thread_cpu_time().saturating_sub(cpu_before);
+        Some(snapshot)
+    }
+
+    /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
+    pub(super) fn snapshot_of(&mut self, cut: &Cut, wanted: Wanted<'_>, last: bool, begun: Instant) -> Snapshot {
+        let Wanted { detail, marks, often } = wanted;
+        if !often {
+            self.look_at_activity();
+        }
+        let total = if last { cut.total } else { without_calls_under_way(cut.total) };
+        let daemon = DaemonCounters {
+            errors: self.errors.count(),
+            inline_incomplete: self.attaching.inline.as_ref().map_or(0, InlineHooks::incomplete),
+            modules: self.host.modules().len() as u64,
+            modules_open: self.host.modules().open_files() as u64,
+            lifecycle: self.attaching.programs.lifecycle.skipped().unwrap_or_default(),
+            mapping_calls_skipped: self.attaching.hooks.mapping_calls_skipped().unwrap_or_default(),
+            ..self.recorder.daemon_counters()
+        };
+        let slack = cut.slack.values().map(|blocks| blocks.samples).sum();
+        let missing = Missing::of(total.submitted, daemon.allocations_taken_in, slack, cut.unread.is_some());
+        self.learn_costs(&cut.counts, &total);
+        let stats = self.stats(&total, missing, &daemon);
+        let go = self.go_targets();
+        // Nothing was seen of some of them; their lines tell why.
+        let mut also = self.hidden_targets();
+        also.extend(self.attaching.inline.iter().flat_map(InlineHooks::distrusted));
+        also.extend(go.iter().map(|target| target.process));
+        let started_ns = self.schedule.started_ns;
+        let marks_ns = marks.iter().map(|mark| started_ns.saturating_add(mark.as_nanos() as u64)).collect();
+        let emptied = if often { self.worker.emptied() } else { Vec::new() };
+        let measures = !often || detail == Detail::Lifetimes;
+        let parts = self.parts(&cut.counts, (&cut.slack, &cut.unseen));
+        let Content { keys, mut processes, rows, measured, facts } =
+            Parts { also, marks_ns, measures, emptied, ..parts }.take(detail, cut.time_ns);
+        if !cut.has_counters {
+            // What was lost of those that had not ended is unknown.
+            let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
+            unknown.for_each(|(_, process)| process.losses.unbounded = true);
+        }
+        self.tell_since(&keys, &mut processes);
+        let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
+        let seen: HashSet<u32> =
+            keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
+        let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
+        let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
+        let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
+        notes.extend(self.notes(&total, &daemon, &seen));
+        notes.extend(self.unmatched());
+        notes.extend(self.cpu_remark());
+        notes.extend(accounting::runtimes(&processes));
+        notes.extend(accounting::early_objects(&processes));
+        notes.extend(accounting::announcements(&processes));
+        let is_hidden = |process: &Process| process.was_unseen() && process.inuse_unknown;
+        notes.extend((self.plan.sampling.live && processes.iter().any(is_hidden)).then(|| HIDDEN_IN_USE.to_owned()));
+        notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
+        notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
+        let (schedule, controller) = (&self.schedule, &self.overhead.controller);
+        Snapshot {
+            detail,
+            marks: marks.to_vec(),
+            live: controller.tracks_frees(),
+            started: schedule.started,
+            duration: Duration::from_nanos(cut.time_ns.saturating_sub(schedule.started_ns)),
+            unread: cut.unread,
+            keys,
+            processes,
+            rows,
+            measured,
+            often: None,
+            facts,
+            go,
+            stats,
+            notes,
+            begun,
+            cost: begun.elapsed(),
+            cpu: Duration::ZERO,
+        }
+    }
+
+    /// Says that no process was a target so far, if that is so.
+    pub(super) fn unmatched(&mut self) -> Option<String> {
+        let rules = self.plan.targets.rules_to_match()?;
+        let is_so = self.recorder.processes.is_empty() && !self.attaching.has_targets(&mut self.host);
+        is_so.then(|| format!("no process matches {rules}"))
+    }
+
+    /// Says how much of the targets' CPU time was counted, where they are hooked one by one.
+    fn cpu_remark(&mut self) -> Option<String> {
+        let ended = self.kernel.totals.progress().ok()?;
+        self.attaching.cpu_remark(&mut self.host, &ended)
+    }
+
+    /// Running targets of which others' inline hooks hid all calls for a while. Their lines tell that, even if nothing was seen.
+    fn hidden_targets(&mut self) -> Vec<ProcessKey> {
+        let hidden = self.attaching.hidden_targets(&mut self.host);
+        if hidden.is_empty() {
+            return Vec::new();
+        }
+        let living = self.kernel.totals.living(&self.attaching.programs).unwrap_or_else(|error| {
+            log::info!("processes with inline hooks of others are not listed: {error}");
+            Vec::new()
+        });
+        living.into_iter().filter(|process| hidden.contains(&process.tgid)).collect()
+    }
+
+    /// Completes processes by the moment since when their frees are tracked again, if they were not all of the time.
+    pub(super) fn tell_since(&self, keys: &[ProcessKey], processes: &mut [Process]) {
+        for (key, process) in keys.iter().zip(processes) {
+            let since_ns = self.recorder.heap.tracked_since(key);
+            let after = since_ns.map(|since_ns| since_ns.saturating_sub(self.schedule.started_ns));
+            process.inuse_since = after.map(|after_ns| self.schedule.started + Duration::from_nanos(after_ns));
+        }
+    }
+
+    fn stats(&mut self, total: &Counters, missing: Missing, daemon: &DaemonCounters) -> Stats {
+        let estimated = self.recorder.heap.estimated().alloc_bytes;
+        let audits = self.attaching.hooks.audit();
+        let controller = &self.overhead.controller;
+        let probe_seconds = controller.costs().map(|_| self.overhead.spent.seconds());
+        Stats {
+            probe_costs: controller.measured().cloned(),
+            ..accounting::stats(total, missing, daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits)
+        }
+    }
+
+    /// Notes for the user beside the figures. `seen`: processes with a line in the profile.
+    fn notes(&self, total: &Counters, daemon: &DaemonCounters, seen: &HashSet<u32>) -> Vec<String> {
+        let mut notes = accounting::remarks(total, daemon);
+        notes.extend(self.attaching.remarks(seen));
+        notes.extend(accounting::merged_rows(daemon.stacks_merged));
+        notes.extend(self.recorder.pythons.notes());
+        notes.extend(self.recorder.javas.notes());
+        notes.extend(self.plan.sampling.note());
+        notes.extend(self.overhead.controller.notes().iter().cloned());
+        notes.extend(self.overhead.slowed.notes().iter().cloned());
+        notes.extend(self.overhead.inline_advice.note());
+        notes.extend(self.errors.notes());
+        notes
+    }
+
+    /// Answers the oldest request with a profile as of now. If no snapshot can be taken at this time, it waits.
+    pub(super) fn answer(&mut self) {
+        // Clients may have gone away while waiting.
+        self.unfinished.requests.retain(|request| !request.reply.is_closed());
+        let Some(request) = self.unfinished.requests.front() else { return };
+        if request.detail != Detail::Totals && self.worker.is_behind() {
+            if let Some(request) = self.unfinished.requests.pop_front() {
+                let _ = request.reply.send(Err(Unanswered::Busy));
+            }
+            return;
+        }
+        let (detail, marks, often) = (request.detail, request.marks.clone(), request.often.is_some());
+        if let Some(snapshot) = self.snapshot(Wanted { detail, marks: &marks, often })
+            && let Some(Request { often, reply, .. }) = self.unfinished.requests.pop_front()
+        {
+            self.worker.make(Snapshot { often, ..snapshot }, |made| drop(reply.send(Ok(made))));
+        }
+    }
+
+    /// Has a numbered snapshot written, if one is wanted and none is being written.
+    pub(super) fn write_snapshot(&mut self, files: &mut SnapshotFiles) {
+        if !self.may_try(Step::Counters) {
+            return;
+        }
+        let Some((turn, why)) = files.next() else { return };
+        let Some(mut snapshot) = self.snapshot(Wanted::lifetimes()) else { return files.put_back(turn, why) };
+        log::info!("a snapshot, {why}");
+        snapshot.notes.push(format!("a snapshot, {why}"));
+        self.worker.make(snapshot, move |made| {
+            if let Err(error) = turn.write(&made.profile) {
+                log::warn!("a snapshot was not written: {error}");
+            }
+        });
+    }
+}
+
+/// Counters without the calls that are under way, which are not losses yet, nor hits that could be accounted for.
+fn without_calls_under_way(total: Counters) -> Counters {
+    Counters {
+        calls: total.calls.saturating_sub(total.lost_in_flight + total.lost_undecided),
+        sampled: total.sampled.saturating_sub(total.lost_in_flight),
+        lost_in_flight: 0,
+        lost_undecided: 0,
+        ..total
+    }
+}
+
+impl Figures for Session {
+    fn status(&self) -> Status {
+        let estimated = self.recorder.heap.estimated();
+        let controller = &self.overhead.controller;
+        Status {
+            duration: self.plan.duration,
+            samples: estimated.samples,
+            processes: self.recorder.processes.len(),
+            inuse_bytes: controller.tracks_frees().then_some(estimated.inuse_bytes),
+            inuse_is_partial: self.recorder.heap.tracks_some_again(),
+            alloc_bytes: estimated.alloc_bytes,
+            overhead: controller.share(),
+            ..Status::default()
+        }
+    }
+
+    fn lost(&self) -> u64 {
+        let counted = self.kernel.totals.read(&self.attaching.programs);
+        counted.map_or(0, |counts| {
+            let mut total = counts.total();
+            total.add(self.exited.counts.total());
+            total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_in_flight_is_neither_a_hit_nor_a_loss_on_the_way() {
+        let total = Counters {
+            calls: 10,
+            unsampled: 4,
+            sampled: 5,
+            submitted: 3,
+            lost_in_flight: 2,
+            lost_undecided: 1,
+            ..Counters::default()
+        };
+        let on_the_way = without_calls_under_way(total);
+        assert_eq!(on_the_way, Counters { calls: 7, sampled: 3, lost_in_flight: 0, lost_undecided: 0, ..total });
+        assert_eq!(on_the_way.hits(), 7);
+        // Read while threads run: there may be more calls in flight than samples counted.
+        let torn = Counters { sampled: 1, lost_in_flight: 2, ..Counters::default() };
+        assert_eq!(without_calls_under_way(torn).sampled, 0);
+    }
+}

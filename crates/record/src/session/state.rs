@@ -1,0 +1,345 @@
+//! The state of one recording: kernel, host and heap, wired together.
+
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use heapbpf_attach::files::Sources;
+use heapbpf_attach::inline::{InlineHooks, Sampling as InlineSampling};
+use heapbpf_heap::live::Heap;
+use heapbpf_host::arch;
+use heapbpf_host::clock::{monotonic_ns, suspended_ns};
+use heapbpf_host::limits::{links_need_admin, module_files};
+use heapbpf_host::own_code::leave_the_file;
+use heapbpf_host::{Host, HostOptions};
+use heapbpf_kernel::KernelError;
+use heapbpf_kernel::control::ControlMaps;
+use heapbpf_kernel::guardian::Guardian;
+use heapbpf_kernel::incarnations::Incarnations;
+use heapbpf_kernel::inline::{self, InlineMap, InlinePrograms};
+use heapbpf_kernel::live_map::{LiveEntries, LiveMap};
+use heapbpf_kernel::loader::Loader;
+use heapbpf_kernel::mappings::MappingProbes;
+use heapbpf_kernel::object;
+use heapbpf_kernel::programs::{Programs, When};
+use heapbpf_kernel::ring_maps::RingId;
+use heapbpf_kernel::rings::Ring;
+use heapbpf_kernel::stack_traces::StackTraces;
+use heapbpf_kernel::totals::{Counts, Totals};
+use heapbpf_symbols::runtime_functions::RuntimeFunctions;
+use heapbpf_unwind::dwarf::{Limits, Unwinder};
+use sampler_ebpf::abi::{Config, Counters, ProcessKey};
+use sampler_ebpf::constants::draw_constants;
+
+use super::errors::Errors;
+use super::exited::ExitedProcesses;
+use super::go_keys::GoKeys;
+use super::moment::{Blocks, Cuts};
+use super::priority::Hurry;
+use super::schedule::Schedule;
+use super::unfinished::Unfinished;
+use crate::attaching::probes::{Attaching, KernelProbes};
+use crate::budget::controller::OverheadController;
+use crate::budget::overhead::Overhead;
+use crate::cost::measure;
+use crate::intake::lives::Lives;
+use crate::intake::process_event::ProcessEvent;
+use crate::intake::recorder::Recorder;
+use crate::plan::{Hook, RecordPlan};
+use crate::profiles::capture::Parts;
+use crate::profiles::describe::Descriptions;
+use crate::profiles::worker::ProfileWorker;
+use crate::ring_sizes::Growth;
+use crate::sampling::size_classes::SizeClassController;
+
+/// The kernel-side maps that a recording reads.
+pub(super) struct KernelMaps {
+    /// Small records.
+    pub(super) events: Ring,
+    /// Stack copies.
+    pub(super) stacks: Ring,
+    /// What size these two should have.
+    pub(super) growth: Growth,
+    pub(super) live_map: LiveMap,
+    pub(super) live_entries: LiveEntries,
+    pub(super) totals: Totals,
+}
+
+/// The state of one recording.
+pub(super) struct Session {
+    /// What the user asked for.
+    pub(super) plan: RecordPlan,
+    /// Probes and targets.
+    pub(super) attaching: Attaching,
+    /// Processes and modules.
+    pub(super) host: Host,
+    pub(super) kernel: KernelMaps,
+    /// The heap.
+    pub(super) recorder: Recorder,
+    /// Process events that have not been acted upon yet.
+    pub(super) process_events: Vec<ProcessEvent>,
+    /// Which incarnations there are, and how each ended.
+    pub(super) lives: Lives,
+    pub(super) exited: ExitedProcesses,
+    pub(super) descriptions: Descriptions,
+    pub(super) worker: ProfileWorker,
+    pub(super) cuts: Cuts,
+    pub(super) schedule: Schedule,
+    /// The raised priority while stack copies fill their ring.
+    pub(super) hurry: Hurry,
+    /// Keeps the recording within its budget.
+    pub(super) overhead: Overhead,
+    pub(super) classes: Option<SizeClassController>,
+    pub(super) housekeeping: Housekeeping,
+    pub(super) errors: Errors,
+    pub(super) unfinished: Unfinished,
+    /// Processes that run Go programs.
+    pub(super) go: GoKeys,
+    /// Active processes that are to be hooked, the busiest last.
+    pub(super) due: Vec<ProcessKey>,
+}
+
+/// State of the housekeeping.
+#[derive(Default)]
+pub(super) struct Housekeeping {
+    /// When it last ran (CLOCK_MONOTONIC).
+    pub(super) done_ns: u64,
+    /// Rows moved to the overflow bucket since the profile worker was last told which stacks are still in use.
+    pub(super) retired_rows: usize,
+    /// When unwind sections that are not used were last dropped (CLOCK_MONOTONIC).
+    pub(super) dropped_unused_ns: u64,
+    /// Processes forgotten since memory was last given back, and when that was (CLOCK_MONOTONIC).
+    pub(super) forgotten: (usize, u64),
+    /// Number of modules that were to be kept when some were last forgotten.
+    pub(super) modules: usize,
+}
+
+impl Session {
+    /// Loads the BPF programs and opens the maps. Attaches nothing.
+    pub(super) fn new(plan: RecordPlan) -> anyhow::Result<Self> {
+        let object = object::object().ok_or(KernelError::NoObject)?;
+        // Probes that serve more than one process would trap in this one, too.
+        if (plan.targets.follow || !plan.targets.are_named())
+            && let Err(error) = leave_the_file()
+        {
+            log::info!("our own allocations trap at probes of the whole host: {error}");
+        }
+        let (sampling, kernel) = (&plan.sampling, &plan.kernel);
+        let config = Config { began_ns: monotonic_ns() + suspended_ns(), ..kernel.config };
+        let loader = Arc::new(Loader::new(object, &config, &kernel.sizes)?);
+        let mut control = ControlMaps::open(&loader)?;
+        let Some(draw) = draw_constants(sampling.interval) else {
+            bail!("the sampling interval {} is too large", sampling.interval);
+        };
+        control.set_draw(draw)?;
+        let classes = sampling.classes.clone().map(SizeClassController::new);
+        if let Some(classes) = &classes {
+            control.set_trials(classes.table())?;
+        }
+        let measured = measure::known_or_measured(object, kernel.link)
+            .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
+        let guardian = Guardian::started(links_need_admin(kernel.link));
+        load_ahead(&loader, &plan);
+        let ends = plan.hooks_inline().then(|| inline::link_ends(&loader));
+        let (mut programs, sources) = load_programs(&loader, &plan, &guardian)?;
+        let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
+        let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
+        let host = Host::start(HostOptions { max_open_files: module_files(), ..HostOptions::default() })?;
+        let heap = Heap::new(plan.ended_apart()).with_row_limit(plan.stacks.most as usize);
+        let max_depth = plan.stacks.max_depth;
+        let unwinder = Unwinder::new(Limits { max_depth, ..Limits::default() }, arch::address_bits());
+        let kernel = KernelMaps {
+            events: Ring::open(&loader, RingId::Events)?,
+            stacks: Ring::open(&loader, RingId::Stacks)?,
+            growth: Growth::new(&kernel.rings),
+            live_map: LiveMap::open(&loader)?,
+            live_entries: LiveEntries::open(&loader)?,
+            totals: Totals::open(&loader)?,
+        };
+        let inline = if let Some(ends) = ends {
+            programs.lifecycle.hold_inline_ends(ends);
+            load_inline(&loader, &plan, (&programs, &guardian))?
+        } else {
+            None
+        };
+        let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
+        // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
+        let follows = plan.targets.follow || !plan.targets.are_named();
+        let inline = inline
+            .map(|hooking| {
+                let maps = (InlineMap::open(&loader)?, Incarnations::open(&programs)?);
+                Ok::<_, KernelError>(InlineHooks::new(hooking, maps, how, follows))
+            })
+            .transpose()?;
+        let names = Arc::new(RuntimeFunctions::default());
+        let inline_is_asked = plan.kernel.hook == Hook::Inline;
+        let probes =
+            KernelProbes { programs, control, mappings, inline, inline_is_asked, sources, began_ns: config.began_ns };
+        Ok(Self {
+            kernel,
+            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap, Arc::clone(&names)),
+            worker: ProfileWorker::start(&plan, names).context("cannot start a thread")?,
+            attaching: Attaching::new(&plan.targets, plan.sampling.live, probes),
+            host,
+            process_events: Vec::new(),
+            lives: Lives::default(),
+            exited: ExitedProcesses::default(),
+            descriptions: Descriptions::default(),
+            cuts: Cuts::default(),
+            schedule: Schedule::begin(),
+            hurry: Hurry::default(),
+            overhead: Overhead::new(controller),
+            classes,
+            housekeeping: Housekeeping::default(),
+            errors: Errors::default(),
+            unfinished: Unfinished::default(),
+            go: GoKeys::default(),
+            due: Vec::new(),
+            plan,
+        })
+    }
+
+    /// Name and process id of the target, if there is only one.
+    pub(super) fn first_target(&self, command_pid: Option<u32>) -> Option<(String, u32)> {
+        let targets = &self.plan.targets;
+        if let (Some(pid), Some(program)) = (command_pid, targets.command.first()) {
+            let name = std::path::Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
+            return Some((name, pid));
+        }
+        match targets.running.as_slice() {
+            [only] if targets.are_named() => Some((only.comm.to_string(), only.pid)),
+            _ => None,
+        }
+    }
+
+    /// Describes the targets and how they are sampled, for the user.
+    pub(super) fn describe_targets(&self) -> String {
+        let interval = match self.plan.kernel.hook {
+            Hook::Usdt => "samples that they announce".to_owned(),
+            _ => self.plan.sampling.describe(),
+        };
+        let who = match (self.plan.targets.are_named(), self.attaching.targets.named_alive.len()) {
+            (false, _) => "all matching processes".to_owned(),
+            (true, 1) => "1 process".to_owned(),
+            (true, n) => format!("{n} processes"),
+        };
+        format!("{who}, {interval} ({})", self.describe_hooks())
+    }
+
+    /// How they are counted.
+    fn describe_hooks(&self) -> String {
+        let link = self.attaching.programs.kind;
+        let files = self.attaching.hooks.probed_files();
+        let files = if files == 1 { "1 allocator file".to_owned() } else { format!("{files} allocator files") };
+        match (self.attaching.takes_in(), files.as_str()) {
+            (true, "0 allocator files") => "inline hooks".to_owned(),
+            (true, files) => format!("inline hooks, and probes in {files}"),
+            (false, files) => format!("{files}, {link} links"),
+        }
+    }
+
+    /// Whether every named target has ended.
+    pub(super) fn all_ended(&self) -> bool {
+        self.plan.targets.are_named() && self.attaching.targets.named_alive.is_empty()
+    }
+
+    /// Counts that are still in the kernel, by process, and the sum of these and of all counts taken out of it.
+    pub(super) fn counts(&mut self) -> anyhow::Result<(Counts, Counters)> {
+        self.attaching.inline.iter_mut().for_each(InlineHooks::read);
+        let mut counts = self.kernel.totals.read(&self.attaching.programs)?;
+        if let Some(inline) = &mut self.attaching.inline {
+            inline.read();
+            inline.add_to(&mut counts);
+        }
+        let mut total = counts.total();
+        total.add(self.exited.counts.total());
+        Ok((counts, total))
+    }
+
+    /// The parts that snapshots are taken of. `slack` and `unseen` are those of a [`Cut`](super::moment::Cut).
+    pub(super) fn parts<'a>(&'a mut self, counts: &'a Counts, (slack, unseen): (&'a Blocks, &'a Blocks)) -> Parts<'a> {
+        Parts {
+            recorder: &mut self.recorder,
+            host: &mut self.host,
+            attaching: &self.attaching,
+            descriptions: &mut self.descriptions,
+            counts,
+            slack,
+            unseen,
+            ledger: &self.cuts.ledger,
+            ended: &self.exited.counts,
+            also: Vec::new(),
+            marks_ns: Vec::new(),
+            measures: true,
+            emptied: Vec::new(),
+        }
+    }
+
+    /// Process ids of live targets, as far as they are known.
+    pub(super) fn target_pids(&self) -> impl Iterator<Item = u32> {
+        let waited_for = self.attaching.targets.named_alive.iter().copied();
+        waited_for.chain(self.recorder.processes.keys().map(|process| process.tgid))
+    }
+}
+
+/// A command has probes until it is at its entry point, where it waits. Other processes are most likely hooked inline.
+fn when_probes_are_loaded(plan: &RecordPlan) -> When {
+    let has_command = !plan.targets.command.is_empty();
+    match (plan.hooks_inline(), has_command) {
+        (true, false) => When::IfNeeded,
+        (true, true) => When::AtOnce,
+        (false, false) if plan.targets.are_named() => When::AtOnce,
+        (false, _) => When::Ahead,
+    }
+}
+
+/// Loads what this recording will most likely need, side by side.
+fn load_ahead(loader: &Loader, plan: &RecordPlan) {
+    let (kind, live) = (Programs::likely_kind(loader, plan.kernel.link), plan.sampling.live);
+    let mut wanted = Programs::wanted(kind, live, when_probes_are_loaded(plan));
+    if plan.hooks_inline() {
+        wanted.extend(InlinePrograms::wanted(kind, live));
+    }
+    loader.load_ahead(&wanted);
+}
+
+/// Loads the programs of inline hooks. Where nobody asked for them, probes do without.
+fn load_inline(
+    loader: &Loader,
+    plan: &RecordPlan,
+    (programs, guardian): (&Programs, &Guardian),
+) -> Result<Option<InlinePrograms>, KernelError> {
+    match InlinePrograms::load(loader, (programs.kind, plan.sampling.live), guardian) {
+        Err(error) if plan.kernel.hook == Hook::Auto => {
+            log::info!("nothing is hooked inline: {error}");
+            Ok(None)
+        }
+        loaded => loaded.map(Some),
+    }
+}
+
+fn load_programs(loader: &Arc<Loader>, plan: &RecordPlan, guardian: &Guardian) -> anyhow::Result<(Programs, Sources)> {
+    let live = plan.sampling.live;
+    let probes = when_probes_are_loaded(plan);
+    let mut programs = Programs::load(loader, (live, probes), plan.kernel.link, guardian)?;
+    let sources = match plan.kernel.hook {
+        Hook::Usdt => {
+            programs.follow_announcements(live, false)?;
+            Sources::Announcements
+        }
+        Hook::Auto if plan.follows_announcements() => match programs.follow_announcements(live, true) {
+            Ok(()) => Sources::AllocatorsOrAnnouncements,
+            Err(error) => {
+                log::info!("what programs announce is not followed: {error}");
+                Sources::Allocators
+            }
+        },
+        Hook::Auto | Hook::Probe | Hook::Inline => Sources::Allocators,
+    };
+    for (kind, why) in programs.refusals() {
+        log::info!("this kernel has no {kind} links: {why}");
+    }
+    if !programs.links_one_process() {
+        log::info!("this kernel's links to one process see its first thread only: every process is linked");
+    }
+    Ok((programs, sources))
+}

@@ -1,0 +1,177 @@
+//! One turn of the loop: takes in what has happened.
+
+use std::time::Duration;
+
+use heapbpf_heap::live::UntrackedBlock;
+use heapbpf_host::clock::monotonic_ns;
+use sampler_ebpf::abi::{LiveKey, ProcessKey};
+
+use super::state::Session;
+use crate::attaching::follow::Child;
+use crate::intake::lives::End;
+use crate::intake::process_event::ProcessEvent;
+use crate::profiles::capture::jit_code_of;
+use crate::profiles::describe::Looked;
+
+/// Time between two runs of housekeeping.
+const HOUSEKEEPING_NS: u64 = 1_000_000_000;
+
+impl Session {
+    /// Takes in everything that has happened. Returns the number of records.
+    pub(super) fn cycle(&mut self) -> usize {
+        self.attaching.look_at_held();
+        self.recorder.poll(&mut self.host);
+        let hooked = self.attaching.follow(&mut self.host);
+        if hooked {
+            self.recorder.set_functions(self.attaching.hooks.functions());
+        }
+        self.learn_interpreters();
+        for (pid, time_ns) in self.attaching.take_heard_ends() {
+            self.lives.heard(pid, time_ns);
+        }
+        let records = self.take_in();
+        self.complete_waiting_cut();
+        self.settle_waiting_census();
+        let now = monotonic_ns();
+        if self.attaching.look_at_others_hooks(now) {
+            self.begin_heaps_anew(Looked::All);
+        }
+        if self.until_housekeeping(now).is_zero() {
+            self.housekeeping.done_ns = now;
+            self.housekeep(now);
+        }
+        records
+    }
+
+    /// Has the recorder know the interpreters whose frames the programs now report.
+    pub(super) fn learn_interpreters(&mut self) {
+        for (module, runtime) in self.attaching.take_new_interpreters() {
+            self.recorder.pythons.learn(module, runtime);
+        }
+    }
+
+    /// Time until housekeeping is due.
+    pub(super) fn until_housekeeping(&self, now_ns: u64) -> Duration {
+        Duration::from_nanos((self.housekeeping.done_ns + HOUSEKEEPING_NS).saturating_sub(now_ns))
+    }
+
+    /// Takes in the records in the rings. Returns how many there were.
+    pub(super) fn take_in(&mut self) -> usize {
+        let is_over = self.schedule.has_ended(monotonic_ns());
+        let latest_ns = self.schedule.ends_ns.filter(|_| !is_over).unwrap_or(u64::MAX);
+        let longest_copy_bytes = self.recorder.take_longest_copy();
+        self.fit_rings(longest_copy_bytes);
+        let (kernel, processes) = (&mut self.kernel, &mut self.process_events);
+        let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, latest_ns);
+        for crash in self.recorder.take_crashes() {
+            self.attaching.note_crash(&crash, &self.host);
+            self.drop_untracked_heaps();
+        }
+        for (process, time_ns) in self.recorder.take_new_jit_processes() {
+            let code = jit_code_of(process, time_ns, &mut self.host);
+            self.worker.open_jit_code(process, code);
+        }
+        for (process, limit) in self.recorder.stack_limits.take_changed() {
+            if let Err(error) = self.attaching.control.set_stack_limit(process, limit) {
+                log::debug!("the stack copies of process {} stay as they are: {error}", process.tgid);
+            }
+        }
+        for (stack, outer) in self.recorder.outer_stacks.take_changed() {
+            log::debug!(
+                "of the outer frames of process {} up to {:#x} is copied: {outer:x?}",
+                stack.space.tgid,
+                stack.top
+            );
+            if let Err(error) = self.attaching.control.set_outer_frames(stack, outer.as_ref()) {
+                log::debug!("the stacks of process {} are copied as a whole: {error}", stack.space.tgid);
+            }
+        }
+        if !self.process_events.is_empty() {
+            // They may tell of processes that began since the host's events were read.
+            self.recorder.poll(&mut self.host);
+        }
+        for event in std::mem::take(&mut self.process_events) {
+            self.apply(event);
+        }
+        self.note_new_lives();
+        if self.descriptions.note_new(&self.recorder, &mut self.host, &self.attaching) {
+            self.drop_untracked_heaps();
+            self.begin_heaps_anew(Looked::New);
+        }
+        let untracked = self.recorder.heap.take_untracked_blocks();
+        self.forget_blocks(untracked);
+        records
+    }
+
+    /// Takes blocks out of the kernel's live map.
+    fn forget_blocks(&mut self, blocks: Vec<UntrackedBlock>) {
+        for UntrackedBlock { space, address, sample } in blocks {
+            self.kernel.live_entries.remove_sample(LiveKey { space, address }, sample);
+        }
+    }
+
+    fn apply(&mut self, event: ProcessEvent) {
+        self.note_new_lives();
+        match event {
+            ProcessEvent::Forked { parent, child, time_ns } => {
+                let is_inline = self.attaching.inline.as_ref().is_some_and(|inline| inline.is_child(child));
+                self.attaching.forked(parent.tgid, Child { pid: child.tgid, is_inline }, time_ns, &self.host);
+                self.recorder.pythons.forked(parent, child.tgid);
+            }
+            ProcessEvent::Replaced { ended, time_ns } => {
+                if self.lives.end(ended, End::Exec, monotonic_ns()) {
+                    self.replaced(ended, time_ns);
+                }
+            }
+            ProcessEvent::Ended { process, time_ns } => {
+                if self.lives.end(process, End::Exit, monotonic_ns()) {
+                    self.exited(process, time_ns);
+                }
+            }
+            ProcessEvent::Reset { pid } => {
+                // The host told of the exec before it ended.
+                self.recorder.poll(&mut self.host);
+                self.attaching.note_anew(pid, &mut self.host);
+            }
+        }
+        self.recorder.counters.ends_found = self.lives.found();
+    }
+
+    /// Ends the heap of a process that exited at `at_ns`: its blocks leave the live map and are in use as of its end.
+    pub(super) fn end_heap(&mut self, space: ProcessKey, at_ns: u64) {
+        let entries = &mut self.kernel.live_entries;
+        let was_live = |address| entries.remove(LiveKey { space, address });
+        self.recorder.counters.frees_reconciled += self.recorder.heap.end(space, at_ns, was_live);
+    }
+
+    /// Ends the heap of a program that was replaced at `at_ns`: its blocks leave the live map and are no longer in use.
+    pub(super) fn replace_heap(&mut self, space: ProcessKey, at_ns: u64) {
+        for address in self.recorder.heap.replace(space, at_ns) {
+            self.kernel.live_entries.remove(LiveKey { space, address });
+        }
+    }
+
+    /// Forgets the blocks in use of processes whose frees are no longer tracked. The kernel forgets them, too: it keeps
+    /// room for blocks whose frees it expects.
+    pub(super) fn drop_untracked_heaps(&mut self) {
+        if self.attaching.lacked_frees() {
+            let heap = &self.recorder.heap;
+            for space in self.descriptions.without_frees(heap, &self.host, &self.attaching) {
+                let dropped = self.recorder.heap.stop_tracking(space);
+                self.forget_blocks(dropped);
+            }
+        }
+    }
+
+    /// Begins the heaps anew of processes whose frees are tracked again.
+    pub(super) fn begin_heaps_anew(&mut self, which: Looked) {
+        if !self.attaching.targets.had_hidden() {
+            return;
+        }
+        let heap = &self.recorder.heap;
+        for (space, since_ns) in self.descriptions.with_frees_again(which, heap, &self.host, &self.attaching) {
+            let dropped = self.recorder.heap.track_again(space, since_ns);
+            self.forget_blocks(dropped);
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Work that an error has kept from being done, and that is tried again.
+
+use std::collections::VecDeque;
+
+use crate::profiles::requests::Request;
+
+/// Work that is still to be done.
+#[derive(Default)]
+pub(super) struct Unfinished {
+    /// Requests that wait for a snapshot, oldest first.
+    pub(super) requests: VecDeque<Request>,
+    /// The sampling interval to set.
+    pub(super) interval: Option<u64>,
+    /// Whether the intervals of size classes are to be set.
+    pub(super) classes: bool,
+    /// Whether the programs were last told that the daemon sleeps.
+    pub(super) told_sleeping: bool,
+    /// Why the recording had to end.
+    pub(super) ended_early: Option<String>,
+}

@@ -1,0 +1,445 @@
+//! `/metrics`: totals in Prometheus' text format, with a bounded number of series.
+//!
+//! A process gets series of its own if a slot is free, and keeps them until it ends. After that, or if no slot was
+//! free, it counts as one of the "other" processes. So no counter falls while its series exists, and the sum of the
+//! series is always the total.
+//!
+//! Memory that processes held when they ended is reported per program. A series for each process that ever ended
+//! would be unbounded.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::{Display, Write};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::UNIX_EPOCH;
+
+use heapbpf_access::filter::Filter;
+use heapbpf_profile::escape;
+use heapbpf_profile::estimates::Pool;
+use heapbpf_profile::model::{LOST_PREFIX, Process, Profile, Resident, Row};
+use heapbpf_profile::process_pools::pools_of_processes;
+use heapbpf_profile::value::Value;
+use heapbpf_record::requests::Made;
+use sampler_ebpf::abi::ProcessKey;
+
+use super::push::PushStatus;
+
+/// Maximum number of processes with series of their own.
+pub const MOST_PROCESSES: usize = 500;
+
+/// Maximum number of programs with their own series of memory held at exit.
+pub const MOST_PROGRAMS: usize = 500;
+
+/// Name of the gauge of processes that no exact total includes.
+const UNCOUNTED_PROCESSES: &str = "heapbpf_uncounted_processes";
+
+/// Sizes of tables in the accounting, which are no counters: name, that of the gauge, and help.
+const SIZES: [(&str, &str, &str); 2] = [
+    ("modules", "heapbpf_modules", "Files that are known to be, or to have been, mapped as programs."),
+    ("modules_open", "heapbpf_modules_open", "Those of them that heapbpf has open."),
+];
+
+/// Confidence level of the bounds.
+const CONFIDENCE: f64 = 0.95;
+
+/// The server's counts of its own work.
+#[derive(Clone, Debug, Default)]
+pub struct Serving {
+    /// Answers given.
+    pub answered: u64,
+    /// Answers refused because too many were in progress.
+    pub refused: u64,
+    /// Delivery status of pushed profiles.
+    pub push: Vec<PushStatus>,
+}
+
+/// State that persists between scrapes. It keeps the highest value so far of each counter: a sampled call that turns
+/// out to fail is subtracted again, and a counter must not fall.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Bytes and calls of each process with series of its own.
+    slots: HashMap<ProcessKey, (u64, u64)>,
+    /// Processes that found no free slot. They never get one later, because the counters of the others would fall.
+    others: HashSet<ProcessKey>,
+    /// Programs, by their labels, with their own series of memory held at exit.
+    programs: HashSet<String>,
+    totals: HashMap<&'static str, u64>,
+    status: OwnStatus,
+}
+
+/// A metric family: a name, a type, a help text, and the lines.
+struct Family {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    lines: Vec<(String, String)>,
+}
+
+impl Family {
+    fn new(name: &'static str, kind: &'static str, help: &'static str) -> Self {
+        Self { name, kind, help, lines: Vec::new() }
+    }
+
+    fn add(&mut self, labels: &str, value: impl Display) {
+        self.lines.push((labels.to_owned(), value.to_string()));
+    }
+
+    fn write(&self, out: &mut String) {
+        if self.lines.is_empty() {
+            return;
+        }
+        let Self { name, kind, help, lines } = self;
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in lines {
+            let _ = writeln!(out, "{name}{labels} {value}");
+        }
+    }
+}
+
+impl Metrics {
+    /// The text for a client that may see the processes that pass all `filters`. Only a client that may see
+    /// everything gets the rest.
+    pub fn write(&mut self, made: &Made, filters: &[&Filter], serving: Serving) -> String {
+        self.assign(made);
+        let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
+        let mut out = String::new();
+        self.processes(made, &visible, &mut out);
+        self.resident(made, &visible, &mut out);
+        if made.profile.header.live && made.profile.header.ended_apart {
+            self.at_exit(&made.profile, &visible, &mut out);
+        }
+        if filters.iter().all(|filter| filter.is_everything()) {
+            self.daemon(made, &serving, &mut out);
+            pushing(&serving.push, &mut out);
+        }
+        out
+    }
+
+    /// Assigns slots to new processes. Of the incarnations of a PID, only the last can have a slot: the others have
+    /// ended.
+    fn assign(&mut self, made: &Made) {
+        let mut last: HashMap<u32, ProcessKey> = HashMap::new();
+        for (key, process) in made.keys.iter().zip(&made.profile.processes) {
+            let known = last.entry(key.tgid).or_insert(*key);
+            if (key.start_ns, key.exec_id) > (known.start_ns, known.exec_id) {
+                *known = *key;
+            }
+            if process.ended {
+                last.remove(&key.tgid);
+            }
+        }
+        self.slots.retain(|key, _| last.get(&key.tgid) == Some(key));
+        self.others.retain(|key| last.get(&key.tgid) == Some(key));
+        for key in made.keys.iter().filter(|key| last.get(&key.tgid) == Some(key)) {
+            if !self.slots.contains_key(key) && !self.others.contains(key) {
+                if self.slots.len() < MOST_PROCESSES {
+                    self.slots.insert(*key, (0, 0));
+                } else {
+                    self.others.insert(*key);
+                }
+            }
+        }
+    }
+
+    fn processes(&mut self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+        let profile = &made.profile;
+        let pools = pools_of_processes(profile);
+        let mut bytes = Family::new(
+            "heapbpf_process_alloc_bytes_total",
+            "counter",
+            "Bytes that a process asked for, counted exactly.",
+        );
+        let mut calls =
+            Family::new("heapbpf_process_allocs_total", "counter", "Allocations of a process, counted exactly.");
+        let mut inuse = Family::new("heapbpf_process_inuse_bytes", "gauge", "Bytes in use, estimated from samples.");
+        let mut low =
+            Family::new("heapbpf_process_inuse_low_bytes", "gauge", "Lower end of the 95 % interval of bytes in use.");
+        let mut high =
+            Family::new("heapbpf_process_inuse_high_bytes", "gauge", "Upper end of the 95 % interval of bytes in use.");
+        let mut objects =
+            Family::new("heapbpf_process_inuse_objects", "gauge", "Blocks in use, estimated from samples.");
+        let mut since = Family::new(
+            "heapbpf_process_inuse_since_timestamp_seconds",
+            "gauge",
+            "Since when blocks count as in use, where frees were given up and are followed again; Unix time.",
+        );
+        let mut samples = Family::new("heapbpf_process_samples_total", "counter", "Samples taken of a process.");
+        let mut hooks = Family::new(
+            "heapbpf_process_hook",
+            "gauge",
+            "How calls of a process are counted: by probes of the kernel, or inline, in the process itself; always 1.",
+        );
+        let (mut other_bytes, mut other_calls, mut other_inuse, mut other_seen) = (0u64, 0u64, 0.0, false);
+        let mut uncounted = 0u64;
+        for (index, process) in profile.processes.iter().enumerate().filter(|(_, process)| visible(process)) {
+            let pool = &pools[index];
+            let exact = process.exact_alloc_bytes.zip(process.exact_alloc_objects);
+            uncounted = uncounted.saturating_add(if exact.is_none() { process.count() } else { 0 });
+            let Some(slot) = made.keys.get(index).and_then(|key| self.slots.get_mut(key)) else {
+                let (exact_bytes, exact_calls) = exact.unwrap_or_default();
+                other_bytes = other_bytes.saturating_add(exact_bytes);
+                other_calls = other_calls.saturating_add(exact_calls);
+                other_inuse += pool.total(Value::InuseSpace);
+                other_seen = true;
+                continue;
+            };
+            let labels = labels(process);
+            if let Some((exact_bytes, exact_calls)) = exact {
+                *slot = (slot.0.max(exact_bytes), slot.1.max(exact_calls));
+                bytes.add(&labels, slot.0);
+                calls.add(&labels, slot.1);
+            }
+            if let Some(hook) = process.hook {
+                let labels = labels.strip_suffix('}').unwrap_or(&labels);
+                hooks.add(&format!("{labels},hook=\"{hook}\"}}"), 1);
+            }
+            samples.add(&labels, pool.samples(Value::AllocSpace));
+            if profile.knows_inuse(index) {
+                let estimate = pool.estimate(profile, Value::InuseSpace, CONFIDENCE);
+                inuse.add(&labels, number(estimate.estimate));
+                estimate.low.iter().for_each(|bound| low.add(&labels, number(*bound)));
+                estimate.high.iter().for_each(|bound| high.add(&labels, number(*bound)));
+                objects.add(&labels, number(pool.total(Value::InuseObjects)));
+                let moment = process.inuse_since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
+                moment.iter().for_each(|moment| since.add(&labels, format!("{:.3}", moment.as_secs_f64())));
+            }
+        }
+        for family in [bytes, calls, samples, inuse, low, high, objects, since, hooks] {
+            family.write(out);
+        }
+        let help = "Processes, ended ones included, that are not counted exactly: no exact total includes them.";
+        single(out, UNCOUNTED_PROCESSES, "gauge", help, uncounted);
+        if other_seen {
+            let help = "Bytes asked for by processes that have ended or found no room for series of their own.";
+            single(out, "heapbpf_other_alloc_bytes_total", "counter", help, other_bytes);
+            let help = "Allocations of processes that have ended or found no room for series of their own.";
+            single(out, "heapbpf_other_allocs_total", "counter", help, other_calls);
+            if profile.header.live {
+                let help = "Bytes in use by processes that found no room for series of their own, as far as frees are followed.";
+                single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(other_inuse));
+            }
+        }
+    }
+
+    /// Writes the resident memory of processes that have series of their own.
+    fn resident(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+        let mut family = Family::new(
+            "heapbpf_process_resident_bytes",
+            "gauge",
+            "Resident memory of a process by what it is for; the parts add up.",
+        );
+        let with_series = made.keys.iter().zip(&made.profile.processes).filter(|(key, _)| self.slots.contains_key(key));
+        for (_, process) in with_series.filter(|(_, process)| visible(process)) {
+            let labels = labels(process);
+            let labels = labels.strip_suffix('}').unwrap_or(&labels);
+            for (part, bytes) in process.resident.iter().flat_map(Resident::parts) {
+                // As JSON and the documentation call it.
+                let part = part.replace(' ', "_").to_lowercase();
+                family.add(&format!("{labels},part=\"{part}\"}}"), bytes);
+            }
+        }
+        family.write(out);
+    }
+
+    /// Writes memory held at exit, per program. The first programs have series of their own and keep them; the others
+    /// share one.
+    fn at_exit(&mut self, profile: &Profile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+        let mut pools: BTreeMap<String, Pool> = BTreeMap::new();
+        let mut other: Option<Pool> = None;
+        // In process order, so that the first program to appear gets the first series.
+        let mut rows: HashMap<usize, Vec<&Row>> = HashMap::new();
+        for row in profile.rows.iter().filter(|row| row.at_exit.objects != 0.0) {
+            rows.entry(row.key.process).or_default().push(row);
+        }
+        for (index, process) in profile.processes.iter().enumerate().filter(|(index, _)| profile.knows_inuse(*index)) {
+            let Some(of_process) = rows.remove(&index) else { continue };
+            let labels = program_labels(process);
+            let has_room = self.programs.len() < MOST_PROGRAMS;
+            let own = self.programs.contains(&labels) || has_room && self.programs.insert(labels.clone());
+            if !visible(process) {
+                continue;
+            }
+            let pool = if own { pools.entry(labels).or_default() } else { other.get_or_insert_default() };
+            of_process.into_iter().for_each(|row| pool.add(row));
+        }
+        let mut bytes = Family::new(
+            "heapbpf_at_exit_bytes",
+            "gauge",
+            "Bytes that processes held when they ended, estimated from samples; all since the start, by program.",
+        );
+        let mut low = Family::new(
+            "heapbpf_at_exit_low_bytes",
+            "gauge",
+            "Lower end of the 95 % interval of bytes held by processes when they ended.",
+        );
+        let mut high = Family::new(
+            "heapbpf_at_exit_high_bytes",
+            "gauge",
+            "Upper end of the 95 % interval of bytes held by processes when they ended.",
+        );
+        let mut objects = Family::new(
+            "heapbpf_at_exit_objects",
+            "gauge",
+            "Blocks that processes held when they ended, estimated from samples; all since the start, by program.",
+        );
+        for (labels, pool) in &pools {
+            let estimate = pool.estimate(profile, Value::AtExitSpace, CONFIDENCE);
+            bytes.add(labels, number(estimate.estimate));
+            estimate.low.iter().for_each(|bound| low.add(labels, number(*bound)));
+            estimate.high.iter().for_each(|bound| high.add(labels, number(*bound)));
+            objects.add(labels, number(pool.total(Value::AtExitObjects)));
+        }
+        for family in [bytes, low, high, objects] {
+            family.write(out);
+        }
+        if let Some(other) = other {
+            let help = "Bytes held at exit by processes of programs that found no room for series of their own.";
+            single(out, "heapbpf_other_at_exit_bytes", "gauge", help, number(other.total(Value::AtExitSpace)));
+            let help = "Blocks held at exit by processes of programs that found no room for series of their own.";
+            single(out, "heapbpf_other_at_exit_objects", "gauge", help, number(other.total(Value::AtExitObjects)));
+        }
+    }
+
+    fn daemon(&mut self, made: &Made, serving: &Serving, out: &mut String) {
+        let (stats, profile) = (&made.stats, &made.profile);
+        // Processes that are not counted are left out, and counted as such: a total that comes and goes is no counter.
+        let exact =
+            |of: fn(&Process) -> Option<u64>| profile.processes.iter().filter_map(of).fold(0, u64::saturating_add);
+        let (bytes, calls) = (exact(|p| p.exact_alloc_bytes), exact(|p| p.exact_alloc_objects));
+        let counters = [
+            ("heapbpf_alloc_bytes_total", "Bytes asked for by processes that are counted exactly.", bytes),
+            ("heapbpf_allocs_total", "Allocations of processes that are counted exactly.", calls),
+            ("heapbpf_hits_total", "Outermost allocation calls of the targets.", stats.hits),
+            ("heapbpf_unsampled_total", "Hits that were not sampled.", stats.unsampled),
+            ("heapbpf_samples_total", "Samples that reached the profile.", stats.submitted),
+            ("heapbpf_failed_total", "Sampled calls that returned NULL.", stats.failed),
+            ("heapbpf_inner_calls_total", "Calls that allocators made into themselves.", stats.reentrant),
+            (
+                "heapbpf_frees_seen_total",
+                "Calls of functions that free, those of allocators into themselves included.",
+                stats.frees_seen,
+            ),
+            ("heapbpf_frees_matched_total", "Frees of sampled blocks.", stats.frees_matched),
+            ("heapbpf_scrapes_total", "Answers given.", serving.answered),
+            ("heapbpf_scrapes_refused_total", "Answers refused because too many were under way.", serving.refused),
+        ];
+        for (name, help, value) in counters {
+            let highest = self.totals.entry(name).or_default();
+            *highest = value.max(*highest);
+            single(out, name, "counter", help, *highest);
+        }
+        let mut lost = Family::new("heapbpf_lost_total", "counter", "Hits that were lost, by reason.");
+        for (reason, count) in &stats.lost {
+            let reason = reason.strip_prefix(LOST_PREFIX).unwrap_or(reason);
+            // An in-flight call counts as lost only if it never completes.
+            if reason != "in_flight" {
+                lost.add(&format!("{{reason=\"{}\"}}", escaped(reason)), count);
+            }
+        }
+        lost.write(out);
+        let mut other = Family::new("heapbpf_events_total", "counter", "Other counters of the accounting, by name.");
+        for (name, count) in stats.other.iter().filter(|(name, _)| !SIZES.iter().any(|(size, ..)| size == name)) {
+            other.add(&format!("{{name=\"{}\"}}", escaped(name)), count);
+        }
+        other.write(out);
+        for (size, name, help) in SIZES {
+            single(out, name, "gauge", help, stats.other.get(size).copied().unwrap_or_default());
+        }
+        if let Some(seconds) = stats.probe_seconds {
+            single(out, "heapbpf_probe_seconds_total", "counter", "Time spent in probes.", number(seconds));
+        }
+        let seconds = number(stats.daemon_cpu_seconds);
+        single(out, "heapbpf_daemon_cpu_seconds_total", "counter", "CPU time of heapbpf itself.", seconds);
+        let help = "Most memory that heapbpf itself has used.";
+        single(out, "heapbpf_daemon_peak_resident_bytes", "gauge", help, stats.daemon_peak_rss_bytes);
+        if let Some(resident) = self.status.resident_bytes() {
+            single(out, "heapbpf_daemon_resident_bytes", "gauge", "Memory of heapbpf itself.", resident);
+        }
+        let help = "How long the last snapshot kept the event path waiting.";
+        single(out, "heapbpf_snapshot_seconds", "gauge", help, number(made.cost.as_secs_f64()));
+        let help = "Mean trials between samples (bytes, unless told otherwise).";
+        single(out, "heapbpf_sampling_interval", "gauge", help, profile.header.interval);
+        single(out, "heapbpf_processes", "gauge", "Processes with at least one hit.", made.keys.len());
+        let mut info = Family::new("heapbpf_build_info", "gauge", "Version.");
+        info.add(&format!("{{version=\"{}\"}}", escaped(&profile.header.version)), 1);
+        info.write(out);
+    }
+}
+
+fn pushing(destinations: &[PushStatus], out: &mut String) {
+    type Get = fn(&PushStatus) -> u64;
+    let families: [(_, _, _, Get); 6] = [
+        ("heapbpf_push_delivered_total", "counter", "Profiles delivered.", |status| status.counts.delivered),
+        ("heapbpf_push_dropped_total", "counter", "Profiles given up for want of room.", |status| {
+            status.counts.dropped
+        }),
+        ("heapbpf_push_rejected_total", "counter", "Profiles refused for good.", |status| status.counts.rejected),
+        ("heapbpf_push_failures_total", "counter", "Attempts that failed.", |status| status.counts.failures),
+        ("heapbpf_push_waiting", "gauge", "Profiles that wait to be delivered.", |status| status.counts.waiting),
+        ("heapbpf_push_waiting_bytes", "gauge", "Their bytes.", |status| status.counts.waiting_bytes),
+    ];
+    for (name, kind, help, value) in families {
+        let mut family = Family::new(name, kind, help);
+        for status in destinations {
+            family.add(&format!("{{destination=\"{}\"}}", escaped(&status.destination)), value(status));
+        }
+        family.write(out);
+    }
+}
+
+/// Writes a metric with one value and no labels.
+fn single(out: &mut String, name: &'static str, kind: &'static str, help: &'static str, value: impl Display) {
+    let mut family = Family::new(name, kind, help);
+    family.add("", value);
+    family.write(out);
+}
+
+fn labels(process: &Process) -> String {
+    let (pid, comm, cgroup) = (process.pid, escaped(&process.comm), escaped(&process.cgroup));
+    format!("{{pid=\"{pid}\",comm=\"{comm}\",cgroup=\"{cgroup}\"{}}}", placement_labels(process))
+}
+
+/// Labels of what a process runs in, as far as it is known: a label without a value is none.
+fn placement_labels(process: &Process) -> String {
+    process.placement.known().map(|(name, value)| format!(",{name}=\"{}\"", escaped(value))).collect()
+}
+
+fn program_labels(process: &Process) -> String {
+    let (comm, cgroup) = (escaped(&process.comm), escaped(&process.cgroup));
+    format!("{{comm=\"{comm}\",cgroup=\"{cgroup}\"{}}}", placement_labels(process))
+}
+
+/// Escapes a label value: control characters as everywhere, then backslashes and quotes as the format requires.
+fn escaped(text: &str) -> String {
+    escape::escaped(text).replace('\\', "\\\\").replace('"', "\\\"")
+}
+
+/// A number without an exponent: the shortest text that reads back as the same value.
+fn number(value: f64) -> String {
+    if value == 0.0 { "0".into() } else { format!("{value}") }
+}
+
+/// `/proc/self/status`, opened before the server gives up opening files.
+#[derive(Debug)]
+struct OwnStatus(Option<File>);
+
+impl Default for OwnStatus {
+    fn default() -> Self {
+        Self(File::open("/proc/self/status").ok())
+    }
+}
+
+impl OwnStatus {
+    /// Resident memory of this process, in bytes.
+    fn resident_bytes(&self) -> Option<u64> {
+        let mut bytes = [0; 8 << 10];
+        let length = self.0.as_ref()?.read_at(&mut bytes, 0).ok()?;
+        let status = String::from_utf8_lossy(bytes.get(..length)?);
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! Pushes profiles to stores at intervals. Each has the allocations since the last one and the memory in use at that
+//! time.
+//!
+//! Each destination has a queue and a thread of its own, so an unavailable destination does not delay the others.
+
+mod attempt;
+mod backoff;
+mod batch;
+pub mod destination;
+mod grpc;
+mod multipart;
+mod queue;
+mod sender;
+mod spool;
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use heapbpf_host::privileges::restrict_sender;
+use heapbpf_record::requests::{Detail, Made, RecordingHandle};
+
+use self::batch::batches;
+use self::destination::Destination;
+pub use self::destination::DestinationError;
+use self::queue::{Counts, Queue};
+pub use self::spool::{SpoolError, SpoolOptions};
+use super::delta::{Inuse, difference};
+
+/// What is pushed, and where.
+#[derive(Debug)]
+pub struct PushPlan {
+    /// Destinations, with their queues.
+    pub destinations: Vec<(Destination, Queue)>,
+    /// Time between profiles.
+    pub every: Duration,
+}
+
+/// Delivery status of a destination.
+#[derive(Clone, Debug)]
+pub struct PushStatus {
+    /// The destination.
+    pub destination: String,
+    /// Counts.
+    pub counts: Counts,
+}
+
+/// Read access to the delivery status of all destinations.
+#[derive(Clone, Default)]
+pub struct PushStatuses(Arc<Vec<(String, Arc<Queue>)>>);
+
+impl PushStatuses {
+    /// The status of each destination.
+    pub fn read(&self) -> Vec<PushStatus> {
+        let status = |(destination, queue): &(String, Arc<Queue>)| PushStatus {
+            destination: destination.clone(),
+            counts: queue.counts(),
+        };
+        self.0.iter().map(status).collect()
+    }
+}
+
+impl PushPlan {
+    /// Parses the destinations and opens their queues, on disk if there is a spool.
+    ///
+    /// # Errors
+    /// A URL is not a valid destination, or the spool cannot be used.
+    pub fn open(urls: &[String], every: Duration, spool: Option<&SpoolOptions>) -> Result<Self, PushError> {
+        let mut destinations: Vec<(Destination, Queue)> = Vec::new();
+        for url in urls {
+            let destination = Destination::parse(url)?;
+            if destinations.iter().any(|(known, _)| known.shown() == destination.shown()) {
+                return Err(DestinationError::twice(&destination).into());
+            }
+            let queue = match spool {
+                Some(spool) => Queue::on_disk(spool, &destination.shown())?,
+                None => Queue::in_memory(),
+            };
+            destinations.push((destination, queue));
+        }
+        Ok(Self { destinations, every })
+    }
+}
+
+/// Why profiles cannot be pushed.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    /// A URL is not a valid destination.
+    #[error(transparent)]
+    Destination(#[from] DestinationError),
+    /// The spool cannot be used.
+    #[error(transparent)]
+    Spool(#[from] SpoolError),
+}
+
+/// Pushes profiles as long as it lives. [`Pusher::finish`] pushes the end of the recording.
+pub struct Pusher {
+    work: Sender<Made>,
+    thread: std::thread::JoinHandle<()>,
+    statuses: PushStatuses,
+}
+
+/// How long senders may take at the end to deliver what is in their queues.
+const GRACE_PERIOD: Duration = Duration::from_secs(5);
+
+impl Pusher {
+    /// Starts pushing.
+    ///
+    /// # Errors
+    /// The system provides no thread.
+    pub fn start(plan: PushPlan, recording: RecordingHandle) -> std::io::Result<Self> {
+        let mut senders = Vec::new();
+        let mut statuses = Vec::new();
+        for (destination, queue) in plan.destinations {
+            let queue = Arc::new(queue);
+            statuses.push((destination.shown(), Arc::clone(&queue)));
+            senders.push((destination.clone(), Arc::clone(&queue)));
+            std::thread::Builder::new().name("push".into()).spawn(move || {
+                restrict_sender();
+                sender::run(&destination, &queue);
+            })?;
+        }
+        let (work, last) = channel::<Made>();
+        let thread = std::thread::Builder::new().name("push".into()).spawn(move || {
+            restrict_sender();
+            let mut earlier: Option<Made> = None;
+            let mut due = Instant::now() + plan.every;
+            loop {
+                let made = match last.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                    Err(RecvTimeoutError::Timeout) => recording.profile_blocking(Detail::Stacks),
+                    Ok(made) => {
+                        enqueue(&senders, earlier.as_ref(), &made);
+                        break;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => break,
+                };
+                // The recording is ending, and the last profile is on its way; or this profile could not be made.
+                let Ok(made) = made else {
+                    due = Instant::now() + plan.every;
+                    continue;
+                };
+                enqueue(&senders, earlier.as_ref(), &made);
+                earlier = Some(made);
+                due = due.max(Instant::now() - plan.every) + plan.every;
+            }
+            let deadline = Instant::now() + GRACE_PERIOD;
+            for (destination, queue) in &senders {
+                queue.close();
+                queue.wait_until_empty(deadline);
+                if let Some(lacking) = lacking(&queue.counts(), queue.is_on_disk()) {
+                    log::warn!("{}: {lacking}", destination.shown());
+                }
+            }
+        })?;
+        Ok(Self { work, thread, statuses: PushStatuses(Arc::new(statuses)) })
+    }
+
+    /// The delivery status.
+    pub fn statuses(&self) -> PushStatuses {
+        self.statuses.clone()
+    }
+
+    /// Pushes the last profile and waits a few seconds for the queues to empty.
+    pub fn finish(self, last: Made) {
+        let _ = self.work.send(last);
+        let _ = self.thread.join();
+    }
+}
+
+/// What a destination did not get, for the end; `None` if it got everything or said why not.
+fn lacking(counts: &Counts, on_disk: bool) -> Option<String> {
+    let profiles = |number: u64| format!("{number} profile{}", if number == 1 { "" } else { "s" });
+    let they = if counts.waiting == 1 { "it waits" } else { "they wait" };
+    let then = if on_disk { format!("; {they} in the spool for the next run") } else { String::new() };
+    let waiting = (counts.waiting > 0).then(|| format!("{} not delivered{then}", profiles(counts.waiting)));
+    let dropped = (counts.dropped > 0).then(|| format!("{} dropped for want of room", profiles(counts.dropped)));
+    let parts: Vec<String> = waiting.into_iter().chain(dropped).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+fn enqueue(senders: &[(Destination, Arc<Queue>)], earlier: Option<&Made>, made: &Made) {
+    let profile = difference(earlier, made, Inuse::Level);
+    for (destination, queue) in senders {
+        match batches(destination, &profile) {
+            Ok(batch) => {
+                if let Some(told) = queue.push(&batch) {
+                    log::warn!("{}: {told}", destination.shown());
+                }
+            }
+            Err(error) => log::warn!("{}: {error}", destination.shown()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_the_end_it_is_said_what_is_lacking() {
+        let told = |waiting, dropped, on_disk| lacking(&Counts { waiting, dropped, ..Counts::default() }, on_disk);
+        assert_eq!(told(0, 0, true), None);
+        assert_eq!(told(2, 0, false).unwrap(), "2 profiles not delivered");
+        let both =
+            "1 profile not delivered; it waits in the spool for the next run; 3 profiles dropped for want of room";
+        assert_eq!(told(1, 3, true).unwrap(), both);
+        assert_eq!(told(0, 1, true).unwrap(), "1 profile dropped for want of room");
+    }
+}

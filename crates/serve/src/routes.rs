@@ -1,0 +1,416 @@
+//! The HTTP endpoints.
+
+use std::io::{ErrorKind, Read as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use bytes::Bytes;
+use flate2::read::GzDecoder;
+use heapbpf_access::filter::{Filter, shown};
+use heapbpf_access::parameters::{Parameters, ProfileFormat, taken};
+use heapbpf_access::tokens::Tokens;
+use heapbpf_profile::GroupBy;
+use heapbpf_profile::formats::{WriteOptions, by_name, encode_pprof};
+use heapbpf_profile::model::Profile;
+use heapbpf_profile::page::{served_page, served_policy};
+use heapbpf_record::requests::{Detail, RecordingHandle};
+use http_body_util::Full;
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use prost::Message as _;
+use tokio::sync::SemaphorePermit;
+
+use super::admission::{check_form, check_host};
+use super::delta::{Inuse, difference};
+use super::metrics::{Metrics, Serving};
+use super::moments::Moments;
+use super::page::{self, Seen};
+use super::places::Places;
+use super::push::PushStatuses;
+use super::source::{Shared, Source, SourceError, Wanted};
+
+/// Maximum number of scrapes in progress, shared equally by the tokens. Further clients are told to come back later.
+const MOST_SCRAPES: usize = 256;
+/// Maximum number of differences in progress, shared in the same way. While a difference waits for its time to pass, it
+/// does not count as a scrape.
+const MOST_DIFFERENCES: usize = 128;
+/// What an encoding for the page is called among those of a profile.
+const PAGE: &str = "page";
+const PLAIN: &str = "text/plain; charset=utf-8";
+const ALLOC_SPACE: &str = "alloc_space";
+const INUSE_SPACE: &str = "inuse_space";
+
+/// State that all requests share.
+struct ServerState {
+    source: Source,
+    tokens: Option<Tokens>,
+    room: Places,
+    differences: Places,
+    metrics: Mutex<Metrics>,
+    push: PushStatuses,
+    moments: Moments,
+    layouts: page::Layouts,
+    /// Held while a file is made for a page, as it is made in memory.
+    exporting: tokio::sync::Mutex<()>,
+    answered: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// Who asks, and what this client may see.
+#[derive(Clone, Default)]
+struct Client {
+    /// Number of its token; 0 without tokens.
+    token: usize,
+    scope: Filter,
+}
+
+/// An answer to a client.
+pub type Answer = Response<Full<Bytes>>;
+
+/// An answer without a profile: a status and a sentence.
+struct Refusal(StatusCode, String);
+
+impl From<Refusal> for Answer {
+    fn from(Refusal(status, mut text): Refusal) -> Self {
+        text.push('\n');
+        let mut response = answer([(header::CONTENT_TYPE, PLAIN)], text);
+        *response.status_mut() = status;
+        let extra: &[(HeaderName, &str)] = match status {
+            // Its connection is for others.
+            StatusCode::SERVICE_UNAVAILABLE => &[(header::CONNECTION, "close"), (header::RETRY_AFTER, "1")],
+            StatusCode::UNAUTHORIZED => &[(header::CONNECTION, "close"), (header::WWW_AUTHENTICATE, "Bearer")],
+            StatusCode::METHOD_NOT_ALLOWED => &[(header::ALLOW, "GET,HEAD")],
+            _ => &[],
+        };
+        for (name, value) in extra {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        response
+    }
+}
+
+/// An answer with these headers.
+fn answer<const N: usize>(headers: [(HeaderName, &str); N], body: impl Into<Bytes>) -> Answer {
+    let mut response = Response::new(Full::new(body.into()));
+    for (name, value) in headers {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
+}
+
+impl From<SourceError> for Refusal {
+    fn from(error: SourceError) -> Self {
+        Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+    }
+}
+
+fn bad_request(reason: impl Into<String>) -> Refusal {
+    Refusal(StatusCode::BAD_REQUEST, reason.into())
+}
+
+/// All endpoints.
+#[derive(Clone)]
+pub struct Routes(Arc<ServerState>);
+
+impl Routes {
+    /// The endpoints of a recording.
+    pub fn new(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStatuses) -> Self {
+        let sharers = tokens.as_ref().map_or(1, Tokens::count);
+        Self(Arc::new(ServerState {
+            source: Source::new(recording, sharers),
+            tokens,
+            room: Places::new(MOST_SCRAPES, sharers),
+            differences: Places::new(MOST_DIFFERENCES, sharers),
+            metrics: Mutex::default(),
+            push,
+            moments: Moments::default(),
+            layouts: page::Layouts::default(),
+            exporting: tokio::sync::Mutex::default(),
+            answered: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }))
+    }
+
+    /// Answers a request.
+    pub async fn answer<B>(self, request: Request<B>) -> Answer {
+        // Requests have no bodies.
+        self.0.answer(&request.map(drop)).await.unwrap_or_else(Answer::from)
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+fn index() -> Answer {
+    static SERVED: LazyLock<Bytes> = LazyLock::new(|| served_page().into());
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, page_policy()),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    answer(headers, SERVED.clone())
+}
+
+/// The page's own policy, and that no other page may frame it.
+fn page_policy() -> &'static str {
+    static POLICY: LazyLock<String> = LazyLock::new(|| format!("{}; frame-ancestors 'none'", served_policy()));
+    &POLICY
+}
+
+/// A moment in a query.
+fn time(value: Option<String>, key: &str) -> Result<u64, Refusal> {
+    let value = value.ok_or_else(|| bad_request(format!("{key} is needed here: a moment as /page/data lists them")))?;
+    value.parse().map_err(|_| bad_request(format!("{key} must be Unix time in whole milliseconds, not {value:?}")))
+}
+
+impl ServerState {
+    async fn answer(self: &Arc<Self>, request: &Request<()>) -> Result<Answer, Refusal> {
+        let client = self.admit(request)?;
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, "requests are GET or HEAD here".into()));
+        }
+        let query = request.uri().query().unwrap_or("").as_bytes();
+        let pairs: Vec<(String, String)> = form_urlencoded::parse(query).into_owned().collect();
+        match request.uri().path() {
+            "/" => Ok(index()),
+            "/healthz" => Ok(answer([(header::CONTENT_TYPE, PLAIN)], "ok\n")),
+            "/debug/pprof/heap" => self.profile(client, &pairs, INUSE_SPACE, false).await,
+            "/debug/pprof/allocs" => self.profile(client, &pairs, ALLOC_SPACE, false).await,
+            "/debug/pprof/delta_heap" => self.profile(client, &pairs, INUSE_SPACE, true).await,
+            "/metrics" => self.metrics(client, &pairs).await,
+            "/page/data" => self.page_data(client, &pairs, request.headers()).await,
+            "/page/growth" => self.compare(client, pairs, request.headers(), page::growth).await,
+            "/page/kept" => self.compare(client, pairs, request.headers(), page::kept).await,
+            "/page/export" => self.page_export(client, pairs).await,
+            _ => {
+                Err(Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists those there are".into()))
+            }
+        }
+    }
+
+    /// Checks whether a client may come in, and what it may see.
+    fn admit(&self, request: &Request<()>) -> Result<Client, Refusal> {
+        let refused = |(status, reason)| Refusal(status, reason);
+        check_form(request).map_err(refused)?;
+        match &self.tokens {
+            None => check_host(request).map(|()| Client::default()).map_err(refused),
+            // Health is not secret, nor is the page without its data.
+            Some(_) if matches!(request.uri().path(), "/healthz" | "/") => Ok(Client::default()),
+            Some(tokens) => {
+                let token = bearer(request.headers()).and_then(|token| tokens.scope(token));
+                let (token, scope) = token.ok_or_else(|| {
+                    let hint = "a token is needed: send the header `Authorization: Bearer TOKEN`";
+                    Refusal(StatusCode::UNAUTHORIZED, hint.into())
+                })?;
+                Ok(Client { token, scope: scope.clone() })
+            }
+        }
+    }
+
+    async fn page_data(
+        self: &Arc<Self>,
+        client: Client,
+        pairs: &[(String, String)],
+        headers: &HeaderMap,
+    ) -> Result<Answer, Refusal> {
+        let Parameters { filter, seconds, .. } = Parameters::parse(pairs).map_err(bad_request)?;
+        if seconds.is_some() {
+            return Err(bad_request("seconds: the page compares moments with /page/growth"));
+        }
+        let _permit = self.permit(client.token)?;
+        let shared = self.source.profile(client.token, Detail::Stacks).await?;
+        self.moments.keep(shared.kept());
+        self.source.set_marks(self.moments.marks());
+        let wanted = Wanted {
+            scope: client.scope.clone(),
+            filter: filter.clone(),
+            first: PAGE,
+            format: ProfileFormat::default(),
+        };
+        let cell = shared.encoding(&wanted);
+        let (now, moments, seen) = (shared.clone(), self.moments.all(), Seen { scope: client.scope, filter });
+        let state = Arc::clone(self);
+        let data = move || page::compressed(&page::data(&now, &moments, &seen, &state.layouts)?);
+        let encoded = cell.get_or_try_init(|| encoding(data));
+        self.json(encoded.await?.clone(), headers).await
+    }
+
+    async fn page_export(&self, client: Client, mut pairs: Vec<(String, String)>) -> Result<Answer, Refusal> {
+        let name = taken(&mut pairs, "format")
+            .ok_or_else(|| bad_request("format is needed here: ?format=pprof, for example"))?;
+        let format = by_name(&name).map_err(|error| bad_request(error.to_string()))?;
+        let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
+        let _permit = self.permit(client.token)?;
+        let _turn = self.exporting.lock().await;
+        let shared = self.source.profile(client.token, Detail::Stacks).await?;
+        let seen = Seen { scope: client.scope, filter };
+        let made = tokio::task::spawn_blocking(move || page::file(&shared.made.profile, format, &seen)).await;
+        let made = made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be made".into()))?;
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        let name = format!("attachment; filename=\"heapbpf{}\"", format.extensions()[0]);
+        let headers = [(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, &name)];
+        Ok(answer(headers, made.map_err(bad_request)?))
+    }
+
+    async fn metrics(&self, Client { token, scope }: Client, pairs: &[(String, String)]) -> Result<Answer, Refusal> {
+        let parameters = Parameters::parse(pairs).map_err(bad_request)?;
+        if parameters.seconds.is_some() {
+            return Err(bad_request("seconds: metrics are counted from the start, and Prometheus makes rates of them"));
+        }
+        let _permit = self.permit(token)?;
+        let shared = self.source.profile(token, Detail::Totals).await?;
+        let serving = Serving {
+            answered: self.answered.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            push: self.push.read(),
+        };
+        let mut metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = metrics.write(&shared.made, &[&scope, &parameters.filter], serving);
+        drop(metrics);
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        Ok(answer([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
+    }
+
+    /// What `of` makes of two moments that the query names.
+    async fn compare(
+        &self,
+        client: Client,
+        mut pairs: Vec<(String, String)>,
+        headers: &HeaderMap,
+        of: impl FnOnce(&Shared, &Shared, &Seen) -> std::io::Result<Bytes> + Send + 'static,
+    ) -> Result<Answer, Refusal> {
+        let [from, to] = ["from", "to"].map(|key| time(taken(&mut pairs, key), key));
+        let (from, to) = (from?, to?);
+        let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
+        if from >= to {
+            return Err(bad_request("from must be before to"));
+        }
+        let _permit = self.permit(client.token)?;
+        let [before, after] = [from, to].map(|time| {
+            let reason = format!("{time} is no moment that is kept; /page/data lists them");
+            self.moments.at(time).ok_or(Refusal(StatusCode::NOT_FOUND, reason))
+        });
+        let (before, after, seen) = (before?, after?, Seen { scope: client.scope, filter });
+        let encoded = encoding(move || page::compressed(&of(&before, &after, &seen)?)).await?;
+        self.json(encoded, headers).await
+    }
+
+    /// An answer of compressed JSON, for those who cannot read it without the compression.
+    async fn json(&self, compressed: Bytes, headers: &HeaderMap) -> Result<Answer, Refusal> {
+        let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("");
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        let [kind, store] = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+        if accepted.split(',').any(|coding| coding.trim().split(';').next() == Some("gzip")) {
+            return Ok(answer([kind, store, (header::CONTENT_ENCODING, "gzip")], compressed));
+        }
+        let plain = encoding(move || {
+            let mut plain = Vec::new();
+            GzDecoder::new(&compressed[..]).read_to_end(&mut plain)?;
+            Ok(plain.into())
+        });
+        Ok(answer([kind, store], plain.await?))
+    }
+
+    fn permit(&self, token: usize) -> Result<SemaphorePermit<'_>, Refusal> {
+        self.room.try_take(token).ok_or_else(|| self.full(self.room.of_each))
+    }
+
+    fn full(&self, most: usize) -> Refusal {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        let whose = if self.tokens.is_some() { " with this token" } else { "" };
+        let reason = format!("{most} scrapes{whose} are under way already; try again later");
+        Refusal(StatusCode::SERVICE_UNAVAILABLE, reason)
+    }
+
+    async fn profile(
+        &self,
+        Client { token, scope }: Client,
+        pairs: &[(String, String)],
+        first: &'static str,
+        needs_seconds: bool,
+    ) -> Result<Answer, Refusal> {
+        let Parameters { filter, seconds, format } = Parameters::parse(pairs).map_err(bad_request)?;
+        if needs_seconds && seconds.is_none() {
+            return Err(bad_request("seconds is needed here: ?seconds=10, for example"));
+        }
+        let detail = if format == ProfileFormat::Json { Detail::Lifetimes } else { Detail::Stacks };
+        let wanted = Wanted { scope, filter, first, format };
+        let permit = self.permit(token)?;
+        let (earlier, _permit) = match seconds {
+            Some(seconds) => {
+                let places = &self.differences;
+                let _difference = places.try_take(token).ok_or_else(|| self.full(places.of_each))?;
+                let earlier = self.source.profile(token, Detail::Stacks).await?;
+                drop(permit);
+                tokio::time::sleep(seconds).await;
+                // A client that has waited this long is not turned away.
+                (Some(earlier), self.room.take(token).await)
+            }
+            None => (None, Some(permit)),
+        };
+        let shared = match earlier {
+            Some(_) => self.source.second_profile(token, Detail::Stacks).await?,
+            None => self.source.profile(token, detail).await?,
+        };
+        let bytes = match earlier {
+            Some(earlier) => {
+                encoding(move || {
+                    let difference = difference(Some(&earlier.made), &shared.made, Inuse::Change);
+                    encode(&shown(&difference, &wanted.scope, &wanted.filter), &wanted)
+                })
+                .await?
+            }
+            None => {
+                let cell = shared.encoding(&wanted);
+                let made = shared.clone();
+                let encoded = cell.get_or_try_init(|| {
+                    encoding(move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), &wanted))
+                });
+                encoded.await?.clone()
+            }
+        };
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        let name = match format {
+            ProfileFormat::Pprof => "attachment; filename=\"heap.pb.gz\"",
+            ProfileFormat::Json => "attachment; filename=\"heap.json.gz\"",
+        };
+        Ok(answer([(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, name)], bytes))
+    }
+}
+
+/// Runs an encoder where it does not hold up other answers.
+async fn encoding(encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'static) -> Result<Bytes, Refusal> {
+    let failed = |reason: String| Refusal(StatusCode::INTERNAL_SERVER_ERROR, reason);
+    match tokio::task::spawn_blocking(encode).await {
+        Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Err(Refusal(StatusCode::NOT_FOUND, error.to_string())),
+        Ok(encoded) => encoded.map_err(|error| failed(format!("the profile could not be encoded: {error}"))),
+        Err(_) => Err(failed("the profile could not be encoded".into())),
+    }
+}
+
+/// Encodes a profile, compressed.
+fn encode(profile: &Profile, wanted: &Wanted) -> std::io::Result<Bytes> {
+    if wanted.format == ProfileFormat::Json {
+        // Each process has its stacks.
+        let options = WriteOptions { group_by: Some(GroupBy::Process), ..WriteOptions::default() };
+        let format = by_name("json").map_err(std::io::Error::other)?;
+        return page::compressed_while_written(|gzip| {
+            format.write(profile, &options, gzip).map_err(std::io::Error::other)
+        });
+    }
+    let mut message = encode_pprof(profile);
+    if let Some(id) = message.string_table.iter().position(|text| text == wanted.first) {
+        message.default_sample_type = id as i64;
+    }
+    page::compressed(&message.encode_to_vec())
+}
+
+#[cfg(test)]
+#[path = "routes_tests.rs"]
+mod tests;

@@ -1,0 +1,62 @@
+//! The HTTP server, with a thread and a runtime of its own.
+
+use std::net::SocketAddr;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use heapbpf_host::privileges::restrict_server;
+use heapbpf_record::requests::RecordingHandle;
+use tokio::sync::oneshot;
+
+use super::connections;
+use super::listen::Listen;
+use super::push::PushStatuses;
+use super::routes::Routes;
+
+/// Number of threads that encode profiles.
+const ENCODERS: usize = 2;
+
+/// How long answers in progress may continue after the recording ends.
+const GRACE_PERIOD: Duration = Duration::from_secs(1);
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    address: SocketAddr,
+    is_tls: bool,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts the server.
+    ///
+    /// # Errors
+    /// The system provides no thread or no event queue.
+    pub fn start(listen: Listen, recording: RecordingHandle, push: PushStatuses) -> std::io::Result<Self> {
+        let (address, is_tls) = (listen.address, listen.tls.is_some());
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(ENCODERS).build()?;
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
+            let routes = Routes::new(recording, listen.tokens, push);
+            restrict_server();
+            runtime.block_on(connections::serve(listen.socket, listen.tls, routes, stopped));
+            runtime.shutdown_timeout(GRACE_PERIOD);
+        })?;
+        Ok(Self { address, is_tls, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Where it is found.
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.is_tls { "https" } else { "http" }, self.address)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

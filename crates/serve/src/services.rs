@@ -1,0 +1,59 @@
+//! The services of a recording: an HTTP server, senders, both, or none.
+
+use heapbpf_record::requests::{Made, RecordingHandle};
+
+use super::listen::Listen;
+use super::push::{PushPlan, Pusher};
+use super::server::Server;
+
+/// Where profiles are served and pushed during a recording.
+#[derive(Debug, Default)]
+pub struct ServePlan {
+    /// The address that answers scrapers, already bound.
+    pub listen: Option<Listen>,
+    /// Where profiles are pushed.
+    pub push: Option<PushPlan>,
+}
+
+impl ServePlan {
+    /// Whether there is neither a server nor a sender.
+    pub const fn is_empty(&self) -> bool {
+        self.listen.is_none() && self.push.is_none()
+    }
+}
+
+/// The running services.
+pub struct Services {
+    pusher: Option<Pusher>,
+    server: Option<Server>,
+}
+
+impl Services {
+    /// Starts the planned services.
+    ///
+    /// # Errors
+    /// The system provides no thread or no event queue.
+    pub fn start(plan: ServePlan, recording: RecordingHandle) -> std::io::Result<Self> {
+        let pusher = plan.push.map(|push| Pusher::start(push, recording.clone())).transpose()?;
+        let statuses = pusher.as_ref().map(Pusher::statuses).unwrap_or_default();
+        let server = plan.listen.map(|listen| Server::start(listen, recording, statuses)).transpose()?;
+        Ok(Self { pusher, server })
+    }
+
+    /// Where the server is found, if there is one.
+    pub fn url(&self) -> Option<String> {
+        self.server.as_ref().map(Server::url)
+    }
+
+    /// Stops answering requests, because the recording is over.
+    pub fn stop_answering(&mut self) {
+        self.server = None;
+    }
+
+    /// Pushes the last profile, if profiles are pushed, and waits a few seconds for the queues to empty.
+    pub fn finish(self, last: Made) {
+        if let Some(pusher) = self.pusher {
+            pusher.finish(last);
+        }
+    }
+}

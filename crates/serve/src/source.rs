@@ -1,0 +1,345 @@
+//! Shares profiles between clients: one snapshot answers every client that asked before it was taken.
+
+use std::collections::HashSet;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use heapbpf_access::filter::Filter;
+use heapbpf_access::parameters::ProfileFormat;
+use heapbpf_profile::page::Figure;
+use heapbpf_record::requests::{Detail, Made, RecordingHandle, Unanswered};
+use tokio::sync::{Mutex as AsyncMutex, OnceCell};
+
+use super::places::places_of_each;
+
+/// The pause after a snapshot is this many times what the snapshot cost, so that snapshots hold up the event path
+/// only for a small share of the time.
+const STANDSTILL: u32 = 10;
+/// Upper limit of that pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Maximum number of profiles with stacks held in memory for answers and differences in progress, over all tokens.
+const MOST_HELD: usize = 16;
+/// What every token may hold of these, however many tokens there are: two differences and an answer.
+const LEAST_HELD: usize = 4;
+
+/// Identifies an encoding of a profile.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    /// What the client may see.
+    pub scope: Filter,
+    /// What the client asked for.
+    pub filter: Filter,
+    /// Value that viewers show first.
+    pub first: &'static str,
+    /// How it is encoded.
+    pub format: ProfileFormat,
+}
+
+type Encodings = Vec<(Wanted, Arc<OnceCell<Bytes>>)>;
+
+/// A shared profile, with the encodings made so far.
+pub struct Shared {
+    /// The profile.
+    pub made: Made,
+    encodings: Mutex<Encodings>,
+    totals: Mutex<Vec<TotalsOf>>,
+}
+
+/// Totals in use and allocated of what a client may see and asked for.
+type TotalsOf = (Filter, Filter, [Figure; 2]);
+
+/// Most totals that are kept with a profile.
+const MOST_TOTALS: usize = 16;
+
+impl Shared {
+    /// The cell for an encoding. The first client fills it, the others wait for it.
+    pub fn encoding(&self, wanted: &Wanted) -> Arc<OnceCell<Bytes>> {
+        let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, cell)) = encodings.iter().find(|(known, _)| known == wanted) {
+            return Arc::clone(cell);
+        }
+        let cell = Arc::default();
+        encodings.push((wanted.clone(), Arc::clone(&cell)));
+        cell
+    }
+
+    /// The totals of what a client may see and asked for. Pages show those of each moment at every refresh, so `make` is called
+    /// once.
+    pub fn totals(&self, scope: &Filter, filter: &Filter, make: impl FnOnce() -> [Figure; 2]) -> [Figure; 2] {
+        let mut known = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((.., totals)) = known.iter().find(|(of, asked, _)| (of, asked) == (scope, filter)) {
+            return *totals;
+        }
+        let totals = make();
+        if known.len() == MOST_TOTALS {
+            known.remove(0);
+        }
+        known.push((scope.clone(), filter.clone(), totals));
+        totals
+    }
+
+    /// Drops the encodings made so far.
+    pub fn forget_encodings(&self) {
+        self.encodings.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    #[cfg(test)]
+    pub fn new(made: Made) -> Self {
+        Self { made, encodings: Mutex::default(), totals: Mutex::default() }
+    }
+}
+
+/// A profile in use by a request, which counts against its token until it is dropped.
+#[derive(Clone)]
+pub struct Held {
+    shared: Arc<Shared>,
+    _charge: Arc<()>,
+}
+
+impl Held {
+    /// The profile, to be kept beyond the request.
+    pub fn kept(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+}
+
+impl Deref for Held {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+/// The use of a profile by a request that may still be in progress.
+struct Charge {
+    token: usize,
+    profile: Weak<Shared>,
+    in_use: Weak<()>,
+}
+
+/// Why there is no profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// The recording makes none.
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
+    /// Too many different profiles are in use.
+    #[error("too many profiles are being compared and sent at this moment; try again later")]
+    Busy,
+}
+
+#[derive(Default)]
+struct Last {
+    shared: Option<Arc<Shared>>,
+    /// Earliest time of the next snapshot.
+    not_before: Option<Instant>,
+}
+
+/// The source of profiles for answers.
+pub struct Source {
+    recording: RecordingHandle,
+    totals: AsyncMutex<Last>,
+    stacks: AsyncMutex<Last>,
+    lifetimes: AsyncMutex<Last>,
+    charges: Mutex<Vec<Charge>>,
+    /// Moments by which profiles with stacks tell apart what is in use.
+    marks: Mutex<Vec<Duration>>,
+    /// Maximum number of different profiles with stacks that requests with one token may hold.
+    most_held: usize,
+}
+
+impl Source {
+    /// A source that has taken no profile yet, for the bearers of this many tokens.
+    pub fn new(recording: RecordingHandle, tokens: usize) -> Self {
+        Self {
+            recording,
+            totals: AsyncMutex::default(),
+            stacks: AsyncMutex::default(),
+            lifetimes: AsyncMutex::default(),
+            charges: Mutex::default(),
+            marks: Mutex::default(),
+            most_held: places_of_each(MOST_HELD, tokens).max(LEAST_HELD),
+        }
+    }
+
+    /// From now on, profiles with stacks tell what is in use apart by these moments, which are times since the start of the
+    /// recording and ascend.
+    pub fn set_marks(&self, marks: Vec<Duration>) {
+        *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = marks;
+    }
+
+    /// A profile of some moment between the call and its return, for the bearer of a token.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    pub async fn profile(&self, token: usize, detail: Detail) -> Result<Held, SourceError> {
+        self.profile_if(detail, token, |held| held < self.most_held).await
+    }
+
+    /// The same for a request that has waited for this profile: it is not turned away.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    pub async fn second_profile(&self, token: usize, detail: Detail) -> Result<Held, SourceError> {
+        self.profile_if(detail, token, |_| true).await
+    }
+
+    /// `has_room`: whether a token that holds this many other profiles with stacks may have one more.
+    async fn profile_if(
+        &self,
+        detail: Detail,
+        token: usize,
+        has_room: impl Fn(usize) -> bool,
+    ) -> Result<Held, SourceError> {
+        let asked = Instant::now();
+        let last = match detail {
+            Detail::Totals => &self.totals,
+            Detail::Stacks => &self.stacks,
+            Detail::Lifetimes => &self.lifetimes,
+        };
+        // Totals are small.
+        let has_room = |held: usize| detail == Detail::Totals || has_room(held);
+        let mut last = last.lock().await;
+        if let Some(shared) = last.shared.as_ref().filter(|shared| shared.made.begun >= asked) {
+            return if has_room(self.held_by(token, Some(shared))) {
+                Ok(self.charged(token, detail, shared))
+            } else {
+                Err(SourceError::Busy)
+            };
+        }
+        if !has_room(self.held_by(token, None)) {
+            return Err(SourceError::Busy);
+        }
+        // Drop the old profile first. Clients that still need it hold a reference.
+        last.shared = None;
+        if let Some(at) = last.not_before {
+            tokio::time::sleep_until(at.into()).await;
+        }
+        let made = match detail {
+            Detail::Stacks => {
+                let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                self.recording.profile_by_marks(detail, marks).await?
+            }
+            Detail::Totals | Detail::Lifetimes => self.recording.profile(detail).await?,
+        };
+        let pause = (made.cost * STANDSTILL).min(LONGEST_PAUSE);
+        last.not_before = Some(made.begun + made.cost + pause);
+        let shared = Arc::new(Shared { made, encodings: Mutex::default(), totals: Mutex::default() });
+        last.shared = Some(Arc::clone(&shared));
+        Ok(self.charged(token, detail, &shared))
+    }
+
+    /// How many different profiles with stacks requests with a token hold, not counting `but`.
+    fn held_by(&self, token: usize, but: Option<&Arc<Shared>>) -> usize {
+        let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);
+        charges.retain(|charge| charge.in_use.strong_count() > 0);
+        let of_token = charges.iter().filter(|charge| charge.token == token).map(|charge| charge.profile.as_ptr());
+        let others = of_token.filter(|profile| but.is_none_or(|but| *profile != Arc::as_ptr(but)));
+        others.collect::<HashSet<_>>().len()
+    }
+
+    fn charged(&self, token: usize, detail: Detail, shared: &Arc<Shared>) -> Held {
+        let in_use = Arc::new(());
+        if detail != Detail::Totals {
+            let charge = Charge { token, profile: Arc::downgrade(shared), in_use: Arc::downgrade(&in_use) };
+            self.charges.lock().unwrap_or_else(PoisonError::into_inner).push(charge);
+        }
+        Held { shared: Arc::clone(shared), _charge: in_use }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use heapbpf_profile::testing;
+    use heapbpf_record::recent::Recent;
+    use heapbpf_record::stats::Stats;
+
+    use super::*;
+
+    /// A recording that answers after a delay and counts the requests.
+    fn recording(delay: Duration) -> (RecordingHandle, Arc<AtomicUsize>) {
+        let (recording, mut queue) = RecordingHandle::new();
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        tokio::spawn(async move {
+            while let Some(request) = queue.recv().await {
+                counted.fetch_add(1, Ordering::Relaxed);
+                let begun = Instant::now();
+                tokio::time::sleep(delay).await;
+                let profile = testing::small();
+                let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
+                let recent = Recent::default();
+                let _ = request.reply.send(Ok(Made { profile, stats, keys, recent, begun, cost, cpu: cost }));
+            }
+        });
+        (recording, count)
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn who_asks_while_one_is_made_shares_the_next() {
+        let (recording, count) = recording(Duration::from_millis(50));
+        let source = Arc::new(Source::new(recording, 1));
+        let clients: Vec<_> = (0..100)
+            .map(|_| {
+                let source = Arc::clone(&source);
+                tokio::spawn(async move {
+                    let asked = Instant::now();
+                    let shared = source.profile(0, Detail::Stacks).await.unwrap();
+                    assert!(shared.made.begun >= asked, "an answer is never older than its question");
+                })
+            })
+            .collect();
+        for client in clients {
+            client.await.unwrap();
+        }
+        assert!(count.load(Ordering::Relaxed) <= 2, "{count:?}");
+        source.profile(0, Detail::Stacks).await.unwrap();
+        assert!(count.load(Ordering::Relaxed) >= 2, "a later question gets a later answer");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn profiles_in_memory_are_bounded_and_the_end_is_said() {
+        let (recording, _) = recording(Duration::ZERO);
+        let source = Source::new(recording, 1);
+        let mut held = Vec::new();
+        for _ in 0..MOST_HELD {
+            held.push(source.profile(0, Detail::Stacks).await.unwrap());
+        }
+        assert_eq!(source.profile(0, Detail::Stacks).await.err(), Some(SourceError::Busy));
+        assert!(source.profile(0, Detail::Totals).await.is_ok(), "totals are small");
+        assert!(source.second_profile(0, Detail::Stacks).await.is_ok(), "who has waited is not turned away");
+        held.pop();
+        assert!(source.profile(0, Detail::Stacks).await.is_ok());
+        let (recording, queue) = RecordingHandle::new();
+        drop(queue);
+        assert_eq!(
+            Source::new(recording, 1).profile(0, Detail::Totals).await.err(),
+            Some(SourceError::Unanswered(Unanswered::Ended))
+        );
+    }
+
+    /// A token that holds all it may hold does not keep others from a profile, not even if it holds profiles that
+    /// others asked for.
+    #[tokio::test(flavor = "current_thread")]
+    async fn each_token_has_its_own_room_for_profiles() {
+        let (recording, _) = recording(Duration::ZERO);
+        let source = Source::new(recording, 2);
+        let of_each = MOST_HELD / 2;
+        let mut held = Vec::new();
+        for _ in 0..of_each {
+            let (first, both) = tokio::join!(source.profile(1, Detail::Stacks), source.profile(0, Detail::Stacks));
+            drop(first.unwrap());
+            held.push(both.unwrap());
+        }
+        assert_eq!(source.profile(0, Detail::Stacks).await.err(), Some(SourceError::Busy));
+        for _ in 0..of_each {
+            held.push(source.profile(1, Detail::Stacks).await.unwrap());
+        }
+        assert_eq!(source.profile(1, Detail::Stacks).await.err(), Some(SourceError::Busy));
+    }
+}

@@ -1,0 +1,55 @@
+//! Why functions of a module have no names, and what to do about it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use heapbpf_elf::Elf;
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_profile::naming::base_name;
+
+use super::packages::{self, KnownOwners};
+
+/// A module that lacks names because it is stripped.
+pub struct Stripped {
+    /// The module.
+    pub module: ModuleId,
+    /// Its path.
+    pub path: Arc<str>,
+    /// Why no debuginfod server had its debug file, if they were asked.
+    pub refusal: Option<String>,
+}
+
+/// The reasons of those modules that a package has debug symbols for, with the package.
+pub fn with_packages(stripped: &[Stripped], owners: &mut KnownOwners) -> Vec<(ModuleId, String)> {
+    owners.learn(Path::new(packages::DPKG_LISTS), stripped.iter().map(|it| &*it.path));
+    let with_package = |it: &Stripped| {
+        let package = packages::debug_package(owners.get(&it.path)?);
+        Some((it.module, stripped_text(&it.path, &package, it.refusal.as_deref())))
+    };
+    stripped.iter().filter_map(with_package).collect()
+}
+
+/// Whether a file has section headers, but no symbols.
+pub fn is_stripped(elf: &Elf) -> bool {
+    !elf.sections.is_empty() && elf.section(".symtab").is_none()
+}
+
+/// What to say of a stripped module: `package` has its debug symbols, no debuginfod server does (`refusal`).
+fn stripped_text(path: &str, package: &str, refusal: Option<&str>) -> String {
+    let name = base_name(path);
+    match refusal {
+        None => format!("{name} is stripped: install {package}, or set DEBUGINFOD_URLS"),
+        Some(why) => format!("{name} is stripped: install {package} ({why})"),
+    }
+}
+
+/// Why a function of a file has no name. `refusal`: why no debuginfod server had its debug file, if they were asked.
+pub fn why_unnamed(path: &str, elf: &Elf, refusal: Option<&str>) -> String {
+    if elf.sections.is_empty() {
+        format!("{path} has no section headers")
+    } else if is_stripped(elf) {
+        stripped_text(path, "its debug symbols", refusal)
+    } else {
+        format!("no symbol of {path} with a name in UTF-8 covers this address")
+    }
+}

@@ -1,0 +1,497 @@
+//! Symbolizes batches of (module, file offset) pairs with blazesym: functions, files, lines and inlined calls.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use blazesym::symbolize::source::{Elf as ElfSource, Source};
+use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazesym};
+use heapbpf_elf::{Elf, debugdata};
+use heapbpf_host::mappings::ModuleId;
+use heapbpf_host::own_memory::give_memory_back;
+use heapbpf_unwind::cfi::ModuleCfi;
+use heapbpf_unwind::image::{Image, ModuleFiles};
+
+use super::debug_files::{self, DebugFile};
+use super::demangle::is_mapping_symbol;
+use super::linked_dwarf::{LinkedDwarf, Places};
+use super::options::Options;
+use super::packages::KnownOwners;
+use super::progress::Progress;
+use super::reasons::{self, Stripped};
+use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
+
+/// Bytes of debug information in a batch after which the heap is trimmed.
+const TRIM_BYTES: u64 = 16 << 20;
+/// Most addresses whose symbols are kept from batch to batch: enough for a recording of a large host, about 50 MiB.
+const MOST_ADDRESSES: usize = 1 << 18;
+/// Names of a module that may take too long to demangle, before its others stay as they are.
+const MOST_TOO_LONG: usize = 8;
+/// Largest `.gnu_debugdata` section that is unpacked, bytes.
+const MAX_PACKED_BYTES: u64 = 16 << 20;
+
+/// A function at an address of a module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Symbol {
+    /// Function, demangled; `None` if unknown.
+    pub function: Option<Arc<str>>,
+    /// Name before demangling, if different.
+    pub system_name: Option<Arc<str>>,
+    /// Source file.
+    pub file: Option<Arc<str>>,
+    /// Source line.
+    pub line: Option<u32>,
+    /// Whether it is inlined into the next symbol's function.
+    pub inlined: bool,
+    /// Where the function begins, as an address of the file, if it has no name but an unwind entry.
+    pub function_start: Option<u64>,
+    /// Why nothing is known of the function.
+    pub reason: Option<Arc<str>>,
+}
+
+/// Symbolizes addresses of modules, and caches the result.
+pub struct Symbolizer {
+    options: Options,
+    known: HashMap<(ModuleId, u64), Arc<[Symbol]>>,
+    texts: HashSet<Arc<str>>,
+    notes: BTreeSet<String>,
+    /// Why functions of a module have no names.
+    reasons: HashMap<ModuleId, Arc<str>>,
+    /// Modules of the current batch that lack names because they are stripped, with their paths.
+    stripped: Vec<Stripped>,
+    packages: KnownOwners,
+    /// Size of the cache at which it is cleared, addresses.
+    pub(super) most_addresses: usize,
+    /// Debug information used in the current batch, bytes.
+    worked_bytes: u64,
+    /// Names of the current module that were not demangled because that takes too long.
+    too_long: usize,
+    /// Modules of which that was told.
+    has_long_names: HashSet<ModuleId>,
+    progress: Arc<Progress>,
+}
+
+impl Default for Symbolizer {
+    fn default() -> Self {
+        Self::new(Options::default())
+    }
+}
+
+impl Symbolizer {
+    /// A symbolizer with an empty cache.
+    pub fn new(options: Options) -> Self {
+        Self::telling(options, Arc::default())
+    }
+
+    /// The same; reports the progress of each batch to `progress`.
+    pub fn telling(options: Options, progress: Arc<Progress>) -> Self {
+        if let Some(debuginfod) = &options.debuginfod {
+            debuginfod.tell(Arc::clone(&progress));
+        }
+        Self {
+            options,
+            known: HashMap::new(),
+            texts: HashSet::new(),
+            notes: BTreeSet::new(),
+            reasons: HashMap::new(),
+            stripped: Vec::new(),
+            packages: KnownOwners::default(),
+            most_addresses: MOST_ADDRESSES,
+            worked_bytes: 0,
+            too_long: 0,
+            has_long_names: HashSet::new(),
+            progress,
+        }
+    }
+
+    /// Symbolizes all of `addresses` (module, file offset) that are not in the cache, module by module. Takes seconds for
+    /// large debug information, so it is not for the event path. A cache that is too large is cleared first.
+    pub fn symbolize(&mut self, modules: &mut dyn ModuleFiles, addresses: impl IntoIterator<Item = (ModuleId, u64)>) {
+        if self.known.len() > self.most_addresses {
+            self.known.clear();
+            self.texts.clear();
+            // What is said of modules that come again is found again.
+            self.reasons.clear();
+            self.notes.clear();
+        }
+        let mut wanted: BTreeMap<ModuleId, Vec<u64>> = BTreeMap::new();
+        for (module, offset) in addresses {
+            if !self.known.contains_key(&(module, offset)) {
+                wanted.entry(module).or_default().push(offset);
+            }
+        }
+        for offsets in wanted.values_mut() {
+            offsets.sort_unstable();
+            offsets.dedup();
+        }
+        self.progress.begin(wanted.values().map(Vec::len).sum());
+        if let Some(debuginfod) = &self.options.debuginfod {
+            debuginfod.begin_batch();
+        }
+        for (module, offsets) in wanted {
+            let found = self.symbolize_module(modules, module, &offsets);
+            for (offset, symbols) in offsets.into_iter().zip(found) {
+                self.known.insert((module, offset), symbols);
+                self.progress.advance(1);
+            }
+        }
+        self.advise();
+        if std::mem::take(&mut self.worked_bytes) > TRIM_BYTES {
+            give_memory_back();
+        }
+    }
+
+    /// Forgets what is known of these modules.
+    pub fn forget(&mut self, is_gone: impl Fn(&ModuleId) -> bool) {
+        self.known.retain(|(module, _), _| !is_gone(module));
+        self.reasons.retain(|module, _| !is_gone(module));
+        self.has_long_names.retain(|module| !is_gone(module));
+        self.texts.retain(|text| Arc::strong_count(text) > 1);
+    }
+
+    /// Remarks for the user about symbols with less detail than was available.
+    pub fn notes(&self) -> impl Iterator<Item = &str> {
+        self.notes.iter().map(String::as_str)
+    }
+
+    /// Why functions of a module have no names; `None` if no function without a name was asked for.
+    pub fn reason(&self, module: ModuleId) -> Option<&Arc<str>> {
+        self.reasons.get(&module)
+    }
+
+    /// The functions at an address, innermost (inlined) first; empty if it was not symbolized.
+    pub fn get(&self, module: ModuleId, file_offset: u64) -> Arc<[Symbol]> {
+        self.known.get(&(module, file_offset)).cloned().unwrap_or_default()
+    }
+
+    /// Number of cached addresses, including those that have no name.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Symbolizes `offsets` of a module; one result for each.
+    fn symbolize_module(
+        &mut self,
+        modules: &mut dyn ModuleFiles,
+        module: ModuleId,
+        offsets: &[u64],
+    ) -> Vec<Arc<[Symbol]>> {
+        let path = modules.path(module);
+        let unnamed = |texts: &mut Self, reason: &str| texts.all_unnamed(offsets.len(), reason);
+        if modules.is_anonymous(module) {
+            return unnamed(self, "code made at run time, and no perf map names it");
+        }
+        let image = match modules.image(module) {
+            Ok(image) => image,
+            Err(reason) => return unnamed(self, &format!("cannot read {path}: {reason}")),
+        };
+        let elf = match Elf::read(&*image) {
+            Ok(elf) => elf,
+            Err(error) => return unnamed(self, &format!("{path}: {error}")),
+        };
+        let build_id = modules.build_id(module).or_else(|| heapbpf_elf::build_id::of(&*image));
+        let addresses: Vec<Option<u64>> =
+            offsets.iter().map(|offset| modules.address_of_offset(module, &elf, *offset)).collect();
+        let mut found: Vec<Option<Arc<[Symbol]>>> = vec![None; offsets.len()];
+        let mut reason = String::new();
+        self.too_long = 0;
+
+        let root = modules.root(module);
+        let (debug_file, refusal) = self.debug_file(&path, build_id.as_deref(), &*image, &elf, root.as_deref());
+        if let Some(debug) = debug_file {
+            let places = (&*path, &*debug.path, root.as_deref());
+            let contents = match self.look_up_linked(&debug.file, &debug.elf, places, &addresses, &mut found) {
+                true => Contents::Symbols,
+                false => self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf),
+            };
+            let result = if debug.is_trusted {
+                self.look_up(&debug.path, contents, &addresses, &mut found)
+            } else {
+                self.look_up_copied(&debug.file, &debug.elf, contents, &addresses, &mut found)
+            };
+            if let Err(error) = result {
+                reason = format!("{}: {error}", debug.path.display());
+            }
+        }
+        if found.iter().any(Option::is_none) {
+            let places = (&*path, Path::new(&*path), root.as_deref());
+            let contents = match self.look_up_linked(&*image, &elf, places, &addresses, &mut found) {
+                true => Contents::Symbols,
+                false => self.contents(&path, &*image, &elf),
+            };
+            match self.look_up_copied(&*image, &elf, contents, &addresses, &mut found) {
+                Ok(()) => {}
+                Err(error) if reason.is_empty() => reason = format!("{path}: {error}"),
+                Err(_) => {}
+            }
+        }
+        if found.iter().any(Option::is_none)
+            && let Some((mini, mini_elf)) = mini_debug_information(&*image, &elf)
+        {
+            let result = self.look_up_copied(&mini, &mini_elf, Contents::Symbols, &addresses, &mut found);
+            if let (Err(error), true) = (result, reason.is_empty()) {
+                reason = format!("{path} (.gnu_debugdata): {error}");
+            }
+        }
+        if found.iter().any(Option::is_none) {
+            if reason.is_empty() {
+                reason = reasons::why_unnamed(&path, &elf, refusal.as_deref());
+                if reasons::is_stripped(&elf) && root.is_none() {
+                    self.stripped.push(Stripped { module, path: Arc::clone(&path), refusal });
+                }
+            }
+            let text = self.text(&reason);
+            self.reasons.insert(module, text);
+            self.by_unwind_entries(&*image, &addresses, &mut found);
+        }
+        if self.too_long > 0 && self.has_long_names.insert(module) {
+            log::warn!("{path}: C++ names are shown as they are, because some take too long to demangle");
+        }
+        let nameless = self.unnamed(&reason);
+        found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
+    }
+
+    /// The debug file of a module, from a directory or from a server; else why no server has it, if any was asked.
+    fn debug_file(
+        &self,
+        path: &str,
+        build_id: Option<&[u8]>,
+        image: &dyn Image,
+        elf: &Elf,
+        root: Option<&Path>,
+    ) -> (Option<DebugFile>, Option<String>) {
+        let directories = &self.options.debug_directories;
+        let found = debug_files::find(directories, Path::new(path), build_id, image, elf, root);
+        if found.is_some() || path.starts_with('[') || debug_bytes(image, elf) > 0 {
+            return (found, None);
+        }
+        match self.ask_for(path, build_id) {
+            Some(Ok(found)) => (Some(found), None),
+            Some(Err(why)) => (None, Some(why)),
+            None => (None, None),
+        }
+    }
+
+    /// Fills gaps in `found` from debug information that is in several files. `paths`: of the module, of the file with the
+    /// references, and of the module's root, if that is not ours. Returns whether names are to be looked for in symbol tables
+    /// alone, because a file with the names is missing.
+    fn look_up_linked(
+        &mut self,
+        image: &dyn Image,
+        elf: &Elf,
+        (module, file, root): (&str, &Path, Option<&Path>),
+        addresses: &[Option<u64>],
+        found: &mut [Option<Arc<[Symbol]>>],
+    ) -> bool {
+        let options = self.options.clone();
+        let (directories, debuginfod) = (&*options.debug_directories, options.debuginfod.as_ref());
+        let places = Places { module: Path::new(module), file, directories, root, debuginfod };
+        // The debug information may be a target's.
+        let looked_up = catch_unwind(AssertUnwindSafe(|| {
+            let mut linked = LinkedDwarf::open(image, elf, places, options.max_debug_bytes)?;
+            self.worked_bytes += debug_bytes(image, elf);
+            for (found, address) in found.iter_mut().zip(addresses).filter(|(found, _)| found.is_none()) {
+                let functions = address.map(|address| linked.functions(address)).unwrap_or_default();
+                let last = functions.len().saturating_sub(1);
+                let symbols = functions.iter().enumerate();
+                let symbols: Vec<Symbol> =
+                    symbols.map(|(at, it)| self.symbol(&it.name, it.file.as_deref(), it.line, at < last)).collect();
+                *found = Some(symbols.into()).filter(|symbols: &Arc<[Symbol]>| !symbols.is_empty());
+            }
+            Some((linked.missing, linked.lacks_shared))
+        }));
+        let (missing, lacks_shared) = looked_up.ok().flatten().unwrap_or_default();
+        if let Some(missing) = missing {
+            self.notes.insert(format!("{module}: {missing}: lines or inlined calls may be missing"));
+        }
+        lacks_shared
+    }
+
+    /// Asks debuginfod servers for a module's debug file; `None` if there are none, or it has no build ID.
+    fn ask_for(&self, path: &str, build_id: Option<&[u8]>) -> Option<Result<DebugFile, String>> {
+        let found = self.options.debuginfod.as_ref()?.find(build_id?);
+        let name = || format!("{path} (from debuginfod)").into();
+        Some(found.and_then(|file| debug_files::check(name(), file, false).ok_or_else(|| "no ELF file".into())))
+    }
+
+    /// Fills gaps in `found` with functions that are known by their unwind entries alone.
+    fn by_unwind_entries(&mut self, image: &dyn Image, addresses: &[Option<u64>], found: &mut [Option<Arc<[Symbol]>>]) {
+        // The unwind information is a target's, as the debug information is.
+        let starts = catch_unwind(AssertUnwindSafe(|| {
+            let cfi = ModuleCfi::read(image).ok()?;
+            self.worked_bytes += cfi.size_bytes() as u64;
+            let start = |(address, found): (&Option<u64>, &Option<_>)| match found {
+                None => cfi.function_start((*address)?),
+                Some(_) => None,
+            };
+            Some(addresses.iter().zip(&*found).map(start).collect::<Vec<_>>())
+        }));
+        for (found, start) in found.iter_mut().zip(starts.ok().flatten().unwrap_or_default()) {
+            if start.is_some() {
+                *found = Some([Symbol { function_start: start, ..Symbol::default() }].into());
+            }
+        }
+    }
+
+    /// Completes the reasons of stripped modules with the package that has their debug symbols.
+    fn advise(&mut self) {
+        let stripped = std::mem::take(&mut self.stripped);
+        for (module, reason) in reasons::with_packages(&stripped, &mut self.packages) {
+            let reason = self.text(&reason);
+            self.reasons.insert(module, reason);
+        }
+    }
+
+    /// Which sections of a file to use.
+    fn contents(&mut self, path: &str, image: &dyn Image, elf: &Elf) -> Contents {
+        let bytes = debug_bytes(image, elf);
+        if bytes == 0 {
+            return Contents::Symbols;
+        }
+        if bytes > self.options.max_debug_bytes {
+            let (has, limit) = (bytes >> 20, self.options.max_debug_bytes >> 20);
+            self.notes.insert(format!(
+                "{path}: debug information of {has} MiB is above the limit of {limit} MiB: no lines, no inlined calls"
+            ));
+            return Contents::Symbols;
+        }
+        self.worked_bytes += bytes;
+        Contents::DebugInformation
+    }
+
+    /// Does the same as [`Self::look_up`] with a sparse copy of the file.
+    fn look_up_copied(
+        &mut self,
+        image: &dyn Image,
+        elf: &Elf,
+        contents: Contents,
+        addresses: &[Option<u64>],
+        found: &mut [Option<Arc<[Symbol]>>],
+    ) -> Result<(), String> {
+        if let Ok(copy) = SparseCopy::new(image, elf, contents) {
+            return self.look_up(&copy.path(), contents, addresses, found);
+        }
+        let copy = SparseCopy::new(image, elf, Contents::Symbols).map_err(|error| error.to_string())?;
+        self.look_up(&copy.path(), Contents::Symbols, addresses, found)
+    }
+
+    /// Fills the gaps in `found` from one file. Falls back to its symbol tables if its debug information is malformed.
+    fn look_up(
+        &mut self,
+        path: &Path,
+        contents: Contents,
+        addresses: &[Option<u64>],
+        found: &mut [Option<Arc<[Symbol]>>],
+    ) -> Result<(), String> {
+        let open: Vec<usize> =
+            (0..addresses.len()).filter(|at| found[*at].is_none() && addresses[*at].is_some()).collect();
+        let wanted: Vec<u64> = open.iter().filter_map(|at| addresses[*at]).collect();
+        let mut result = self.ask(path, contents, &wanted);
+        if result.is_err() && contents != Contents::Symbols {
+            result = self.ask(path, Contents::Symbols, &wanted);
+        }
+        for (at, symbols) in open.into_iter().zip(result?) {
+            found[at] = symbols;
+        }
+        Ok(())
+    }
+
+    fn ask(
+        &mut self,
+        path: &Path,
+        contents: Contents,
+        addresses: &[u64],
+    ) -> Result<Vec<Option<Arc<[Symbol]>>>, String> {
+        let with_debug = contents == Contents::DebugInformation;
+        // A blazesym instance per batch: its caches cannot become stale.
+        // The debug information may be a target's. Its parsers should return errors, but a panic must not get out either.
+        let asked = catch_unwind(AssertUnwindSafe(|| {
+            let blazesym = Blazesym::builder()
+                .enable_auto_reload(false)
+                .enable_code_info(with_debug)
+                .enable_inlined_fns(with_debug)
+                .enable_demangling(false)
+                .set_debug_dirs(Some(&self.options.debug_directories))
+                .build();
+            let mut source = ElfSource::new(path);
+            source.debug_syms = with_debug;
+            let answer = blazesym.symbolize(&Source::Elf(source), Input::VirtOffset(addresses));
+            let answer = answer.map_err(|error| error.to_string())?;
+            Ok(answer.iter().map(|symbolized| self.symbols(symbolized)).collect())
+        }));
+        asked.unwrap_or_else(|_| Err("malformed debug information".into()))
+    }
+
+    fn symbols(&mut self, symbolized: &Symbolized) -> Option<Arc<[Symbol]>> {
+        let Symbolized::Sym(Sym { name, code_info, inlined, .. }) = symbolized else { return None };
+        // The nearest symbol of a stub in the procedure linkage table, which has no name itself.
+        if is_mapping_symbol(name) {
+            return None;
+        }
+        let mut symbols = Vec::with_capacity(1 + inlined.len());
+        for call in inlined.iter().rev() {
+            symbols.push(self.symbol_of(&call.name, call.code_info.as_ref(), true));
+        }
+        symbols.push(self.symbol_of(name, code_info.as_deref(), false));
+        Some(symbols.into())
+    }
+
+    fn symbol_of(&mut self, name: &str, code: Option<&CodeInfo>, inlined: bool) -> Symbol {
+        let file = code.map(|code| code.to_path().to_string_lossy().into_owned());
+        self.symbol(name, file.as_deref(), code.and_then(|code| code.line), inlined)
+    }
+
+    fn symbol(&mut self, name: &str, file: Option<&str>, line: Option<u32>, inlined: bool) -> Symbol {
+        let demangled = self.demangled(name);
+        let system_name = demangled.is_some().then(|| self.text(name));
+        let reason = name.is_empty().then(|| self.text("the debug information has no name here"));
+        let function = (!name.is_empty()).then(|| self.text(demangled.as_deref().unwrap_or(name)));
+        let file = file.map(|file| self.text(file));
+        Symbol { function, system_name, file, line, inlined, function_start: None, reason }
+    }
+
+    /// The demangled name, if it is mangled and does not take too long.
+    fn demangled(&mut self, name: &str) -> Option<String> {
+        if self.too_long >= MOST_TOO_LONG {
+            return None;
+        }
+        self.options.demangler.demangle(name).unwrap_or_else(|_| {
+            self.too_long += 1;
+            None
+        })
+    }
+
+    /// Interns a text, so that equal ones share an `Arc`.
+    fn text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return known.clone();
+        }
+        let text: Arc<str> = text.into();
+        self.texts.insert(text.clone());
+        text
+    }
+
+    fn unnamed(&mut self, reason: &str) -> Arc<[Symbol]> {
+        let reason = Some(self.text(reason));
+        [Symbol { reason, ..Symbol::default() }].into()
+    }
+
+    fn all_unnamed(&mut self, count: usize, reason: &str) -> Vec<Arc<[Symbol]>> {
+        vec![self.unnamed(reason); count]
+    }
+}
+
+/// The compressed symbol table that some distributions embed in stripped files (`.gnu_debugdata`). It has the same
+/// addresses as the file itself.
+fn mini_debug_information(image: &dyn Image, elf: &Elf) -> Option<(Vec<u8>, Elf)> {
+    let packed = elf.section(".gnu_debugdata")?.read(image, MAX_PACKED_BYTES).ok()?;
+    let mini = debugdata::unpack(&packed)?;
+    let elf = Elf::read(&mini).ok()?;
+    Some((mini, elf))
+}
