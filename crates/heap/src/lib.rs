@@ -1,5 +1,8 @@
 //! Turns events into the sums of each stack.
 
+// They panic if nobody reads what they print.
+#![warn(clippy::print_stderr, clippy::print_stdout)]
+
 pub mod ages;
 pub mod event;
 #[cfg(test)]

@@ -45,6 +45,15 @@ impl<Q, A> Default for ReaderThread<Q, A> {
     }
 }
 
+#[cfg(any(test, feature = "testing"))]
+impl<Q, A> ReaderThread<Q, A> {
+    /// A reader whose thread takes requests, which come out of the queue, and answers none.
+    pub fn that_does_not_answer() -> (Self, Receiver<Asked<Q, A>>) {
+        let (requests, queue) = channel();
+        (Self { thread: Some((requests, Weak::new())), given_up: Vec::new() }, queue)
+    }
+}
+
 impl<Q: Send + 'static, A: Send + 'static> ReaderThread<Q, A> {
     /// Has a thread of this name answer a request by `read`, and waits so long for the answer.
     ///

@@ -62,7 +62,7 @@ fn first_byte((_, no_op): (usize, extern "C" fn())) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use heapbpf_testing::{bpf_object, cannot_load_programs, skipped};
+    use heapbpf_testing::programs_to_load;
     use sampler_ebpf::abi::Config;
 
     use super::*;
@@ -72,13 +72,7 @@ mod tests {
 
     #[test]
     fn no_ops_are_seen_to_become_calls_and_are_no_ops_again() {
-        if cannot_load_programs() {
-            return;
-        }
-        let Ok(object) = bpf_object() else {
-            skipped("the BPF object is not built");
-            return;
-        };
+        let Some(object) = programs_to_load() else { return };
         let object = crate::object::aligned(&object);
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 18, live_max: 1024, stack_traces_max: 1024 };
         let config = Config { self_tgid: std::process::id(), ..Config::default() };

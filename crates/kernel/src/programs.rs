@@ -513,7 +513,7 @@ fn with_retries<T>(mut attach: impl FnMut() -> std::io::Result<T>) -> std::io::R
 
 #[cfg(test)]
 mod tests {
-    use heapbpf_testing::{bpf_object, cannot_load_programs, skipped};
+    use heapbpf_testing::{programs_to_load, skipped};
     use sampler_ebpf::abi::{Config, SMALLEST_STACK_COPY, stack_kind};
 
     use super::*;
@@ -521,13 +521,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_link_loads_with_every_kind_of_stack() {
-        if cannot_load_programs() {
-            return;
-        }
-        let Ok(object) = bpf_object() else {
-            skipped("the BPF object is not built");
-            return;
-        };
+        let Some(object) = programs_to_load() else { return };
         let object = crate::object::aligned(&object);
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 21, live_max: 1024, stack_traces_max: 1024 };
         let (none, walked, copied) = (stack_kind::NONE, stack_kind::FRAME_POINTERS, stack_kind::COPIED);

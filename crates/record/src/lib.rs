@@ -3,7 +3,9 @@
 //! Its modules: `plan` holds the options, decided and checked, `ring_sizes` how large the rings are. `attaching` puts probes in place. `intake` reads
 //! records. `budget` keeps the overhead of probes within the budget. `profiles` makes profiles of the samples.
 //! `outputs` writes them. `session` is the loop that drives all of them. Of these modules, each depends only on those
-//! before it.
+//! before it. For all of these, [`cost`] measures what a probe costs, [`output`] writes files, [`stats`] is what `--stats` shows,
+//! [`sampling`] has the parameters of the BPF side, and [`remarks`], [`progress_line`], [`terminal`] and [`crash`] are how the
+//! command tells its user something.
 
 // They panic if nobody reads what they print.
 #![warn(clippy::print_stderr, clippy::print_stdout)]

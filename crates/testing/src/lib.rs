@@ -66,9 +66,21 @@ pub fn bpf_object() -> std::io::Result<Vec<u8>> {
     std::fs::read(std::env::var_os("HEAPBPF_BPF_OBJECT").unwrap_or_else(built))
 }
 
+/// The BPF programs, if they can be loaded into the kernel from here. If not, says why the test is skipped.
+pub fn programs_to_load() -> Option<Vec<u8>> {
+    if cannot_load_programs() {
+        return None;
+    }
+    let object = bpf_object();
+    if object.is_err() {
+        skipped("the BPF object is not built");
+    }
+    object.ok()
+}
+
 /// Whether programs cannot be loaded into the kernel from here: under an emulator, or without root. If so, says that the
 /// test is skipped.
-pub fn cannot_load_programs() -> bool {
+fn cannot_load_programs() -> bool {
     if is_emulated("no bpf(2)") {
         return true;
     }

@@ -17,7 +17,7 @@ use heapbpf_kernel::programs::{Links, ProbePoint, Programs, Role, When};
 use heapbpf_kernel::ring_maps::RingId;
 use heapbpf_kernel::rings::Ring;
 use heapbpf_kernel::totals::Totals;
-use heapbpf_testing::{bpf_object, cannot_load_programs, skipped};
+use heapbpf_testing::programs_to_load;
 use sampler_ebpf::abi::{
     Config, Counters, FileRanges, LiveKey, LiveValue, NO_ARGUMENT, SITE_ZERO_FREES, Site, stack_kind,
 };
@@ -106,13 +106,7 @@ impl Kernel {
     /// `None` if no BPF program can be loaded here.
     pub fn start(setting: &Setting) -> Option<Self> {
         static TURN: Mutex<()> = Mutex::new(());
-        if cannot_load_programs() {
-            return None;
-        }
-        let Ok(object) = bpf_object() else {
-            skipped("the BPF object is not built");
-            return None;
-        };
+        let object = programs_to_load()?;
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let config = Config {
             live: u32::from(setting.live),

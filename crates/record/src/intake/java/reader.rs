@@ -181,10 +181,16 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_there_is_an_answer() {
+    fn memory_that_is_not_there_is_an_answer_and_a_read_that_does_not_end_is_given_up() {
         let Some(tables) = tables() else { return heapbpf_testing::skipped("there is no OpenJDK 17") };
         let memory = Arc::new(File::open("/proc/self/mem").expect("it is ours"));
         let mut reader = JavaReader::default();
         assert_eq!(reader.vm(&memory, &tables, &mut None), Err(Unsupported::Unreadable));
+        // A thread that takes requests and does not answer them.
+        let (thread, queue) = ReaderThread::that_does_not_answer();
+        reader.0 = thread;
+        assert_eq!(reader.vm(&memory, &tables, &mut None), Err(Unsupported::NoAnswer));
+        assert!(queue.try_recv().is_ok());
+        assert_eq!(reader.vm(&memory, &tables, &mut None), Err(Unsupported::Unreadable), "another one goes on");
     }
 }
