@@ -1,4 +1,4 @@
-//! `cargo xtask run`: heapbpf itself, or a ten-second demonstration on a program with a leak.
+//! `cargo xtask run`: heapbpf itself, or a five-second demonstration on a program with a leak.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -73,10 +73,10 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
 
     let child = Command::new(&program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
     let leak = Stopped(child.with_context(|| format!("cannot start {}", program.display()))?);
-    say!("profiling tests/programs/leak.c (pid {}) for ten seconds", leak.0.id());
+    say!("profiling tests/programs/leak.c (pid {}) for five seconds", leak.0.id());
     let profile = folder.join("leak.pb.gz");
     let mut command = as_root(context, binary)?;
-    command.args(["--pid", &leak.0.id().to_string(), "--duration", "10s", "--force", "-o"]).arg(&profile);
+    command.args(["--pid", &leak.0.id().to_string(), "--duration", "5s", "--force", "-o"]).arg(&profile);
     Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -39,6 +39,7 @@ pub mod replaced_text;
 pub mod resident;
 pub mod shadow_stacks;
 pub mod side_by_side;
+pub mod translation;
 pub mod vdso;
 
 use std::collections::HashSet;

@@ -9,6 +9,7 @@ use heapbpf_host::cgroup;
 use heapbpf_host::events::HostEvents;
 use heapbpf_host::limits::{CAPABILITIES, Limits};
 use heapbpf_host::perf_ring::RingOptions;
+use heapbpf_host::translation;
 use heapbpf_kernel::control::ControlMaps;
 use heapbpf_kernel::guardian::Guardian;
 use heapbpf_kernel::loader::{Loader, MapSizes};
@@ -151,8 +152,27 @@ fn environment(limits: &Limits) -> Vec<Check> {
         let detail = if ok { String::new() } else { why.to_owned() };
         checks.push(Check { name, ok, needed: true, detail });
     }
+    checks.push(translated());
     checks
 }
+
+/// Which processes are executed by translation. Nobody else is harmed by links that serve every process, so they are named before.
+fn translated() -> Check {
+    let found = translation::translated();
+    let named = found.iter().take(MOST_NAMED).map(|(pid, translator)| format!("process {pid} ({translator})"));
+    let more = found.len().saturating_sub(MOST_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let detail = match found.len() {
+        0 => "none".to_owned(),
+        _ => format!("{}{more}: {TRANSLATED}", named.collect::<Vec<_>>().join(", ")),
+    };
+    Check { name: "translated programs", ok: found.is_empty(), needed: false, detail }
+}
+
+/// Most processes that are named.
+const MOST_NAMED: usize = 5;
+/// What is said of programs that are executed by translation.
+const TRANSLATED: &str = "the default leaves such programs alone; --hook probe with --all, --comm, --cgroup or children may end them by SIGTRAP";
 
 /// What links to one process are good for.
 const ALL_THREADS: &str = "a link to one process sees all its threads and costs others nothing; with --hook probe, where \

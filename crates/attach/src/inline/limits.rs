@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use heapbpf_host::cgroup;
+use heapbpf_host::{cgroup, translation};
 use procfs::process::{LimitValue, Process};
 use procfs::{Current as _, Meminfo};
 
@@ -50,6 +50,9 @@ pub(super) fn check(pid: u32, bytes: u64, mappings: usize) -> Result<(), Refused
     let personality = u32::from_str_radix(text("personality").trim(), 16).unwrap_or(0);
     if personality & READ_IMPLIES_EXEC != 0 {
         return Err(Refused::ExecutesAll);
+    }
+    if let Some(translator) = translation::translator_of(pid) {
+        return Err(Refused::Translated(translator));
     }
     let allowed = process.limits().map(|limits| limits.max_address_space.soft_limit);
     if let (Ok(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmsize)) {

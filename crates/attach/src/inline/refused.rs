@@ -88,6 +88,9 @@ pub enum Refused {
     /// What is mapped to be read and written would be code as well.
     #[error("its personality makes all its memory executable (READ_IMPLIES_EXEC)")]
     ExecutesAll,
+    /// Its code is read once, and what was made of it is executed.
+    #[error("{0} executes its code by translation, and would run into jumps that it does not know")]
+    Translated(&'static str),
     /// The host's owner forbids it.
     #[error("{path}, line {line}, forbids it: {rule}")]
     Forbidden {

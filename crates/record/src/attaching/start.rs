@@ -16,12 +16,11 @@ use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::{ProcessInfo, Stat};
 use heapbpf_host::processes::Incarnation;
 use heapbpf_host::resident::anonymous_bytes;
-use heapbpf_host::shadow_stacks;
 use heapbpf_probes::{AttachError, Runtime};
 
 use super::mapped::modules_of;
 use super::probes::{Attaching, is_alive};
-use super::taking_in::TakenIn;
+use super::taking_in::{TakenIn, forbid_probes};
 use crate::plan::Targets;
 
 /// What is told of a command that is a Go program.
@@ -48,7 +47,7 @@ impl Attaching {
     pub fn start(&mut self, targets: &Targets, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
         let now = monotonic_ns();
         self.decide_links(targets, command, host);
-        self.spare_shadow_stacks(targets, host)?;
+        self.spare_whom_probes_end(targets, host)?;
         let running = targets.running.iter().map(|process| process.pid);
         for pid in running.chain(command) {
             self.targets.begin_running(pid, now, anonymous_bytes(pid));
@@ -172,8 +171,8 @@ impl Attaching {
         Ok(())
     }
 
-    /// Refuses the recording if a process would be probed that return probes would end.
-    fn spare_shadow_stacks(&self, targets: &Targets, host: &Host) -> anyhow::Result<()> {
+    /// Refuses the recording if a process would be probed that probes would end.
+    fn spare_whom_probes_end(&self, targets: &Targets, host: &Host) -> anyhow::Result<()> {
         if self.takes_in() {
             return Ok(());
         }
@@ -183,7 +182,7 @@ impl Attaching {
             targets.running.iter().map(|process| process.pid).collect()
         };
         for pid in probed {
-            if let Some(why) = shadow_stacks::forbid_return_probes(pid) {
+            if let Some(why) = forbid_probes(pid) {
                 bail!("process {pid} must not be probed: {why}");
             }
         }

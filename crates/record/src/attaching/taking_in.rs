@@ -13,7 +13,7 @@ use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::ProcessInfo;
 use heapbpf_host::processes::IncarnationId;
-use heapbpf_host::shadow_stacks;
+use heapbpf_host::{shadow_stacks, translation};
 use heapbpf_kernel::control::CountedBy;
 use heapbpf_kernel::exec_watch::{ExecWatch, Executed};
 use heapbpf_profile::units;
@@ -299,7 +299,7 @@ impl Attaching {
         if !self.takes_in() || self.own.contains(&pid) {
             return Ok(());
         }
-        if let Some(why) = shadow_stacks::forbid_return_probes(pid) {
+        if let Some(why) = forbid_probes(pid) {
             return Err(format!("it must not be probed: {why}"));
         }
         if !self.programs.links_one_process() {
@@ -312,4 +312,12 @@ impl Attaching {
         self.own.insert(pid);
         Ok(())
     }
+}
+
+/// Why probes would end a process; `None` if they would not.
+pub(super) fn forbid_probes(pid: u32) -> Option<String> {
+    let translated =
+        |translator| format!("{translator} executes its code by translation, and it would end at the first breakpoint");
+    let shadow_stack = shadow_stacks::forbid_return_probes(pid).map(str::to_owned);
+    shadow_stack.or_else(|| translation::translator_of(pid).map(translated))
 }
