@@ -11,7 +11,9 @@ use heapbpf_unwind::image::ModuleFiles;
 
 use super::code_ranges::CodeRanges;
 use super::mappings::{Kind, Mapping, ModuleId};
-use super::open::{ChangeTime, Opened, RealFile, Stamp, Unreadable, change_time, open_mapped};
+use super::open::{
+    ChangeTime, Opened, RealFile, Stamp, Unreadable, change_time, open_mapped, stamp_now, stamp_of_mapped,
+};
 use super::record::{Device, MapEvent};
 use super::vdso;
 
@@ -166,7 +168,8 @@ impl ModuleTable {
         }
         let key = (map.device, map.inode);
         let generation = generation_known.then_some(map.inode_generation);
-        if let Some(id) = self.known(key, generation).filter(|id| !self.may_be_copied_up(*id, map)) {
+        let known = self.known(key, generation).filter(|id| !self.may_be_copied_up(*id, map));
+        if let Some(id) = known.filter(|id| !self.is_overwritten(*id, Some(map))) {
             self.seen_again(id, map, path);
             return (id, false);
         }
@@ -249,6 +252,7 @@ impl ModuleTable {
     /// # Errors
     /// Why it cannot be read.
     pub fn source(&mut self, id: ModuleId) -> Result<ModuleSource, Unreadable> {
+        self.is_overwritten(id, None);
         self.clock += 1;
         let clock = self.clock;
         let module = self.modules.get_mut(&id).ok_or(Unreadable::NoFile)?;
@@ -350,6 +354,27 @@ impl ModuleTable {
     fn may_be_copied_up(&self, id: ModuleId, map: &MapEvent) -> bool {
         let layered = self.get(id).and_then(|module| module.layered);
         layered.is_some_and(|known| change_time(map).is_some_and(|now| now != known))
+    }
+
+    /// Whether a file has other contents than when it was first mapped, by its build ID, else by size and time. Then it is not read any
+    /// more: it would tell of other code. `map`: where it is mapped now.
+    fn is_overwritten(&mut self, id: ModuleId, map: Option<&MapEvent>) -> bool {
+        let Some(module) = self.modules.get_mut(&id) else { return false };
+        let (now, contents) = match &module.content {
+            Content::Open { file, .. } => (stamp_now(file), Some(Arc::clone(file))),
+            Content::Closed => (map.and_then(stamp_of_mapped), None),
+            Content::Unreadable(Unreadable::Overwritten) => return true,
+            Content::Memory(_) | Content::Unreadable(_) => return false,
+        };
+        let Some(now) = now.filter(|now| module.stamp.is_some_and(|stamp| stamp != *now)) else { return false };
+        let id_now = contents.as_ref().filter(|_| module.build_id.is_some()).and_then(|file| build_id::of(&**file));
+        if id_now.is_some() && id_now.as_deref() == module.build_id.as_deref() {
+            module.stamp = Some(now);
+            return false;
+        }
+        module.content = Content::Unreadable(Unreadable::Overwritten);
+        self.open -= usize::from(contents.is_some());
+        true
     }
 
     fn alias(&mut self, key: (Device, u64), id: ModuleId) {
@@ -503,11 +528,50 @@ impl ModuleFiles for ModuleTable {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::io::Write as _;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::fs::MetadataExt as _;
+    use std::time::SystemTime;
+
     use super::*;
+    use crate::proc_maps;
 
     fn map(inode: u64) -> MapEvent {
         let path = format!("/nowhere/{inode}").into_bytes();
         MapEvent { inode, path: path.into(), ..MapEvent::default() }
+    }
+
+    /// Its inode stays, so that the next process which maps it has the same one.
+    #[test]
+    fn a_file_that_is_overwritten_in_place_is_another_one() {
+        let libc = proc_maps::read(std::process::id())
+            .expect("it runs")
+            .into_iter()
+            .find(|map| map.path.ends_with(b"/libc.so.6"));
+        let libc = std::fs::read(OsStr::from_bytes(&libc.expect("tests are dynamic programs").path)).expect("a file");
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.write_all(&libc).expect("there is room");
+        let metadata = file.as_file().metadata().expect("it is open");
+        let device = Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) };
+        let path = file.path().as_os_str().as_bytes().into();
+        let map = MapEvent { pid: std::process::id(), inode: metadata.ino(), device, path, ..MapEvent::default() };
+        let mut modules = ModuleTable::new(8);
+        let (first, is_new) = modules.intern(&map, false);
+        assert!(is_new && modules.source(first).is_ok());
+        let written = |bytes: &[u8]| {
+            std::fs::write(file.path(), bytes).expect("there is room");
+            file.as_file().set_modified(SystemTime::UNIX_EPOCH).expect("it is ours");
+        };
+        written(&[&libc[..], &[0; 16]].concat());
+        assert_eq!(modules.intern(&map, false), (first, false), "its build ID is the same");
+        assert!(modules.source(first).is_ok());
+        written(&libc[..64]);
+        assert_eq!(modules.source(first).err(), Some(Unreadable::Overwritten));
+        let (second, is_new) = modules.intern(&map, false);
+        assert!(is_new && second != first && modules.source(second).is_ok());
+        assert_eq!(modules.open_files(), 1);
+        assert_eq!(modules.intern(&map, false), (second, false));
     }
 
     #[test]

@@ -3,10 +3,12 @@
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::in_root::{self, Links};
 use super::record::{Device, MapEvent};
@@ -31,6 +33,9 @@ pub enum Unreadable {
     /// The file at this path is not the one that was mapped.
     #[error("the file was replaced by another")]
     Replaced,
+    /// It is the file that was mapped, with other contents.
+    #[error("the file was overwritten since it was mapped")]
+    Overwritten,
     /// It is on a file system that a process serves (FUSE), so reading could block forever.
     #[error("on a FUSE file system, which could block the reader")]
     Blocking,
@@ -55,7 +60,7 @@ impl Unreadable {
             Self::Replaced => 1,
             Self::Other(_) => 2,
             Self::Permission => 3,
-            Self::NoFile | Self::NotElf | Self::Blocking => 4,
+            Self::NoFile | Self::NotElf | Self::Overwritten | Self::Blocking => 4,
         }
     }
 }
@@ -134,6 +139,24 @@ fn map_file(map: &MapEvent) -> PathBuf {
     let (address, length) = map.file_mapping();
     let end = address.saturating_add(length);
     PathBuf::from(format!("/proc/{}/map_files/{address:x}-{end:x}", map.pid))
+}
+
+/// Attributes of an open file as they are now. As far as they are known here: no file server is asked, which might not answer.
+#[must_use]
+pub fn stamp_now(file: &File) -> Option<Stamp> {
+    stamp_at(file, Path::new(""), AtFlags::EMPTY_PATH)
+}
+
+/// The same of the file behind a mapping; `None` if the process no longer maps it.
+#[must_use]
+pub fn stamp_of_mapped(map: &MapEvent) -> Option<Stamp> {
+    stamp_at(CWD, &map_file(map), AtFlags::empty())
+}
+
+fn stamp_at(at: impl AsFd, path: &Path, flags: AtFlags) -> Option<Stamp> {
+    let found = statx(at, path, flags | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS).ok()?;
+    let modified = (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec.into());
+    Some(Stamp { inode: found.stx_ino, bytes: found.stx_size, modified })
 }
 
 /// Change time of the file behind a mapping; `None` if the process no longer maps it.

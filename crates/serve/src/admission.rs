@@ -3,9 +3,22 @@
 use std::net::IpAddr;
 
 use hyper::http::uri::Authority;
-use hyper::{Request, StatusCode, header};
+use hyper::{Request, StatusCode, Version, header};
 
-/// Checks that a request without a body has parameters that can be decoded.
+/// Whether a client takes answers with gzip (RFC 9110, 12.5.3): it names that, or `*`, with a weight above 0.
+pub fn accepts_gzip(accepted: &str) -> bool {
+    let weight_of = |wanted: &str| {
+        accepted.split(',').find_map(|coding| {
+            let mut parts = coding.split(';').map(str::trim);
+            parts.next().filter(|name| name.eq_ignore_ascii_case(wanted))?;
+            let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+            Some(weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)))
+        })
+    };
+    weight_of("gzip").or_else(|| weight_of("*")).is_some_and(|weight: f64| weight > 0.0)
+}
+
+/// Checks that a request names a host if it must, and without a body has parameters that can be decoded.
 ///
 /// # Errors
 /// Returns the status and a sentence for the client.
@@ -15,6 +28,10 @@ pub fn check_form(request: &Request<()>) -> Result<(), (StatusCode, String)> {
         || headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
     if has_body {
         return Err((StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here".into()));
+    }
+    // RFC 9112, 3.2.
+    if request.version() == Version::HTTP_11 && !headers.contains_key(header::HOST) {
+        return Err((StatusCode::BAD_REQUEST, "a request of HTTP/1.1 has the header Host".into()));
     }
     let query = request.uri().query().unwrap_or("");
     match bad_escape(query) {
@@ -68,7 +85,9 @@ mod tests {
     use super::*;
 
     fn request(uri: &str, headers: &[(&str, &str)]) -> Request<()> {
-        let mut request = Request::builder().uri(uri);
+        let has_host = headers.iter().any(|(name, _)| *name == "host");
+        let version = if has_host { Version::HTTP_11 } else { Version::HTTP_10 };
+        let mut request = Request::builder().uri(uri).version(version);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -93,6 +112,24 @@ mod tests {
         assert!(check_host(&request("http://evil.example/metrics", &[])).is_err(), "HTTP/2 has it in the URI");
         let two = [("host", "localhost"), ("host", "evil.example")];
         assert!(check_host(&request("/metrics", &two)).is_err());
+    }
+
+    #[test]
+    fn a_request_of_http_1_1_names_its_host() {
+        let without = Request::builder().uri("/metrics").body(()).expect("a request");
+        assert_eq!(check_form(&without).unwrap_err().0, StatusCode::BAD_REQUEST);
+        assert_eq!(check_form(&request("/metrics", &[("host", "localhost")])), Ok(()));
+        assert_eq!(check_form(&request("/metrics", &[])), Ok(()), "HTTP/1.0");
+    }
+
+    #[test]
+    fn gzip_is_accepted_if_it_has_a_weight() {
+        for accepted in ["gzip", "br, gzip", "GZIP;q=0.5", "*", "br;q=1, *;q=0.1", "gzip ; q=1"] {
+            assert!(accepts_gzip(accepted), "{accepted}");
+        }
+        for accepted in ["", "br", "gzip;q=0", "gzip;q=0.000, *", "*;q=0", "gzip;q=x", "xgzip"] {
+            assert!(!accepts_gzip(accepted), "{accepted}");
+        }
     }
 
     #[test]

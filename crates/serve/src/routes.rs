@@ -20,7 +20,7 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use prost::Message as _;
 use tokio::sync::SemaphorePermit;
 
-use super::admission::{check_form, check_host};
+use super::admission::{accepts_gzip, check_form, check_host};
 use super::delta::{Inuse, difference};
 use super::metrics::{Metrics, Serving};
 use super::moments::Moments;
@@ -306,7 +306,7 @@ impl ServerState {
         let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("");
         self.answered.fetch_add(1, Ordering::Relaxed);
         let [kind, store] = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
-        if accepted.split(',').any(|coding| coding.trim().split(';').next() == Some("gzip")) {
+        if accepts_gzip(accepted) {
             return Ok(answer([kind, store, (header::CONTENT_ENCODING, "gzip")], compressed));
         }
         let plain = encoding(move || {

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use anyhow::Context;
 use heapbpf_profile::diff::{self, DiffOptions};
 use heapbpf_profile::escape::pretty_json;
-use heapbpf_profile::formats::{self, WriteOptions};
+use heapbpf_profile::formats::WriteOptions;
 use heapbpf_profile::merge;
 use heapbpf_record::output::Output;
 use heapbpf_record::progress_line::during;
@@ -43,12 +43,12 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
 /// # Errors
 /// A file cannot be read, the profiles do not fit together, or the sum cannot be written.
 pub fn merge(args: &MergeArgs) -> anyhow::Result<u8> {
-    let format = formats::choose(&args.output, args.format.as_deref()).map_err(PlanError::Format)?;
-    let output = Output::new(&args.output, format, args.force);
+    let format = args.output.format(args.format.as_deref()).map_err(PlanError::Format)?;
+    let output = Output::new(&args.output.path, format, args.force);
     output.check()?;
     let inputs = args.profiles.iter().map(|path| profiles::open(path)).collect::<Result<Vec<_>, _>>()?;
     let merged = during(|| format!("adding {} profiles", args.profiles.len()), || merge::merge(inputs))?;
-    during(|| format!("writing {}", args.output.display()), || output.write(&merged, &WriteOptions::default()))?;
+    during(|| format!("writing {}", args.output.path.display()), || output.write(&merged, &WriteOptions::default()))?;
     Ok(0)
 }
 

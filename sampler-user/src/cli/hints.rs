@@ -18,6 +18,7 @@ pub fn explained(mut error: clap::Error) -> clap::Error {
     }
     let tip: StyledStr = match (word.parse::<u32>(), similar_command(word)) {
         (Ok(pid), _) => format!("to profile process {pid}, use '--pid {pid}'").into(),
+        (Err(_), _) if is_a_view(word) => format!("to show that of a profile, use 'report --{word}'").into(),
         (Err(_), Some(command)) => format!("there is a command '{command}'").into(),
         (Err(_), None) => format!("to start a program and profile it, use '-- {word}'").into(),
     };
@@ -55,6 +56,12 @@ fn similar_command(word: &str) -> Option<String> {
     let cli = Cli::command();
     let names = cli.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
     nearest(word, names)
+}
+
+/// Whether a word is an option of `heapbpf report`, as `suspects` is.
+fn is_a_view(word: &str) -> bool {
+    let cli = Cli::command();
+    cli.find_subcommand("report").is_some_and(|report| report.get_arguments().any(|arg| arg.get_long() == Some(word)))
 }
 
 /// The name that a word is like, if one is.
@@ -130,6 +137,7 @@ mod tests {
     #[test]
     fn a_word_without_an_option_is_a_process_or_a_program() {
         assert!(message(&["heapbpf", "1234"]).contains("use '--pid 1234'"), "{}", message(&["heapbpf", "1234"]));
+        assert!(message(&["heapbpf", "suspects", "x.json"]).contains("use 'report --suspects'"));
         assert!(message(&["heapbpf", "./server"]).contains("use '-- ./server'"));
         let misspelt = message(&["heapbpf", "--intervall", "5"]);
         assert!(misspelt.contains("'--interval'") && !misspelt.contains("to start"), "{misspelt}");

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use heapbpf_profile::formats;
 use heapbpf_record::output::{self, Output, OutputError};
 use heapbpf_serve::push::{PushPlan, SpoolOptions};
 
@@ -41,7 +40,7 @@ pub fn check_serves(args: &RecordArgs) -> Result<(), PlanError> {
 pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
     let SnapshotArgs { every, at_bytes, at_peak, at_limit, .. } = args.snapshots;
     let snapshots = every.is_some() || at_bytes.is_some() || at_peak || at_limit;
-    if snapshots && args.output.outputs.iter().any(|path| path.as_os_str() == output::STANDARD_OUTPUT) {
+    if snapshots && args.output.outputs.iter().any(|file| file.path.as_os_str() == output::STANDARD_OUTPUT) {
         return Err(PlanError::Usage(
             "--every, --at-bytes, --at-peak and --at-limit write files: name one with -o instead of -".into(),
         ));
@@ -52,19 +51,18 @@ pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
         ));
     }
     let mut outputs = Vec::new();
-    for path in &args.output.outputs {
-        if path.is_dir() {
-            return Err(OutputError::IsFolder(path.clone()).into());
+    for file in &args.output.outputs {
+        if file.path.is_dir() {
+            return Err(OutputError::IsFolder(file.path.clone()).into());
         }
-        let format = formats::choose(path, args.output.format.as_deref())?;
-        outputs.push(Output::new(path, format, args.output.force));
+        outputs.push(Output::new(&file.path, file.format(args.output.format.as_deref())?, args.output.force));
     }
     for output in outputs.iter().filter(|_| snapshots) {
         if let Some(place) = output.special() {
             log::warn!("{} is {place}: it gets no snapshots, only the profile at the end", output.path().display());
         }
     }
-    let own = args.output.outputs.iter().map(|path| ("-o", path.as_path()));
+    let own = args.output.outputs.iter().map(|file| ("-o", file.path.as_path()));
     each_has_its_own(own.chain(args.output.stats.as_deref().map(|path| ("--stats", path))), args.output.force)?;
     Ok(outputs)
 }

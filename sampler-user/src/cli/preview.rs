@@ -124,7 +124,7 @@ fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
     options.duration = Some(args.duration);
     options.display.quiet = true;
     options.stacks.no_symbolize = true;
-    options.output.outputs = vec![file.clone()];
+    options.output.outputs = vec![file.clone().into_os_string().into()];
     run::run(plan::plan(&options)?)?;
     Ok(read::open(&file)?)
 }

@@ -14,7 +14,7 @@ use regex::Regex;
 
 use super::choices::{AtArg, PlotArg};
 use super::names;
-use super::values::{parse_confidence, parse_exposure, parse_size};
+use super::values::{OutputFile, parse_confidence, parse_exposure, parse_size};
 
 /// Options of `heapbpf diff`.
 #[derive(Debug, Args)]
@@ -50,9 +50,9 @@ pub struct DiffArgs {
 /// Options of `heapbpf merge`.
 #[derive(Debug, Args)]
 pub struct MergeArgs {
-    /// Where the sum goes
+    /// Where the sum goes: a file, or FORMAT:FILE
     #[arg(short, long, value_name = "FILE")]
-    pub output: PathBuf,
+    pub output: OutputFile,
     /// Format, where the file's extension does not tell
     #[arg(long, value_name = "FORMAT", value_parser = names::formats())]
     pub format: Option<String>,
@@ -89,7 +89,7 @@ pub struct ReportArgs {
     /// Write instead of showing: the profile, or what --by, --tree, --callers, --suspects or --plot make of it; `-` is standard
     /// output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
-    pub outputs: Vec<PathBuf>,
+    pub outputs: Vec<OutputFile>,
     /// Format: text (tables), or one that is written, without -o to standard output; with -o where the file's extension does not
     /// tell. --by, --tree, --callers and --suspects: csv, json; --tree and --callers also svg, folded; --plot: svg, png
     #[arg(long, value_name = "FORMAT", value_parser = names::report_formats())]

@@ -14,8 +14,8 @@ use heapbpf_symbols::debuginfod::settings::parse_url;
 use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, PythonObjectsArg, UnwindArg};
 use super::names;
 use super::values::{
-    Interval, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_overhead, parse_pid,
-    parse_seed, parse_size,
+    Interval, OutputFile, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_overhead,
+    parse_pid, parse_seed, parse_size,
 };
 
 /// Options of recording.
@@ -117,9 +117,9 @@ pub struct OutputArgs {
     /// Figures in use at this moment
     #[arg(long, value_enum, default_value_t, value_name = "MOMENT", help_heading = "Output")]
     pub at: AtArg,
-    /// Output file; `-` is standard output; may be repeated
+    /// Output file, or FORMAT:FILE; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
-    pub outputs: Vec<PathBuf>,
+    pub outputs: Vec<OutputFile>,
     /// Format, where the file's extension does not tell
     #[arg(long, value_name = "FORMAT", value_parser = names::formats(), help_heading = "Output")]
     pub format: Option<String>,

@@ -1,12 +1,13 @@
 //! What `heapbpf report` writes instead of showing it: profiles in other formats, views as data, flame graphs, plots. All of it is
 //! checked before a file is read.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use heapbpf_plots::PlotOptions;
 use heapbpf_profile::escape::escaped;
-use heapbpf_profile::formats::{self, WriteOptions};
+use heapbpf_profile::formats::WriteOptions;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::report::{ReportOptions, Tree, data};
 use heapbpf_record::output::{Output, STANDARD_OUTPUT};
@@ -16,6 +17,7 @@ use super::error::PlanError;
 use super::pictures::{Picture, write_bytes};
 use super::pipelines;
 use super::read_args::ReportArgs;
+use super::values::OutputFile;
 
 /// The name of the format that is tables on a terminal, not a file.
 const TEXT: &str = "text";
@@ -60,8 +62,8 @@ pub fn products(args: &ReportArgs, options: &ReportOptions) -> Result<Vec<Produc
         ));
     }
     let format = args.format.as_deref();
-    let standard_output = [PathBuf::from(STANDARD_OUTPUT)];
-    let paths = match (args.outputs.as_slice(), format) {
+    let standard_output = [OutputFile::from(OsString::from(STANDARD_OUTPUT))];
+    let files = match (args.outputs.as_slice(), format) {
         ([], None | Some(TEXT)) if args.plot.is_some() => {
             return Err(usage(
                 "--plot draws a picture: name its file by -o x.svg or -o x.png, or --format svg for standard output"
@@ -70,28 +72,30 @@ pub fn products(args: &ReportArgs, options: &ReportOptions) -> Result<Vec<Produc
         }
         ([], None | Some(TEXT)) => return Ok(Vec::new()),
         ([], Some(_)) => &standard_output,
-        (paths, Some(TEXT)) => {
-            let first = escaped(&paths[0].to_string_lossy()).into_owned();
+        (files, Some(TEXT)) => {
+            let first = escaped(&files[0].path.to_string_lossy()).into_owned();
             return Err(usage(format!(
                 "--format text shows tables on standard output and writes no file: leave out -o {first}"
             )));
         }
-        (paths, _) => paths,
+        (files, _) => files,
     };
-    pipelines::each_has_its_own(paths.iter().map(|path| ("-o", path.as_path())), args.force)?;
-    paths.iter().map(|path| product(path, format, args, options)).collect()
+    pipelines::each_has_its_own(files.iter().map(|file| ("-o", file.path.as_path())), args.force)?;
+    files.iter().map(|file| product(file, format, args, options)).collect()
 }
 
 fn product(
-    path: &Path,
+    file: &OutputFile,
     format: Option<&str>,
     args: &ReportArgs,
     options: &ReportOptions,
 ) -> Result<Product, PlanError> {
+    let path = file.path.as_path();
     if let Some(plot) = args.plot {
+        let format = file.format.as_deref().or(format);
         return Ok(Product::Plot(plot, path.into(), Picture::new(path, format, args.force)?));
     }
-    let chosen = formats::choose(path, format)?;
+    let chosen = file.format(format)?;
     let output = Output::new(path, chosen, args.force);
     output.check()?;
     let Some(view) = data::view(options) else { return Ok(Product::Profile(output)) };

@@ -1,10 +1,12 @@
 //! Parsers of option values, with their ranges: sizes, durations, intervals, levels.
 
+use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use heapbpf_profile::diff::Exposure;
+use heapbpf_profile::formats::{self, Format, FormatError};
 use heapbpf_profile::units;
 use heapbpf_profile::value::Value;
 use heapbpf_statistics::estimators::Estimator;
@@ -32,6 +34,35 @@ pub fn parse_interval(text: &str) -> Result<Interval, String> {
     }
     let interval = units::parse_size(text).map_err(|error| format!("{error}; {range}"))?;
     if interval > LARGEST_INTERVAL { Err(format!("too large; {range}")) } else { Ok(Interval::Size(interval)) }
+}
+
+/// An output file, and its format if that is named: `FORMAT:FILE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputFile {
+    /// The file; `-` is standard output.
+    pub path: PathBuf,
+    /// The name of its format.
+    pub format: Option<String>,
+}
+
+impl From<OsString> for OutputFile {
+    fn from(text: OsString) -> Self {
+        let (format, path) = text.to_str().map_or((None, Path::new(&text)), |text| {
+            let (format, file) = formats::split(text);
+            (format, Path::new(file))
+        });
+        Self { format: format.map(str::to_owned), path: path.into() }
+    }
+}
+
+impl OutputFile {
+    /// Its format: as it is named here, else `format`, else what its extension says.
+    ///
+    /// # Errors
+    /// There is no such format.
+    pub fn format(&self, format: Option<&str>) -> Result<&'static dyn Format, FormatError> {
+        formats::choose(&self.path, self.format.as_deref().or(format))
+    }
 }
 
 /// The overhead budget for probes, as the user writes it.

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use heapbpf_tests::certificates::{Authority, Certified};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, tool_or_install, turn};
-use heapbpf_tests::output::{self, Profile};
-use heapbpf_tests::program::program_with;
+use heapbpf_tests::output::{self, Profile, Stack};
+use heapbpf_tests::program::{copy_of, program, program_with};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::scrape;
-use heapbpf_tests::target::{self, Lines, Target};
+use heapbpf_tests::target::{self, Lines, Target, until};
 use tempfile::TempDir;
 
 /// A recording of every allocation of a program.
@@ -333,4 +333,32 @@ fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
     assert_eq!(scrape::get(address, "/metrics").status, 200);
     drop((asked, silent));
     recording.stop().results();
+}
+
+/// The program has ended when its file is overwritten in place by another one. What it allocated has no names of that one, and the
+/// next program has its own.
+#[test]
+fn a_file_that_is_overwritten_names_nothing_of_the_old_program() {
+    let Some(_turn) = turn("a_file_that_is_overwritten_names_nothing_of_the_old_program") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = copy_of(&program("mix"), folder.path(), "heapbpf-over");
+    let mut first = Target::start(&file, ["100"]);
+    let recording = Recorder::new().option("--comm", "heapbpf-over").interval(1).start();
+    let old = first.pid();
+    first.run();
+    first.end();
+    std::fs::copy(program("lifetimes"), &file).expect("nobody runs it");
+    let snapshot = recording.folder().join("profile.0001.json");
+    recording.signal(libc::SIGUSR1);
+    until("a snapshot", || snapshot.exists());
+    let (profile, _) = recording.stop().results();
+    let own = |stack: &&Stack| stack.pid == old;
+    let frames = profile.stacks.iter().filter(own).flat_map(|stack| &stack.frames);
+    let frames: Vec<_> =
+        frames.filter(|frame| frame.module.as_deref().is_some_and(|it| it.ends_with("heapbpf-over"))).collect();
+    assert!(!frames.is_empty(), "{profile:?}");
+    for frame in frames {
+        assert_eq!(frame.function, None, "{frame:?}");
+        assert!(frame.reason.as_deref().is_some_and(|why| why.contains("overwritten")), "{frame:?}");
+    }
 }

@@ -39,6 +39,27 @@ impl Format for Firefox {
     }
 }
 
+/// The same without compression.
+pub(super) struct Plain;
+
+impl Format for Plain {
+    fn name(&self) -> &'static str {
+        "firefox.json"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".firefox.json"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        Ok(serde_json::to_writer(JsonText(out), &converted(profile, options.group_of(profile)))?)
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        Firefox.how_to_open(file)
+    }
+}
+
 /// An allocation or a deallocation.
 struct Event {
     nanoseconds: u64,

@@ -174,6 +174,8 @@ pub static FORMATS: &[&dyn Format] = &[
     &dhat::Dhat,
     #[cfg(feature = "firefox")]
     &firefox::Firefox,
+    #[cfg(feature = "firefox")]
+    &firefox::Plain,
     &json::Json,
     #[cfg(feature = "pprof")]
     &json::JsonGz,
@@ -237,6 +239,15 @@ pub fn by_extension(path: &Path) -> Result<&'static dyn Format, FormatError> {
         .ok_or_else(|| FormatError::UnknownExtension { name: path.display().to_string(), known: known_extensions() })
 }
 
+/// Splits `FORMAT:FILE`. What is before the colon must be the name of a format; else all of it is the file, as `./json:x` is.
+#[must_use]
+pub fn split(output: &str) -> (Option<&str>, &str) {
+    let is_format = |(name, file): &(&str, &str)| {
+        !file.is_empty() && !matches!(by_name(name), Err(FormatError::UnknownFormat { .. }))
+    };
+    output.split_once(':').filter(is_format).map_or((None, output), |(name, file)| (Some(name), file))
+}
+
 /// Finds the format for a file: by `name` if it is given, else by the extension of the file name.
 pub fn choose(path: &Path, name: Option<&str>) -> Result<&'static dyn Format, FormatError> {
     match name {
@@ -270,6 +281,8 @@ mod tests {
             ("/x/b.json", "json"),
             ("c.d.folded", "folded"),
             ("x.speedscope.json", "speedscope"),
+            #[cfg(feature = "firefox")]
+            ("x.firefox.json", "firefox.json"),
         ] {
             assert_eq!(by_extension(Path::new(file)).map(|format| format.name()).ok(), Some(name), "{file}");
         }
@@ -322,6 +335,15 @@ mod tests {
             }
         }
         assert!(by_name("bmp").is_err());
+    }
+
+    #[test]
+    fn a_format_may_be_named_before_its_file() {
+        assert_eq!(split("json:x"), (Some("json"), "x"));
+        assert_eq!(split("speedscope:-"), (Some("speedscope"), "-"));
+        for file in ["x.json", "./json:x", "json:", ":x", "host:json:x", "/a:b/c", "-"] {
+            assert_eq!(split(file), (None, file));
+        }
     }
 
     #[test]

@@ -226,15 +226,15 @@ impl Held {
 }
 
 impl Running {
-    /// Waits until the command ends. Returns heapbpf's exit status for it.
+    /// Waits until the command ends.
     ///
     /// # Errors
     /// It cannot be waited for.
-    pub async fn ended(&mut self) -> io::Result<u8> {
+    pub async fn ended(&mut self) -> io::Result<ExitStatus> {
         loop {
             let mut exited = self.exited.readable().await?;
             if let Some(status) = self.child.try_wait()? {
-                return Ok(exit_code(status));
+                return Ok(status);
             }
             exited.clear_ready();
         }
@@ -242,9 +242,16 @@ impl Running {
 }
 
 /// heapbpf's exit status for a command's end: the command's own, or 128 + the signal that ended it.
-fn exit_code(status: ExitStatus) -> u8 {
+pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code & 0xff).unwrap_or(1)
+}
+
+/// The signal that ended a command, as `11 (SIGSEGV)`; `None` if it exited.
+pub fn killed_by(status: ExitStatus) -> Option<String> {
+    status.signal()?;
+    let told = status.to_string();
+    Some(told.strip_prefix("signal: ").unwrap_or(&told).to_owned())
 }
 
 #[cfg(test)]
@@ -262,7 +269,7 @@ mod tests {
         let pid = held.pid;
         let mut running = held.release().unwrap();
         assert_eq!(running.child.id(), pid);
-        assert_eq!(running.ended().await.unwrap(), 0);
+        assert!(running.ended().await.unwrap().success());
         assert!(witness.exists());
     }
 
@@ -274,9 +281,12 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn exit_status_is_the_commands_own() {
-        for (script, expected) in [("exit 7", 7), ("kill -9 $$", 137), ("true", 0)] {
+        for (script, expected, signal) in
+            [("exit 7", 7, None), ("kill -9 $$", 137, Some("9 (SIGKILL)")), ("true", 0, None)]
+        {
             let held = hold(&["sh".into(), "-c".into(), script.into()]).unwrap();
-            assert_eq!(held.release().unwrap().ended().await.unwrap(), expected, "{script}");
+            let status = held.release().unwrap().ended().await.unwrap();
+            assert_eq!((exit_code(status), killed_by(status).as_deref()), (expected, signal), "{script}");
         }
     }
 
@@ -286,7 +296,7 @@ mod tests {
         let process = held.process().try_clone().unwrap();
         let mut running = held.release().unwrap();
         process.signal(libc::SIGUSR1).unwrap();
-        assert_eq!(running.ended().await.unwrap(), 128 + libc::SIGUSR1 as u8);
+        assert_eq!(running.ended().await.unwrap().signal(), Some(libc::SIGUSR1));
         assert_eq!(process.signal(libc::SIGKILL).unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }
 }

@@ -18,7 +18,7 @@ use super::errors::Step;
 use super::pace::{Standing, pause, writes_last_profile};
 use super::signals::Signals;
 use super::state::Session;
-use crate::attaching::command::{Held, NotStarted, Running, hold};
+use crate::attaching::command::{Held, NotStarted, Running, exit_code, hold, killed_by};
 use crate::descriptors::watch;
 use crate::output::Output;
 use crate::outputs::files::{SnapshotFiles, resolve_outputs, write_outputs};
@@ -76,12 +76,12 @@ impl CommandState {
         Ok(Self { held, running: None, exit_code: 0 })
     }
 
-    /// Waits until the command ends; forever if none runs. Returns heapbpf's exit status for it.
-    async fn ended(&mut self) -> u8 {
+    /// Waits until the command ends; forever if none runs. Returns heapbpf's exit status for it, and the signal that ended it.
+    async fn ended(&mut self) -> (u8, Option<String>) {
         let Some(running) = &mut self.running else { return std::future::pending().await };
-        let exit_code = running.ended().await.unwrap_or(1);
+        let ended = running.ended().await.map_or((1, None), |status| (exit_code(status), killed_by(status)));
         self.running = None;
-        exit_code
+        ended
     }
 }
 
@@ -247,9 +247,10 @@ impl ActiveRecording {
             // Signals come first, however busy the loop is.
             biased;
             number = self.signals.next() => return self.signals.stops(number),
-            exit_code = self.command.ended() => {
+            (exit_code, killed_by) = self.command.ended() => {
                 self.signals.command_ended();
                 self.command.exit_code = exit_code;
+                self.session.unfinished.killed_by = killed_by;
             }
             Some(request) = requests.recv() => self.session.unfinished.requests.push_back(request),
             // While a command runs, this signal is passed on to the command.

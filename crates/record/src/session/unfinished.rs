@@ -17,4 +17,6 @@ pub(super) struct Unfinished {
     pub(super) told_sleeping: bool,
     /// Why the recording had to end.
     pub(super) ended_early: Option<String>,
+    /// The signal that ended the command.
+    pub(super) killed_by: Option<String>,
 }
