@@ -89,7 +89,7 @@ mod tests {
                 "csv" => "it is a table (CSV)",
                 "svg" | "html" => "it is HTML, XML or SVG",
                 "speedscope" => "it is a profile for speedscope",
-                "dhat" | "firefox" => "it is JSON, but not a profile of heapbpf",
+                "dhat" | "firefox" | "firefox.json" => "it is JSON, but not a profile of heapbpf",
                 _ => {
                     super::super::parse(&out).expect("a format that is read");
                     continue;
