@@ -172,7 +172,7 @@ fn translated() -> Check {
 /// Most processes that are named.
 const MOST_NAMED: usize = 5;
 /// What is said of programs that are executed by translation.
-const TRANSLATED: &str = "the default leaves such programs alone; --hook probe with --all, --comm, --cgroup or children may end them by SIGTRAP";
+const TRANSLATED: &str = "the default leaves such programs alone; probes that serve every process (--hook probe with --all, --comm, --cgroup or children) would end them by SIGTRAP";
 
 /// What links to one process are good for.
 const ALL_THREADS: &str = "a link to one process sees all its threads and costs others nothing; with --hook probe, where \

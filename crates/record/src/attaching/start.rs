@@ -183,7 +183,7 @@ impl Attaching {
         };
         for pid in probed {
             if let Some(why) = forbid_probes(pid) {
-                bail!("process {pid} must not be probed: {why}");
+                bail!("process {pid} must not be probed: {why}; without --hook probe it is left alone");
             }
         }
         Ok(())
