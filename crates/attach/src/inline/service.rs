@@ -16,8 +16,11 @@ const MOST: usize = 1 << 16;
 /// State of a socket that listens, as `/proc/net/tcp` has it.
 const LISTENS: &str = "0A";
 
-/// Where the heapbpf listens that hooks a process inline, if it does.
-pub fn of_hooks_in(pid: u32) -> Option<SocketAddr> {
+/// What the command line of a service with TLS has.
+const TLS: &[u8] = b"--tls-cert";
+
+/// URL of the heapbpf that hooks a process inline, if it listens.
+pub fn of_hooks_in(pid: u32) -> Option<String> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let of_hooks = maps.lines().filter(|line| line.find("/memfd:").is_some_and(|at| blob_range(&line[at..]).is_some()));
     let hooks: HashSet<u64> = of_hooks.filter_map(|line| line.split_whitespace().nth(4)?.parse().ok()).collect();
@@ -26,7 +29,13 @@ pub fn of_hooks_in(pid: u32) -> Option<SocketAddr> {
         let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         *pid != std::process::id() && comm.trim_end() == NAME && network(&pid.to_string()) == network("self")
     };
-    all_pids().ok()?.into_iter().filter(is_other).find_map(|pid| listening(pid, &hooks))
+    let url = |pid: u32| listening(pid, &hooks).map(|address| format!("{}://{address}", scheme(pid)));
+    all_pids().ok()?.into_iter().filter(is_other).find_map(url)
+}
+
+fn scheme(pid: u32) -> &'static str {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    if line.split(|byte| *byte == 0).any(|word| word.starts_with(TLS)) { "https" } else { "http" }
 }
 
 /// Where a heapbpf listens that has one of these hooks open, as it has those of its targets.
@@ -78,7 +87,7 @@ mod tests {
         assert!(found.is_some_and(|(_, inode)| inode > 0), "{table}");
         // Without hooks it is not asked for.
         assert_eq!(listening(std::process::id(), &HashSet::new()), None);
-        assert_eq!(of_hooks_in(std::process::id()), None);
+        assert_eq!((of_hooks_in(std::process::id()), scheme(std::process::id())), (None, "http"));
         let of = |address: &str, state: &str| {
             super::listener(&format!("0: {address} 0:0 {state} 0:0 00:0 0 0 0 77 1"))
                 .map(|(address, _)| address.to_string())

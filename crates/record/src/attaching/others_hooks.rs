@@ -134,7 +134,7 @@ impl Attaching {
         self.others.watched.entry(pid).or_insert_with(monotonic_ns);
         let comm = comm_of(pid);
         let service = if is_known || self.global { None } else { service::of_hooks_in(pid) };
-        let service = service.map(|address| format!("; it is recorded already: heapbpf top http://{address}"));
+        let service = service.map(|url| format!("; it is recorded already: heapbpf top {url}"));
         let why = format!("process {pid} ({comm}): {why}{}", service.unwrap_or_default());
         self.others.name(pid, comm);
         if !self.global && !is_known {
