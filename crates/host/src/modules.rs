@@ -169,7 +169,7 @@ impl ModuleTable {
         let key = (map.device, map.inode);
         let generation = generation_known.then_some(map.inode_generation);
         let known = self.known(key, generation).filter(|id| !self.may_be_copied_up(*id, map));
-        if let Some(id) = known.filter(|id| !self.is_overwritten(*id, Some(map))) {
+        if let Some(id) = known.filter(|id| !self.notice_overwritten(*id, Some(map))) {
             self.seen_again(id, map, path);
             return (id, false);
         }
@@ -252,7 +252,7 @@ impl ModuleTable {
     /// # Errors
     /// Why it cannot be read.
     pub fn source(&mut self, id: ModuleId) -> Result<ModuleSource, Unreadable> {
-        self.is_overwritten(id, None);
+        self.notice_overwritten(id, None);
         self.clock += 1;
         let clock = self.clock;
         let module = self.modules.get_mut(&id).ok_or(Unreadable::NoFile)?;
@@ -356,9 +356,9 @@ impl ModuleTable {
         layered.is_some_and(|known| change_time(map).is_some_and(|now| now != known))
     }
 
-    /// Whether a file has other contents than when it was first mapped, by its build ID, else by size and time. Then it is not read any
-    /// more: it would tell of other code. `map`: where it is mapped now.
-    fn is_overwritten(&mut self, id: ModuleId, map: Option<&MapEvent>) -> bool {
+    /// Compares a file with what it was when it was first mapped, by its build ID, else by size and time. If it has other contents, it is
+    /// not read any more, as it would tell of other code. Returns whether that is so. `map`: where it is mapped now.
+    fn notice_overwritten(&mut self, id: ModuleId, map: Option<&MapEvent>) -> bool {
         let Some(module) = self.modules.get_mut(&id) else { return false };
         let (now, contents) = match &module.content {
             Content::Open { file, .. } => (stamp_now(file), Some(Arc::clone(file))),

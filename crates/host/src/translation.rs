@@ -27,7 +27,8 @@ fn translator_in(path: &str) -> Option<&'static str> {
     (name == "pinbin").then_some("Pin")
 }
 
-/// The processes whose code is translated, and by which program, also by QEMU: breakpoints in a file are in every private mapping of it.
+/// The processes whose code is translated, and the program that does it. QEMU's are among them: it reads its guest's files through private
+/// mappings, and the kernel puts the breakpoints of a file into all of these.
 #[must_use]
 pub fn translated() -> Vec<(u32, &'static str)> {
     let of = |pid: u32| translator_of(pid).or_else(|| is_qemu(pid).then_some("QEMU"));

@@ -9,8 +9,8 @@ use heapbpf_tests::target::{Target, until};
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Anonymous memory of heapbpf, bytes: what it allocated, without rings, which may have grown, and without its own file, of which the
-/// page cache decides how much is mapped.
+/// Anonymous memory of heapbpf, bytes. That is what it allocated. It leaves out the rings, which may have grown, and heapbpf's own file:
+/// how much of that is mapped depends on the page cache.
 fn anonymous_bytes(recording: &Recording) -> u64 {
     let memory = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", recording.pid())).expect("it runs");
     let line = memory.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("a process with memory");
