@@ -13,10 +13,11 @@ use sampler_ebpf::abi::{
 };
 
 use crate::config::config;
-use crate::maps::{self, PYTHON};
+use crate::maps::PYTHON;
 use crate::memory::{read_kernel, read_user};
 use crate::process::current_task;
 use crate::python_code;
+use crate::ring_array::Ring;
 use crate::steps::{GO_ON, STOP};
 use crate::thread::ThreadState;
 
@@ -42,10 +43,9 @@ struct Walk {
 /// Reports the Python frames of a sampled call, if its process is known to run Python. A function of its own, so that the
 /// verifier need not follow it together with what comes after.
 #[inline(never)]
-pub fn report(state: &ThreadState, sample: u64, time_ns: u64) {
+pub fn report(ring: Ring, state: &ThreadState, sample: u64, time_ns: u64) {
     // SAFETY: the daemon sets a process's value once, before it is used.
     let Some(layout) = (unsafe { PYTHON.get(state.space.tgid) }) else { return };
-    let Some(ring) = maps::stacks() else { return };
     let (first, mut outcome) = newest_frame(layout);
     let mut frame = first;
     let mut i = 0;

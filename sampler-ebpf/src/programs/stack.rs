@@ -39,8 +39,10 @@ pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample
     match config!(stack_kind) {
         stack_kind::FRAME_POINTERS => walk(ctx),
         stack_kind::COPIED => {
-            python::report(state, sample, time_ns);
-            copy(registers, state, sample, time_ns)
+            // One ring for both: a full one may be replaced at any time, and then frames would be lost whose stack is not.
+            let Some(ring) = maps::stacks() else { return Taken::without(stack_kind::LOST_NO_ROOM) };
+            python::report(ring, state, sample, time_ns);
+            copy(ring, registers, state, sample, time_ns)
         }
         _ => Taken::without(stack_kind::NONE),
     }
@@ -82,8 +84,7 @@ fn distance_to_top(sp: u64) -> Option<u64> {
 }
 
 #[inline(always)]
-fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
-    let Some(ring) = maps::stacks() else { return Taken::without(stack_kind::LOST_NO_ROOM) };
+fn copy(ring: Ring, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     let most = config!(stack_bytes);
     let source = Source { registers, state, sample, time_ns };
     let distance = distance_to_top(registers.sp);

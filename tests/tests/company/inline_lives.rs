@@ -1,7 +1,6 @@
 //! Lives of processes whose calls are counted inside them: ends, children, other programs.
 
 use std::process::Command;
-use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::constant::numbers_of_snapshots;
@@ -225,8 +224,8 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
     for is_there_first in [false, true] {
         let mut target = Target::start::<&str>(&program("phases"), []);
         let pid = target.pid();
-        let probes = || recorder(pid, Hook::Probe, 1).start();
-        let (mut by_probes, mut hooks) = (None, None);
+        let probes = || recorder(pid, Hook::Probe, 1).flag("-v").start();
+        let (mut by_probes, mut hooks) = (None::<Recording>, None);
         for phase in 0..4 {
             match phase {
                 0 if is_there_first => hooks = Some(inline(&target, 1)),
@@ -241,8 +240,8 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
                 2 => {
                     hooks.take().map(Recording::stop);
                     assert!(!is_hooked(pid));
-                    // It is looked at ten times a second.
-                    std::thread::sleep(Duration::from_millis(500));
+                    let by_probes = by_probes.as_ref().expect("it is there since phase 1");
+                    while !by_probes.next_line().contains("its calls are counted again") {}
                 }
                 _ => {}
             }

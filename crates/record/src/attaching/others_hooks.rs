@@ -105,8 +105,9 @@ impl Attaching {
                 self.targets.hidden_since(pid, looked_ns);
             } else if code == Some(Code::InPlace) {
                 self.is_unseen(pid, looked_ns, &Refused::Hooked.to_string());
-            } else {
-                is_any_seen |= self.targets.seen_again(pid, monotonic_ns());
+            } else if self.targets.seen_again(pid, monotonic_ns()) {
+                log::info!("process {pid}: nobody hooks it inline any more, so its calls are counted again");
+                is_any_seen = true;
             }
             // Code without jumps may stay for good, or be that of hooks that come just now.
             if code.is_some() {
