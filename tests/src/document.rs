@@ -91,7 +91,8 @@ impl Word {
     }
 }
 
-/// Words between spaces. Units of sizes and times are alike: `KiB` and `MiB`, `ns` and `µs`.
+/// Words between spaces. Units of sizes and times are alike (`KiB` and `MiB`, `ns` and `µs`), and so is what was counted: `1 stack` and
+/// `3 stacks`.
 fn words(line: &str) -> Vec<Word> {
     let mut words: Vec<Word> = line.split_whitespace().map(without_figure).collect();
     for index in 1..words.len() {
@@ -104,6 +105,9 @@ fn words(line: &str) -> Vec<Word> {
         if before.figure.is_some() && (bytes.is_some() || is_time) {
             before.unit = bytes;
             word.text = format!("{}{end}", if is_time { "(time)" } else { "(size)" });
+        } else if before.figure.is_some() && end.is_empty() && name.len() > 2 {
+            // One stack, and two stacks.
+            word.text = name.trim_end_matches('s').to_owned();
         }
     }
     words

@@ -3,8 +3,9 @@
 
 use crate::output::{Process, Profile};
 
-/// In one of so many recordings, most programs must have been held: others may be on a busy machine.
-const ATTEMPTS: u32 = 5;
+/// In one of so many recordings, most programs must have been held. Were a single one held in two of five on a busy machine, twenty
+/// recordings would all miss it in one of 27,000 runs.
+const ATTEMPTS: u32 = 20;
 
 /// Repeats a recording until it has counted at least 80 % of its programs whole: without a real-time priority the thread that holds
 /// them gets a processor too late for some. `record` checks what it finds, and returns how many were counted whole, and how many

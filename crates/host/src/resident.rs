@@ -62,6 +62,8 @@ enum Kind {
     Stack,
     Shared,
     JitCode,
+    /// Heapbpf's inline hooks.
+    Own,
     /// Readable and writable, without a name of its own.
     Anonymous,
     /// Reserved: it cannot be accessed.
@@ -125,6 +127,7 @@ fn kind(permissions: &[u8], has_inode: bool, name: &str) -> Kind {
     let (is_executable, is_shared) = (permissions[2] == b'x', permissions[3] == b's');
     match name {
         _ if is_file => Kind::File,
+        _ if name.starts_with("/memfd:heapbpf-") => Kind::Own,
         "[heap]" => Kind::Heap,
         _ if name.starts_with("[stack") => Kind::Stack,
         // The kernel's own pages, such as [vdso].
@@ -156,6 +159,7 @@ fn sum(mappings: &[Mapping], blocks: &[u64], stacks: &[u64]) -> Resident {
             Kind::Stack => &mut sum.stacks_bytes,
             Kind::Shared => &mut sum.shared_bytes,
             Kind::JitCode => &mut sum.jit_code_bytes,
+            Kind::Own => &mut sum.own_bytes,
             Kind::Anonymous | Kind::Reserved | Kind::Other => &mut sum.other_bytes,
         };
         *part = part.saturating_add(mapping.resident_bytes);
@@ -196,6 +200,8 @@ Rss:                  40 kB
 Rss:                  12 kB
 7f0010600000-7f0010700000 rw-s 00000000 00:01 7                          /dev/zero (deleted)
 Rss:                  60 kB
+7f0010610000-7f0010616000 r-xp 00000000 00:01 8                          /memfd:heapbpf-inline-7f0010610000-6000 (deleted)
+Rss:                  24 kB
 7f0010700000-7f0010800000 rw-p 00000000 00:00 0                          [anon: glibc: malloc]
 Rss:                   4 kB
 7ffd00000000-7ffd00100000 rw-p 00000000 00:00 0                          [stack]
@@ -215,6 +221,7 @@ Rss:                   4 kB
             stacks_bytes: kib(16 + 20),
             shared_bytes: kib(60),
             jit_code_bytes: kib(12),
+            own_bytes: kib(24),
             other_bytes: kib(40 + 4),
             at_attach_bytes: None,
         };

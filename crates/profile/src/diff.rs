@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::estimates::{Pool, intervals_used};
 use super::group::GroupBy;
 use super::model::Profile;
+use super::report::FrameView;
 use super::units;
 use super::value::Value;
 use heapbpf_statistics::estimate::Estimate;
@@ -31,6 +32,8 @@ pub struct DiffOptions {
     pub false_discovery_rate: f64,
     /// The exposure that allocations are divided by.
     pub exposure: Exposure,
+    /// Which frames a table shows.
+    pub frames: FrameView,
 }
 
 impl Default for DiffOptions {
@@ -41,6 +44,7 @@ impl Default for DiffOptions {
             confidence: 0.95,
             false_discovery_rate: 0.05,
             exposure: Exposure::Automatic,
+            frames: FrameView::default(),
         }
     }
 }
@@ -150,7 +154,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
             .map(|stack| StackChange {
                 group: stack.group.clone(),
                 function: stack.function.clone(),
-                frames: stack.frames(before, after),
+                frames: stack.frames(before, after, options.frames),
                 figures: judge::change(was, &stack.before, is, &stack.after, options),
             })
             .collect();

@@ -23,6 +23,7 @@ pub mod lost_samples;
 pub mod merge;
 pub mod model;
 pub mod naming;
+pub mod origin;
 pub mod page;
 pub mod process_pools;
 pub mod programs;

@@ -89,13 +89,14 @@ const FUNCTIONS: [&str; 12] = [
     "mallocx",
 ];
 
-/// A function name without template arguments, parameters, and the hash at the end of Rust symbols: `std::vector<int,
-/// std::allocator<int> >::push_back(int&&)` becomes `std::vector::push_back`.
+/// A function name as people write it, without template arguments, parameters, return type, and the hash at the end of Rust symbols:
+/// `std::vector<int, std::allocator<int> >::push_back(int&&)` becomes `std::vector::push_back`. Only for display: what tells
+/// functions apart stays the full name.
 pub fn short_function(name: &str) -> Cow<'_, str> {
-    if !name.contains(['<', '(', '[']) && !name.contains("::h") {
+    if !name.contains(['<', '(', '[', '{', '$', '\'']) && !name.contains("::h") {
         return Cow::Borrowed(name);
     }
-    let name = strip_rust_hash(name);
+    let name = strip_rust_hash(name.split(" [clone ").next().unwrap_or(name));
     let mut short = String::with_capacity(name.len());
     let mut rest = name;
     while let Some(next) = rest.chars().next() {
@@ -105,6 +106,11 @@ pub fn short_function(name: &str) -> Cow<'_, str> {
             continue;
         }
         match next {
+            // Of Python, Java (`<init>`) and Go (`(*Server)`), where brackets are part of a name.
+            '<' | '(' if let Some(kept) = part_of_name(&short, rest) => {
+                short.push_str(kept);
+                rest = &rest[kept.len()..];
+            }
             // In Rust's `<Type as Trait>::method` the type is kept.
             '<' if short.is_empty() => match balanced(rest) {
                 Some(inside) => {
@@ -131,7 +137,50 @@ pub fn short_function(name: &str) -> Cow<'_, str> {
         }
     }
     let short = short.strip_suffix(" const").unwrap_or(&short).trim();
-    if short.is_empty() { Cow::Borrowed(name) } else { Cow::Owned(short.to_owned()) }
+    // The demangled name of an instance of a template begins with the type that it returns.
+    let short = if name.contains('<') && name.contains('(') { without_return_type(short) } else { short };
+    if short.is_empty() { Cow::Borrowed(name) } else { Cow::Owned(with_plain_lambdas(short)) }
+}
+
+/// What a text begins with, if that is a bracket that is part of the name: `<module>`, `<locals>`, `(*Server)`.
+fn part_of_name<'t>(before: &str, text: &'t str) -> Option<&'t str> {
+    let inside = balanced(text)?;
+    let (kept, after) = text.split_at(inside.len() + 2);
+    let is_plain = |c: char| c.is_alphanumeric() || c == '_';
+    let is_kept = if text.starts_with('(') {
+        before.ends_with('.')
+    } else {
+        matches!(before.chars().last(), None | Some('.' | '~'))
+            && inside.chars().all(is_plain)
+            && !after.starts_with("::")
+    };
+    is_kept.then_some(kept)
+}
+
+/// `int shop::f` without `int`.
+fn without_return_type(name: &str) -> &str {
+    const ANONYMOUS: &str = "(anonymous namespace)";
+    let path = &name[..name.find("operator").unwrap_or(name.len())];
+    // The space in this name is none between two.
+    let mut spaces = path.match_indices(' ').map(|(at, _)| at).rev();
+    let inside =
+        |at: usize| path.match_indices(ANONYMOUS).any(|(start, _)| (start..start + ANONYMOUS.len()).contains(&at));
+    spaces.find(|at| !inside(*at)).map_or(name, |at| &name[at + 1..])
+}
+
+/// A name in which lambdas of C++ and closures of Rust are `{lambda}` and `{closure}`.
+fn with_plain_lambdas(name: &str) -> String {
+    let is_lambda = |part: &str| part.starts_with("{lambda") || part.starts_with("'lambda") || part.starts_with("$_");
+    let mut parts: Vec<&str> = Vec::new();
+    for part in name.split("::") {
+        match part {
+            "operator()" if parts.last() == Some(&"{lambda}") => {}
+            "{{closure}}" => parts.push("{closure}"),
+            part if is_lambda(part) => parts.push("{lambda}"),
+            part => parts.push(part),
+        }
+    }
+    parts.join("::")
 }
 
 /// Names in which brackets are part of the name.
@@ -217,6 +266,22 @@ mod tests {
             ("core::iter::collect::<Vec<u8>>", "core::iter::collect"),
             ("app::parse::h0123456789abcdef", "app::parse"),
             ("call<int (*)(char) -> x>::run", "call::run"),
+            ("void shop::fill<int>(std::vector<int>&)", "shop::fill"),
+            ("std::vector<int> (anonymous namespace)::made<int>() const", "(anonymous namespace)::made"),
+            ("int Foo::operator()<int>(int) const", "Foo::operator()"),
+            ("Foo<int>::operator unsigned long() const", "Foo::operator unsigned long"),
+            ("operator new(unsigned long)", "operator new"),
+            ("main::{lambda(int)#1}::operator()(int) const", "main::{lambda}"),
+            ("main::'lambda'(int)::operator()(int) const", "main::{lambda}"),
+            ("main::$_0::operator()(int) const", "main::{lambda}"),
+            ("app::main::{{closure}}::h0123456789abcdef", "app::main::{closure}"),
+            ("grow(unsigned long) [clone .isra.0]", "grow"),
+            ("<module>", "<module>"),
+            ("<listcomp>", "<listcomp>"),
+            ("outer.<locals>.inner", "outer.<locals>.inner"),
+            ("java.util.ArrayList.<init>", "java.util.ArrayList.<init>"),
+            ("main.(*Server).handle", "main.(*Server).handle"),
+            ("<shop::Cart>::add", "shop::Cart::add"),
             ("odd<name", "odd"),
             ("<", "<"),
             ("", ""),

@@ -1,6 +1,7 @@
 //! The text report of a profile, as `heapbpf report` prints it.
 
 mod answer;
+mod brief;
 mod by;
 pub mod chain;
 pub mod data;
@@ -19,6 +20,7 @@ pub mod text;
 mod tree;
 
 pub use self::by::{By, UnknownTable};
+pub use self::chain::FrameView;
 pub use self::figure::FigureText;
 pub use self::figures_of_stacks::{StackFigures, figures_of_stacks};
 pub use self::resident::{ResidentText, resident_texts};
@@ -44,6 +46,8 @@ pub struct ReportOptions {
     pub by: By,
     /// A tree of calls instead of the main table.
     pub tree: Option<Tree>,
+    /// The report that fits on one screen, without the main table and what is below it.
+    pub brief: bool,
     /// Leak suspects instead of the main table.
     pub suspects: bool,
     /// Most rows in the main table.
@@ -55,6 +59,8 @@ pub struct ReportOptions {
     /// Whether stacks that differ only in the depth of recursion are one. Those that differ in a line of a function that never
     /// recurses stay apart.
     pub fold_recursion: bool,
+    /// Which frames of stacks are shown, and how they are called.
+    pub frames: FrameView,
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
     /// Whether to show the intervals whose coverage is guaranteed for every mix of sizes as well.
@@ -77,11 +83,13 @@ impl Default for ReportOptions {
             sort: None,
             by: By::Stack,
             tree: None,
+            brief: false,
             suspects: false,
             top: 10,
             functions: 0,
             group_by: None,
             fold_recursion: true,
+            frames: FrameView::default(),
             confidence: 0.95,
             guaranteed: false,
             stack_lines: 3,
@@ -98,6 +106,9 @@ const LEAST_WIDTH: usize = 40;
 /// Renders the report of a profile.
 pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     let context = Context::new(profile, options);
+    if options.brief {
+        return with_files(&context, brief::lines(&context));
+    }
     let sort = context.sort;
     let held = (profile.has_at_exit() && !sort.is_at_exit() && !options.suspects)
         .then(|| context.sorted_by(Value::AtExitSpace));
@@ -120,7 +131,12 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
             lines.extend(section);
         }
     }
-    if !options.files.is_empty() || options.snapshots.is_some() {
+    with_files(&context, lines)
+}
+
+/// The text of a report, and which files were written.
+fn with_files(context: &Context, mut lines: Vec<String>) -> String {
+    if !context.options.files.is_empty() || context.options.snapshots.is_some() {
         lines.push(String::new());
         lines.extend(context.files());
     }

@@ -142,7 +142,7 @@ pub fn small() -> Profile {
     const R: u64 = 524_288;
     let modules = vec![
         module("/usr/bin/server", &[0xab, 0xcd, 0xef, 1], 0x5555_0000_0000),
-        module("/usr/lib/libjson.so", &[1, 2, 3, 4, 5, 6, 7, 8], 0x7f00_0000_0000),
+        module("/srv/lib/libjson.so", &[1, 2, 3, 4, 5, 6, 7, 8], 0x7f00_0000_0000),
     ];
     let main = frame(0, 0x5555_0000_1000, "main", "/src/main.c", 10);
     let handle = frame(0, 0x5555_0000_2000, "handle(Request const&)", "/src/server.cc", 20);

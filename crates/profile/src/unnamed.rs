@@ -50,9 +50,9 @@ mod tests {
         }
         let paths =
             |profile: &Profile| modules(profile).iter().map(|module| module.path.to_string()).collect::<Vec<_>>();
-        assert_eq!(paths(&profile), ["/usr/lib/libjson.so"], "all functions of the other one have names");
+        assert_eq!(paths(&profile), ["/srv/lib/libjson.so"], "all functions of the other one have names");
         let text = report(&profile, &ReportOptions::default());
-        assert_eq!(text.matches("/usr/lib/libjson.so is stripped").count(), 1, "{text}");
+        assert_eq!(text.matches("/srv/lib/libjson.so is stripped").count(), 1, "{text}");
         assert!(!text.contains("server is stripped"), "{text}");
     }
 }

@@ -13,6 +13,7 @@ use heapbpf_probes::CustomAllocator;
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::formats::{Format, WriteOptions};
 use heapbpf_profile::model::Criterion;
+use heapbpf_profile::report::FrameView;
 use heapbpf_profile::units;
 use heapbpf_symbols::options::Options;
 use sampler_ebpf::abi::Config;
@@ -176,9 +177,9 @@ pub struct StackPlan {
 
 /// What is written, when and where.
 pub struct OutputPlan {
-    /// Output files of the profile. Empty: one file with a default name, derived from the targets' names.
+    /// Output files of the profile.
     pub files: Vec<Output>,
-    /// Format of the default output.
+    /// Format of snapshots that a signal asks for, if there are no output files.
     pub default_format: &'static dyn Format,
     /// Options of the writers.
     pub write: WriteOptions,
@@ -247,6 +248,8 @@ pub struct Display {
     pub progress: bool,
     /// When output is coloured.
     pub color: Color,
+    /// Which frames of stacks the closing table shows.
+    pub frames: FrameView,
 }
 
 impl RecordPlan {

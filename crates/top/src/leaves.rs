@@ -7,7 +7,8 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use heapbpf_profile::group::Groups;
 use heapbpf_profile::model::ByAddress;
-use heapbpf_profile::report::chain::{Call, allocator_frames, call, fold_recursion};
+use heapbpf_profile::report::FrameView;
+use heapbpf_profile::report::chain::{Call, fold_recursion};
 use heapbpf_profile::{GroupBy, Profile, Stack};
 
 use crate::interner::Interner;
@@ -36,6 +37,8 @@ type StackKey = (Arc<[(u32, bool)]>, Option<Arc<str>>);
 /// The identities.
 #[derive(Debug, Default)]
 pub(crate) struct Leaves {
+    /// Which frames of stacks are shown.
+    frames: FrameView,
     /// Programs by the name that is the same in another recording.
     programs: Interner<String>,
     /// Names of programs for display, as of the last profile.
@@ -63,6 +66,16 @@ struct SeenRow {
 }
 
 impl Leaves {
+    /// None yet, of stacks of which these frames are shown.
+    pub(crate) fn new(frames: FrameView) -> Self {
+        Self { frames, ..Self::default() }
+    }
+
+    /// Which frames of stacks are shown.
+    pub(crate) const fn frames(&self) -> FrameView {
+        self.frames
+    }
+
     /// The leaf of each row of a profile.
     pub(crate) fn of_rows(&mut self, profile: &Profile) -> Vec<u32> {
         let programs = self.of_processes(profile);
@@ -115,10 +128,11 @@ impl Leaves {
     }
 
     fn stack(&mut self, profile: &Profile, stack: &Stack) -> u32 {
-        let frames = stack.frames.iter().skip(allocator_frames(stack));
-        let mut calls: Vec<u32> = frames.map(|frame| self.call(call(profile, frame))).collect();
+        let shown = self.frames.shown_of(profile, stack);
+        let calls = self.frames.calls(profile, stack, &shown);
+        let mut calls: Vec<u32> = calls.into_iter().map(|call| self.call(call)).collect();
         if calls.is_empty() {
-            calls.push(self.call(Call { name: NO_STACK.into(), place: String::new(), is_module: false }));
+            calls.push(self.call(Call { name: NO_STACK.into(), ..Call::default() }));
         }
         let calls = fold_recursion(calls);
         let (id, is_new) = self.stack_keys.id((calls.as_slice().into(), stack.cut.clone()));

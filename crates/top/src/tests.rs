@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use heapbpf_profile::report::FrameView;
 use heapbpf_profile::testing::{large, small, sums};
 use heapbpf_profile::{Frame, Profile, Stack};
 use ratatui_core::buffer::Buffer;
@@ -23,7 +24,12 @@ fn profile(second: u64, samples: u64) -> Arc<Profile> {
 }
 
 fn top(color: bool) -> Top {
-    Top::new(Options { source: "2 processes".into(), confidence: 0.95, theme: Theme { color } })
+    Top::new(Options {
+        source: "2 processes".into(),
+        confidence: 0.95,
+        theme: Theme { color },
+        frames: FrameView::default(),
+    })
 }
 
 /// A screen after a minute in which something grew.

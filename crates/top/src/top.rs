@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use heapbpf_profile::Profile;
+use heapbpf_profile::report::FrameView;
 
 use crate::details::{Details, details};
 use crate::entries::{entries, leaves_of, scope};
@@ -25,6 +26,8 @@ pub struct Options {
     pub confidence: f64,
     /// Colours.
     pub theme: Theme,
+    /// Which frames of stacks are shown.
+    pub frames: FrameView,
 }
 
 /// Whether profiles come.
@@ -126,7 +129,7 @@ impl Top {
                 }
             }
             None => {
-                self.world = Some(World::new(profile, self.options.confidence));
+                self.world = Some(World::new(profile, self.options.confidence, self.options.frames));
             }
         }
         if has_lifetimes {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use heapbpf_profile::report::FrameView;
 use heapbpf_profile::{Profile, Value};
 
 use crate::history::History;
@@ -35,8 +36,8 @@ pub(crate) struct World {
 
 impl World {
     /// A world that begins with a profile.
-    pub(crate) fn new(profile: Arc<Profile>, confidence: f64) -> Self {
-        let mut leaves = Leaves::default();
+    pub(crate) fn new(profile: Arc<Profile>, confidence: f64, frames: FrameView) -> Self {
+        let mut leaves = Leaves::new(frames);
         let now = Moment::new(Arc::clone(&profile), &mut leaves);
         let (history, marked, lives) = Default::default();
         let mut world = Self { leaves, now, history, marked, lives, confidence };
@@ -48,7 +49,7 @@ impl World {
     pub(crate) fn take(&mut self, profile: Arc<Profile>) -> bool {
         let crowded = self.leaves.len() > LEAST_KEPT.max(profile.rows.len() * MOST_PER_LEAF);
         if crowded {
-            self.leaves = Leaves::default();
+            self.leaves = Leaves::new(self.leaves.frames());
             self.history.clear();
             self.lives = None;
             self.marked = self.marked.take().map(|marked| {

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use heapbpf_record::terminal::Color;
 
 use super::read_args::{DiffArgs, MergeArgs, ReportArgs};
-use super::record_args::{LimitArgs, RecordArgs, SamplingArgs, StackArgs, TargetArgs};
+use super::record_args::{FrameArgs, LimitArgs, RecordArgs, SamplingArgs, StackArgs, TargetArgs};
 use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_nanoseconds};
 
 /// Heap profiles of running programs: unbiased, host-wide, with error bars.
@@ -73,6 +73,9 @@ pub struct TopArgs {
     /// Time between two refreshes, at least; it is longer where a refresh takes more than a hundredth of it
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_duration)]
     pub refresh: Duration,
+    /// Which frames are shown.
+    #[command(flatten)]
+    pub frames: FrameArgs,
     /// File with the token for URL (the first one in it), as `serve --token-file` has it; or http://TOKEN@HOST:PORT
     #[arg(long, value_name = "FILE", requires = "url")]
     pub token_file: Option<PathBuf>,

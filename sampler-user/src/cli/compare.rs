@@ -12,8 +12,8 @@ use heapbpf_record::progress_line::during;
 use heapbpf_record::terminal;
 
 use super::error::PlanError;
-use super::profiles;
 use super::read_args::{DiffArgs, MergeArgs};
+use super::{frames, profiles};
 use crate::view::diff::{DiffTableOptions, table};
 
 /// Shows what grew between two profiles.
@@ -22,7 +22,8 @@ use crate::view::diff::{DiffTableOptions, table};
 /// A file cannot be read or is not a profile.
 pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
     let (before, after) = (profiles::open(&args.before)?, profiles::open(&args.after)?);
-    let mut options = DiffOptions { confidence: args.confidence, ..DiffOptions::default() };
+    let frames = frames::view(args.frames)?;
+    let mut options = DiffOptions { confidence: args.confidence, frames, ..DiffOptions::default() };
     options.exposure = args.per.unwrap_or(options.exposure);
     options.values.extend(args.value);
     if let Some(group_by) = args.group_by {

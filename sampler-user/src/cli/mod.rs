@@ -8,6 +8,7 @@ pub mod doctor;
 #[cfg(test)]
 mod documented;
 pub mod error;
+pub mod frames;
 pub mod hints;
 pub mod log;
 pub mod manual;

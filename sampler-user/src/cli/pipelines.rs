@@ -45,9 +45,19 @@ pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
             "--every, --at-bytes, --at-peak and --at-limit write files: name one with -o instead of -".into(),
         ));
     }
+    let serves = args.serve.listen.is_some() || !args.serve.push.is_empty();
+    if let Some(format) = args.output.format.as_deref().filter(|_| args.output.outputs.is_empty() && !serves) {
+        let why = format!("--format {format} needs a file: -o FILE, or -o - for standard output");
+        return Err(PlanError::Usage(why));
+    }
     if args.sampling.no_live && (at_bytes.is_some() || at_peak) {
         return Err(PlanError::Usage(
             "--at-bytes and --at-peak are about what is in use, which --no-live leaves out".into(),
+        ));
+    }
+    if snapshots && args.output.outputs.is_empty() {
+        return Err(PlanError::Usage(
+            "--every, --at-bytes, --at-peak and --at-limit write files: name one with -o".into(),
         ));
     }
     let mut outputs = Vec::new();

@@ -31,10 +31,10 @@ use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, SMALLEST_STACK_COPY, stack_k
 use super::allocators;
 use super::choices::{HookArg, PythonObjectsArg};
 use super::error::PlanError;
-use super::pipelines;
 use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
 use super::targets::{Rules, check_program, level_of, rules, target_rules};
 use super::values::{Interval, Overhead};
+use super::{frames, pipelines};
 use crate::run::RunPlan;
 
 /// Maximum size of a ring, in bytes. Sizes are powers of two, and the kernel holds them in an `int`.
@@ -47,9 +47,6 @@ const LARGEST_RING: u64 = 1 << 30;
 pub fn plan(args: &RecordArgs) -> Result<RunPlan, PlanError> {
     let recording = recording(args, args.serve.listen.is_some() || !args.serve.push.is_empty())?;
     let serving = serving(args)?;
-    if recording.outputs.files.is_empty() && serving.is_empty() {
-        output::check_new_file(Path::new(&format!("heapbpf.{}.probe", std::process::id())), false)?;
-    }
     Ok(RunPlan { recording, serving })
 }
 
@@ -106,6 +103,7 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
             quiet: args.display.quiet,
             progress: !args.display.quiet && !args.display.no_progress,
             color: args.display.color,
+            frames: frames::view(args.display.frames)?,
         },
     })
 }

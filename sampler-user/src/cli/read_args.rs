@@ -14,6 +14,7 @@ use regex::Regex;
 
 use super::choices::{AtArg, PlotArg};
 use super::names;
+use super::record_args::FrameArgs;
 use super::values::{OutputFile, parse_confidence, parse_exposure, parse_size};
 
 /// Options of `heapbpf diff`.
@@ -39,6 +40,9 @@ pub struct DiffArgs {
     /// Most stacks shown
     #[arg(short = 'n', long, default_value_t = 20)]
     pub top: usize,
+    /// Which frames are shown.
+    #[command(flatten)]
+    pub frames: FrameArgs,
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,
@@ -97,9 +101,12 @@ pub struct ReportArgs {
     /// Overwrite files named by -o
     #[arg(long, requires = "outputs")]
     pub force: bool,
+    /// Everything: the largest stacks, leak suspects, all processes, resident memory, all remarks
+    #[arg(long)]
+    pub details: bool,
     /// What the table has rows for
-    #[arg(long, value_name = "WHAT", value_parser = names::tables(), default_value = "stack")]
-    pub by: By,
+    #[arg(long, value_name = "WHAT", value_parser = names::tables())]
+    pub by: Option<By>,
     /// Leak suspects instead of the table: what lives far beyond the lifetimes of its stack, and what only grows
     #[arg(long, conflicts_with_all = ["by", "tree", "callers"])]
     pub suspects: bool,
@@ -130,6 +137,9 @@ pub struct ReportArgs {
     /// Value to sort by
     #[arg(long, value_name = "VALUE", value_parser = names::values())]
     pub value: Option<Value>,
+    /// Which frames are shown.
+    #[command(flatten)]
+    pub frames: FrameArgs,
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,

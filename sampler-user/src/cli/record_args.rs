@@ -208,6 +208,20 @@ pub struct DisplayArgs {
     /// Colours in tables
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub color: Color,
+    /// Which frames tables show.
+    #[command(flatten)]
+    pub frames: FrameArgs,
+}
+
+/// Which frames tables show.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct FrameArgs {
+    /// Library frames too in tables, and functions that only allocate for their callers
+    #[arg(long)]
+    pub all_frames: bool,
+    /// Function names with template arguments, parameters and return types
+    #[arg(long)]
+    pub full_names: bool,
 }
 
 /// Snapshots on the way: numbered files beside the outputs. SIGUSR1 asks for one at any time.

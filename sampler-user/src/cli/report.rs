@@ -19,10 +19,11 @@ use heapbpf_symbols::options::Options;
 use heapbpf_symbols::progress::Progress;
 
 use super::compare::print;
-use super::plan;
+use super::error::PlanError;
 use super::profiles;
 use super::read_args::ReportArgs;
 use super::report_products::products;
+use super::{frames, plan};
 
 /// Rows of tables if the user does not choose their number.
 const ROWS: usize = 20;
@@ -34,7 +35,7 @@ const MOST_REASONS: usize = 5;
 /// # Errors
 /// The file cannot be read or is not a profile, or an output cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
-    let options = options(args);
+    let options = options(args)?;
     let products = products(args, &options)?;
     plan::check_debug_dirs(&args.debug_dir)?;
     let mut all = Vec::with_capacity(args.profiles.len());
@@ -62,23 +63,31 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     print(&during(|| "adding up".into(), || report::report(profile, &options)))
 }
 
-fn options(args: &ReportArgs) -> ReportOptions {
-    ReportOptions {
+/// Whether the user asked for nothing but the answer.
+fn is_brief(args: &ReportArgs) -> bool {
+    let asks = args.details || args.by.is_some() || args.suspects || args.tree || args.callers.is_some();
+    !asks && args.top.is_none() && args.functions == 0 && !args.guaranteed && !args.no_fold_recursion
+}
+
+fn options(args: &ReportArgs) -> Result<ReportOptions, PlanError> {
+    Ok(ReportOptions {
         width: terminal::width().unwrap_or(100),
         color: args.color.is_on(std::io::stdout().is_terminal()),
         group_by: args.group_by,
         sort: args.value,
-        by: args.by,
+        brief: is_brief(args),
+        by: args.by.unwrap_or_default(),
         tree: args.callers.clone().map(Tree::Callers).or(args.tree.then_some(Tree::Down)),
         suspects: args.suspects,
         top: args.top.unwrap_or(ROWS),
         functions: args.functions,
         fold_recursion: !args.no_fold_recursion,
+        frames: frames::view(args.frames)?,
         confidence: args.confidence,
         guaranteed: args.guaranteed,
         source: args.profiles.first().map(|path| path.display().to_string()),
         ..ReportOptions::default()
-    }
+    })
 }
 
 fn filter(args: &ReportArgs) -> Filter {

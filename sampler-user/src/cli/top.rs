@@ -8,8 +8,8 @@ use heapbpf_record::terminal::Color;
 use super::args::TopArgs;
 use super::choices::AtArg;
 use super::error::PlanError;
-use super::plan;
 use super::record_args::{DisplayArgs, OutputArgs, RecordArgs, ServeArgs, SnapshotArgs, TargetArgs};
+use super::{frames, plan};
 use crate::top::{Address, Look, live, watched};
 
 /// Shows the screen until the user leaves it. Returns the exit status.
@@ -18,7 +18,8 @@ use crate::top::{Address, Look, live, watched};
 /// One sentence that says what to do. Nothing stays attached.
 pub fn run(args: &TopArgs) -> anyhow::Result<u8> {
     check_terminal()?;
-    let look = Look { confidence: args.confidence, color: args.color.is_on(true), refresh: args.refresh };
+    let frames = frames::view(args.frames)?;
+    let look = Look { confidence: args.confidence, color: args.color.is_on(true), refresh: args.refresh, frames };
     let Some(url) = &args.url else {
         let recording = plan::recording(&recording_args(args), true)?;
         return live(recording, look);
@@ -73,7 +74,13 @@ fn recording_args(args: &TopArgs) -> RecordArgs {
         serve: ServeArgs::default(),
         stacks: args.stacks.clone(),
         limits: args.limits.clone(),
-        display: DisplayArgs { quiet: true, verbose: args.verbose, no_progress: true, color: Color::Never },
+        display: DisplayArgs {
+            quiet: true,
+            verbose: args.verbose,
+            no_progress: true,
+            color: Color::Never,
+            frames: args.frames,
+        },
     }
 }
 

@@ -12,6 +12,8 @@ mod terminal;
 
 use std::time::Duration;
 
+use heapbpf_profile::report::FrameView;
+
 pub use live::live;
 pub use remote::{Address, watched};
 
@@ -24,4 +26,6 @@ pub struct Look {
     pub color: bool,
     /// Shortest time between two refreshes.
     pub refresh: Duration,
+    /// Which frames of stacks are shown.
+    pub frames: FrameView,
 }

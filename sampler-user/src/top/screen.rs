@@ -29,7 +29,7 @@ const FORMAT: &str = "json.gz";
 /// The terminal cannot be written to.
 pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -> io::Result<()> {
     let theme = Theme { color: look.color };
-    let mut top = Top::new(Options { source, confidence: look.confidence, theme });
+    let mut top = Top::new(Options { source, confidence: look.confidence, theme, frames: look.frames });
     let mut frames = ratatui_core::terminal::Terminal::new(Frames::new(Arc::clone(terminal)))?;
     let mut size = frames.size()?;
     let mut changed = true;

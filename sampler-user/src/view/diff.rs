@@ -84,14 +84,11 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
     lines.join("\n")
 }
 
-/// The calls of a stack as in a report: without those inside the allocator, with their lines, or with the module where it
-/// begins.
+/// The calls of a stack as in a report: those that are shown, with their lines, or with the module where it begins.
 fn chain(stack: &StackChange) -> String {
-    let inside = stack.frames.iter().take_while(|frame| frame.is_allocator).count();
-    let frames = &stack.frames[if inside == stack.frames.len() { 0 } else { inside }..];
     let mut module = None;
-    let mut calls = Vec::with_capacity(frames.len());
-    for frame in frames {
+    let mut calls = Vec::new();
+    for frame in stack.frames.iter().filter(|frame| frame.is_shown) {
         let place = match (&frame.file, frame.line) {
             (Some(file), Some(line)) => format!(" {}:{line}", base_name(file)),
             (Some(file), None) => format!(" {}", base_name(file)),

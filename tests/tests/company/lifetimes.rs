@@ -91,7 +91,8 @@ fn lifetimes_are_those_of_the_program() {
     }
 
     let file = outcome.file("profile.json");
-    let report = Command::new(heapbpf()).arg("report").arg(&file).output().expect("the binary under test runs");
+    let report =
+        Command::new(heapbpf()).args(["report", "--details"]).arg(&file).output().expect("the binary under test runs");
     let text = String::from_utf8(report.stdout).expect("text");
     for said in ["100 % temporary", "more than half are not freed", "half are freed within "] {
         assert!(text.contains(said), "{said:?} is not in\n{text}");

@@ -29,13 +29,12 @@ fn while_stopped<T>(recording: &Recording, then: impl FnOnce() -> T) -> T {
 
 /// Checks that ends were found, and that the user is told.
 fn told(outcome: &Outcome) {
-    let (_, stats) = outcome.results();
+    let (profile, stats) = outcome.results();
     let lost = stats.other["process_events_lost"];
     assert!(lost > 0, "no record of an end was lost: {stats:?}");
     assert_eq!(stats.other["ends_found"], lost, "{stats:?}");
-    assert!(stats.other["blocks_of_ended"] > 0, "{stats:?}");
-    let said = format!("{}{}", outcome.stdout, outcome.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(said.contains("were not reported"), "nobody says so: {said}");
+    let is_told = profile.notes.iter().any(|note| note.contains("were not reported"));
+    assert!(is_told, "nobody says so: {:?}", profile.notes);
 }
 
 /// The process has ended, and what it held is as of its end.
@@ -54,8 +53,9 @@ fn an_exit_whose_record_was_lost() {
         truth
     });
     let outcome = recording.stop();
-    let (profile, _) = outcome.results();
+    let (profile, stats) = outcome.results();
     told(&outcome);
+    assert!(stats.other["blocks_of_ended"] > 0, "{stats:?}");
     let process = profile.process(pid);
     assert!(process.ended, "{process:?}");
     let value = |estimate: &Option<Estimate>| estimate.as_ref().and_then(|it| it.estimate);
@@ -74,6 +74,7 @@ fn an_exec_whose_record_was_lost() {
     let truth = while_stopped(&recording, || target.run());
     let outcome = recording.stop();
     let (profile, _) = outcome.results();
+    // The record of the first exec may fit: then none of the lost ones ended a life of which blocks were known.
     told(&outcome);
     let (last, before) = profile.processes.split_last().expect("its lives");
     assert!(before.iter().all(|process| process.ended) && !last.ended, "{:?}", profile.processes);
@@ -107,6 +108,7 @@ fn places_of_ended_processes_are_given_up() {
     let outcome = recording.stop();
     let (profile, stats) = outcome.results();
     told(&outcome);
+    assert!(stats.other["blocks_of_ended"] > 0, "{stats:?}");
     assert_eq!(stats.other["untracked"], 0, "{stats:?}");
     assert_eq!(profile.totals.inuse_objects.and_then(|it| it.estimate), Some(0.0));
 }

@@ -150,8 +150,8 @@ fn views_are_written_or_refused_before_reading() {
     // The answer comes first.
     let text = said(folder, &["report", "x.json"]);
     let head: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
-    assert!(head.len() <= 10, "{text}");
-    for title in ["in use", "allocated", "where", "growing", "missed", "next"] {
+    assert!(head.len() <= 10 && text.lines().count() <= 25 && text.contains("\nBy function · "), "{text}");
+    for title in ["in use", "allocated", "resident", "growing", "missed", "next"] {
         assert!(head.iter().any(|line| line.trim_start().starts_with(title)), "{title}: {text}");
     }
 }

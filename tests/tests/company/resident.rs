@@ -33,7 +33,7 @@ fn the_parts_of_resident_memory_add_up() {
     let profile: Value = output::read(&file);
     let of = &profile["processes"][0]["resident"];
     let part = |name: &str| of[name].as_u64().unwrap_or_else(|| panic!("no {name} in {of}"));
-    let parts = ["heap", "files", "stacks", "shared", "jit_code", "other"];
+    let parts = ["heap", "files", "stacks", "shared", "jit_code", "heapbpf", "other"];
     let sum: u64 = parts.iter().map(|name| part(name)).sum();
     // The kernel counts pages of each CPU together only from time to time: up to 64 a CPU and kind (Linux, mm/memory.c).
     assert!(sum.abs_diff(resident) <= 4 * MIB, "{sum} in parts, {resident} resident: {of}");
@@ -46,12 +46,14 @@ fn the_parts_of_resident_memory_add_up() {
     within("stacks", 4 * MIB..5 * MIB);
     within("shared", 12 * MIB..13 * MIB);
     within("jit_code", 2 * MIB..3 * MIB);
+    assert!((1..=512 << 10).contains(&part("heapbpf")), "{of}");
     within("other", 30 * MIB..31 * MIB);
     within("at_attach", 24 * MIB..25 * MIB);
 
     let live: u64 = ["site_00", "site_01"].iter().map(|name| truth.site(name).live_bytes).sum();
     assert_eq!(live, 8 * MIB);
-    let report = Command::new(heapbpf()).arg("report").arg(&file).output().expect("the binary under test runs");
+    let report =
+        Command::new(heapbpf()).args(["report", "--details"]).arg(&file).output().expect("the binary under test runs");
     let text = String::from_utf8(report.stdout).expect("text");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for said in ["resident: ", " = heap 16", " + shared 12.", "older than the recording", "used by nobody"] {

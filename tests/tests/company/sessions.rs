@@ -180,20 +180,15 @@ fn standard_output_takes_a_profile() {
 }
 
 #[test]
-fn without_o_the_file_is_named_after_the_target_and_replaces_nothing() {
-    let Some(_turn) = turn("without_o_the_file_is_named_after_the_target_and_replaces_nothing") else { return };
+fn without_o_no_file_is_written_and_the_last_line_says_how() {
+    let Some(_turn) = turn("without_o_no_file_is_written_and_the_last_line_says_how") else { return };
     let mut target = Target::start(&program("pairs"), ["500"]);
-    let recorder = Recorder::of(target.pid(), 1).without_outputs();
-    let name = format!("heapbpf-pairs-{}.pb.gz", target.pid());
-    std::fs::write(recorder.folder().join(&name), "an earlier one").expect("our own folder");
-    let recording = recorder.start();
+    let recording = Recorder::of(target.pid(), 1).without_outputs().start();
     target.run();
     let outcome = recording.stop();
-    assert_eq!(std::fs::read_to_string(outcome.file(&name)).expect("still there"), "an earlier one");
-    let files = outcome.files();
-    assert_eq!(files.len(), 2, "{files:?}");
-    let stem = format!("heapbpf-pairs-{}", target.pid());
-    assert!(files.iter().all(|file| file.starts_with(&stem) && file.ends_with(".pb.gz")), "{files:?}");
+    assert!(outcome.files().is_empty(), "{:?}", outcome.files());
+    let last = outcome.stdout.lines().last().unwrap_or_default();
+    assert!(last.starts_with("no file was written · -o x.json"), "{}", outcome.stdout);
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::model::{Frame, Profile};
-use crate::naming::{frame_name, function_name, is_allocator_function, short_function};
+use crate::naming::function_name;
+use crate::report::FrameView;
 use crate::units;
 
 /// A frame that does not refer to its profile.
@@ -27,16 +28,16 @@ pub struct DiffFrame {
     pub inlined: bool,
     /// Why there is no function name.
     pub reason: Option<String>,
-    /// Name to show: the function without its parameters, or its location if the function is unknown.
+    /// Name to show: the function's, or its location if the function is unknown.
     #[serde(skip)]
     pub name: String,
-    /// Whether it belongs to the allocator.
+    /// Whether a table shows it.
     #[serde(skip)]
-    pub is_allocator: bool,
+    pub is_shown: bool,
 }
 
 impl DiffFrame {
-    pub(super) fn new(profile: &Profile, frame: &Frame) -> Self {
+    pub(super) fn new(profile: &Profile, frame: &Frame, view: FrameView) -> Self {
         let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
         let module = frame.module.and_then(|index| profile.modules.get(index));
         Self {
@@ -48,8 +49,8 @@ impl DiffFrame {
             address: frame.address,
             inlined: frame.inlined,
             reason: text(&frame.reason),
-            name: short_function(&frame_name(profile, frame)).into_owned(),
-            is_allocator: frame.function.as_deref().is_some_and(is_allocator_function),
+            name: view.name(profile, frame),
+            is_shown: false,
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::group::{GroupBy, Groups};
 use crate::loss_bounds::LostOf;
 use crate::model::{Profile, Row, Stack};
 use crate::naming::frame_name;
+use crate::report::FrameView;
 
 /// A stack with its samples in both profiles.
 pub(super) struct Matched {
@@ -21,10 +22,13 @@ pub(super) struct Matched {
 }
 
 impl Matched {
-    pub(super) fn frames(&self, before: &Profile, after: &Profile) -> Vec<DiffFrame> {
+    pub(super) fn frames(&self, before: &Profile, after: &Profile, view: FrameView) -> Vec<DiffFrame> {
         let (stack, seen_before) = &self.stack;
         let profile = if *seen_before { before } else { after };
-        stack.frames.iter().map(|frame| DiffFrame::new(profile, frame)).collect()
+        let mut frames: Vec<DiffFrame> =
+            stack.frames.iter().map(|frame| DiffFrame::new(profile, frame, view)).collect();
+        view.shown_of(profile, stack).frames.iter().for_each(|at| frames[*at].is_shown = true);
+        frames
     }
 }
 

@@ -67,7 +67,7 @@ fn go_tool_pprof_reads_pprof() {
         "PeriodType: space bytes",
         "Period: 524288",
         "alloc_objects/count alloc_space/bytes inuse_objects/count inuse_space/bytes[dflt]",
-        "/usr/lib/libjson.so 0102030405060708",
+        "/srv/lib/libjson.so 0102030405060708",
         "interval=524288",
         "pid:[4242",
         "thread:[worker]",

@@ -96,7 +96,7 @@ fn only_used_mappings_are_written_and_the_programs_own_is_first() {
     }
     let profile = encode(&model);
     let names: Vec<&str> = profile.mapping.iter().map(|mapping| text(&profile, mapping.filename)).collect();
-    assert_eq!(names, ["/usr/bin/server", "/usr/lib/libjson.so"]);
+    assert_eq!(names, ["/usr/bin/server", "/srv/lib/libjson.so"]);
     assert!(profile.mapping.iter().zip(1..).all(|(mapping, id)| mapping.id == id));
     let first = &profile.location[profile.sample[0].location_id[0] as usize - 1];
     assert_eq!(first.mapping_id, 2);
@@ -109,7 +109,7 @@ fn a_module_without_names_is_not_said_to_have_functions() {
     model.rows.drain(..3);
     let profile = encode(&model);
     let library = &profile.mapping[1];
-    assert_eq!(text(&profile, library.filename), "/usr/lib/libjson.so");
+    assert_eq!(text(&profile, library.filename), "/srv/lib/libjson.so");
     assert!(!library.has_functions && !library.has_filenames && !library.has_line_numbers);
     let location = &profile.location[profile.sample[0].location_id[0] as usize - 1];
     assert!(location.line.is_empty());

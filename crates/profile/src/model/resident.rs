@@ -22,6 +22,9 @@ pub struct Resident {
     /// Executable memory that is no file.
     #[serde(rename = "jit_code")]
     pub jit_code_bytes: u64,
+    /// Pages of heapbpf's own: inline hooks, and what they keep.
+    #[serde(rename = "heapbpf")]
+    pub own_bytes: u64,
     /// Other anonymous memory.
     #[serde(rename = "other")]
     pub other_bytes: u64,
@@ -37,13 +40,14 @@ impl Resident {
     }
 
     /// Names and sizes of the parts, in a fixed order.
-    pub const fn parts(&self) -> [(&'static str, u64); 6] {
+    pub const fn parts(&self) -> [(&'static str, u64); 7] {
         [
             ("heap", self.heap_bytes),
             ("files", self.files_bytes),
             ("stacks", self.stacks_bytes),
             ("shared", self.shared_bytes),
             ("JIT code", self.jit_code_bytes),
+            ("heapbpf", self.own_bytes),
             ("other", self.other_bytes),
         ]
     }
@@ -57,6 +61,7 @@ impl Resident {
             stacks_bytes: sum(self.stacks_bytes, other.stacks_bytes),
             shared_bytes: sum(self.shared_bytes, other.shared_bytes),
             jit_code_bytes: sum(self.jit_code_bytes, other.jit_code_bytes),
+            own_bytes: sum(self.own_bytes, other.own_bytes),
             other_bytes: sum(self.other_bytes, other.other_bytes),
             at_attach_bytes: self.at_attach_bytes.zip(other.at_attach_bytes).map(|(a, b)| sum(a, b)),
         };

@@ -1,12 +1,14 @@
 //! The answer at the head of a report of one process, after how much there is and how sure that is: where, growing or not, what was
 //! missed, and what to do next.
 
-use super::chain;
-use super::stacks::{Group, groups};
+use std::collections::HashMap;
+
+use super::chain::Call;
+use super::stacks::{Group, groups, judged_groups};
 use super::summary::{given_up, listed_in};
 use super::suspects::{Growing, Suspect, ages, in_use, only_growing, suspects};
 use super::{Context, plural};
-use crate::model::Profile;
+use crate::intern::NO_STACK;
 use crate::report::text::{Style, clip, wrap};
 use crate::units;
 use crate::value::Value;
@@ -15,6 +17,10 @@ use heapbpf_audit::Missing;
 /// Places that are named, if they have at least this share.
 const PLACES: usize = 3;
 const LEAST_SHARE: f64 = 0.01;
+/// Stands for a file that there is not yet.
+const NO_FILE: &str = "FILE";
+/// Functions that are named.
+const NAMED: usize = 2;
 /// Fewer samples have wide error bars.
 const FEW_SAMPLES: u64 = 30;
 /// Share of stacks without names from which on names come first.
@@ -26,16 +32,20 @@ const TITLE: usize = 13;
 
 /// Lines of the answer.
 pub(super) fn lines(context: &Context) -> Vec<String> {
-    let groups = groups(context);
-    let (suspects, judged) = suspects(&groups);
-    let growing = only_growing(context, &groups);
+    let places = places(context, &groups(context));
+    let mut lines = if places.is_empty() { Vec::new() } else { listed_in(context, "where", places, 2) };
+    lines.extend(without_places(context));
+    lines
+}
+
+/// Lines of the answer but for the largest places.
+pub(super) fn without_places(context: &Context) -> Vec<String> {
+    let (groups, all) = (groups(context), judged_groups(context));
+    let (suspects, judged) = suspects(&all);
+    let growing = only_growing(context, &all);
     let mut lines = Vec::new();
-    let places = places(context, &groups);
-    if !places.is_empty() {
-        lines.extend(listed_in(context, "where", places, 2));
-    }
     if context.profile.header.live {
-        lines.extend(said(context, "growing", &growth(context, &groups, &suspects, judged, &growing), Style::Plain));
+        lines.extend(said(context, "growing", &growth(context, &all, &suspects, judged, &growing), Style::Plain));
     }
     let mut missed = given_up(context);
     let not_hooked =
@@ -54,7 +64,12 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
     if missed.is_empty() {
         lines.extend(said(context, "missed", "nothing", Style::Dim));
     } else {
-        lines.extend(listed_in(context, "missed", missed.into_iter().map(|text| (Style::Warning, text)).collect(), 1));
+        lines.extend(listed_in(
+            context,
+            "missed",
+            missed.into_iter().map(|text| (Style::Warning, text)).collect(),
+            most_lines(context),
+        ));
     }
     if let Some(next) = next(context, &groups, !suspects.is_empty(), !growing.is_empty()) {
         lines.extend(said(context, "next", &next, Style::Bold));
@@ -62,39 +77,60 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
     lines
 }
 
-/// A title and a text in one line.
-fn said(context: &Context, title: &str, text: &str, style: Style) -> Vec<String> {
-    let lines = wrap(text, context.width - TITLE);
-    let first = lines.first().map_or("", String::as_str);
-    let first = if lines.len() > 1 { clip(&format!("{first} …"), context.width - TITLE) } else { first.to_owned() };
-    vec![format!("  {title:<0$} {1}", TITLE - 3, context.paint(style, &first))]
+/// Lines of an answer: two, or one where there are many processes, whose table has to fit on the screen, too.
+fn most_lines(context: &Context) -> usize {
+    if context.profile.number_of_processes() > 1 { 1 } else { 2 }
 }
 
-/// The innermost functions of the largest stacks, with their shares.
+/// A title and a text in a line or two.
+fn said(context: &Context, title: &str, text: &str, style: Style) -> Vec<String> {
+    let mut lines = wrap(text, context.width - TITLE);
+    let most = most_lines(context);
+    if lines.len() > most {
+        lines.truncate(most);
+        lines.iter_mut().rev().take(1).for_each(|last| *last = clip(&format!("{last} …"), context.width - TITLE));
+    }
+    let begin = |k: usize| if k == 0 { format!("  {title:<0$} ", TITLE - 3) } else { " ".repeat(TITLE) };
+    lines.iter().enumerate().map(|(k, line)| begin(k) + &context.paint(style, line)).collect()
+}
+
+/// The functions that title the largest stacks, with their shares.
 fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
     let total = context.whole.total(context.sort);
-    let place = |group: &Group| {
-        let share = group.pool.total(context.sort) / total;
-        let chain = group.chain(context);
-        let (call, _) = chain.first()?;
-        let at = if call.place.is_empty() { String::new() } else { format!(" {}", call.place) };
-        let name = clip(&format!("{}{at}", call.name), context.width / 2);
-        (share >= LEAST_SHARE).then(|| (Style::Plain, format!("{name} {}", units::share(share))))
+    if total <= 0.0 {
+        return Vec::new();
+    }
+    // The largest stack of each function comes first.
+    let mut functions: Vec<(String, String, f64)> = Vec::new();
+    let mut known: HashMap<String, usize> = HashMap::new();
+    for group in groups {
+        let Some((Call { name, place, .. }, _)) = group.chain(context).into_iter().next() else { continue };
+        let index = *known.entry(name.clone()).or_insert_with(|| {
+            functions.push((name, place, 0.0));
+            functions.len() - 1
+        });
+        functions[index].2 += group.pool.total(context.sort);
+    }
+    functions.sort_by(|a, b| b.2.total_cmp(&a.2));
+    let large = functions.into_iter().take(PLACES).filter(|(_, _, of)| of / total >= LEAST_SHARE);
+    let text = |(name, place, of): (String, String, f64)| {
+        let at = if place.is_empty() { String::new() } else { format!(" {place}") };
+        format!("{} {}", clip(&format!("{name}{at}"), context.width / 2), units::share(of / total))
     };
-    if total > 0.0 { groups.iter().take(PLACES).filter_map(place).collect() } else { Vec::new() }
+    large.map(|function| (Style::Plain, text(function))).collect()
 }
 
 fn growth(context: &Context, groups: &[Group], suspects: &[Suspect], judged: u64, growing: &[Growing]) -> String {
     let bytes = |groups: &mut dyn Iterator<Item = &Group>| units::bytes(groups.map(in_use).sum());
     if !suspects.is_empty() {
         let held = bytes(&mut suspects.iter().map(|suspect| suspect.group));
-        let (number, verb) = (suspects.len() as u64, if suspects.len() == 1 { "keeps" } else { "keep" });
-        return format!("likely: {} {verb} blocks far beyond their usual ages ({held})", plural(number, "stack"));
+        let (who, keeps) = titles(context, suspects.iter().map(|suspect| suspect.group), ["keeps", "keep"]);
+        return format!("likely: {who} {keeps} blocks far beyond their usual ages ({held})");
     }
     if !growing.is_empty() {
         let held = bytes(&mut growing.iter().map(|growing| growing.group));
-        let (number, verb) = (growing.len() as u64, if growing.len() == 1 { "has" } else { "have" });
-        return format!("{} {verb} freed nothing yet ({held}): a leak, or a cache that fills", plural(number, "stack"));
+        let (who, frees) = titles(context, growing.iter().map(|growing| growing.group), ["frees", "free"]);
+        return format!("{who} {frees} nothing, {held} so far: a leak, or a cache that fills");
     }
     if groups.iter().any(|group| !ages(group).is_empty()) {
         return format!("nothing stands out ({} judged)", plural(judged, "stack"));
@@ -105,38 +141,66 @@ fn growth(context: &Context, groups: &[Group], suspects: &[Suspect], judged: u64
     "not known: only .json has ages of blocks; `heapbpf diff` compares two files".into()
 }
 
+/// The functions that title stacks, the two with the most in use by name, and a verb that agrees.
+fn titles<'a>(
+    context: &Context,
+    groups: impl Iterator<Item = &'a Group<'a>>,
+    verb: [&'static str; 2],
+) -> (String, &'static str) {
+    let mut names: Vec<String> = Vec::new();
+    for group in groups {
+        let name = group.chain(context).into_iter().next().map_or_else(|| NO_STACK.to_owned(), |(call, _)| call.name);
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let number = names.len();
+    let named: Vec<String> = names.iter().take(NAMED).map(|name| clip(name, context.width / 3)).collect();
+    let who = match number.saturating_sub(NAMED) {
+        0 => named.join(" and "),
+        more => format!("{} and {}", named.join(", "), plural(more as u64, "other function")),
+    };
+    (who, verb[usize::from(number > 1)])
+}
+
+/// The file that commands name: the one that was read or written, else a placeholder.
+pub(super) fn readable_file(context: &Context) -> String {
+    let options = context.options;
+    let readable = |(file, command): &&(String, String)| command == &format!("heapbpf report {file}");
+    let written = || options.files.iter().find(readable).map(|(file, _)| file.clone());
+    clip(options.source.clone().or_else(written).as_deref().unwrap_or(NO_FILE), context.width / 2)
+}
+
 /// A command that leads on from here.
 fn next(context: &Context, groups: &[Group], suspects: bool, growing: bool) -> Option<String> {
     let (profile, options) = (context.profile, context.options);
-    let readable = |(file, command): &&(String, String)| command == &format!("heapbpf report {file}");
-    let written = || options.files.iter().find(readable).map(|(file, _)| file.clone());
-    let file = options.source.clone().or_else(written);
-    // If files were written, but none of these, there is none that has them.
-    let has_ages = |file: &String| file.ends_with(".json") || file.ends_with(".json.gz");
-    let has_ages = file.as_ref().map_or(options.files.is_empty(), has_ages);
-    let file = clip(file.as_deref().unwrap_or("FILE"), context.width / 2);
+    let file = readable_file(context);
+    // What was read or written may lack what a command needs.
+    let (first, file) = if file == NO_FILE { ("record with -o x.json, then ", "x.json") } else { ("", &*file) };
+    let has_ages = first.is_empty() && (file.ends_with(".json") || file.ends_with(".json.gz"));
     let samples = context.whole.samples(context.sort).max(context.whole.samples(Value::AllocSpace));
     if profile.header.samples_known && profile.header.interval > 1 && (1..FEW_SAMPLES).contains(&samples) {
-        return Some(format!("heapbpf plan {file} (few samples: which interval shows more?)"));
+        return Some(format!("{first}heapbpf plan {file} (few samples: which interval shows more?)"));
     }
-    if unnamed_share(profile, context.sort) > UNNAMED {
+    if unnamed_share(context, groups) > UNNAMED {
         let is_missing = profile.modules.iter().any(|module| module.reason.is_some());
         return Some(if is_missing {
             "install the debug symbols that the remarks below name, and record again".into()
         } else {
-            format!("heapbpf report --symbolize {file} (many functions have no name)")
+            format!("{first}heapbpf report --symbolize {file} (many functions have no name)")
         });
     }
     if (suspects || growing) && !options.suspects && profile.header.live {
+        let suspects = "heapbpf report --suspects";
         return Some(if has_ages {
-            format!("heapbpf report --suspects {file}")
+            format!("{suspects} {file}")
         } else {
-            "record with -o x.json, then heapbpf report --suspects x.json".into()
+            format!("record with -o x.json, then {suspects} x.json")
         });
     }
     let chain = groups.first()?.chain(context);
     let function = chain.first().map(|(call, _)| call.name.clone()).filter(|name| is_plain(name))?;
-    Some(format!("heapbpf report --callers {function} {file} (who calls it?)"))
+    Some(format!("{first}heapbpf report --callers {function} {file} (who calls it?)"))
 }
 
 /// Whether a name needs no quotes in a shell, and means itself in an expression.
@@ -144,14 +208,14 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':')
 }
 
-/// Share of a value whose innermost function of the program has no name.
-fn unnamed_share(profile: &Profile, value: Value) -> f64 {
+/// Share of the value sorted by whose titles have no names.
+fn unnamed_share(context: &Context, groups: &[Group]) -> f64 {
     let (mut all, mut unnamed) = (0.0, 0.0);
-    for row in &profile.rows {
-        let stack = &row.key.stack;
-        let of = value.of(row);
+    for group in groups {
+        let of = group.pool.total(context.sort);
         all += of;
-        if stack.frames.get(chain::allocator_frames(stack)).is_some_and(|frame| frame.function.is_none()) {
+        let title = group.shown.frames.first().map(|at| &group.row.key.stack.frames[*at]);
+        if title.is_some_and(|title| title.function.is_none()) {
             unnamed += of;
         }
     }

@@ -5,9 +5,11 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+use super::Context;
+use super::chain::FrameView;
 use super::figures::FigureTable;
 use super::size::{self, Sizes};
-use super::{Context, chain};
+use super::stacks::shown_frames;
 use crate::estimates::Pool;
 use crate::group::{GroupBy, Groups};
 use crate::intern::Interned;
@@ -161,7 +163,7 @@ pub(super) struct Entry {
 }
 
 /// The name under which a frame counts.
-fn name_of(profile: &Profile, by: By, frame: &Frame) -> String {
+fn name_of(profile: &Profile, by: By, view: FrameView, frame: &Frame) -> String {
     let module = || frame.module.and_then(|index| profile.modules.get(index)).map(|module| module.path.to_string());
     match by {
         By::Module => module().unwrap_or_else(|| "[no module]".into()),
@@ -169,7 +171,7 @@ fn name_of(profile: &Profile, by: By, frame: &Frame) -> String {
             Some(file) => file.to_string(),
             None => module().map_or_else(|| "[no file]".into(), |module| format!("[no file known: {module}]")),
         },
-        _ => chain::call(profile, frame).name,
+        _ => view.call(profile, frame).name,
     }
 }
 
@@ -177,12 +179,12 @@ fn name_of(profile: &Profile, by: By, frame: &Frame) -> String {
 fn of_frames(context: &Context, by: By) -> Vec<Entry> {
     let interned = Interned::new(context.profile);
     let mut entries = Entries::default();
+    let view = context.options.frames;
     let entry_of_frame: Vec<usize> =
-        interned.frames.iter().map(|frame| entries.index(name_of(context.profile, by, frame))).collect();
-    let of_stack: Vec<(Vec<usize>, Option<usize>)> = (0..interned.stacks.len() as u32)
-        .map(|stack| {
-            let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
-            let frames = &interned.frame_ids(stack)[skipped..];
+        interned.frames.iter().map(|frame| entries.index(name_of(context.profile, by, view, frame))).collect();
+    let of_stack: Vec<(Vec<usize>, Option<usize>)> = shown_frames(context, &interned, view)
+        .into_iter()
+        .map(|frames| {
             let mut through: Vec<usize> = frames.iter().map(|&frame| entry_of_frame[frame as usize]).collect();
             let innermost = through.first().copied();
             // A recursive function counts once per stack.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use crate::model::{Frame, Profile, Stack};
 use crate::naming::{base_name, frame_name, is_allocator_function, short_function};
+use crate::origin::{FrameRules, Origin, Shown, word};
 use crate::report::text::{Style, clip, width};
 
 /// A call in a chain.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Call {
     /// Shortened function name, or the address in its module.
     pub name: String,
@@ -15,34 +16,99 @@ pub struct Call {
     pub place: String,
     /// Whether the place is the module.
     pub is_module: bool,
+    /// What it allocated with, in one word, if it is the first that is shown and that is no allocator's own function.
+    pub via: String,
+}
+
+/// Which frames of stacks are shown, and how they are called.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameView {
+    /// What frames are.
+    pub rules: &'static FrameRules,
+    /// All frames but the allocator's own, in place of the program's.
+    pub all_frames: bool,
+    /// Names with template arguments, parameters and return types.
+    pub full_names: bool,
+}
+
+impl PartialEq for FrameView {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.rules, other.rules)
+            && (self.all_frames, self.full_names) == (other.all_frames, other.full_names)
+    }
+}
+
+impl Eq for FrameView {}
+
+impl Default for FrameView {
+    fn default() -> Self {
+        Self { rules: FrameRules::standard(), all_frames: false, full_names: false }
+    }
+}
+
+impl FrameView {
+    /// What a frame is called.
+    pub fn name(&self, profile: &Profile, frame: &Frame) -> String {
+        let name = frame_name(profile, frame);
+        // A module's name stays whole.
+        let is_whole = self.full_names || frame.function.is_none() && frame.function_start.is_some();
+        if is_whole { name.into_owned() } else { short_function(&name).into_owned() }
+    }
+
+    /// A frame as a call.
+    pub fn call(&self, profile: &Profile, frame: &Frame) -> Call {
+        let module =
+            frame.module.and_then(|index| profile.modules.get(index)).map_or("", |module| base_name(&module.path));
+        let place = match (&frame.file, frame.line) {
+            (Some(file), Some(line)) => format!("{}:{line}", base_name(file)),
+            (Some(file), None) => base_name(file).into(),
+            // The name holds the location already.
+            _ if frame.function.is_none() => String::new(),
+            _ => module.into(),
+        };
+        let is_module = frame.file.is_none() && !place.is_empty();
+        Call { name: self.name(profile, frame), place, is_module, via: String::new() }
+    }
+
+    /// What a frame is; all are the program's if all are shown.
+    pub fn origin(&self, profile: &Profile, frame: &Frame) -> Origin {
+        if self.all_frames { Origin::Program } else { self.rules.origin(profile, frame) }
+    }
+
+    /// The frames of a stack that are shown. `origins`: what its frames are.
+    pub fn shown(&self, stack: &Stack, origins: &[Origin]) -> Shown {
+        if self.all_frames {
+            return Shown { frames: (allocator_frames(stack)..stack.frames.len()).collect(), via: None };
+        }
+        let Shown { frames, via } = Shown::of(origins);
+        let is_telling = |at: &usize| match (&stack.frames[*at].function, frames.first()) {
+            (Some(function), _) => !is_allocator_function(function),
+            // Its module is all that is known of it.
+            (None, first) => first.is_some_and(|first| stack.frames[*first].module != stack.frames[*at].module),
+        };
+        let via = via.filter(is_telling);
+        Shown { frames, via }
+    }
+
+    /// The frames of a stack that are shown.
+    pub fn shown_of(&self, profile: &Profile, stack: &Stack) -> Shown {
+        let origins: Vec<Origin> = stack.frames.iter().map(|frame| self.origin(profile, frame)).collect();
+        self.shown(stack, &origins)
+    }
+
+    /// The calls of a stack that are shown, innermost first.
+    pub fn calls(&self, profile: &Profile, stack: &Stack, shown: &Shown) -> Vec<Call> {
+        let Shown { frames, via } = shown;
+        let mut calls: Vec<Call> = frames.iter().map(|at| self.call(profile, &stack.frames[*at])).collect();
+        if let (Some(first), Some(via)) = (calls.first_mut(), via) {
+            first.via = word(profile, &stack.frames[*via]);
+        }
+        calls
+    }
 }
 
 /// A chain of calls, innermost first, each with whether repetitions were folded into it.
 pub type Chain = Vec<(Call, bool)>;
-
-/// The name that is shown: short, if it is a function's. A module's name in it stays whole.
-fn shown_name(profile: &Profile, frame: &Frame) -> String {
-    let name = frame_name(profile, frame);
-    if frame.function.is_none() && frame.function_start.is_some() {
-        return name.into_owned();
-    }
-    short_function(&name).into_owned()
-}
-
-/// A frame as a call.
-pub fn call(profile: &Profile, frame: &Frame) -> Call {
-    let name = shown_name(profile, frame);
-    let module = frame.module.and_then(|index| profile.modules.get(index)).map_or("", |module| base_name(&module.path));
-    let place = match (&frame.file, frame.line) {
-        (Some(file), Some(line)) => format!("{}:{line}", base_name(file)),
-        (Some(file), None) => base_name(file).into(),
-        // The name holds the location already.
-        _ if frame.function.is_none() => String::new(),
-        _ => module.into(),
-    };
-    let is_module = frame.file.is_none() && !place.is_empty();
-    Call { name, place, is_module }
-}
 
 /// Number of innermost frames that belong to an allocator rather than the program; 0 if all do.
 pub fn allocator_frames(stack: &Stack) -> usize {
@@ -73,35 +139,35 @@ pub fn fold_recursion<T: Clone + PartialEq>(items: impl IntoIterator<Item = T>) 
     folded
 }
 
-/// Renders the chain in at most `limit` lines of at most `columns`, and the number of calls that do not fit. `lead` (a
+/// Renders the chain in at most `limit` lines of at most `columns`. If it does not fit, what is left out is in its middle. `lead` (a
 /// process name) precedes it; `cut` is the reason why the stack is incomplete.
 pub fn lines(chain: &Chain, lead: &str, cut: Option<&str>, columns: usize, limit: usize, color: bool) -> Vec<String> {
-    let mut lines = Lines { done: Vec::new(), line: String::new(), used: 0, columns, color };
-    if !lead.is_empty() {
-        lines.push(&[(Style::Bold, clip(lead, columns.saturating_sub(1)) + ":")]);
-    }
-    for (index, (call, repeated)) in chain.iter().enumerate() {
-        let arrow = if index == 0 { "" } else { "← " };
-        // A module is named where it begins.
-        let is_known = call.is_module && index > 0 && chain[index - 1].0.place == call.place;
-        let place = if call.place.is_empty() || is_known {
-            String::new()
-        } else {
-            format!(" {}", clip(&call.place, columns / 2))
-        };
-        let name = clip(&call.name, columns.saturating_sub(width(&place) + 6).max(8));
-        let again = if *repeated { " ↻" } else { "" };
-        let piece = [(Style::Dim, arrow.to_owned()), (Style::Name, name), (Style::Dim, format!("{place}{again}"))];
-        // The last line has room for the number of remaining calls.
-        let room = if lines.done.len() + 1 >= limit { 14 } else { 0 };
-        let last = index + 1 == chain.len();
-        if lines.done.len() + 1 >= limit && !lines.fits(&piece, if last { 0 } else { room }) {
-            let rest = chain.len() - index;
-            lines.push(&[(Style::Dim, format!("← {rest} more"))]);
-            break;
+    let laid_out = |pieces: &mut dyn Iterator<Item = Piece>| {
+        let mut lines = Lines { done: Vec::new(), line: String::new(), used: 0, columns, color };
+        if !lead.is_empty() {
+            lines.push(&[(Style::Bold, clip(lead, columns.saturating_sub(1)) + ":")]);
         }
-        lines.push(&piece);
-    }
+        pieces.for_each(|piece| lines.push(&piece));
+        lines
+    };
+    let pieces: Vec<Piece> = (0..chain.len()).map(|index| piece(chain, index, columns)).collect();
+    let (last, all) = (chain.len().saturating_sub(1), chain.len());
+    // As many of the inner calls as there is room for, and the outermost.
+    let shortened = |inner: usize| {
+        let left_out = [(Style::Dim, format!("← … {} more …", last - inner))];
+        let left_out = std::iter::once(left_out.to_vec());
+        laid_out(&mut pieces[..inner].iter().cloned().chain(left_out).chain(pieces[last..].iter().cloned()))
+    };
+    let whole = laid_out(&mut pieces.iter().cloned());
+    let fits = |lines: &Lines| lines.number() <= limit;
+    let mut lines = if fits(&whole) || all < 3 {
+        whole
+    } else {
+        (1..last).rev().map(shortened).find(fits).unwrap_or_else(|| {
+            let more = vec![(Style::Dim, format!("← {last} more"))];
+            laid_out(&mut pieces[..1].iter().cloned().chain(std::iter::once(more)))
+        })
+    };
     if chain.is_empty() && cut.is_none() {
         lines.push(&[(Style::Dim, "[no stack]".into())]);
     }
@@ -109,6 +175,24 @@ pub fn lines(chain: &Chain, lead: &str, cut: Option<&str>, columns: usize, limit
         lines.push(&[(Style::Warning, clip(&format!("… incomplete: {cut}"), columns))]);
     }
     lines.finish()
+}
+
+/// A text in parts, each in its style.
+type Piece = Vec<(Style, String)>;
+
+/// A call of a chain, with its place.
+fn piece(chain: &Chain, index: usize, columns: usize) -> Piece {
+    let (call, repeated) = &chain[index];
+    let arrow = if index == 0 { "" } else { "← " };
+    // A module is named where it begins.
+    let is_known = call.is_module && index > 0 && chain[index - 1].0.place == call.place;
+    let place =
+        if call.place.is_empty() || is_known { String::new() } else { format!(" {}", clip(&call.place, columns / 2)) };
+    let via = if call.via.is_empty() { String::new() } else { format!(" (via {})", clip(&call.via, columns / 4)) };
+    let taken = width(&place) + width(&via) + 6;
+    let name = clip(&call.name, columns.saturating_sub(taken).max(8));
+    let again = if *repeated { " ↻" } else { "" };
+    vec![(Style::Dim, arrow.to_owned()), (Style::Name, name), (Style::Dim, format!("{place}{via}{again}"))]
 }
 
 struct Lines {
@@ -120,13 +204,17 @@ struct Lines {
 }
 
 impl Lines {
-    fn fits(&self, piece: &[(Style, String)], room: usize) -> bool {
+    fn fits(&self, piece: &[(Style, String)]) -> bool {
         let length: usize = piece.iter().map(|(_, text)| width(text)).sum();
-        self.used + usize::from(self.used > 0) + length + room <= self.columns
+        self.used + usize::from(self.used > 0) + length <= self.columns
+    }
+
+    fn number(&self) -> usize {
+        self.done.len() + usize::from(self.used > 0)
     }
 
     fn push(&mut self, piece: &[(Style, String)]) {
-        if self.used > 0 && !self.fits(piece, 0) {
+        if self.used > 0 && !self.fits(piece) {
             self.break_line();
         }
         if self.used > 0 {
@@ -157,7 +245,7 @@ mod tests {
     use super::*;
 
     fn named(name: &str, place: &str, is_module: bool) -> Call {
-        Call { name: name.into(), place: place.into(), is_module }
+        Call { name: name.into(), place: place.into(), is_module, via: String::new() }
     }
 
     #[test]
@@ -189,13 +277,13 @@ mod tests {
     }
 
     #[test]
-    fn chains_wrap_and_count_the_rest() {
+    fn chains_wrap_and_are_shortened_in_the_middle() {
         let call = |index: usize| (named(&format!("function_{index}"), &format!("file.c:{index}"), false), false);
         let chain: Chain = (0..20).map(call).collect();
         let lines = lines(&chain, "", None, 60, 2, false);
         assert_eq!(lines.len(), 2, "{lines:?}");
         assert!(lines[0].starts_with("function_0 file.c:0 ← function_1"));
-        assert!(lines[1].ends_with(" more"), "{lines:?}");
+        assert!(lines[1].ends_with("← … 16 more … ← function_19 file.c:19"), "{lines:?}");
         assert!(lines.iter().all(|line| width(line) <= 60));
     }
 

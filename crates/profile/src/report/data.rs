@@ -6,7 +6,7 @@ use thiserror::Error;
 use super::stacks::{Group, groups};
 use super::suspects::{Growing, Suspect};
 use super::tree::{Node, ROOT};
-use super::{By, Context, ReportOptions, Tree, by, subject, suspects, tree};
+use super::{By, Context, FrameView, ReportOptions, Tree, by, subject, suspects, tree};
 use crate::escape::{escaped, pretty_json};
 use crate::estimates::Pool;
 use crate::model::Profile;
@@ -34,11 +34,17 @@ pub fn view(options: &ReportOptions) -> Option<String> {
     }
 }
 
+/// Files have all frames, whatever a table shows.
+fn with_all_frames(options: &ReportOptions) -> ReportOptions {
+    ReportOptions { frames: FrameView { all_frames: true, ..options.frames }, ..options.clone() }
+}
+
 /// The view as CSV: a line per row, with every value and the ends of its interval (empty: not known).
 ///
 /// # Errors
 /// Writing to memory failed.
 pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataError> {
+    let options = &with_all_frames(options);
     let context = Context::new(profile, options);
     let table = table(&context);
     let mut writer = csv::Writer::from_writer(Vec::new());
@@ -73,6 +79,7 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataEr
 /// # Errors
 /// It could not be encoded.
 pub fn json(profile: &Profile, options: &ReportOptions) -> Result<String, DataError> {
+    let options = &with_all_frames(options);
     let context = Context::new(profile, options);
     let table = table(&context);
     let rows: Vec<Json> = table.rows.iter().map(|row| row.json(&context, &table)).collect();
@@ -303,8 +310,8 @@ mod tests {
                 assert!(lines.len() == all.len() && is_there, "{by:?}: {lines:?}");
             }
         };
-        names(By::Module)(&["/usr/bin/server", "/usr/lib/libjson.so"]);
-        names(By::File)(&["/src/server.cc", "/src/main.c", "/src/json.c", "[no file known: /usr/lib/libjson.so]"]);
+        names(By::Module)(&["/usr/bin/server", "/srv/lib/libjson.so"]);
+        names(By::File)(&["/src/server.cc", "/src/main.c", "/src/json.c", "[no file known: /srv/lib/libjson.so]"]);
         names(By::Program)(&["server (4242)", "(4300)"]);
         names(By::Thread)(&["server (4242) / worker", "(4300) / worker"]);
     }

@@ -40,7 +40,7 @@ pub fn figures_of_stacks(profile: &Profile, options: &ReportOptions) -> Vec<Stac
         lifetimes: survival::pooled(&group.lifetimes),
         design_effect: design_effect(&group.alloc),
     };
-    groups_told(&context, Told::Functions).iter().map(figures).collect()
+    groups_told(&context, Told::Functions, context.options.frames).iter().map(figures).collect()
 }
 
 /// Σw² is the variance Σ w (w − 1) plus Σw.

@@ -35,6 +35,8 @@ fn reports_look_as_they_should() {
     let mut one = leaking().only_process(0);
     one.counters.clear();
     check("one", &one, ReportOptions { width: 80, source: Some("x.json".into()), ..default() });
+    check("brief", &one, ReportOptions { brief: true, width: 80, source: Some("x.json".into()), ..default() });
+    check("brief_many", &testing::measured(), ReportOptions { brief: true, ..default() });
     check("suspects", &leaking(), ReportOptions { suspects: true, ..default() });
     check("no_suspects", &testing::small(), ReportOptions { suspects: true, ..default() });
     for by in [By::Function, By::Size] {

@@ -141,8 +141,17 @@ pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
     entries
 }
 
+/// At most so many lines of programs or processes, the largest first, without what was counted.
+pub(super) fn brief(context: &Context, rows: usize) -> Vec<String> {
+    with_grouping(context, &|context, by| table(context, by, rows, true))
+}
+
 /// Lines of the section; empty if there is a single process and nothing to compare.
 pub(super) fn section(context: &Context) -> Vec<String> {
+    with_grouping(context, &|context, by| table(context, by, MOST, false))
+}
+
+fn with_grouping(context: &Context, table: &dyn Fn(&Context, GroupBy) -> Vec<String>) -> Vec<String> {
     let by = match context.group_by {
         GroupBy::Thread => GroupBy::Process,
         GroupBy::Nothing => GroupBy::Program,
@@ -155,7 +164,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     table(&Context { profile: &apart, ..context.sorted_by(context.sort) }, by)
 }
 
-fn table(context: &Context, by: GroupBy) -> Vec<String> {
+fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String> {
     let profile = context.profile;
     let counted = profile.processes.iter().any(|process| process.exact_alloc_bytes.is_some());
     let mut entries = entries(context, by);
@@ -168,14 +177,20 @@ fn table(context: &Context, by: GroupBy) -> Vec<String> {
         profile.has_at_exit().then_some(Value::AtExitSpace),
         Some(Value::AllocSpace),
     ];
-    let mut table = Table::new(columns(by, values));
-    for entry in entries.iter().take(MOST) {
+    let mut table = Table::new(columns(by, values, brief));
+    for entry in entries.iter().take(most) {
         let ended = if entry.has_ended(profile) { " ended" } else { "" };
         let inline = if entry.is_inline(profile) { " inline" } else { "" };
         let mut cells = vec![clip(&entry.name, context.width / 3) + ended + inline];
         for value in values.into_iter().flatten() {
             let figure = entry.figure(context, value);
             cells.extend([figure.figure, figure.bounds]);
+        }
+        if brief {
+            let resident = super::resident::of(profile, entry);
+            cells.push(resident.map_or_else(String::new, |resident| units::bytes(resident.total_bytes() as f64)));
+            table.row(cells);
+            continue;
         }
         let exact = |value| entry.exact(profile, value).map(|exact| exact as f64);
         cells.push(match (exact(Value::AllocSpace), exact(Value::AllocObjects)) {
@@ -197,16 +212,18 @@ fn table(context: &Context, by: GroupBy) -> Vec<String> {
         GroupBy::Process | GroupBy::Thread | GroupBy::Nothing => "Processes",
     };
     let (header, rows) = table.lines(context.width, context.options.color);
-    let mut lines = vec![context.heading(title), header];
+    let of = format!(" · top {most} of {}", units::count(entries.len() as f64));
+    let of = if brief && entries.len() > most { context.paint(Style::Dim, &of) } else { String::new() };
+    let mut lines = vec![context.heading(title) + &of, header];
     lines.extend(rows);
-    if let Some(more @ 1..) = entries.len().checked_sub(MOST) {
+    if let Some(more @ 1..) = entries.len().checked_sub(most).filter(|_| !brief) {
         let rest = format!("  and {} more", units::count(more as f64));
         lines.push(context.paint(Style::Dim, &rest));
     }
     lines
 }
 
-fn columns(by: GroupBy, values: [Option<Value>; 3]) -> Vec<Column> {
+fn columns(by: GroupBy, values: [Option<Value>; 3], brief: bool) -> Vec<Column> {
     let name = match by {
         GroupBy::Program => "PROGRAM",
         GroupBy::Comm => "NAME",
@@ -223,6 +240,10 @@ fn columns(by: GroupBy, values: [Option<Value>; 3]) -> Vec<Column> {
         };
         columns.push(Column::right(title, Style::Bold));
         columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank));
+    }
+    if brief {
+        columns.push(Column::right("RESIDENT", Style::Plain).dispensable(1));
+        return columns;
     }
     columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(1));
     columns.push(Column::right("DIFFERS BY", Style::Plain).dispensable(3));

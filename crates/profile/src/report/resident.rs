@@ -74,8 +74,17 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
+/// One or two lines of the memory of a single program; none if it was not measured.
+pub(super) fn brief(context: &Context) -> Vec<String> {
+    let measured = measured(context, GroupBy::Program);
+    let [(_, resident)] = measured.as_slice() else { return Vec::new() };
+    let wrapped = wrap(&parts(resident), context.width - 13);
+    let begin = |k: usize| if k == 0 { "  resident   " } else { "             " };
+    wrapped.iter().enumerate().map(|(k, line)| format!("{}{}", begin(k), line.replace(TOGETHER, " "))).collect()
+}
+
 /// The memory of an entry's processes; `None` if that of one which has not ended was not measured.
-fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
+pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
     let mut living = entry.processes().iter().map(|&process| &profile.processes[process]);
     let sum = living.try_fold(None, |sum: Option<Resident>, process| match process.resident {
         Some(resident) => {

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use super::Context;
-use super::chain::{self, Call, Chain};
+use super::chain::{self, Call, Chain, FrameView};
 use super::figures::FigureTable;
 use crate::estimates::Pool;
 use crate::group::Groups;
 use crate::intern::Interned;
-use crate::model::{Lifetimes, Profile, Row};
+use crate::model::{Lifetimes, Row};
+use crate::origin::{Origin, Shown};
 use crate::report::text::{Style, clip};
 use crate::units;
 use crate::value::Value;
@@ -79,16 +80,17 @@ pub(super) struct Group<'a> {
     pub(super) alloc: SampleSums,
     /// The first of its rows.
     pub(super) row: &'a Row,
+    /// The frames of its stack that are shown.
+    pub(super) shown: Shown,
+    /// All of them.
+    pub(super) rows: Vec<&'a Row>,
     /// Lifetimes of each row, with its estimated number of allocations.
     pub(super) lifetimes: Vec<(&'a Lifetimes, f64)>,
 }
 
 impl Group<'_> {
     pub(super) fn chain(&self, context: &Context) -> Chain {
-        let profile = context.profile;
-        let stack = &self.row.key.stack;
-        let frames = &stack.frames[chain::allocator_frames(stack)..];
-        let calls: Vec<Call> = frames.iter().map(|frame| chain::call(profile, frame)).collect();
+        let calls = context.options.frames.calls(context.profile, &self.row.key.stack, &self.shown);
         if !context.options.fold_recursion {
             return calls.into_iter().map(|call| (call, false)).collect();
         }
@@ -130,16 +132,23 @@ pub(super) enum Told {
 
 /// Groups of rows as the options say, largest first.
 pub(super) fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
-    groups_told(context, if context.options.fold_recursion { Told::FoldedCalls } else { Told::Calls })
+    groups_told(context, how(context), context.options.frames)
+}
+
+/// Groups of rows by all their frames, whichever are shown: whether one leaks is not to be hidden by others.
+pub(super) fn judged_groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
+    groups_told(context, how(context), FrameView { all_frames: true, ..context.options.frames })
+}
+
+fn how(context: &Context) -> Told {
+    if context.options.fold_recursion { Told::FoldedCalls } else { Told::Calls }
 }
 
 /// What is the same in two stacks that are one, for each stack of the profile.
-fn stack_keys(profile: &Profile, interned: &Interned, told: Told) -> Vec<Box<[u32]>> {
-    let calls: Vec<Call> = interned.frames.iter().map(|frame| chain::call(profile, frame)).collect();
-    let frames = |stack: u32| {
-        let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
-        interned.frame_ids(stack)[skipped..].iter().map(|&frame| frame as usize)
-    };
+fn stack_keys(context: &Context, interned: &Interned, told: Told, shown: &[Vec<u32>]) -> Vec<Box<[u32]>> {
+    let view = context.options.frames;
+    let calls: Vec<Call> = interned.frames.iter().map(|frame| view.call(context.profile, frame)).collect();
+    let frames = |stack: u32| shown[stack as usize].iter().map(|&frame| frame as usize);
     let stacks = 0..interned.stacks.len() as u32;
     let mut recursive: HashSet<&str> = HashSet::new();
     if told == Told::FoldedCalls {
@@ -169,24 +178,59 @@ fn stack_keys(profile: &Profile, interned: &Interned, told: Told) -> Vec<Box<[u3
     stacks.map(key).collect()
 }
 
+/// The frames of each stack that are shown, by their place in it.
+fn shown_places(context: &Context, interned: &Interned, view: FrameView) -> Vec<Shown> {
+    let origins: Vec<Origin> = interned.frames.iter().map(|frame| view.origin(context.profile, frame)).collect();
+    let of_stack = |stack: u32| {
+        let ids = interned.frame_ids(stack);
+        let origins: Vec<Origin> = ids.iter().map(|frame| origins[*frame as usize]).collect();
+        let stack = interned.stacks[stack as usize].stack;
+        // Viewers get a frame for a stack that has none.
+        let has_frames = stack.frames.len() == ids.len();
+        if has_frames { view.shown(stack, &origins) } else { Shown { frames: (0..ids.len()).collect(), via: None } }
+    };
+    (0..interned.stacks.len() as u32).map(of_stack).collect()
+}
+
+/// The frames of each stack that are shown, innermost first, by their numbers.
+pub(super) fn shown_frames(context: &Context, interned: &Interned, view: FrameView) -> Vec<Vec<u32>> {
+    numbers(interned, &shown_places(context, interned, view))
+}
+
+fn numbers(interned: &Interned, places: &[Shown]) -> Vec<Vec<u32>> {
+    let of_stack = |(stack, shown): (u32, &Shown)| {
+        let ids = interned.frame_ids(stack);
+        shown.frames.iter().map(|at| ids[*at]).collect()
+    };
+    (0..).zip(places).map(of_stack).collect()
+}
+
 /// Groups of rows whose stacks are told apart in this way, largest first.
-pub(super) fn groups_told<'a>(context: &'a Context, told: Told) -> Vec<Group<'a>> {
+pub(super) fn groups_told<'a>(context: &'a Context, told: Told, view: FrameView) -> Vec<Group<'a>> {
     let profile = context.profile;
     let groups_of = Groups::new(profile, context.group_by);
     let interned = Interned::new(profile);
-    let key_of_stack = stack_keys(profile, &interned, told);
+    let shown = shown_places(context, &interned, context.options.frames);
+    let judged = if view == context.options.frames {
+        numbers(&interned, &shown)
+    } else {
+        shown_frames(context, &interned, view)
+    };
+    let key_of_stack = stack_keys(context, &interned, told, &judged);
     let mut index_of: HashMap<GroupKey<'a, '_>, usize> = HashMap::new();
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let name = groups_of.name(row);
         let cut = row.key.stack.cut.as_deref();
         let index = *index_of.entry((name.clone(), &key_of_stack[stack as usize], cut)).or_insert_with(|| {
-            let (pool, alloc, lifetimes) = Default::default();
-            groups.push(Group { name, cut: cut.map(Cow::Borrowed), pool, alloc, row, lifetimes });
+            let (pool, alloc, lifetimes, rows) = Default::default();
+            let shown = shown[stack as usize].clone();
+            groups.push(Group { name, cut: cut.map(Cow::Borrowed), pool, alloc, row, shown, rows, lifetimes });
             groups.len() - 1
         });
         let group = &mut groups[index];
         group.pool.add(row);
+        group.rows.push(row);
         group.alloc.add(&row.alloc);
         group.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
     }

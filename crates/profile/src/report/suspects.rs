@@ -3,7 +3,7 @@
 use heapbpf_statistics::growth::q_values;
 use heapbpf_statistics::outliving::{self, Octave, Outliving};
 
-use super::stacks::{Group, INDENT, groups};
+use super::stacks::{Group, INDENT, judged_groups};
 use super::{Context, chain, plural};
 use crate::report::text::{Style, clip, width, wrap};
 use crate::units;
@@ -34,7 +34,7 @@ pub(super) struct Growing<'a> {
 
 /// Lines of a report that does not ask for suspects; empty if there is none.
 pub(super) fn brief(context: &Context) -> Vec<String> {
-    let groups = groups(context);
+    let groups = judged_groups(context);
     let (suspects, judged) = suspects(&groups);
     if suspects.is_empty() {
         return Vec::new();
@@ -48,7 +48,7 @@ pub(super) fn brief(context: &Context) -> Vec<String> {
 
 /// Lines of the report of suspects: those that were found, and stacks of which nothing was freed.
 pub(super) fn section(context: &Context) -> Vec<String> {
-    let groups = groups(context);
+    let groups = judged_groups(context);
     let top = context.options.top;
     if !groups.iter().any(|group| !ages(group).is_empty()) {
         let why = "this profile has no ages of samples: only .json of a recording that followed frees has them";

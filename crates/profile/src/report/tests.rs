@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::model::LossBound;
+use crate::model::{Frame, LossBound};
 use crate::report::figure::FigureText;
 use crate::report::text::width;
 use crate::testing;
@@ -123,6 +123,43 @@ fn guaranteed_intervals_are_the_users() {
     assert!(!with(&profile, true).contains("every mix of sizes"));
 }
 
+/// Rows are titled by functions of the program; what these allocated with is one word, and all frames are there on request.
+#[test]
+fn libraries_and_wrappers_title_no_row() {
+    let mut profile = testing::small().only_process(0);
+    let mut stack = profile.rows[0].key.stack.as_ref().clone();
+    let frame = |function: &str, module| Frame { function: Some(function.into()), module, ..Frame::default() };
+    profile.modules[1].path = "/usr/lib/x86_64-linux-gnu/libjson.so.4".into();
+    stack.frames =
+        ["malloc", "operator new(unsigned long)", "void std::vector<int>::_M_realloc_insert<int>(int*, int&&)"]
+            .into_iter()
+            .map(|function| Arc::new(frame(function, Some(0))))
+            .chain([Arc::new(frame("int shop::fill<int>(std::vector<int>&)", Some(0)))])
+            .chain([Arc::new(frame("json_visit", Some(1))), Arc::new(frame("main", Some(0)))])
+            .chain([Arc::new(frame("__libc_start_main_impl", Some(1)))])
+            .collect();
+    profile.rows.retain(|row| row.key.process == 0);
+    let stack = Arc::new(stack);
+    profile.rows.iter_mut().for_each(|row| row.key.stack = Arc::clone(&stack));
+    let with = |frames| report(&profile, &ReportOptions { frames, width: 160, ..ReportOptions::default() });
+    let text = with(FrameView::default());
+    assert!(
+        text.contains("shop::fill server (via vector) ← main") && text.contains("where      shop::fill server"),
+        "{text}"
+    );
+    assert!(
+        !["operator new", "json_visit", "__libc_start", "realloc_insert"].iter().any(|it| text.contains(it)),
+        "{text}"
+    );
+    let text = with(FrameView { all_frames: true, ..FrameView::default() });
+    assert!(
+        text.contains("std::vector::_M_realloc_insert server ← shop::fill ← json_visit libjson.so.4 ← main"),
+        "{text}"
+    );
+    let text = with(FrameView { full_names: true, ..FrameView::default() });
+    assert!(text.contains("int shop::fill<int>(std::vector<int>&) server (via vector) ← main"), "{text}");
+}
+
 /// A function has everything that is allocated through it, with the interval of that sum; recursion counts once.
 #[test]
 fn functions_have_figures_of_their_own() {
@@ -131,7 +168,7 @@ fn functions_have_figures_of_their_own() {
     assert!(!report(&profile, &ReportOptions::default()).contains("By function"));
     let text = report(&profile, &ReportOptions { functions: 4, width: 140, ..ReportOptions::default() });
     let section: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("By function")).collect();
-    assert!(section[0].contains("top 4 of 5"), "{text}");
+    assert!(section[0].contains("top 4 of 4"), "{text}");
     // `parse_value` is twice on the stacks of rows 0, 1 and 4, and on no other.
     let through = Pool::of([0, 1, 3].map(|row| &profile.rows[row]));
     let figure = crate::report::figure::FigureText::new(&profile, &through, Value::InuseSpace, 0.95);
@@ -297,6 +334,38 @@ fn what_is_in_use_since_a_moment_only_says_so() {
     assert!(!text.contains("since 22:13") && !text.contains("older blocks"), "{text}");
 }
 
+/// The report that nobody asked more of fits on a screen, and says how to get the rest.
+#[test]
+fn a_brief_report_has_at_most_25_lines() {
+    let mut many = testing::small();
+    many.notes = (0..40)
+        .map(|number| {
+            format!("remark {number} of many, which is so long that it needs more than one line of a usual screen")
+        })
+        .collect();
+    let files = vec![("x.json".to_owned(), "heapbpf report x.json".to_owned())];
+    let all = [
+        testing::small(),
+        testing::measured(),
+        testing::ended_apart(),
+        testing::large(300, 30),
+        testing::partly_read(),
+        many,
+    ];
+    for profile in all.iter().chain([&all[0].only_process(0), &all[1].only_process(0)]) {
+        for columns in [80, 100, 160] {
+            let options =
+                ReportOptions { brief: true, width: columns, files: files.clone(), ..ReportOptions::default() };
+            let text = report(profile, &options);
+            assert!(text.lines().count() <= 25, "{columns}: {text}");
+            assert!(text.lines().all(|line| width(line) <= columns), "{columns}: {text}");
+            assert!(text.contains("\nBy function · "), "{text}");
+        }
+    }
+    let text = report(&all[5], &ReportOptions { brief: true, files, ..ReportOptions::default() });
+    assert!(text.contains("more remarks (heapbpf report --details x.json)"), "{text}");
+}
+
 /// The lines before the first table.
 fn head(text: &str) -> Vec<&str> {
     text.lines().take_while(|line| !line.is_empty()).collect()
@@ -400,7 +469,9 @@ fn what_to_do_next_is_a_command() {
     few.rows.push(leaking.rows[3].clone());
     assert!(next(&few, of("x.json")).starts_with("heapbpf plan x.json"));
     let mut unnamed = leaking.clone();
-    unnamed.rows[0].key.stack = unnamed.rows[3].key.stack.clone();
+    let mut stack = unnamed.rows[3].key.stack.as_ref().clone();
+    stack.frames.truncate(1);
+    unnamed.rows[0].key.stack = stack.into();
     assert!(next(&unnamed, of("x.json")).starts_with("heapbpf report --symbolize x.json"));
     unnamed.modules[1].reason = Some("it is stripped".into());
     assert!(next(&unnamed, of("x.json")).starts_with("install the debug symbols"));

@@ -1,11 +1,12 @@
 //! A tree of calls: from the outermost functions down, or from chosen functions up to their callers.
 
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use regex::Regex;
 
 use super::figures::FigureTable;
+use super::stacks::shown_frames;
 use super::{Context, chain};
 use crate::estimates::Pool;
 use crate::filter::matches;
@@ -98,7 +99,9 @@ pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
     let profile = context.profile;
     let interned = Interned::for_viewers(profile);
     let groups = Groups::new(profile, context.group_by);
-    let names: Vec<String> = interned.frames.iter().map(|frame| chain::call(profile, frame).name).collect();
+    let view = context.options.frames;
+    let names: Vec<String> = interned.frames.iter().map(|frame| view.call(profile, frame).name).collect();
+    let shown = shown_frames(context, &interned, view);
     let matching: Vec<bool> = interned
         .frames
         .iter()
@@ -109,12 +112,18 @@ pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
         .collect();
     // Names of each stack from the root of the tree outwards; none if it does not belong to the tree.
     let path_of = |stack: u32| -> Vec<&str> {
-        let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
-        let frames = &interned.frame_ids(stack)[skipped..];
         let name = |frame: &u32| names[*frame as usize].as_str();
         let path: Vec<&str> = match tree {
-            Tree::Down => frames.iter().rev().map(name).collect(),
-            Tree::Callers(_) => frames.iter().skip_while(|frame| !matching[**frame as usize]).map(name).collect(),
+            Tree::Down => shown[stack as usize].iter().rev().map(name).collect(),
+            // What was asked for, whoever it belongs to, and its callers that are shown.
+            Tree::Callers(_) => {
+                let is_shown: HashSet<u32> = shown[stack as usize].iter().copied().collect();
+                let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
+                let mut through =
+                    interned.frame_ids(stack)[skipped..].iter().skip_while(|frame| !matching[**frame as usize]);
+                let asked_for = through.next();
+                asked_for.into_iter().chain(through.filter(|frame| is_shown.contains(frame))).map(name).collect()
+            }
         };
         chain::fold_recursion(path).into_iter().map(|(name, _)| name).collect()
     };

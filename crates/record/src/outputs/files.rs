@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use crate::output::{self, Output, OutputError};
 use crate::plan::OutputPlan;
 
-/// The outputs of a recording: those named, or one with a default name.
-pub fn resolve_outputs(plan: &OutputPlan, first: Option<(&str, u32)>) -> Vec<Output> {
+/// Where snapshots go: beside the outputs, or to files with a default name if a signal asks for them and there are none.
+pub fn snapshot_outputs(plan: &OutputPlan, first: Option<(&str, u32)>) -> Vec<Output> {
     if !plan.files.is_empty() {
         return plan.files.clone();
     }

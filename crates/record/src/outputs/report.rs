@@ -48,12 +48,17 @@ pub fn show_report(profile: &Profile, display: Display, write: &WriteOptions, cl
         color: display.color.is_on(terminal),
         group_by: write.group_by,
         sort: write.value,
+        frames: display.frames,
+        brief: true,
         confidence: write.confidence,
         files,
         snapshots: snapshots.map(|(count, last)| (count, last.display().to_string())),
         ..ReportOptions::default()
     };
-    let text = report::report(profile, &options);
+    let mut text = report::report(profile, &options);
+    if options.files.is_empty() && options.snapshots.is_none() {
+        text += "\nno file was written · -o x.json keeps everything, -o x.pb.gz is for pprof, -o x.html is a page\n";
+    }
     // A reader that has closed the pipe (`| head`) is not an error.
     let _ = if to_error {
         std::io::stderr().write_all(text.as_bytes())

@@ -15,13 +15,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::errors::Step;
-use super::pace::{Standing, pause, writes_last_profile};
+use super::pace::{Standing, pause};
 use super::signals::Signals;
 use super::state::Session;
 use crate::attaching::command::{Held, NotStarted, Running, exit_code, hold, killed_by};
 use crate::descriptors::watch;
-use crate::output::Output;
-use crate::outputs::files::{SnapshotFiles, resolve_outputs, write_outputs};
+use crate::outputs::files::{SnapshotFiles, snapshot_outputs, write_outputs};
 use crate::outputs::notify;
 use crate::outputs::report::{Closing, show_report, write_stats};
 use crate::outputs::status_line::StatusLine;
@@ -44,7 +43,6 @@ pub struct ActiveRecording {
     /// end, and the session waits for these.
     command: CommandState,
     session: Session,
-    outputs: Vec<Output>,
     files: SnapshotFiles,
     signals: Signals,
     snapshot_wanted: Signal,
@@ -101,13 +99,13 @@ impl ActiveRecording {
         session.recorder.set_functions(session.attaching.hooks.functions());
         let first = session.first_target(command_pid);
         let plan = &session.plan;
-        let outputs = resolve_outputs(&plan.outputs, first.as_ref().map(|(comm, pid)| (comm.as_str(), *pid)));
+        let outputs = snapshot_outputs(&plan.outputs, first.as_ref().map(|(comm, pid)| (comm.as_str(), *pid)));
         let files = SnapshotFiles::new(&outputs, plan.outputs.write, plan.outputs.keep);
         // From here on we handle Ctrl-C: probes are attached, so the user must get a profile.
         let signals = Signals::listen(command.held.as_ref().map(|held| held.process().try_clone()).transpose()?)?;
         let snapshot_wanted = signal(SignalKind::user_defined1())?;
         let line = StatusLine::new(plan.display);
-        Ok(Self { command, session, outputs, files, signals, snapshot_wanted, line, begun: Instant::now() })
+        Ok(Self { command, session, files, signals, snapshot_wanted, line, begun: Instant::now() })
     }
 
     /// The privileges that it goes on needing.
@@ -284,14 +282,13 @@ impl ActiveRecording {
             bail!("{nobody}, and none did so far: no profile is written");
         }
         let plan = &self.session.plan;
-        let is_wanted = writes_last_profile(plan.keeps_running, !plan.outputs.files.is_empty());
-        let outputs = if is_wanted { &self.outputs[..] } else { &[] };
+        let outputs = &plan.outputs.files;
         let options = &plan.outputs.write;
         let (files, written) = write_outputs(outputs, &made.profile, options, |it| self.line.writing(it));
         self.line.clear();
         let stats = plan.outputs.stats.as_deref();
         let accounted = stats.map_or(Ok(()), |path| write_stats(path, plan.outputs.force, &made.stats));
-        let closing = Closing { outputs: &self.outputs, stats, files, snapshots: self.files.written() };
+        let closing = Closing { outputs, stats, files, snapshots: self.files.written() };
         show_report(&made.profile, plan.display, options, closing);
         written?;
         accounted?;

@@ -37,12 +37,6 @@ pub(super) fn pause(behind: bool, active: bool, deadlines: impl IntoIterator<Ite
     deadlines.into_iter().flatten().fold(pause, Duration::min)
 }
 
-/// Whether the last profile is written to files. A service writes profiles on request, and its last one only if the
-/// user named a file.
-pub(super) const fn writes_last_profile(keeps_running: bool, files_named: bool) -> bool {
-    !keeps_running || files_named
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,11 +65,5 @@ mod tests {
         assert!(over(true, false, false));
         assert!(!over(true, true, false), "the command may start more");
         assert!(over(false, true, true) && over(true, true, true), "time is over for everybody");
-    }
-
-    #[test]
-    fn a_service_writes_its_last_profile_only_where_a_file_was_named() {
-        assert!(writes_last_profile(false, false) && writes_last_profile(false, true));
-        assert!(writes_last_profile(true, true) && !writes_last_profile(true, false));
     }
 }

@@ -90,7 +90,7 @@ fn resident_memory_is_a_series_per_part() {
     let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
     assert_eq!(value(&text, &format!("heapbpf_process_resident_bytes{labels}")), Some(314_572_800.0), "{text}");
     let parts: Vec<&str> = text.split("part=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-    assert_eq!(parts, ["heap", "files", "stacks", "shared", "jit_code", "other"]);
+    assert_eq!(parts, ["heap", "files", "stacks", "shared", "jit_code", "heapbpf", "other"]);
 }
 
 #[test]

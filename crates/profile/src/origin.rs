@@ -1,0 +1,384 @@
+//! What frames are to somebody who reads a report: the program's own, or something that it uses. Rules look at one frame alone, so
+//! what a frame is does not depend on the sample, and is the same in two profiles of one program.
+
+use std::sync::LazyLock;
+
+use regex::RegexSet;
+use thiserror::Error;
+
+use crate::model::{Frame, Profile};
+use crate::naming::short_function;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// The program's own function.
+    Program,
+    /// A library's.
+    Library,
+    /// Of an interpreter or a virtual machine.
+    Runtime,
+    /// Where the program begins, as `main`.
+    Entry,
+    /// A function that allocates for its caller, as `operator new`, `xmalloc` and C++'s containers do.
+    Wrapper,
+    /// What runs before the program, or begins its threads.
+    Startup,
+}
+
+impl Origin {
+    const ALL: [(&str, Self); 6] = [
+        ("program", Self::Program),
+        ("library", Self::Library),
+        ("runtime", Self::Runtime),
+        ("entry", Self::Entry),
+        ("wrapper", Self::Wrapper),
+        ("startup", Self::Startup),
+    ];
+
+    /// How well it titles a stack: the innermost frame of the best rank does.
+    const fn rank(self) -> u32 {
+        match self {
+            Self::Program => 0,
+            Self::Library | Self::Runtime => 1,
+            Self::Entry => 2,
+            Self::Wrapper => 3,
+            Self::Startup => 4,
+        }
+    }
+}
+
+/// A line is no rule.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("line {line}, column {column}: {why}")]
+pub struct InvalidRule {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column, from 1.
+    pub column: usize,
+    why: String,
+}
+
+/// Rules by one field of frames, and the number of each among all rules.
+#[derive(Clone, Debug, Default)]
+struct Patterns {
+    set: RegexSet,
+    numbers: Vec<usize>,
+}
+
+impl Patterns {
+    fn first(&self, text: &str) -> Option<usize> {
+        if text.is_empty() { None } else { self.set.matches(text).iter().next().map(|at| self.numbers[at]) }
+    }
+}
+
+/// Rules that say what frames are.
+#[derive(Clone, Debug)]
+pub struct FrameRules {
+    origins: Vec<Origin>,
+    /// By function, module and file.
+    patterns: [Patterns; 3],
+}
+
+const FIELDS: [&str; 3] = ["function", "module", "file"];
+
+/// The rules that heapbpf comes with.
+static STANDARD: LazyLock<FrameRules> = LazyLock::new(|| {
+    // They are tested.
+    FrameRules::with("").unwrap_or_else(|error| panic!("origin.rules: {error}"))
+});
+
+impl FrameRules {
+    /// The rules that heapbpf comes with.
+    pub fn standard() -> &'static Self {
+        &STANDARD
+    }
+
+    /// These rules, and those that heapbpf comes with.
+    ///
+    /// # Errors
+    /// A line is neither a rule, nor empty, nor a comment.
+    pub fn with(more: &str) -> Result<Self, InvalidRule> {
+        let mut origins = Vec::new();
+        let mut by_field: [(Vec<String>, Vec<usize>); 3] = Default::default();
+        for text in [more, include_str!("origin.rules")] {
+            for (index, line) in text.lines().enumerate() {
+                if let Some((origin, field, pattern)) = parse(index + 1, line)? {
+                    by_field[field].0.push(expression(pattern, field));
+                    by_field[field].1.push(origins.len());
+                    origins.push(origin);
+                }
+            }
+        }
+        let compiled =
+            by_field.map(|(expressions, numbers)| RegexSet::new(expressions).map(|set| Patterns { set, numbers }));
+        let [function, module, file] = compiled;
+        // What `expression` makes is valid; too many rules are too large.
+        let too_large = |error: regex::Error| InvalidRule { line: 1, column: 1, why: error.to_string() };
+        Ok(Self {
+            origins,
+            patterns: [function.map_err(too_large)?, module.map_err(too_large)?, file.map_err(too_large)?],
+        })
+    }
+
+    /// What a frame is.
+    pub fn origin(&self, profile: &Profile, frame: &Frame) -> Origin {
+        let function = frame.function.as_deref().unwrap_or("");
+        let module = frame.module.and_then(|index| profile.modules.get(index)).map_or("", |module| &*module.path);
+        self.origin_of(function, module, frame.file.as_deref().unwrap_or(""))
+    }
+
+    /// What a frame with this function, module and source file is; each is empty if it is not known.
+    pub fn origin_of(&self, function: &str, module: &str, file: &str) -> Origin {
+        let short = short_function(function);
+        // Of Rust's `<u8 as Trait>::method` the short name has no trait.
+        let whole = if function.starts_with('<') { function } else { "" };
+        let [by_function, by_module, by_file] = &self.patterns;
+        let texts = [(by_function, &*short), (by_function, whole), (by_module, module), (by_file, file)];
+        let first = texts.into_iter().filter_map(|(patterns, text)| patterns.first(text)).min();
+        match first {
+            Some(rule) => self.origins[rule],
+            // What has no name says less than a library that has one.
+            None if function.is_empty() => Origin::Library,
+            None => Origin::Program,
+        }
+    }
+}
+
+/// Origin, index of the field, and pattern of a line; `None` if it is empty or a comment.
+fn parse(line: usize, text: &str) -> Result<Option<(Origin, usize, &str)>, InvalidRule> {
+    let column = |part: &str| part.as_ptr() as usize - text.as_ptr() as usize + 1;
+    let error = |column, why: String| Err(InvalidRule { line, column, why });
+    let rest = text.trim();
+    if rest.is_empty() || rest.starts_with('#') {
+        return Ok(None);
+    }
+    let (origin, rest) = rest.split_at(rest.find(char::is_whitespace).unwrap_or(rest.len()));
+    let Some((_, of)) = Origin::ALL.into_iter().find(|(name, _)| *name == origin) else {
+        let names = Origin::ALL.map(|(name, _)| name).join(", ");
+        return error(column(origin), format!("\"{origin}\" is none of {names}"));
+    };
+    let rest = rest.trim_start();
+    let (field, pattern) = rest.split_at(rest.find(char::is_whitespace).unwrap_or(rest.len()));
+    let Some(index) = FIELDS.iter().position(|name| *name == field) else {
+        return error(column(field), format!("\"{field}\" is none of {}", FIELDS.join(", ")));
+    };
+    match pattern.trim() {
+        "" => error(column(field) + field.len(), "a pattern is missing".into()),
+        pattern => Ok(Some((of, index, pattern))),
+    }
+}
+
+/// A pattern as a regular expression.
+fn expression(pattern: &str, field: usize) -> String {
+    let any = if FIELDS[field] == "function" { ".*" } else { "[^/]*" };
+    let mut expression = String::from("(?s)^");
+    let mut rest = pattern;
+    while let Some(next) = rest.chars().next() {
+        let (text, length) = match next {
+            '*' if rest.starts_with("**") => (".*".to_owned(), 2),
+            '*' => (any.to_owned(), 1),
+            '[' if rest.starts_with("[0-9]") => ("[0-9]".to_owned(), 5),
+            '{' if let Some((inside, _)) = rest[1..].split_once('}') => {
+                let parts: Vec<String> = inside.split(',').map(regex::escape).collect();
+                (format!("(?:{})", parts.join("|")), inside.len() + 2)
+            }
+            _ => (regex::escape(next.encode_utf8(&mut [0; 4])), next.len_utf8()),
+        };
+        expression.push_str(&text);
+        rest = &rest[length..];
+    }
+    expression + "$"
+}
+
+/// The frames of a stack that are shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// Their indices, innermost first. The first titles the stack.
+    pub frames: Vec<usize>,
+    /// What the first called to allocate, if that is none of them and no allocator: an index.
+    pub via: Option<usize>,
+}
+
+impl Shown {
+    /// The frames of a stack of these origins, innermost first: those of the program, if there are any, else those of libraries.
+    pub fn of(origins: &[Origin]) -> Self {
+        let best = origins.iter().map(|origin| origin.rank()).min().unwrap_or(0);
+        let Some(first) = origins.iter().position(|origin| origin.rank() == best) else { return Self::default() };
+        let is_shown = |origin: Origin| match best {
+            0 => matches!(origin, Origin::Program | Origin::Entry),
+            1 | 2 => !matches!(origin, Origin::Wrapper | Origin::Startup),
+            _ => true,
+        };
+        let frames = (first..origins.len()).filter(|at| is_shown(origins[*at])).collect();
+        Self { frames, via: first.checked_sub(1) }
+    }
+}
+
+/// One word for what a function allocated with, as `vector` for `std::vector<int>::push_back(int&&)`.
+pub fn word(profile: &Profile, frame: &Frame) -> String {
+    let module = frame.module.and_then(|index| profile.modules.get(index)).map(|module| &*module.path);
+    let function = frame.function.as_deref().map(short_function);
+    let Some(function) = function else {
+        return module.map_or_else(String::new, |path| library(path).to_owned());
+    };
+    let parts: Vec<&str> = function.split("::").filter(|part| !part.is_empty() && !NAMESPACES.contains(part)).collect();
+    match parts.as_slice() {
+        [] => function.into_owned(),
+        [only] => (*only).to_owned(),
+        [.., class, _] => match *class {
+            "basic_string" => "string".into(),
+            class => class.trim_start_matches('_').to_owned(),
+        },
+    }
+}
+
+/// Namespaces that say nothing of what is allocated.
+const NAMESPACES: [&str; 8] = ["std", "__cxx11", "__1", "__gnu_cxx", "__detail", "alloc", "core", "boost"];
+
+/// `libxml2` for `/usr/lib/libxml2.so.2.9`.
+fn library(path: &str) -> &str {
+    let name = crate::naming::base_name(path);
+    name.split_once(".so").map_or(name, |(stem, _)| stem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Origin::{Entry, Library, Program, Runtime, Startup, Wrapper};
+
+    /// Frames of programs in several languages: function, module, source file.
+    #[test]
+    fn frames_are_what_people_take_them_for() {
+        let (app, libc, cpp) =
+            ("/srv/app/server", "/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/include/c++/12/bits/alloc_traits.h");
+        let (python, rust) = ("/usr/bin/python3.11", "/rustc/59807616e/library/alloc/src/alloc.rs");
+        for (origin, function, module, file) in [
+            // C++
+            (Program, "shop::Session::load(std::string const&)", app, "/src/session.cc"),
+            (Program, "void shop::fill<int>(std::vector<int>&)", app, ""),
+            (Wrapper, "std::vector<int, std::allocator<int> >::push_back(int&&)", app, cpp),
+            (Wrapper, "void std::vector<int>::_M_realloc_insert<int>(int*, int&&)", app, ""),
+            (Wrapper, "std::__new_allocator<int>::allocate(unsigned long, void const*)", app, cpp),
+            (Wrapper, "allocate", app, cpp),
+            (Wrapper, "__gnu_cxx::new_allocator<char>::allocate(unsigned long)", app, ""),
+            (Wrapper, "operator new(unsigned long)", "/usr/lib/x86_64-linux-gnu/libstdc++.so.6", ""),
+            (Library, "boost::asio::detail::thread_info_base::allocate", app, ""),
+            (Startup, "std::thread::_Invoker<std::tuple<void (*)()> >::operator()()", app, ""),
+            (Program, "(anonymous namespace)::grow(unsigned long)", app, ""),
+            // C
+            (Entry, "main", app, "main.c"),
+            (Startup, "__libc_start_main_impl", libc, ""),
+            (Startup, "start_thread", libc, ""),
+            (Startup, "__clone3", libc, ""),
+            (Wrapper, "__GI___libc_malloc", libc, ""),
+            (Wrapper, "my_malloc", app, "mem.c"),
+            (Wrapper, "xmalloc", "/usr/bin/git", ""),
+            (Wrapper, "g_malloc0", "/usr/lib/x86_64-linux-gnu/libglib-2.0.so.0", ""),
+            (Wrapper, "zmalloc_usable", "/usr/bin/redis-server", ""),
+            (Wrapper, "xstrdup", "/usr/bin/git", ""),
+            (Library, "xmlNewNode", "/usr/lib/x86_64-linux-gnu/libxml2.so.2", ""),
+            (Library, "", app, ""),
+            (Program, "mallocate", app, ""),
+            (Program, "nsGlobalWindow::Init", "/usr/lib/firefox/libxul.so", ""),
+            // Rust
+            (Program, "shop::cart::add::h0123456789abcdef", app, "/src/cart.rs"),
+            (Program, "core::Engine::run()", app, "/src/engine.cc"),
+            (Program, "<shop::Cart as core::clone::Clone>::clone", app, "/src/cart.rs"),
+            (Wrapper, "<alloc::vec::Vec<T,A> as core::clone::Clone>::clone", app, rust),
+            (Wrapper, "<u8 as alloc::vec::spec_from_elem::SpecFromElem>::from_elem::<alloc::alloc::Global>", app, ""),
+            (Wrapper, "alloc", app, rust),
+            (Wrapper, "hashbrown::raw::RawTable<T,A>::reserve_rehash", app, ""),
+            (Startup, "std::sys::backtrace::__rust_begin_short_backtrace", app, ""),
+            (Startup, "std::rt::lang_start::{{closure}}", app, ""),
+            (Library, "serde_json::de::from_str", app, "/root/.cargo/registry/src/index/serde_json-1/src/de.rs"),
+            // Python
+            (Program, "Session.load", "", "/srv/app/session.py"),
+            (Program, "<module>", "", "/srv/app/main.py"),
+            (Library, "loads", "", "/usr/lib/python3.11/json/__init__.py"),
+            (Library, "read_csv", "", "/srv/venv/lib/python3.11/site-packages/pandas/io.py"),
+            (Library, "_find_and_load", "", "<frozen importlib._bootstrap>"),
+            (Runtime, "_PyObject_GC_NewVar", "/opt/lib/libpython3.13.so.1.0", "/build/Python/gc.c"),
+            (Runtime, "unicode_decode_utf8", python, "unicodeobject.c"),
+            (
+                Library,
+                "scanstring_unicode",
+                "/usr/lib/python3.11/lib-dynload/_json.cpython-311-x86_64-linux-gnu.so",
+                "",
+            ),
+            // Go
+            (Program, "shop.(*Server).handle", app, "/src/server.go"),
+            (Entry, "main.main", app, "/src/main.go"),
+            (Runtime, "runtime.mallocgc", app, "/usr/local/go/src/runtime/malloc.go"),
+            (Startup, "runtime.goexit", app, "/usr/local/go/src/runtime/asm_amd64.s"),
+            (Library, "encoding/json.Unmarshal", app, "/usr/local/go/src/encoding/json/decode.go"),
+            (Library, "github.com/x/y.F", app, "/root/go/pkg/mod/github.com/x/y@v1/f.go"),
+            // Java
+            (Program, "com.shop.Session.load", "", ""),
+            (Library, "java.util.ArrayList.grow", "", ""),
+            (Runtime, "AllocateHeap", "/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so", ""),
+            (Startup, "JavaThread::run", "/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so", ""),
+            // Node
+            (Program, "LazyCompile:~load /srv/app/session.js:10", "", ""),
+            (Library, "LazyCompile:*emit node:events:465", "", ""),
+            (Runtime, "v8::internal::Factory::NewString", "/usr/bin/node", ""),
+        ] {
+            assert_eq!(FrameRules::standard().origin_of(function, module, file), origin, "{function} {module} {file}");
+        }
+    }
+
+    #[test]
+    fn a_stack_is_titled_by_the_innermost_frame_of_the_program() {
+        let shown = |origins: &[Origin]| {
+            let Shown { frames, via } = Shown::of(origins);
+            (frames, via)
+        };
+        let stack = [Wrapper, Wrapper, Library, Program, Wrapper, Library, Program, Entry, Startup];
+        assert_eq!(shown(&stack), (vec![3, 6, 7], Some(2)));
+        // Where `main` alone is the program's, what it called says more.
+        assert_eq!(shown(&[Wrapper, Library, Library, Entry, Startup]), (vec![1, 2, 3], Some(0)));
+        assert_eq!(shown(&[Wrapper, Entry, Startup]), (vec![1], Some(0)));
+        assert_eq!(shown(&[Wrapper, Startup]), (vec![0, 1], None));
+        assert_eq!(shown(&[Startup]), (vec![0], None));
+        assert_eq!(shown(&[]), (vec![], None));
+    }
+
+    #[test]
+    fn the_users_rules_come_first_and_are_checked() {
+        let rules =
+            FrameRules::with("# ours\n\nlibrary function shop::base::*\nprogram file /opt/*/lib.py\n").expect("valid");
+        assert_eq!(rules.origin_of("shop::base::grow", "/srv/app", ""), Library);
+        assert_eq!(rules.origin_of("f", "", "/opt/x/lib.py"), Program);
+        assert_eq!(rules.origin_of("shop::grow", "/srv/app", ""), Program);
+        for (text, told) in [
+            (
+                "\nplumbing function f",
+                "line 2, column 1: \"plumbing\" is none of program, library, runtime, entry, wrapper, startup",
+            ),
+            ("library  name f", "line 1, column 10: \"name\" is none of function, module, file"),
+            ("library function", "line 1, column 17: a pattern is missing"),
+            ("library", "line 1, column 8: \"\" is none of function, module, file"),
+        ] {
+            assert_eq!(FrameRules::with(text).map(drop).map_err(|error| error.to_string()), Err(told.into()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_allocates_is_one_word() {
+        let profile = crate::testing::small();
+        for (function, expected) in [
+            ("std::vector<int, std::allocator<int> >::push_back(int&&)", "vector"),
+            ("std::__cxx11::basic_string<char>::_M_create(unsigned long&, unsigned long)", "string"),
+            ("std::make_unique<int>()", "make_unique"),
+            ("alloc::vec::Vec<T,A>::push", "Vec"),
+            ("<alloc::vec::Vec<T,A> as core::clone::Clone>::clone", "Vec"),
+            ("xmalloc", "xmalloc"),
+            ("std::_Rb_tree<int, int>::_M_insert_", "Rb_tree"),
+        ] {
+            let frame = Frame { function: Some(function.into()), ..Frame::default() };
+            assert_eq!(word(&profile, &frame), expected, "{function}");
+        }
+        let unnamed = Frame { module: Some(1), ..Frame::default() };
+        assert_eq!(word(&profile, &unnamed), "libjson");
+    }
+}

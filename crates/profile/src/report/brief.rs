@@ -1,0 +1,151 @@
+//! The report that fits on one screen: how much and how sure, growing or not, what was missed, what to do next, who holds the memory,
+//! and by which functions of the program. Everything else is a flag away.
+
+use std::collections::HashMap;
+
+use super::figures::FigureTable;
+use super::stacks::{Group, groups};
+use super::{Context, answer, plural, processes, remarks, resident};
+use crate::estimates::Pool;
+use crate::naming::base_name;
+use crate::report::text::{Column, Style, clip, clip_start, width, wrap};
+use crate::units;
+
+/// Lines of a screen.
+const SCREEN: usize = 25;
+/// Rows of the table of functions, and of that of processes: most, and least.
+const ROWS: usize = 5;
+const FEWEST_ROWS: usize = 3;
+/// Lines that remarks have in any case, with the empty one before them.
+const REMARKS: usize = 3;
+
+/// Lines of the report.
+pub(super) fn lines(context: &Context) -> Vec<String> {
+    let has_many = context.profile.number_of_processes() > 1;
+    let mut lines = context.title();
+    lines.extend(context.totals());
+    if !has_many {
+        lines.extend(resident::brief(context));
+    }
+    lines.extend(answer::without_places(context));
+    let (functions, notes) = functions(context);
+    let files = context.options.files.len() + usize::from(context.options.snapshots.is_some());
+    // Sections begin with an empty line.
+    let mut room = SCREEN.saturating_sub(lines.len() + 1 + functions.len() + 1 + files.max(1));
+    if has_many {
+        let rows = room.saturating_sub(REMARKS + 3).clamp(FEWEST_ROWS, ROWS);
+        let processes = processes::brief(context, rows);
+        room = room.saturating_sub(processes.len() + 1);
+        lines.extend(section(processes));
+    }
+    lines.extend(section(functions));
+    if notes.len() + REMARKS <= room {
+        room -= notes.len();
+        lines.extend(notes);
+    }
+    lines.extend(section(told(context, room.max(REMARKS) - 1)));
+    lines
+}
+
+/// An empty line and the section, if there is one.
+fn section(lines: Vec<String>) -> Vec<String> {
+    if lines.is_empty() { lines } else { std::iter::once(String::new()).chain(lines).collect() }
+}
+
+/// What stacks have in common that are titled by one function.
+struct Function {
+    name: String,
+    pool: Pool,
+}
+
+/// The functions that title stacks, each with all of these stacks.
+fn by_title(context: &Context) -> Vec<Function> {
+    let mut functions: Vec<Function> = Vec::new();
+    let mut known: HashMap<(String, String), usize> = HashMap::new();
+    let all = groups(context);
+    for group in &all {
+        let title = title(context, group);
+        let index = *known.entry((group.name.clone().into_owned(), title.0.clone())).or_insert_with(|| {
+            functions.push(Function { name: fitted(context, &group.name, &title), pool: Pool::default() });
+            functions.len() - 1
+        });
+        group.rows.iter().for_each(|row| functions[index].pool.add(row));
+    }
+    functions.iter_mut().for_each(|function| function.pool.allow_for(&context.intervals));
+    functions.sort_by(|a, b| b.pool.total(context.sort).total_cmp(&a.pool.total(context.sort)));
+    functions
+}
+
+/// A program and a function in the columns that they have. Of a long name the end says most.
+fn fitted(context: &Context, program: &str, (function, about): &(String, String)) -> String {
+    let columns = context.width * 2 / 5;
+    let lead = if program.is_empty() { String::new() } else { clip(program, columns / 2) + ": " };
+    let about = clip(about, columns / 2);
+    let function = clip_start(function, columns.saturating_sub(width(&lead) + width(&about)).max(columns / 3));
+    clip(&format!("{lead}{function}{about}"), columns)
+}
+
+/// The function that titles a stack; and where it is, and what it allocated with.
+fn title(context: &Context, group: &Group) -> (String, String) {
+    let Some((call, _)) = group.chain(context).into_iter().next() else { return ("[no stack]".into(), String::new()) };
+    let processes = &context.profile.processes;
+    let exe = processes.get(group.row.key.process).map_or("", |process| base_name(&process.exe));
+    // That a function is the program's own goes without saying.
+    let is_known = call.place.is_empty() || call.is_module && call.place == exe;
+    let place = if is_known { String::new() } else { format!(" {}", call.place) };
+    let via = if call.via.is_empty() { String::new() } else { format!(" (via {})", call.via) };
+    (call.name, place + &via)
+}
+
+/// The table of functions, and what is to be said of its error bars.
+fn functions(context: &Context) -> (Vec<String>, Vec<String>) {
+    let all = by_title(context);
+    if all.is_empty() {
+        return Default::default();
+    }
+    let shown = &all[..all.len().min(ROWS)];
+    let mut table = FigureTable::new(context, &[Column::left("FUNCTION", Style::Name)]);
+    for function in shown {
+        table.row(context, &function.pool, vec![function.name.clone()]);
+    }
+    let (header, rows) = table.lines(context);
+    let title = format!("By function · {}", context.sort.title());
+    let mut about = if shown.len() < all.len() {
+        format!(" · top {} of {}", shown.len(), units::count(all.len() as f64))
+    } else {
+        String::new()
+    };
+    if context.profile.header.samples_known {
+        about += &format!(" · [{} confidence intervals]", units::percent(context.options.confidence));
+    }
+    let about = clip(&about, context.width.saturating_sub(width(&title)));
+    let heading = context.heading(&title) + &context.paint(Style::Dim, &about);
+    ([heading, header].into_iter().chain(rows).collect(), table.notes(context))
+}
+
+/// The first remarks in at most so many lines, and how many more there are.
+fn told(context: &Context, room: usize) -> Vec<String> {
+    let all = remarks::all(context);
+    let mark = context.paint(Style::Warning, "!");
+    let mut lines = Vec::new();
+    let mut told = 0;
+    for remark in &all {
+        let wrapped = wrap(remark, context.width - 4);
+        let more = usize::from(told + 1 < all.len());
+        let has_room = lines.len() + wrapped.len() + more <= room;
+        if told > 0 && !has_room {
+            break;
+        }
+        // The first is told whatever its length.
+        let wrapped = if has_room { wrapped } else { vec![clip(remark, context.width - 4)] };
+        let begin = |k: usize| if k == 0 { format!("  {mark} ") } else { "    ".to_owned() };
+        lines.extend(wrapped.iter().enumerate().map(|(k, line)| begin(k) + line));
+        told += 1;
+    }
+    if let Some(more @ 1..) = all.len().checked_sub(told) {
+        let file = answer::readable_file(context);
+        let how = format!("  … and {} (heapbpf report --details {file})", plural(more as u64, "more remark"));
+        lines.push(context.paint(Style::Dim, &clip(&how, context.width)));
+    }
+    lines
+}
