@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The part that is none of the others.
+pub const OTHER: &str = "other";
+
 /// Resident memory of a process by what it is for, in bytes. The parts do not overlap, so their sum is what the kernel counts
 /// as resident (`Rss` in proc(5)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +51,7 @@ impl Resident {
             ("shared", self.shared_bytes),
             ("JIT code", self.jit_code_bytes),
             ("heapbpf", self.own_bytes),
-            ("other", self.other_bytes),
+            (OTHER, self.other_bytes),
         ]
     }
 

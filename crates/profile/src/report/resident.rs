@@ -3,7 +3,7 @@
 use super::processes::{Entry, entries};
 use super::{Context, ReportOptions};
 use crate::group::GroupBy;
-use crate::model::{Profile, Resident};
+use crate::model::{OTHER, Profile, Resident};
 use crate::report::text::{Style, wrap};
 use crate::units;
 use crate::value::Value;
@@ -78,7 +78,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
 pub(super) fn brief(context: &Context) -> Vec<String> {
     let measured = measured(context, GroupBy::Program);
     let [(_, resident)] = measured.as_slice() else { return Vec::new() };
-    let wrapped = wrap(&parts(resident), context.width - 13);
+    let wrapped = wrap(&large_parts(resident), context.width - 13);
     let begin = |k: usize| if k == 0 { "  resident   " } else { "             " };
     wrapped.iter().enumerate().map(|(k, line)| format!("{}{}", begin(k), line.replace(TOGETHER, " "))).collect()
 }
@@ -97,10 +97,26 @@ pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
     sum.flatten().filter(|resident| resident.total_bytes() > 0)
 }
 
+/// Share of the whole from which on a part has a figure of its own where there is one line.
+const LARGE: f64 = 0.05;
+
+/// The same, with small parts among the others.
+fn large_parts(resident: &Resident) -> String {
+    let least = resident.total_bytes() as f64 * LARGE;
+    let is_large = |(name, size): &(&str, u64)| *name != OTHER && *size as f64 >= least;
+    let (mut large, rest): (Vec<_>, Vec<_>) = resident.parts().into_iter().partition(is_large);
+    large.push((OTHER, rest.iter().map(|(_, size)| size).sum()));
+    sum_of(resident, &large)
+}
+
 /// `1.2 GiB = heap 1 GiB + files 200 MiB`.
 fn parts(resident: &Resident) -> String {
-    let parts = resident.parts().into_iter().filter(|(_, size)| *size > 0);
-    let parts: Vec<String> = parts.map(|(name, size)| format!("{name}{TOGETHER}{}", bytes(size as f64))).collect();
+    sum_of(resident, &resident.parts())
+}
+
+fn sum_of(resident: &Resident, parts: &[(&str, u64)]) -> String {
+    let parts = parts.iter().filter(|(_, size)| *size > 0);
+    let parts: Vec<String> = parts.map(|(name, size)| format!("{name}{TOGETHER}{}", bytes(*size as f64))).collect();
     format!("{} = {}", bytes(resident.total_bytes() as f64), parts.join(" + "))
 }
 

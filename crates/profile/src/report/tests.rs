@@ -257,10 +257,12 @@ fn resident_memory_is_said_in_parts_that_add_up() {
         "{text}"
     );
     assert!(text.contains("at most 100 MiB is older than the recording; between "), "{text}");
+    let brief = report(&testing::measured().only_process(0), &ReportOptions { brief: true, ..wide });
+    assert!(brief.contains("  resident   308 MiB = heap 300 MiB + other 8.00 MiB\n"), "small parts are among the others: {brief}");
     let narrow = report(&testing::measured(), &ReportOptions { width: 60, ..ReportOptions::default() });
     let lines: Vec<&str> = narrow.lines().skip_while(|line| *line != "Resident memory").collect();
     assert!(lines.len() > 3 && lines.iter().all(|line| line.chars().count() <= 60), "{narrow}");
-    assert!(!report(&testing::small(), &wide).contains("resident:"), "nothing was measured");
+    assert!(!report(&testing::small(), &ReportOptions::default()).contains("resident:"), "nothing was measured");
 }
 
 /// If samples and counts must agree, a call that was counted after the time of the samples raises no alarm if it is
