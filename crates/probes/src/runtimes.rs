@@ -17,17 +17,45 @@ pub enum Runtime {
     V8,
     /// Go.
     Go,
-    /// .NET: CoreCLR, Mono, or ahead of time.
+    /// .NET: CoreCLR, or ahead of time.
     DotNet,
+    /// .NET: Mono.
+    Mono,
     /// PHP: the Zend engine.
     Php,
     /// Python: CPython.
     Python,
+    /// Ruby: CRuby.
+    Ruby,
+    /// Erlang and Elixir: BEAM.
+    Erlang,
+    /// Common Lisp: SBCL.
+    Sbcl,
+    /// OCaml.
+    OCaml,
+    /// Haskell: GHC.
+    Ghc,
+    /// memcached's items.
+    Memcached,
 }
 
 impl Runtime {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Java, Self::V8, Self::Go, Self::DotNet, Self::Php, Self::Python];
+    pub const ALL: [Self; 13] = [
+        Self::Java,
+        Self::V8,
+        Self::Go,
+        Self::DotNet,
+        Self::Mono,
+        Self::Php,
+        Self::Python,
+        Self::Ruby,
+        Self::Erlang,
+        Self::Sbcl,
+        Self::OCaml,
+        Self::Ghc,
+        Self::Memcached,
+    ];
 
     /// What is not included: `Java's own heap`.
     #[must_use]
@@ -37,8 +65,15 @@ impl Runtime {
             Self::V8 => "V8's own heap (JavaScript)",
             Self::Go => "Go's own heap",
             Self::DotNet => ".NET's own heap",
+            Self::Mono => "Mono's own heap",
             Self::Php => "PHP's own heap (Zend)",
             Self::Python => "Python's own heap (objects up to 512 bytes)",
+            Self::Ruby => "Ruby's own heap (object slots)",
+            Self::Erlang => "Erlang's own heap",
+            Self::Sbcl => "SBCL's own heap (dynamic space)",
+            Self::OCaml => "OCaml's own heap",
+            Self::Ghc => "GHC's own heap (Haskell)",
+            Self::Memcached => "memcached's own heap (slabs of items)",
         }
     }
 
@@ -62,6 +97,9 @@ impl Runtime {
                 "the runtime keeps its objects there and calls no allocator for them; dotnet-gcdump \
                  shows them"
             }
+            Self::Mono => {
+                "the runtime keeps its objects there and calls no allocator for them; `mono --profile=log:heapshot` shows them"
+            }
             Self::Php => {
                 "its arenas are taken by mmap, and calls into them are not seen; with \
                  USE_ZEND_ALLOC=0 in its environment PHP calls malloc instead"
@@ -69,6 +107,23 @@ impl Runtime {
             Self::Python => {
                 "its arenas are taken by mmap, and probes see calls into them with --python-objects alone; with \
                  PYTHONMALLOC=malloc in its environment Python calls malloc instead"
+            }
+            Self::Ruby => {
+                "objects are in slots of pages that Ruby takes by mmap; what they point to is from malloc, and included; \
+                 `ObjectSpace.trace_object_allocations` shows objects"
+            }
+            Self::Erlang => {
+                "its own allocators take memory by mmap; `erlang:memory()` and `recon_alloc` show it"
+            }
+            Self::Sbcl => "the runtime keeps its objects there and calls no allocator for them; `(room)` shows them",
+            Self::OCaml => {
+                "its collector takes memory by mmap or in large chunks, not by object; `Gc.stat` and statmemprof show it"
+            }
+            Self::Ghc => {
+                "its collector takes memory by mmap in large blocks, not by object; `+RTS -hT` shows it"
+            }
+            Self::Memcached => {
+                "items are in slabs of a megabyte, which are not followed item by item; `stats slabs` shows them"
             }
         }
     }
@@ -105,9 +160,13 @@ impl Runtime {
     fn of_function(name: &str) -> Option<Self> {
         match name {
             "JVM_MaxMemory" | "JVM_TotalMemory" | "graal_create_isolate" => Some(Self::Java),
-            "coreclr_initialize" | "mono_jit_init" | "mono_gc_collect" => Some(Self::DotNet),
+            "coreclr_initialize" => Some(Self::DotNet),
+            "mono_jit_init" | "mono_gc_collect" => Some(Self::Mono),
             "_emalloc" | "zend_mm_alloc" | "_zend_mm_alloc" => Some(Self::Php),
             "PyObject_Malloc" | "_PyObject_Malloc" | "_PyEval_EvalFrameDefault" => Some(Self::Python),
+            "ruby_init" | "rb_gc_start" => Some(Self::Ruby),
+            "caml_alloc_string" | "caml_alloc_shr" => Some(Self::OCaml),
+            "hs_init_ghc" => Some(Self::Ghc),
             // v8::Isolate::New, and the same in the bindings for Rust.
             "v8__Isolate__New" => Some(Self::V8),
             name if name.starts_with("_ZN2v87Isolate3New") => Some(Self::V8),
@@ -122,10 +181,14 @@ impl Runtime {
             let begins = |with: &str| name.strip_prefix(with).is_some_and(|rest| rest.starts_with(['.', '-']));
             match name {
                 "libjvm.so" => Some(Self::Java),
-                "libcoreclr.so" | "libmonosgen-2.0.so" => Some(Self::DotNet),
+                "libcoreclr.so" => Some(Self::DotNet),
+                "libmonosgen-2.0.so" => Some(Self::Mono),
                 "chrome" | "chromium" | "chromium-browser" | "msedge" | "brave" | "electron" | "node" | "nodejs" => {
                     Some(Self::V8)
                 }
+                "beam.smp" => Some(Self::Erlang),
+                "sbcl" => Some(Self::Sbcl),
+                "memcached" => Some(Self::Memcached),
                 _ if begins("libv8") || begins("libnode") => Some(Self::V8),
                 _ => None,
             }
@@ -164,6 +227,9 @@ mod tests {
             ("coreclr_initialize", Runtime::DotNet),
             ("_emalloc", Runtime::Php),
             ("PyObject_Malloc", Runtime::Python),
+            ("ruby_init", Runtime::Ruby),
+            ("caml_alloc_string", Runtime::OCaml),
+            ("hs_init_ghc", Runtime::Ghc),
             ("_ZN2v87Isolate3NewERKNS0_12CreateParamsE", Runtime::V8),
         ] {
             let source = format!("void *{function}(long n) {{ return (void *)n; }}");
@@ -194,6 +260,9 @@ mod tests {
             ("chrome", Some(Runtime::V8)),
             ("libnode.so.108", Some(Runtime::V8)),
             ("libv8.so", Some(Runtime::V8)),
+            ("beam.smp", Some(Runtime::Erlang)),
+            ("sbcl", Some(Runtime::Sbcl)),
+            ("memcached", Some(Runtime::Memcached)),
             ("libv8x.so", None),
             ("python3", None),
             ("chromed", None),

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use super::chain::Call;
+use super::resident::unaccounted_bytes;
 use super::stacks::{Group, groups, judged_groups};
 use super::summary::{given_up, listed_in};
 use super::suspects::{Growing, Suspect, ages, in_use, only_growing, suspects};
@@ -55,6 +56,11 @@ pub(super) fn without_places(context: &Context) -> Vec<String> {
     if let [first, rest @ ..] = not_hooked.as_slice() {
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         missed.push(format!("{first}{more} (heapbpf doctor)"));
+    }
+    let unaccounted = unaccounted_bytes(context);
+    if unaccounted > 0.0 {
+        let much = units::bytes(unaccounted);
+        missed.push(format!("at least {much} of other resident memory: a runtime's own heap, or older than the recording"));
     }
     let told = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
     if told > 0 {

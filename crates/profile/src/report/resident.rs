@@ -97,6 +97,25 @@ pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
     sum.flatten().filter(|resident| resident.total_bytes() > 0)
 }
 
+/// From so much memory on, and such a share of what is resident, it is said that nothing accounts for it.
+const MUCH_BYTES: f64 = (8 << 20) as f64;
+const MUCH: f64 = 0.1;
+
+/// Resident anonymous memory that is in no heap of an allocator, and is more than all that is in use by what was recorded: at least
+/// so many bytes, of all programs together. What a runtime that is known keeps for itself is named apart.
+pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
+    let profile = context.profile;
+    let of_entry = |(entry, resident): &(Entry, Resident)| {
+        let mut processes = entry.processes().iter().map(|&process| &profile.processes[process]);
+        let has_own_heap = processes.any(|process| process.missing.iter().any(|missing| missing.what.contains("own heap")));
+        let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
+        let least = resident.other_bytes as f64 - estimate.high.unwrap_or(f64::INFINITY);
+        let is_much = least >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
+        if is_much && !has_own_heap { least } else { 0.0 }
+    };
+    measured(context, GroupBy::Program).iter().map(of_entry).sum()
+}
+
 /// Share of the whole from which on a part has a figure of its own where there is one line.
 const LARGE: f64 = 0.05;
 

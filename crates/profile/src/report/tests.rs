@@ -265,6 +265,23 @@ fn resident_memory_is_said_in_parts_that_add_up() {
     assert!(!report(&testing::small(), &ReportOptions::default()).contains("resident:"), "nothing was measured");
 }
 
+/// Memory that no recorded call allocated is told where its share is large: "missed nothing" is not said of a runtime's own heap.
+#[test]
+fn memory_that_nothing_accounts_for_is_missed() {
+    let mut profile = testing::measured().only_process(0);
+    profile.processes[0].missing.clear();
+    let missed = |profile: &Profile| {
+        let text = report(profile, &ReportOptions { brief: true, width: 140, ..ReportOptions::default() });
+        text.lines().find(|line| line.starts_with("  missed")).expect("a line").to_owned()
+    };
+    assert!(!missed(&profile).contains("resident"), "{}", missed(&profile));
+    let high = Pool::of(&profile.rows).estimate(&profile, Value::InuseSpace, 0.95).high.expect("an interval");
+    profile.processes[0].resident.as_mut().expect("measured").other_bytes = high as u64 + (100 << 20);
+    assert!(missed(&profile).contains("at least 100 MiB of other resident memory: a runtime's own heap, or older"), "{}", missed(&profile));
+    profile.processes[0].missing = vec![heapbpf_audit::Missing::new("Erlang's own heap", "not included")];
+    assert!(!missed(&profile).contains("resident"), "it is named: {}", missed(&profile));
+}
+
 /// If samples and counts must agree, a call that was counted after the time of the samples raises no alarm if it is
 /// part of the slack, and neither do samples that are known to be lost. An unexplained call does.
 #[test]

@@ -76,8 +76,8 @@ impl Session {
         self.learn_costs(&cut.counts, &total);
         let stats = self.stats(&total, missing, &daemon);
         let go = self.go_targets();
-        // Nothing was seen of some of them; their lines tell why.
-        let mut also = self.hidden_targets();
+        // Nothing was seen of some of them; their lines tell why, and what memory they have.
+        let mut also = self.silent_targets();
         also.extend(self.attaching.inline.iter().flat_map(InlineHooks::distrusted));
         also.extend(go.iter().map(|target| target.process));
         let started_ns = self.schedule.started_ns;
@@ -147,17 +147,21 @@ impl Session {
         self.attaching.cpu_remark(&mut self.host, &ended)
     }
 
-    /// Running targets of which others' inline hooks hid all calls for a while. Their lines tell that, even if nothing was seen.
-    fn hidden_targets(&mut self) -> Vec<ProcessKey> {
-        let hidden = self.attaching.hidden_targets(&mut self.host);
-        if hidden.is_empty() {
+    /// Running targets that have a line even if nothing was seen of them: those that the user named, and those of which others' inline
+    /// hooks hid all calls for a while.
+    fn silent_targets(&mut self) -> Vec<ProcessKey> {
+        let mut silent = self.attaching.hidden_targets(&mut self.host);
+        if self.plan.targets.are_named() {
+            silent.extend(&self.attaching.targets.named_alive);
+        }
+        if silent.is_empty() {
             return Vec::new();
         }
         let living = self.kernel.totals.living(&self.attaching.programs).unwrap_or_else(|error| {
-            log::info!("processes with inline hooks of others are not listed: {error}");
+            log::info!("processes that did not allocate are not listed: {error}");
             Vec::new()
         });
-        living.into_iter().filter(|process| hidden.contains(&process.tgid)).collect()
+        living.into_iter().filter(|process| silent.contains(&process.tgid)).collect()
     }
 
     /// Completes processes by the moment since when their frees are tracked again, if they were not all of the time.
