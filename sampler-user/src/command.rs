@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::Parser;
+use clap::{FromArgMatches, Parser};
 use heapbpf_host::limits;
 use heapbpf_host::name_services::use_built_in;
 use heapbpf_host::own_memory::return_what_is_free;
@@ -46,7 +46,9 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
     report_crashes();
     use_built_in();
     return_what_is_free();
-    let cli = Cli::try_parse().unwrap_or_else(|error| cli::hints::explained(error).exit());
+    let matches = cli::short_help::command().try_get_matches();
+    let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = cli.unwrap_or_else(|error| cli::hints::explained(error).exit());
     let outcome = match &cli.command {
         None if is_lost() => first_steps(),
         None => start(&cli.record),

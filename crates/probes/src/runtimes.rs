@@ -112,16 +112,12 @@ impl Runtime {
                 "objects are in slots of pages that Ruby takes by mmap; what they point to is from malloc, and included; \
                  `ObjectSpace.trace_object_allocations` shows objects"
             }
-            Self::Erlang => {
-                "its own allocators take memory by mmap; `erlang:memory()` and `recon_alloc` show it"
-            }
+            Self::Erlang => "its own allocators take memory by mmap; `erlang:memory()` and `recon_alloc` show it",
             Self::Sbcl => "the runtime keeps its objects there and calls no allocator for them; `(room)` shows them",
             Self::OCaml => {
                 "its collector takes memory by mmap or in large chunks, not by object; `Gc.stat` and statmemprof show it"
             }
-            Self::Ghc => {
-                "its collector takes memory by mmap in large blocks, not by object; `+RTS -hT` shows it"
-            }
+            Self::Ghc => "its collector takes memory by mmap in large blocks, not by object; `+RTS -hT` shows it",
             Self::Memcached => {
                 "items are in slabs of a megabyte, which are not followed item by item; `stats slabs` shows them"
             }

@@ -210,7 +210,10 @@ impl Leaves {
     /// Source lines of calls by a function.
     pub(crate) fn places(&self, function: u32) -> Vec<&str> {
         let of_function = (0..).zip(&self.function_of_call).filter(|(_, it)| **it == function);
-        of_function.map(|(call, _)| self.calls.get(call).place.as_str()).filter(|place| !place.is_empty()).collect()
+        let places = of_function.map(|(call, _)| self.calls.get(call).place.as_str()).filter(|place| !place.is_empty());
+        // Calls may differ in what they allocate with alone.
+        let mut known = HashSet::new();
+        places.filter(|place| known.insert(*place)).collect()
     }
 }
 

@@ -22,6 +22,7 @@ pub mod read_args;
 pub mod record_args;
 pub mod report;
 pub mod report_products;
+pub mod short_help;
 pub mod targets;
 pub mod top;
 pub mod values;

@@ -60,7 +60,9 @@ pub(super) fn without_places(context: &Context) -> Vec<String> {
     let unaccounted = unaccounted_bytes(context);
     if unaccounted > 0.0 {
         let much = units::bytes(unaccounted);
-        missed.push(format!("at least {much} of other resident memory: a runtime's own heap, or older than the recording"));
+        missed.push(format!(
+            "at least {much} of other resident memory: a runtime's own heap, or older than the recording"
+        ));
     }
     let told = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
     if told > 0 {

@@ -41,7 +41,7 @@ impl FigureText {
         let touched = pool.is_touched(profile, value);
         if profile.errors_known() && samples == 1 && !touched && estimate.low != estimate.high && value.is_bytes() {
             let least = super::units::bytes(pool.sampled_bytes(value) as f64);
-            return Self { figure, bounds: format!("at least {least}"), unbounded: None };
+            return Self { figure, bounds: format!("≥ {least}"), unbounded: None };
         }
         match (estimate.low, estimate.high) {
             (Some(low), Some(high)) if low == high => Self { figure, ..Self::default() },
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_stack_seen_once_has_at_least_what_was_seen() {
-        assert_eq!(text(&[3], Value::InuseSpace).bounds, "at least 512 B");
+        assert_eq!(text(&[3], Value::InuseSpace).bounds, "≥ 512 B");
     }
 
     #[test]

@@ -107,7 +107,8 @@ pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
     let profile = context.profile;
     let of_entry = |(entry, resident): &(Entry, Resident)| {
         let mut processes = entry.processes().iter().map(|&process| &profile.processes[process]);
-        let has_own_heap = processes.any(|process| process.missing.iter().any(|missing| missing.what.contains("own heap")));
+        let has_own_heap =
+            processes.any(|process| process.missing.iter().any(|missing| missing.what.contains("own heap")));
         let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
         let least = resident.other_bytes as f64 - estimate.high.unwrap_or(f64::INFINITY);
         let is_much = least >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);

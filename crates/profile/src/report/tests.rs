@@ -258,7 +258,10 @@ fn resident_memory_is_said_in_parts_that_add_up() {
     );
     assert!(text.contains("at most 100 MiB is older than the recording; between "), "{text}");
     let brief = report(&testing::measured().only_process(0), &ReportOptions { brief: true, ..wide });
-    assert!(brief.contains("  resident   308 MiB = heap 300 MiB + other 8.00 MiB\n"), "small parts are among the others: {brief}");
+    assert!(
+        brief.contains("  resident   308 MiB = heap 300 MiB + other 8.00 MiB\n"),
+        "small parts are among the others: {brief}"
+    );
     let narrow = report(&testing::measured(), &ReportOptions { width: 60, ..ReportOptions::default() });
     let lines: Vec<&str> = narrow.lines().skip_while(|line| *line != "Resident memory").collect();
     assert!(lines.len() > 3 && lines.iter().all(|line| line.chars().count() <= 60), "{narrow}");
@@ -277,7 +280,11 @@ fn memory_that_nothing_accounts_for_is_missed() {
     assert!(!missed(&profile).contains("resident"), "{}", missed(&profile));
     let high = Pool::of(&profile.rows).estimate(&profile, Value::InuseSpace, 0.95).high.expect("an interval");
     profile.processes[0].resident.as_mut().expect("measured").other_bytes = high as u64 + (100 << 20);
-    assert!(missed(&profile).contains("at least 100 MiB of other resident memory: a runtime's own heap, or older"), "{}", missed(&profile));
+    assert!(
+        missed(&profile).contains("at least 100 MiB of other resident memory: a runtime's own heap, or older"),
+        "{}",
+        missed(&profile)
+    );
     profile.processes[0].missing = vec![heapbpf_audit::Missing::new("Erlang's own heap", "not included")];
     assert!(!missed(&profile).contains("resident"), "it is named: {}", missed(&profile));
 }
@@ -329,9 +336,9 @@ fn what_losses_did_to_figures_in_use_is_said() {
     // Nothing is in use, but lost samples might be.
     profile.rows[0].inuse = Default::default();
     assert!(report(&profile, &wide).contains("[0, 200 B]"), "{}", report(&profile, &wide));
-    // A single sample is not "at least" its size if it may have been freed.
+    // A single sample is not "≥" its size if it may have been freed.
     profile.rows[0].inuse = testing::sums(1, 100, 1);
-    assert!(!report(&profile, &wide).contains("at least"));
+    assert!(!report(&profile, &wide).contains("≥"));
     profile.processes[0].losses.unbounded = true;
     let text = report(&profile, &wide);
     assert!(
