@@ -1,6 +1,8 @@
 //! The answer at the head of a report of many processes: which programs hold and which allocate how much, how sure that is,
 //! what was given up, and what to do about it.
 
+use std::collections::BTreeMap;
+
 use super::processes::{Entry, entries};
 use super::{Context, plural};
 use crate::group::GroupBy;
@@ -123,10 +125,16 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     if late > 0 && !profile.header.time_windows {
         add(format!("the time without probes in {}", plural(late, "process")), "");
     }
-    let cut: u64 = profile.rows.iter().filter(|row| row.key.stack.cut.is_some()).map(|row| row.alloc.samples).sum();
-    if cut * 100 > samples {
-        // Most lack a stack because there was no room for its copy, or a copy was too short.
-        let remedy = if count("stacks_lost").saturating_mul(2) > cut { "--ring-bytes" } else { "--stack-bytes" };
+    let mut reasons: BTreeMap<&str, u64> = BTreeMap::new();
+    for row in &profile.rows {
+        if let Some(reason) = &row.key.stack.cut {
+            *reasons.entry(reason).or_default() += row.alloc.samples;
+        }
+    }
+    let cut: u64 = reasons.values().sum();
+    if let Some((most, _)) = reasons.into_iter().max_by_key(|(_, samples)| *samples).filter(|_| cut * 100 > samples) {
+        // A reason that an option cures names it: "… (see --stack-bytes)".
+        let remedy = most.split_once("(see ").map_or(most, |(_, option)| option.trim_end_matches(')'));
         add(format!("whole stacks of {} of the samples", share(cut, samples)), remedy);
     }
     found
