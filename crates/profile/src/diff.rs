@@ -18,6 +18,9 @@ use heapbpf_statistics::growth::q_values;
 pub use frames::DiffFrame;
 use judge::Side;
 
+/// What may be no chance has at most so many times the false discovery rate.
+const MAYBE: f64 = 5.0;
+
 /// How to compare two profiles.
 #[derive(Clone, Debug)]
 pub struct DiffOptions {
@@ -78,6 +81,8 @@ pub struct Diff {
     pub totals: Vec<Change>,
     /// Stacks with significant growth, the largest first; then all others by the size of the change.
     pub stacks: Vec<StackChange>,
+    /// The same by functions of the program: what is sure first, the largest changes first.
+    pub functions: Vec<FunctionChange>,
     /// Remarks that the reader needs.
     pub notes: Vec<String>,
 }
@@ -112,9 +117,58 @@ pub struct Change {
     pub q_value: Option<f64>,
     /// Whether the growth is significant: the q-value is within the false discovery rate.
     pub significant: bool,
+    /// Which way it changed.
+    pub direction: Direction,
+    /// p-value of the null hypothesis that there is no change, either way: twice the smaller one of growth and of shrinkage.
+    pub p_two_sided: Option<f64>,
+    /// What `p_two_sided` means among all that were compared; `None` if it cannot be tested.
+    pub verdict: Option<Verdict>,
     /// Why there is no p-value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'static str>,
+}
+
+/// Which way a figure changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// It is larger.
+    Grew,
+    /// It is smaller.
+    Shrank,
+    /// Nothing was seen before.
+    New,
+    /// Nothing is seen any more.
+    Gone,
+    /// It is as it was.
+    Same,
+}
+
+/// How a change compares with chance. The p-values of a family are corrected for their number (Benjamini–Hochberg).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Within the false discovery rate.
+    Sure,
+    /// Within five times that.
+    Maybe,
+    /// Chance explains it.
+    Chance,
+}
+
+/// The change of all stacks that one function of the program titles.
+#[derive(Clone, Debug, Serialize)]
+pub struct FunctionChange {
+    /// Group, such as the process name; of a program that was renamed both names.
+    pub group: String,
+    /// The function.
+    pub function: String,
+    /// Where it is: file and line, or the module.
+    #[serde(skip)]
+    pub place: String,
+    /// The change of its figure.
+    #[serde(flatten)]
+    pub figures: Change,
 }
 
 /// The change of one stack.
@@ -141,16 +195,31 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
     let defaults = [if [before, after].into_iter().all(knows_inuse) { Value::InuseSpace } else { Value::AllocSpace }];
     let values: &[Value] = if options.values.is_empty() { &defaults } else { &options.values };
     let exposures = exposures(before, after, options.exposure);
-    let matched = stacks::matched(before, after, options.group_by);
-    let (mut totals, mut changes) = (Vec::new(), Vec::new());
+    let matched = stacks::matched(before, after, options.group_by, None);
+    let titled = stacks::matched(before, after, options.group_by, Some(options.frames));
+    let (mut totals, mut changes, mut functions) = (Vec::new(), Vec::new(), Vec::new());
     for &value in values {
         let (e_before, e_after) = if value.is_inuse() { recordings(before, after) } else { exposures };
         let sides = [Side::new(before, value, e_before), Side::new(after, value, e_after)];
         let [was, is] = &sides;
         totals.push(judge::change(was, &stacks::total(before), is, &stacks::total(after), options));
+        let is_seen = |stack: &&stacks::Matched| {
+            stack.before.samples(value) + stack.after.samples(value) > 0 || !judgeable(before, after)
+        };
+        let mut of_functions: Vec<FunctionChange> = titled
+            .iter()
+            .filter(is_seen)
+            .map(|it| {
+                let (function, place) = it.title(before, after, options.frames);
+                let figures = judge::change(was, &it.before, is, &it.after, options);
+                FunctionChange { group: it.group.clone(), function, place, figures }
+            })
+            .collect();
+        correct(of_functions.iter_mut().map(|it| &mut it.figures), 0, options.false_discovery_rate);
+        functions.append(&mut of_functions);
         let mut family: Vec<StackChange> = matched
             .iter()
-            .filter(|stack| stack.before.samples(value) + stack.after.samples(value) > 0 || !judgeable(before, after))
+            .filter(is_seen)
             .map(|stack| StackChange {
                 group: stack.group.clone(),
                 function: stack.function.clone(),
@@ -169,6 +238,12 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
         let (a, b) = (&a.figures, &b.figures);
         b.significant.cmp(&a.significant).then(size(b).total_cmp(&size(a)))
     });
+    functions.sort_by(|a, b| {
+        let order =
+            |it: &FunctionChange| (it.figures.verdict.unwrap_or(Verdict::Chance), it.figures.change.estimate.abs());
+        let (a, b) = (order(a), order(b));
+        a.0.cmp(&b.0).then(b.1.total_cmp(&a.1))
+    });
     Diff {
         before: side(before, exposures.0),
         after: side(after, exposures.1),
@@ -176,6 +251,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
         false_discovery_rate: options.false_discovery_rate,
         totals,
         stacks: changes,
+        functions,
         notes: notes(before, after, values, exposures),
     }
 }
@@ -213,11 +289,20 @@ fn judgeable(before: &Profile, after: &Profile) -> bool {
 /// Computes the q-values of a family of at least so many tests from the changes that have a p-value.
 fn correct<'a>(family: impl Iterator<Item = &'a mut Change>, tests: usize, rate: f64) {
     let judged: Vec<&mut Change> = family.filter(|change| change.p_value.is_some()).collect();
-    let mut p_values: Vec<f64> = judged.iter().filter_map(|change| change.p_value).collect();
-    p_values.resize(tests.max(judged.len()), 1.0);
-    for (change, q) in judged.into_iter().zip(q_values(&p_values)) {
+    let corrected = |p: fn(&Change) -> Option<f64>| {
+        let mut p_values: Vec<f64> = judged.iter().filter_map(|change| p(change)).collect();
+        p_values.resize(tests.max(judged.len()), 1.0);
+        q_values(&p_values)
+    };
+    let (growth, either) = (corrected(|change| change.p_value), corrected(|change| change.p_two_sided));
+    for (change, (q, q_either)) in judged.into_iter().zip(growth.into_iter().zip(either)) {
         change.q_value = Some(q);
         change.significant = q <= rate;
+        change.verdict = Some(match q_either {
+            q if q <= rate => Verdict::Sure,
+            q if q <= MAYBE * rate => Verdict::Maybe,
+            _ => Verdict::Chance,
+        });
     }
 }
 

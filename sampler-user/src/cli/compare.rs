@@ -34,7 +34,10 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
         pretty_json(&diff).context("cannot write the comparison as JSON")?
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
-        table(&diff, &DiffTableOptions { width: terminal::width().unwrap_or(100), color, top: args.top })
+        table(
+            &diff,
+            &DiffTableOptions { width: terminal::width().unwrap_or(100), color, top: args.top, stacks: args.stacks },
+        )
     };
     print(&text)
 }

@@ -37,7 +37,10 @@ pub struct DiffArgs {
     /// without it per second, unless both recordings lasted until their processes ended
     #[arg(long, value_name = "UNIT", value_parser = parse_exposure)]
     pub per: Option<Exposure>,
-    /// Most stacks shown
+    /// Stacks that grew, with their q-values, in place of functions
+    #[arg(long)]
+    pub stacks: bool,
+    /// Most functions or stacks shown
     #[arg(short = 'n', long, default_value_t = 20)]
     pub top: usize,
     /// Which frames are shown.

@@ -1,9 +1,11 @@
 //! The comparison of two profiles as a text table.
 
-use heapbpf_profile::diff::{Change, Diff, StackChange};
+use std::collections::BTreeSet;
+
+use heapbpf_profile::diff::{Change, Diff, Direction, FunctionChange, StackChange, Verdict};
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::naming::base_name;
-use heapbpf_profile::report::text::{Column, Style, Table, wrap};
+use heapbpf_profile::report::text::{Column, Style, Table, clip, wrap};
 use heapbpf_profile::units;
 use heapbpf_statistics::estimate::Estimate;
 
@@ -14,11 +16,13 @@ pub struct DiffTableOptions {
     pub width: usize,
     /// Whether to use colours.
     pub color: bool,
-    /// Most stacks to show.
+    /// Most functions or stacks to show.
     pub top: usize,
+    /// Stacks in place of functions.
+    pub stacks: bool,
 }
 
-/// The comparison as text.
+/// The comparison as text: by function, or by stack.
 pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
     let mut lines = Vec::new();
     for total in &diff.totals {
@@ -30,6 +34,92 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
             bounded(total, &total.change)
         ));
     }
+    lines.extend(if options.stacks { by_stack(diff, options) } else { by_function(diff, options) });
+    lines.extend(diff.notes.iter().map(|note| format!("! {}", escaped(note))));
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+/// Which functions changed, either way, and how that compares with chance.
+fn by_function(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
+    let all = &diff.functions;
+    let of = |verdict| all.iter().filter(|it| it.figures.verdict == Some(verdict)).count();
+    let compared = all.len();
+    let mut lines = vec![match (of(Verdict::Sure), of(Verdict::Maybe)) {
+        _ if compared == 0 => "Nothing was seen that could be compared.".to_owned(),
+        _ if all.iter().all(|it| it.figures.verdict.is_none()) => {
+            format!("Whether chance explains the changes cannot be said ({compared} functions compared).")
+        }
+        (0, 0) => format!("No function changed by more than chance explains ({compared} compared)."),
+        (sure, 0) => format!("{sure} of {compared} functions changed by more than chance explains:"),
+        (sure, maybe) => {
+            format!("{sure} of {compared} functions changed by more than chance explains, {maybe} more may have:")
+        }
+    }];
+    let shown = &all[..compared.min(options.top)];
+    if shown.is_empty() {
+        return lines;
+    }
+    let has_groups = shown.iter().any(|it| it.group != shown[0].group);
+    let mut table = Table::new(vec![
+        Column::right("#", Style::Dim).gap(1),
+        Column::right("BEFORE", Style::Plain),
+        Column::right("AFTER", Style::Plain),
+        Column::left("CHANGE", Style::Bold),
+        Column::left("", Style::Plain),
+        Column::left("FUNCTION", Style::Name),
+    ]);
+    for (number, FunctionChange { group, function, place, figures }) in (1..).zip(shown) {
+        let lead = if has_groups { format!("{group}: ") } else { String::new() };
+        let at = if place.is_empty() { String::new() } else { format!(" {place}") };
+        table.row(vec![
+            number.to_string(),
+            figure(figures, &figures.before),
+            figure(figures, &figures.after),
+            bounded(figures, &figures.change),
+            said(figures),
+            clip(&format!("{lead}{function}{at}"), options.width * 2 / 5),
+        ]);
+    }
+    lines.push(String::new());
+    let (head, rows) = table.lines(options.width, options.color);
+    lines.push(head);
+    lines.extend(rows);
+    if compared > shown.len() {
+        lines.push(format!("… and {} more", compared - shown.len()));
+    }
+    let reasons: BTreeSet<&str> = shown.iter().filter_map(|it| it.figures.reason).collect();
+    lines.extend(reasons.into_iter().map(|reason| format!("cannot be judged: {reason}")));
+    if all.iter().any(|it| it.figures.verdict.is_some()) {
+        let text = format!(
+            "sure: at most {} of these are expected to be chance · --stacks has stacks and q-values of growth",
+            units::percent(diff.false_discovery_rate)
+        );
+        lines.extend(wrap(&text, options.width));
+    }
+    lines
+}
+
+/// `grew, sure`.
+fn said(figures: &Change) -> String {
+    let direction = match figures.direction {
+        Direction::Grew => "grew",
+        Direction::Shrank => "shrank",
+        Direction::New => "new",
+        Direction::Gone => "gone",
+        Direction::Same => return "same".into(),
+    };
+    match figures.verdict {
+        Some(Verdict::Sure) => format!("{direction}, sure"),
+        Some(Verdict::Maybe) => format!("{direction}, maybe"),
+        Some(Verdict::Chance) => format!("{direction}, chance"),
+        None => direction.into(),
+    }
+}
+
+/// Which stacks grew, with their q-values.
+fn by_stack(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
+    let mut lines = Vec::new();
     let count = |which: fn(&StackChange) -> bool| diff.stacks.iter().filter(|stack| which(stack)).count();
     let judged = count(|stack| stack.figures.q_value.is_some());
     lines.push(match count(|stack| stack.figures.significant) {
@@ -79,9 +169,7 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
             diff.false_discovery_rate
         ));
     }
-    lines.extend(diff.notes.iter().map(|note| format!("! {}", escaped(note))));
-    lines.push(String::new());
-    lines.join("\n")
+    lines
 }
 
 /// The calls of a stack as in a report: those that are shown, with their lines, or with the module where it begins.
@@ -145,16 +233,42 @@ mod tests {
 
     #[test]
     fn what_cannot_be_judged_is_not_called_chance() {
-        let options = DiffTableOptions { width: 100, color: false, top: 20 };
         let text = |samples_known| {
             let mut profile = testing::small();
             profile.header.samples_known = samples_known;
-            table(&diff(&profile, &profile, &DiffOptions::default()), &options)
+            let found = diff(&profile, &profile, &DiffOptions::default());
+            let [functions, stacks] = [false, true]
+                .map(|stacks| table(&found, &DiffTableOptions { width: 100, color: false, top: 20, stacks }));
+            assert_eq!(functions.contains("cannot be said"), !samples_known, "{functions}");
+            stacks
         };
         assert!(text(true).contains("No stack grew by more than chance explains") && text(true).contains("* q-value"));
         let unknown = text(false);
         assert!(unknown.contains("cannot be said") && !unknown.contains("q-value"), "{unknown}");
         assert!(!unknown.contains("· ←"), "{unknown}");
+    }
+
+    /// A leak that was fixed shrank, and a program that was renamed is the same.
+    #[test]
+    fn functions_changed_either_way_with_how_sure_that_is() {
+        let text = |change: &dyn Fn(&mut heapbpf_profile::Profile)| {
+            let (before, mut after) = (testing::small().only_process(0), testing::small().only_process(0));
+            change(&mut after);
+            let found = diff(&before, &after, &DiffOptions::default());
+            table(&found, &DiffTableOptions { width: 120, color: false, top: 20, stacks: false })
+        };
+        let fixed = text(&|after| {
+            after.rows.retain(|row| row.key.stack.frames.iter().all(|it| it.function.as_deref() != Some("grow")))
+        });
+        assert!(fixed.contains("1 of 2 functions changed by more than chance explains"), "{fixed}");
+        let line = fixed.lines().find(|line| line.contains("grow json.c:31")).expect("a row");
+        assert!(line.contains("gone, sure") && line.contains('−'), "{fixed}");
+        let renamed = text(&|after| after.processes[0].comm = "other".into());
+        assert!(renamed.contains("No function changed by more than chance explains (2 compared)"), "{renamed}");
+        let leaking = text(&|after| after.rows[0].inuse = testing::sums(60, 4_096, 524_288));
+        let line = leaking.lines().find(|line| line.contains("grow json.c:31")).expect("a row");
+        assert!(line.contains("grew, sure"), "{leaking}");
+        assert!(leaking.lines().all(|line| line.chars().count() <= 120), "{leaking}");
     }
 
     /// Stacks are shown as a report shows them.

@@ -1,6 +1,6 @@
 //! The change of one stack, with its interval and p-value.
 
-use super::{Change, DiffOptions};
+use super::{Change, DiffOptions, Direction};
 use crate::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
 use crate::loss_bounds::{Kind, LossBounds};
 use crate::model::{Criterion, Profile};
@@ -46,13 +46,17 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
     };
     let (was_figure, is_figure) = (figure(before, was), figure(after, is));
     let (lost_before, lost_after) = (was.losses(before.profile, value), is.losses(after.profile, value));
-    let p_value = match (unknown(before).or(unknown(after)), &*lost_before, &*lost_after) {
+    // Of growth, and of shrinkage. Losses are allowed for against each of them.
+    let p_values = match (unknown(before).or(unknown(after)), &*lost_before, &*lost_after) {
         (None, Ok(lost_before), Ok(lost_after)) => {
-            p_value(before, (&was_parts, lost_before), after, (&is_parts, lost_after))
+            let (was, is) = ((&*was_parts, lost_before), (&*is_parts, lost_after));
+            p_value(before, was, after, is).and_then(|grew| Ok((grew, p_value(after, is, before, was)?)))
         }
         (Some(reason), ..) => Err(reason),
         (_, Err(reason), _) | (.., Err(reason)) => Err(*reason),
     };
+    let p_value = p_values.map(|(grew, _)| grew);
+    let p_two_sided = p_values.map(|(grew, shrank)| (2.0 * grew.min(shrank)).min(1.0));
     let touched = was.is_touched(before.profile, value) || is.is_touched(after.profile, value);
     Change {
         value: name(value),
@@ -62,7 +66,23 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
         p_value: p_value.ok(),
         q_value: None,
         significant: false,
+        direction: direction(before, was, after, is),
+        p_two_sided: p_two_sided.ok(),
+        verdict: None,
         reason: p_value.err(),
+    }
+}
+
+/// Which way a figure changed, by what was seen of it.
+fn direction(before: &Side, was: &Pool, after: &Side, is: &Pool) -> Direction {
+    let scaled = was.total(before.value) * after.exposure / before.exposure;
+    let change = is.total(after.value) - scaled;
+    match (was.samples(before.value), is.samples(after.value)) {
+        (0, 1..) => Direction::New,
+        (1.., 0) => Direction::Gone,
+        _ if change > 0.0 => Direction::Grew,
+        _ if change < 0.0 => Direction::Shrank,
+        _ => Direction::Same,
     }
 }
 

@@ -22,6 +22,13 @@ pub(super) struct Matched {
 }
 
 impl Matched {
+    /// The function that titles it, and where that is.
+    pub(super) fn title(&self, before: &Profile, after: &Profile, view: FrameView) -> (String, String) {
+        let (stack, seen_before) = &self.stack;
+        let profile = if *seen_before { before } else { after };
+        title(profile, stack, view).unwrap_or_else(|| (self.function.clone(), String::new()))
+    }
+
     pub(super) fn frames(&self, before: &Profile, after: &Profile, view: FrameView) -> Vec<DiffFrame> {
         let (stack, seen_before) = &self.stack;
         let profile = if *seen_before { before } else { after };
@@ -39,8 +46,23 @@ pub(super) fn total(profile: &Profile) -> Pool {
     pool
 }
 
-/// All stacks of both profiles, in the order in which they are found.
-pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> Vec<Matched> {
+/// The function that titles a stack, and where that is; `None` if it has no frames.
+fn title(profile: &Profile, stack: &Stack, view: FrameView) -> Option<(String, String)> {
+    let call = view.calls(profile, stack, &view.shown_of(profile, stack)).into_iter().next()?;
+    Some((call.name, call.place))
+}
+
+/// The only group of a profile that has one.
+fn only_group(profile: &Profile, groups: &Groups) -> Option<String> {
+    let names: BTreeSet<String> = profile.rows.iter().map(|row| groups.name(row).into_owned()).collect();
+    if names.len() == 1 { names.into_iter().next() } else { None }
+}
+
+/// All stacks of both profiles, in the order in which they are found; by the functions that title them, if these are given.
+pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy, titles: Option<FrameView>) -> Vec<Matched> {
+    // A program that was renamed is the same, if there is no other.
+    let only = |profile| only_group(profile, &Groups::comparable(profile, group_by));
+    let renamed = only(before).zip(only(after)).filter(|(was, is)| was != is);
     let mut stacks: Vec<Matched> = Vec::new();
     let mut known: HashMap<Key, usize> = HashMap::new();
     let mut names = Names::default();
@@ -50,9 +72,17 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
         let mut chains: HashMap<*const Stack, Arc<[u32]>> = HashMap::new();
         let groups = Groups::comparable(profile, group_by);
         for row in &profile.rows {
-            let group = groups.name(row).into_owned();
-            let chain = chains.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| names.chain(profile, row));
-            let function = if by_function { &*row.key.function } else { "" };
+            let group = match &renamed {
+                Some((was, is)) => format!("{was} → {is}"),
+                None => groups.name(row).into_owned(),
+            };
+            let chain = chains.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| match titles {
+                Some(view) => {
+                    title(profile, &row.key.stack, view).map(|(name, _)| names.id(&name)).into_iter().collect()
+                }
+                None => names.chain(profile, row),
+            });
+            let function = if by_function && titles.is_none() { &*row.key.function } else { "" };
             let key = (names.id(&group), names.id(function), Arc::clone(chain));
             let index = *known.entry(key).or_insert_with(|| {
                 stacks.push(Matched {
@@ -71,8 +101,10 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
     // All rows of a stack may have been lost.
     let (mut lost_before, mut lost_after) = (LostRows::new(before, group_by), LostRows::new(after, group_by));
     for stack in &mut stacks {
-        stack.before.set_lost(lost_before.of(&stack.group));
-        stack.after.set_lost(lost_after.of(&stack.group));
+        let (was, is) = renamed.as_ref().map_or((&stack.group, &stack.group), |(was, is)| (was, is));
+        let (was, is) = (lost_before.of(was), lost_after.of(is));
+        stack.before.set_lost(was);
+        stack.after.set_lost(is);
     }
     // A stack may have no sample under any one of the sampling intervals.
     let (used_before, used_after) = (intervals_used(before), intervals_used(after));
