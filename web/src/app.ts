@@ -50,6 +50,11 @@ export class App {
     for (const tab of ["flame", "table", "functions"] as const) byId(`tab-${tab}`).addEventListener("click", () => this.set({ tab }));
     byId("controls").addEventListener("keydown", event => this.tabKey(event));
     byId("turn").addEventListener("click", () => this.set({ icicle: !this.state.icicle }));
+    byId("libraries").addEventListener("click", () => {
+      // Nodes of another tree have other places.
+      this.state = { ...this.state, libraries: !this.state.libraries, zoom: 0 };
+      void this.rebuild().then(() => this.set({}));
+    });
     let typing = 0;
     byId<HTMLInputElement>("search").addEventListener("input", event => {
       clearTimeout(typing);
@@ -63,8 +68,9 @@ export class App {
       }
     });
     addEventListener("hashchange", () => {
+      const { libraries } = this.state;
       this.state = parse(location.hash);
-      void this.followMarks().then(() => this.showAll());
+      void (libraries === this.state.libraries ? this.followMarks() : this.rebuild()).then(() => this.showAll());
     });
   }
 
@@ -136,7 +142,7 @@ export class App {
   }
 
   private async take(data: PageData, serving: LiveData["serving"] = null) {
-    const doc = await profileDoc(data);
+    const doc = await profileDoc(data, this.state.libraries);
     this.data = data;
     this.doc = doc;
     document.title = `heapbpf: ${shown(data.subject, 80)}`;
@@ -152,6 +158,14 @@ export class App {
     await pause();
     this.showTimeline();
     this.showAll();
+  }
+
+  /** Makes anew what is shown, with frames of libraries or without. */
+  private async rebuild() {
+    if (!this.data) return;
+    this.doc = await profileDoc(this.data, this.state.libraries);
+    this.range = null;
+    await this.followMarks();
   }
 
   /** The range that is looked at, if it is one. */
@@ -205,6 +219,7 @@ export class App {
     const turn = byId("turn");
     turn.hidden = state.tab !== "flame" || state.of !== "";
     turn.setAttribute("aria-pressed", String(!state.icicle));
+    byId("libraries").setAttribute("aria-pressed", String(state.libraries));
     if (this.sized !== column) {
       this.size = sizes(view.tree, view.leaf, column.estimate);
       this.sized = column;
@@ -351,7 +366,7 @@ export class App {
     const { from, to, value } = this.state, { range } = this;
     if (!this.served || !isRange(value) || !from || !to) return;
     if (range?.value === value && range.from === from && range.to === to) return;
-    const answer = await askRange(this.served.server, value, from, to, this.served.history.points);
+    const answer = await askRange(this.served.server, value, from, to, this.served.history.points, this.state.libraries);
     if (!("failed" in answer)) {
       this.range = answer;
       return;

@@ -22,21 +22,21 @@ async function doc(sheet: Sheet, all: Column[], rest: Pick<Doc, "lifetimes" | "s
   return { sheet, tree, leaf, hashes: pathHashes(tree), columns: all, ...rest };
 }
 
-/** A profile. The work is done in pieces, so that the page stays alive. */
-export async function profileDoc(data: PageData): Promise<Doc> {
-  const sheet = new Sheet(data, data.groups.map(group => group.name));
+/** A profile. The work is done in pieces, so that the page stays alive. `all`: with the frames of libraries. */
+export async function profileDoc(data: PageData, all: boolean): Promise<Doc> {
+  const sheet = new Sheet(data, data.groups.map(group => group.name), all);
   await pause();
   return doc(sheet, columns(data), { lifetimes: data.lifetimes, sizes: data.sizes, changes: null });
 }
 
 /** What grew between two moments. */
-export async function growthDoc(data: GrowthData): Promise<Doc> {
-  return doc(new Sheet(data, data.groups), [growthColumn(data)], { lifetimes: null, sizes: null, changes: data.rows });
+export async function growthDoc(data: GrowthData, all: boolean): Promise<Doc> {
+  return doc(new Sheet(data, data.groups, all), [growthColumn(data)], { lifetimes: null, sizes: null, changes: data.rows });
 }
 
 /** What was allocated between two moments and kept. */
-export async function keptDoc(data: KeptData): Promise<Doc> {
-  return doc(new Sheet(data, data.groups), [keptColumn(data)], { lifetimes: null, sizes: null, changes: null });
+export async function keptDoc(data: KeptData, all: boolean): Promise<Doc> {
+  return doc(new Sheet(data, data.groups, all), [keptColumn(data)], { lifetimes: null, sizes: null, changes: null });
 }
 
 /** The column of a value, or the first. */

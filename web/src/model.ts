@@ -12,7 +12,8 @@ export interface Process {
 export interface Lifetimes { median: number | null; temporary: number; curve?: [number, number][] }
 
 interface WireFunctions { name: number[]; short: number[]; allocator: number[] }
-interface WireFrames { function: number[]; file: number[]; line: number[]; module: number[]; inlined: number[] }
+/** `rank`: how well a frame titles a stack. 0: the program's, 1: a library's, 2: `main`, 3: a wrapper of an allocator, 4: start-up. */
+interface WireFrames { function: number[]; file: number[]; line: number[]; module: number[]; inlined: number[]; rank: number[] }
 interface WireStacks { id: number[]; group: number[]; cut: number[]; shared: number[]; own: number[]; calls: number[] }
 interface WireSheet { strings: string[]; functions: WireFunctions; frames: WireFrames; stacks: WireStacks }
 interface WireColumn { estimate: number[]; low: (number | null)[]; high: (number | null)[]; samples: number[] }
@@ -60,10 +61,14 @@ export class Sheet {
   readonly group: number[];
   readonly cut: number[];
   /** Where the frames of a stack begin in `path`, outermost first. */
-  readonly start: Int32Array;
-  readonly path: Int32Array;
+  private readonly start: Int32Array;
+  private readonly path: Int32Array;
+  /** The same of the frames that are shown. */
+  private readonly shownStart: Int32Array;
+  private readonly shownPath: Int32Array;
 
-  constructor(wire: WireSheet, readonly groups: string[]) {
+  /** `all`: whether frames of libraries are shown, too. */
+  constructor(wire: WireSheet, readonly groups: string[], readonly all: boolean) {
     const { strings, functions, frames, stacks } = wire;
     this.strings = strings;
     this.names = functions.name.map(text => strings[text]);
@@ -86,11 +91,51 @@ export class Sheet {
       before = this.start[i];
     }
     this.start[this.count] = at;
+    this.shownStart = all ? this.start : new Int32Array(this.count + 1);
+    this.shownPath = all ? this.path : new Int32Array(total);
+    if (!all) {
+      let end = 0;
+      for (let i = 0; i < this.count; i++) {
+        this.shownStart[i] = end;
+        for (const frame of this.programFrames(this.allFramesOf(i))) this.shownPath[end++] = frame;
+      }
+      this.shownStart[this.count] = end;
+    }
   }
 
-  /** The frames of a stack, outermost first. */
+  /** The program's own frames of a stack; those of libraries if it has none. `frames`: outermost first. */
+  private programFrames(frames: Int32Array): Int32Array {
+    const { rank } = this.frames;
+    let best = 4;
+    for (const frame of frames) best = Math.min(best, rank[frame]);
+    let innermost = frames.length - 1;
+    while (innermost > 0 && rank[frames[innermost]] !== best) innermost--;
+    const isShown = (frame: number) => (best === 0 ? rank[frame] === 0 || rank[frame] === 2 : best <= 2 ? rank[frame] <= 2 : true);
+    return frames.subarray(0, innermost + 1).filter(isShown);
+  }
+
+  /** The frames of a stack that are shown, outermost first. */
   framesOf(stack: number): Int32Array {
+    return this.shownPath.subarray(this.shownStart[stack], this.shownStart[stack + 1]);
+  }
+
+  /** All frames of a stack, outermost first. */
+  allFramesOf(stack: number): Int32Array {
     return this.path.subarray(this.start[stack], this.start[stack + 1]);
+  }
+
+  /** All stacks so that those with equal outer functions follow each other. The daemon sends them in that order for all frames. */
+  order(): number[] {
+    const order = Array.from({ length: this.count }, (_, i) => i), of = this.frames.function;
+    if (this.all) return order;
+    const compare = (a: number, b: number) => {
+      const differs = this.group[a] - this.group[b] || Number(this.cut[a] === 0) - Number(this.cut[b] === 0);
+      if (differs) return differs;
+      const left = this.framesOf(a), right = this.framesOf(b), both = Math.min(left.length, right.length);
+      for (let k = 0; k < both; k++) if (of[left[k]] !== of[right[k]]) return of[left[k]] - of[right[k]];
+      return left.length - right.length;
+    };
+    return order.sort(compare);
   }
 
   /** Functions of a stack from the innermost one that is not the allocator's. */

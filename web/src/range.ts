@@ -19,15 +19,15 @@ export function isRange(value: string): value is RangeValue {
 export interface Range { value: RangeValue; from: number; to: number; doc: Doc; text: string }
 
 /** Asks the server for a value of a range. */
-export async function askRange(server: Server, value: RangeValue, from: number, to: number, points: Point[]): Promise<Range | { failed: string }> {
+export async function askRange(server: Server, value: RangeValue, from: number, to: number, points: Point[], libraries: boolean): Promise<Range | { failed: string }> {
   const query = `?from=${from}&to=${to}`, gone = "heapbpf does not answer.";
   if (value === "growth") {
     const answer = await server.json<GrowthData>(`page/growth${query}`);
-    if ("data" in answer) return { value, from, to, doc: await growthDoc(answer.data), text: growthText(answer.data) };
+    if ("data" in answer) return { value, from, to, doc: await growthDoc(answer.data, libraries), text: growthText(answer.data) };
     return { failed: "gone" in answer ? gone : answer.refused };
   }
   const answer = await server.json<KeptData>(`page/kept${query}`);
-  if ("data" in answer) return { value, from, to, doc: await keptDoc(answer.data), text: keptText(answer.data, allocatedBetween(points, from, to)) };
+  if ("data" in answer) return { value, from, to, doc: await keptDoc(answer.data, libraries), text: keptText(answer.data, allocatedBetween(points, from, to)) };
   return { failed: "gone" in answer ? gone : answer.refused };
 }
 

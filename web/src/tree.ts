@@ -66,16 +66,16 @@ export class Builder {
   }
 }
 
-/** The tree of all stacks, and the node at which each stack ends. Stacks come in the order of their functions. */
+/** The tree of all stacks, and the node at which each stack ends. */
 export function callTree(sheet: Sheet): { tree: Tree; leaf: Int32Array } {
   const builder = new Builder(), root = builder.add(-1, ROOT);
   const leaf = new Int32Array(sheet.count), open: number[] = [], labels: number[] = [];
   const withGroups = sheet.groups.length > 1;
-  for (let i = 0; i < sheet.count; i++) {
+  for (const i of sheet.order()) {
     labels.length = 0;
     if (withGroups) labels.push(FIRST_GROUP - sheet.group[i]);
     if (sheet.cut[i]) labels.push(INCOMPLETE);
-    for (let k = sheet.start[i]; k < sheet.start[i + 1]; k++) labels.push(sheet.frames.function[sheet.path[k]]);
+    for (const frame of sheet.framesOf(i)) labels.push(sheet.frames.function[frame]);
     let level = 0;
     while (level < open.length && level < labels.length && builder.label[open[level]] === labels[level]) level++;
     open.length = level;

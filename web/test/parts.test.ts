@@ -14,19 +14,24 @@ import { lost } from "../src/summary.ts";
 import { below, callTree, functions, INCOMPLETE, pathHashes, sandwich, sizes } from "../src/tree.ts";
 
 /** Stacks by their functions, outermost first, in the order in which the daemon sends them. */
-function sheet(chains: string[][], groups: string[] = ["app"], group: number[] = []): Sheet {
+function sheet(chains: string[][], groups: string[] = ["app"], group: number[] = [], all = true): Sheet {
   const names = [...new Set(chains.flat())].sort(), frames = names.map((_, i) => i);
   const zeros = names.map(() => 0);
   const calls = chains.map(chain => chain.map(name => names.indexOf(name)));
   return new Sheet({
     strings: ["", ...names],
     functions: { name: names.map((_, i) => i + 1), short: names.map((_, i) => i + 1), allocator: names.map(name => Number(name === "malloc")) },
-    frames: { function: frames, file: zeros, line: zeros, module: zeros, inlined: zeros },
+    frames: { function: frames, file: zeros, line: zeros, module: zeros, inlined: zeros, rank: names.map(rankOf) },
     stacks: {
       id: chains.map((_, i) => 1000 + i), group: chains.map((_, i) => group[i] ?? 0), cut: chains.map(() => 0),
       ...prefixes(calls),
     },
-  }, groups);
+  }, groups, all);
+}
+
+/** `std` stands for a wrapper of an allocator, `lib` for a library. */
+function rankOf(name: string): number {
+  return name === "main" ? 2 : name.startsWith("lib") ? 1 : name === "malloc" || name === "std" ? 3 : 0;
 }
 
 function prefixes(calls: number[][]) {
@@ -44,6 +49,18 @@ function prefixes(calls: number[][]) {
 
 const CHAINS = [["main", "a", "malloc"], ["main", "a", "b", "malloc"], ["main", "b", "a", "b", "malloc"], ["main", "c"]];
 const WEIGHTS = Float64Array.from([10, 20, 30, 40]);
+
+test("without frames of libraries, stacks are the program's own", () => {
+  const chains = [["main", "a", "lib", "b", "std", "malloc"], ["main", "a", "lib2", "b", "malloc"], ["main", "lib", "malloc"], ["main", "a", "c"]];
+  const it = sheet(chains, ["app"], [], false), names = (stack: number) => Array.from(it.framesOf(stack), frame => it.names[it.frames.function[frame]]);
+  assert.deepEqual(chains.map((_, i) => names(i)), [["main", "a", "b"], ["main", "a", "b"], ["main", "lib"], ["main", "a", "c"]]);
+  assert.equal(it.allFramesOf(0).length, 6);
+  const { tree, leaf } = callTree(it);
+  // Equal stacks end at one node, wherever the daemon sent them.
+  assert.equal(leaf[0], leaf[1]);
+  assert.deepEqual(Array.from(sizes(tree, leaf, WEIGHTS)).sort((a, b) => b - a), [100, 100, 70, 40, 30, 30]);
+  assert.equal(folded({ sheet: it } as never, WEIGHTS).split("\n")[0], "main;a;lib;b;std;malloc 10");
+});
 
 test("numbers have their units", () => {
   assert.equal(bytes(0), "0 B");

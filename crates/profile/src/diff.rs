@@ -18,7 +18,7 @@ use heapbpf_statistics::growth::q_values;
 pub use frames::DiffFrame;
 use judge::Side;
 
-/// What may be no chance has at most so many times the false discovery rate.
+/// [`Verdict::Maybe`] allows this multiple of the false discovery rate.
 const MAYBE: f64 = 5.0;
 
 /// How to compare two profiles.
@@ -35,7 +35,7 @@ pub struct DiffOptions {
     pub false_discovery_rate: f64,
     /// The exposure that allocations are divided by.
     pub exposure: Exposure,
-    /// Which frames a table shows.
+    /// How tables show frames.
     pub frames: FrameView,
 }
 
@@ -81,7 +81,7 @@ pub struct Diff {
     pub totals: Vec<Change>,
     /// Stacks with significant growth, the largest first; then all others by the size of the change.
     pub stacks: Vec<StackChange>,
-    /// The same by functions of the program: what is sure first, the largest changes first.
+    /// Changes by function, sure ones first, then by size.
     pub functions: Vec<FunctionChange>,
     /// Remarks that the reader needs.
     pub notes: Vec<String>,
@@ -117,53 +117,53 @@ pub struct Change {
     pub q_value: Option<f64>,
     /// Whether the growth is significant: the q-value is within the false discovery rate.
     pub significant: bool,
-    /// Which way it changed.
+    /// Direction of the change.
     pub direction: Direction,
-    /// p-value of the null hypothesis that there is no change, either way: twice the smaller one of growth and of shrinkage.
+    /// p-value of the null hypothesis that there is no change: twice the smaller of the one-sided p-values.
     pub p_two_sided: Option<f64>,
-    /// What `p_two_sided` means among all that were compared; `None` if it cannot be tested.
+    /// Verdict after correction for all changes that were compared; `None` if it cannot be tested.
     pub verdict: Option<Verdict>,
     /// Why there is no p-value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'static str>,
 }
 
-/// Which way a figure changed.
+/// Direction of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
-    /// It is larger.
+    /// Larger than before.
     Grew,
-    /// It is smaller.
+    /// Smaller than before.
     Shrank,
-    /// Nothing was seen before.
+    /// Not sampled before.
     New,
-    /// Nothing is seen any more.
+    /// Not sampled any more.
     Gone,
-    /// It is as it was.
+    /// Equal.
     Same,
 }
 
-/// How a change compares with chance. The p-values of a family are corrected for their number (Benjamini–Hochberg).
+/// Whether chance explains a change. p-values are corrected for the number of tests (Benjamini–Hochberg).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Within the false discovery rate.
+    /// Significant at the false discovery rate.
     Sure,
-    /// Within five times that.
+    /// Significant at five times that rate.
     Maybe,
-    /// Chance explains it.
+    /// Neither.
     Chance,
 }
 
-/// The change of all stacks that one function of the program titles.
+/// The change of all stacks with the same title.
 #[derive(Clone, Debug, Serialize)]
 pub struct FunctionChange {
-    /// Group, such as the process name; of a program that was renamed both names.
+    /// Group, such as the process name. `old → new` if the program was renamed.
     pub group: String,
     /// The function.
     pub function: String,
-    /// Where it is: file and line, or the module.
+    /// Its file and line, or its module.
     #[serde(skip)]
     pub place: String,
     /// The change of its figure.

@@ -1,5 +1,5 @@
-//! What frames are to somebody who reads a report: the program's own, or something that it uses. Rules look at one frame alone, so
-//! what a frame is does not depend on the sample, and is the same in two profiles of one program.
+//! Classifies frames for reports: the program's own code, a library, an interpreter, an allocation wrapper, start-up code. A rule looks
+//! at one frame alone, so the same frame is classified the same way in every stack and in every profile.
 
 use std::sync::LazyLock;
 
@@ -9,20 +9,20 @@ use thiserror::Error;
 use crate::model::{Frame, Profile};
 use crate::naming::short_function;
 
-/// What a frame is.
+/// The class of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// The program's own function.
     Program,
-    /// A library's.
+    /// A function of a library.
     Library,
-    /// Of an interpreter or a virtual machine.
+    /// A function of an interpreter or a virtual machine.
     Runtime,
-    /// Where the program begins, as `main`.
+    /// The entry point of the program, such as `main`.
     Entry,
-    /// A function that allocates for its caller, as `operator new`, `xmalloc` and C++'s containers do.
+    /// A function that allocates on behalf of its caller: `operator new`, `xmalloc`, C++ containers.
     Wrapper,
-    /// What runs before the program, or begins its threads.
+    /// Code that runs before `main`, or that starts a thread.
     Startup,
 }
 
@@ -36,8 +36,8 @@ impl Origin {
         ("startup", Self::Startup),
     ];
 
-    /// How well it titles a stack: the innermost frame of the best rank does.
-    const fn rank(self) -> u32 {
+    /// Priority as the title of a stack. The innermost frame with the lowest number is the title.
+    pub(crate) const fn rank(self) -> u8 {
         match self {
             Self::Program => 0,
             Self::Library | Self::Runtime => 1,
@@ -48,7 +48,7 @@ impl Origin {
     }
 }
 
-/// A line is no rule.
+/// A line that is not a valid rule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}, column {column}: {why}")]
 pub struct InvalidRule {
@@ -59,7 +59,7 @@ pub struct InvalidRule {
     why: String,
 }
 
-/// Rules by one field of frames, and the number of each among all rules.
+/// The rules that match one field, with their positions in the list of all rules.
 #[derive(Clone, Debug, Default)]
 struct Patterns {
     set: RegexSet,
@@ -72,11 +72,11 @@ impl Patterns {
     }
 }
 
-/// Rules that say what frames are.
+/// The rules that classify frames.
 #[derive(Clone, Debug)]
 pub struct FrameRules {
     origins: Vec<Origin>,
-    /// By function, module and file.
+    /// In the order of `FIELDS`.
     patterns: [Patterns; 3],
 }
 
@@ -84,7 +84,7 @@ const FIELDS: [&str; 3] = ["function", "module", "file"];
 
 /// The rules that heapbpf comes with.
 static STANDARD: LazyLock<FrameRules> = LazyLock::new(|| {
-    // They are tested.
+    // The file is compiled in, and tests use it.
     FrameRules::with("").unwrap_or_else(|error| panic!("origin.rules: {error}"))
 });
 
@@ -94,10 +94,10 @@ impl FrameRules {
         &STANDARD
     }
 
-    /// These rules, and those that heapbpf comes with.
+    /// The given rules, followed by the built-in ones. The first match wins.
     ///
     /// # Errors
-    /// A line is neither a rule, nor empty, nor a comment.
+    /// A line is not empty, not a comment and not a rule.
     pub fn with(more: &str) -> Result<Self, InvalidRule> {
         let mut origins = Vec::new();
         let mut by_field: [(Vec<String>, Vec<usize>); 3] = Default::default();
@@ -113,7 +113,7 @@ impl FrameRules {
         let compiled =
             by_field.map(|(expressions, numbers)| RegexSet::new(expressions).map(|set| Patterns { set, numbers }));
         let [function, module, file] = compiled;
-        // What `expression` makes is valid; too many rules are too large.
+        // `expression` returns valid patterns, so the only possible error is their total size.
         let too_large = |error: regex::Error| InvalidRule { line: 1, column: 1, why: error.to_string() };
         Ok(Self {
             origins,
@@ -121,31 +121,31 @@ impl FrameRules {
         })
     }
 
-    /// What a frame is.
+    /// Classifies a frame.
     pub fn origin(&self, profile: &Profile, frame: &Frame) -> Origin {
         let function = frame.function.as_deref().unwrap_or("");
         let module = frame.module.and_then(|index| profile.modules.get(index)).map_or("", |module| &*module.path);
         self.origin_of(function, module, frame.file.as_deref().unwrap_or(""))
     }
 
-    /// What a frame with this function, module and source file is; each is empty if it is not known.
+    /// Classifies a frame by its function, module and source file. Pass an empty string for what is unknown.
     pub fn origin_of(&self, function: &str, module: &str, file: &str) -> Origin {
         let short = short_function(function);
-        // Of Rust's `<u8 as Trait>::method` the short name has no trait.
+        // The short form of Rust's `<u8 as Trait>::method` drops the trait, so rules also see the full name.
         let whole = if function.starts_with('<') { function } else { "" };
         let [by_function, by_module, by_file] = &self.patterns;
         let texts = [(by_function, &*short), (by_function, whole), (by_module, module), (by_file, file)];
         let first = texts.into_iter().filter_map(|(patterns, text)| patterns.first(text)).min();
         match first {
             Some(rule) => self.origins[rule],
-            // What has no name says less than a library that has one.
+            // An address says less than a named library function.
             None if function.is_empty() => Origin::Library,
             None => Origin::Program,
         }
     }
 }
 
-/// Origin, index of the field, and pattern of a line; `None` if it is empty or a comment.
+/// Parses a line into origin, field index and pattern. Returns `None` for empty lines and comments.
 fn parse(line: usize, text: &str) -> Result<Option<(Origin, usize, &str)>, InvalidRule> {
     let column = |part: &str| part.as_ptr() as usize - text.as_ptr() as usize + 1;
     let error = |column, why: String| Err(InvalidRule { line, column, why });
@@ -169,7 +169,7 @@ fn parse(line: usize, text: &str) -> Result<Option<(Origin, usize, &str)>, Inval
     }
 }
 
-/// A pattern as a regular expression.
+/// Converts a pattern to a regular expression.
 fn expression(pattern: &str, field: usize) -> String {
     let any = if FIELDS[field] == "function" { ".*" } else { "[^/]*" };
     let mut expression = String::from("(?s)^");
@@ -191,17 +191,18 @@ fn expression(pattern: &str, field: usize) -> String {
     expression + "$"
 }
 
-/// The frames of a stack that are shown.
+/// Which frames of a stack a table shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// Their indices, innermost first. The first titles the stack.
+    /// Indices of the frames, innermost first. The first one is the title.
     pub frames: Vec<usize>,
-    /// What the first called to allocate, if that is none of them and no allocator: an index.
+    /// Index of the hidden frame that the title called, if there is one.
     pub via: Option<usize>,
 }
 
 impl Shown {
-    /// The frames of a stack of these origins, innermost first: those of the program, if there are any, else those of libraries.
+    /// Selects the frames to show, given the origin of each frame, innermost first. If the program has frames of its own, only these
+    /// are shown; otherwise those of libraries are.
     pub fn of(origins: &[Origin]) -> Self {
         let best = origins.iter().map(|origin| origin.rank()).min().unwrap_or(0);
         let Some(first) = origins.iter().position(|origin| origin.rank() == best) else { return Self::default() };
@@ -215,7 +216,7 @@ impl Shown {
     }
 }
 
-/// One word for what a function allocated with, as `vector` for `std::vector<int>::push_back(int&&)`.
+/// Reduces a function that allocates to one word: `vector` for `std::vector<int>::push_back(int&&)`.
 pub fn word(profile: &Profile, frame: &Frame) -> String {
     let module = frame.module.and_then(|index| profile.modules.get(index)).map(|module| &*module.path);
     let function = frame.function.as_deref().map(short_function);
@@ -233,7 +234,7 @@ pub fn word(profile: &Profile, frame: &Frame) -> String {
     }
 }
 
-/// Namespaces that say nothing of what is allocated.
+/// Namespaces that are left out of that word.
 const NAMESPACES: [&str; 8] = ["std", "__cxx11", "__1", "__gnu_cxx", "__detail", "alloc", "core", "boost"];
 
 /// `libxml2` for `/usr/lib/libxml2.so.2.9`.
@@ -247,7 +248,7 @@ mod tests {
     use super::*;
     use Origin::{Entry, Library, Program, Runtime, Startup, Wrapper};
 
-    /// Frames of programs in several languages: function, module, source file.
+    /// Examples from several languages: function, module, source file.
     #[test]
     fn frames_are_what_people_take_them_for() {
         let (app, libc, cpp) =
@@ -335,7 +336,7 @@ mod tests {
         };
         let stack = [Wrapper, Wrapper, Library, Program, Wrapper, Library, Program, Entry, Startup];
         assert_eq!(shown(&stack), (vec![3, 6, 7], Some(2)));
-        // Where `main` alone is the program's, what it called says more.
+        // If `main` is the only frame of the program, the library function that it called is the title.
         assert_eq!(shown(&[Wrapper, Library, Library, Entry, Startup]), (vec![1, 2, 3], Some(0)));
         assert_eq!(shown(&[Wrapper, Entry, Startup]), (vec![1], Some(0)));
         assert_eq!(shown(&[Wrapper, Startup]), (vec![0, 1], None));

@@ -1,4 +1,4 @@
-//! Which frames tables show: as the command line says, by heapbpf's rules and those of this host.
+//! How tables show frames: the options of the command line and the rules of this host.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -10,13 +10,13 @@ use heapbpf_profile::report::FrameView;
 use super::error::PlanError;
 use super::record_args::FrameArgs;
 
-/// Rules of this host, which come before heapbpf's own.
+/// Rules of this host. They take precedence over the built-in ones.
 const PATH: &str = "/etc/heapbpf.frames";
 
-/// The frames that tables show.
+/// Combines options and rules.
 ///
 /// # Errors
-/// The host's rules cannot be read, or one of them is none.
+/// The file of rules cannot be read, or has an invalid line.
 pub fn view(args: FrameArgs) -> Result<FrameView, PlanError> {
     static RULES: OnceLock<FrameRules> = OnceLock::new();
     let rules = match rules_in(Path::new(PATH))? {
@@ -26,7 +26,7 @@ pub fn view(args: FrameArgs) -> Result<FrameView, PlanError> {
     Ok(FrameView { rules, all_frames: args.all_frames, full_names: args.full_names })
 }
 
-/// The rules in a file and heapbpf's own; `None` if there is no such file.
+/// The rules of a file and the built-in ones. `None` if the file does not exist.
 fn rules_in(path: &Path) -> Result<Option<FrameRules>, PlanError> {
     let fails = |why: String| PlanError::Usage(format!("{}: {why}", path.display()));
     match std::fs::read_to_string(path) {

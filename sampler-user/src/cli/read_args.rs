@@ -37,7 +37,7 @@ pub struct DiffArgs {
     /// without it per second, unless both recordings lasted until their processes ended
     #[arg(long, value_name = "UNIT", value_parser = parse_exposure)]
     pub per: Option<Exposure>,
-    /// Stacks that grew, with their q-values, in place of functions
+    /// Show stacks that grew, with their q-values, instead of functions
     #[arg(long)]
     pub stacks: bool,
     /// Most functions or stacks shown
@@ -104,7 +104,7 @@ pub struct ReportArgs {
     /// Overwrite files named by -o
     #[arg(long, requires = "outputs")]
     pub force: bool,
-    /// Everything: the largest stacks, leak suspects, all processes, resident memory, all remarks
+    /// Show everything: the largest stacks, leak suspects, all processes, resident memory, all remarks
     #[arg(long)]
     pub details: bool,
     /// What the table has rows for

@@ -213,13 +213,13 @@ pub struct DisplayArgs {
     pub frames: FrameArgs,
 }
 
-/// Which frames tables show.
+/// How tables show frames.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct FrameArgs {
-    /// Library frames too in tables, and functions that only allocate for their callers
+    /// Show library frames and allocation wrappers in tables
     #[arg(long)]
     pub all_frames: bool,
-    /// Function names with template arguments, parameters and return types
+    /// Show function names with template arguments, parameters and return types
     #[arg(long)]
     pub full_names: bool,
 }

@@ -40,7 +40,7 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
     lines.join("\n")
 }
 
-/// Which functions changed, either way, and how that compares with chance.
+/// The table of functions that changed.
 fn by_function(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
     let all = &diff.functions;
     let of = |verdict| all.iter().filter(|it| it.figures.verdict == Some(verdict)).count();
@@ -117,7 +117,7 @@ fn said(figures: &Change) -> String {
     }
 }
 
-/// Which stacks grew, with their q-values.
+/// The table of stacks that grew.
 fn by_stack(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
     let mut lines = Vec::new();
     let count = |which: fn(&StackChange) -> bool| diff.stacks.iter().filter(|stack| which(stack)).count();
@@ -248,7 +248,7 @@ mod tests {
         assert!(!unknown.contains("· ←"), "{unknown}");
     }
 
-    /// A leak that was fixed shrank, and a program that was renamed is the same.
+    /// A fixed leak is a decrease, and a renamed program matches.
     #[test]
     fn functions_changed_either_way_with_how_sure_that_is() {
         let text = |change: &dyn Fn(&mut heapbpf_profile::Profile)| {

@@ -46,7 +46,7 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
     };
     let (was_figure, is_figure) = (figure(before, was), figure(after, is));
     let (lost_before, lost_after) = (was.losses(before.profile, value), is.losses(after.profile, value));
-    // Of growth, and of shrinkage. Losses are allowed for against each of them.
+    // One-sided p-values of growth and of shrinkage. Losses count against each of them.
     let p_values = match (unknown(before).or(unknown(after)), &*lost_before, &*lost_after) {
         (None, Ok(lost_before), Ok(lost_after)) => {
             let (was, is) = ((&*was_parts, lost_before), (&*is_parts, lost_after));
@@ -73,7 +73,7 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
     }
 }
 
-/// Which way a figure changed, by what was seen of it.
+/// Direction of the change.
 fn direction(before: &Side, was: &Pool, after: &Side, is: &Pool) -> Direction {
     let scaled = was.total(before.value) * after.exposure / before.exposure;
     let change = is.total(after.value) - scaled;

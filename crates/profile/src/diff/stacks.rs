@@ -22,7 +22,7 @@ pub(super) struct Matched {
 }
 
 impl Matched {
-    /// The function that titles it, and where that is.
+    /// Its title: function and place.
     pub(super) fn title(&self, before: &Profile, after: &Profile, view: FrameView) -> (String, String) {
         let (stack, seen_before) = &self.stack;
         let profile = if *seen_before { before } else { after };
@@ -46,21 +46,21 @@ pub(super) fn total(profile: &Profile) -> Pool {
     pool
 }
 
-/// The function that titles a stack, and where that is; `None` if it has no frames.
+/// Title of a stack: function and place. `None` if it has no frames.
 fn title(profile: &Profile, stack: &Stack, view: FrameView) -> Option<(String, String)> {
     let call = view.calls(profile, stack, &view.shown_of(profile, stack)).into_iter().next()?;
     Some((call.name, call.place))
 }
 
-/// The only group of a profile that has one.
+/// The group of a profile that has exactly one.
 fn only_group(profile: &Profile, groups: &Groups) -> Option<String> {
     let names: BTreeSet<String> = profile.rows.iter().map(|row| groups.name(row).into_owned()).collect();
     if names.len() == 1 { names.into_iter().next() } else { None }
 }
 
-/// All stacks of both profiles, in the order in which they are found; by the functions that title them, if these are given.
+/// The stacks of both profiles, matched by their frames, or by their titles if `titles` is given. In the order in which they are found.
 pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy, titles: Option<FrameView>) -> Vec<Matched> {
-    // A program that was renamed is the same, if there is no other.
+    // If each side has one program, it is the same one even under another name.
     let only = |profile| only_group(profile, &Groups::comparable(profile, group_by));
     let renamed = only(before).zip(only(after)).filter(|(was, is)| was != is);
     let mut stacks: Vec<Matched> = Vec::new();

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::model::{Frame, Profile};
 use crate::naming::{base_name, frame_name, is_allocator_function, short_function};
+use crate::origin::FrameRules;
 
 /// A call, as the page shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,6 +44,8 @@ pub(super) struct Frames {
     line: Vec<u32>,
     module: Vec<u32>,
     inlined: Vec<u8>,
+    /// [`Origin::rank`](crate::origin::Origin::rank).
+    rank: Vec<u8>,
 }
 
 /// Texts, functions and frames of a page, each once.
@@ -107,6 +110,8 @@ impl Names {
             self.frames.line.push(call.line);
             self.frames.module.push(call.module);
             self.frames.inlined.push(u8::from(call.inlined));
+            let function = if is_named { name } else { "" };
+            self.frames.rank.push(FrameRules::standard().origin_of(function, place.module, place.file).rank());
         }
         id
     }

@@ -18,9 +18,9 @@ use heapbpf_audit::Missing;
 /// Places that are named, if they have at least this share.
 const PLACES: usize = 3;
 const LEAST_SHARE: f64 = 0.01;
-/// Stands for a file that there is not yet.
+/// Placeholder for a file that does not exist yet.
 const NO_FILE: &str = "FILE";
-/// Functions that are named.
+/// Maximum number of functions named in one line.
 const NAMED: usize = 2;
 /// Fewer samples have wide error bars.
 const FEW_SAMPLES: u64 = 30;
@@ -39,7 +39,7 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
     lines
 }
 
-/// Lines of the answer but for the largest places.
+/// Lines of the answer, without the line of the largest functions.
 pub(super) fn without_places(context: &Context) -> Vec<String> {
     let (groups, all) = (groups(context), judged_groups(context));
     let (suspects, judged) = suspects(&all);
@@ -85,7 +85,7 @@ pub(super) fn without_places(context: &Context) -> Vec<String> {
     lines
 }
 
-/// Lines of an answer: two, or one where there are many processes, whose table has to fit on the screen, too.
+/// Maximum number of lines per item: two, or one if the table of processes needs the space.
 fn most_lines(context: &Context) -> usize {
     if context.profile.number_of_processes() > 1 { 1 } else { 2 }
 }
@@ -102,13 +102,13 @@ fn said(context: &Context, title: &str, text: &str, style: Style) -> Vec<String>
     lines.iter().enumerate().map(|(k, line)| begin(k) + &context.paint(style, line)).collect()
 }
 
-/// The functions that title the largest stacks, with their shares.
+/// The largest functions with their shares.
 fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
     let total = context.whole.total(context.sort);
     if total <= 0.0 {
         return Vec::new();
     }
-    // The largest stack of each function comes first.
+    // The groups are sorted, so the first place found for a function is that of its largest stack.
     let mut functions: Vec<(String, String, f64)> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for group in groups {
@@ -149,7 +149,7 @@ fn growth(context: &Context, groups: &[Group], suspects: &[Suspect], judged: u64
     "not known: only .json has ages of blocks; `heapbpf diff` compares two files".into()
 }
 
-/// The functions that title stacks, the two with the most in use by name, and a verb that agrees.
+/// The titles of these stacks as the subject of a sentence, and the form of the verb that agrees with it.
 fn titles<'a>(
     context: &Context,
     groups: impl Iterator<Item = &'a Group<'a>>,
@@ -171,7 +171,7 @@ fn titles<'a>(
     (who, verb[usize::from(number > 1)])
 }
 
-/// The file that commands name: the one that was read or written, else a placeholder.
+/// The file that suggested commands name: the one that was read or written, or a placeholder.
 pub(super) fn readable_file(context: &Context) -> String {
     let options = context.options;
     let readable = |(file, command): &&(String, String)| command == &format!("heapbpf report {file}");
@@ -183,7 +183,6 @@ pub(super) fn readable_file(context: &Context) -> String {
 fn next(context: &Context, groups: &[Group], suspects: bool, growing: bool) -> Option<String> {
     let (profile, options) = (context.profile, context.options);
     let file = readable_file(context);
-    // What was read or written may lack what a command needs.
     let (first, file) = if file == NO_FILE { ("record with -o x.json, then ", "x.json") } else { ("", &*file) };
     let has_ages = first.is_empty() && (file.ends_with(".json") || file.ends_with(".json.gz"));
     let samples = context.whole.samples(context.sort).max(context.whole.samples(Value::AllocSpace));
@@ -216,7 +215,7 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':')
 }
 
-/// Share of the value sorted by whose titles have no names.
+/// Share of the sorted value in stacks whose title has no name.
 fn unnamed_share(context: &Context, groups: &[Group]) -> f64 {
     let (mut all, mut unnamed) = (0.0, 0.0);
     for group in groups {

@@ -1,5 +1,5 @@
-//! The report that fits on one screen: how much and how sure, growing or not, what was missed, what to do next, who holds the memory,
-//! and by which functions of the program. Everything else is a flag away.
+//! The default report, which fits on one screen: totals with error bars, what grows, what was missed, the next step, the largest
+//! processes and the largest functions of the program. `--details` shows the rest.
 
 use std::collections::HashMap;
 
@@ -11,12 +11,12 @@ use crate::naming::base_name;
 use crate::report::text::{Column, Style, clip, clip_start, width, wrap};
 use crate::units;
 
-/// Lines of a screen.
+/// Height of the screen, in lines.
 const SCREEN: usize = 25;
-/// Rows of the table of functions, and of that of processes: most, and least.
+/// Maximum number of rows in either table, and minimum number of rows in the table of processes.
 const ROWS: usize = 5;
 const FEWEST_ROWS: usize = 3;
-/// Lines that remarks have in any case, with the empty one before them.
+/// Lines reserved for remarks, including the empty line before them.
 const REMARKS: usize = 3;
 
 /// Lines of the report.
@@ -30,7 +30,7 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
     lines.extend(answer::without_places(context));
     let (functions, notes) = functions(context);
     let files = context.options.files.len() + usize::from(context.options.snapshots.is_some());
-    // Sections begin with an empty line.
+    // Each section starts with an empty line.
     let mut room = SCREEN.saturating_sub(lines.len() + 1 + functions.len() + 1 + files.max(1));
     if has_many {
         let rows = room.saturating_sub(REMARKS + 3).clamp(FEWEST_ROWS, ROWS);
@@ -47,18 +47,18 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
     lines
 }
 
-/// An empty line and the section, if there is one.
+/// Puts an empty line before a section that is not empty.
 fn section(lines: Vec<String>) -> Vec<String> {
     if lines.is_empty() { lines } else { std::iter::once(String::new()).chain(lines).collect() }
 }
 
-/// What stacks have in common that are titled by one function.
+/// All stacks with the same title.
 struct Function {
     name: String,
     pool: Pool,
 }
 
-/// The functions that title stacks, each with all of these stacks.
+/// Groups the stacks by their titles, largest first.
 fn by_title(context: &Context) -> Vec<Function> {
     let mut functions: Vec<Function> = Vec::new();
     let mut known: HashMap<(String, String), usize> = HashMap::new();
@@ -76,7 +76,7 @@ fn by_title(context: &Context) -> Vec<Function> {
     functions
 }
 
-/// A program and a function in the columns that they have. Of a long name the end says most.
+/// Fits the program and the function into the column. A long function name loses its beginning, which says least.
 fn fitted(context: &Context, program: &str, (function, about): &(String, String)) -> String {
     let columns = context.width * 2 / 5;
     let lead = if program.is_empty() { String::new() } else { clip(program, columns / 2) + ": " };
@@ -85,19 +85,19 @@ fn fitted(context: &Context, program: &str, (function, about): &(String, String)
     clip(&format!("{lead}{function}{about}"), columns)
 }
 
-/// The function that titles a stack; and where it is, and what it allocated with.
+/// The title of a stack: the function, and a suffix with its place and what it allocated with.
 fn title(context: &Context, group: &Group) -> (String, String) {
     let Some((call, _)) = group.chain(context).into_iter().next() else { return ("[no stack]".into(), String::new()) };
     let processes = &context.profile.processes;
     let exe = processes.get(group.row.key.process).map_or("", |process| base_name(&process.exe));
-    // That a function is the program's own goes without saying.
+    // The name of the executable would add nothing.
     let is_known = call.place.is_empty() || call.is_module && call.place == exe;
     let place = if is_known { String::new() } else { format!(" {}", call.place) };
     let via = if call.via.is_empty() { String::new() } else { format!(" (via {})", call.via) };
     (call.name, place + &via)
 }
 
-/// The table of functions, and what is to be said of its error bars.
+/// The table of functions, and the notes about its error bars.
 fn functions(context: &Context) -> (Vec<String>, Vec<String>) {
     let all = by_title(context);
     if all.is_empty() {
@@ -123,7 +123,7 @@ fn functions(context: &Context) -> (Vec<String>, Vec<String>) {
     ([heading, header].into_iter().chain(rows).collect(), table.notes(context))
 }
 
-/// The first remarks in at most so many lines, and how many more there are.
+/// As many remarks as fit into `room` lines, and the number of the others.
 fn told(context: &Context, room: usize) -> Vec<String> {
     let all = remarks::all(context);
     let mark = context.paint(Style::Warning, "!");
@@ -136,7 +136,7 @@ fn told(context: &Context, room: usize) -> Vec<String> {
         if told > 0 && !has_room {
             break;
         }
-        // The first is told whatever its length.
+        // The first remark is always shown, shortened if necessary.
         let wrapped = if has_room { wrapped } else { vec![clip(remark, context.width - 4)] };
         let begin = |k: usize| if k == 0 { format!("  {mark} ") } else { "    ".to_owned() };
         lines.extend(wrapped.iter().enumerate().map(|(k, line)| begin(k) + line));

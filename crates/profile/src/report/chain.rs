@@ -16,18 +16,18 @@ pub struct Call {
     pub place: String,
     /// Whether the place is the module.
     pub is_module: bool,
-    /// What it allocated with, in one word, if it is the first that is shown and that is no allocator's own function.
+    /// For the title of a stack: what it allocated with, in one word. Empty if it called the allocator directly.
     pub via: String,
 }
 
-/// Which frames of stacks are shown, and how they are called.
+/// How tables show stacks: which frames, and under which names.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameView {
-    /// What frames are.
+    /// The rules that classify frames.
     pub rules: &'static FrameRules,
-    /// All frames but the allocator's own, in place of the program's.
+    /// Show all frames except the allocator's own (`--all-frames`).
     pub all_frames: bool,
-    /// Names with template arguments, parameters and return types.
+    /// Show names with template arguments, parameters and return types (`--full-names`).
     pub full_names: bool,
 }
 
@@ -47,22 +47,22 @@ impl Default for FrameView {
 }
 
 impl FrameView {
-    /// What a frame is called.
+    /// The name under which a frame is shown.
     pub fn name(&self, profile: &Profile, frame: &Frame) -> String {
         let name = frame_name(profile, frame);
-        // A module's name stays whole.
+        // A name made of a module and an offset is not shortened.
         let is_whole = self.full_names || frame.function.is_none() && frame.function_start.is_some();
         if is_whole { name.into_owned() } else { short_function(&name).into_owned() }
     }
 
-    /// A frame as a call.
+    /// The frame as an element of a chain.
     pub fn call(&self, profile: &Profile, frame: &Frame) -> Call {
         let module =
             frame.module.and_then(|index| profile.modules.get(index)).map_or("", |module| base_name(&module.path));
         let place = match (&frame.file, frame.line) {
             (Some(file), Some(line)) => format!("{}:{line}", base_name(file)),
             (Some(file), None) => base_name(file).into(),
-            // The name holds the location already.
+            // The name contains the location.
             _ if frame.function.is_none() => String::new(),
             _ => module.into(),
         };
@@ -70,12 +70,12 @@ impl FrameView {
         Call { name: self.name(profile, frame), place, is_module, via: String::new() }
     }
 
-    /// What a frame is; all are the program's if all are shown.
+    /// Classifies a frame. With `all_frames` every frame counts as the program's.
     pub fn origin(&self, profile: &Profile, frame: &Frame) -> Origin {
         if self.all_frames { Origin::Program } else { self.rules.origin(profile, frame) }
     }
 
-    /// The frames of a stack that are shown. `origins`: what its frames are.
+    /// Selects the frames to show. `origins`: the class of each frame.
     pub fn shown(&self, stack: &Stack, origins: &[Origin]) -> Shown {
         if self.all_frames {
             return Shown { frames: (allocator_frames(stack)..stack.frames.len()).collect(), via: None };
@@ -83,14 +83,14 @@ impl FrameView {
         let Shown { frames, via } = Shown::of(origins);
         let is_telling = |at: &usize| match (&stack.frames[*at].function, frames.first()) {
             (Some(function), _) => !is_allocator_function(function),
-            // Its module is all that is known of it.
+            // Only the module of this frame is known, and it says something if it is another one.
             (None, first) => first.is_some_and(|first| stack.frames[*first].module != stack.frames[*at].module),
         };
         let via = via.filter(is_telling);
         Shown { frames, via }
     }
 
-    /// The frames of a stack that are shown.
+    /// Classifies the frames of a stack and selects those to show.
     pub fn shown_of(&self, profile: &Profile, stack: &Stack) -> Shown {
         let origins: Vec<Origin> = stack.frames.iter().map(|frame| self.origin(profile, frame)).collect();
         self.shown(stack, &origins)
@@ -152,7 +152,7 @@ pub fn lines(chain: &Chain, lead: &str, cut: Option<&str>, columns: usize, limit
     };
     let pieces: Vec<Piece> = (0..chain.len()).map(|index| piece(chain, index, columns)).collect();
     let (last, all) = (chain.len().saturating_sub(1), chain.len());
-    // As many of the inner calls as there is room for, and the outermost.
+    // Keeps the outermost call and as many inner calls as fit.
     let shortened = |inner: usize| {
         let left_out = [(Style::Dim, format!("← … {} more …", last - inner))];
         let left_out = std::iter::once(left_out.to_vec());
@@ -177,10 +177,10 @@ pub fn lines(chain: &Chain, lead: &str, cut: Option<&str>, columns: usize, limit
     lines.finish()
 }
 
-/// A text in parts, each in its style.
+/// Styled text.
 type Piece = Vec<(Style, String)>;
 
-/// A call of a chain, with its place.
+/// The text of one call of a chain.
 fn piece(chain: &Chain, index: usize, columns: usize) -> Piece {
     let (call, repeated) = &chain[index];
     let arrow = if index == 0 { "" } else { "← " };

@@ -34,9 +34,11 @@ pub fn view(options: &ReportOptions) -> Option<String> {
     }
 }
 
-/// Files have all frames, whatever a table shows.
+/// Stacks in files have all frames. A table by function has the functions that the text table shows.
 fn with_all_frames(options: &ReportOptions) -> ReportOptions {
-    ReportOptions { frames: FrameView { all_frames: true, ..options.frames }, ..options.clone() }
+    let is_by_function = options.by == By::Function && options.tree.is_none() && !options.suspects;
+    let all_frames = options.frames.all_frames || !is_by_function;
+    ReportOptions { frames: FrameView { all_frames, ..options.frames }, ..options.clone() }
 }
 
 /// The view as CSV: a line per row, with every value and the ends of its interval (empty: not known).

@@ -74,7 +74,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
-/// One or two lines of the memory of a single program; none if it was not measured.
+/// The resident memory of a single program in one or two lines. Empty if it was not measured.
 pub(super) fn brief(context: &Context) -> Vec<String> {
     let measured = measured(context, GroupBy::Program);
     let [(_, resident)] = measured.as_slice() else { return Vec::new() };
@@ -97,12 +97,12 @@ pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
     sum.flatten().filter(|resident| resident.total_bytes() > 0)
 }
 
-/// From so much memory on, and such a share of what is resident, it is said that nothing accounts for it.
+/// Unaccounted memory is reported from this size and this share of the resident memory on.
 const MUCH_BYTES: f64 = (8 << 20) as f64;
 const MUCH: f64 = 0.1;
 
-/// Resident anonymous memory that is in no heap of an allocator, and is more than all that is in use by what was recorded: at least
-/// so many bytes, of all programs together. What a runtime that is known keeps for itself is named apart.
+/// Lower bound of the anonymous resident memory that neither an allocator's heap nor a recorded block explains, in bytes, summed over
+/// all programs. Programs with a known runtime are left out, because the report names its heap.
 pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
     let profile = context.profile;
     let of_entry = |(entry, resident): &(Entry, Resident)| {
@@ -117,10 +117,10 @@ pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
     measured(context, GroupBy::Program).iter().map(of_entry).sum()
 }
 
-/// Share of the whole from which on a part has a figure of its own where there is one line.
+/// Parts below this share are added to "other" in the one-line form.
 const LARGE: f64 = 0.05;
 
-/// The same, with small parts among the others.
+/// The same, with small parts added to "other".
 fn large_parts(resident: &Resident) -> String {
     let least = resident.total_bytes() as f64 * LARGE;
     let is_large = |(name, size): &(&str, u64)| *name != OTHER && *size as f64 >= least;

@@ -80,7 +80,7 @@ pub(super) struct Group<'a> {
     pub(super) alloc: SampleSums,
     /// The first of its rows.
     pub(super) row: &'a Row,
-    /// The frames of its stack that are shown.
+    /// Which frames of its stack are shown.
     pub(super) shown: Shown,
     /// All of them.
     pub(super) rows: Vec<&'a Row>,
@@ -135,7 +135,7 @@ pub(super) fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
     groups_told(context, how(context), context.options.frames)
 }
 
-/// Groups of rows by all their frames, whichever are shown: whether one leaks is not to be hidden by others.
+/// Groups of rows by all their frames, including hidden ones, so that one leaking stack is not averaged away among others.
 pub(super) fn judged_groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
     groups_told(context, how(context), FrameView { all_frames: true, ..context.options.frames })
 }
@@ -178,21 +178,21 @@ fn stack_keys(context: &Context, interned: &Interned, told: Told, shown: &[Vec<u
     stacks.map(key).collect()
 }
 
-/// The frames of each stack that are shown, by their place in it.
+/// For each stack, the indices of the frames that are shown.
 fn shown_places(context: &Context, interned: &Interned, view: FrameView) -> Vec<Shown> {
     let origins: Vec<Origin> = interned.frames.iter().map(|frame| view.origin(context.profile, frame)).collect();
     let of_stack = |stack: u32| {
         let ids = interned.frame_ids(stack);
         let origins: Vec<Origin> = ids.iter().map(|frame| origins[*frame as usize]).collect();
         let stack = interned.stacks[stack as usize].stack;
-        // Viewers get a frame for a stack that has none.
+        // An empty stack has one placeholder frame for viewers.
         let has_frames = stack.frames.len() == ids.len();
         if has_frames { view.shown(stack, &origins) } else { Shown { frames: (0..ids.len()).collect(), via: None } }
     };
     (0..interned.stacks.len() as u32).map(of_stack).collect()
 }
 
-/// The frames of each stack that are shown, innermost first, by their numbers.
+/// For each stack, the ids of the frames that are shown, innermost first.
 pub(super) fn shown_frames(context: &Context, interned: &Interned, view: FrameView) -> Vec<Vec<u32>> {
     numbers(interned, &shown_places(context, interned, view))
 }
