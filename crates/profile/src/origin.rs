@@ -318,6 +318,8 @@ mod tests {
             (Program, "com.shop.Session.load", "", ""),
             (Library, "java.util.ArrayList.grow", "", ""),
             (Runtime, "AllocateHeap", "/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so", ""),
+            (Startup, "JavaMain", "/usr/lib/jvm/java-17-openjdk-amd64/lib/libjli.so", ""),
+            (Runtime, "Java_java_util_zip_Inflater_init", "/usr/lib/jvm/java-17-openjdk-amd64/lib/libzip.so", ""),
             (Startup, "JavaThread::run", "/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so", ""),
             // Node
             (Program, "LazyCompile:~load /srv/app/session.js:10", "", ""),

@@ -54,7 +54,10 @@ fn section(lines: Vec<String>) -> Vec<String> {
 
 /// All stacks with the same title.
 struct Function {
-    name: String,
+    /// Its program, if the stacks are grouped.
+    program: String,
+    /// The function, and what follows its name.
+    title: (String, String),
     pool: Pool,
 }
 
@@ -65,8 +68,9 @@ fn by_title(context: &Context) -> Vec<Function> {
     let all = groups(context);
     for group in &all {
         let title = title(context, group);
-        let index = *known.entry((group.name.clone().into_owned(), title.0.clone())).or_insert_with(|| {
-            functions.push(Function { name: fitted(context, &group.name, &title), pool: Pool::default() });
+        let key = (group.name.clone().into_owned(), title.0.clone());
+        let index = *known.entry(key).or_insert_with(|| {
+            functions.push(Function { program: group.name.clone().into_owned(), title, pool: Pool::default() });
             functions.len() - 1
         });
         group.rows.iter().for_each(|row| functions[index].pool.add(row));
@@ -105,11 +109,19 @@ fn functions(context: &Context) -> (Vec<String>, Vec<String>) {
     }
     let shown = &all[..all.len().min(ROWS)];
     let mut table = FigureTable::new(context, &[Column::left("FUNCTION", Style::Name)]);
-    for function in shown {
-        table.row(context, &function.pool, vec![function.name.clone()]);
+    let program = &shown[0].program;
+    // If all rows are of one program, the heading names it.
+    let is_common = shown.iter().all(|function| function.program == *program);
+    for Function { program, title, pool } in shown {
+        table.row(context, pool, vec![fitted(context, if is_common { "" } else { program }, title)]);
     }
     let (header, rows) = table.lines(context);
-    let title = format!("By function · {}", context.sort.title());
+    let of = if is_common && !program.is_empty() {
+        format!(" · {}", clip(program, context.width / 3))
+    } else {
+        String::new()
+    };
+    let title = format!("By function{of} · {}", context.sort.title());
     let mut about = if shown.len() < all.len() {
         format!(" · top {} of {}", shown.len(), units::count(all.len() as f64))
     } else {
