@@ -10,6 +10,7 @@ use super::estimates::{Pool, intervals_used};
 use super::group::GroupBy;
 use super::model::Profile;
 use super::report::FrameView;
+use super::report::chain::KnownOrigins;
 use super::units;
 use super::value::Value;
 use heapbpf_statistics::estimate::Estimate;
@@ -196,7 +197,8 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
     let values: &[Value] = if options.values.is_empty() { &defaults } else { &options.values };
     let exposures = exposures(before, after, options.exposure);
     let matched = stacks::matched(before, after, options.group_by, None);
-    let titled = stacks::matched(before, after, options.group_by, Some(options.frames));
+    let mut known = KnownOrigins::default();
+    let titled = stacks::matched(before, after, options.group_by, Some((options.frames, &mut known)));
     let (mut totals, mut changes, mut functions) = (Vec::new(), Vec::new(), Vec::new());
     for &value in values {
         let (e_before, e_after) = if value.is_inuse() { recordings(before, after) } else { exposures };
@@ -210,7 +212,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
             .iter()
             .filter(is_seen)
             .map(|it| {
-                let (function, place) = it.title(before, after, options.frames);
+                let (function, place) = it.title(before, after, options.frames, &mut known);
                 let figures = judge::change(was, &it.before, is, &it.after, options);
                 FunctionChange { group: it.group.clone(), function, place, figures }
             })
@@ -223,7 +225,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
             .map(|stack| StackChange {
                 group: stack.group.clone(),
                 function: stack.function.clone(),
-                frames: stack.frames(before, after, options.frames),
+                frames: stack.frames(before, after, options.frames, &mut known),
                 figures: judge::change(was, &stack.before, is, &stack.after, options),
             })
             .collect();

@@ -292,7 +292,7 @@ mod tests {
             (Wrapper, "hashbrown::raw::RawTable<T,A>::reserve_rehash", app, ""),
             (Startup, "std::sys::backtrace::__rust_begin_short_backtrace", app, ""),
             (Startup, "std::rt::lang_start::{{closure}}", app, ""),
-            (Library, "serde_json::de::from_str", app, "/root/.cargo/registry/src/index/serde_json-1/src/de.rs"),
+            (Library, "serde_json::de::from_str", app, "/build/.cargo/registry/src/index/serde_json-1/src/de.rs"),
             // Python
             (Program, "Session.load", "", "/srv/app/session.py"),
             (Program, "<module>", "", "/srv/app/main.py"),
@@ -313,7 +313,7 @@ mod tests {
             (Runtime, "runtime.mallocgc", app, "/usr/local/go/src/runtime/malloc.go"),
             (Startup, "runtime.goexit", app, "/usr/local/go/src/runtime/asm_amd64.s"),
             (Library, "encoding/json.Unmarshal", app, "/usr/local/go/src/encoding/json/decode.go"),
-            (Library, "github.com/x/y.F", app, "/root/go/pkg/mod/github.com/x/y@v1/f.go"),
+            (Library, "github.com/x/y.F", app, "/build/go/pkg/mod/github.com/x/y@v1/f.go"),
             // Java
             (Program, "com.shop.Session.load", "", ""),
             (Library, "java.util.ArrayList.grow", "", ""),

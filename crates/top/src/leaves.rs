@@ -8,7 +8,7 @@ use foldhash::fast::RandomState;
 use heapbpf_profile::group::Groups;
 use heapbpf_profile::model::ByAddress;
 use heapbpf_profile::report::FrameView;
-use heapbpf_profile::report::chain::{Call, fold_recursion};
+use heapbpf_profile::report::chain::{Call, KnownOrigins, fold_recursion};
 use heapbpf_profile::{GroupBy, Profile, Stack};
 
 use crate::interner::Interner;
@@ -66,7 +66,7 @@ struct SeenRow {
 }
 
 impl Leaves {
-    /// None yet, of stacks of which these frames are shown.
+    /// An empty set. `frames`: how stacks are shown.
     pub(crate) fn new(frames: FrameView) -> Self {
         Self { frames, ..Self::default() }
     }
@@ -128,7 +128,7 @@ impl Leaves {
     }
 
     fn stack(&mut self, profile: &Profile, stack: &Stack) -> u32 {
-        let shown = self.frames.shown_of(profile, stack);
+        let shown = self.frames.shown_of(profile, stack, &mut KnownOrigins::default());
         let calls = self.frames.calls(profile, stack, &shown);
         let mut calls: Vec<u32> = calls.into_iter().map(|call| self.call(call)).collect();
         if calls.is_empty() {

@@ -82,6 +82,9 @@ const REPORT: &[&str] = &[
     "help",
 ];
 
+/// Subcommands with many options, and what `-h` shows of them.
+const SUBCOMMANDS: [(&str, &[&str]); 4] = [("record", RECORDING), ("serve", SERVICE), ("top", TOP), ("report", REPORT)];
+
 const EXAMPLES: &str = "\
 Examples:
   sudo heapbpf --pid 1234                          what a process holds, by its functions; until Ctrl-C
@@ -95,7 +98,7 @@ Examples:
 /// The command line, with short help.
 pub fn command() -> Command {
     let command = shortened(Cli::command(), RECORDING).after_help(EXAMPLES).after_long_help("");
-    [("record", RECORDING), ("serve", SERVICE), ("top", TOP), ("report", REPORT)]
+    SUBCOMMANDS
         .into_iter()
         .fold(command, |command, (name, shown)| command.mut_subcommand(name, |it| shortened(it, shown)))
 }
@@ -115,9 +118,7 @@ mod tests {
         all.build();
         let of =
             |name: &str| if name.is_empty() { all.clone() } else { all.find_subcommand(name).expect(name).clone() };
-        for (name, shown) in
-            [("", RECORDING), ("record", RECORDING), ("serve", SERVICE), ("top", TOP), ("report", REPORT)]
-        {
+        for (name, shown) in std::iter::once(("", RECORDING)).chain(SUBCOMMANDS) {
             let mut command = of(name);
             let help = command.render_help().to_string();
             let options = help.lines().filter(|line| line.starts_with("  -") || line.starts_with("      --")).count();

@@ -74,7 +74,7 @@ fn an_exec_whose_record_was_lost() {
     let truth = while_stopped(&recording, || target.run());
     let outcome = recording.stop();
     let (profile, _) = outcome.results();
-    // The record of the first exec may fit: then none of the lost ones ended a life of which blocks were known.
+    // The ring may still have room for the record of the first exec. Then the lost records are of lives without samples.
     told(&outcome);
     let (last, before) = profile.processes.split_last().expect("its lives");
     assert!(before.iter().all(|process| process.ended) && !last.ended, "{:?}", profile.processes);

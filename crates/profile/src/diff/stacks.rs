@@ -10,6 +10,7 @@ use crate::loss_bounds::LostOf;
 use crate::model::{Profile, Row, Stack};
 use crate::naming::frame_name;
 use crate::report::FrameView;
+use crate::report::chain::KnownOrigins;
 
 /// A stack with its samples in both profiles.
 pub(super) struct Matched {
@@ -23,18 +24,30 @@ pub(super) struct Matched {
 
 impl Matched {
     /// Its title: function and place.
-    pub(super) fn title(&self, before: &Profile, after: &Profile, view: FrameView) -> (String, String) {
+    pub(super) fn title(
+        &self,
+        before: &Profile,
+        after: &Profile,
+        view: FrameView,
+        known: &mut KnownOrigins,
+    ) -> (String, String) {
         let (stack, seen_before) = &self.stack;
         let profile = if *seen_before { before } else { after };
-        title(profile, stack, view).unwrap_or_else(|| (self.function.clone(), String::new()))
+        title(profile, stack, view, known).unwrap_or_else(|| (self.function.clone(), String::new()))
     }
 
-    pub(super) fn frames(&self, before: &Profile, after: &Profile, view: FrameView) -> Vec<DiffFrame> {
+    pub(super) fn frames(
+        &self,
+        before: &Profile,
+        after: &Profile,
+        view: FrameView,
+        known: &mut KnownOrigins,
+    ) -> Vec<DiffFrame> {
         let (stack, seen_before) = &self.stack;
         let profile = if *seen_before { before } else { after };
         let mut frames: Vec<DiffFrame> =
             stack.frames.iter().map(|frame| DiffFrame::new(profile, frame, view)).collect();
-        view.shown_of(profile, stack).frames.iter().for_each(|at| frames[*at].is_shown = true);
+        view.shown_of(profile, stack, known).frames.iter().for_each(|at| frames[*at].is_shown = true);
         frames
     }
 }
@@ -47,8 +60,9 @@ pub(super) fn total(profile: &Profile) -> Pool {
 }
 
 /// Title of a stack: function and place. `None` if it has no frames.
-fn title(profile: &Profile, stack: &Stack, view: FrameView) -> Option<(String, String)> {
-    let call = view.calls(profile, stack, &view.shown_of(profile, stack)).into_iter().next()?;
+fn title(profile: &Profile, stack: &Stack, view: FrameView, known: &mut KnownOrigins) -> Option<(String, String)> {
+    let first = *view.shown_of(profile, stack, known).frames.first()?;
+    let call = view.call(profile, &stack.frames[first]);
     Some((call.name, call.place))
 }
 
@@ -59,7 +73,12 @@ fn only_group(profile: &Profile, groups: &Groups) -> Option<String> {
 }
 
 /// The stacks of both profiles, matched by their frames, or by their titles if `titles` is given. In the order in which they are found.
-pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy, titles: Option<FrameView>) -> Vec<Matched> {
+pub(super) fn matched(
+    before: &Profile,
+    after: &Profile,
+    group_by: GroupBy,
+    mut titles: Option<(FrameView, &mut KnownOrigins)>,
+) -> Vec<Matched> {
     // If each side has one program, it is the same one even under another name.
     let only = |profile| only_group(profile, &Groups::comparable(profile, group_by));
     let renamed = only(before).zip(only(after)).filter(|(was, is)| was != is);
@@ -76,9 +95,9 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy, titl
                 Some((was, is)) => format!("{was} → {is}"),
                 None => groups.name(row).into_owned(),
             };
-            let chain = chains.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| match titles {
-                Some(view) => {
-                    title(profile, &row.key.stack, view).map(|(name, _)| names.id(&name)).into_iter().collect()
+            let chain = chains.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| match &mut titles {
+                Some((view, known)) => {
+                    title(profile, &row.key.stack, *view, known).map(|(name, _)| names.id(&name)).into_iter().collect()
                 }
                 None => names.chain(profile, row),
             });

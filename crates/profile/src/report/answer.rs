@@ -33,15 +33,16 @@ const TITLE: usize = 13;
 
 /// Lines of the answer.
 pub(super) fn lines(context: &Context) -> Vec<String> {
-    let places = places(context, &groups(context));
+    let groups = groups(context);
+    let places = places(context, &groups);
     let mut lines = if places.is_empty() { Vec::new() } else { listed_in(context, "where", places, 2) };
-    lines.extend(without_places(context));
+    lines.extend(without_places(context, &groups));
     lines
 }
 
 /// Lines of the answer, without the line of the largest functions.
-pub(super) fn without_places(context: &Context) -> Vec<String> {
-    let (groups, all) = (groups(context), judged_groups(context));
+pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String> {
+    let all = judged_groups(context);
     let (suspects, judged) = suspects(&all);
     let growing = only_growing(context, &all);
     let mut lines = Vec::new();
@@ -79,7 +80,7 @@ pub(super) fn without_places(context: &Context) -> Vec<String> {
             most_lines(context),
         ));
     }
-    if let Some(next) = next(context, &groups, !suspects.is_empty(), !growing.is_empty()) {
+    if let Some(next) = next(context, groups, !suspects.is_empty(), !growing.is_empty()) {
         lines.extend(said(context, "next", &next, Style::Bold));
     }
     lines

@@ -22,13 +22,14 @@ const REMARKS: usize = 3;
 /// Lines of the report.
 pub(super) fn lines(context: &Context) -> Vec<String> {
     let has_many = context.profile.number_of_processes() > 1;
+    let groups = groups(context);
     let mut lines = context.title();
     lines.extend(context.totals());
     if !has_many {
         lines.extend(resident::brief(context));
     }
-    lines.extend(answer::without_places(context));
-    let (functions, notes) = functions(context);
+    lines.extend(answer::without_places(context, &groups));
+    let (functions, notes) = functions(context, &groups);
     let files = context.options.files.len() + usize::from(context.options.snapshots.is_some());
     // Each section starts with an empty line.
     let mut room = SCREEN.saturating_sub(lines.len() + 1 + functions.len() + 1 + files.max(1));
@@ -62,11 +63,10 @@ struct Function {
 }
 
 /// Groups the stacks by their titles, largest first.
-fn by_title(context: &Context) -> Vec<Function> {
+fn by_title(context: &Context, groups: &[Group]) -> Vec<Function> {
     let mut functions: Vec<Function> = Vec::new();
     let mut known: HashMap<(String, String), usize> = HashMap::new();
-    let all = groups(context);
-    for group in &all {
+    for group in groups {
         let title = title(context, group);
         let key = (group.name.clone().into_owned(), title.0.clone());
         let index = *known.entry(key).or_insert_with(|| {
@@ -102,8 +102,8 @@ fn title(context: &Context, group: &Group) -> (String, String) {
 }
 
 /// The table of functions, and the notes about its error bars.
-fn functions(context: &Context) -> (Vec<String>, Vec<String>) {
-    let all = by_title(context);
+fn functions(context: &Context, groups: &[Group]) -> (Vec<String>, Vec<String>) {
+    let all = by_title(context, groups);
     if all.is_empty() {
         return Default::default();
     }

@@ -1,5 +1,6 @@
 //! Text of a stack: a short chain of calls, innermost first.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::model::{Frame, Profile, Stack};
@@ -19,6 +20,9 @@ pub struct Call {
     /// For the title of a stack: what it allocated with, in one word. Empty if it called the allocator directly.
     pub via: String,
 }
+
+/// Classes of frames by their addresses, because most stacks share most of their frames. Valid while the profiles live.
+pub type KnownOrigins = HashMap<*const Frame, Origin>;
 
 /// How tables show stacks: which frames, and under which names.
 #[derive(Clone, Copy, Debug)]
@@ -91,8 +95,10 @@ impl FrameView {
     }
 
     /// Classifies the frames of a stack and selects those to show.
-    pub fn shown_of(&self, profile: &Profile, stack: &Stack) -> Shown {
-        let origins: Vec<Origin> = stack.frames.iter().map(|frame| self.origin(profile, frame)).collect();
+    pub fn shown_of(&self, profile: &Profile, stack: &Stack, known: &mut KnownOrigins) -> Shown {
+        let origin =
+            |frame: &Arc<Frame>| *known.entry(Arc::as_ptr(frame)).or_insert_with(|| self.origin(profile, frame));
+        let origins: Vec<Origin> = stack.frames.iter().map(origin).collect();
         self.shown(stack, &origins)
     }
 

@@ -147,8 +147,8 @@ impl Session {
         self.attaching.cpu_remark(&mut self.host, &ended)
     }
 
-    /// Running targets that have a line even if nothing was seen of them: those that the user named, and those of which others' inline
-    /// hooks hid all calls for a while.
+    /// Running targets that are listed even if they have no samples: those that the user named, and those that another recording had
+    /// hooked inline for a while.
     fn silent_targets(&mut self) -> Vec<ProcessKey> {
         let mut silent = self.attaching.hidden_targets(&mut self.host);
         if self.plan.targets.are_named() {
