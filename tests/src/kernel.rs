@@ -34,6 +34,13 @@ fn bpf(command: libc::c_int, attributes: &mut Attributes) -> libc::c_long {
     unsafe { libc::syscall(libc::SYS_bpf, command, attributes as *mut Attributes, size_of::<Attributes>()) }
 }
 
+/// Major and minor version of Linux.
+pub fn linux() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split('.').map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
 /// Whether bpf(2) lets this process create a map.
 pub fn maps_can_be_created() -> bool {
     let mut attributes = Attributes::default();

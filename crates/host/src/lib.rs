@@ -22,6 +22,7 @@ pub mod invoking_user;
 pub mod limits;
 pub mod mapped_ranges;
 pub mod mappings;
+pub mod messages;
 pub mod modules;
 pub mod name_services;
 pub mod open;

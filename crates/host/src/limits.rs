@@ -17,8 +17,9 @@ const RAISE_FILES: &str = "raise the hard limit (ulimit -Hn 4096; LimitNOFILE=40
                            container)";
 /// Number of CAP_SYS_ADMIN. It implies the capabilities that Linux 5.8 and 5.9 split off from it.
 const CAP_SYS_ADMIN: u32 = 21;
-/// Number of CAP_SYS_PTRACE.
+/// Numbers of CAP_SYS_PTRACE and CAP_DAC_OVERRIDE.
 const CAP_SYS_PTRACE: u32 = 19;
+const CAP_DAC_OVERRIDE: u32 = 1;
 
 /// A capability, and what it is needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,30 +29,36 @@ pub struct Capability {
     /// What it is needed for.
     pub needed_for: &'static str,
     bit: u32,
-    implied_by_sys_admin: bool,
+    /// Number of a stronger one.
+    implied_by: Option<u32>,
 }
 
 /// The capabilities needed to profile any process of the host.
 pub const CAPABILITIES: [Capability; 5] = [
-    Capability { name: "CAP_BPF", needed_for: "loading BPF programs", bit: 39, implied_by_sys_admin: true },
-    Capability { name: "CAP_PERFMON", needed_for: "probes and process events", bit: 38, implied_by_sys_admin: true },
+    Capability { name: "CAP_BPF", needed_for: "loading BPF programs", bit: 39, implied_by: Some(CAP_SYS_ADMIN) },
+    Capability {
+        name: "CAP_PERFMON",
+        needed_for: "probes and process events",
+        bit: 38,
+        implied_by: Some(CAP_SYS_ADMIN),
+    },
     Capability {
         name: "CAP_SYS_PTRACE",
         needed_for: "reading other users' processes in /proc",
         bit: 19,
-        implied_by_sys_admin: false,
+        implied_by: None,
     },
     Capability {
         name: "CAP_DAC_READ_SEARCH",
         needed_for: "reading the files of containers",
         bit: 2,
-        implied_by_sys_admin: false,
+        implied_by: Some(CAP_DAC_OVERRIDE),
     },
     Capability {
         name: "CAP_CHECKPOINT_RESTORE",
         needed_for: "opening deleted and replaced files of running processes",
         bit: 40,
-        implied_by_sys_admin: true,
+        implied_by: Some(CAP_SYS_ADMIN),
     },
 ];
 
@@ -71,8 +78,9 @@ pub fn forbid_inline_hooks() -> Option<&'static str> {
     }
     let effective = effective_capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     let lacks = |bit: u32| effective >> bit & 1 == 0;
-    (lacks(CAP_SYS_ADMIN) || lacks(CAP_SYS_PTRACE))
-        .then_some("heapbpf lacks CAP_SYS_PTRACE or CAP_SYS_ADMIN, with which processes are stopped")
+    (lacks(CAP_SYS_PTRACE) || lacks(CAP_DAC_OVERRIDE)).then_some(
+        "heapbpf lacks CAP_SYS_PTRACE or CAP_DAC_OVERRIDE, with which it stops processes and writes into them",
+    )
 }
 
 /// What the kernel and heapbpf's privileges allow; `None` where that is unknown.
@@ -229,7 +237,7 @@ fn effective_capabilities(status: &str) -> u64 {
 
 fn missing_capabilities(effective: u64) -> Vec<Capability> {
     let has = |bit: u32| effective >> bit & 1 != 0;
-    let missing = |it: &Capability| !(has(it.bit) || it.implied_by_sys_admin && has(CAP_SYS_ADMIN));
+    let missing = |it: &Capability| !has(it.bit) && !it.implied_by.is_some_and(has);
     CAPABILITIES.into_iter().filter(missing).collect()
 }
 
@@ -282,6 +290,7 @@ mod tests {
         assert_eq!(names(u64::MAX), [] as [&str; 0]);
         assert_eq!(names(0).len(), CAPABILITIES.len());
         assert_eq!(names(1 << CAP_SYS_ADMIN), ["CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"]);
+        assert_eq!(names(!(1 << 2)), [] as [&str; 0], "CAP_DAC_OVERRIDE is more");
         assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t000001fffeffffff\nCapBnd:\t0\n"), 0x01ff_feff_ffff);
         assert_eq!(effective_capabilities("nothing"), 0);
     }

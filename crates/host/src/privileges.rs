@@ -20,9 +20,9 @@ pub struct Needs {
     pub writes_files: bool,
     /// It passes signals on to a command, which may run as another user.
     pub has_command: bool,
-    /// It stops processes and writes into them (inline hooks).
+    /// It writes into processes (inline hooks), and has the cleaner stop them. Without that one, it stops them itself.
     pub writes_into_processes: bool,
-    /// It stops processes and changes words of their memory, without having them make system calls (Python's objects).
+    /// It stops processes and changes words of their memory (Python's objects).
     pub stops_processes: bool,
     /// The kernel makes such links for CAP_SYS_ADMIN alone.
     pub links_as_admin: bool,
@@ -41,8 +41,8 @@ impl Needs {
         let optional = [
             (self.writes_files, CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN | CapabilitySet::FOWNER),
             (self.has_command, CapabilitySet::KILL),
-            // Seccomp filters of the processes are suspended meanwhile.
-            (self.writes_into_processes, CapabilitySet::DAC_OVERRIDE | CapabilitySet::SYS_ADMIN),
+            // Memory of other users' processes is opened for writing.
+            (self.writes_into_processes, CapabilitySet::DAC_OVERRIDE),
             (self.links_as_admin, CapabilitySet::SYS_ADMIN),
         ];
         for (is_needed, capability) in optional {
@@ -63,11 +63,9 @@ const READING: CapabilitySet =
 pub fn restrict_daemon(needs: Needs) {
     told("capabilities", keep_only(needs.capabilities()));
     told("new privileges", set_no_new_privs(true).map_err(Into::into));
-    // The kernel does not let a process with a filter suspend another one's.
-    if !needs.writes_into_processes {
-        let refused = calls::refused().into_iter().filter(|call| !needs.stops_processes || *call != libc::SYS_ptrace);
-        told("system calls", refuse(&refused.collect::<Vec<_>>()));
-    }
+    let may_stop = needs.writes_into_processes || needs.stops_processes;
+    let refused = calls::refused().into_iter().filter(|call| !may_stop || !calls::STOPPING.contains(call));
+    told("system calls", refuse(&refused.collect::<Vec<_>>()));
 }
 
 /// Restricts the thread that makes profiles, which reads files and may write some.
@@ -91,10 +89,12 @@ pub fn restrict_guardian(links_as_admin: bool) {
     told("system calls", allow_alone(calls::GUARDING));
 }
 
-/// Restricts the cleaner: it reads, stops and writes into processes, and has no business with BPF.
+/// Restricts the cleaner: it reads, stops and writes into processes, and has no business with BPF. It suspends their seccomp filters, which
+/// the kernel permits to a process with CAP_SYS_ADMIN and without a filter of its own.
 pub fn restrict_cleaner() {
     let needs = Needs { writes_into_processes: true, ..Needs::default() };
-    told("capabilities", keep_only(needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON));
+    let kept = needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON;
+    told("capabilities", keep_only(kept | CapabilitySet::SYS_ADMIN));
     told("new privileges", set_no_new_privs(true).map_err(Into::into));
 }
 

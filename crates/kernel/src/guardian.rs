@@ -20,10 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use heapbpf_host::helper::{Helper, LAST_WAIT};
+use heapbpf_host::messages::{Descriptors, connection, receive, send};
 use heapbpf_host::side_by_side::while_waiting;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use self::messages::{Descriptors, How, MOST_POINTS, Request, Wanted, receive, send};
+use self::messages::{How, MOST_POINTS, Request, Wanted};
 use self::process::{AS_ADMIN, WORD};
 use super::sys::{self, PerfPlace, UprobeTarget};
 
@@ -81,7 +81,7 @@ impl Guardian {
     /// # Errors
     /// The process cannot be started.
     fn start(as_admin: bool) -> io::Result<Self> {
-        let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (here, there) = connection()?;
         let streams = [Stdio::from(there), Stdio::null()];
         let process = Helper::start(NAME, WORD, as_admin.then_some(AS_ADMIN), streams)?;
         let connection = Connection { socket: Some(here), process, last_number: 0 };
@@ -181,7 +181,7 @@ impl Connection {
         let number = self.last_number;
         let request = Request::Link(Wanted { number, ..wanted });
         match self.ask(&request, &[program, file.as_fd()]) {
-            Some((0, [Some(link), event])) => Ok((number, (link, event))),
+            Some((0, [Some(link), event, ..])) => Ok((number, (link, event))),
             // The link was made, if the room for descriptors that is missing is ours.
             Some((libc::EMFILE, _)) => {
                 self.ask(&Request::LetGo { number }, &[]);

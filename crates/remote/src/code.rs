@@ -27,6 +27,12 @@ pub(crate) struct Gadgets {
 }
 
 impl Gadgets {
+    /// The same that were found by another process; `None` if there is no such code.
+    pub(crate) fn again(system_call: u64, restorer: u64, code: &[u8]) -> Option<Self> {
+        let restorer_code = RESTORERS.into_iter().chain([POP_NUMBER]).find(|known| *known == code)?;
+        Some(Self { system_call, restorer, restorer_code })
+    }
+
     fn pops_number(&self) -> bool {
         self.restorer_code == POP_NUMBER
     }

@@ -1,10 +1,15 @@
 //! Why a process is not touched, and what may go wrong once it is.
 
+use std::borrow::Cow;
 use std::io;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+use crate::wire::os_error;
+
 /// Why a process is left alone. Nothing was done to it.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Deserialize, Serialize, thiserror::Error)]
 pub enum Refusal {
     /// Remote system calls are written for x86-64 alone.
     #[error("this machine is not supported: code is mapped into running processes on x86-64 Linux only")]
@@ -51,13 +56,15 @@ pub enum Refusal {
     )]
     Seccomp {
         /// Name of the system call.
-        call: &'static str,
+        call: Cow<'static, str>,
         /// What the filter does.
         answer: String,
     },
     /// Its filters cannot be looked at.
-    #[error("its seccomp filter cannot be read, and may end it for calls that heapbpf has it make: {0}")]
-    UnknownSeccomp(io::Error),
+    #[error(
+        "its seccomp filter cannot be read: {0} (that takes CAP_SYS_ADMIN, and a heapbpf without such a filter of its own)"
+    )]
+    UnknownSeccomp(#[serde(with = "os_error")] io::Error),
     /// Return addresses are checked by the processor.
     #[error("it runs with shadow stacks")]
     ShadowStack,
@@ -71,14 +78,15 @@ pub enum Refusal {
     #[error("{what} cannot be read: {source}; run as root, or with CAP_SYS_PTRACE")]
     Look {
         /// What was to be read.
-        what: &'static str,
+        what: Cow<'static, str>,
         /// What the kernel said.
+        #[serde(with = "os_error")]
         source: io::Error,
     },
 }
 
 /// Why another attempt may succeed. The process was let go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize, thiserror::Error)]
 pub enum Busy {
     /// A thread did not stop in time: it waits for a disk, or (vfork) for a child, or no CPU was free.
     #[error("a thread did not stop in time")]
@@ -104,7 +112,7 @@ pub enum Busy {
 }
 
 /// Why a process was stopped in vain.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Deserialize, Serialize, thiserror::Error)]
 pub enum Error {
     /// It was not stopped.
     #[error(transparent)]
@@ -121,8 +129,9 @@ pub enum Error {
     #[error("the kernel refused {call} in the process: {source}")]
     Call {
         /// Name of the system call.
-        call: &'static str,
+        call: Cow<'static, str>,
         /// What the kernel said.
+        #[serde(with = "os_error")]
         source: io::Error,
     },
     /// It ended meanwhile.
@@ -132,12 +141,14 @@ pub enum Error {
     #[error("{what} failed: {source}")]
     Trace {
         /// What was tried.
-        what: &'static str,
+        what: Cow<'static, str>,
         /// What the kernel said.
+        #[serde(with = "os_error")]
         source: io::Error,
     },
-    /// The kernel does not come back from a request concerning it (its memory may be handled by another process).
-    #[error("the kernel did not come back from it within {} s; it is left to itself", .0.as_secs())]
+    /// The kernel does not come back from a request concerning it (its memory may be handled by another process). Whoever waits for that
+    /// is ended, and the process goes on.
+    #[error("the kernel did not come back from it within {} ms; it was let go", .0.as_millis())]
     Stuck(Duration),
     /// The process, or another tool, has written into pages that were replaced, and may keep what it found there. Nothing was done.
     #[error("its code at {0:#x} was changed by somebody else since; it stays")]

@@ -22,9 +22,9 @@ impl Failure {
         match self {
             Self::Refused(why) => Error::Refused(why),
             Self::Busy(why) => Error::Busy { why, stopped },
-            Self::Call(call, source) => Error::Call { call, source },
+            Self::Call(call, source) => Error::Call { call: call.into(), source },
             Self::Ended => Error::Ended,
-            Self::Trace(what, source) => Error::Trace { what, source },
+            Self::Trace(what, source) => Error::Trace { what: what.into(), source },
             Self::Patched(address) => Error::Patched(address),
         }
     }

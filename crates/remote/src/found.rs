@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::maps::{Mapping, Maps, PAGE_BYTES};
 use crate::plan::{Kept, MAX_BYTES, MAX_REPLACED_BYTES, NAME_PREFIX};
 
@@ -11,7 +13,7 @@ const MAX_FOUND: usize = 64;
 const MAX_PUT_BACK: usize = 128;
 
 /// A blob that is mapped into a process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Found {
     /// Name that its plan gave it.
     pub name: String,

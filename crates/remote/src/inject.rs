@@ -8,14 +8,16 @@ use std::time::Duration;
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::outcome::{FileId, Hooked, Mapped};
-use crate::plan::{Kept, Pages, Part, Plan, Step, Undo, Write, writes};
+use crate::plan::{Kept, Pages, Part, Step, Undo, Write, writes};
 use crate::probes::Spare;
 use crate::remote::Remote;
+use crate::run::IsMoment;
 use crate::same_code::is_same_code;
 use crate::stack::{Piece, Words};
 use crate::stop::Stop;
 use crate::sys::{self, Registers};
 use crate::target::Target;
+use crate::work::Planned;
 
 const NO_FILE: u64 = u64::MAX;
 const PRIVATE_ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -38,15 +40,11 @@ pub(crate) fn stack_words(target: &Target, registers: &Registers) -> Words {
 
 /// Where signal frames hold an address that is to be changed, and that address.
 type Frames = Vec<(u64, u64)>;
-/// Threads, and addresses at which they, or code that signals interrupted in them, go on.
-type Positions = Vec<(i32, u64)>;
 
 /// A plan, and how far it was carried out.
 pub(crate) struct Injection<'a> {
     pub(crate) target: &'a Target,
-    pub(crate) plan: &'a Plan,
-    pub(crate) files: &'a [FileId],
-    pub(crate) memfd_flags: u32,
+    pub(crate) planned: &'a Planned,
 }
 
 /// What was moved from displaced instructions, and where it was.
@@ -57,22 +55,13 @@ struct Moved {
     remote: Option<u64>,
 }
 
-/// Tells of threads where they go on, and gets whether it is the moment.
-type Question = fn(&[(i32, u64)]) -> bool;
-/// Nobody asks whether it is the moment.
-pub(crate) const NO_QUESTION: Option<Question> = None;
 /// How much longer a process may be stopped at most once it is the moment: whoever counted its calls sees none of them from the
 /// first page that is replaced, so it must not be left there.
 const AT_MOST_LONGER: Duration = Duration::from_millis(80);
 
 /// Whether it is the moment, and early enough. If so, the calls that the process is to make have more time, too.
-fn ask(
-    stop: &mut Stop,
-    remote: &mut Remote,
-    is_moment: impl FnOnce(&[(i32, u64)]) -> bool,
-    positions: &[(i32, u64)],
-) -> Result<(), Failure> {
-    if !is_moment(positions) {
+fn ask(stop: &mut Stop, remote: &mut Remote, is_moment: IsMoment) -> Result<(), Failure> {
+    if !is_moment() {
         return Err(Failure::Busy(Busy::NotNow));
     }
     stop.extend(AT_MOST_LONGER)?;
@@ -97,23 +86,22 @@ impl Injection<'_> {
 
     /// What is mapped by now.
     fn mapped(&self, stop: &Stop) -> Result<Mapped, Failure> {
-        FileId::of(stop.pid, &self.plan.text()).map(Mapped).ok_or(Failure::Busy(Busy::Changed))
+        FileId::of(stop.pid, &self.planned.plan.text()).map(Mapped).ok_or(Failure::Busy(Busy::Changed))
     }
 
     /// Does the rest, or nothing.
-    pub(crate) fn replace<F: FnOnce(&[(i32, u64)]) -> bool>(
+    pub(crate) fn replace(
         &self,
         stop: &mut Stop,
         mapped: &Mapped,
-        is_moment: Option<F>,
+        is_moment: Option<IsMoment>,
     ) -> Result<Hooked, Failure> {
         stop.stop_all()?;
         self.check(stop, mapped)?;
-        let mut positions = Vec::new();
-        let frames = self.displaced_frames(stop, &mut positions)?;
+        let frames = self.displaced_frames(stop)?;
         let mut remote = Remote::begin(stop, self.target, |_, _| false)?;
         let moved = is_moment
-            .map_or(Ok(()), |is_moment| ask(stop, &mut remote, is_moment, &positions))
+            .map_or(Ok(()), |is_moment| ask(stop, &mut remote, is_moment))
             .and_then(|()| self.run(stop, &mut remote, Part::Replace, &frames));
         // Leaving late harms nothing, so what else failed is told.
         let left = remote.end(stop);
@@ -129,11 +117,11 @@ impl Injection<'_> {
         let mut fd = NO_FILE;
         let mut moved = Moved::default();
         let mut undo = Vec::new();
-        for step in self.plan.steps(part) {
+        for step in self.planned.plan.steps(part) {
             // Half of these may be done when they fail; all others are done or not.
             let is_divisible = matches!(step, Step::MoveThreads | Step::Write);
             if is_divisible {
-                undo.extend(self.plan.undo(step));
+                undo.extend(self.planned.plan.undo(step));
             }
             let result = match step {
                 Step::Create => self.create(stop, remote).map(|made| fd = made),
@@ -141,7 +129,7 @@ impl Injection<'_> {
                     let is_in_time = stop.check_time(Busy::Late);
                     is_in_time.and_then(|()| self.move_threads(stop, remote, frames, &mut moved))
                 }
-                Step::Write => write(remote.tid(), &self.plan.jumps()),
+                Step::Write => write(remote.tid(), &self.planned.plan.jumps()),
                 step => self.step(remote, step, fd),
             };
             match result {
@@ -153,7 +141,7 @@ impl Injection<'_> {
                 }
             }
             if !is_divisible {
-                undo.extend(self.plan.undo(step));
+                undo.extend(self.planned.plan.undo(step));
             }
         }
         Ok(moved)
@@ -162,14 +150,14 @@ impl Injection<'_> {
     /// Whether everything is as it was when the plan was made and carried out so far, before anything is touched.
     fn check(&self, stop: &Stop, mapped: &Mapped) -> Result<(), Failure> {
         let changed = Failure::Busy(Busy::Changed);
-        let copies = (0..self.plan.draft().pages.len()).map(|at| self.plan.kept(at).copy());
-        let mut ours = copies.chain([self.plan.text()]);
+        let copies = (0..self.planned.plan.draft().pages.len()).map(|at| self.planned.plan.kept(at).copy());
+        let mut ours = copies.chain([self.planned.plan.text()]);
         let is_ours = ours.all(|range| FileId::of(stop.pid, &range).as_ref() == Some(&mapped.0));
         if !self.target.is_same_program() || !is_ours {
             return Err(changed);
         }
-        let draft = self.plan.draft();
-        for ((pages, mapping), file) in draft.pages.iter().zip(self.plan.mappings()).zip(self.files) {
+        let draft = self.planned.plan.draft();
+        for ((pages, mapping), file) in draft.pages.iter().zip(self.planned.plan.mappings()).zip(&self.planned.files) {
             let mut memory = vec![0; pages.original.len()];
             let is_read = self.target.memory.read(pages.start, &mut memory);
             if FileId::of(stop.pid, mapping).as_ref() != Some(file)
@@ -183,24 +171,21 @@ impl Injection<'_> {
     }
 
     /// Signal frames that would return to displaced instructions: where they hold the address, and that address. A thread, or
-    /// code that a signal interrupted, may be at an instruction without a copy: then the plan cannot be carried out now. Adds
-    /// where threads go on to `positions`.
-    fn displaced_frames(&self, stop: &Stop, positions: &mut Positions) -> Result<Frames, Failure> {
+    /// code that a signal interrupted, may be at an instruction without a copy: then the plan cannot be carried out now.
+    fn displaced_frames(&self, stop: &Stop) -> Result<Frames, Failure> {
         let mut frames = Vec::new();
-        if self.plan.draft().displaced.is_empty() {
+        if self.planned.plan.draft().displaced.is_empty() {
             return Ok(frames);
         }
-        for (tid, registers) in stop.registers() {
+        for (_, registers) in stop.registers() {
             let position = |_| Failure::Busy(Busy::Position);
-            self.plan.moved(registers.rip).map_err(position)?;
-            positions.push((tid, registers.rip));
+            self.planned.plan.moved(registers.rip).map_err(position)?;
             let words = stack_words(self.target, &registers);
             if words.has_gaps {
                 return Err(Failure::Busy(Busy::Position));
             }
             for (at, address) in words.resume_addresses() {
-                positions.push((tid, address));
-                if self.plan.moved(address).map_err(position)?.is_some() {
+                if self.planned.plan.moved(address).map_err(position)?.is_some() {
                     if !self.target.memory.may_write(&(at..at + 8)) {
                         return Err(Failure::Busy(Busy::Position));
                     }
@@ -215,9 +200,9 @@ impl Injection<'_> {
     /// Has the process make a memfd, and fills it; its number. It is the lowest free one, on which the process's own calls may count: it is
     /// closed in the same stop.
     fn create(&self, stop: &Stop, remote: &mut Remote) -> Result<u64, Failure> {
-        let name = self.plan.memfd_name();
+        let name = self.planned.plan.memfd_name();
         let at = remote.string(&name)?;
-        let arguments = [at, u64::from(self.memfd_flags), 0, 0, 0, 0];
+        let arguments = [at, u64::from(self.planned.memfd_flags), 0, 0, 0, 0];
         let fd = remote.call("memfd_create", libc::SYS_memfd_create, arguments)?;
         let filled = self.fill(stop, fd, &name);
         if filled.is_err() {
@@ -233,9 +218,9 @@ impl Injection<'_> {
         if !is_memfd(&file, name) {
             return Err(Failure::Busy(Busy::Changed));
         }
-        let plan = self.plan.range();
+        let plan = self.planned.plan.range();
         file.set_len(2 * (plan.end - plan.start)).map_err(trace)?;
-        for (offset, bytes) in self.plan.contents() {
+        for (offset, bytes) in self.planned.plan.contents() {
             stop.check_time(Busy::Late)?;
             file.write_all_at(bytes, offset).map_err(trace)?;
         }
@@ -244,7 +229,7 @@ impl Injection<'_> {
 
     /// A step that is one system call of the process, or one write.
     fn step(&self, remote: &mut Remote, step: Step, fd: u64) -> Result<(), Failure> {
-        let (draft, range) = (self.plan.draft(), self.plan.range());
+        let (draft, range) = (self.planned.plan.draft(), self.planned.plan.range());
         let data = |at: usize| {
             let range = &draft.data[at].range;
             (draft.base + range.start, range.end - range.start)
@@ -261,7 +246,7 @@ impl Injection<'_> {
                 }
             }
             Step::MapData(at) => {
-                let range = self.plan.adjacent_data(at);
+                let range = self.planned.plan.adjacent_data(at);
                 let (start, bytes) = (draft.base + range.start, range.end - range.start);
                 map(remote, start, bytes, libc::PROT_READ | libc::PROT_WRITE, PRIVATE_ANONYMOUS, NO_FILE, 0)
             }
@@ -278,7 +263,7 @@ impl Injection<'_> {
                 written.map_err(|error| Failure::Trace("writing data", error))
             }
             Step::MapCopy(at) => {
-                let kept = self.plan.kept(at);
+                let kept = self.planned.plan.kept(at);
                 let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_POPULATE;
                 map(remote, kept.copy().start, kept.bytes, READ_AND_RUN, flags, fd, kept.spare - draft.base)
             }
@@ -292,11 +277,11 @@ impl Injection<'_> {
                 map(remote, draft.base, draft.text.len() as u64, READ_AND_RUN, flags, fd, 0)
             }
             Step::SetAside(at) => {
-                let Kept { start, spare, bytes, .. } = self.plan.kept(at);
+                let Kept { start, spare, bytes, .. } = self.planned.plan.kept(at);
                 move_pages(remote, start, spare, bytes)
             }
             Step::Replace(at) => {
-                let kept = self.plan.kept(at);
+                let kept = self.planned.plan.kept(at);
                 move_pages(remote, kept.copy().start, kept.start, kept.bytes)
             }
             Step::Close => remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop),
@@ -313,7 +298,7 @@ impl Injection<'_> {
         frames: &[(u64, u64)],
         moved: &mut Moved,
     ) -> Result<(), Failure> {
-        let copy = |address| self.plan.moved(address).ok().flatten();
+        let copy = |address| self.planned.plan.moved(address).ok().flatten();
         let trace = |error| Failure::Trace("moving a thread", error);
         for (tid, registers) in stop.registers().filter(|(tid, _)| *tid != remote.tid()) {
             let Some(rip) = copy(registers.rip) else { continue };
@@ -339,7 +324,7 @@ impl Injection<'_> {
             let result = match undo {
                 Undo::Close => remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop),
                 Undo::Restore => {
-                    let pages = &self.plan.draft().pages;
+                    let pages = &self.planned.plan.draft().pages;
                     let writes = |pages: &Pages| writes(pages.start, &pages.edited, &pages.original);
                     write(remote.tid(), &pages.iter().flat_map(writes).collect::<Vec<_>>())
                 }
@@ -347,7 +332,7 @@ impl Injection<'_> {
                     self.move_back(remote, moved);
                     Ok(())
                 }
-                undo => take_out(remote, undo, &self.plan.range()),
+                undo => take_out(remote, undo, &self.planned.plan.range()),
             };
             // What cannot be taken back stays, and is found again.
             if result.is_err() {

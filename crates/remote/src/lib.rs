@@ -29,6 +29,9 @@ mod plan;
 mod priority;
 mod same_code;
 mod status;
+mod stopper;
+mod wire;
+mod work;
 
 #[cfg(target_arch = "x86_64")]
 mod at_entry;
@@ -79,6 +82,7 @@ pub use outcome::{Hooked, Mapped, Stopped, Word};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};
 pub use priority::Raised;
 pub use same_code::other_code;
+pub use stopper::{Stopper, perform, stop_through};
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{Exec, NotHeld, STOP_LIMIT, Target, Waiting};
 #[cfg(target_arch = "x86_64")]

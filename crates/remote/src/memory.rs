@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
 use crate::maps::PAGE_BYTES;
@@ -33,6 +34,16 @@ impl Memory {
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
         let open = |name| File::open(format!("/proc/{pid}/{name}"));
         Ok(Self { content: open("mem")?, pages: open("pagemap")? })
+    }
+
+    /// The same that another process has opened.
+    pub(crate) fn of(content: OwnedFd, pages: OwnedFd) -> Self {
+        Self { content: content.into(), pages: pages.into() }
+    }
+
+    /// Its descriptors, as [`Memory::of`] takes them.
+    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.content.as_fd(), self.pages.as_fd()]
     }
 
     /// Reads a byte of each page, so that it is in memory. Waits for whoever provides it: not while the process is stopped.

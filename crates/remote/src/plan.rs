@@ -21,9 +21,12 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::found::Found;
 use crate::maps::{Mapping, Maps, PAGE_BYTES};
 use crate::same_code::{LEA, NOP10};
+use crate::wire::base64_bytes;
 
 /// How the names of all our memfds begin.
 pub const NAME_PREFIX: &str = "heapbpf-";
@@ -34,24 +37,27 @@ pub const MAX_REPLACED_BYTES: u64 = 16 << 20;
 /// Longest name of a blob, bytes.
 const MAX_NAME: usize = 64;
 /// Private anonymous memory of a blob.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Data {
     /// Where, as offsets from the base; whole pages.
     pub range: Range<u64>,
     /// Forked children find zeroes there, instead of a copy.
     pub is_wiped_on_fork: bool,
     /// What it begins with; zeroes follow.
+    #[serde(with = "base64_bytes")]
     pub initial: Vec<u8>,
 }
 
 /// Text pages that are to be replaced.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Pages {
     /// Address of the first.
     pub start: u64,
     /// What the file has there; whole pages.
+    #[serde(with = "base64_bytes")]
     pub original: Vec<u8>,
     /// What is to be there.
+    #[serde(with = "base64_bytes")]
     pub edited: Vec<u8>,
 }
 
@@ -64,7 +70,7 @@ impl Pages {
 }
 
 /// Instructions that make room for a jump.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Displaced {
     /// Their addresses; the jump is at the beginning.
     pub range: Range<u64>,
@@ -73,7 +79,7 @@ pub struct Displaced {
 }
 
 /// What a plan is made of.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Draft {
     /// Name of the blob: letters, digits and hyphens, beginning with [`NAME_PREFIX`].
     pub name: String,
@@ -82,6 +88,7 @@ pub struct Draft {
     /// Bytes of the blob, text and data; whole pages.
     pub bytes: u64,
     /// Read and run, from the base on; whole pages.
+    #[serde(with = "base64_bytes")]
     pub text: Vec<u8>,
     /// Memory, ascending.
     pub data: Vec<Data>,
@@ -174,7 +181,7 @@ pub(crate) enum Undo {
 }
 
 /// Pages that are kept at a spare place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(crate) struct Kept {
     pub(crate) start: u64,
     pub(crate) spare: u64,
@@ -192,7 +199,7 @@ impl Kept {
 }
 
 /// What is to be mapped into a process, checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Plan {
     draft: Draft,
     /// All that is reserved, bytes.

@@ -153,7 +153,7 @@ impl Remote {
         let filters = filters.map_err(|error| Failure::Refused(Refusal::UnknownSeccomp(error)))?;
         let answers = FIXED_CALLS.map(|(name, call)| (name, filters.answer(&call_of(gadgets, call))));
         if let Some((call, answer)) = answers.iter().find(|(name, answer)| is_refused(name, *answer)) {
-            return Err(Failure::Refused(Refusal::Seccomp { call, answer: answer.to_string() }));
+            return Err(Failure::Refused(Refusal::Seccomp { call: (*call).into(), answer: answer.to_string() }));
         }
         let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_SUSPEND_SECCOMP;
         match sys::set_options(tid, options) {
@@ -265,7 +265,7 @@ impl Remote {
     ) -> Result<u64, Failure> {
         let answer = self.filters.answer(&call_of(&self.gadgets, (number, arguments)));
         if is_refused(name, answer) {
-            return Err(Failure::Refused(Refusal::Seccomp { call: name, answer: answer.to_string() }));
+            return Err(Failure::Refused(Refusal::Seccomp { call: name.into(), answer: answer.to_string() }));
         }
         let calling = self.frame.calling(&self.registers, &self.gadgets, number.cast_unsigned(), arguments);
         let trace = |error| Failure::Trace("a system call of the process", error);

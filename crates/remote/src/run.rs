@@ -10,20 +10,25 @@ use std::time::{Duration, Instant};
 use crate::error::{Busy, Error};
 use crate::failure::Failure;
 use crate::found::Found;
-use crate::inject::{Injection, NO_QUESTION};
-use crate::outcome::{FileId, Hooked, Mapped, Stopped};
-use crate::plan::{Pages, Plan};
-use crate::remove;
+use crate::inject::Injection;
+use crate::outcome::{FileId, Hooked, Mapped, Stopped, Word};
+use crate::plan::Plan;
 use crate::stop::Stop;
+use crate::stopper;
 use crate::sys;
 use crate::target::Target;
+use crate::work::{Outcome, Planned, Work};
+use crate::{remove, words};
 
 /// For how long a process should be stopped at most.
 pub const STOP_LIMIT: Duration = Duration::from_millis(20);
 /// When to give up on a kernel that does not come back: a process may have another one handle its page faults.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// When to look for threads that ended while they were being stopped.
 const REAPING: Duration = Duration::from_millis(10);
+
+/// Asked in the middle of a stop whether this is the moment.
+pub(crate) type IsMoment = Box<dyn FnOnce() -> bool + Send>;
 
 impl Target {
     /// Stops the process twice and carries out a plan. The time is that of the longer stop.
@@ -45,7 +50,9 @@ impl Target {
     /// # Errors
     /// As [`Target::hook`].
     pub fn map(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Mapped>, Error> {
-        self.carry_out(plan, limit, |injection, stop| injection.map(stop))
+        let Stopped { time, threads, outcome } = self.stop_for(Work::Map(self.planned(plan)?), limit, None)?;
+        let outcome = outcome.mapped.ok_or(Error::Busy { why: Busy::Changed, stopped: time })?;
+        Ok(Stopped { time, threads, outcome })
     }
 
     /// Replaces the pages of text, the second step. May be tried again after a [`Busy`] other than [`Busy::Late`].
@@ -53,13 +60,11 @@ impl Target {
     /// # Errors
     /// As [`Target::hook`]. What is mapped stays.
     pub fn replace(&self, plan: &Plan, mapped: &Mapped, limit: Duration) -> Result<Stopped<Hooked>, Error> {
-        let mapped = mapped.clone();
-        self.carry_out(plan, limit, move |injection, stop| injection.replace(stop, &mapped, NO_QUESTION))
+        self.replace_when(plan, mapped, limit, None)
     }
 
-    /// The same, if `is_moment` agrees: it is asked once all threads are stopped, and before anything is replaced. It gets each
-    /// thread's id with the addresses at which it and code that signals interrupted in it will go on. After it agreed, little time
-    /// is needed; only a kernel that does not come back leaves it half done.
+    /// The same, if `is_moment` agrees: it is asked once all threads are stopped, and before anything is replaced. After it agreed,
+    /// little time is needed; only a kernel that does not come back leaves it half done.
     ///
     /// # Errors
     /// As [`Target::replace`]; [`Busy::NotNow`] if it does not agree.
@@ -68,27 +73,29 @@ impl Target {
         plan: &Plan,
         mapped: &Mapped,
         limit: Duration,
-        is_moment: impl FnOnce(&[(i32, u64)]) -> bool + Send + 'static,
+        is_moment: impl FnOnce() -> bool + Send + 'static,
     ) -> Result<Stopped<Hooked>, Error> {
-        let mapped = mapped.clone();
-        self.carry_out(plan, limit, move |injection, stop| injection.replace(stop, &mapped, Some(is_moment)))
+        self.replace_when(plan, mapped, limit, Some(Box::new(is_moment)))
     }
 
-    fn carry_out<T: Send + 'static>(
+    fn replace_when(
         &self,
         plan: &Plan,
+        mapped: &Mapped,
         limit: Duration,
-        work: impl FnOnce(&Injection<'_>, &mut Stop) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<Stopped<T>, Error> {
+        is_moment: Option<IsMoment>,
+    ) -> Result<Stopped<Hooked>, Error> {
+        let (planned, mapped) = (self.planned(plan)?, mapped.clone());
+        let work = Work::Replace { planned, mapped, is_asked: is_moment.is_some() };
+        let Stopped { time, threads, outcome } = self.stop_for(work, limit, is_moment)?;
+        Ok(Stopped { time, threads, outcome: outcome.hooked })
+    }
+
+    fn planned(&self, plan: &Plan) -> Result<Planned, Error> {
         let file = |mapping| FileId::of(self.pid(), mapping).ok_or(Failure::Busy(Busy::Changed));
         let files: Result<Vec<_>, _> = plan.mappings().iter().map(file).collect();
         let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
-        let memfd_flags = sys::memfd_flags();
-        let pages = plan.draft().pages.iter().map(Pages::range);
-        let (target, pages, plan) = (self.copy()?, pages.collect(), plan.clone());
-        stopped(self, limit, pages, move |stop| {
-            work(&Injection { target: &target, plan: &plan, files: &files, memfd_flags }, stop)
-        })
+        Ok(Planned { plan: plan.clone(), files, memfd_flags: sys::memfd_flags() })
     }
 
     /// Stops the process and has no jump lead to what was found in it. That stays mapped, and is used again by [`Plan::again`]; its memory
@@ -104,10 +111,53 @@ impl Target {
         if found.is_inert() {
             return Ok(Stopped { time: Duration::ZERO, threads: 0, outcome: () });
         }
-        let all = found.pages.iter().chain(&found.put_back);
-        let pages = all.flat_map(|kept| [kept.start, kept.spare].map(|start| start..start + kept.bytes)).collect();
-        let (target, found, emptied) = (self.copy()?, found.clone(), emptied.clone());
-        stopped(self, limit, pages, move |stop| remove::remove(&target, &found, &emptied, stop))
+        let work = Work::TakeOut { found: found.clone(), emptied: emptied.clone() };
+        let Stopped { time, threads, .. } = self.stop_for(work, limit, None)?;
+        Ok(Stopped { time, threads, outcome: () })
+    }
+
+    /// Stops the process and writes words of its memory, each only where the word before, or the new one already, is found: all
+    /// of them, or none. Also where the process itself may not write. Whether any was written.
+    ///
+    /// Threads may be anywhere: whatever a thread has read before must go well with what it reads afterwards.
+    ///
+    /// # Errors
+    /// If it cannot be stopped, its memory is not as expected ([`Busy::Changed`]), or the kernel refuses.
+    pub fn write_words(&self, words: &[Word], limit: Duration) -> Result<Stopped<bool>, Error> {
+        let Stopped { time, threads, outcome } = self.stop_for(Work::Write(words.to_vec()), limit, None)?;
+        Ok(Stopped { time, threads, outcome: outcome.has_written })
+    }
+
+    fn stop_for(
+        &self,
+        work: Work,
+        limit: Duration,
+        mut is_moment: Option<IsMoment>,
+    ) -> Result<Stopped<Outcome>, Error> {
+        // Its new program would be stopped in vain.
+        if !self.memory.is_there() {
+            return Err(Failure::Busy(Busy::Changed).stopped(Duration::ZERO));
+        }
+        let stopper = stopper::current();
+        match stopper.and_then(|stopper| stopper::ask(&*stopper, self, &work, limit, &mut is_moment)) {
+            Some(answer) => answer,
+            // Nobody is there for it.
+            None => stopped(self.copy()?, work, limit, is_moment, None),
+        }
+    }
+}
+
+/// Does it.
+fn carry_out(target: &Target, work: Work, stop: &mut Stop, is_moment: Option<IsMoment>) -> Result<Outcome, Failure> {
+    let none = Outcome::default();
+    let injection = |planned| Injection { target, planned };
+    match work {
+        Work::Map(planned) => injection(&planned).map(stop).map(|mapped| Outcome { mapped: Some(mapped), ..none }),
+        Work::Replace { planned, mapped, .. } => {
+            injection(&planned).replace(stop, &mapped, is_moment).map(|hooked| Outcome { hooked, ..none })
+        }
+        Work::TakeOut { found, emptied } => remove::remove(target, &found, &emptied, stop).map(|()| none),
+        Work::Write(words) => words::write(target, &words, stop).map(|has_written| Outcome { has_written, ..none }),
     }
 }
 
@@ -120,25 +170,22 @@ fn reap(pid: i32) {
     }
 }
 
-/// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go. These pages
-/// are fetched into memory before, and those below the stack pointers of threads that wait.
-pub(crate) fn stopped<T: Send + 'static>(
-    target: &Target,
+/// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go. What is read of
+/// it is fetched into memory before, with what is below the stack pointers of threads that wait. `grace`: the kernel ends this whole
+/// process if the stop takes so much longer than its limit; it is there for that stop alone.
+pub(crate) fn stopped(
+    target: Target,
+    work: Work,
     limit: Duration,
-    mut pages: Vec<Range<u64>>,
-    work: impl FnOnce(&mut Stop) -> Result<T, Failure> + Send + 'static,
-) -> Result<Stopped<T>, Error> {
-    // Its new program would be stopped in vain.
-    if !target.memory.is_there() {
-        return Err(Failure::Busy(Busy::Changed).stopped(Duration::ZERO));
-    }
+    is_moment: Option<IsMoment>,
+    grace: Option<Duration>,
+) -> Result<Stopped<Outcome>, Error> {
     let (sender, receiver) = mpsc::channel();
     let (pid, memory) = (target.pid(), Arc::clone(&target.memory));
-    pages.extend(target.needed());
     let run = move || {
-        pages.iter().for_each(|range| memory.fetch(range));
-        let mut stop = Stop::new(pid, Arc::clone(&memory), limit);
-        let result = work(&mut stop).map_err(|failure| match failure {
+        work.pages().iter().chain(&target.needed()).for_each(|range| memory.fetch(range));
+        let mut stop = Stop::new(pid, Arc::clone(&memory), limit, grace);
+        let result = carry_out(&target, work, &mut stop, is_moment).map_err(|failure| match failure {
             // Its threads were gone.
             Failure::Trace(..) if !memory.is_there() => Failure::Busy(Busy::Changed),
             failure => failure,
@@ -152,7 +199,7 @@ pub(crate) fn stopped<T: Send + 'static>(
         });
     };
     let thread = thread::Builder::new().name("heapbpf-stop".into()).spawn(run);
-    let thread = thread.map_err(|source| Error::Trace { what: "starting a thread", source })?;
+    let thread = thread.map_err(|source| Error::Trace { what: "starting a thread".into(), source })?;
     let since = Instant::now();
     let result = loop {
         match receiver.recv_timeout(REAPING) {

@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn words_are_read_to_the_end_of_the_mapping() {
         assert_eq!(all(&Words::read(0x1003, 0, memory(0x1000, &[1, 2, 3]))), [1, 2, 3]);
-        assert_eq!(all(&Words::read(0x5000, 0, memory(0x1000, &[]))), [], "a stack pointer into nowhere");
+        assert_eq!(all(&Words::read(0x5000, 0, memory(0x1000, &[]))), [0; 0], "a stack pointer into nowhere");
     }
 
     #[test]

@@ -73,6 +73,8 @@ pub(crate) struct Stop {
     /// When the first thread was asked to stop.
     since: Option<Instant>,
     limit: Duration,
+    /// How much later the kernel ends this process.
+    grace: Option<Duration>,
     /// That of the program which the process ran when it was looked at.
     memory: Arc<Memory>,
     has_job_control: bool,
@@ -81,10 +83,10 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// Of a process, for at most `limit`. Nothing is stopped so far.
-    pub(crate) fn new(pid: i32, memory: Arc<Memory>, limit: Duration) -> Self {
+    /// Of a process, for at most `limit`. Nothing is stopped so far. If it takes `grace` longer, the kernel ends this process.
+    pub(crate) fn new(pid: i32, memory: Arc<Memory>, limit: Duration, grace: Option<Duration>) -> Self {
         let (threads, known) = (Vec::new(), HashMap::new());
-        Self { pid, threads, known, since: None, limit, memory, has_job_control: false, raised: None }
+        Self { pid, threads, known, since: None, limit, grace, memory, has_job_control: false, raised: None }
     }
 
     /// Stops all threads.
@@ -94,6 +96,9 @@ impl Stop {
             self.take_reports()?;
         }
         self.raised.get_or_insert_with(Raised::begin);
+        if let Some(grace) = self.grace.filter(|_| self.since.is_none()) {
+            sys::end_after(self.limit + grace);
+        }
         self.since.get_or_insert_with(Instant::now);
         self.wait_for_all()?;
         while !self.is_complete() && self.seize_new()? {
@@ -267,6 +272,9 @@ impl Stop {
         }
         let stopped = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         self.raised = None;
+        if self.grace.is_some() {
+            sys::end_after(2 * LATEST);
+        }
         self.see_off_late_ones();
         stopped
     }

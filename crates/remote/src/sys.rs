@@ -37,6 +37,17 @@ fn ptrace_plain(request: u32, tid: i32, data: usize) -> io::Result<()> {
     unsafe { ptrace(request, tid, 0, data as *mut c_void) }.map(drop)
 }
 
+/// Has the kernel end this process after a while, unless it is told another time before.
+pub(crate) fn end_after(time: Duration) {
+    let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    // Zero would be never.
+    let (seconds, microseconds) = (time.as_secs().cast_signed(), i64::from(time.subsec_micros().max(1)));
+    let timer =
+        libc::itimerval { it_interval: none, it_value: libc::timeval { tv_sec: seconds, tv_usec: microseconds } };
+    // SAFETY: the kernel reads the timer. Nothing handles its signal, which ends the process.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+}
+
 /// Becomes the tracer of a thread without stopping it.
 pub(crate) fn seize(tid: i32, options: i32) -> io::Result<()> {
     ptrace_plain(libc::PTRACE_SEIZE, tid, options as usize)

@@ -5,12 +5,13 @@ use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::code::{Gadgets, Search};
 use crate::descriptors::left_open;
-use crate::error::Refusal;
+use crate::error::{Busy, Error, Refusal};
 use crate::found::{self, Found};
 use crate::maps::{Mapping, Maps};
 use crate::memory::Memory;
@@ -19,6 +20,8 @@ use crate::remote::MAX_TRIES;
 use crate::stack;
 use crate::status::{Status, start_and_heap};
 use crate::sys::{self, Registers};
+use crate::wire::Request;
+use crate::work::Work;
 
 /// Most bytes of code that are looked through for instructions we can use.
 const MAX_CODE_BYTES: u64 = 128 << 20;
@@ -138,10 +141,40 @@ impl Target {
 
     /// For the thread that stops the process.
     pub(crate) fn copy(&self) -> Result<Self, Refusal> {
-        let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process", source })?;
+        let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process".into(), source })?;
         let (memory, maps, filtered) = (Arc::clone(&self.memory), Arc::clone(&self.maps), self.filtered.clone());
         let Self { pid, start, gadgets, .. } = *self;
         Ok(Self { pid, handle, start, memory, maps, gadgets, filtered })
+    }
+
+    /// What to ask of the process that stops others.
+    pub(crate) fn request<'a>(&self, work: &'a Work, limit: Duration) -> Request<&'a Work> {
+        let Gadgets { system_call, restorer, restorer_code } = self.gadgets;
+        let filtered = self.filtered.iter().map(|(tid, is_filtered)| (*tid, *is_filtered)).collect();
+        let (pid, start, restorer_code) = (self.pid, self.start, restorer_code.to_vec());
+        Request { pid, start, system_call, restorer, restorer_code, filtered, limit, work }
+    }
+
+    /// What goes with a request.
+    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
+        let [content, pages] = self.memory.descriptors();
+        [self.handle.as_fd(), content, pages]
+    }
+
+    /// The process of a request. Its mappings are looked at anew.
+    ///
+    /// # Errors
+    /// It has ended, or is another one.
+    pub(crate) fn of(request: &Request<Work>, [handle, content, pages]: [OwnedFd; 3]) -> Result<Self, Error> {
+        let pid = request.pid.unsigned_abs();
+        let changed = Error::Busy { why: Busy::Changed, stopped: Duration::ZERO };
+        let (start, heap) = start_of(pid).map_err(|error| gone(pid, "its start time", error))?;
+        let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
+        let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
+        let gadgets = Gadgets::again(request.system_call, request.restorer, &request.restorer_code);
+        let Some(gadgets) = gadgets.filter(|_| start == request.start) else { return Err(changed) };
+        let (memory, filtered) = (Arc::new(Memory::of(content, pages)), request.filtered.iter().copied().collect());
+        Ok(Self { pid: request.pid, handle, start, memory, maps: Arc::new(maps), gadgets, filtered })
     }
 
     /// Whether it has neither ended since, and its id been given to another, nor run another program.
@@ -198,7 +231,7 @@ fn start_of(pid: u32) -> io::Result<(u64, u64)> {
 fn gone(pid: u32, what: &'static str, source: io::Error) -> Refusal {
     match source.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) => Refusal::NoProcess(pid),
-        _ => Refusal::Look { what, source },
+        _ => Refusal::Look { what: what.into(), source },
     }
 }
 
@@ -258,7 +291,7 @@ fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
 /// Another process in the same memory is not stopped, so it must not be there. A parent in vfork(2) does not stop at all. Whoever shares it
 /// may be anybody's child by now: a comparison takes a microsecond, so all processes are compared.
 fn check_memory(pid: i32) -> Result<(), Refusal> {
-    let all = fs::read_dir("/proc").map_err(|source| Refusal::Look { what: "the list of processes", source })?;
+    let all = fs::read_dir("/proc").map_err(|source| Refusal::Look { what: "the list of processes".into(), source })?;
     let mut others = all.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     match others.find(|other: &i32| *other != pid && sys::shares_memory(pid, *other) == Some(true)) {
         Some(other) => Err(Refusal::SharedMemory(other.unsigned_abs())),

@@ -1,11 +1,11 @@
-//! The cleaner itself: a process that waits for the daemon's end, and takes out the inline hooks that a killed one left.
+//! The cleaner itself: a process that stops others for the daemon until that ends, and takes out the inline hooks that a killed one left.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use heapbpf_attach::inline::cleaner::WORD;
+use heapbpf_attach::inline::cleaner::{WORD, serve};
 use heapbpf_host::independent::independent_of;
 use heapbpf_host::privileges::{hide_memory, restrict_cleaner};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -22,7 +22,7 @@ pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<i32> {
     arguments.next().filter(|word| word == WORD).and(arguments.next())?.to_str()?.parse().ok()
 }
 
-/// Runs as the cleaner of a daemon, which says on standard input that it has taken everything out, or has been killed.
+/// Runs as the cleaner of a daemon, with the connection to it as standard input.
 ///
 /// # Errors
 /// It cannot make itself independent of the daemon, or wait for it.
@@ -33,9 +33,7 @@ pub fn run(daemon: i32) -> io::Result<()> {
     };
     hide_memory();
     restrict_cleaner();
-    let input = io::stdin();
-    poll(&mut [PollFd::new(&input, PollFlags::IN)], None)?;
-    if matches!(rustix::io::read(input.as_fd(), &mut [0]), Ok(1)) {
+    if serve(io::stdin().as_fd()) {
         return Ok(());
     }
     // What the daemon has locked is its own until then.

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::environment::{fixtures_folder, heapbpf, skipped, tool, turn};
-use heapbpf_tests::guardian::{changed_bytes_of_libc, guardians_of, kill, leaks};
+use heapbpf_tests::guardian::{guardians_of, kill, leaks};
+use heapbpf_tests::inline::is_hooked;
 use heapbpf_tests::program::program;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
@@ -17,8 +18,8 @@ fn unit() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/heapbpf.service")
 }
 
-/// Bits of the capabilities that the unit grants: DAC_READ_SEARCH, SYS_PTRACE, PERFMON, BPF, CHECKPOINT_RESTORE.
-const GRANTED: u64 = 1 << 2 | 1 << 19 | 1 << 38 | 1 << 39 | 1 << 40;
+/// Bits of the capabilities that the unit grants: DAC_OVERRIDE, SYS_PTRACE, PERFMON, BPF, CHECKPOINT_RESTORE.
+const GRANTED: u64 = 1 << 1 | 1 << 19 | 1 << 38 | 1 << 39 | 1 << 40;
 
 /// A service by the unit, under a manager of its own.
 struct Service {
@@ -55,10 +56,11 @@ impl Service {
 fn the_unit_runs_under_systemd_with_all_its_restrictions() {
     let case = "the_unit_runs_under_systemd_with_all_its_restrictions";
     let Some(_turn) = turn(case) else { return };
-    let mut known = Target::start(&program("mix"), ["20000"]);
+    let mut known = Target::start(&program("confined"), ["plain", "1000000000"]);
     let Some(Service { script: mut service, port, folder }) = Service::start(case) else { return };
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
-    known.run();
+    known.go();
+    until("hooks", || is_hooked(known.pid()));
     let of_known = format!("heapbpf_process_alloc_bytes_total{{pid=\"{}\"", known.pid());
     until("figures of a process of the host", || get(address, "/metrics").text().contains(&of_known));
     let profile = get(address, &format!("/debug/pprof/heap?pid={}", known.pid()));
@@ -93,12 +95,12 @@ fn a_service_that_is_killed_leaves_no_probe() {
         let mut target = Target::start(&program("forking"), [""; 0]);
         let Some(Service { script: mut service, port, folder: _folder }) = Service::start(case) else { return };
         let main = service_pid(port);
-        until("probes", || changed_bytes_of_libc(target.pid()) > 0);
+        until("hooks", || is_hooked(target.pid()));
         let guardians = guardians_of(main);
         assert!(!guardians.is_empty());
         kill([main]);
         until("the end of the guardian", || guardians_of(main).is_empty());
-        until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
+        until("a target without hooks", || !is_hooked(target.pid()));
         assert_eq!(leaks(&guardians.into_iter().chain([main]).collect()), Vec::<String>::new());
         service.go();
         assert_eq!(service.line().trim(), "signal killed KILL");

@@ -10,7 +10,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use heapbpf_tests::environment::{skipped, tool_or_install, turn};
-use heapbpf_tests::program::program;
+use heapbpf_tests::inline::is_hooked;
+use heapbpf_tests::kernel::linux;
+use heapbpf_tests::program::{copy_of, program};
 use heapbpf_tests::receivers::Reserved;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
@@ -33,8 +35,28 @@ fn capabilities(status: &BTreeMap<String, String>, field: &str) -> u64 {
 const NEEDED: u64 = 1 << 39 | 1 << 38 | 1 << 19 | 1 << 2 | 1 << 40 | 1 << 23;
 /// DAC_OVERRIDE, CHOWN, FOWNER: to write files in folders of others.
 const WRITING: u64 = 1 << 1 | 1 << 0 | 1 << 3;
+/// DAC_OVERRIDE: to write into processes of others.
+const OVERRIDE: u64 = 1 << 1;
 /// SYS_ADMIN, before Linux 6.6.
 const ADMIN: u64 = 1 << 21;
+
+/// Every thread has a filter of system calls, and no capability but those it needs.
+fn restricted(pid: u32, needed: u64) {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let threads: Vec<_> = threads.filter_map(|thread| status(&thread.path())).collect();
+    assert!(threads.len() >= 3, "{threads:?}");
+    let sudo = if std::env::var_os("SUDO_UID").is_some() { WRITING } else { 0 };
+    for thread in &threads {
+        let name = &thread["Name"];
+        assert_eq!((&*thread["NoNewPrivs"], &*thread["Seccomp"]), ("1", "2"), "{name}");
+        let allowed = if name == "server" { 0 } else { needed | sudo };
+        for field in ["CapEff", "CapPrm", "CapInh"] {
+            let extra = capabilities(thread, field) & !allowed;
+            assert_eq!(extra, 0, "{name} keeps {extra:x} in {field}");
+        }
+    }
+    assert!(threads.iter().any(|thread| thread["Name"] == "server"), "{threads:?}");
+}
 
 #[test]
 fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
@@ -43,20 +65,7 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
         Recorder::new().service().without_outputs().option("--comm", "secretive").interval(1).option("--hook", "probe");
     let (mut recording, address) = recorder.serve();
     assert_eq!(get(address, "/metrics").status, 200);
-    let threads = fs::read_dir(format!("/proc/{}/task", recording.pid())).expect("it runs").flatten();
-    let threads: Vec<_> = threads.filter_map(|thread| status(&thread.path())).collect();
-    assert!(threads.len() >= 3, "{threads:?}");
-    let sudo = if std::env::var_os("SUDO_UID").is_some() { WRITING } else { 0 };
-    for thread in &threads {
-        let name = &thread["Name"];
-        assert_eq!((&*thread["NoNewPrivs"], &*thread["Seccomp"]), ("1", "2"), "{name}");
-        let allowed = if name == "server" { 0 } else { NEEDED | ADMIN | sudo };
-        for field in ["CapEff", "CapPrm", "CapInh"] {
-            let extra = capabilities(thread, field) & !allowed;
-            assert_eq!(extra, 0, "{name} keeps {extra:x} in {field}");
-        }
-    }
-    assert!(threads.iter().any(|thread| thread["Name"] == "server"), "{threads:?}");
+    restricted(recording.pid(), NEEDED | ADMIN);
     // What starts only now is hooked, with a library that no process has mapped yet.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let libc = fs::read_to_string("/proc/self/maps").expect("our own");
@@ -70,6 +79,28 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
         get(address, "/metrics").metric_of("heapbpf_process_allocs_total", target.pid()).is_some_and(|n| n >= 2000.0)
     });
     recording.stop();
+}
+
+/// Another process stops those that are hooked inline, and suspends their seccomp filters: the service itself needs no CAP_SYS_ADMIN.
+#[test]
+fn a_service_that_hooks_inline_keeps_its_filter() {
+    let Some(_turn) = turn("a_service_that_hooks_inline_keeps_its_filter") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = copy_of(&program("confined"), folder.path(), "unsuspended");
+    let (recording, address) = Recorder::new().service().without_outputs().option("--comm", "unsuspended").serve();
+    // Before Linux 6.6, links take CAP_SYS_ADMIN.
+    let needed = NEEDED | OVERRIDE | if linux() < (6, 6) { ADMIN } else { 0 };
+    restricted(recording.pid(), needed);
+    let mut target = Target::start(&path, ["errno", "1000000000"]);
+    target.go();
+    until("it is hooked", || is_hooked(target.pid()));
+    restricted(recording.pid(), needed);
+    until("its calls are counted", || {
+        get(address, "/metrics").metric_of("heapbpf_process_allocs_total", target.pid()).is_some_and(|n| n > 0.0)
+    });
+    recording.stop();
+    assert!(!is_hooked(target.pid()));
+    target.assert_runs("the end of the recording");
 }
 
 #[test]

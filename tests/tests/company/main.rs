@@ -29,6 +29,7 @@ mod inline_harmless;
 mod inline_lives;
 mod inline_safe;
 mod inline_stacks;
+mod inline_standstill;
 mod inline_tracers;
 mod inline_wrappers;
 mod java;

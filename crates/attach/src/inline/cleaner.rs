@@ -1,29 +1,62 @@
-//! The *cleaner*: a process that takes inline hooks out if heapbpf is killed. Until then it does nothing.
+//! The *cleaner*: a process that stops others for the daemon, and takes inline hooks out if the daemon is killed.
+//!
+//! Each stop has a process of its own, a child of the cleaner. The kernel ends that one if it does not come back from the process that it
+//! stops, and lets the process go on. So the daemon neither waits for a process's memory nor needs CAP_SYS_ADMIN.
 
-use std::io::Write as _;
-use std::process::{ChildStdin, Stdio};
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
 
 use heapbpf_host::helper::Helper;
+use heapbpf_host::messages::{Descriptors, connection, receive, send};
+use heapbpf_remote::{Stopper, perform, stop_through};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Name of its process in lists of processes.
 const NAME: &str = "heapbpf-cleaner";
 /// Argument that makes heapbpf run as the cleaner. The pid of the daemon follows.
 pub const WORD: &str = "take-out-hooks";
+/// How long a stop may take with all that is done before and after it.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What the daemon says: that a process is to be stopped, with five descriptors (where the answer is awaited, the request, the process, its
+/// memory, its page map), or that it has taken everything out.
+const STOP: u64 = 1;
+const END: u64 = 2;
+/// What a child says: the question whether this is the moment, answered by 0 or 1, or that the answer has taken the request's place.
+const QUESTION: u64 = 3;
+const ANSWER: u64 = 4;
 
 /// The daemon's end. Dropping it, when no hook is left, ends the cleaner.
 #[derive(Debug, Default)]
-pub struct Cleaner {
-    pipe: Option<ChildStdin>,
-    /// Dropped after the pipe: it ends when that is closed.
-    process: Option<Helper>,
+pub struct Cleaner(Option<Arc<Connection>>);
+
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    /// Dropped after the socket: it ends when that is closed.
+    process: Helper,
 }
 
 impl Cleaner {
-    /// Starts its process. Without it, hooks that a SIGKILL leaves stay until the next recording, which is no reason not to record.
+    /// Starts its process. Without it, threads of the daemon stop processes, and hooks that a SIGKILL leaves stay until the next recording,
+    /// which is no reason not to record.
     #[must_use]
     pub fn started() -> Self {
-        match Helper::start(NAME, WORD, None, [Stdio::piped(), Stdio::null()]) {
-            Ok(mut process) => Self { pipe: process.take_pipes().0, process: Some(process) },
+        let started = connection().and_then(|(socket, there)| {
+            let process = Helper::start(NAME, WORD, None, [Stdio::from(there), Stdio::null()])?;
+            Ok(Arc::new(Connection { socket, process }))
+        });
+        match started {
+            Ok(connection) => {
+                stop_through(Some(connection.clone()));
+                Self(Some(connection))
+            }
             Err(error) => {
                 log::warn!("no process takes inline hooks out if heapbpf is killed (SIGKILL): {error}");
                 Self::default()
@@ -34,11 +67,92 @@ impl Cleaner {
 
 impl Drop for Cleaner {
     fn drop(&mut self) {
+        stop_through(None);
+        let Some(connection) = self.0.take() else { return };
         // Without the word that all is well, it looks for what a panic may have left, once we are gone.
         if std::thread::panicking() {
-            std::mem::forget(self.process.take());
-        } else if let Some(mut pipe) = self.pipe.take() {
-            let _ = pipe.write_all(&[0]);
+            std::mem::forget(connection);
+        } else {
+            let _ = send(connection.socket.as_fd(), &[END], &[]);
         }
     }
+}
+
+impl Stopper for Connection {
+    fn stop(
+        &self,
+        request: &[u8],
+        [process, memory, pages]: [BorrowedFd<'_>; 3],
+        ask: &mut dyn FnMut() -> bool,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let (here, there) = connection()?;
+        let mut body = File::from(memfd_create(c"heapbpf-stop", MemfdFlags::CLOEXEC)?);
+        body.write_all(request)?;
+        let with = [there.as_fd(), body.as_fd(), process, memory, pages];
+        if send(self.socket.as_fd(), &[STOP], &with).is_err() {
+            return Ok(None);
+        }
+        // From here on, the end of the child is the end of the connection.
+        drop(there);
+        let mut word = [0];
+        loop {
+            self.process.await_readable(here.as_fd(), PATIENCE)?;
+            match receive(here.as_fd(), &mut word)? {
+                (1, _) if word[0] == QUESTION => send(here.as_fd(), &[u64::from(ask())], &[])?,
+                (1, _) if word[0] == ANSWER => break,
+                _ => return Err(io::ErrorKind::ConnectionAborted.into()),
+            }
+        }
+        let mut answer = vec![0; usize::try_from(body.metadata()?.len()).unwrap_or(0)];
+        body.read_exact_at(&mut answer, 0)?;
+        Ok(Some(answer))
+    }
+}
+
+/// Runs as the cleaner until the daemon says that it has taken everything out (true), or the connection ends (false), and no child is left.
+pub fn serve(socket: BorrowedFd<'_>) -> bool {
+    let mut word = [0];
+    let is_well = loop {
+        match receive(socket, &mut word) {
+            Ok((1, descriptors)) if word[0] == STOP => stop_in_child(descriptors),
+            // Whoever asks sees the end of its connection.
+            Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {}
+            Ok((1, _)) => break true,
+            _ => break false,
+        }
+    };
+    // SAFETY: the kernel is told no place for a status.
+    while unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) } >= 0 {}
+    is_well
+}
+
+/// Carries a request out in a child. Nobody waits for it: its end closes its connection.
+fn stop_in_child(descriptors: Descriptors) {
+    // SAFETY: no handler of ours runs; ended children leave nothing. This process has one thread, so its child may do whatever it may.
+    let child = unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+        libc::fork()
+    };
+    if child == 0 {
+        let _ = catch_unwind(AssertUnwindSafe(|| answer(descriptors)));
+        // SAFETY: it ends here, without what the parent does at its end.
+        unsafe { libc::_exit(0) }
+    }
+}
+
+fn answer(descriptors: Descriptors) -> io::Result<()> {
+    let [Some(socket), Some(body), Some(process), Some(memory), Some(pages)] = descriptors else { return Ok(()) };
+    let body = File::from(body);
+    let mut request = vec![0; usize::try_from(body.metadata()?.len()).unwrap_or(0)];
+    body.read_exact_at(&mut request, 0)?;
+    let asked = socket.try_clone()?;
+    let is_moment = move || {
+        let mut word = [0];
+        let sent = send(asked.as_fd(), &[QUESTION], &[]);
+        sent.and_then(|()| receive(asked.as_fd(), &mut word)).is_ok_and(|(words, _)| words == 1 && word[0] == 1)
+    };
+    let answer = perform(&request, [process, memory, pages], is_moment);
+    body.set_len(0)?;
+    body.write_all_at(&answer, 0)?;
+    send(socket.as_fd(), &[ANSWER], &[])
 }

@@ -253,7 +253,7 @@ impl InlineHooks {
         let Prepared { target, plan, mapped, .. } = &prepared;
         // By an exec nobody has told of yet, it would be counted as another one.
         let incarnations = Arc::clone(&self.incarnations);
-        let is_it = move |_: &[(i32, u64)]| incarnations.lives_alone(process);
+        let is_it = move || incarnations.lives_alone(process);
         let error = match target.replace_if(plan, mapped, stop_limit(), is_it) {
             Ok(stopped) => {
                 log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);

@@ -82,7 +82,9 @@ fn try_to_take_out(pid: u32) -> Next {
                     Error::Patched(_) => (PATCHED, Next::Never),
                     _ => (COUNT_ON, Next::May),
                 };
-                if !fails(&error, what, next == Next::May) {
+                // Who stops it again waits as long again.
+                let may_pass = next == Next::May && !matches!(error, Error::Stuck(_));
+                if !fails(&error, what, may_pass) {
                     return next;
                 }
             }

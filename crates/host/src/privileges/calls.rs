@@ -57,6 +57,9 @@ const REFUSED_HERE: &[i64] = &[libc::SYS_ioperm, libc::SYS_iopl, libc::SYS_mknod
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_HERE: &[i64] = &[];
 
+/// What of it stopping a process takes.
+pub(super) const STOPPING: &[i64] = &[libc::SYS_pidfd_getfd, libc::SYS_process_vm_writev, libc::SYS_ptrace];
+
 /// The calls that the daemon gives up.
 pub(super) fn refused() -> Vec<i64> {
     [REFUSED, REFUSED_HERE].concat()

@@ -1,16 +1,4 @@
-//! What the daemon and the guardian say to each other: messages of 64-bit words, with descriptors.
-
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
-
-use rustix::cmsg_space;
-use rustix::io::retry_on_intr;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
-use zerocopy::IntoBytes as _;
+//! What the daemon asks of the guardian, as words of a message. A program and a file go with it; a link and its perf event come back.
 
 /// Instructions that one request may name. More are linked without the guardian.
 pub const MOST_POINTS: usize = 4096;
@@ -18,9 +6,6 @@ pub const MOST_POINTS: usize = 4096;
 pub const MOST_WORDS: usize = HEAD + 3 * MOST_POINTS;
 /// Words before the offsets, cookies and semaphores.
 const HEAD: usize = 6;
-
-/// Descriptors of a message: a program and a file, or a link and its perf event.
-pub type Descriptors = [Option<OwnedFd>; 2];
 
 /// What the daemon asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,49 +113,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Sends a message.
-pub fn send(socket: BorrowedFd<'_>, words: &[u64], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let parts = [IoSlice::new(words.as_bytes())];
-    retry_on_intr(|| sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL))?;
-    Ok(())
-}
-
-/// Waits for a message. Returns its number of words, 0 at the end of the connection.
-pub fn receive(socket: BorrowedFd<'_>, words: &mut [u64]) -> io::Result<(usize, Descriptors)> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = retry_on_intr(|| {
-        recvmsg(socket, &mut [IoSliceMut::new(words.as_mut_bytes())], &mut control, RecvFlags::CMSG_CLOEXEC)
-    })?;
-    let mut descriptors = Descriptors::default();
-    let sent = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(sent) => Some(sent),
-        _ => None,
-    });
-    for (to, descriptor) in descriptors.iter_mut().zip(sent.flatten()) {
-        *to = Some(descriptor);
-    }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
-        // The receiver may have no more open files.
-        return Err(io::Error::from_raw_os_error(libc::EMFILE));
-    }
-    if received.flags.contains(ReturnFlags::TRUNC) || received.bytes % size_of::<u64>() != 0 {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    Ok((received.bytes / size_of::<u64>(), descriptors))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd as _;
-
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
     use super::*;
 
     #[test]
@@ -196,21 +140,5 @@ mod tests {
         assert_eq!(Request::parse(&[MULTI, 1, 48, 0, 0, 0]), None, "a link to nothing");
         assert_eq!(Request::parse(&[MULTI, 1, 48, 0, 0, u64::MAX]), None);
         assert_eq!(Request::parse(&[9, 1, 48, 0, 0, 0]), None);
-    }
-
-    #[test]
-    fn descriptors_come_with_their_message_and_the_end_is_empty() {
-        let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let file = tempfile::tempfile().unwrap();
-        send(here.as_fd(), &[1, 2, 3], &[file.as_fd(), here.as_fd()]).unwrap();
-        send(here.as_fd(), &[4], &[]).unwrap();
-        drop((here, file));
-        let mut words = [0; 4];
-        let (count, descriptors) = receive(there.as_fd(), &mut words).unwrap();
-        assert_eq!((count, &words[..3], descriptors.iter().flatten().count()), (3, &[1, 2, 3][..], 2));
-        drop(descriptors);
-        let (count, descriptors) = receive(there.as_fd(), &mut words).unwrap();
-        assert_eq!((count, words[0], descriptors.iter().flatten().count()), (1, 4, 0));
-        assert_eq!(receive(there.as_fd(), &mut words).unwrap().0, 0, "the end");
     }
 }

@@ -7,10 +7,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use heapbpf_host::independent::independent_of;
+use heapbpf_host::messages::{Descriptors, receive, send};
 use heapbpf_host::privileges::restrict_guardian;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::messages::{Descriptors, How, MOST_WORDS, Request, Wanted, receive, send};
+use super::messages::{How, MOST_WORDS, Request, Wanted};
 use crate::sys;
 
 /// Argument that makes heapbpf run as the guardian. The pid of the daemon follows, then [`AS_ADMIN`] or nothing.
@@ -121,7 +122,7 @@ impl Drop for Held {
 
 impl Held {
     fn link(&mut self, wanted: &Wanted<'_>, sent: &Descriptors) -> io::Result<[Option<BorrowedFd<'_>>; 2]> {
-        let [Some(program), Some(file)] = sent else { return Err(io::Error::from_raw_os_error(libc::EBADF)) };
+        let [Some(program), Some(file), ..] = sent else { return Err(io::Error::from_raw_os_error(libc::EBADF)) };
         self.path.clear();
         let _ = write!(self.path, "/proc/self/fd/{}\0", file.as_raw_fd());
         let path = std::ffi::CStr::from_bytes_until_nul(self.path.as_bytes()).map_err(io::Error::other)?;

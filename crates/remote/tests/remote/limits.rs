@@ -96,7 +96,7 @@ fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
             }
             Err(error) => panic!("{error}"),
         };
-        match target.replace_if(&plan, &mapped, STOP_LIMIT, move |_| take(processors)) {
+        match target.replace_if(&plan, &mapped, STOP_LIMIT, move || take(processors)) {
             Ok(hooked) => break hooked.time,
             // Somebody else took the processors for longer, or before it was the moment.
             Err(Error::Busy { why: Busy::Late, stopped }) if stopped > EXTENDED => {}

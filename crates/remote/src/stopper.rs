@@ -1,0 +1,106 @@
+//! Has another process stop processes for this one. Whoever stops a process can then be ended, whatever the kernel has it wait for, and
+//! the process goes on; and this one needs no privilege for it.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Carries requests to the process that stops others.
+pub trait Stopper: Send + Sync {
+    /// Has a request carried out by [`perform`] in a process of its own, and returns its answer; `None` if nobody is there to do so. The
+    /// three descriptors go with it. `ask` is called if that process asks, and its answer returned to it.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::ConnectionAborted`] if that process ended without an answer; else why it could not be asked.
+    fn stop(
+        &self,
+        request: &[u8],
+        with: [BorrowedFd<'_>; 3],
+        ask: &mut dyn FnMut() -> bool,
+    ) -> io::Result<Option<Vec<u8>>>;
+}
+
+static CURRENT: RwLock<Option<Arc<dyn Stopper>>> = RwLock::new(None);
+
+/// From now on, processes are stopped through this; `None`: by threads of this process.
+pub fn stop_through(stopper: Option<Arc<dyn Stopper>>) {
+    *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = stopper;
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use here::ask;
+#[cfg(target_arch = "x86_64")]
+pub use here::perform;
+
+/// Whom to ask.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn current() -> Option<Arc<dyn Stopper>> {
+    CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Carries a request out: there is none here.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn perform(_: &[u8], _: [OwnedFd; 3], _: impl FnOnce() -> bool + Send + 'static) -> Vec<u8> {
+    Vec::new()
+}
+
+#[cfg(target_arch = "x86_64")]
+mod here {
+    use std::time::Duration;
+
+    use super::{OwnedFd, Stopper, io};
+    use crate::error::Error;
+    use crate::outcome::Stopped;
+    use crate::run::{IsMoment, PATIENCE, stopped};
+    use crate::sys;
+    use crate::target::Target;
+    use crate::wire::Request;
+    use crate::work::{Outcome, Work};
+
+    /// How much longer than its limit a stop may take, until whoever stops the process is ended. The limit itself is looked at between
+    /// two steps.
+    const GRACE: Duration = Duration::from_millis(230);
+
+    type Answer = Result<Stopped<Outcome>, Error>;
+
+    /// Has a process stopped. If nobody is there to do so, a thread of this process does it.
+    pub(crate) fn ask(
+        stopper: &dyn Stopper,
+        target: &Target,
+        work: &Work,
+        limit: Duration,
+        is_moment: &mut Option<IsMoment>,
+    ) -> Option<Answer> {
+        let failed = |source| Error::Trace { what: "asking the process that stops others".into(), source };
+        let request = match serde_json::to_vec(&target.request(work, limit)) {
+            Ok(request) => request,
+            Err(error) => return Some(Err(failed(error.into()))),
+        };
+        let mut ask = || is_moment.take().is_some_and(|is_moment| is_moment());
+        let answer = stopper.stop(&request, target.descriptors(), &mut ask).transpose()?;
+        Some(match answer {
+            Ok(answer) => serde_json::from_slice(&answer).unwrap_or_else(|error| Err(failed(error.into()))),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Err(Error::Stuck(limit + GRACE)),
+            Err(error) => Err(failed(error)),
+        })
+    }
+
+    /// Carries a request out, and returns the answer. To be called in a process that is there for it alone: the kernel ends it if it does
+    /// not come back from the process that it stops. `ask` is called, at most once, in the middle of the stop.
+    pub fn perform(request: &[u8], with: [OwnedFd; 3], ask: impl FnOnce() -> bool + Send + 'static) -> Vec<u8> {
+        // Before the stop, it waits for whoever provides the memory that is read.
+        sys::end_after(PATIENCE);
+        let answer = read(request, with).and_then(|(target, work, limit)| {
+            let is_asked = matches!(work, Work::Replace { is_asked: true, .. });
+            stopped(target, work, limit, is_asked.then(|| Box::new(ask) as IsMoment), Some(GRACE))
+        });
+        serde_json::to_vec(&answer).unwrap_or_default()
+    }
+
+    fn read(request: &[u8], with: [OwnedFd; 3]) -> Result<(Target, Work, Duration), Error> {
+        let request: Request<Work> = serde_json::from_slice(request)
+            .map_err(|error| Error::Trace { what: "reading a request".into(), source: error.into() })?;
+        let target = Target::of(&request, with)?;
+        Ok((target, request.work, request.limit))
+    }
+}

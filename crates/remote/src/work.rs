@@ -1,0 +1,53 @@
+//! What is done to a process while it is stopped, as data.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::found::Found;
+use crate::outcome::{FileId, Hooked, Mapped, Word};
+use crate::plan::{Kept, Pages, Plan};
+
+/// What is done to a process while it is stopped.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) enum Work {
+    /// Map what a plan needs.
+    Map(Planned),
+    /// Replace its pages of text, if whoever is asked agrees; nobody is asked unless `is_asked`.
+    Replace { planned: Planned, mapped: Mapped, is_asked: bool },
+    /// Have no jump lead to what was found, and give back its memory in `emptied`, offsets from its beginning.
+    TakeOut { found: Found, emptied: Range<u64> },
+    /// Write words of its memory.
+    Write(Vec<Word>),
+}
+
+/// A plan, with what is looked up before the stop.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Planned {
+    pub(crate) plan: Plan,
+    /// Of each run of pages that is replaced: its file.
+    pub(crate) files: Vec<FileId>,
+    pub(crate) memfd_flags: u32,
+}
+
+/// What came of it: what does not belong to the work is as it began.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Outcome {
+    pub(crate) mapped: Option<Mapped>,
+    pub(crate) hooked: Hooked,
+    pub(crate) has_written: bool,
+}
+
+impl Work {
+    /// Memory of the process that it reads, which is fetched before the stop.
+    pub(crate) fn pages(&self) -> Vec<Range<u64>> {
+        let both = |kept: &Kept| [kept.start, kept.spare].map(|start| start..start + kept.bytes);
+        match self {
+            Self::Map(planned) | Self::Replace { planned, .. } => {
+                planned.plan.draft().pages.iter().map(Pages::range).collect()
+            }
+            Self::TakeOut { found, .. } => found.pages.iter().chain(&found.put_back).flat_map(both).collect(),
+            Self::Write(words) => words.iter().map(|word| word.address..word.address + 8).collect(),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A kernel that does not come back from a process that heapbpf stops: whoever stops it is ended, and the process goes on.
+
+use std::process::{Command, Stdio};
+
+use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::guardian::cleaners_of;
+use heapbpf_tests::inline::is_hooked;
+use heapbpf_tests::program::{copy_of, library, program};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until, wait};
+
+/// strace holds each request of the child that stops a process for ten seconds, from one on at which the first threads are stopped.
+const LATE: &str = "inject=ptrace:delay_enter=10000000:when=14+";
+
+/// Who traces a process.
+fn tracer_of(pid: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    line.and_then(|pid| pid.trim().parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on() {
+    let case = "who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on";
+    let Some(_turn) = turn(case) else { return };
+    let Some(strace) = tool_or_install("strace", "strace") else { return skipped(case, "no strace (Debian: strace)") };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = copy_of(&program("unharmed"), folder.path(), "standstill");
+    let recorder = Recorder::new().option("--comm", "standstill").option("--hook", "inline").interval(4096);
+    let recording = recorder.flag("--no-follow").start();
+    let [cleaner] = cleaners_of(recording.pid())[..] else { panic!("one cleaner") };
+    let mut command = Command::new(strace);
+    command.args(["-f", "-o", "/dev/null", "-e", "trace=ptrace", "-e", LATE, "-p", &cleaner.to_string()]);
+    let mut tracer = command.stderr(Stdio::null()).spawn().expect("strace runs");
+    until("strace traces the cleaner", || tracer_of(cleaner) == tracer.id());
+
+    let plugin = library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
+    let mut target = Target::start(&path, [&plugin]);
+    let line = loop {
+        let line = recording.next_line();
+        if line.contains("did not come back") {
+            break line;
+        }
+    };
+    println!("{line}");
+    assert!(!is_hooked(target.pid()) && tracer_of(target.pid()) == 0, "{line}");
+    tracer.kill().expect("it runs");
+    wait(&mut tracer, "strace");
+    // It checks all that it has in memory.
+    target.go();
+    println!("{}", target.line());
+    let (_, stats) = recording.stop().results();
+    let reason = stats.hooks.iter().find_map(|hook| hook.not_inline.clone());
+    assert!(reason.is_some_and(|reason| reason.contains("did not come back")), "{stats:?}");
+    assert!(target.end().success());
+}
