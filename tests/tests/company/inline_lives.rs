@@ -255,7 +255,7 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
         let (profile, stats) = outcome.results();
         tells_what_was_hidden(&profile, pid, 10.0 * 30_000.0 + 2000.0);
         let process = profile.process(pid);
-        assert!(process.inuse_since.is_some(), "{process:?}");
+        assert!(process.inuse_since.is_some(), "{process:?}\n{}", outcome.stderr);
         let in_use = process.figures.inuse_bytes.as_ref().expect("its frees are followed");
         assert_eq!(in_use.value(), 10.0 * 30_000.0 + 2000.0, "only blocks since then: {process:?}");
         assert!(in_use.low.is_some(), "{process:?}");

@@ -182,7 +182,7 @@ impl Attaching {
             )
             .of(sources)
             .with_mappings(mappings),
-            targets: TargetSet::default(),
+            targets: TargetSet::new(hooks_inline),
             global: !targets.are_named(),
             own: HashSet::new(),
             shares: !targets.are_named() && !hooks_inline,

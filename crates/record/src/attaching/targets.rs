@@ -53,6 +53,8 @@ pub struct Coverage {
     pub until_ns: Option<u64>,
     /// Whether an allocator is hooked in the process.
     pub hooked: bool,
+    /// Whether nothing of it is seen until one is: the program before was hooked by itself.
+    awaits_hook: bool,
     /// Private anonymous memory that was resident when the process joined the recording, bytes; `None` if unknown.
     pub at_attach_bytes: Option<u64>,
     /// When probes saw nothing of it.
@@ -66,6 +68,9 @@ impl Coverage {
     /// neither for some time, that counts twice: rather too little is claimed.)
     /// `detached_ns`: when the probes were taken away for good (CLOCK_MONOTONIC).
     fn share(&self, now_ns: u64, detached_ns: Option<u64>) -> f64 {
+        if self.awaits_hook && !self.hooked {
+            return 0.0;
+        }
         let until_ns = self.until_ns.unwrap_or(now_ns);
         let length_ns = until_ns.saturating_sub(self.since_ns);
         let detached_ns = self.given_up_ns.or(detached_ns);
@@ -94,9 +99,16 @@ pub struct TargetSet {
     pub detached_ns: Option<u64>,
     /// Whether the links of any process were given up.
     some_given_up: bool,
+    /// Whether no link serves every process, so that each program has to be hooked.
+    hooks_each: bool,
 }
 
 impl TargetSet {
+    /// Without targets so far. `hooks_each`: no link serves every process, so that each program has to be hooked.
+    pub fn new(hooks_each: bool) -> Self {
+        Self { hooks_each, ..Self::default() }
+    }
+
     /// Adds a process to the recording.
     pub fn begin(&mut self, pid: u32, since_ns: u64) {
         self.coverages.insert(pid, Coverage { since_ns, ..Coverage::default() });
@@ -128,6 +140,7 @@ impl TargetSet {
                 uncovered_ns,
                 gap_until_ns,
                 hooked,
+                awaits_hook: self.hooks_each && coverage.hooked,
                 until_ns: None,
                 at_attach_bytes: Some(0),
                 unseen: Unseen::default(),
@@ -300,6 +313,20 @@ mod tests {
         targets.hooked(3, 60, 200);
         targets.incarnation_began(3, 100);
         assert_eq!((targets.seen(3, 300).share, targets.seen_before(3, 100).share), (0.5, 1.0 - 40.0 / 50.0));
+    }
+
+    #[test]
+    fn a_program_that_ends_before_it_is_hooked_is_not_seen() {
+        for hooks_each in [false, true] {
+            let mut targets = TargetSet::new(hooks_each);
+            targets.begin(1, 50);
+            targets.hooked(1, 60, 60);
+            targets.incarnation_began(1, 100);
+            assert_eq!(targets.seen(1, 150).share, if hooks_each { 0.0 } else { 1.0 });
+            assert_eq!(targets.seen_before(1, 100).share, 1.0);
+            targets.hooked(1, 100, 120);
+            assert_eq!(targets.seen(1, 200).share, 0.8);
+        }
     }
 
     #[test]

@@ -225,7 +225,7 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remark(
         counters.untracked,
         counters.submitted,
-        "samples could not be followed to their free because the live map was full: they are missing from the figures in use, whose error bars cover that; --live-max makes room",
+        "samples could not be followed to their free because the live map, or the set of blocks inside their process, was full: they are missing from the figures in use, whose error bars cover that; --live-max makes room",
     );
     remark(
         counters.stacks_lost + daemon.stacks_missing,
