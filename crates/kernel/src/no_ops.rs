@@ -18,14 +18,25 @@ const BREAKPOINT: u8 = 0xcc;
 /// Calls after which the kernel has optimized what it optimizes: it does so at the first one.
 const CALLS: usize = 3;
 
+static FOUND: OnceLock<NoOpLengths> = OnceLock::new();
+
+/// What [`optimized`] has found; `None` if nobody has asked.
+pub fn found() -> Option<NoOpLengths> {
+    FOUND.get().copied()
+}
+
+/// Saves [`optimized`] its trial, which takes some tenths of a second: it was made since the last boot.
+pub fn note(lengths: NoOpLengths) {
+    let _ = FOUND.set(lengths);
+}
+
 /// The lengths of no-ops that the kernel turns into calls, found out by probing some of heapbpf itself, once. None if
 /// that cannot be tried: nothing is lost then but speed. Kernels with perf links alone are too old for any.
 pub fn optimized(programs: &Programs) -> NoOpLengths {
-    static MEASURED: OnceLock<NoOpLengths> = OnceLock::new();
     if programs.kind == LinkKind::Perf {
         return NoOpLengths::default();
     }
-    *MEASURED.get_or_init(|| {
+    *FOUND.get_or_init(|| {
         measure(programs).unwrap_or_else(|error| {
             log::debug!("cannot try which no-ops the kernel optimizes: {error}");
             NoOpLengths::default()
@@ -37,17 +48,10 @@ pub fn optimized(programs: &Programs) -> NoOpLengths {
 fn measure(programs: &Programs) -> Result<NoOpLengths, KernelError> {
     let before = NO_OPS.map(first_byte);
     let places = NO_OPS.iter().filter_map(|(_, no_op)| own_location(*no_op as *const () as u64));
-    let places: Vec<_> = places.collect();
-    let is_refused =
-        |link: &Result<_, _>| matches!(link, Err(KernelError::Link { source, .. }) if is_of_an_instruction(source));
-    let together = programs.try_link(&places);
-    // One link takes a sixth of the time. Some kernels refuse one of the instructions, and all with it.
-    let links = if is_refused(&together) {
-        let each = places.chunks(1).map(|place| programs.try_link(place)).filter(|link| !is_refused(link));
-        each.collect::<Result<Vec<_>, _>>()?
-    } else {
-        vec![together?]
-    };
+    let links = places
+        .map(|place| programs.try_link(&place))
+        .filter(|link| !matches!(link, Err(KernelError::Link { source, .. }) if is_of_an_instruction(source)));
+    let links = links.collect::<Result<Vec<_>, _>>()?;
     for (_, no_op) in NO_OPS {
         (0..CALLS).for_each(|_| no_op());
     }
@@ -56,7 +60,7 @@ fn measure(programs: &Programs) -> Result<NoOpLengths, KernelError> {
         now != *before && now != BREAKPOINT
     };
     let optimized = NO_OPS.into_iter().zip(before).filter(is_call).map(|((bytes, _), _)| bytes).collect();
-    // The guardian is the last to close it: this process maps what is probed.
+    // The guardian is the last to close each: this process maps what is probed.
     drop(links);
     Ok(optimized)
 }

@@ -209,7 +209,7 @@ impl Programs {
                 program.loaded(loader)?;
             }
         }
-        programs.try_link(&[trial::location()?])?;
+        programs.try_link(&trial::location()?)?;
         // Sessions are younger than the correction of multi links, and perf links never had the fault.
         if kind == LinkKind::Multi {
             programs.links_one_process = trial::sees_all_threads(loader, guardian)?;
@@ -223,19 +223,17 @@ impl Programs {
             .map_err(|source| KernelError::Link { what: "the task iterator".into(), source })
     }
 
-    /// Links a program that does nothing to instructions of this process, all in one file, as the program at the entry of a function that allocates
+    /// Links a program that does nothing to an instruction of this process, as the program at the entry of a function that allocates
     /// is linked elsewhere: some kernels load programs that they cannot link.
     ///
     /// # Errors
     /// The kernel refuses the program or the link.
-    pub fn try_link(&self, places: &[(CString, u64)]) -> Result<Links, KernelError> {
-        let mut links = Links::default();
-        let Some((path, _)) = places.first() else { return Ok(links) };
+    pub fn try_link(&self, (path, offset): &(CString, u64)) -> Result<Links, KernelError> {
         let program = self.loader.program("nothing", self.allocation.wanted.1)?;
-        let point = |(_, offset): &(_, u64)| ProbePoint { offset: *offset, cookie: u64::MAX, role: Role::Allocates };
-        let points: Vec<_> = places.iter().map(point).collect();
+        let point = ProbePoint { offset: *offset, cookie: u64::MAX, role: Role::Allocates };
+        let mut links = Links::default();
         let place = (path, Some(std::process::id()));
-        self.link(&mut links, &program, place, (&points, CountedBy::OwnLinks), (self.entry_type(), 0))
+        self.link(&mut links, &program, place, (&[point], CountedBy::OwnLinks), (self.entry_type(), 0))
             .map_err(|source| KernelError::Link { what: path.to_string_lossy().into_owned(), source })?;
         Ok(links)
     }

@@ -264,7 +264,9 @@ impl InlineHooks {
             None => self.prepare((pid, key), file, wanted, add_sites)?,
         };
         let base = prepared.linked.base;
-        if let Err(refused) = note(&prepared.linked, prepared.set_log2, wanted.sampled).and_then(|()| self.counted.list(process, base)) {
+        if let Err(refused) =
+            note(&prepared.linked, prepared.set_log2, wanted.sampled).and_then(|()| self.counted.list(process, base))
+        {
             prepared.undo();
             return Err(refused);
         }

@@ -178,7 +178,8 @@ pub(super) fn plan(
         return Err(Refused::Full(left));
     }
     // What is replaced is at most the whole text.
-    let room = heapbpf_remote::reserved_bytes(mapped_bytes(settings.set_log2), place.mapping.bytes(), place.starts.len());
+    let room =
+        heapbpf_remote::reserved_bytes(mapped_bytes(settings.set_log2), place.mapping.bytes(), place.starts.len());
     let (draft, leads, originals) = draft(target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?)?;
     let plan = Plan::new(draft, target.maps())?;
     match limits::check(pid, plan.range().end - plan.range().start, mappings) {

@@ -18,6 +18,7 @@ fn controller(share: Option<f64>, automatic: bool) -> OverheadController {
         costs: ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 },
         inline_pair_ns: None,
         inline_is_bound: false,
+        no_ops: None,
         nothing_ns: BTreeMap::new(),
     };
     let sampling = SamplingPlan {

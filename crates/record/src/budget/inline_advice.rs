@@ -75,6 +75,7 @@ mod tests {
             costs: ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 },
             inline_pair_ns,
             inline_is_bound: false,
+            no_ops: None,
             nothing_ns: std::collections::BTreeMap::new(),
         }
     }

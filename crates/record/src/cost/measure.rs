@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use heapbpf_host::arch::MICROBENCHMARKS;
 use heapbpf_host::limits::links_need_admin;
 use heapbpf_kernel::guardian::Guardian;
+use heapbpf_kernel::no_ops;
 use heapbpf_kernel::programs::LinkKind;
 use heapbpf_probes::ProbeKind;
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,9 @@ pub struct Measured {
     /// Whether that cannot be told from nothing: it is less than the figure says.
     #[serde(default)]
     pub inline_is_bound: bool,
+    /// Lengths of the no-ops that this kernel turns into calls when they are probed, bytes.
+    #[serde(default)]
+    pub no_ops: Option<Vec<usize>>,
     /// What a no-op probe adds, by how the kernel executes its instruction.
     pub nothing_ns: BTreeMap<String, f64>,
 }
@@ -123,8 +127,12 @@ pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
     let file = std::fs::File::open(cache_file(link)?).ok()?;
     let age = file.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
     let measured: Measured = serde_json::from_reader(std::io::BufReader::new(file)).ok()?;
-    (measured.lasts().is_none_or(|lasts| age < lasts) && measured.identity == identity(object, link))
-        .then_some(measured)
+    if measured.identity != identity(object, link) {
+        return None;
+    }
+    // That no disturbance changes.
+    measured.no_ops.iter().for_each(|lengths| no_ops::note(lengths.iter().copied().collect()));
+    measured.lasts().is_none_or(|lasts| age < lasts).then_some(measured)
 }
 
 /// Measures, and saves the result for later recordings: until the next boot, or not so long if something disturbed it.
@@ -173,9 +181,9 @@ fn identity(object: &[u8], link: Option<LinkKind>) -> String {
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
     let link = link.map_or_else(|| "best".to_owned(), |link| link.to_string());
-    // What is measured has changed twice: inline hooks came, and what cannot be told from nothing is no 0 any more.
+    // What is measured has changed: inline hooks came, what cannot be told from nothing is no 0 any more, no-ops came.
     format!(
-        "{} {} {programs:016x} {link} 3",
+        "{} {} {programs:016x} {link} 4",
         line("/proc/sys/kernel/random/boot_id"),
         line("/proc/sys/kernel/osrelease")
     )
@@ -224,7 +232,9 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
     let inline =
         inline_pair(&mut child, &allocator).inspect_err(|why| log::info!("inline hooks are not measured: {why}")).ok();
     let (bare, full, allocation) = (slices.fastest("bare"), slices.fastest("full"), slices.fastest("allocations"));
+    let no_ops = no_ops::found().map(|lengths| lengths.iter().collect());
     Ok(Measured {
+        no_ops,
         identity: identity(object, link),
         allocator: allocator.name().to_owned(),
         allocation_kind: allocator.kind("malloc").unwrap_or_default().to_owned(),
@@ -301,6 +311,7 @@ mod tests {
 
     fn measured() -> Measured {
         Measured {
+            no_ops: None,
             identity: "boot kernel programs best".into(),
             allocator: "glibc 2.36".into(),
             allocation_kind: "emulated".into(),
