@@ -14,6 +14,7 @@ use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, inline_state};
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
 use super::breaker::Ours;
+use super::closing::Closing;
 use super::figures::{self, Seen};
 use super::memory;
 use super::refused::Refused;
@@ -41,6 +42,8 @@ pub(super) struct Counted {
     processes: HashMap<ProcessKey, Process>,
     /// By the process that was hooked. They serve its children, too.
     linked: HashMap<ProcessKey, Vec<Linked>>,
+    /// Those of processes that have ended.
+    closing: Closing,
     /// Whether children are targets.
     follows: bool,
     /// Whether all calls have been sampled so far.
@@ -203,6 +206,7 @@ impl Counted {
             map,
             processes: HashMap::new(),
             linked: HashMap::new(),
+            closing: Closing::default(),
             follows,
             samples_all: true,
             unread_ends: 0,
@@ -448,7 +452,8 @@ impl Counted {
         self.map.remove(process);
         let Some(mut it) = self.processes.remove(&process) else { return Counters::default() };
         if !self.processes.values().any(|other| other.hooked == it.hooked) {
-            self.linked.remove(&it.hooked);
+            let linked = self.linked.remove(&it.hooked).into_iter().flatten();
+            linked.for_each(|linked| self.closing.close(linked.links));
         }
         if it.memory_of != process && !it.counts_apart {
             if let Some(owner) = self.processes.get_mut(&it.memory_of) {
