@@ -344,6 +344,7 @@ mod tests {
             ..ProcessAudit::default()
         };
         let costs = Measured {
+            no_ops: None,
             identity: String::new(),
             allocator: "glibc 2.36".into(),
             allocation_kind: "emulated".into(),
