@@ -34,7 +34,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Instant;
 
-use heapbpf_inline::abi::{CONTROL, CRITERION_BYTES, Lead, MAX_SET_LOG2};
+use heapbpf_inline::abi::{CONTROL, Lead};
 use heapbpf_inline::fault::Layout;
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::incarnations::Incarnations;
@@ -42,7 +42,6 @@ use heapbpf_kernel::inline::{InlineMap, InlinePrograms};
 use heapbpf_kernel::totals;
 use heapbpf_probes::Table;
 use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Pages, Plan, Target};
-use procfs::{Current as _, Meminfo};
 use sampler_ebpf::abi::{Counters, CrashRecord, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 
@@ -62,8 +61,8 @@ use self::removal::take_out;
 use crate::files::FileKey;
 use crate::stop_limit;
 
-/// The set of sampled blocks has 2^this entries at least.
-const LEAST_SET_LOG2: u32 = 16;
+/// The set of sampled blocks has 2^16 entries.
+const SET_LOG2: u32 = 16;
 
 /// How an allocator is counted in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,19 +89,6 @@ pub struct Sampling {
     pub seed: u64,
     /// What a trial is: bytes or allocations.
     pub criterion: u32,
-    /// Most sampled blocks that are tracked (`--live-max`).
-    pub live_max: u32,
-}
-
-impl Sampling {
-    /// Entries of a process's set of sampled blocks, as a power of two: twice as many as there may be blocks, so that each has a place. Of
-    /// a byte of memory, one in R is sampled.
-    fn set_log2(&self) -> u32 {
-        let memory = Meminfo::current().map_or(u64::MAX, |memory| memory.mem_total);
-        let by_memory = if self.criterion == CRITERION_BYTES { memory / self.draw.interval.max(1) } else { u64::MAX };
-        let blocks = by_memory.clamp(1, self.live_max.max(1).into());
-        (2 * blocks).next_power_of_two().ilog2().clamp(LEAST_SET_LOG2, MAX_SET_LOG2)
-    }
 }
 
 /// The inline hooks of a recording.
@@ -110,7 +96,6 @@ pub struct InlineHooks {
     programs: InlinePrograms,
     incarnations: Arc<Incarnations>,
     criterion: u32,
-    set_log2: u32,
     control: ControlPage,
     counted: Counted,
     /// Processes to which no jump could be written yet.
@@ -146,8 +131,6 @@ struct Prepared {
     plan: Plan,
     mapped: Mapped,
     linked: Linked,
-    /// Entries of its set of sampled blocks, as a power of two.
-    set_log2: u32,
     /// Words that lead an interpreter to the mapped code.
     leads: Vec<Lead>,
 }
@@ -175,7 +158,6 @@ impl InlineHooks {
             programs,
             incarnations: Arc::new(incarnations),
             criterion: sampling.criterion,
-            set_log2: sampling.set_log2(),
             control: ControlPage::new(sampling.draw, sampling.seed),
             counted,
             prepared: HashMap::new(),
@@ -265,9 +247,7 @@ impl InlineHooks {
             None => self.prepare((pid, key), file, wanted, add_sites)?,
         };
         let base = prepared.linked.base;
-        if let Err(refused) =
-            note(&prepared.linked, prepared.set_log2, wanted.sampled).and_then(|()| self.counted.list(process, base))
-        {
+        if let Err(refused) = note(&prepared.linked, wanted.sampled).and_then(|()| self.counted.list(process, base)) {
             prepared.undo();
             return Err(refused);
         }
@@ -372,12 +352,11 @@ impl InlineHooks {
                 *self.sites.entry(key).or_insert(add_sites(&sites)?)
             }
         };
-        let (criterion, control, set_log2) = (self.criterion, *self.control.page(), self.set_log2);
-        let settings = preview::Sampled { criterion, control, set_log2 };
+        let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
         let place = plan::place(&target, file)?;
         let objects: Vec<ObjectHook> = wanted.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
         let what = (known.as_ref(), objects.as_slice());
-        let Planned { plan, leads, originals, set_log2, text } =
+        let Planned { plan, leads, originals, text } =
             preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
         let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
         let pages = plan.draft().pages.iter().map(Pages::range).collect();
@@ -385,7 +364,7 @@ impl InlineHooks {
         let from_file = place.mapping.range.start.wrapping_sub(place.mapping.offset);
         let ours = Ours { layout, from_file, builds };
         let linked = self.link((pid, key), (plan.draft().base, text), first_site, ours)?;
-        Ok(Prepared { target, plan, mapped, linked, set_log2, leads })
+        Ok(Prepared { target, plan, mapped, linked, leads })
     }
 
     /// Looks at a process, and takes out what a heapbpf that was killed left in it.
@@ -530,12 +509,12 @@ pub fn bias(pid: u32, file: &File) -> Result<u64, Refused> {
 }
 
 /// Has the code that is mapped, and to which no jump leads yet, know blocks that are sampled already.
-fn note(linked: &Linked, set_log2: u32, sampled: &[u64]) -> Result<(), Refused> {
+fn note(linked: &Linked, sampled: &[u64]) -> Result<(), Refused> {
     if sampled.is_empty() {
         return Ok(());
     }
     let failed = |source| Refused::Read { what: "the target's memory", source };
-    Noted::new(memory::open(linked.pid).map_err(failed)?, linked.base, set_log2).add(sampled)
+    Noted::new(memory::open(linked.pid).map_err(failed)?, linked.base).add(sampled)
 }
 
 #[cfg(target_arch = "x86_64")]

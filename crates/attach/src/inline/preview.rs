@@ -19,7 +19,7 @@ use super::left::{self, Left};
 use super::objects::ObjectHook;
 use super::plan::Place;
 use super::removal::take_out;
-use super::{LEAST_SET_LOG2, Refused, forbidden, has_rdrand, limits, memory};
+use super::{Refused, SET_LOG2, forbidden, has_rdrand, limits, memory};
 
 /// For how long our own process may be stopped: nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -101,19 +101,16 @@ impl Drop for Trial {
 }
 
 /// What is sampled at first.
-#[derive(Clone, Copy)]
 pub(super) struct Sampled {
     /// What a trial is: bytes or allocations.
     pub criterion: u32,
     /// The control page.
     pub control: Control,
-    /// The set of sampled blocks has 2^this entries, if the process's limits allow that.
-    pub set_log2: u32,
 }
 
 impl Sampled {
     fn nothing() -> Self {
-        Self { criterion: 0, control: *ControlPage::new(DrawConstants::default(), 0).page(), set_log2: LEAST_SET_LOG2 }
+        Self { criterion: 0, control: *ControlPage::new(DrawConstants::default(), 0).page() }
     }
 }
 
@@ -125,8 +122,6 @@ pub(super) struct Planned {
     pub leads: Vec<Lead>,
     /// Where it has copies of the functions' own instructions.
     pub originals: Vec<Range<u64>>,
-    /// The set of sampled blocks has 2^this entries.
-    pub set_log2: u32,
     /// The memfd of what an earlier recording left, if that is used again.
     pub text: Option<File>,
 }
@@ -149,7 +144,7 @@ pub(super) fn plan(
     let metadata = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?;
     let settings = Settings {
         criterion: sampled.criterion,
-        set_log2: sampled.set_log2,
+        set_log2: SET_LOG2,
         has_rdrand: has_rdrand(),
         file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
     };
@@ -159,7 +154,7 @@ pub(super) fn plan(
     let bindings = super::plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
     let draft = |base| {
         let plan = super::plan::inline_plan((known, objects), place, (base, &settings), &bindings)?;
-        let draft = super::plan::draft(&plan, place, (file, &memory), settings.set_log2, &sampled.control)?;
+        let draft = super::plan::draft(&plan, place, (file, &memory), SET_LOG2, &sampled.control)?;
         super::plan::check_memory(&draft, &memory)?;
         Ok::<_, Refused>((draft, plan.leads, plan.originals))
     };
@@ -170,7 +165,7 @@ pub(super) fn plan(
         let read = |offset, bytes: &mut [u8]| text.read_exact_at(bytes, offset).is_ok();
         if let Some(plan) = Plan::again(draft, target.maps(), &found, read) {
             limits::check(pid, 0, mappings)?;
-            return Ok(Planned { plan, leads, originals, set_log2: settings.set_log2, text: Some(text) });
+            return Ok(Planned { plan, leads, originals, text: Some(text) });
         }
     }
     let left = target.found().len();
@@ -178,15 +173,9 @@ pub(super) fn plan(
         return Err(Refused::Full(left));
     }
     // What is replaced is at most the whole text.
-    let room =
-        heapbpf_remote::reserved_bytes(mapped_bytes(settings.set_log2), place.mapping.bytes(), place.starts.len());
+    let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes(), place.starts.len());
     let (draft, leads, originals) = draft(target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?)?;
     let plan = Plan::new(draft, target.maps())?;
-    match limits::check(pid, plan.range().end - plan.range().start, mappings) {
-        Err(Refused::Limit { .. }) if sampled.set_log2 > LEAST_SET_LOG2 => {
-            let least = Sampled { set_log2: LEAST_SET_LOG2, ..*sampled };
-            self::plan((target, place), (known, objects), names, file, (&least, uses_again))
-        }
-        checked => checked.map(|()| Planned { plan, leads, originals, set_log2: settings.set_log2, text: None }),
-    }
+    limits::check(pid, plan.range().end - plan.range().start, mappings)?;
+    Ok(Planned { plan, leads, originals, text: None })
 }

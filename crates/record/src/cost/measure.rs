@@ -78,6 +78,12 @@ impl Measured {
         fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind)
     }
 
+    /// Whether probes cost much less than one that does nothing, so that they can have seen nothing.
+    fn missed_calls(&self) -> bool {
+        let nothing = self.nothing_ns.get(&self.allocation_kind);
+        nothing.is_some_and(|nothing| self.costs.allocation_ns < 0.5 * nothing)
+    }
+
     /// How long it is used; `None` until the next boot.
     fn lasts(&self) -> Option<std::time::Duration> {
         match (self.is_plausible(), self.inline_is_bound) {
@@ -141,6 +147,11 @@ pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
 /// As of [`measure`].
 pub fn measured_anew(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     let measured = measure(object, link)?;
+    if measured.missed_calls() {
+        anyhow::bail!(
+            "the probes saw no calls of the process that was measured: another heapbpf counts them inside it"
+        );
+    }
     if !measured.is_plausible() {
         log::info!("something disturbed the measurement of probes: {measured:?}");
     }
@@ -340,6 +351,9 @@ mod tests {
         // Another recording had probed the same instruction already, so that the trap was not seen.
         let shared = ProbeCosts { free_ns: 105.0, ..measured().costs };
         assert!(!Measured { costs: shared, ..measured() }.is_plausible());
+        // Another recording had hooked it inline, so that no probe was reached.
+        let hidden = Measured { costs: ProbeCosts { allocation_ns: 0.3, ..measured().costs }, ..measured() };
+        assert!(hidden.missed_calls() && !measured().missed_calls());
     }
 
     #[test]

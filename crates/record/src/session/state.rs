@@ -161,8 +161,7 @@ impl Session {
         } else {
             None
         };
-        let live_max = plan.kernel.sizes.live_max;
-        let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32, live_max };
+        let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
         // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
         let follows = plan.targets.follow || !plan.targets.are_named();
         let inline = inline
