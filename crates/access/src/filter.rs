@@ -111,8 +111,10 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
         let process = number_of.get(row.key.process).copied().flatten()?;
         Some(row.clone().with_process(process))
     });
+    let idle = profile.idle.iter().filter(|process| filters.iter().all(|filter| filter.matches(process)));
     let mut part = Profile {
         processes,
+        idle: idle.cloned().collect(),
         rows: rows.collect(),
         header: profile.header.clone(),
         modules: profile.modules.clone(),

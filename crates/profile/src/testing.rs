@@ -194,6 +194,7 @@ pub fn small() -> Profile {
             ..Header::new(R, Criterion::Bytes)
         },
         processes: processes(),
+        idle: Vec::new(),
         rows,
         modules,
         counters: BTreeMap::from([("hits".into(), 9_100), ("lost_ring_full".into(), 3)]),

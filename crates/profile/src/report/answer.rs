@@ -51,7 +51,8 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     }
     let mut missed = given_up(context);
     let not_hooked =
-        context.profile.processes.iter().flat_map(|process| &process.missing).map(|missing| &*missing.what);
+        context.profile.processes.iter().chain(&context.profile.idle).flat_map(|process| &process.missing);
+    let not_hooked = not_hooked.map(|missing| &*missing.what);
     // That has been named already.
     let not_hooked: Vec<&str> = not_hooked.filter(|what| *what != Missing::UNSEEN).collect();
     if let [first, rest @ ..] = not_hooked.as_slice() {
@@ -88,7 +89,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
 
 /// Maximum number of lines per item: two, or one if the table of processes needs the space.
 fn most_lines(context: &Context) -> usize {
-    if context.profile.number_of_processes() > 1 { 1 } else { 2 }
+    if context.profile.number_of_targets() > 1 { 1 } else { 2 }
 }
 
 /// A title and a text in a line or two.

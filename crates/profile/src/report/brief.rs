@@ -21,7 +21,7 @@ const REMARKS: usize = 3;
 
 /// Lines of the report.
 pub(super) fn lines(context: &Context) -> Vec<String> {
-    let has_many = context.profile.number_of_processes() > 1;
+    let has_many = context.profile.number_of_targets() > 1;
     let groups = groups(context);
     let mut lines = context.title();
     lines.extend(context.totals());

@@ -67,10 +67,10 @@ impl Missing {
 
 /// Remarks about language runtimes whose own heaps are not included, with the names of the processes that run them. Go's are
 /// told where they are read ([`super::go_heaps`]).
-pub fn runtimes(processes: &[Process]) -> Vec<String> {
+pub fn runtimes<'a>(processes: impl Iterator<Item = &'a Process> + Clone) -> Vec<String> {
     let remark = |runtime: Runtime| {
         let runs = |process: &&Process| process.missing.iter().any(|missing| missing.what == runtime.heap());
-        let who: Vec<&Process> = processes.iter().filter(runs).collect();
+        let who: Vec<&Process> = processes.clone().filter(runs).collect();
         let text = format!("{} is not included ({}): {}", runtime.heap(), some_names(&who), runtime.advice());
         (!who.is_empty()).then_some(text)
     };
@@ -353,11 +353,11 @@ mod tests {
             process(2, "kafka", java()),
             process(3, "sh", vec![heapbpf_audit::Missing::new("a", "b")]),
         ];
-        let remarks = runtimes(&processes);
+        let remarks = runtimes(processes.iter());
         assert_eq!(remarks.len(), 1, "{remarks:?}");
         assert!(remarks[0].starts_with("Java's own heap is not included (java, kafka, 2 processes): "), "{remarks:?}");
-        assert!(runtimes(&processes[2..]).is_empty());
-        assert!(runtimes(&processes[..1])[0].starts_with("Java's own heap is not included (java): "));
+        assert!(runtimes(processes[2..].iter()).is_empty());
+        assert!(runtimes(processes[..1].iter())[0].starts_with("Java's own heap is not included (java): "));
         assert_eq!(early_objects(&processes), None);
         let late = process(4, "python3", vec![heapbpf_audit::Missing::early_objects(700_000_000)]);
         assert!(early_objects(&[late]).is_some_and(|remark| remark.ends_with("(python3)")));

@@ -18,7 +18,7 @@ use crate::outputs::status_line::Figures;
 use crate::profiles::accounting::{self, Missing};
 use crate::profiles::capture::Parts;
 use crate::profiles::requests::{Request, Unanswered};
-use crate::profiles::snapshot::{Content, Detail, Snapshot};
+use crate::profiles::snapshot::{Content, Detail, Measured, Snapshot};
 use crate::stats::{HookedProcess, Stats};
 
 /// The note of a profile whose counters could not be read.
@@ -85,7 +85,7 @@ impl Session {
         let emptied = if often { self.worker.emptied() } else { Vec::new() };
         let measures = !often || detail == Detail::Lifetimes;
         let parts = self.parts(&cut.counts, (&cut.slack, &cut.unseen));
-        let Content { keys, mut processes, rows, measured, facts } =
+        let Content { keys, mut processes, rows, mut measured, facts } =
             Parts { also, marks_ns, measures, emptied, ..parts }.take(detail, cut.time_ns);
         if !cut.has_counters {
             // What was lost of those that had not ended is unknown.
@@ -96,13 +96,21 @@ impl Session {
         let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
+        let idle = if measures { self.attaching.idle_targets(&mut self.host, &seen) } else { Vec::new() };
+        measured.extend(idle.iter().enumerate().map(|(number, (process, start_ns))| Measured {
+            process: processes.len() + number,
+            key: ProcessKey { start_ns: *start_ns, tgid: process.pid, exec_id: 0 },
+            blocks: Vec::new(),
+            at_attach_bytes: self.attaching.targets.at_attach_bytes(process.pid),
+        }));
+        let idle: Vec<Process> = idle.into_iter().map(|(process, _)| process).collect();
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
         let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
         let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(&total, &daemon, &seen));
         notes.extend(self.unmatched());
         notes.extend(self.cpu_remark());
-        notes.extend(accounting::runtimes(&processes));
+        notes.extend(accounting::runtimes(processes.iter().chain(&idle)));
         notes.extend(accounting::early_objects(&processes));
         notes.extend(accounting::announcements(&processes));
         let is_hidden = |process: &Process| process.was_unseen() && process.inuse_unknown;
@@ -121,6 +129,7 @@ impl Session {
             unread: cut.unread,
             keys,
             processes,
+            idle,
             rows,
             measured,
             often: None,
