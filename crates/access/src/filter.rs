@@ -219,5 +219,7 @@ mod tests {
         assert_eq!((scoped.rows.len(), scoped.notes.len(), scoped.counters.len()), (rows, 0, 0));
         let nobody = only(&profile, &[&filter(&[("pid", &pid.to_string())]), &filter(&[("comm", "no-such")])]);
         assert!(nobody.processes.is_empty() && nobody.rows.is_empty());
+        let idle = only(&testing::whole_host(), &[&filter(&[("comm", "sh")])]).idle;
+        assert_eq!(idle.iter().map(|process| process.pid).collect::<Vec<_>>(), [901, 902]);
     }
 }

@@ -36,6 +36,11 @@ impl Entry {
         &self.processes
     }
 
+    /// Its idle processes, by their index among these.
+    pub(super) fn idle(&self) -> &[usize] {
+        &self.idle
+    }
+
     /// Its processes and its idle ones.
     pub(super) fn members<'a>(&'a self, profile: &'a Profile) -> impl Iterator<Item = &'a Process> {
         let counted = self.processes.iter().map(|&process| &profile.processes[process]);
@@ -86,7 +91,7 @@ impl Entry {
         let (profile, pool) = (context.profile, &self.pool);
         match value {
             Value::AtExitSpace if self.is_idle() => FigureText::default(),
-            _ if self.is_idle() => FigureText { figure: "not counted".into(), ..FigureText::default() },
+            _ if self.is_idle() => FigureText { figure: "–".into(), ..FigureText::default() },
             // A process that has not ended has no figures at exit.
             Value::AtExitSpace if !self.may_hold_at_exit(profile) && pool.total(value) == 0.0 => FigureText::default(),
             // A process that has ended has nothing in use.

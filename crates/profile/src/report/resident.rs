@@ -19,6 +19,8 @@ const TOGETHER: char = '\u{e000}';
 pub struct ResidentText {
     /// Its processes, by their index.
     pub processes: Vec<usize>,
+    /// Its idle processes, by their index among these.
+    pub idle: Vec<usize>,
     /// The name of the program or process.
     pub name: String,
     /// All of it, in bytes.
@@ -38,6 +40,7 @@ pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<Re
         parts: parts(&resident).replace(TOGETHER, " "),
         heap: heap(&context, &entry, &resident).replace(TOGETHER, " "),
         processes: entry.processes().to_vec(),
+        idle: entry.idle().to_vec(),
         name: entry.name,
     };
     measured(&context, by).into_iter().map(text).collect()
