@@ -118,7 +118,7 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     lines.extend(answer);
     // Of a host, the first question is who uses its memory.
     let (mut first, mut later) = (processes::section(&context), Vec::new());
-    if profile.idle.is_empty() {
+    if !profile.header.ended_apart && profile.idle.is_empty() {
         std::mem::swap(&mut first, &mut later);
     }
     for section in [

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use heapbpf_audit::Hook;
 use heapbpf_host::Host;
 use heapbpf_host::processes::{Incarnation, IncarnationId};
 use heapbpf_probes::Runtime;
@@ -34,12 +35,20 @@ impl Attaching {
                 exe: info.exe.to_string(),
                 cgroup: info.cgroup.to_string(),
                 placement: info.placement.as_ref().clone(),
+                // Links that serve every process count it as well.
+                hook: self.is_probed(incarnation).then_some(Hook::Probe),
                 missing: self.runtimes_in(incarnation).into_iter().map(Runtime::missing).collect(),
                 ..Process::default()
             };
             idle.push((process, info.start_ns));
         }
         idle
+    }
+
+    /// Whether probes that serve every process are in a file of a process.
+    fn is_probed(&self, incarnation: &Incarnation) -> bool {
+        let has_probes = |module| matches!(self.modules.get(&module), Some(Look::Hook(_)));
+        !self.takes_in() && incarnation.space.modules().any(has_probes)
     }
 
     /// Runtimes with heaps of their own in the files of a process that were looked at.

@@ -163,4 +163,33 @@ mod tests {
         assert_eq!(reader.give(&[], &mut []), idle);
         assert!(reader.give(&[ProcessKey { tgid: 0, ..own().key }], &mut [Process::default()]).is_empty(), "it allocated");
     }
+
+    mod long {
+        use super::*;
+
+        /// What a refresh costs: the first one, which reads the mappings of the largest, and those after it.
+        #[test]
+        fn a_thousand_processes_take_at_most_60_ms() {
+            let mut children: Vec<_> =
+                (0..1000).map(|_| std::process::Command::new("sleep").arg("600").spawn().expect("sleep")).collect();
+            let measured = || -> Vec<Measured> {
+                let key = |(process, tgid)| Measured { process, key: ProcessKey { tgid, ..own().key }, ..own() };
+                children.iter().map(std::process::Child::id).enumerate().map(key).collect()
+            };
+            let mut reader = MemoryReader::default();
+            for refresh in 0..20 {
+                let mut processes = vec![Process::default(); 1000];
+                let measured = measured();
+                let begun = thread_cpu_time();
+                reader.measure(measured, &mut processes, &mut Vec::new(), true);
+                let took = thread_cpu_time().saturating_sub(begun);
+                let divided = processes.iter().filter(|it| it.resident.is_some_and(|it| it.undivided_bytes == 0)).count();
+                println!("refresh {refresh}: {took:?}, {divided} divided into parts");
+                assert!(processes.iter().all(|process| process.resident.is_some()));
+                assert!(took <= Duration::from_millis(60) || refresh == 0, "{took:?}");
+            }
+            children.iter_mut().for_each(|child| child.kill().expect("our own child"));
+            children.iter_mut().for_each(|child| assert!(child.wait().is_ok()));
+        }
+    }
 }

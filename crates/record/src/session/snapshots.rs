@@ -156,12 +156,14 @@ impl Session {
         self.attaching.cpu_remark(&mut self.host, &ended)
     }
 
-    /// Running targets that are listed even if they have no samples: those that the user named, and those that another recording had
-    /// hooked inline for a while.
+    /// Running targets that are listed even if they have not allocated: those that the user named, those that are hooked one by one, and
+    /// those that another recording had hooked inline for a while.
     fn silent_targets(&mut self) -> Vec<ProcessKey> {
         let mut silent = self.attaching.hidden_targets(&mut self.host);
         if self.plan.targets.are_named() {
             silent.extend(&self.attaching.targets.named_alive);
+        } else {
+            silent.extend(self.attaching.targets.hooked_alive());
         }
         if silent.is_empty() {
             return Vec::new();

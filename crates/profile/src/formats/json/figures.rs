@@ -87,9 +87,10 @@ impl Figures {
         }
     }
 
-    /// Of a process in which nothing was counted.
+    /// Of a process in which nothing was counted: it adds nothing to sums, and how much it allocated is not known.
     pub(super) fn of_idle() -> Self {
-        Self::new(|_| true, |_| Figure::unknown(NOT_COUNTED))
+        let none = |value: Value| Some(0.0).filter(|_| !value.needs_frees());
+        Self::new(|_| true, |value| Figure { estimate: none(value), ..Figure::unknown(NOT_COUNTED) })
     }
 
     /// Of a process given by its index, or of the whole profile.
