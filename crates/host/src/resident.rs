@@ -387,7 +387,8 @@ Rss:                   4 kB
 
     #[test]
     fn the_kernels_sums_are_read_and_kernel_threads_have_none() {
-        let status = b"Name:\tRssAnon\nVmRSS:\t 9 kB\nRssAnon:\t 4 kB\nRssFile:\t 3 kB\nRssShmem:\t 2 kB\nVmSwap:\t 7 kB\n";
+        let status =
+            b"Name:\tRssAnon\nVmRSS:\t 9 kB\nRssAnon:\t 4 kB\nRssFile:\t 3 kB\nRssShmem:\t 2 kB\nVmSwap:\t 7 kB\n";
         let sums = sums_in(status).expect("sums");
         assert_eq!((sums.total_bytes(), sums.undivided_bytes, sums.swapped_bytes), (9 << 10, 4 << 10, 7 << 10));
         assert_eq!((sums_in(b"Name:\tkthreadd\n"), sums_in(b"RssAnon:\t-1 kB\n"), rough(2)), (None, None, None));

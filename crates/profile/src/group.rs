@@ -117,7 +117,11 @@ impl<'a> Groups<'a> {
     }
 
     fn named(profile: &'a Profile, by: GroupBy, name: impl Fn(&'a Process) -> Cow<'a, str>) -> Self {
-        Self { by, of_process: profile.processes.iter().map(&name).collect(), of_idle: profile.idle.iter().map(name).collect() }
+        Self {
+            by,
+            of_process: profile.processes.iter().map(&name).collect(),
+            of_idle: profile.idle.iter().map(name).collect(),
+        }
     }
 
     /// Groups under names that are the same in another recording.

@@ -100,7 +100,10 @@ fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
         let order = b.0.total_cmp(&a.0).then_with(by_name);
         let order = if view.reversed { order.reverse() } else { order };
         let size = |index: usize| entries[index].tally.sums.alloc_bytes;
-        order.then_with(|| size(b.1).total_cmp(&size(a.1))).then_with(|| resident(b.1).total_cmp(&resident(a.1))).then(a.1.cmp(&b.1))
+        order
+            .then_with(|| size(b.1).total_cmp(&size(a.1)))
+            .then_with(|| resident(b.1).total_cmp(&resident(a.1)))
+            .then(a.1.cmp(&b.1))
     });
     let mut unsorted: Vec<Option<Entry>> = std::mem::take(entries).into_iter().map(Some).collect();
     // Each index is there once.

@@ -145,7 +145,8 @@ impl Top {
         self.prepare(rows.clone());
         let Some(world) = &self.world else { return };
         self.head(canvas, world);
-        let cells = columns(canvas.width, self.view().kind == Kind::Programs && world.now.resident.iter().any(|it| *it > 0));
+        let cells =
+            columns(canvas.width, self.view().kind == Kind::Programs && world.now.resident.iter().any(|it| *it > 0));
         self.header(canvas, world, &cells);
         for (line, index) in rows.enumerate() {
             self.row(canvas, world, &cells, ABOVE + line, index);

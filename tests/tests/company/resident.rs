@@ -8,6 +8,7 @@ use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
@@ -27,7 +28,8 @@ fn resident_bytes(pid: u32) -> u64 {
 /// The sum of a field over all mappings of a process, bytes.
 fn sum_of_mappings(pid: u32, field: &str) -> u64 {
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process runs");
-    let kib = smaps.lines().filter_map(|line| line.strip_prefix(field)?.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    let kib =
+        smaps.lines().filter_map(|line| line.strip_prefix(field)?.trim().trim_end_matches(" kB").parse::<u64>().ok());
     kib.sum::<u64>() * 1024
 }
 
@@ -52,11 +54,12 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
     pids.iter().for_each(|pid| group.take("", *pid));
     // None of them does anything once it has begun.
     std::thread::sleep(Duration::from_millis(300));
-    let recording = Recorder::new().option("--cgroup", &group.path().display().to_string()).interval(1).start();
+    let cgroup = group.path().display().to_string();
+    let (recording, address) = Recorder::new().option("--cgroup", &cgroup).interval(1).serve();
     let truth = busy.run();
-    let outcome = recording.stop();
-    let file = outcome.file("profile.json");
-    let profile: Value = output::read(&file);
+    // While the hooks are in place, whose pages count as resident, too.
+    let json = get(address, "/debug/pprof/heap?format=json").text();
+    let profile: Value = serde_json::from_str(&json).expect("a profile");
     let of = |pid: u32| {
         let all = profile["processes"].as_array().expect("processes");
         all.iter().find(|process| process["pid"] == pid).unwrap_or_else(|| panic!("{pid} is not listed"))
@@ -72,8 +75,14 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
     assert!(held["resident"]["other"].as_u64().is_some_and(|bytes| bytes >= 24 * MIB), "{held}");
     assert!(held["memory_coverage"].as_f64().is_some_and(|share| share < 0.5), "{held}");
     assert_eq!(of(busy.pid())["alloc_bytes"]["exact"].as_u64(), Some(truth.bytes()), "the others are as before");
+    let metrics = get(address, "/metrics").text();
+    let series = |pid: u32| format!("heapbpf_process_swapped_bytes{{pid=\"{pid}\"");
+    assert!(idle.iter().all(|child| metrics.contains(&series(child.id()))), "{metrics}");
+    let file = recording.folder().join("host.json");
+    std::fs::write(&file, json).expect("our own folder");
     let report = Command::new(heapbpf()).arg("report").arg(&file).output().expect("the binary under test runs");
     let text = String::from_utf8(report.stdout).expect("text");
+    recording.stop();
     let first = text.lines().skip_while(|line| !line.contains("RESIDENT")).nth(1).unwrap_or_default();
     assert!(first.contains("resident ("), "the largest comes first:\n{text}");
     for child in &mut idle {

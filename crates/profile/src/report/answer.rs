@@ -58,13 +58,11 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
         ));
     }
     missed.extend(given_up(context));
-    let not_hooked =
-        context.profile.processes.iter().chain(&context.profile.idle).flat_map(|process| &process.missing);
+    let not_hooked = context.profile.processes.iter().chain(&context.profile.idle).flat_map(|process| &process.missing);
     let not_hooked = not_hooked.map(|missing| &*missing.what);
     // That has been named already.
     let mut known = HashSet::new();
-    let not_hooked: Vec<&str> =
-        not_hooked.filter(|what| *what != Missing::UNSEEN && known.insert(*what)).collect();
+    let not_hooked: Vec<&str> = not_hooked.filter(|what| *what != Missing::UNSEEN && known.insert(*what)).collect();
     if let [first, rest @ ..] = not_hooked.as_slice() {
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
         missed.push(format!("{first}{more} (heapbpf doctor)"));

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use heapbpf_audit::Hook;
 use heapbpf_host::Host;
+use heapbpf_host::environment::php_calls_malloc;
 use heapbpf_host::processes::{Incarnation, IncarnationId};
 use heapbpf_probes::Runtime;
 use heapbpf_profile::model::Process;
@@ -59,6 +60,7 @@ impl Attaching {
             Look::Hook(key) | Look::Announces(key) => self.hooks.files.unseen_heap(*key),
             Look::Nothing | Look::Refused(_) => None,
         };
-        looks.filter_map(runtime).collect()
+        let is_seen = |runtime: &Runtime| *runtime == Runtime::Php && php_calls_malloc(incarnation.id.pid);
+        looks.filter_map(runtime).filter(|runtime| !is_seen(runtime)).collect()
     }
 }

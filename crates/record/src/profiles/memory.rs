@@ -161,7 +161,10 @@ mod tests {
         assert_eq!(idle.iter().map(|process| process.pid).collect::<Vec<_>>(), [0]);
         reader.keep(&[], &[], &idle);
         assert_eq!(reader.give(&[], &mut []), idle);
-        assert!(reader.give(&[ProcessKey { tgid: 0, ..own().key }], &mut [Process::default()]).is_empty(), "it allocated");
+        assert!(
+            reader.give(&[ProcessKey { tgid: 0, ..own().key }], &mut [Process::default()]).is_empty(),
+            "it allocated"
+        );
     }
 
     mod long {
@@ -183,7 +186,8 @@ mod tests {
                 let begun = thread_cpu_time();
                 reader.measure(measured, &mut processes, &mut Vec::new(), true);
                 let took = thread_cpu_time().saturating_sub(begun);
-                let divided = processes.iter().filter(|it| it.resident.is_some_and(|it| it.undivided_bytes == 0)).count();
+                let divided =
+                    processes.iter().filter(|it| it.resident.is_some_and(|it| it.undivided_bytes == 0)).count();
                 println!("refresh {refresh}: {took:?}, {divided} divided into parts");
                 assert!(processes.iter().all(|process| process.resident.is_some()));
                 assert!(took <= Duration::from_millis(60) || refresh == 0, "{took:?}");

@@ -23,7 +23,8 @@ pub(super) struct Processes {
 
 impl Processes {
     pub(super) fn of(files: Vec<ProcessJson>, audit: &[Arc<FileAudit>], live: bool) -> Self {
-        let mut processes = Self { entries: Vec::new(), idle: Vec::new(), places: Vec::new(), programs: HashMap::new() };
+        let mut processes =
+            Self { entries: Vec::new(), idle: Vec::new(), places: Vec::new(), programs: HashMap::new() };
         for mut json in files {
             let (program, totals, is_idle) = (json.program, std::mem::take(&mut json.sums), json.idle);
             let process = process(json, audit, live);

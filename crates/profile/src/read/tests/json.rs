@@ -20,9 +20,7 @@ fn since_when_frees_are_followed_is_read_back() {
 #[test]
 fn json_comes_back_whole() {
     let host = || crate::programs::put_together(&testing::whole_host(), false);
-    for profile in
-        [testing::small(), testing::stripped(), testing::partly_followed(), testing::large(50, 7), host()]
-    {
+    for profile in [testing::small(), testing::stripped(), testing::partly_followed(), testing::large(50, 7), host()] {
         let back = parse(&written(&profile, "json")).expect("its own output");
         let same = |a: &Row, b: &Row| {
             a.key == b.key && a.alloc == b.alloc && a.inuse == b.inuse && a.peak == b.peak && a.lifetimes == b.lifetimes
