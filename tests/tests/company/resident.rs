@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use flate2::read::GzDecoder;
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output;
@@ -58,8 +59,8 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
     let (recording, address) = Recorder::new().option("--cgroup", &cgroup).interval(1).serve();
     let truth = busy.run();
     // While the hooks are in place, whose pages count as resident, too.
-    let json = get(address, "/debug/pprof/heap?format=json").text();
-    let profile: Value = serde_json::from_str(&json).expect("a profile");
+    let json = get(address, "/debug/pprof/heap?format=json").body;
+    let profile: Value = serde_json::from_reader(GzDecoder::new(&json[..])).expect("a profile");
     let of = |pid: u32| {
         let all = profile["processes"].as_array().expect("processes");
         all.iter().find(|process| process["pid"] == pid).unwrap_or_else(|| panic!("{pid} is not listed"))
@@ -78,7 +79,7 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
     let metrics = get(address, "/metrics").text();
     let series = |pid: u32| format!("heapbpf_process_swapped_bytes{{pid=\"{pid}\"");
     assert!(idle.iter().all(|child| metrics.contains(&series(child.id()))), "{metrics}");
-    let file = recording.folder().join("host.json");
+    let file = recording.folder().join("host.json.gz");
     std::fs::write(&file, json).expect("our own folder");
     let report = Command::new(heapbpf()).arg("report").arg(&file).output().expect("the binary under test runs");
     let text = String::from_utf8(report.stdout).expect("text");
