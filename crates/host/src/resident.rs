@@ -70,10 +70,10 @@ pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, at_attach_bytes: Option
     let mut places = stack_pointers(pid);
     places.sort_unstable();
     let text = BufReader::with_capacity(64 << 10, File::open(format!("/proc/{pid}/smaps")).ok()?.take(MOST_TEXT_BYTES));
-    let mappings = parse(text).ok()?;
+    let (mappings, pages) = (parse(text).ok()?, Pages::of(pid));
     // The id may have been given to another process while its files were read.
     Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns))?;
-    let resident = sum(&mappings, &blocks, &places, Pages::of(pid).as_ref());
+    let resident = sum(&mappings, &blocks, &places, pages.as_ref());
     Some(Resident { at_attach_bytes, ..resident }).filter(|resident| resident.total_bytes() > 0)
 }
 

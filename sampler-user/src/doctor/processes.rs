@@ -92,7 +92,7 @@ impl ProcessAudit {
             let what = format!("{} of anonymous memory", units::bytes(bytes as f64));
             Missing::new(
                 what,
-                "in no known heap: a runtime's own, which no recording sees, or blocks of 128 KiB and more",
+                "in no known heap; it is a runtime's own, which no recording sees, or blocks of 128 KiB and more from before",
             )
         }));
     }

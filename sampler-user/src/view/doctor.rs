@@ -42,7 +42,7 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
     let unaccounted: u64 = diagnosis.processes.iter().filter_map(|process| process.unaccounted_bytes).sum();
     lines.push(if diagnosis.ok && unaccounted > 0 {
         let much = units::bytes(unaccounted as f64);
-        format!("No call would be missed. What {much} of anonymous memory in no known heap are used for is not known.")
+        format!("No call would be missed; {much} of anonymous memory are in no known heap: see the lines marked with –")
     } else if diagnosis.ok {
         "Nothing would be missed.".to_owned()
     } else {

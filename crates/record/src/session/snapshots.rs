@@ -96,14 +96,7 @@ impl Session {
         let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
-        let idle = if measures { self.attaching.idle_targets(&mut self.host, &seen) } else { Vec::new() };
-        measured.extend(idle.iter().enumerate().map(|(number, (process, start_ns))| Measured {
-            process: processes.len() + number,
-            key: ProcessKey { start_ns: *start_ns, tgid: process.pid, exec_id: 0 },
-            blocks: Vec::new(),
-            at_attach_bytes: self.attaching.targets.at_attach_bytes(process.pid),
-        }));
-        let idle: Vec<Process> = idle.into_iter().map(|(process, _)| process).collect();
+        let idle = if measures { self.idle(&seen, processes.len(), &mut measured) } else { Vec::new() };
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
         let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
         let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
@@ -141,6 +134,18 @@ impl Session {
             cost: begun.elapsed(),
             cpu: Duration::ZERO,
         }
+    }
+
+    /// Targets in which nothing was counted. Their memory is to be measured as well; `first` is the number of the first of them.
+    fn idle(&mut self, counted: &HashSet<u32>, first: usize, measured: &mut Vec<Measured>) -> Vec<Process> {
+        let idle = self.attaching.idle_targets(&mut self.host, counted);
+        measured.extend(idle.iter().zip(first..).map(|((process, start_ns), number)| Measured {
+            process: number,
+            key: ProcessKey { start_ns: *start_ns, tgid: process.pid, exec_id: 0 },
+            blocks: Vec::new(),
+            at_attach_bytes: self.attaching.targets.at_attach_bytes(process.pid),
+        }));
+        idle.into_iter().map(|(process, _)| process).collect()
     }
 
     /// Says that no process was a target so far, if that is so.
