@@ -6,6 +6,7 @@ mod growth;
 mod kept;
 mod layout;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use self::layout::Pooled;
 use crate::escape::escaped_json;
 use crate::estimates::{Pool, SharedLosses, exact, intervals_used};
 use crate::group::{GroupBy, Groups};
-use crate::model::{Lifetimes, Profile};
+use crate::model::{Lifetimes, Process, Profile};
 use crate::report::{ReportOptions, ResidentText, remarks, resident_texts, subject};
 use crate::units;
 use crate::value::Value;
@@ -31,7 +32,7 @@ pub const PAGE: &str = include_str!("../../../../web/dist/page.html");
 /// The place. In a page that gets its data from a server, nothing is there.
 const PLACE: &str = "@DATA@";
 
-/// Most processes that are listed one by one.
+/// Most processes that are listed one by one, and most of those in which nothing was counted.
 const MOST_PROCESSES: usize = 500;
 /// Most stacks with a lifetime curve.
 const MOST_CURVES: usize = 2_000;
@@ -323,7 +324,9 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
             resident: resident.remove(&index),
         }
     };
-    let idle = profile.idle.iter().enumerate().map(|(index, process)| ProcessEntry {
+    let mut largest: Vec<(usize, &Process)> = profile.idle.iter().enumerate().collect();
+    largest.sort_by_key(|(_, process)| Reverse(process.resident.map_or(0, |it| it.total_bytes())));
+    let idle = largest.into_iter().take(MOST_PROCESSES).map(|(index, process)| ProcessEntry {
         pid: process.pid,
         comm: process.comm.clone(),
         group: groups.of_idle(index).into_owned(),

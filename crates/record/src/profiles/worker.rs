@@ -374,6 +374,9 @@ impl Worker {
         }
         stats.hooks = HookedProcess::list(&profile.processes[..first]);
         profile.notes.extend(accounting::broken_chains(&profile));
+        if profile.header.ended_apart {
+            profile.notes.extend(accounting::memory_share(&profile));
+        }
         profile.notes.extend(self.panic_note());
         if let Err(error) = self.adjustments.apply(&mut profile) {
             profile.notes.push(error.to_string());
