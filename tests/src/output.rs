@@ -108,6 +108,9 @@ pub struct Process {
     pub not_inline: Option<String>,
     /// Share of its time in the recording that was covered.
     pub coverage: f64,
+    /// Whether nothing of it was counted.
+    #[serde(default)]
+    pub idle: bool,
     /// Share of its CPU time in which it was counted.
     #[serde(default)]
     pub cpu_coverage: Option<f64>,

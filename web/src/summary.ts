@@ -58,8 +58,8 @@ interface ProgramRow { name: string; processes: number; inuse: Figure | undefine
 
 /** Processes by program. */
 export class Programs {
-  private sort = "-inuse";
-  private readonly table = new Table<ProgramRow>("Processes by program", this.sort, sort => {
+  private sort: string | null = null;
+  private readonly table = new Table<ProgramRow>("Processes by program", "-inuse", sort => {
     this.sort = sort;
     this.again();
   });
@@ -93,7 +93,9 @@ export class Programs {
       number("rate", "Allocated per second", row => row.rate, bytes),
     ];
     if (history) columns.push({ key: "trend", title: "In use over time", number: false, value: row => row.spark.length, cell: row => sparkline(row.spark) });
-    this.again = () => this.table.show(columns, rows, this.sort);
+    // Of a whole host, the first question is who uses its memory.
+    const first = data.groups.some(group => !group.totals.length) ? "-resident" : "-inuse";
+    this.again = () => this.table.show(columns, rows, this.sort ?? first);
     this.again();
     if (!this.box.firstChild) this.box.append(element("h2", {}, "Programs"), this.table.root);
   }
@@ -112,9 +114,9 @@ const MOST_MEASURED = 64;
 
 /** Where the resident memory of each process is: parts that add up, and what of the heap is in use. */
 export function memory(data: PageData): HTMLElement[] {
-  const measured = data.processes.filter(process => process.resident).slice(0, MOST_MEASURED);
+  const measured = data.processes.filter(process => process.resident);
   measured.sort((a, b) => b.resident!.bytes - a.resident!.bytes);
-  return measured.map(process => element("p", {}, element("b", {}, shown(nameOf(process), 200)), ` ${process.resident!.parts}`, element("br"), element("span", { class: "dim" }, process.resident!.heap)));
+  return measured.slice(0, MOST_MEASURED).map(process => element("p", {}, element("b", {}, shown(nameOf(process), 200)), ` ${process.resident!.parts}`, element("br"), element("span", { class: "dim" }, process.resident!.heap)));
 }
 
 function nameOf(process: Process): string {
@@ -128,7 +130,8 @@ export function hooks(data: PageData): HTMLElement {
   table.append(element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))));
   const inuse = data.values.findIndex(value => value.name === "inuse_space");
   const body = element("tbody");
-  for (const process of data.processes.slice(0, 200)) {
+  const order = [...data.processes].sort((a, b) => (b.resident?.bytes ?? 0) - (a.resident?.bytes ?? 0));
+  for (const process of order.slice(0, 200)) {
     const way = `${process.hook ?? "not"}${process.not_inline ? `: ${process.not_inline}` : ""}`;
     const total = process.totals[inuse]?.estimate;
     const cells = [shown(nameOf(process), 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), process.resident ? bytes(process.resident.bytes) : "", percent(process.coverage),

@@ -111,8 +111,10 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
         let process = number_of.get(row.key.process).copied().flatten()?;
         Some(row.clone().with_process(process))
     });
+    let idle = profile.idle.iter().filter(|process| filters.iter().all(|filter| filter.matches(process)));
     let mut part = Profile {
         processes,
+        idle: idle.cloned().collect(),
         rows: rows.collect(),
         header: profile.header.clone(),
         modules: profile.modules.clone(),
@@ -217,5 +219,7 @@ mod tests {
         assert_eq!((scoped.rows.len(), scoped.notes.len(), scoped.counters.len()), (rows, 0, 0));
         let nobody = only(&profile, &[&filter(&[("pid", &pid.to_string())]), &filter(&[("comm", "no-such")])]);
         assert!(nobody.processes.is_empty() && nobody.rows.is_empty());
+        let idle = only(&testing::whole_host(), &[&filter(&[("comm", "sh")])]).idle;
+        assert_eq!(idle.iter().map(|process| process.pid).collect::<Vec<_>>(), [901, 902]);
     }
 }

@@ -98,6 +98,15 @@ impl Cgroup {
         Ok(Self { path: format!("/{}", inside.display()), id: metadata.ino(), directory })
     }
 
+    /// Memory that the kernel charges to a group and to those below it, bytes. `None` if the memory controller does not count it, as
+    /// in the root.
+    pub fn memory_bytes(path: &str) -> Option<u64> {
+        let relative = Path::new(path).strip_prefix("/").ok()?;
+        let is_plain = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let file = mount_point().filter(|_| is_plain)?.join(relative).join("memory.current");
+        fs::read_to_string(file).ok()?.trim().parse().ok()
+    }
+
     /// Finds the group of a running container by its ID, or by the beginning of one.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ pub mod breakpoints;
 pub mod cgroup;
 pub mod clock;
 pub mod code_ranges;
+pub mod environment;
 pub mod events;
 #[cfg(test)]
 mod fuzzed;

@@ -1,9 +1,16 @@
-//! Where the resident memory of a process is: `/proc/PID/smaps` by what each mapping is for.
+//! Where the resident memory of a process is: `/proc/PID/status` for the kernel's own sums, which is quick, and `/proc/PID/smaps` by
+//! what each mapping is for.
+//!
+//! The kernel merges neighbouring mappings that are alike, so one may be a thread's stack and what was mapped above it, or an arena
+//! of glibc and what was mapped below it. These are divided where the one ends, by the pages that are present
+//! (`/proc/PID/pagemap`). Other mappings are what their name, their permissions and the sampled blocks in them say, as a whole.
 //!
 //! Targets control names and layout of their mappings, so the text is read line by line, with bounds.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 use heapbpf_profile::model::Resident;
 
@@ -19,12 +26,41 @@ const MOST_THREADS: usize = 4096;
 /// Size and alignment of glibc's arenas on 64-bit machines (`HEAP_MAX_SIZE` in malloc/arena.c).
 const ARENA_BYTES: u64 = 64 << 20;
 
+/// Size of a thread's stack with its guard pages, unless the program asks for another: the usual limit (`ulimit -s`).
+const STACK_BYTES: u64 = 8 << 20;
+/// Most mappings that are divided.
+const MOST_DIVIDED: usize = 1024;
+
 /// Private anonymous memory of a process that is resident, bytes; `None` if it cannot be read.
 pub fn anonymous_bytes(pid: u32) -> Option<u64> {
-    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    rough(pid).map(|resident| resident.undivided_bytes)
+}
+
+/// The kernel's own sums of the memory of a process. `None` if it has none, as kernel threads, or if they cannot be read.
+pub fn rough(pid: u32) -> Option<Resident> {
+    sums_in(&std::fs::read(format!("/proc/{pid}/status")).ok()?)
+}
+
+fn sums_in(status: &[u8]) -> Option<Resident> {
+    let mut sums = Resident::default();
+    let mut has_memory = false;
     // The kernel escapes newlines in the name, so a line is the kernel's own.
-    let status = String::from_utf8_lossy(&status);
-    kib(status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?)
+    for line in String::from_utf8_lossy(status).lines() {
+        let Some((name, text)) = line.split_once(':') else { continue };
+        let part = match name {
+            "RssAnon" => {
+                has_memory = true;
+                &mut sums.undivided_bytes
+            }
+            "RssFile" => &mut sums.files_bytes,
+            "RssShmem" => &mut sums.shared_bytes,
+            "VmSwap" => &mut sums.swapped_bytes,
+            "HugetlbPages" => &mut sums.hugetlb_bytes,
+            _ => continue,
+        };
+        *part = kib(text)?;
+    }
+    has_memory.then_some(sums)
 }
 
 /// Resident memory of the process that started at `start_ns` (CLOCK_BOOTTIME). `blocks`: addresses of blocks that allocators gave
@@ -34,10 +70,10 @@ pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, at_attach_bytes: Option
     let mut places = stack_pointers(pid);
     places.sort_unstable();
     let text = BufReader::with_capacity(64 << 10, File::open(format!("/proc/{pid}/smaps")).ok()?.take(MOST_TEXT_BYTES));
-    let mappings = parse(text).ok()?;
+    let (mappings, pages) = (parse(text).ok()?, Pages::of(pid));
     // The id may have been given to another process while its files were read.
     Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns))?;
-    let resident = sum(&mappings, &blocks, &places);
+    let resident = sum(&mappings, &blocks, &places, pages.as_ref());
     Some(Resident { at_attach_bytes, ..resident }).filter(|resident| resident.total_bytes() > 0)
 }
 
@@ -51,6 +87,33 @@ fn stack_pointers(pid: u32) -> Vec<u64> {
         u64::from_str_radix(pointer.strip_prefix("0x")?, 16).ok()
     };
     threads.flatten().take(MOST_THREADS).filter_map(pointer).collect()
+}
+
+/// Which pages of a process are in memory.
+struct Pages {
+    map: File,
+    page_bytes: u64,
+}
+
+impl Pages {
+    /// Bytes of an entry of `/proc/PID/pagemap`, and the bit that says that the page is in memory.
+    const ENTRY: u64 = 8;
+    const PRESENT: u64 = 1 << 63;
+
+    fn of(pid: u32) -> Option<Self> {
+        let map = File::open(format!("/proc/{pid}/pagemap")).ok()?;
+        Some(Self { map, page_bytes: procfs::page_size() })
+    }
+
+    /// How much of a range is in memory, bytes. It is not longer than an arena.
+    fn present_bytes(&self, range: &Range<u64>) -> Option<u64> {
+        let pages = range.end.checked_sub(range.start)?.min(ARENA_BYTES) / self.page_bytes;
+        let mut entries = vec![0; usize::try_from(pages * Self::ENTRY).ok()?];
+        self.map.read_exact_at(&mut entries, range.start / self.page_bytes * Self::ENTRY).ok()?;
+        let (entries, _) = entries.as_chunks::<{ Self::ENTRY as usize }>();
+        let present = entries.iter().filter(|entry| u64::from_ne_bytes(**entry) & Self::PRESENT != 0);
+        Some(present.count() as u64 * self.page_bytes)
+    }
 }
 
 /// What a mapping is, as far as its own line tells.
@@ -77,6 +140,9 @@ struct Mapping {
     end: u64,
     kind: Kind,
     resident_bytes: u64,
+    pss_bytes: u64,
+    swapped_bytes: u64,
+    hugetlb_bytes: u64,
 }
 
 /// Reads mappings and what is resident of each. Malformed lines are skipped.
@@ -89,13 +155,31 @@ fn parse(mut text: impl BufRead) -> io::Result<Vec<Mapping>> {
             return Ok(mappings);
         }
         let line = String::from_utf8_lossy(&line);
-        if let Some(rest) = line.strip_prefix("Rss:") {
-            if let (Some(mapping), Some(bytes)) = (mappings.last_mut(), kib(rest)) {
-                mapping.resident_bytes = bytes;
-            }
+        if line.starts_with(|first: char| first.is_ascii_uppercase()) {
+            mappings.iter_mut().next_back().and_then(|mapping| mapping.note(&line));
         } else if let Some(mapping) = mapping_of(&line) {
             mappings.push(mapping);
         }
+    }
+}
+
+impl Mapping {
+    /// Takes in what a line after the mapping's own says of it.
+    fn note(&mut self, line: &str) -> Option<()> {
+        let (name, text) = line.split_once(':')?;
+        let part = match name {
+            "Rss" => &mut self.resident_bytes,
+            "Pss" => &mut self.pss_bytes,
+            "Swap" => &mut self.swapped_bytes,
+            "Private_Hugetlb" | "Shared_Hugetlb" => &mut self.hugetlb_bytes,
+            _ => return None,
+        };
+        *part = part.saturating_add(kib(text)?);
+        Some(())
+    }
+
+    const fn range(&self) -> Range<u64> {
+        self.start..self.end
     }
 }
 
@@ -118,6 +202,9 @@ fn mapping_of(line: &str) -> Option<Mapping> {
         end: end?,
         kind: kind(permissions.as_bytes(), inode != "0", name),
         resident_bytes: 0,
+        pss_bytes: 0,
+        swapped_bytes: 0,
+        hugetlb_bytes: 0,
     })
 }
 
@@ -142,19 +229,38 @@ fn kind(permissions: &[u8], has_inode: bool, name: &str) -> Kind {
     }
 }
 
-/// Adds up mappings. `blocks` and `stacks` (stack pointers) are sorted.
-fn sum(mappings: &[Mapping], blocks: &[u64], stacks: &[u64]) -> Resident {
-    let mut sum = Resident::default();
+/// Whether one of the sorted addresses is in a range.
+fn holds(addresses: &[u64], range: &Range<u64>) -> bool {
+    addresses.get(addresses.partition_point(|&address| address < range.start)).is_some_and(|&it| it < range.end)
+}
+
+/// Adds up mappings. `blocks` and `stacks` (stack pointers) are sorted. Without `pages`, no mapping is divided.
+fn sum(mappings: &[Mapping], blocks: &[u64], stacks: &[u64], pages: Option<&Pages>) -> Resident {
+    let mut sum = Resident { pss_bytes: Some(0), ..Resident::default() };
+    let mut divided = 0;
     for (k, mapping) in mappings.iter().enumerate() {
-        let holds = |addresses: &[u64]| {
-            addresses
-                .get(addresses.partition_point(|&address| address < mapping.start))
-                .is_some_and(|&it| it < mapping.end)
-        };
+        let before = k.checked_sub(1).and_then(|before| mappings.get(before));
+        let (mut rest, mut left) = (mapping.range(), mapping.resident_bytes);
+        if let (Kind::Anonymous, Some(pages)) = (mapping.kind, pages.filter(|_| divided < MOST_DIVIDED)) {
+            let mut take = |part: Range<u64>, into: &mut u64| {
+                let bytes = pages.present_bytes(&part).unwrap_or(0).min(left);
+                *into = into.saturating_add(bytes);
+                left -= bytes;
+                divided += 1;
+            };
+            if let Some(arena) = arena_at_end(mapping, mappings.get(k + 1)) {
+                rest.end = arena.start;
+                take(arena, &mut sum.heap_bytes);
+            }
+            if let Some(stack) = stack_at_start(&rest, before, stacks) {
+                rest.start = stack.end;
+                take(stack, &mut sum.stacks_bytes);
+            }
+        }
         let part = match mapping.kind {
             Kind::Heap => &mut sum.heap_bytes,
-            Kind::Anonymous if holds(blocks) || is_arena(mapping, mappings.get(k + 1)) => &mut sum.heap_bytes,
-            Kind::Anonymous if holds(stacks) => &mut sum.stacks_bytes,
+            Kind::Anonymous if holds(blocks, &rest) || is_arena(mapping, mappings.get(k + 1)) => &mut sum.heap_bytes,
+            Kind::Anonymous if holds(stacks, &rest) => &mut sum.stacks_bytes,
             Kind::File => &mut sum.files_bytes,
             Kind::Stack => &mut sum.stacks_bytes,
             Kind::Shared => &mut sum.shared_bytes,
@@ -162,17 +268,38 @@ fn sum(mappings: &[Mapping], blocks: &[u64], stacks: &[u64]) -> Resident {
             Kind::Own => &mut sum.own_bytes,
             Kind::Anonymous | Kind::Reserved | Kind::Other => &mut sum.other_bytes,
         };
-        *part = part.saturating_add(mapping.resident_bytes);
+        *part = part.saturating_add(left);
+        sum.pss_bytes = sum.pss_bytes.map(|bytes| bytes.saturating_add(mapping.pss_bytes));
+        sum.swapped_bytes = sum.swapped_bytes.saturating_add(mapping.swapped_bytes);
+        sum.hugetlb_bytes = sum.hugetlb_bytes.saturating_add(mapping.hugetlb_bytes);
     }
     sum
+}
+
+/// The reserved mapping right after a mapping.
+fn reserved_after<'a>(mapping: &Mapping, next: Option<&'a Mapping>) -> Option<&'a Mapping> {
+    next.filter(|next| next.kind == Kind::Reserved && next.start == mapping.end)
 }
 
 /// Whether a mapping is the used part of one of glibc's arenas: it is aligned to their size, and the reserved rest, if there is
 /// one, fills that size.
 fn is_arena(mapping: &Mapping, next: Option<&Mapping>) -> bool {
-    let reserved = next.filter(|next| next.kind == Kind::Reserved && next.start == mapping.end);
-    let end = reserved.map_or(mapping.end, |next| next.end);
+    let end = reserved_after(mapping, next).map_or(mapping.end, |next| next.end);
     mapping.start.is_multiple_of(ARENA_BYTES) && end.checked_sub(mapping.start) == Some(ARENA_BYTES)
+}
+
+/// The used part of an arena at the end of a mapping that begins below it: the reserved rest ends where an arena would.
+fn arena_at_end(mapping: &Mapping, next: Option<&Mapping>) -> Option<Range<u64>> {
+    let end = reserved_after(mapping, next)?.end;
+    let start = end.checked_sub(ARENA_BYTES).filter(|start| start.is_multiple_of(ARENA_BYTES))?;
+    (mapping.start < start && start < mapping.end).then_some(start..mapping.end)
+}
+
+/// A thread's stack at the start of a mapping that is longer: its guard pages are before it, and its stack pointer is in it.
+fn stack_at_start(range: &Range<u64>, before: Option<&Mapping>, stacks: &[u64]) -> Option<Range<u64>> {
+    let guard = before.filter(|before| before.kind == Kind::Reserved && before.end == range.start)?;
+    let stack = range.start..guard.start.checked_add(STACK_BYTES)?;
+    (range.start < stack.end && stack.end < range.end && holds(stacks, &stack)).then_some(stack)
 }
 
 #[cfg(test)]
@@ -204,6 +331,8 @@ Rss:                  60 kB
 Rss:                  24 kB
 7f0010700000-7f0010800000 rw-p 00000000 00:00 0                          [anon: glibc: malloc]
 Rss:                   4 kB
+Swap:                  3 kB
+Private_Hugetlb:    2048 kB
 7ffd00000000-7ffd00100000 rw-p 00000000 00:00 0                          [stack]
 Rss:                  20 kB
 7ffd00200000-7ffd00202000 r-xp 00000000 00:00 0                          [vdso]
@@ -213,7 +342,7 @@ Rss:                   4 kB
     #[test]
     fn mappings_are_added_up_by_what_they_are_for() {
         let mappings = parse(SMAPS.as_bytes()).expect("memory can be read");
-        let found = sum(&mappings, &[0x7f00_1020_0010], &[0x7f00_1000_ff00]);
+        let found = sum(&mappings, &[0x7f00_1020_0010], &[0x7f00_1000_ff00], None);
         let kib = |kib: u64| kib * 1024;
         let expected = Resident {
             heap_bytes: kib(1000 + 100 + 200 + 4),
@@ -223,7 +352,10 @@ Rss:                   4 kB
             jit_code_bytes: kib(12),
             own_bytes: kib(24),
             other_bytes: kib(40 + 4),
-            at_attach_bytes: None,
+            pss_bytes: Some(kib(1)),
+            swapped_bytes: kib(3),
+            hugetlb_bytes: kib(2048),
+            ..Resident::default()
         };
         assert_eq!(found, expected);
     }
@@ -231,13 +363,50 @@ Rss:                   4 kB
     #[test]
     fn hostile_text_is_skipped() {
         let long = format!("1000-2000 rw-p 0 00:00 0 {}\nRss: 4 kB\n", "x".repeat(100_000));
-        assert_eq!(sum(&parse(long.as_bytes()).expect("read"), &[], &[]).total_bytes(), 4096);
+        assert_eq!(sum(&parse(long.as_bytes()).expect("read"), &[], &[], None).total_bytes(), 4096);
         for text in ["Rss: 4 kB\n", "zz-1 rw-p 0 0:0 0\nRss: 8 kB\n", "1-2 rw 0\n", "1-2\n", "\n\n", "Rss: -1 kB"] {
-            assert_eq!(sum(&parse(text.as_bytes()).expect("read"), &[], &[]).total_bytes(), 0, "{text}");
+            assert_eq!(sum(&parse(text.as_bytes()).expect("read"), &[], &[], None).total_bytes(), 0, "{text}");
         }
         let large = format!("0-{:x} rw-p 0 0:0 0\nRss: {} kB\n0-1 rw-p 0 0:0 0\nRss: 9 kB\n", u64::MAX, u64::MAX);
-        assert_eq!(sum(&parse(large.as_bytes()).expect("read"), &[0], &[]).total_bytes(), u64::MAX);
+        assert_eq!(sum(&parse(large.as_bytes()).expect("read"), &[0], &[], None).total_bytes(), u64::MAX);
         assert!(!parse(&b"1-2 rw-p 0 0:0 0 \xff\xfe\nRss: 4 kB"[..]).expect("read").is_empty());
+    }
+
+    #[test]
+    fn merged_mappings_are_divided_where_a_stack_or_an_arena_ends() {
+        let mappings = |text: &str| parse(text.as_bytes()).expect("text");
+        let lines = mappings("7f0000000000-7f0000001000 ---p 0 0:0 0 \n7f0000001000-7f0000a00000 rw-p 0 0:0 0 \n");
+        let stack = |pointers: &[u64]| stack_at_start(&lines[1].range(), lines.first(), pointers);
+        assert_eq!(stack(&[0x7f00_0070_0000]), Some(0x7f00_0000_1000..0x7f00_0080_0000));
+        assert_eq!((stack(&[0x7f00_0090_0000]), stack(&[])), (None, None), "nobody's stack");
+        // Something below an arena whose rest is reserved.
+        let lines = mappings("7f0003f00000-7f0004100000 rw-p 0 0:0 0 \n7f0004100000-7f0008000000 ---p 0 0:0 0 \n");
+        assert_eq!(arena_at_end(&lines[0], lines.get(1)), Some(0x7f00_0400_0000..0x7f00_0410_0000));
+        assert!(!is_arena(&lines[0], lines.get(1)) && arena_at_end(&lines[0], None).is_none());
+    }
+
+    #[test]
+    fn the_kernels_sums_are_read_and_kernel_threads_have_none() {
+        let status =
+            b"Name:\tRssAnon\nVmRSS:\t 9 kB\nRssAnon:\t 4 kB\nRssFile:\t 3 kB\nRssShmem:\t 2 kB\nVmSwap:\t 7 kB\n";
+        let sums = sums_in(status).expect("sums");
+        assert_eq!((sums.total_bytes(), sums.undivided_bytes, sums.swapped_bytes), (9 << 10, 4 << 10, 7 << 10));
+        assert_eq!((sums_in(b"Name:\tkthreadd\n"), sums_in(b"RssAnon:\t-1 kB\n"), rough(2)), (None, None, None));
+    }
+
+    /// The parts of ten processes add up to the page to what the same reading of their mappings says.
+    #[test]
+    fn parts_add_up_to_the_page() {
+        let mut processes: Vec<_> =
+            (0..10).map(|_| std::process::Command::new("sleep").arg("60").spawn().expect("sleep")).collect();
+        for pid in processes.iter().map(std::process::Child::id).chain([std::process::id()]) {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("our own children");
+            let rss = text.lines().filter_map(|line| kib(line.strip_prefix("Rss:")?)).sum::<u64>();
+            let found = sum(&parse(text.as_bytes()).expect("text"), &[], &stack_pointers(pid), Pages::of(pid).as_ref());
+            assert_eq!(found.total_bytes(), rss, "{pid}: {found:?}");
+        }
+        processes.iter_mut().for_each(|process| process.kill().expect("our own child"));
+        processes.iter_mut().for_each(|process| assert!(process.wait().is_ok()));
     }
 
     /// Our own memory adds up to what the kernel counts. 256 KiB were just written to.

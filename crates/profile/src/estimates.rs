@@ -20,6 +20,8 @@ pub const NO_SAMPLES: &str = "read from a format that keeps no samples";
 pub const TIME_WINDOWS: &str =
     "probes were in place in time windows only: what differs between windows and the rest is not known";
 
+/// Reason for figures of a process that is idle, or has no allocator that is known.
+pub const NOT_COUNTED: &str = "nothing of it was counted";
 /// Reason for figures in use: the recording did not follow frees.
 pub const NOT_FOLLOWED: &str = "frees were not followed";
 /// Remark about a process whose frees were no longer followed.

@@ -143,6 +143,7 @@ pub(crate) fn matches(expression: &Regex, profile: &Profile, frame: &Frame) -> b
 
 /// Removes what is known of whole processes only, and processes of which nothing is left.
 fn forget_counts(profile: &mut Profile) {
+    profile.idle.clear();
     for process in &mut profile.processes {
         process.exact_alloc_bytes = None;
         process.exact_alloc_objects = None;

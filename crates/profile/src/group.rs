@@ -84,6 +84,8 @@ pub struct Groups<'a> {
     by: GroupBy,
     /// Name of the group of each process, without its threads.
     of_process: Vec<Cow<'a, str>>,
+    /// The same of idle processes.
+    of_idle: Vec<Cow<'a, str>>,
 }
 
 /// Process name and executable.
@@ -94,7 +96,7 @@ impl<'a> Groups<'a> {
     pub fn new(profile: &'a Profile, by: GroupBy) -> Self {
         let mut counts: HashMap<Program<'a>, u64> = HashMap::new();
         let mut programs: HashMap<&str, BTreeSet<&str>> = HashMap::new();
-        for process in &profile.processes {
+        for process in profile.processes.iter().chain(&profile.idle) {
             *counts.entry(program(process)).or_default() += process.count();
             programs.entry(&process.comm).or_default().insert(&process.exe);
         }
@@ -111,7 +113,15 @@ impl<'a> Groups<'a> {
             GroupBy::Program => Cow::Owned(program_name(process)),
             _ => plain_name(by, process),
         };
-        Self { by, of_process: profile.processes.iter().map(name).collect() }
+        Self::named(profile, by, name)
+    }
+
+    fn named(profile: &'a Profile, by: GroupBy, name: impl Fn(&'a Process) -> Cow<'a, str>) -> Self {
+        Self {
+            by,
+            of_process: profile.processes.iter().map(&name).collect(),
+            of_idle: profile.idle.iter().map(name).collect(),
+        }
     }
 
     /// Groups under names that are the same in another recording.
@@ -121,7 +131,12 @@ impl<'a> Groups<'a> {
             GroupBy::Program => format!("{} {}", process.comm, process.exe).into(),
             _ => plain_name(by, process),
         };
-        Self { by, of_process: profile.processes.iter().map(name).collect() }
+        Self::named(profile, by, name)
+    }
+
+    /// Name of the group of an idle process (by its index).
+    pub fn of_idle(&self, process: usize) -> Cow<'a, str> {
+        self.of_idle.get(process).cloned().unwrap_or_default()
     }
 
     /// Name of the group of a row; empty if rows are not grouped.

@@ -78,6 +78,7 @@ fn add(merged: &mut Profile, mut profile: Profile, modules: &mut Modules) {
         merged.rows.push(Row { key, ..row.clone() });
     }
     merged.processes.extend(profile.processes);
+    merged.idle.extend(profile.idle);
     merged.header.started = merged.header.started.min(profile.header.started);
     merged.header.time = merged.header.time.max(profile.header.time);
     merged.header.unread = [merged.header.unread, profile.header.unread].into_iter().flatten().reduce(Unread::with);

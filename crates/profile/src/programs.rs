@@ -49,6 +49,7 @@ fn without_rows(profile: &Profile) -> Profile {
     Profile {
         header: profile.header.clone(),
         processes: Vec::new(),
+        idle: profile.idle.clone(),
         rows: Vec::new(),
         modules: profile.modules.clone(),
         counters: profile.counters.clone(),

@@ -114,14 +114,20 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
         .then(|| context.sorted_by(Value::AtExitSpace));
     let mut lines = context.title();
     lines.extend(context.totals());
-    let answer = if profile.number_of_processes() > 1 { summary::lines(&context) } else { answer::lines(&context) };
+    let answer = if profile.number_of_targets() > 1 { summary::lines(&context) } else { answer::lines(&context) };
     lines.extend(answer);
+    // Of a host, the first question is who uses its memory.
+    let (mut first, mut later) = (processes::section(&context), Vec::new());
+    if !profile.header.ended_apart && profile.idle.is_empty() {
+        std::mem::swap(&mut first, &mut later);
+    }
     for section in [
+        first,
         main_table(&context),
         held.as_ref().map(main_table).unwrap_or_default(),
         if is_plain(options) { suspects::brief(&context) } else { Vec::new() },
         by::section(&context, By::Function, options.functions),
-        processes::section(&context),
+        later,
         hooking::section(&context),
         resident::section(&context),
         remarks::section(&context),
@@ -349,6 +355,10 @@ impl Context<'_> {
 
 fn who(profile: &Profile) -> String {
     match profile.processes.as_slice() {
+        _ if !profile.idle.is_empty() => {
+            let counted = units::count(profile.number_of_processes() as f64);
+            format!("{} ({counted} counted)", plural(profile.number_of_targets(), "process"))
+        }
         [] => "no process".into(),
         [process] => process_name(process),
         _ => plural(profile.number_of_processes(), "process"),

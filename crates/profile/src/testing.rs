@@ -122,6 +122,35 @@ pub fn measured() -> Profile {
     profile
 }
 
+/// [`measured`], a recording of a whole host in which other processes were idle.
+pub fn whole_host() -> Profile {
+    let idle = |pid, comm: &str, exe: &str, resident: Resident| Process {
+        pid,
+        comm: comm.into(),
+        exe: exe.into(),
+        resident: Some(resident),
+        ..Process::default()
+    };
+    let mut profile = measured();
+    let ledger = Resident {
+        heap_bytes: 180 << 20,
+        files_bytes: 12 << 20,
+        other_bytes: 430 << 20,
+        swapped_bytes: 30 << 20,
+        pss_bytes: Some(615 << 20),
+        at_attach_bytes: Some(610 << 20),
+        ..Resident::default()
+    };
+    let rough = Resident { undivided_bytes: 1 << 20, files_bytes: 3 << 20, ..Resident::default() };
+    let shell = "/usr/bin/sh";
+    profile.idle = vec![
+        idle(900, "ledgerd", "/usr/bin/ledgerd", ledger),
+        idle(901, "sh", shell, rough),
+        idle(902, "sh", shell, rough),
+    ];
+    profile
+}
+
 /// [`small`], where the library is stripped: of the function in its unnamed frame only the start is known.
 pub fn stripped() -> Profile {
     let mut profile = small();
@@ -194,6 +223,7 @@ pub fn small() -> Profile {
             ..Header::new(R, Criterion::Bytes)
         },
         processes: processes(),
+        idle: Vec::new(),
         rows,
         modules,
         counters: BTreeMap::from([("hits".into(), 9_100), ("lost_ring_full".into(), 3)]),

@@ -87,6 +87,7 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     }
     let mut profile = Profile {
         processes: later.profile.processes.clone(),
+        idle: Vec::new(),
         rows: Vec::new(),
         header: Header {
             samples_known: false,

@@ -222,7 +222,7 @@ impl Metrics {
         }
     }
 
-    /// Writes the resident memory of processes that have series of their own.
+    /// Writes the resident memory of processes that have series of their own, and of the largest of those in which nothing was counted.
     fn resident(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let mut family = Family::new(
             "heapbpf_process_resident_bytes",
@@ -230,8 +230,19 @@ impl Metrics {
             "Resident memory of a process by what it is for; the parts add up.",
         );
         let with_series = made.keys.iter().zip(&made.profile.processes).filter(|(key, _)| self.slots.contains_key(key));
-        for (_, process) in with_series.filter(|(_, process)| visible(process)) {
+        let mut idle: Vec<&Process> = made.profile.idle.iter().filter(|process| visible(process)).collect();
+        idle.sort_by_key(|process| std::cmp::Reverse(process.resident.map_or(0, |it| it.total_bytes())));
+        idle.truncate(MOST_PROCESSES.saturating_sub(self.slots.len()));
+        let mut swapped = Family::new("heapbpf_process_swapped_bytes", "gauge", "Memory of a process in swap space.");
+        let mut covered = Family::new(
+            "heapbpf_process_memory_coverage",
+            "gauge",
+            "Share of a process's anonymous memory, without stacks, in heaps whose allocations are counted.",
+        );
+        for process in with_series.map(|(_, process)| process).filter(|process| visible(process)).chain(idle) {
             let labels = labels(process);
+            process.resident.iter().for_each(|resident| swapped.add(&labels, resident.swapped_bytes));
+            process.memory_coverage().iter().for_each(|share| covered.add(&labels, number(*share)));
             let labels = labels.strip_suffix('}').unwrap_or(&labels);
             for (part, bytes) in process.resident.iter().flat_map(Resident::parts) {
                 // As JSON and the documentation call it.
@@ -239,7 +250,7 @@ impl Metrics {
                 family.add(&format!("{labels},part=\"{part}\"}}"), bytes);
             }
         }
-        family.write(out);
+        [family, swapped, covered].iter().for_each(|family| family.write(out));
     }
 
     /// Writes memory held at exit, per program. The first programs have series of their own and keep them; the others

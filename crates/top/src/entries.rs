@@ -61,8 +61,9 @@ pub(crate) fn entries(world: &World, view: &View) -> Vec<Entry> {
             tallies[*key as usize].add(&figures);
         }
     }
-    let some = (0..).zip(tallies).filter(|(_, tally)| !tally.is_nothing());
-    let mut entries: Vec<Entry> = some.map(|(key, tally)| Entry::new(row_id(view.kind, key), tally)).collect();
+    let all = (0..).zip(tallies).map(|(key, tally)| Entry::new(row_id(view.kind, key), tally));
+    let mut entries: Vec<Entry> =
+        all.filter(|entry| !entry.tally.is_nothing() || world.resident(&entry.id).is_some()).collect();
     if !view.filter.is_empty() {
         let matching = Matching::new(world, &view.filter);
         entries.retain(|entry| matching.has(world, &entry.id));
@@ -76,6 +77,7 @@ fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
         Sort::Lifetime => medians(world, view, entries),
         _ => Vec::new(),
     };
+    let resident = |index: usize| world.resident(&entries[index].id).unwrap_or(0) as f64;
     let figure = |index: usize| {
         let tally = &entries[index].tally;
         match view.sort {
@@ -85,6 +87,7 @@ fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
             Sort::Count => world.count(&tally.sums),
             Sort::Lifetime => lifetimes[index],
             Sort::Name => 0.0,
+            Sort::Resident => resident(index),
         }
     };
     let names: Vec<String> = match view.sort {
@@ -97,7 +100,10 @@ fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
         let order = b.0.total_cmp(&a.0).then_with(by_name);
         let order = if view.reversed { order.reverse() } else { order };
         let size = |index: usize| entries[index].tally.sums.alloc_bytes;
-        order.then_with(|| size(b.1).total_cmp(&size(a.1))).then(a.1.cmp(&b.1))
+        order
+            .then_with(|| size(b.1).total_cmp(&size(a.1)))
+            .then_with(|| resident(b.1).total_cmp(&resident(a.1)))
+            .then(a.1.cmp(&b.1))
     });
     let mut unsorted: Vec<Option<Entry>> = std::mem::take(entries).into_iter().map(Some).collect();
     // Each index is there once.

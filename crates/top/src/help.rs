@@ -7,7 +7,7 @@ pub(crate) const KEYS: &[(&str, &str)] = &[
     ("Esc  ←", "go back"),
     ("Tab", "stacks or functions"),
     ("s   r", "sort by the next column; reverse the order"),
-    ("1 … 6", "sort by in use, growth, rate, count, lifetime, name"),
+    ("1 … 7", "by in use, growth, rate, count, lifetime, name, RSS"),
     ("f", "filter: only rows whose name has this text"),
     ("/   n N", "search for a name; the next, the one before"),
     ("c   d", "tree of callers; of callees (down)"),

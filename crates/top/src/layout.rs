@@ -9,6 +9,8 @@ pub(crate) enum Cell {
     Size,
     /// Their interval.
     Bounds,
+    /// Resident memory, of programs.
+    Resident,
     /// Growth per minute, or since the mark.
     Growth,
     /// Bytes allocated per second.
@@ -33,7 +35,7 @@ impl Cell {
             Self::Size => 10,
             Self::Bounds => 14,
             Self::Growth => 11,
-            Self::Rate => 9,
+            Self::Rate | Self::Resident => 9,
             Self::Count => 8,
             Self::Lifetime => 9,
             Self::Trend => 13,
@@ -50,17 +52,19 @@ impl Cell {
             Self::Count => Some(Sort::Count),
             Self::Lifetime => Some(Sort::Lifetime),
             Self::Name => Some(Sort::Name),
+            Self::Resident => Some(Sort::Resident),
             Self::Bounds | Self::Trend => None,
         }
     }
 }
 
-/// The columns of a table of some width, each with its own: those that say least give way first.
-pub(crate) fn columns(width: usize) -> Vec<(Cell, usize)> {
-    use Cell::{Bounds, Count, Growth, Lifetime, Name, Rate, Size, Trend};
-    let mut cells = vec![Size, Bounds, Growth, Rate, Count, Lifetime, Trend, Name];
+/// The columns of a table of some width, each with its own: those that say least give way first. `has_memory`: with resident memory.
+pub(crate) fn columns(width: usize, has_memory: bool) -> Vec<(Cell, usize)> {
+    use Cell::{Bounds, Count, Growth, Lifetime, Name, Rate, Resident, Size, Trend};
+    let mut cells = vec![Resident, Size, Bounds, Growth, Rate, Count, Lifetime, Trend, Name];
+    cells.retain(|cell| has_memory || *cell != Resident);
     let needed = |cells: &[Cell]| cells.iter().map(|cell| cell.columns() + 1).sum::<usize>() - 1;
-    for dispensable in [Trend, Lifetime, Count, Rate, Bounds, Growth] {
+    for dispensable in [Trend, Lifetime, Count, Rate, Bounds, Growth, Resident] {
         if needed(&cells) > width {
             cells.retain(|cell| *cell != dispensable);
         }
@@ -77,12 +81,13 @@ mod tests {
     #[test]
     fn columns_fit_and_give_way() {
         for width in 20..250 {
-            let cells = columns(width);
+            let cells = columns(width, width % 2 == 0);
             let sum: usize = cells.iter().map(|(_, columns)| columns + 1).sum::<usize>() - 1;
             assert!(sum <= width || cells.len() == 2, "{width}: {cells:?}");
         }
-        let has = |width, cell| columns(width).iter().any(|(it, _)| *it == cell);
+        let has = |width, cell| columns(width, false).iter().any(|(it, _)| *it == cell);
         assert!(has(80, Cell::Bounds) && has(80, Cell::Count) && !has(80, Cell::Trend));
+        assert!(columns(80, true).iter().take(3).map(|it| it.0).eq([Cell::Resident, Cell::Size, Cell::Bounds]));
         assert!(has(112, Cell::Trend) && has(112, Cell::Lifetime));
     }
 }

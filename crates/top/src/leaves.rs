@@ -52,6 +52,8 @@ pub(crate) struct Leaves {
     leaves: Interner<(u32, u32)>,
     /// Stacks by their address, which is not reused while they are here.
     known: HashMap<ByAddress<Stack>, u32, RandomState>,
+    /// The programs of the last profile's processes, and of its idle ones after these.
+    last_programs: Vec<u32>,
     /// The rows of the last profile: most profiles have the same ones in the same order.
     last: Vec<SeenRow>,
 }
@@ -78,11 +80,11 @@ impl Leaves {
 
     /// The leaf of each row of a profile.
     pub(crate) fn of_rows(&mut self, profile: &Profile) -> Vec<u32> {
-        let programs = self.of_processes(profile);
+        self.last_programs = self.of_processes(profile);
         let last = std::mem::take(&mut self.last);
         self.last.reserve_exact(profile.rows.len());
         for (index, row) in profile.rows.iter().enumerate() {
-            let program = programs.get(row.key.process).copied().unwrap_or(0);
+            let program = self.last_programs.get(row.key.process).copied().unwrap_or(0);
             let stack = Arc::as_ptr(&row.key.stack);
             let leaf = match last.get(index) {
                 Some(seen) if (seen.stack, seen.program) == (stack, program) => seen.leaf,
@@ -114,9 +116,14 @@ impl Leaves {
     fn of_processes(&mut self, profile: &Profile) -> Vec<u32> {
         let stable = Groups::comparable(profile, GroupBy::Program);
         let shown = Groups::new(profile, GroupBy::Program);
+        let counted = profile.processes.len();
+        let name_in = |groups: &Groups, index: usize| match index.checked_sub(counted) {
+            None => groups.of_process(index).into_owned(),
+            Some(idle) => groups.of_idle(idle).into_owned(),
+        };
         let program = |index| {
-            let (program, is_new) = self.programs.id(stable.of_process(index).into_owned());
-            let name = shown.of_process(index).into_owned();
+            let (program, is_new) = self.programs.id(name_in(&stable, index));
+            let name = name_in(&shown, index);
             if is_new {
                 self.program_names.push(name);
             } else {
@@ -124,7 +131,17 @@ impl Leaves {
             }
             program
         };
-        (0..profile.processes.len()).map(program).collect()
+        (0..counted + profile.idle.len()).map(program).collect()
+    }
+
+    /// Resident memory of each program of the profile that was taken last, bytes; 0 where it was not measured.
+    pub(crate) fn resident_of_programs(&self, profile: &Profile) -> Vec<u64> {
+        let mut bytes = vec![0_u64; self.programs.len()];
+        for (process, program) in profile.processes.iter().chain(&profile.idle).zip(&self.last_programs) {
+            let of = &mut bytes[*program as usize];
+            *of = of.saturating_add(process.resident.map_or(0, |resident| resident.total_bytes()));
+        }
+        bytes
     }
 
     fn stack(&mut self, profile: &Profile, stack: &Stack) -> u32 {

@@ -21,6 +21,8 @@ pub(crate) struct Moment {
     pub(crate) sums: Vec<Sums>,
     /// Sums of all.
     pub(crate) total: Sums,
+    /// Resident memory of each program, bytes.
+    pub(crate) resident: Vec<u64>,
     /// Sampling intervals in force.
     pub(crate) intervals: Vec<u64>,
     /// Rows of all leaves, and where those of each leaf begin.
@@ -32,7 +34,7 @@ impl Moment {
     /// Finds the leaves of a profile's rows.
     pub(crate) fn new(profile: Arc<Profile>, leaves: &mut Leaves) -> Self {
         let leaf_of_row = leaves.of_rows(&profile);
-        let count = leaves.len();
+        let (count, resident) = (leaves.len(), leaves.resident_of_programs(&profile));
         let (mut sums, mut total) = (vec![Sums::default(); count], Sums::default());
         let mut starts = vec![0_u32; count + 1];
         for (row, &leaf) in profile.rows.iter().zip(&leaf_of_row) {
@@ -51,7 +53,7 @@ impl Moment {
             next[leaf as usize] += 1;
         }
         let (at, intervals) = (profile.header.duration, intervals_used(&profile));
-        Self { profile, at, sums, total, intervals, rows, starts }
+        Self { profile, at, sums, total, resident, intervals, rows, starts }
     }
 
     /// Rows of some leaves.

@@ -105,7 +105,7 @@ impl Top {
         }
         parts.extend(world.growth(&total).map(|growth| format!("{}/min", signed(growth))));
         parts.extend(world.rate(&total).map(|rate| format!("allocating {}/s", units::bytes(rate.max(0.0)))));
-        let number = profile.number_of_processes();
+        let number = profile.number_of_targets();
         if number > 1 {
             parts.push(format!("{} processes", units::count(number as f64)));
         }
@@ -145,7 +145,8 @@ impl Top {
         self.prepare(rows.clone());
         let Some(world) = &self.world else { return };
         self.head(canvas, world);
-        let cells = columns(canvas.width);
+        let cells =
+            columns(canvas.width, self.view().kind == Kind::Programs && world.now.resident.iter().any(|it| *it > 0));
         self.header(canvas, world, &cells);
         for (line, index) in rows.enumerate() {
             self.row(canvas, world, &cells, ABOVE + line, index);
@@ -171,6 +172,7 @@ impl Top {
                 Cell::Size if world.is_live() => "IN USE",
                 Cell::Size => "ALLOCATED",
                 Cell::Bounds => "",
+                Cell::Resident => "RESIDENT",
                 Cell::Growth if world.marked.is_some() => "SINCE MARK",
                 Cell::Growth => "GROWTH/MIN",
                 Cell::Rate => "ALLOC/S",
@@ -203,7 +205,13 @@ impl Top {
         let mut x = 0;
         for &(cell, columns) in cells {
             match cell {
+                // Nothing of it was sampled.
+                Cell::Size if entry.tally.is_nothing() => canvas.put_right(x, y, "–", columns, theme.dim()),
                 Cell::Size => canvas.put_right(x, y, &details.size.figure, columns, theme.bold()),
+                Cell::Resident => {
+                    let bytes = world.resident(&entry.id).map_or_else(|| "–".into(), |it| units::bytes(it as f64));
+                    canvas.put_right(x, y, &bytes, columns, theme.plain());
+                }
                 Cell::Bounds => drop(canvas.put(x, y, &details.size.bounds, columns, theme.dim())),
                 Cell::Growth => {
                     let (text, style) = self.growth(world, entry);

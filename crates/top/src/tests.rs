@@ -99,6 +99,19 @@ fn screens_look_as_they_should() {
     check("help_80x24", &screen(&mut top, 80, 24));
 }
 
+/// Of a whole host, idle programs have their resident memory, after those with samples unless they are sorted by it.
+#[test]
+fn idle_programs_have_a_row() {
+    let mut top = top(false);
+    top.take(Arc::new(heapbpf_profile::testing::whole_host()));
+    check("host_80x24", &screen(&mut top, 80, 24));
+    press(&mut top, "7");
+    let text = screen(&mut top, 80, 24);
+    assert!(text.lines().nth(4).is_some_and(|line| line.contains("622 MiB") && line.contains("ledgerd")), "{text}");
+    press(&mut top, "⏎");
+    assert!(screen(&mut top, 80, 24).contains("nothing was sampled"));
+}
+
 #[test]
 fn what_grew_since_the_mark_is_significant_and_noise_is_not() {
     let mut top = top(false);

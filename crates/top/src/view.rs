@@ -60,11 +60,14 @@ pub(crate) enum Sort {
     Lifetime,
     /// Name.
     Name,
+    /// Resident memory, which programs have.
+    Resident,
 }
 
 impl Sort {
     /// All of them, in the order of their keys.
-    pub(crate) const ALL: [Self; 6] = [Self::InUse, Self::Growth, Self::Rate, Self::Count, Self::Lifetime, Self::Name];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::InUse, Self::Growth, Self::Rate, Self::Count, Self::Lifetime, Self::Name, Self::Resident];
 
     /// The one after this.
     pub(crate) fn next(self) -> Self {

@@ -123,6 +123,12 @@ impl World {
         Some((tally.sums.alloc_bytes - tally.alloc_before) / seconds)
     }
 
+    /// Resident memory of a row's program, in bytes; `None` for other rows, and if it was not measured.
+    pub(crate) fn resident(&self, id: &RowId) -> Option<u64> {
+        let RowId::Program(program) = id else { return None };
+        self.now.resident.get(*program as usize).copied().filter(|bytes| *bytes > 0)
+    }
+
     /// Growth since the mark, in bytes.
     pub(crate) fn growth_since_mark(&self, tally: &Tally) -> f64 {
         self.size(&tally.sums) - tally.inuse_marked

@@ -19,15 +19,18 @@ use heapbpf_attach::moved_text;
 use heapbpf_audit::{AttachEntry, Covered, FileAudit, LinkKind, Missing};
 use heapbpf_elf::Elf;
 use heapbpf_host::Host;
+use heapbpf_host::environment::php_calls_malloc;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::{ModuleKind, ModuleSource};
 use heapbpf_host::open::Unreadable;
 use heapbpf_host::process::ProcessInfo;
+use heapbpf_host::resident;
 use heapbpf_host::shadow_stacks;
 use heapbpf_java::Library;
 use heapbpf_kernel::control::ControlMaps;
 use heapbpf_kernel::programs::Programs;
 use heapbpf_probes::Runtime;
+use heapbpf_profile::units;
 use heapbpf_symbols::{debug_files, java};
 use serde::Serialize;
 
@@ -51,6 +54,9 @@ pub struct ProcessAudit {
     pub covered: Vec<Covered>,
     /// What would be missed, and why.
     pub missing: Vec<Missing>,
+    /// Anonymous memory in no heap of its allocators, bytes, if it is much: what it is used for is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unaccounted_bytes: Option<u64>,
     /// Features of the allocator that no probe can track, in case the program uses them.
     pub limits: Vec<Missing>,
     /// What `--hook inline` would do to each of its allocators; nothing for a command that does not run yet.
@@ -64,6 +70,32 @@ pub struct ProcessAudit {
     pub java: Option<String>,
     /// Its executable files and memory, for unwinding and symbolization.
     pub modules: Vec<ModuleAudit>,
+}
+
+/// Unaccounted memory is told from this size and this share of the resident memory on.
+const MUCH_BYTES: u64 = 8 << 20;
+const MUCH: f64 = 0.1;
+
+impl ProcessAudit {
+    /// Notes much anonymous memory outside known heaps, unless the heap of its runtime is named already. Only C libraries keep their
+    /// heaps where they can be told from other memory without samples.
+    fn look_at_memory(&mut self, process: &ProcessInfo) {
+        let has_own_heap = self.missing.iter().chain(&self.limits).any(|missing| missing.what.contains("own heap"));
+        let is_of_libc = |name: &String| ["glibc", "musl"].iter().any(|libc| name.starts_with(libc));
+        if has_own_heap || !self.allocators.iter().all(is_of_libc) {
+            return;
+        }
+        let Some(resident) = resident::of(process.pid, process.start_ns, Vec::new(), None) else { return };
+        let is_much = |bytes: &u64| *bytes >= MUCH_BYTES && *bytes as f64 >= MUCH * resident.total_bytes() as f64;
+        self.unaccounted_bytes = Some(resident.other_bytes).filter(is_much);
+        self.limits.extend(self.unaccounted_bytes.map(|bytes| {
+            let what = format!("{} of anonymous memory", units::bytes(bytes as f64));
+            Missing::new(
+                what,
+                "in no known heap; it is a runtime's own, which no recording sees, or blocks of 128 KiB and more from before",
+            )
+        }));
+    }
 }
 
 /// What `--hook inline` would do to an allocator of a process.
@@ -180,7 +212,9 @@ pub fn processes(
         for module in modules {
             auditor.audit_module(module, host, &mut found);
         }
-        audits.push(found.finish(auditor.hooks, counts_inside));
+        let mut audit = found.finish(auditor.hooks, counts_inside);
+        audit.look_at_memory(process);
+        audits.push(audit);
     }
     audits
 }
@@ -259,6 +293,7 @@ impl Found {
                 Ok(None) => {}
                 Err(why) => self.refused.push(Missing::python_frames(&why)),
             },
+            Runtime::Php if self.audit.pid.is_some_and(php_calls_malloc) => return,
             Runtime::Java => match Library::find(file) {
                 Ok(library) => self.jvm = library,
                 Err(why) => self.refused.push(Missing::java_frames(&why)),

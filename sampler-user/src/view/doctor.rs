@@ -20,8 +20,10 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
         lines.extend(cost_lines(costs, width, color));
     }
     let is_short = diagnosis.processes.len() <= MOST_WHOLE;
-    let (shown, omitted): (Vec<_>, Vec<_>) =
-        diagnosis.processes.iter().partition(|process| is_short || !process.missing.is_empty());
+    let (shown, omitted): (Vec<_>, Vec<_>) = diagnosis
+        .processes
+        .iter()
+        .partition(|process| is_short || !process.missing.is_empty() || process.unaccounted_bytes.is_some());
     for process in shown {
         lines.push(String::new());
         lines.extend(process_lines(process, width, color));
@@ -37,7 +39,11 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
     for missing in &diagnosis.missing {
         lines.extend(remark("!", missing, width).map(|line| Style::Warning.paint(&line, color)));
     }
-    lines.push(if diagnosis.ok {
+    let unaccounted: u64 = diagnosis.processes.iter().filter_map(|process| process.unaccounted_bytes).sum();
+    lines.push(if diagnosis.ok && unaccounted > 0 {
+        let much = units::bytes(unaccounted as f64);
+        format!("No call would be missed; {much} of anonymous memory are in no known heap: see the lines marked with –")
+    } else if diagnosis.ok {
         "Nothing would be missed.".to_owned()
     } else {
         Style::Warning.paint("Something would be missed: see the lines marked with !", color)

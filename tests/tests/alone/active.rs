@@ -62,7 +62,8 @@ fn active_processes_are_counted_and_idle_ones_are_left_alone() {
     let process = profile.process(pid);
     assert_eq!(process.hook.as_deref(), Some("inline"), "{process:?}");
     assert!(process.cpu_coverage.is_some_and(|share| share > 0.0 && share < 1.0), "{process:?}");
-    assert!(profile.processes.iter().all(|process| process.pid != idle.pid()), "{:?}", profile.processes);
+    let listed = profile.process(idle.pid());
+    assert!(listed.idle && listed.hook.is_none(), "{listed:?}");
     let told = |note: &String| note.contains("of the targets' CPU time was counted");
     assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
     until("it is let go", || !is_hooked(pid));

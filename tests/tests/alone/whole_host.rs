@@ -6,6 +6,7 @@ use heapbpf_tests::busy::Busy;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::distinct::Distinct;
 use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::output;
 use heapbpf_tests::program::{program, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
@@ -25,6 +26,24 @@ fn all_covers_a_process_that_starts_later() {
         assert!(!profile.process(*pid).ended);
     }
     assert!(profile.processes.iter().all(|process| process.pid != own), "the sampler samples itself");
+}
+
+/// A process that does nothing has an entry with its memory; kernel threads, which have none, and heapbpf itself have no entry.
+#[test]
+fn all_lists_who_does_nothing() {
+    let Some(_turn) = turn("all_lists_who_does_nothing") else { return };
+    let target = Target::start(&program("pairs"), ["500"]);
+    let recording = Recorder::new().flag("--all").interval(512 << 10).start();
+    let own = recording.pid();
+    let outcome = recording.stop();
+    let profile: serde_json::Value = output::read(&outcome.file("profile.json"));
+    let of = |pid: u32| profile["processes"].as_array().expect("processes").iter().find(|it| it["pid"] == pid);
+    let idle = of(target.pid()).expect("it is listed");
+    assert_eq!((&idle["idle"], &idle["memory_coverage"]), (&true.into(), &0.0.into()), "{idle}");
+    assert!(idle["resident"]["files"].as_u64().is_some_and(|bytes| bytes > 0), "{idle}");
+    assert!(of(1).is_some(), "the first process is a process");
+    assert_eq!((of(2), of(own)), (None, None));
+    assert!(target.end().success());
 }
 
 /// Whatever is added to all processes, it is all processes.

@@ -1,15 +1,22 @@
 //! Where the resident memory of a process is, for a program that has some of every kind.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use heapbpf_tests::environment::{heapbpf, turn};
+use flate2::read::GzDecoder;
+use heapbpf_tests::cgroup::Cgroup;
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
+
+/// The parts that resident memory is the sum of.
+const PARTS: [&str; 8] = ["heap", "files", "stacks", "shared", "jit_code", "heapbpf", "other", "anonymous"];
 
 /// Resident memory of a process as the kernel counts it, bytes.
 fn resident_bytes(pid: u32) -> u64 {
@@ -17,6 +24,73 @@ fn resident_bytes(pid: u32) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
     kib * 1024
+}
+
+/// The sum of a field over all mappings of a process, bytes.
+fn sum_of_mappings(pid: u32, field: &str) -> u64 {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process runs");
+    let kib =
+        smaps.lines().filter_map(|line| line.strip_prefix(field)?.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.sum::<u64>() * 1024
+}
+
+/// All processes of a cgroup have an entry with their memory, which adds up to the page, whether or not they allocate. One holds
+/// memory that nobody accounts for.
+#[test]
+fn every_target_has_its_memory_whether_or_not_it_allocates() {
+    let case = "every_target_has_its_memory_whether_or_not_it_allocates";
+    let Some(_turn) = turn(case) else { return };
+    let Some(group) = Cgroup::new() else { return skipped(case, "no writable cgroup2 mount") };
+    let mut busy = Target::start(&program("pairs"), ["500"]);
+    group.take("", busy.pid());
+    let start = |words: &str| {
+        let mut words = words.split(' ');
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words).stdin(Stdio::piped()).spawn().expect("a program of every system")
+    };
+    let mut idle: Vec<_> = ["sleep 600"; 6].into_iter().chain(["tail -f /dev/null", "cat", "sh"]).map(start).collect();
+    // What is older than the recording, and in no allocator's heap.
+    let holding = Target::start::<&str>(&program("resident"), []);
+    let pids: Vec<u32> = idle.iter().map(std::process::Child::id).chain([holding.pid()]).collect();
+    pids.iter().for_each(|pid| group.take("", *pid));
+    // None of them does anything once it has begun.
+    std::thread::sleep(Duration::from_millis(300));
+    let cgroup = group.path().display().to_string();
+    let (recording, address) = Recorder::new().option("--cgroup", &cgroup).interval(1).serve();
+    let truth = busy.run();
+    // While the hooks are in place, whose pages count as resident, too.
+    let json = get(address, "/debug/pprof/heap?format=json").body;
+    let profile: Value = serde_json::from_reader(GzDecoder::new(&json[..])).expect("a profile");
+    let of = |pid: u32| {
+        let all = profile["processes"].as_array().expect("processes");
+        all.iter().find(|process| process["pid"] == pid).unwrap_or_else(|| panic!("{pid} is not listed"))
+    };
+    for pid in pids {
+        let process = of(pid);
+        let part = |name: &str| process["resident"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {process}"));
+        let sum: u64 = PARTS.iter().map(|name| part(name)).sum();
+        assert_eq!((sum, part("anonymous")), (sum_of_mappings(pid, "Rss:"), 0), "{process}");
+        assert_eq!(process["alloc_bytes"]["exact"], 0, "{process}");
+    }
+    let held = of(holding.pid());
+    assert!(held["resident"]["other"].as_u64().is_some_and(|bytes| bytes >= 24 * MIB), "{held}");
+    assert!(held["memory_coverage"].as_f64().is_some_and(|share| share < 0.5), "{held}");
+    assert_eq!(of(busy.pid())["alloc_bytes"]["exact"].as_u64(), Some(truth.bytes()), "the others are as before");
+    let metrics = get(address, "/metrics").text();
+    let series = |pid: u32| format!("heapbpf_process_swapped_bytes{{pid=\"{pid}\"");
+    assert!(idle.iter().all(|child| metrics.contains(&series(child.id()))), "{metrics}");
+    let file = recording.folder().join("host.json.gz");
+    std::fs::write(&file, json).expect("our own folder");
+    let report = Command::new(heapbpf()).arg("report").arg(&file).output().expect("the binary under test runs");
+    let text = String::from_utf8(report.stdout).expect("text");
+    recording.stop();
+    let first = text.lines().skip_while(|line| !line.contains("RESIDENT")).nth(1).unwrap_or_default();
+    assert!(first.contains("resident ("), "the largest comes first:\n{text}");
+    for child in &mut idle {
+        child.kill().expect("our own child");
+        child.wait().expect("our own child");
+    }
+    assert!(busy.end().success() && holding.end().success(), "nothing was done to them");
 }
 
 #[test]
@@ -33,8 +107,7 @@ fn the_parts_of_resident_memory_add_up() {
     let profile: Value = output::read(&file);
     let of = &profile["processes"][0]["resident"];
     let part = |name: &str| of[name].as_u64().unwrap_or_else(|| panic!("no {name} in {of}"));
-    let parts = ["heap", "files", "stacks", "shared", "jit_code", "heapbpf", "other"];
-    let sum: u64 = parts.iter().map(|name| part(name)).sum();
+    let sum: u64 = PARTS.iter().map(|name| part(name)).sum();
     // The kernel counts pages of each CPU together only from time to time: up to 64 a CPU and kind (Linux, mm/memory.c).
     assert!(sum.abs_diff(resident) <= 4 * MIB, "{sum} in parts, {resident} resident: {of}");
 

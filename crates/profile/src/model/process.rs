@@ -84,6 +84,17 @@ impl Process {
         self.missing.iter().any(|missing| missing.what == Missing::UNSEEN)
     }
 
+    /// Share of its anonymous memory, without stacks, that is in heaps of allocators whose calls are counted. `None` if that was
+    /// not measured, or if its runtime's own heap is read.
+    pub fn memory_coverage(&self) -> Option<f64> {
+        let share = self.resident?.heap_share()?;
+        match self.hook {
+            Some(Hook::GoRuntime) => None,
+            Some(_) => Some(share),
+            None => Some(0.0),
+        }
+    }
+
     /// Number of processes that it stands for: 1, unless processes were put together.
     pub fn count(&self) -> u64 {
         self.stands_for.max(1)

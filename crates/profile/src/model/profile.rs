@@ -14,8 +14,11 @@ use super::stack::{Frame, Module, SharedFrames, Stack};
 pub struct Profile {
     /// Facts about the recording as a whole.
     pub header: Header,
-    /// Processes with at least one hit.
+    /// Processes with at least one hit, and others that were counted.
     pub processes: Vec<Process>,
+    /// Further targets, in which nothing was counted: idle ones, and those without a known allocator. They have no rows, and no
+    /// figures but those of their memory.
+    pub idle: Vec<Process>,
     /// One row per process, thread, allocator function, stack and sampling interval.
     pub rows: Vec<Row>,
     /// Modules that frames refer to.
@@ -32,6 +35,7 @@ impl Profile {
         Self {
             header,
             processes: Vec::new(),
+            idle: Vec::new(),
             rows: Vec::new(),
             modules: Vec::new(),
             counters: BTreeMap::new(),
@@ -39,7 +43,12 @@ impl Profile {
         }
     }
 
-    /// Number of processes, including each of those that were put together.
+    /// Number of targets: processes that were counted, and others.
+    pub fn number_of_targets(&self) -> u64 {
+        self.number_of_processes() + self.idle.len() as u64
+    }
+
+    /// Number of processes that were counted, including each of those that were put together.
     pub fn number_of_processes(&self) -> u64 {
         self.processes.iter().map(Process::count).sum()
     }
@@ -89,6 +98,7 @@ impl Profile {
         Self {
             header: Header { live: self.knows_inuse(process), ..self.header.clone() },
             processes: self.processes.get(process).cloned().into_iter().collect(),
+            idle: Vec::new(),
             rows: rows.map(|row| row.clone().with_process(0)).collect(),
             modules: self.modules.clone(),
             counters: self.counters.clone(),

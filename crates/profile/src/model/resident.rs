@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The part that is none of the others.
+/// The part that is none of the others: anonymous memory that nobody accounts for.
 pub const OTHER: &str = "other";
+/// Private anonymous memory whose mappings were not read.
+pub const UNDIVIDED: &str = "anonymous";
 
 /// Resident memory of a process by what it is for, in bytes. The parts do not overlap, so their sum is what the kernel counts
 /// as resident (`Rss` in proc(5)).
@@ -31,6 +33,21 @@ pub struct Resident {
     /// Other anonymous memory.
     #[serde(rename = "other")]
     pub other_bytes: u64,
+    /// Private anonymous memory that is not divided into parts, because only the kernel's sums were read.
+    #[serde(rename = "anonymous")]
+    pub undivided_bytes: u64,
+    /// Huge pages of hugetlbfs. The kernel does not count them as resident, so no sum includes them.
+    #[serde(rename = "hugetlb")]
+    pub hugetlb_bytes: u64,
+    /// Private memory in swap space, beside what is resident.
+    #[serde(rename = "swapped")]
+    pub swapped_bytes: u64,
+    /// Its proportional share of the resident memory (`Pss`); `None` if mappings were not read.
+    #[serde(rename = "pss")]
+    pub pss_bytes: Option<u64>,
+    /// All memory that the kernel charges to its cgroup (`memory.current`), which other processes may share.
+    #[serde(rename = "cgroup")]
+    pub cgroup_bytes: Option<u64>,
     /// Private anonymous memory that was resident when the recording came to the process; `None` if that is unknown.
     #[serde(rename = "at_attach")]
     pub at_attach_bytes: Option<u64>,
@@ -43,7 +60,7 @@ impl Resident {
     }
 
     /// Names and sizes of the parts, in a fixed order.
-    pub const fn parts(&self) -> [(&'static str, u64); 7] {
+    pub const fn parts(&self) -> [(&'static str, u64); 8] {
         [
             ("heap", self.heap_bytes),
             ("files", self.files_bytes),
@@ -52,7 +69,16 @@ impl Resident {
             ("JIT code", self.jit_code_bytes),
             ("heapbpf", self.own_bytes),
             (OTHER, self.other_bytes),
+            (UNDIVIDED, self.undivided_bytes),
         ]
+    }
+
+    /// Share of the anonymous memory, without stacks and heapbpf's own pages, that is in heaps of allocators. `None` if there is
+    /// none, or if it is not divided into parts.
+    pub fn heap_share(&self) -> Option<f64> {
+        let all = [self.heap_bytes, self.jit_code_bytes, self.other_bytes];
+        let all = all.into_iter().fold(0, u64::saturating_add);
+        (all > 0 && self.undivided_bytes == 0).then(|| self.heap_bytes as f64 / all as f64)
     }
 
     /// Adds the memory of another process. Pages that both have resident count twice, as in sums of `Rss`.
@@ -66,6 +92,12 @@ impl Resident {
             jit_code_bytes: sum(self.jit_code_bytes, other.jit_code_bytes),
             own_bytes: sum(self.own_bytes, other.own_bytes),
             other_bytes: sum(self.other_bytes, other.other_bytes),
+            undivided_bytes: sum(self.undivided_bytes, other.undivided_bytes),
+            hugetlb_bytes: sum(self.hugetlb_bytes, other.hugetlb_bytes),
+            swapped_bytes: sum(self.swapped_bytes, other.swapped_bytes),
+            pss_bytes: self.pss_bytes.zip(other.pss_bytes).map(|(a, b)| sum(a, b)),
+            // Processes of one cgroup share it.
+            cgroup_bytes: self.cgroup_bytes.filter(|_| self.cgroup_bytes == other.cgroup_bytes),
             at_attach_bytes: self.at_attach_bytes.zip(other.at_attach_bytes).map(|(a, b)| sum(a, b)),
         };
     }
@@ -101,5 +133,8 @@ mod tests {
         assert_eq!((sum.total_bytes(), sum.at_attach_bytes), (2046, Some(200)));
         sum.add(&Resident::default());
         assert_eq!(sum.at_attach_bytes, None);
+        assert_eq!(one.heap_share(), Some(1000.0 / 1003.0));
+        let rough = Resident { undivided_bytes: 7, hugetlb_bytes: 5, swapped_bytes: 6, ..one };
+        assert_eq!((rough.total_bytes(), rough.heap_share(), Resident::default().heap_share()), (1030, None, None));
     }
 }

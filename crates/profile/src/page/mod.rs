@@ -6,7 +6,8 @@ mod growth;
 mod kept;
 mod layout;
 
-use std::collections::{BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
@@ -20,7 +21,7 @@ use self::layout::Pooled;
 use crate::escape::escaped_json;
 use crate::estimates::{Pool, SharedLosses, exact, intervals_used};
 use crate::group::{GroupBy, Groups};
-use crate::model::{Lifetimes, Profile};
+use crate::model::{Lifetimes, Process, Profile};
 use crate::report::{ReportOptions, ResidentText, remarks, resident_texts, subject};
 use crate::units;
 use crate::value::Value;
@@ -31,7 +32,7 @@ pub const PAGE: &str = include_str!("../../../../web/dist/page.html");
 /// The place. In a page that gets its data from a server, nothing is there.
 const PLACE: &str = "@DATA@";
 
-/// Most processes that are listed one by one.
+/// Most processes that are listed one by one, and most of those in which nothing was counted.
 const MOST_PROCESSES: usize = 500;
 /// Most stacks with a lifetime curve.
 const MOST_CURVES: usize = 2_000;
@@ -245,6 +246,9 @@ fn figures(profile: &Profile, pool: &Pool, values: &[Value], confidence: f64, pr
 /// Figures of the groups.
 fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], confidence: f64) -> Vec<Group> {
     let mut resident = resident_of_groups(profile, by, confidence);
+    let names = Groups::new(profile, by);
+    let mut idle: BTreeMap<String, u64> = BTreeMap::new();
+    (0..profile.idle.len()).for_each(|it| *idle.entry(names.of_idle(it).into_owned()).or_default() += 1);
     let intervals = intervals_used(profile);
     let group = |(name, (mut pool, processes)): (&String, (Pool, BTreeSet<usize>))| {
         pool.allow_for(&intervals);
@@ -253,10 +257,19 @@ fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], con
             counted.try_fold(0u64, |sum, it| sum.checked_add(it?))
         };
         let totals = values.iter().map(|&it| Figure::of(profile, &pool, it, confidence, exact_of(it))).collect();
-        let count = processes.iter().filter_map(|&it| profile.processes.get(it)).map(|it| it.count()).sum();
+        let counted: u64 = processes.iter().filter_map(|&it| profile.processes.get(it)).map(|it| it.count()).sum();
+        let count = counted + idle.remove(name).unwrap_or(0);
         Group { name: name.clone(), processes: count, totals, resident: resident.remove(name) }
     };
-    layout.groups.iter().zip(layout.pooled_groups(profile)).map(group).collect()
+    let mut groups: Vec<Group> = layout.groups.iter().zip(layout.pooled_groups(profile)).map(group).collect();
+    if by != GroupBy::Thread {
+        // Stacks name groups by their place in the list, so these come last.
+        groups.extend(idle.into_iter().map(|(name, processes)| {
+            let resident = resident.remove(&name);
+            Group { name, processes, totals: Vec::new(), resident }
+        }));
+    }
+    groups
 }
 
 /// Where the memory of each group is, by its name. Threads have none of their own.
@@ -284,8 +297,12 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
     order.sort_by(|&a, &b| pools[b].total(sort).total_cmp(&pools[a].total(sort)));
     order.truncate(MOST_PROCESSES);
     let resident = resident_texts(profile, GroupBy::Process, confidence);
-    let mut resident: HashMap<usize, ResidentEntry> =
-        resident.into_iter().filter_map(|it| Some((*it.processes.first()?, it.into()))).collect();
+    let (counted, idle): (Vec<_>, Vec<_>) = resident.into_iter().partition(|it| it.idle.is_empty());
+    let by_number = |texts: Vec<ResidentText>, number: fn(&ResidentText) -> Option<usize>| -> HashMap<_, _> {
+        texts.into_iter().filter_map(|it| Some((number(&it)?, ResidentEntry::from(it)))).collect()
+    };
+    let mut resident = by_number(counted, |it| it.processes.first().copied());
+    let mut idle_resident = by_number(idle, |it| it.idle.first().copied());
     let entry = |index: usize| {
         let process = &profile.processes[index];
         let pool = &mut pools[index];
@@ -307,7 +324,23 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
             resident: resident.remove(&index),
         }
     };
-    order.into_iter().map(entry).collect()
+    let mut largest: Vec<(usize, &Process)> = profile.idle.iter().enumerate().collect();
+    largest.sort_by_key(|(_, process)| Reverse(process.resident.map_or(0, |it| it.total_bytes())));
+    let idle = largest.into_iter().take(MOST_PROCESSES).map(|(index, process)| ProcessEntry {
+        pid: process.pid,
+        comm: process.comm.clone(),
+        group: groups.of_idle(index).into_owned(),
+        count: 1,
+        hook: None,
+        not_inline: None,
+        coverage: 0.0,
+        ended: false,
+        not_hooked: process.missing.len(),
+        allocators: Vec::new(),
+        totals: Vec::new(),
+        resident: idle_resident.remove(&index),
+    });
+    order.into_iter().map(entry).chain(idle).collect()
 }
 
 impl Sizes {

@@ -56,6 +56,19 @@ fn every_stack_can_be_read_back_and_columns_add_up() {
 }
 
 #[test]
+fn idle_processes_are_in_groups_and_have_their_memory() {
+    let data = data(&testing::whole_host());
+    let bytes = |list: &str, name: &str, value: &str| {
+        let of = data[list].as_array().expect("a list").iter().find(|it| it[name] == value).expect("it is listed");
+        (of["totals"].as_array().map(Vec::len), of["resident"]["bytes"].as_u64().map(|bytes| bytes >> 20))
+    };
+    assert_eq!(bytes("groups", "name", "ledgerd (900)"), (Some(0), Some(622)));
+    assert_eq!(bytes("groups", "name", "sh (2 processes)"), (Some(0), Some(8)));
+    assert_eq!(bytes("processes", "comm", "sh"), (Some(0), Some(4)));
+    assert_eq!(data["processes"].as_array().map(Vec::len), Some(5));
+}
+
+#[test]
 fn what_was_lost_and_how_processes_are_hooked_is_there() {
     let data = data(&testing::small());
     assert!(data["remarks"].to_string().contains("hooked for 50 %"), "{}", data["remarks"]);

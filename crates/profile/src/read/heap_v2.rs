@@ -154,6 +154,7 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
     Profile {
         header: Header { samples_known: false, offsets_known: false, ..Header::new(interval, Criterion::Bytes) },
         processes: vec![Process { comm: base_name(&exe).into(), exe, coverage: 1.0, ..Process::default() }],
+        idle: Vec::new(),
         rows,
         modules,
         counters: Default::default(),

@@ -261,6 +261,7 @@ impl<'a> Reader<'a> {
         Ok(Profile {
             header: Header { live, samples_known, ..header },
             processes,
+            idle: Vec::new(),
             rows,
             modules,
             counters: Default::default(),

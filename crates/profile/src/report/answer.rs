@@ -1,7 +1,7 @@
 //! The answer at the head of a report of one process, after how much there is and how sure that is: where, growing or not, what was
 //! missed, and what to do next.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::chain::Call;
 use super::resident::unaccounted_bytes;
@@ -49,21 +49,23 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     if context.profile.header.live {
         lines.extend(said(context, "growing", &growth(context, &all, &suspects, judged, &growing), Style::Plain));
     }
-    let mut missed = given_up(context);
-    let not_hooked =
-        context.profile.processes.iter().flat_map(|process| &process.missing).map(|missing| &*missing.what);
-    // That has been named already.
-    let not_hooked: Vec<&str> = not_hooked.filter(|what| *what != Missing::UNSEEN).collect();
-    if let [first, rest @ ..] = not_hooked.as_slice() {
-        let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-        missed.push(format!("{first}{more} (heapbpf doctor)"));
-    }
+    let mut missed = Vec::new();
     let unaccounted = unaccounted_bytes(context);
     if unaccounted > 0.0 {
         let much = units::bytes(unaccounted);
         missed.push(format!(
             "at least {much} of other resident memory: a runtime's own heap, or older than the recording"
         ));
+    }
+    missed.extend(given_up(context));
+    let not_hooked = context.profile.processes.iter().chain(&context.profile.idle).flat_map(|process| &process.missing);
+    let not_hooked = not_hooked.map(|missing| &*missing.what);
+    // That has been named already.
+    let mut known = HashSet::new();
+    let not_hooked: Vec<&str> = not_hooked.filter(|what| *what != Missing::UNSEEN && known.insert(*what)).collect();
+    if let [first, rest @ ..] = not_hooked.as_slice() {
+        let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+        missed.push(format!("{first}{more} (heapbpf doctor)"));
     }
     let told = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
     if told > 0 {
@@ -88,7 +90,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
 
 /// Maximum number of lines per item: two, or one if the table of processes needs the space.
 fn most_lines(context: &Context) -> usize {
-    if context.profile.number_of_processes() > 1 { 1 } else { 2 }
+    if context.profile.number_of_targets() > 1 { 1 } else { 2 }
 }
 
 /// A title and a text in a line or two.

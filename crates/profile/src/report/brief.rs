@@ -21,7 +21,7 @@ const REMARKS: usize = 3;
 
 /// Lines of the report.
 pub(super) fn lines(context: &Context) -> Vec<String> {
-    let has_many = context.profile.number_of_processes() > 1;
+    let has_many = context.profile.number_of_targets() > 1;
     let groups = groups(context);
     let mut lines = context.title();
     lines.extend(context.totals());
@@ -29,7 +29,9 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
         lines.extend(resident::brief(context));
     }
     lines.extend(answer::without_places(context, &groups));
-    let (functions, notes) = functions(context, &groups);
+    // Of a host, the first question is who uses its memory.
+    let most = if context.profile.idle.is_empty() { ROWS } else { FEWEST_ROWS };
+    let (functions, notes) = functions(context, &groups, most);
     let files = context.options.files.len() + usize::from(context.options.snapshots.is_some());
     // Each section starts with an empty line.
     let mut room = SCREEN.saturating_sub(lines.len() + 1 + functions.len() + 1 + files.max(1));
@@ -102,12 +104,12 @@ fn title(context: &Context, group: &Group) -> (String, String) {
 }
 
 /// The table of functions, and the notes about its error bars.
-fn functions(context: &Context, groups: &[Group]) -> (Vec<String>, Vec<String>) {
+fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, Vec<String>) {
     let all = by_title(context, groups);
     if all.is_empty() {
         return Default::default();
     }
-    let shown = &all[..all.len().min(ROWS)];
+    let shown = &all[..all.len().min(most)];
     let mut table = FigureTable::new(context, &[Column::left("FUNCTION", Style::Name)]);
     let program = &shown[0].program;
     // If all rows are of one program, the heading names it.

@@ -37,6 +37,8 @@ fn reports_look_as_they_should() {
     check("one", &one, ReportOptions { width: 80, source: Some("x.json".into()), ..default() });
     check("brief", &one, ReportOptions { brief: true, width: 80, source: Some("x.json".into()), ..default() });
     check("brief_many", &testing::measured(), ReportOptions { brief: true, ..default() });
+    check("brief_host", &testing::whole_host(), ReportOptions { brief: true, width: 80, ..default() });
+    check("host", &testing::whole_host(), default());
     check("suspects", &leaking(), ReportOptions { suspects: true, ..default() });
     check("no_suspects", &testing::small(), ReportOptions { suspects: true, ..default() });
     for by in [By::Function, By::Size] {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::Context;
 use crate::estimates::{Pool, exact};
 use crate::group::{GroupBy, Groups};
-use crate::model::{LossBound, Profile};
+use crate::model::{LossBound, Process, Profile, Resident};
 use crate::programs;
 use crate::report::figure::FigureText;
 use crate::report::text::{Column, Style, Table, clip};
@@ -24,6 +24,8 @@ pub(super) struct Entry {
     pub(super) name: String,
     /// Its processes, by their index.
     processes: Vec<usize>,
+    /// Its idle processes, by their index among these.
+    idle: Vec<usize>,
     /// All of their rows.
     pub(super) pool: Pool,
 }
@@ -34,24 +36,41 @@ impl Entry {
         &self.processes
     }
 
-    /// Number of processes.
+    /// Its idle processes, by their index among these.
+    pub(super) fn idle(&self) -> &[usize] {
+        &self.idle
+    }
+
+    /// Its processes and its idle ones.
+    pub(super) fn members<'a>(&'a self, profile: &'a Profile) -> impl Iterator<Item = &'a Process> {
+        let counted = self.processes.iter().map(|&process| &profile.processes[process]);
+        counted.chain(self.idle.iter().map(|&process| &profile.idle[process]))
+    }
+
+    /// Whether nothing of it was counted.
+    pub(super) fn is_idle(&self) -> bool {
+        self.processes.is_empty()
+    }
+
+    /// Number of processes that were counted.
     fn count(&self, profile: &Profile) -> u64 {
         self.processes.iter().map(|&process| profile.processes[process].count()).sum()
     }
 
     /// The exact count of a value, if all of it was counted.
     fn exact(&self, profile: &Profile, value: Value) -> Option<u64> {
-        self.processes.iter().try_fold(0u64, |sum, &process| sum.checked_add(exact(profile, Some(process), value)?))
+        let sum = || self.processes.iter().try_fold(0u64, |sum, &it| sum.checked_add(exact(profile, Some(it), value)?));
+        if self.is_idle() { None } else { sum() }
     }
 
     /// Whether every process has ended.
     fn has_ended(&self, profile: &Profile) -> bool {
-        self.processes.iter().all(|&process| profile.processes[process].ended)
+        self.members(profile).all(|process| process.ended)
     }
 
     /// Whether every process was hooked inline.
     fn is_inline(&self, profile: &Profile) -> bool {
-        self.processes.iter().all(|&process| profile.processes[process].hook == Some(Hook::Inline))
+        self.members(profile).all(|process| process.hook == Some(Hook::Inline))
     }
 
     fn may_hold_at_exit(&self, profile: &Profile) -> bool {
@@ -71,6 +90,8 @@ impl Entry {
     pub(super) fn figure(&self, context: &Context, value: Value) -> FigureText {
         let (profile, pool) = (context.profile, &self.pool);
         match value {
+            Value::AtExitSpace if self.is_idle() => FigureText::default(),
+            _ if self.is_idle() => FigureText { figure: "–".into(), ..FigureText::default() },
             // A process that has not ended has no figures at exit.
             Value::AtExitSpace if !self.may_hold_at_exit(profile) && pool.total(value) == 0.0 => FigureText::default(),
             // A process that has ended has nothing in use.
@@ -113,16 +134,22 @@ pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
     let mut number_of: HashMap<String, usize> = HashMap::new();
     let mut entries: Vec<Entry> = Vec::new();
     let mut entry_of = Vec::with_capacity(profile.processes.len());
-    for process in 0..profile.processes.len() {
-        let name = groups.of_process(process).into_owned();
+    let mut entry_with = |entries: &mut Vec<Entry>, number: usize, name: String| {
         // Two lives under one pid are two processes.
-        let key = if by.separates_processes() { process.to_string() } else { name.clone() };
-        let entry = *number_of.entry(key).or_insert_with(|| {
-            entries.push(Entry { name, processes: Vec::new(), pool: Pool::default() });
+        let key = if by.separates_processes() { number.to_string() } else { name.clone() };
+        *number_of.entry(key).or_insert_with(|| {
+            entries.push(Entry { name, processes: Vec::new(), idle: Vec::new(), pool: Pool::default() });
             entries.len() - 1
-        });
+        })
+    };
+    for process in 0..profile.processes.len() {
+        let entry = entry_with(&mut entries, process, groups.of_process(process).into_owned());
         entries[entry].processes.push(process);
         entry_of.push(entry);
+    }
+    for idle in 0..profile.idle.len() {
+        let entry = entry_with(&mut entries, profile.processes.len() + idle, groups.of_idle(idle).into_owned());
+        entries[entry].idle.push(idle);
     }
     for row in &profile.rows {
         if let Some(&entry) = entry_of.get(row.key.process) {
@@ -141,14 +168,14 @@ pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
     entries
 }
 
-/// At most so many lines of programs or processes, the largest first, without what was counted.
+/// At most so many lines of programs or processes, the largest first, without what was counted exactly.
 pub(super) fn brief(context: &Context, rows: usize) -> Vec<String> {
     with_grouping(context, &|context, by| table(context, by, rows, true))
 }
 
 /// Lines of the section; empty if there is a single process and nothing to compare.
 pub(super) fn section(context: &Context) -> Vec<String> {
-    with_grouping(context, &|context, by| table(context, by, MOST, false))
+    with_grouping(context, &|context, by| table(context, by, context.options.top.max(MOST), false))
 }
 
 fn with_grouping(context: &Context, table: &dyn Fn(&Context, GroupBy) -> Vec<String>) -> Vec<String> {
@@ -167,40 +194,55 @@ fn with_grouping(context: &Context, table: &dyn Fn(&Context, GroupBy) -> Vec<Str
 fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String> {
     let profile = context.profile;
     let counted = profile.processes.iter().any(|process| process.exact_alloc_bytes.is_some());
-    let mut entries = entries(context, by);
+    let entries = entries(context, by);
     if entries.is_empty() || (entries.len() == 1 && !counted) {
         return Vec::new();
     }
-    entries.sort_by(|a, b| b.pool.total(context.sort).total_cmp(&a.pool.total(context.sort)));
+    let with_memory = |entry| (super::resident::of(profile, &entry), entry);
+    let mut entries: Vec<(Option<Resident>, Entry)> = entries.into_iter().map(with_memory).collect();
+    let size = |(resident, entry): &(Option<Resident>, Entry)| match (context.options.sort, resident) {
+        (None, Some(resident)) => resident.total_bytes() as f64,
+        _ => entry.pool.total(context.sort),
+    };
+    entries.sort_by(|a, b| size(b).total_cmp(&size(a)));
     let values = [
         profile.header.live.then_some(Value::InuseSpace),
         profile.has_at_exit().then_some(Value::AtExitSpace),
         Some(Value::AllocSpace),
     ];
-    let mut table = Table::new(columns(by, values, brief));
-    for entry in entries.iter().take(most) {
+    let has = |of: fn(&Resident) -> bool| entries.iter().any(|(resident, _)| resident.as_ref().is_some_and(of));
+    let memory = [
+        has(|_| true).then_some(("RESIDENT", (|it| it.total_bytes()) as fn(&Resident) -> u64)),
+        has(|it| it.other_bytes > 0).then_some(("NOT SEEN", |it| it.other_bytes)),
+        has(|it| it.swapped_bytes > 0).then_some(("SWAPPED", |it| it.swapped_bytes)),
+        (by == GroupBy::Cgroup && has(|it| it.cgroup_bytes.is_some()))
+            .then_some(("CGROUP'S", |it| it.cgroup_bytes.unwrap_or(0))),
+    ];
+    let mut table = Table::new(columns(by, memory.map(|it| it.map(|(title, _)| title)), values, brief));
+    for (resident, entry) in entries.iter().take(most) {
         let ended = if entry.has_ended(profile) { " ended" } else { "" };
         let inline = if entry.is_inline(profile) { " inline" } else { "" };
-        let mut cells = vec![clip(&entry.name, context.width / 3) + ended + inline];
+        let name = if brief { context.width / 4 } else { context.width / 3 };
+        let mut cells = vec![clip(&entry.name, name) + ended + inline];
+        for (_, part) in memory.into_iter().flatten() {
+            let bytes = resident.as_ref().map(part).filter(|bytes| *bytes > 0);
+            cells.push(bytes.map_or_else(String::new, |bytes| units::bytes(bytes as f64)));
+        }
         for value in values.into_iter().flatten() {
             let figure = entry.figure(context, value);
             cells.extend([figure.figure, figure.bounds]);
         }
-        if brief {
-            let resident = super::resident::of(profile, entry);
-            cells.push(resident.map_or_else(String::new, |resident| units::bytes(resident.total_bytes() as f64)));
-            table.row(cells);
-            continue;
+        if !brief && !entry.is_idle() {
+            let exact = |value| entry.exact(profile, value).map(|exact| exact as f64);
+            cells.push(match (exact(Value::AllocSpace), exact(Value::AllocObjects)) {
+                (Some(bytes), Some(calls)) => format!("{} in {} calls", units::bytes(bytes), units::count(calls)),
+                (Some(bytes), None) => units::bytes(bytes),
+                _ => "not counted".into(),
+            });
+            let sigmas = entry.checked(context).and_then(|check| check.z);
+            cells.push(sigmas.map_or_else(String::new, |sigmas| format!("{sigmas:+.1} σ")));
+            cells.push(units::percent(entry.coverage(profile)));
         }
-        let exact = |value| entry.exact(profile, value).map(|exact| exact as f64);
-        cells.push(match (exact(Value::AllocSpace), exact(Value::AllocObjects)) {
-            (Some(bytes), Some(calls)) => format!("{} in {} calls", units::bytes(bytes), units::count(calls)),
-            (Some(bytes), None) => units::bytes(bytes),
-            _ => "not counted".into(),
-        });
-        let sigmas = entry.checked(context).and_then(|check| check.z);
-        cells.push(sigmas.map_or_else(String::new, |sigmas| format!("{sigmas:+.1} σ")));
-        cells.push(units::percent(entry.coverage(profile)));
         table.row(cells);
     }
     let title = match by {
@@ -223,7 +265,7 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
     lines
 }
 
-fn columns(by: GroupBy, values: [Option<Value>; 3], brief: bool) -> Vec<Column> {
+fn columns(by: GroupBy, memory: [Option<&'static str>; 4], values: [Option<Value>; 3], brief: bool) -> Vec<Column> {
     let name = match by {
         GroupBy::Program => "PROGRAM",
         GroupBy::Comm => "NAME",
@@ -232,17 +274,20 @@ fn columns(by: GroupBy, values: [Option<Value>; 3], brief: bool) -> Vec<Column> 
         GroupBy::Process | GroupBy::Thread | GroupBy::Nothing => "PROCESS",
     };
     let mut columns = vec![Column::left(name, Style::Name).gap(2)];
+    let memory = memory.into_iter().enumerate().filter_map(|(place, title)| Some((place, title?)));
+    let ranks = [0, if brief { 4 } else { 2 }, 6, 1];
+    // What resident memory is divided into goes before the figures that it is compared with.
+    columns.extend(memory.map(|(place, title)| Column::right(title, Style::Plain).dispensable(ranks[place])));
     for value in values.into_iter().flatten() {
         let (title, rank) = match value {
-            Value::InuseSpace => ("IN USE", 4),
-            Value::AtExitSpace => ("AT EXIT", 4),
-            _ => ("ALLOCATED", 2),
+            Value::InuseSpace => ("IN USE", 3),
+            Value::AtExitSpace => ("AT EXIT", 5),
+            _ => ("ALLOCATED", 5),
         };
         columns.push(Column::right(title, Style::Bold));
         columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank));
     }
     if brief {
-        columns.push(Column::right("RESIDENT", Style::Plain).dispensable(1));
         return columns;
     }
     columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(1));

@@ -2,8 +2,9 @@
 
 use super::processes::{Entry, entries};
 use super::{Context, ReportOptions};
+use crate::estimates::NOT_COUNTED;
 use crate::group::GroupBy;
-use crate::model::{OTHER, Profile, Resident};
+use crate::model::{OTHER, Profile, Resident, UNDIVIDED};
 use crate::report::text::{Style, wrap};
 use crate::units;
 use crate::value::Value;
@@ -18,6 +19,8 @@ const TOGETHER: char = '\u{e000}';
 pub struct ResidentText {
     /// Its processes, by their index.
     pub processes: Vec<usize>,
+    /// Its idle processes, by their index among these.
+    pub idle: Vec<usize>,
     /// The name of the program or process.
     pub name: String,
     /// All of it, in bytes.
@@ -37,6 +40,7 @@ pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<Re
         parts: parts(&resident).replace(TOGETHER, " "),
         heap: heap(&context, &entry, &resident).replace(TOGETHER, " "),
         processes: entry.processes().to_vec(),
+        idle: entry.idle().to_vec(),
         name: entry.name,
     };
     measured(&context, by).into_iter().map(text).collect()
@@ -85,8 +89,7 @@ pub(super) fn brief(context: &Context) -> Vec<String> {
 
 /// The memory of an entry's processes; `None` if that of one which has not ended was not measured.
 pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
-    let mut living = entry.processes().iter().map(|&process| &profile.processes[process]);
-    let sum = living.try_fold(None, |sum: Option<Resident>, process| match process.resident {
+    let sum = entry.members(profile).try_fold(None, |sum: Option<Resident>, process| match process.resident {
         Some(resident) => {
             let mut all = resident;
             sum.iter().for_each(|sum| all.add(sum));
@@ -106,11 +109,12 @@ const MUCH: f64 = 0.1;
 pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
     let profile = context.profile;
     let of_entry = |(entry, resident): &(Entry, Resident)| {
-        let mut processes = entry.processes().iter().map(|&process| &profile.processes[process]);
-        let has_own_heap =
-            processes.any(|process| process.missing.iter().any(|missing| missing.what.contains("own heap")));
+        let has_own_heap = entry
+            .members(profile)
+            .any(|process| process.missing.iter().any(|missing| missing.what.contains("own heap")));
         let estimate = entry.pool.estimate(profile, Value::InuseSpace, context.options.confidence);
-        let least = resident.other_bytes as f64 - estimate.high.unwrap_or(f64::INFINITY);
+        let most_in_use = if entry.is_idle() { 0.0 } else { estimate.high.unwrap_or(f64::INFINITY) };
+        let least = resident.other_bytes as f64 - most_in_use;
         let is_much = least >= MUCH_BYTES.max(MUCH * resident.total_bytes() as f64);
         if is_much && !has_own_heap { least } else { 0.0 }
     };
@@ -123,7 +127,7 @@ const LARGE: f64 = 0.05;
 /// The same, with small parts added to "other".
 fn large_parts(resident: &Resident) -> String {
     let least = resident.total_bytes() as f64 * LARGE;
-    let is_large = |(name, size): &(&str, u64)| *name != OTHER && *size as f64 >= least;
+    let is_large = |(name, size): &(&str, u64)| *name == UNDIVIDED || *name != OTHER && *size as f64 >= least;
     let (mut large, rest): (Vec<_>, Vec<_>) = resident.parts().into_iter().partition(is_large);
     large.push((OTHER, rest.iter().map(|(_, size)| size).sum()));
     sum_of(resident, &large)
@@ -137,12 +141,18 @@ fn parts(resident: &Resident) -> String {
 fn sum_of(resident: &Resident, parts: &[(&str, u64)]) -> String {
     let parts = parts.iter().filter(|(_, size)| *size > 0);
     let parts: Vec<String> = parts.map(|(name, size)| format!("{name}{TOGETHER}{}", bytes(*size as f64))).collect();
-    format!("{} = {}", bytes(resident.total_bytes() as f64), parts.join(" + "))
+    let beside = [("swapped", resident.swapped_bytes), ("in huge pages", resident.hugetlb_bytes)];
+    let beside = beside.into_iter().filter(|(_, size)| *size > 0);
+    let beside: String = beside.map(|(name, size)| format!("; {} {name}", bytes(size as f64))).collect();
+    format!("{} = {}{beside}", bytes(resident.total_bytes() as f64), parts.join(" + "))
 }
 
 /// What the heap's memory is used for.
 fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     let (profile, pool) = (context.profile, &entry.pool);
+    if entry.is_idle() {
+        return NOT_COUNTED.into();
+    }
     let known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
     if !known {
         return "what of the heap is in use was not followed".into();

@@ -7,6 +7,7 @@ use heapbpf_attach::dropped::dropped_mappings;
 use heapbpf_audit::FileAudit;
 use heapbpf_audit::Missing;
 use heapbpf_host::Host;
+use heapbpf_host::environment::php_calls_malloc;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::ModuleTable;
 use heapbpf_host::processes::Incarnation;
@@ -70,6 +71,9 @@ impl Attaching {
                 audit.missing.push(Missing::new(Runtime::Python.heap(), why));
             }
             None => {}
+        }
+        if runtimes.contains(&Runtime::Php) && php_calls_malloc(incarnation.id.pid) {
+            runtimes.remove(&Runtime::Php);
         }
         audit.missing.extend(runtimes.into_iter().map(Runtime::missing));
         audit.missing.extend(dropped_mappings(&incarnation.space, table));

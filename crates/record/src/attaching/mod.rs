@@ -6,6 +6,7 @@ mod breaker;
 pub mod command;
 pub mod follow;
 pub mod go;
+mod idle;
 mod interpreters;
 mod java;
 mod mapped;

@@ -184,6 +184,12 @@ impl TargetSet {
         self.coverages.get(&pid).is_some_and(|coverage| coverage.until_ns.is_none())
     }
 
+    /// Running processes that have a hooked allocator.
+    pub fn hooked_alive(&self) -> impl Iterator<Item = u32> + '_ {
+        let is_hooked = |it: &Coverage| it.hooked && it.until_ns.is_none();
+        self.coverages.iter().filter(move |(_, coverage)| is_hooked(coverage)).map(|(pid, _)| *pid)
+    }
+
     /// How much was seen of a process; all if the process is unknown.
     pub fn seen(&self, pid: u32, now_ns: u64) -> Seen {
         self.coverages.get(&pid).map_or(Seen::WHOLE, |coverage| coverage.seen(now_ns, self.detached_ns))
@@ -283,9 +289,11 @@ mod tests {
         targets.begin(1, 100);
         targets.begin(2, 100);
         assert!(targets.is_running(1) && !targets.is_running(3));
+        targets.hooked(1, 100, 100);
+        assert_eq!(targets.hooked_alive().collect::<Vec<_>>(), [1]);
         targets.end(1, 200);
         targets.end(1, 900);
-        assert!(!targets.is_running(1));
+        assert!(!targets.is_running(1) && targets.hooked_alive().next().is_none());
         targets.forget(200);
         assert!(targets.coverages.contains_key(&1), "it may still be asked for");
         targets.forget(201);

@@ -67,10 +67,10 @@ impl Missing {
 
 /// Remarks about language runtimes whose own heaps are not included, with the names of the processes that run them. Go's are
 /// told where they are read ([`super::go_heaps`]).
-pub fn runtimes(processes: &[Process]) -> Vec<String> {
+pub fn runtimes<'a>(processes: impl Iterator<Item = &'a Process> + Clone) -> Vec<String> {
     let remark = |runtime: Runtime| {
         let runs = |process: &&Process| process.missing.iter().any(|missing| missing.what == runtime.heap());
-        let who: Vec<&Process> = processes.iter().filter(runs).collect();
+        let who: Vec<&Process> = processes.clone().filter(runs).collect();
         let text = format!("{} is not included ({}): {}", runtime.heap(), some_names(&who), runtime.advice());
         (!who.is_empty()).then_some(text)
     };
@@ -88,6 +88,21 @@ pub fn early_objects(processes: &[Process]) -> Option<String> {
         some_names(&late)
     );
     (!late.is_empty()).then_some(text)
+}
+
+/// How much of the targets' anonymous memory is counted, beside their CPU time, where that was measured and is not all.
+pub fn memory_share(profile: &Profile) -> Option<String> {
+    let (mut counted, mut all) = (0_u64, 0_u64);
+    for process in profile.processes.iter().chain(&profile.idle) {
+        let Some(resident) = process.resident.filter(|_| process.hook != Some(Hook::GoRuntime)) else { continue };
+        // What is not divided into parts is not known to be counted.
+        let parts = [resident.heap_bytes, resident.jit_code_bytes, resident.other_bytes, resident.undivided_bytes];
+        all = parts.into_iter().fold(all, u64::saturating_add);
+        counted = counted.saturating_add(if process.hook.is_some() { resident.heap_bytes } else { 0 });
+    }
+    let share = counted as f64 / all.max(1) as f64;
+    let text = || format!("{} of the targets' anonymous memory is in heaps that are counted", units::percent(share));
+    (all > 0 && share < 0.9995).then(text)
 }
 
 /// Names of processes, and how many they are.
@@ -353,11 +368,11 @@ mod tests {
             process(2, "kafka", java()),
             process(3, "sh", vec![heapbpf_audit::Missing::new("a", "b")]),
         ];
-        let remarks = runtimes(&processes);
+        let remarks = runtimes(processes.iter());
         assert_eq!(remarks.len(), 1, "{remarks:?}");
         assert!(remarks[0].starts_with("Java's own heap is not included (java, kafka, 2 processes): "), "{remarks:?}");
-        assert!(runtimes(&processes[2..]).is_empty());
-        assert!(runtimes(&processes[..1])[0].starts_with("Java's own heap is not included (java): "));
+        assert!(runtimes(processes[2..].iter()).is_empty());
+        assert!(runtimes(processes[..1].iter())[0].starts_with("Java's own heap is not included (java): "));
         assert_eq!(early_objects(&processes), None);
         let late = process(4, "python3", vec![heapbpf_audit::Missing::early_objects(700_000_000)]);
         assert!(early_objects(&[late]).is_some_and(|remark| remark.ends_with("(python3)")));
@@ -365,6 +380,19 @@ mod tests {
     use heapbpf_profile::testing;
 
     use crate::intake::counters::tests::counters;
+
+    #[test]
+    fn the_share_of_memory_is_of_what_hooked_processes_have_in_heaps() {
+        let mut profile = testing::whole_host();
+        // 300 of 303 MiB of the one that is hooked, and nothing of 612 MiB of those that are not.
+        let expected =
+            format!("{} of the targets' anonymous memory is in heaps that are counted", units::percent(300.0 / 915.0));
+        assert_eq!(memory_share(&profile), Some(expected));
+        profile.idle.clear();
+        assert!(memory_share(&profile).is_some_and(|text| text.starts_with("99")));
+        profile.processes.clear();
+        assert_eq!(memory_share(&profile), None);
+    }
 
     #[test]
     fn broken_chains_are_said_of_frame_pointers_alone() {

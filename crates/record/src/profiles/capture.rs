@@ -160,8 +160,8 @@ impl Parts<'_> {
     }
 }
 
-/// Most processes whose memory is measured for a snapshot: those with the most bytes in use.
-const MOST_MEASURED: usize = 64;
+/// Most processes whose blocks are looked for: those with the most bytes in use.
+const MOST_LOOKED_FOR: usize = 64;
 /// Most blocks of a process that are looked for in its mappings.
 const MOST_BLOCKS: usize = 4096;
 
@@ -177,13 +177,13 @@ fn measured(
     let runs = |process: &usize| !processes[*process].ended && attaching.is_current_program(keys[*process]);
     let mut living: Vec<usize> = (0..processes.len()).filter(runs).collect();
     living.sort_by(|a, b| inuse[*b].total_cmp(&inuse[*a]));
-    living.truncate(MOST_MEASURED);
-    let measured = |process: usize| Measured {
+    let measured = |(place, process): (usize, usize)| Measured {
         process,
-        blocks: heap.addresses(&keys[process], MOST_BLOCKS),
+        key: keys[process],
+        blocks: heap.addresses(&keys[process], if place < MOST_LOOKED_FOR { MOST_BLOCKS } else { 0 }),
         at_attach_bytes: attaching.targets.at_attach_bytes(keys[process].tgid),
     };
-    living.into_iter().map(measured).collect()
+    living.into_iter().enumerate().map(measured).collect()
 }
 
 /// Adds the rows of a heap as of `now_ns` (CLOCK_MONOTONIC) to no rows, and returns the process of each. `RowKey::process` is not

@@ -5,6 +5,7 @@ pub mod capture;
 pub mod describe;
 pub mod go_heaps;
 pub mod jit_code;
+mod memory;
 pub mod overflow_bucket;
 pub mod recent;
 pub mod requests;

@@ -45,6 +45,8 @@ pub struct Snapshot {
     pub keys: Vec<ProcessKey>,
     /// Processes with at least one hit of a probe.
     pub processes: Vec<Process>,
+    /// Targets in which nothing was counted.
+    pub idle: Vec<Process>,
     /// Sums, by row.
     pub rows: Vec<SnapshotRow>,
     /// Processes whose memory is to be measured.
@@ -107,8 +109,10 @@ pub struct SnapshotRow {
 
 /// A process whose resident memory is measured when the profile is made.
 pub struct Measured {
-    /// Index in [`Snapshot::processes`].
+    /// Index in [`Snapshot::processes`], or after these in [`Snapshot::idle`].
     pub process: usize,
+    /// Its incarnation.
+    pub key: ProcessKey,
     /// Addresses of sampled blocks in use, some of them if there are very many.
     pub blocks: Vec<u64>,
     /// Private anonymous memory that was resident when the process joined the recording, bytes; `None` if unknown.

@@ -3,7 +3,6 @@
 //! hands over its snapshots and does not wait.
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +12,9 @@ use heapbpf_heap::ages::Ages;
 use heapbpf_host::clock::thread_cpu_time;
 use heapbpf_host::own_memory::give_memory_back;
 use heapbpf_host::privileges::restrict_worker;
-use heapbpf_host::resident;
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::lost_samples;
-use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Resident, Row, Stack};
+use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row, Stack};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival::{self, Observation};
 use heapbpf_symbols::demangle::Demangler;
@@ -27,9 +25,10 @@ use sampler_ebpf::abi::ProcessKey;
 use super::accounting;
 use super::go_heaps::GoHeaps;
 use super::jit_code::JitCode;
+use super::memory::MemoryReader;
 use super::overflow_bucket::{HandedOver, OverflowBucket};
 use super::recent::Recent;
-use super::snapshot::{Detail, Measured, Often, Retired, Snapshot, SnapshotRow};
+use super::snapshot::{Detail, Often, Retired, Snapshot, SnapshotRow};
 use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
 use crate::crash::without_data;
 use crate::plan::RecordPlan;
@@ -189,8 +188,7 @@ struct Worker {
     gave_back: Option<Instant>,
     /// When the last profile was made.
     last_made: Option<Instant>,
-    /// Memory of processes as measured last, while a client asks often.
-    resident: HashMap<ProcessKey, Option<Resident>>,
+    memory: MemoryReader,
     /// The rows' stacks of the last snapshot for a client that asks often, and what they were symbolized to.
     last_stacks: Vec<(UnsymbolizedStack, Arc<Stack>)>,
     emptied: Emptied,
@@ -221,7 +219,7 @@ impl Unnamed {
 
 impl Worker {
     fn new(template: Profile, adjustments: Adjustments, symbolization: Symbolization) -> Self {
-        let (overflow, go, gave_back, last_made, resident, last_stacks, emptied, unnamed) = Default::default();
+        let (overflow, go, gave_back, last_made, memory, last_stacks, emptied, unnamed) = Default::default();
         Self {
             template,
             adjustments,
@@ -230,7 +228,7 @@ impl Worker {
             go,
             gave_back,
             last_made,
-            resident,
+            memory,
             last_stacks,
             emptied,
             unnamed,
@@ -320,11 +318,16 @@ impl Worker {
             ..snapshot.stats
         };
         let mut processes = snapshot.processes;
-        for Measured { process, blocks, at_attach_bytes } in snapshot.measured {
-            let (key, process) = (&snapshot.keys[process], &mut processes[process]);
-            process.resident = resident::of(key.tgid, key.start_ns, blocks, at_attach_bytes);
+        let (mut idle, is_often) = (snapshot.idle, snapshot.often.is_some());
+        if is_often && snapshot.detail != Detail::Lifetimes {
+            idle = self.memory.give(&snapshot.keys, &mut processes);
+        } else {
+            let is_refresh = is_often || snapshot.detail == Detail::Totals;
+            self.memory.measure(snapshot.measured, &mut processes, &mut idle, is_refresh);
+            if is_often {
+                self.memory.keep(&snapshot.keys, &processes, &idle);
+            }
         }
-        self.keep_resident(&snapshot.keys, &mut processes, snapshot.often.is_some(), snapshot.detail);
         let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
         let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
         let mut profile = self.template.clone();
@@ -335,6 +338,7 @@ impl Worker {
         profile.counters = stats.counters();
         profile.notes = snapshot.notes;
         profile.processes = processes;
+        profile.idle = idle;
         let first = profile.processes.len();
         profile.processes.extend_from_slice(self.overflow.processes());
         let known = |process: &Process| !process.inuse_unknown;
@@ -370,6 +374,9 @@ impl Worker {
         }
         stats.hooks = HookedProcess::list(&profile.processes[..first]);
         profile.notes.extend(accounting::broken_chains(&profile));
+        if profile.header.ended_apart {
+            profile.notes.extend(accounting::memory_share(&profile));
+        }
         profile.notes.extend(self.panic_note());
         if let Err(error) = self.adjustments.apply(&mut profile) {
             profile.notes.push(error.to_string());
@@ -400,18 +407,6 @@ impl Worker {
         self.symbolization.keep_only(stacks());
         if often && rows.len() == stacks().count() {
             self.last_stacks = stacks().map(|stack| (stack.clone(), self.symbolization.stack(stack))).collect();
-        }
-    }
-
-    /// Keeps what was measured of processes for a client that asks often, and gives it to those that were not measured.
-    fn keep_resident(&mut self, keys: &[ProcessKey], processes: &mut [Process], often: bool, detail: Detail) {
-        if often && detail == Detail::Lifetimes {
-            let resident = processes.iter().map(|process| process.resident);
-            self.resident = keys.iter().copied().zip(resident).collect();
-        } else if often {
-            for (key, process) in keys.iter().zip(processes) {
-                process.resident = self.resident.get(key).copied().flatten();
-            }
         }
     }
 

@@ -51,6 +51,7 @@ fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
 fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> Snapshot {
     Snapshot {
         measured: Vec::new(),
+        idle: Vec::new(),
         often: None,
         detail,
         marks: Vec::new(),

@@ -18,7 +18,7 @@ use crate::outputs::status_line::Figures;
 use crate::profiles::accounting::{self, Missing};
 use crate::profiles::capture::Parts;
 use crate::profiles::requests::{Request, Unanswered};
-use crate::profiles::snapshot::{Content, Detail, Snapshot};
+use crate::profiles::snapshot::{Content, Detail, Measured, Snapshot};
 use crate::stats::{HookedProcess, Stats};
 
 /// The note of a profile whose counters could not be read.
@@ -85,7 +85,7 @@ impl Session {
         let emptied = if often { self.worker.emptied() } else { Vec::new() };
         let measures = !often || detail == Detail::Lifetimes;
         let parts = self.parts(&cut.counts, (&cut.slack, &cut.unseen));
-        let Content { keys, mut processes, rows, measured, facts } =
+        let Content { keys, mut processes, rows, mut measured, facts } =
             Parts { also, marks_ns, measures, emptied, ..parts }.take(detail, cut.time_ns);
         if !cut.has_counters {
             // What was lost of those that had not ended is unknown.
@@ -96,13 +96,14 @@ impl Session {
         let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
+        let idle = if measures { self.idle(&seen, processes.len(), &mut measured) } else { Vec::new() };
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
         let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);
         let mut notes: Vec<String> = if is_open { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(&total, &daemon, &seen));
         notes.extend(self.unmatched());
         notes.extend(self.cpu_remark());
-        notes.extend(accounting::runtimes(&processes));
+        notes.extend(accounting::runtimes(processes.iter().chain(&idle)));
         notes.extend(accounting::early_objects(&processes));
         notes.extend(accounting::announcements(&processes));
         let is_hidden = |process: &Process| process.was_unseen() && process.inuse_unknown;
@@ -121,6 +122,7 @@ impl Session {
             unread: cut.unread,
             keys,
             processes,
+            idle,
             rows,
             measured,
             often: None,
@@ -132,6 +134,18 @@ impl Session {
             cost: begun.elapsed(),
             cpu: Duration::ZERO,
         }
+    }
+
+    /// Targets in which nothing was counted. Their memory is to be measured as well; `first` is the number of the first of them.
+    fn idle(&mut self, counted: &HashSet<u32>, first: usize, measured: &mut Vec<Measured>) -> Vec<Process> {
+        let idle = self.attaching.idle_targets(&mut self.host, counted);
+        measured.extend(idle.iter().zip(first..).map(|((process, start_ns), number)| Measured {
+            process: number,
+            key: ProcessKey { start_ns: *start_ns, tgid: process.pid, exec_id: 0 },
+            blocks: Vec::new(),
+            at_attach_bytes: self.attaching.targets.at_attach_bytes(process.pid),
+        }));
+        idle.into_iter().map(|(process, _)| process).collect()
     }
 
     /// Says that no process was a target so far, if that is so.
@@ -147,12 +161,14 @@ impl Session {
         self.attaching.cpu_remark(&mut self.host, &ended)
     }
 
-    /// Running targets that are listed even if they have no samples: those that the user named, and those that another recording had
-    /// hooked inline for a while.
+    /// Running targets that are listed even if they have not allocated: those that the user named, those that are hooked one by one, and
+    /// those that another recording had hooked inline for a while.
     fn silent_targets(&mut self) -> Vec<ProcessKey> {
         let mut silent = self.attaching.hidden_targets(&mut self.host);
         if self.plan.targets.are_named() {
             silent.extend(&self.attaching.targets.named_alive);
+        } else {
+            silent.extend(self.attaching.targets.hooked_alive());
         }
         if silent.is_empty() {
             return Vec::new();

@@ -90,7 +90,20 @@ fn resident_memory_is_a_series_per_part() {
     let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
     assert_eq!(value(&text, &format!("heapbpf_process_resident_bytes{labels}")), Some(314_572_800.0), "{text}");
     let parts: Vec<&str> = text.split("part=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-    assert_eq!(parts, ["heap", "files", "stacks", "shared", "jit_code", "heapbpf", "other"]);
+    assert_eq!(parts, ["heap", "files", "stacks", "shared", "jit_code", "heapbpf", "other", "anonymous"]);
+}
+
+#[test]
+fn idle_processes_have_series_of_their_memory_alone() {
+    let profile = testing::whole_host();
+    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
+    let labels = labels(&profile.idle[0]);
+    let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
+    let heap = labels.replace('}', ",part=\"heap\"}");
+    assert_eq!(value(&text, &format!("heapbpf_process_resident_bytes{heap}")), Some(188_743_680.0), "{text}");
+    assert_eq!(value(&text, &format!("heapbpf_process_swapped_bytes{labels}")), Some(31_457_280.0));
+    assert_eq!(value(&text, &format!("heapbpf_process_memory_coverage{labels}")), Some(0.0), "nothing is counted");
+    assert!(!text.contains(&format!("heapbpf_process_samples_total{labels}")));
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl Top {
             Key::Tab => self.other_table(),
             Key::Char('s') => self.sort(|view| (view.sort.next(), false)),
             Key::Char('r') => self.sort(|view| (view.sort, !view.reversed)),
-            Key::Char(digit @ '1'..='6') => {
+            Key::Char(digit @ '1'..='7') => {
                 let wanted = Sort::ALL[digit as usize - '1' as usize];
                 self.sort(|view| (wanted, view.sort == wanted && !view.reversed));
             }

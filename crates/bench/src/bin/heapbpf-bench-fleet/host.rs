@@ -107,6 +107,7 @@ impl Fleet {
                 ..Header::new(host.interval, Criterion::Bytes)
             },
             processes,
+            idle: Vec::new(),
             rows,
             modules: self.modules.clone(),
             counters: Default::default(),

@@ -5,7 +5,7 @@ use heapbpf_statistics::interval::Interval;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
-use crate::estimates::{NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, of_row};
+use crate::estimates::{NOT_COUNTED, NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, of_row};
 use crate::model::{Profile, Row};
 use crate::value::Value;
 
@@ -48,16 +48,19 @@ impl Figure {
         }
     }
 
-    const NOT_LIVE: Self = Self {
-        estimate: None,
-        low: None,
-        high: None,
-        exact: None,
-        variance: None,
-        correction: None,
-        guaranteed: None,
-        reason: Some(NOT_FOLLOWED),
-    };
+    /// Nothing is known, for a reason.
+    const fn unknown(reason: &'static str) -> Self {
+        Self {
+            estimate: None,
+            low: None,
+            high: None,
+            exact: None,
+            variance: None,
+            correction: None,
+            guaranteed: None,
+            reason: Some(reason),
+        }
+    }
 }
 
 /// The figures of a stack, of a process or of the profile.
@@ -73,7 +76,7 @@ pub(super) struct Figures {
 
 impl Figures {
     fn new(known: impl Fn(Value) -> bool, figure: impl Fn(Value) -> Figure) -> Self {
-        let figure = |value: Value| if known(value) { figure(value) } else { Figure::NOT_LIVE };
+        let figure = |value: Value| if known(value) { figure(value) } else { Figure::unknown(NOT_FOLLOWED) };
         Self {
             alloc_bytes: figure(Value::AllocSpace),
             alloc_objects: figure(Value::AllocObjects),
@@ -82,6 +85,12 @@ impl Figures {
             at_exit_bytes: figure(Value::AtExitSpace),
             at_exit_objects: figure(Value::AtExitObjects),
         }
+    }
+
+    /// Of a process in which nothing was counted: it adds nothing to sums, and how much it allocated is not known.
+    pub(super) fn of_idle() -> Self {
+        let none = |value: Value| Some(0.0).filter(|_| !value.needs_frees());
+        Self::new(|_| true, |value| Figure { estimate: none(value), ..Figure::unknown(NOT_COUNTED) })
     }
 
     /// Of a process given by its index, or of the whole profile.

@@ -19,16 +19,29 @@ pub(super) fn processes<'a>(
     audits: &Audits<'a>,
     programs: &Programs,
 ) -> Vec<ProcessJson<'a>> {
+    let audit = |process: &Process| process.audit.iter().filter_map(|it| audits.numbers.get(&**it).copied()).collect();
+    let idle = profile.idle.iter().map(|process| ProcessJson {
+        process,
+        is_idle: true,
+        program: None,
+        totals: Vec::new(),
+        audit: audit(process),
+        live: false,
+        figures: Figures::of_idle(),
+    });
     let processes = profile.processes.iter().zip(pools_of_processes(profile)).enumerate();
     processes
         .map(|(index, (process, pool))| ProcessJson {
             process,
+            is_idle: false,
             program: programs.of_process[index],
             totals: programs.of_process[index].map(|_| TotalJson::all(profile, index)).unwrap_or_default(),
-            audit: process.audit.iter().filter_map(|file| audits.numbers.get(&**file).copied()).collect(),
+            audit: audit(process),
             live: profile.knows_inuse(index),
             figures: Figures::of_pool(profile, confidence, &pool, Some(index)),
         })
+        // Stacks name processes by their place in the list, so these come last.
+        .chain(idle)
         .collect()
 }
 
@@ -42,7 +55,7 @@ pub(super) struct Audits<'a> {
 impl<'a> Audits<'a> {
     pub(super) fn of(profile: &'a Profile) -> Self {
         let mut audits = Self::default();
-        for file in profile.processes.iter().flat_map(|process| &process.audit) {
+        for file in profile.processes.iter().chain(&profile.idle).flat_map(|process| &process.audit) {
             audits.numbers.entry(&**file).or_insert_with(|| {
                 audits.files.push(&**file);
                 audits.files.len() - 1
@@ -109,6 +122,8 @@ impl TotalJson {
 
 pub(super) struct ProcessJson<'a> {
     process: &'a Process,
+    /// Whether nothing of it was counted.
+    is_idle: bool,
     /// The program that its stacks are put together under.
     program: Option<usize>,
     totals: Vec<TotalJson>,
@@ -122,7 +137,7 @@ pub(super) struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 29)?;
+        let mut fields = serializer.serialize_struct("Process", 31)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         if let Some(program) = self.program {
@@ -155,6 +170,12 @@ impl Serialize for ProcessJson<'_> {
         fields.serialize_field("coverage", &process.coverage)?;
         if let Some(share) = process.cpu_coverage {
             fields.serialize_field("cpu_coverage", &share)?;
+        }
+        if let Some(share) = process.memory_coverage() {
+            fields.serialize_field("memory_coverage", &share)?;
+        }
+        if self.is_idle {
+            fields.serialize_field("idle", &true)?;
         }
         fields.serialize_field("ended", &process.ended)?;
         fields.serialize_field("live", &self.live)?;

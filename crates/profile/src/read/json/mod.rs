@@ -82,6 +82,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
             host: top.host,
         },
         processes: processes.entries,
+        idle: processes.idle,
         rows,
         modules: reader.modules,
         counters: top.counters,

@@ -13,20 +13,28 @@ use crate::units;
 /// The processes of a profile; those whose stacks are put together are one entry.
 pub(super) struct Processes {
     pub(super) entries: Vec<Process>,
+    /// Those in which nothing was counted.
+    pub(super) idle: Vec<Process>,
     /// For each process of the file its entry, and which member of it it is.
-    places: Vec<(usize, Option<usize>)>,
+    places: Vec<Option<(usize, Option<usize>)>>,
     /// The entry of each program.
     programs: HashMap<usize, usize>,
 }
 
 impl Processes {
     pub(super) fn of(files: Vec<ProcessJson>, audit: &[Arc<FileAudit>], live: bool) -> Self {
-        let mut processes = Self { entries: Vec::new(), places: Vec::new(), programs: HashMap::new() };
+        let mut processes =
+            Self { entries: Vec::new(), idle: Vec::new(), places: Vec::new(), programs: HashMap::new() };
         for mut json in files {
-            let (program, totals) = (json.program, std::mem::take(&mut json.sums));
+            let (program, totals, is_idle) = (json.program, std::mem::take(&mut json.sums), json.idle);
             let process = process(json, audit, live);
+            if is_idle {
+                processes.places.push(None);
+                processes.idle.push(Process { inuse_unknown: false, ..process });
+                continue;
+            }
             let Some(program) = program else {
-                processes.places.push((processes.entries.len(), None));
+                processes.places.push(Some((processes.entries.len(), None)));
                 processes.entries.push(process);
                 continue;
             };
@@ -35,7 +43,7 @@ impl Processes {
                 processes.entries.len() - 1
             });
             let members = &mut processes.entries[entry];
-            processes.places.push((entry, Some(members.members.len())));
+            processes.places.push(Some((entry, Some(members.members.len()))));
             programs::add_member(members, Member { process, totals: totals.into_iter().map(total).collect() });
         }
         processes
@@ -49,7 +57,7 @@ impl Processes {
         pid: Option<u32>,
     ) -> Option<(usize, Option<usize>)> {
         match (process, program) {
-            (Some(index), _) => self.places.get(index).copied(),
+            (Some(index), _) => self.places.get(index).copied().flatten(),
             (None, Some(program)) => self.programs.get(&program).map(|&entry| (entry, None)),
             (None, None) => self.entries.iter().position(|process| Some(process.pid) == pid).map(|entry| (entry, None)),
         }

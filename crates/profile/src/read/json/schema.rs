@@ -102,6 +102,8 @@ pub(super) struct ProcessJson {
     #[serde(default)]
     pub(super) cpu_coverage: Option<f64>,
     #[serde(default)]
+    pub(super) idle: bool,
+    #[serde(default)]
     pub(super) ended: bool,
     #[serde(default = "yes")]
     pub(super) live: bool,

@@ -19,14 +19,15 @@ fn since_when_frees_are_followed_is_read_back() {
 
 #[test]
 fn json_comes_back_whole() {
-    for profile in [testing::small(), testing::stripped(), testing::partly_followed(), testing::large(50, 7)] {
+    let host = || crate::programs::put_together(&testing::whole_host(), false);
+    for profile in [testing::small(), testing::stripped(), testing::partly_followed(), testing::large(50, 7), host()] {
         let back = parse(&written(&profile, "json")).expect("its own output");
         let same = |a: &Row, b: &Row| {
             a.key == b.key && a.alloc == b.alloc && a.inuse == b.inuse && a.peak == b.peak && a.lifetimes == b.lifetimes
         };
         assert_eq!(back.rows.len(), profile.rows.len());
         assert!(back.rows.iter().zip(&profile.rows).all(|(a, b)| same(a, b)));
-        assert_eq!(back.processes, profile.processes);
+        assert_eq!((back.processes, back.idle), (profile.processes, profile.idle));
         assert_eq!(back.modules, profile.modules);
         assert_eq!((back.header.started, back.header.duration), (profile.header.started, profile.header.duration));
         assert_eq!((back.counters, back.notes), (profile.counters, profile.notes));

@@ -1,0 +1,66 @@
+//! Targets in which nothing was counted.
+
+use std::collections::{BTreeSet, HashSet};
+
+use heapbpf_audit::Hook;
+use heapbpf_host::Host;
+use heapbpf_host::environment::php_calls_malloc;
+use heapbpf_host::processes::{Incarnation, IncarnationId};
+use heapbpf_probes::Runtime;
+use heapbpf_profile::model::Process;
+
+use super::probes::{Attaching, Look};
+
+impl Attaching {
+    /// Targets that run and are none of `counted`, with when they started (CLOCK_BOOTTIME, ns), where processes are targets by a rule.
+    /// Those that are named are counted. What heapbpf started itself is left out.
+    pub(crate) fn idle_targets(&self, host: &mut Host, counted: &HashSet<u32>) -> Vec<(Process, u64)> {
+        if !self.global {
+            return Vec::new();
+        }
+        let lives = |it: &&Incarnation| it.until_ns.is_none() && !counted.contains(&it.id.pid);
+        let mut living: Vec<IncarnationId> = host.processes().iter().filter(lives).map(|it| it.id).collect();
+        living.sort_unstable();
+        let own = std::process::id();
+        let mut idle = Vec::new();
+        for id in living {
+            if !self.is_target(host, id) {
+                continue;
+            }
+            let Some(incarnation) = host.processes().get(id).filter(|it| it.info.parent_pid != own) else { continue };
+            let info = &incarnation.info;
+            let process = Process {
+                pid: id.pid,
+                namespace_pid: info.namespace_pid,
+                comm: info.comm.to_string(),
+                exe: info.exe.to_string(),
+                cgroup: info.cgroup.to_string(),
+                placement: info.placement.as_ref().clone(),
+                // Links that serve every process count it as well.
+                hook: self.is_probed(incarnation).then_some(Hook::Probe),
+                missing: self.runtimes_in(incarnation).into_iter().map(Runtime::missing).collect(),
+                ..Process::default()
+            };
+            idle.push((process, info.start_ns));
+        }
+        idle
+    }
+
+    /// Whether probes that serve every process are in a file of a process.
+    fn is_probed(&self, incarnation: &Incarnation) -> bool {
+        let has_probes = |module| matches!(self.modules.get(&module), Some(Look::Hook(_)));
+        !self.takes_in() && incarnation.space.modules().any(has_probes)
+    }
+
+    /// Runtimes with heaps of their own in the files of a process that were looked at.
+    fn runtimes_in(&self, incarnation: &Incarnation) -> BTreeSet<Runtime> {
+        let looks = incarnation.space.modules().filter_map(|module| self.modules.get(&module));
+        let runtime = |look: &Look| match look {
+            Look::Runtime(runtime) => Some(*runtime),
+            Look::Hook(key) | Look::Announces(key) => self.hooks.files.unseen_heap(*key),
+            Look::Nothing | Look::Refused(_) => None,
+        };
+        let is_seen = |runtime: &Runtime| *runtime == Runtime::Php && php_calls_malloc(incarnation.id.pid);
+        looks.filter_map(runtime).filter(|runtime| !is_seen(runtime)).collect()
+    }
+}

@@ -1,0 +1,199 @@
+//! Resident memory of the targets, measured when a profile is made: of all of them by the kernel's own sums, and by what it is for where
+//! there is CPU time to read mappings. The largest come first.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use heapbpf_host::cgroup::Cgroup;
+use heapbpf_host::clock::thread_cpu_time;
+use heapbpf_host::resident;
+use heapbpf_profile::model::{Process, Resident};
+use sampler_ebpf::abi::ProcessKey;
+
+use super::snapshot::Measured;
+
+/// CPU time for reading mappings: of a profile that is asked for again and again (`top`, the page, scrapers), and of any other.
+const OF_A_REFRESH: Duration = Duration::from_millis(20);
+const OF_A_FILE: Duration = Duration::from_millis(500);
+/// What is not spent adds up to this much, for processes that take longer.
+const MOST_SAVED: Duration = Duration::from_millis(500);
+/// What reading mappings is expected to take where it was not measured: for each process, and for each page.
+const FOR_A_PROCESS: Duration = Duration::from_micros(500);
+const FOR_A_PAGE: Duration = Duration::from_nanos(12);
+const PAGE_BYTES: u64 = 4096;
+/// Mappings are read again if the process has changed by more than one part in so many.
+const CHANGED: u64 = 64;
+
+/// What mappings said of a process.
+struct Reading {
+    /// The kernel's sum at that time.
+    sum_bytes: u64,
+    resident: Resident,
+    /// CPU time that reading them took.
+    took: Duration,
+}
+
+/// Measures memory, and keeps what was measured for profiles that do without.
+#[derive(Default)]
+pub struct MemoryReader {
+    readings: HashMap<ProcessKey, Reading>,
+    /// CPU time that refreshes have left.
+    saved: Duration,
+    /// What the last profile said of each process.
+    shown: HashMap<ProcessKey, Option<Resident>>,
+    idle: Vec<Process>,
+}
+
+impl MemoryReader {
+    /// Measures processes. `measured` are their numbers, those of `idle` after those of `processes`. `is_refresh`: the profile is one
+    /// of many, and is made within little CPU time.
+    pub fn measure(
+        &mut self,
+        measured: Vec<Measured>,
+        processes: &mut [Process],
+        idle: &mut Vec<Process>,
+        is_refresh: bool,
+    ) {
+        let mut cgroups: HashMap<String, Option<u64>> = HashMap::new();
+        let mut sums: Vec<(Measured, Resident)> =
+            measured.into_iter().filter_map(|it| resident::rough(it.key.tgid).map(|sums| (it, sums))).collect();
+        sums.sort_by_key(|(_, sums)| std::cmp::Reverse(sums.total_bytes()));
+        self.saved = (self.saved + OF_A_REFRESH).min(MOST_SAVED);
+        let mut left = if is_refresh { self.saved } else { OF_A_FILE };
+        let keys: HashSet<ProcessKey> = sums.iter().map(|(it, _)| it.key).collect();
+        self.readings.retain(|key, _| keys.contains(key));
+        for (it, sums) in sums {
+            let (number, at_attach_bytes) = (it.process, it.at_attach_bytes);
+            let found = self.read(it, &sums, is_refresh, &mut left).unwrap_or(Resident { at_attach_bytes, ..sums });
+            let process = match number.checked_sub(processes.len()) {
+                None => &mut processes[number],
+                Some(number) => &mut idle[number],
+            };
+            let cgroup_bytes = match cgroups.get(&process.cgroup) {
+                Some(known) => *known,
+                None => *cgroups.entry(process.cgroup.clone()).or_insert(Cgroup::memory_bytes(&process.cgroup)),
+            };
+            process.resident = Some(Resident { cgroup_bytes, ..found });
+        }
+        if is_refresh {
+            self.saved = left;
+        }
+        // It has ended, or has no memory.
+        idle.retain(|process| process.resident.is_some_and(|resident| resident.total_bytes() > 0));
+    }
+
+    /// The memory of a process by what it is for: as it was read last if it has not changed much since, or as it is now if there is CPU
+    /// time left for that.
+    fn read(&mut self, it: Measured, sums: &Resident, is_refresh: bool, left: &mut Duration) -> Option<Resident> {
+        let sum_bytes = sums.total_bytes();
+        let last = self.readings.get(&it.key);
+        if let Some(last) = last.filter(|_| is_refresh)
+            && last.sum_bytes.abs_diff(sum_bytes) <= sum_bytes / CHANGED
+        {
+            return Some(last.resident);
+        }
+        let pages = u32::try_from(sum_bytes / PAGE_BYTES).unwrap_or(u32::MAX);
+        let expected = last.map_or_else(|| FOR_A_PROCESS + FOR_A_PAGE.saturating_mul(pages), |last| last.took);
+        if expected > *left {
+            return None;
+        }
+        let begun = thread_cpu_time();
+        let resident = resident::of(it.key.tgid, it.key.start_ns, it.blocks, it.at_attach_bytes);
+        let took = thread_cpu_time().saturating_sub(begun);
+        *left = left.saturating_sub(took);
+        let resident = resident?;
+        self.readings.insert(it.key, Reading { sum_bytes, resident, took });
+        Some(resident)
+    }
+
+    /// Keeps what a profile says of the memory of its processes.
+    pub fn keep(&mut self, keys: &[ProcessKey], processes: &[Process], idle: &[Process]) {
+        self.shown = keys.iter().copied().zip(processes.iter().map(|process| process.resident)).collect();
+        self.idle = idle.to_vec();
+    }
+
+    /// Gives processes the memory that was kept of them, and returns the idle ones.
+    pub fn give(&self, keys: &[ProcessKey], processes: &mut [Process]) -> Vec<Process> {
+        for (key, process) in keys.iter().zip(processes.iter_mut()) {
+            process.resident = self.shown.get(key).copied().flatten();
+        }
+        let counted: HashSet<u32> = keys.iter().map(|key| key.tgid).collect();
+        self.idle.iter().filter(|process| !counted.contains(&process.pid)).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Measured {
+        let start_ns = heapbpf_host::process::Stat::read(std::process::id()).expect("our own state").start_ns;
+        let key = ProcessKey { start_ns, tgid: std::process::id(), exec_id: 0 };
+        Measured { process: 0, key, blocks: Vec::new(), at_attach_bytes: Some(7) }
+    }
+
+    #[test]
+    fn refreshes_read_mappings_within_their_time_and_others_have_the_kernels_sums() {
+        let mut reader = MemoryReader::default();
+        let of = |reader: &mut MemoryReader, is_refresh| {
+            let mut process = [Process::default()];
+            reader.measure(vec![own()], &mut process, &mut Vec::new(), is_refresh);
+            process[0].resident.expect("memory was measured")
+        };
+        let first = of(&mut reader, true);
+        assert!(first.undivided_bytes == 0 && first.heap_bytes > 0 && first.pss_bytes.is_some(), "{first:?}");
+        assert_eq!(first.at_attach_bytes, Some(7));
+        // No time is left, and it has changed.
+        reader.saved = Duration::ZERO;
+        reader.readings.values_mut().for_each(|it| (it.sum_bytes, it.took) = (1, Duration::from_secs(1)));
+        let rough = of(&mut reader, true);
+        assert!(rough.undivided_bytes > 0 && rough.heap_bytes == 0 && rough.at_attach_bytes == Some(7), "{rough:?}");
+        reader.readings.values_mut().for_each(|it| it.took = Duration::from_millis(1));
+        assert_eq!(of(&mut reader, false).undivided_bytes, 0, "a file has more time");
+    }
+
+    #[test]
+    fn idle_processes_without_memory_are_left_out() {
+        let mut reader = MemoryReader::default();
+        let mut idle = vec![Process::default(), Process { pid: 1, ..Process::default() }];
+        let gone = Measured { process: 1, key: ProcessKey { tgid: u32::MAX, ..own().key }, ..own() };
+        reader.measure(vec![own(), gone], &mut [], &mut idle, false);
+        assert_eq!(idle.iter().map(|process| process.pid).collect::<Vec<_>>(), [0]);
+        reader.keep(&[], &[], &idle);
+        assert_eq!(reader.give(&[], &mut []), idle);
+        assert!(
+            reader.give(&[ProcessKey { tgid: 0, ..own().key }], &mut [Process::default()]).is_empty(),
+            "it allocated"
+        );
+    }
+
+    mod long {
+        use super::*;
+
+        /// What a refresh costs: the first one, which reads the mappings of the largest, and those after it.
+        #[test]
+        fn a_thousand_processes_take_at_most_60_ms() {
+            let mut children: Vec<_> =
+                (0..1000).map(|_| std::process::Command::new("sleep").arg("600").spawn().expect("sleep")).collect();
+            let measured = || -> Vec<Measured> {
+                let key = |(process, tgid)| Measured { process, key: ProcessKey { tgid, ..own().key }, ..own() };
+                children.iter().map(std::process::Child::id).enumerate().map(key).collect()
+            };
+            let mut reader = MemoryReader::default();
+            for refresh in 0..20 {
+                let mut processes = vec![Process::default(); 1000];
+                let measured = measured();
+                let begun = thread_cpu_time();
+                reader.measure(measured, &mut processes, &mut Vec::new(), true);
+                let took = thread_cpu_time().saturating_sub(begun);
+                let divided =
+                    processes.iter().filter(|it| it.resident.is_some_and(|it| it.undivided_bytes == 0)).count();
+                println!("refresh {refresh}: {took:?}, {divided} divided into parts");
+                assert!(processes.iter().all(|process| process.resident.is_some()));
+                assert!(took <= Duration::from_millis(60) || refresh == 0, "{took:?}");
+            }
+            children.iter_mut().for_each(|child| child.kill().expect("our own child"));
+            children.iter_mut().for_each(|child| assert!(child.wait().is_ok()));
+        }
+    }
+}
