@@ -275,7 +275,7 @@ fn columns(by: GroupBy, memory: [Option<&'static str>; 4], values: [Option<Value
     };
     let mut columns = vec![Column::left(name, Style::Name).gap(2)];
     let memory = memory.into_iter().enumerate().filter_map(|(place, title)| Some((place, title?)));
-    let ranks = [0, if brief { 4 } else { 2 }, 6, 1];
+    let ranks = [0, if brief { 4 } else { 1 }, 6, 1];
     // What resident memory is divided into goes before the figures that it is compared with.
     columns.extend(memory.map(|(place, title)| Column::right(title, Style::Plain).dispensable(ranks[place])));
     for value in values.into_iter().flatten() {
@@ -290,7 +290,7 @@ fn columns(by: GroupBy, memory: [Option<&'static str>; 4], values: [Option<Value
     if brief {
         return columns;
     }
-    columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(1));
+    columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(2));
     columns.push(Column::right("DIFFERS BY", Style::Plain).dispensable(3));
     columns.push(Column::right("HOOKED FOR", Style::Plain).dispensable(5));
     columns
