@@ -1,4 +1,4 @@
-//! The programs for the sites of inline hooks, and their links to the code that is mapped into a target.
+//! The program for the sites of inline hooks, and its link to the code that is mapped into a target.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use aya::maps::{HashMap, MapData, MapError};
 use heapbpf_audit::LinkKind;
 use sampler_ebpf::abi::ProcessKey;
-use sampler_ebpf::abi::inline::{InlineProcess, UNSEEN_SITE};
+use sampler_ebpf::abi::inline::{FREEING_SITE, InlineProcess, REALLOCATING_SITE, UNSEEN_SITE};
 
 use super::abi_value::Abi;
 use super::batches::read_all;
@@ -17,23 +17,26 @@ use super::sys::HashMapFd;
 use super::tracepoints::TracepointProgram;
 use super::{KernelError, sys};
 
-/// The programs, and whether each is about frees.
-const PROGRAMS: [(&str, bool); 3] = [("inline_result", false), ("inline_freeing", true), ("inline_reallocating", true)];
+/// The program at the sites.
+const PROGRAM: &str = "inline_site";
 
-/// The sites: each one's place in `heapbpf_inline::site_offsets`, its program, and what is added to its cookie. Those of frees are linked
-/// before those of allocations.
-const SITES: [(usize, usize, u64); 4] = [(1, 1, 0), (2, 2, 0), (3, 0, UNSEEN_SITE), (0, 0, 0)];
+/// The sites: each one's place in `heapbpf_inline::site_offsets`, and what is added to its cookie. The first two are about frees. One link
+/// has all of them: the kernel takes milliseconds to make a link, and tens of them to remove one.
+const SITES: [(usize, u64); 4] = [(1, FREEING_SITE), (2, REALLOCATING_SITE), (3, UNSEEN_SITE), (0, 0)];
+const SITES_OF_FREES: usize = 2;
 
 /// The programs that read counts of processes that end, or run another program, and tell of those that die of a fault; and their
 /// tracepoints.
 const ENDS: [(&str, &str); 3] =
     [("inline_exit", "sched_process_exit"), ("inline_exec", "sched_prepare_exec"), ("inline_crash", "signal_deliver")];
 
-/// The loaded programs.
+/// The loaded program.
 pub struct InlinePrograms {
     guardian: Guardian,
     kind: LinkKind,
-    programs: Vec<Option<OwnedFd>>,
+    program: OwnedFd,
+    /// Whether frees are tracked.
+    live: bool,
 }
 
 /// Links what reads counts of processes that end (kernel 6.16), or run another program (6.10), and what tells of those that die of a
@@ -111,21 +114,18 @@ impl InlineLinks {
 
 impl InlinePrograms {
     /// The programs that [`Self::load`] loads.
-    pub fn wanted(kind: LinkKind, live: bool) -> Vec<Wanted> {
-        let sites = PROGRAMS.iter().filter(|(_, frees)| live || !frees);
-        let sites = sites.map(|(name, _)| (*name, single_kind(kind)));
-        sites.chain(ENDS.map(|(name, _)| (name, ProgramKind::RawTracepoint))).collect()
+    pub fn wanted(kind: LinkKind) -> Vec<Wanted> {
+        let ends = ENDS.map(|(name, _)| (name, ProgramKind::RawTracepoint));
+        [(PROGRAM, single_kind(kind))].into_iter().chain(ends).collect()
     }
 
-    /// Loads the programs; those about frees only if they are tracked.
+    /// Loads the program, for sites of frees as well if they are tracked (`live`).
     ///
     /// # Errors
-    /// The kernel refuses a program.
+    /// The kernel refuses it.
     pub fn load(loader: &Loader, (kind, live): (LinkKind, bool), guardian: &Guardian) -> Result<Self, KernelError> {
-        let load =
-            |(name, frees): (&str, bool)| (live || !frees).then(|| loader.program(name, single_kind(kind))).transpose();
-        let programs = PROGRAMS.map(load).into_iter().collect::<Result<_, _>>()?;
-        Ok(Self { guardian: guardian.clone(), kind, programs })
+        let program = loader.program(PROGRAM, single_kind(kind))?;
+        Ok(Self { guardian: guardian.clone(), kind, program, live })
     }
 
     /// Links the sites at these offsets of a file, for every process that maps it: the target, and children of it.
@@ -134,20 +134,18 @@ impl InlinePrograms {
     /// The kernel refuses; then nothing is linked.
     pub fn link(&self, path: &CString, offsets: &[u64; 4], first_site: u32) -> Result<InlineLinks, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
-        let mut links = Vec::new();
-        for (at, program, mark) in SITES {
-            let Some(program) = &self.programs[program] else { continue };
-            let cookie = u64::from(first_site) | mark;
-            if self.kind == LinkKind::Perf {
-                let place = sys::PerfPlace { path, offset: offsets[at], pid: None, on_return: false, semaphore: 0 };
-                links.push(self.guardian.link_uprobe_perf(program.as_fd(), &place, cookie).map_err(refused)?);
-            } else {
-                let offsets = &offsets[at..=at];
-                let target = sys::UprobeTarget { path, offsets, cookies: &[cookie], semaphores: &[], pid: None };
-                let link = self.guardian.link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0);
-                links.push(link.map_err(refused)?);
-            }
+        let (guardian, program) = (&self.guardian, self.program.as_fd());
+        let sites = &SITES[if self.live { 0 } else { SITES_OF_FREES }..];
+        let (offsets, cookies): (Vec<u64>, Vec<u64>) =
+            sites.iter().map(|(at, mark)| (offsets[*at], u64::from(first_site) | mark)).unzip();
+        if self.kind == LinkKind::Perf {
+            let place = |offset| sys::PerfPlace { path, offset, pid: None, on_return: false, semaphore: 0 };
+            let each = offsets.into_iter().zip(cookies);
+            let links = each.map(|(offset, cookie)| guardian.link_uprobe_perf(program, &place(offset), cookie));
+            return links.collect::<Result<_, _>>().map(InlineLinks).map_err(refused);
         }
-        Ok(InlineLinks(links))
+        let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, semaphores: &[], pid: None };
+        let link = guardian.link_uprobe_multi(program, sys::ATTACH_UPROBE_MULTI, &target, 0);
+        link.map(|link| InlineLinks(vec![link])).map_err(refused)
     }
 }

@@ -88,7 +88,7 @@ impl Target {
         _plan: &Plan,
         _mapped: &Mapped,
         _limit: Duration,
-        _is_moment: impl FnOnce(&[(i32, u64)]) -> bool + Send + 'static,
+        _is_moment: impl FnOnce() -> bool + Send + 'static,
     ) -> Result<Stopped<Hooked>, Error> {
         match self.0 {}
     }

@@ -371,7 +371,7 @@ impl Metrics {
         single(out, "heapbpf_snapshot_seconds", "gauge", help, number(made.cost.as_secs_f64()));
         let help = "Mean trials between samples (bytes, unless told otherwise).";
         single(out, "heapbpf_sampling_interval", "gauge", help, profile.header.interval);
-        single(out, "heapbpf_processes", "gauge", "Processes with at least one hit.", made.keys.len());
+        single(out, "heapbpf_processes", "gauge", "Processes with at least one hit.", with_hits(&made.profile));
         let mut info = Family::new("heapbpf_build_info", "gauge", "Version.");
         info.add(&format!("{{version=\"{}\"}}", escaped(&profile.header.version)), 1);
         info.write(out);
@@ -450,6 +450,15 @@ impl OwnStatus {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     }
+}
+
+/// Processes with at least one call that was counted, or sampled.
+fn with_hits(profile: &Profile) -> usize {
+    let sampled: HashSet<usize> = profile.rows.iter().map(|row| row.key.process).collect();
+    let has_hit = |(number, process): &(usize, &Process)| {
+        sampled.contains(number) || process.exact_alloc_objects.is_some_and(|calls| calls > 0)
+    };
+    profile.processes.iter().enumerate().filter(has_hit).count()
 }
 
 #[cfg(test)]

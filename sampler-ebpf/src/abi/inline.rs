@@ -76,8 +76,14 @@ pub enum TwinArguments {
 pub const UPPER_HALF: u32 = 32;
 /// Bits of `r10` with the function's number.
 pub const NUMBER_BITS: u32 = 16;
-/// Bit of a link's cookie, beside the first site's index: it is to where calls are whose results will not be seen.
+/// Bits of a cookie, beside the first site's index: what is done where it is linked. None of them: the outcome of a call is known.
+pub const SITE_KINDS: u64 = UNSEEN_SITE | FREEING_SITE | REALLOCATING_SITE;
+/// A sampled call is made whose result will not be seen.
 pub const UNSEEN_SITE: u64 = 1 << 63;
+/// A sampled block is freed.
+pub const FREEING_SITE: u64 = 1 << 62;
+/// A sampled block is reallocated.
+pub const REALLOCATING_SITE: u64 = 1 << 61;
 
 /// Where the target's own counts are, from the base of what is mapped into it. `heapbpf_inline::abi` has the whole layout.
 pub mod memory {

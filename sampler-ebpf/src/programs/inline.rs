@@ -6,7 +6,9 @@
 
 use core::ffi::c_void;
 
-use sampler_ebpf::abi::inline::{NUMBER_BITS, UNSEEN_SITE, UPPER_HALF, flag};
+use sampler_ebpf::abi::inline::{
+    FREEING_SITE, NUMBER_BITS, REALLOCATING_SITE, SITE_KINDS, UNSEEN_SITE, UPPER_HALF, flag,
+};
 use sampler_ebpf::constants::LARGEST_CHOSEN_INTERVAL;
 use sampler_ebpf::trials;
 
@@ -45,20 +47,30 @@ fn flags(ctx: *mut c_void) -> u32 {
     (register(ctx, R10) >> UPPER_HALF) as u32
 }
 
-/// After a call whose outcome is known, or before a sampled one whose result will not be seen: the link says which.
+/// At a site of inline hooks: the cookie says which.
 #[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe/inline_result")]
-pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
+#[unsafe(link_section = "uprobe/inline_site")]
+pub extern "C" fn inline_site(ctx: *mut c_void) -> u32 {
     if const { ablation::ends_after("inline-site") } {
         return 0;
     }
     use_kernel_stack(ctx);
-    let is_seen = cookie(ctx).0 & UNSEEN_SITE == 0;
+    match cookie(ctx).0 & SITE_KINDS {
+        FREEING_SITE => freeing(ctx),
+        REALLOCATING_SITE => reallocating(ctx),
+        kind => result(ctx, kind != UNSEEN_SITE),
+    }
+    0
+}
+
+/// After a call whose outcome is known, or before a sampled one whose result will not be seen.
+#[inline(always)]
+fn result(ctx: *mut c_void, is_seen: bool) {
     let sampled = !is_seen || flags(ctx) & flag::SAMPLED != 0;
     let size = if is_seen { register(ctx, RSI) } else { register(ctx, R11) };
-    let Some(state) = ThreadState::of_any_target(move || lose(sampled, size)) else { return 0 };
+    let Some(state) = ThreadState::of_any_target(move || lose(sampled, size)) else { return };
     if const { ablation::ends_after("inline-state") } {
-        return 0;
+        return;
     }
     // Without its address it counts as one that cannot be followed.
     let mut address = 0;
@@ -67,7 +79,7 @@ pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
             end_reallocation(ctx, state);
         }
         if !sampled {
-            return 0;
+            return;
         }
         note_calls(ctx, state, register(ctx, RDX));
         if flags(ctx) & flag::UNTRACKED == 0 {
@@ -80,41 +92,31 @@ pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
         (draw & 0xffff_ffff, draw >> UPPER_HALF)
     };
     report(ctx, state, &Sampled::of(size, offset, interval), address);
-    0
 }
 
 /// Before a sampled block is freed.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe/inline_freeing")]
-pub extern "C" fn inline_freeing(ctx: *mut c_void) -> u32 {
-    if const { ablation::ends_after("inline-site") } {
-        return 0;
-    }
-    use_kernel_stack(ctx);
+#[inline(always)]
+fn freeing(ctx: *mut c_void) {
     let block = register(ctx, R11);
     let lose = move || live::release_without_state(block);
-    let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
+    let Some(state) = ThreadState::of_any_target(lose) else { return };
     if const { ablation::ends_after("inline-state") } {
-        return 0;
+        return;
     }
     note_calls(ctx, state, register(ctx, RAX));
     live::release(state, block);
-    0
 }
 
 /// Before a sampled block is reallocated. It leaves the live map until the outcome is known.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe/inline_realloc")]
-pub extern "C" fn inline_reallocating(ctx: *mut c_void) -> u32 {
-    use_kernel_stack(ctx);
+#[inline(always)]
+fn reallocating(ctx: *mut c_void) {
     let block = register(ctx, R11);
     let lose = move || live::report_without_state(block);
-    let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
+    let Some(state) = ThreadState::of_any_target(lose) else { return };
     note_calls(ctx, state, register(ctx, RAX));
     if config!(live) != 0 {
         begin_reallocation(ctx, state, block);
     }
-    0
 }
 
 /// Takes the old block out of the live map, by a function of its own, for its stack.

@@ -100,7 +100,7 @@ impl Attaching {
             )
         });
         let line = format!("{} of the targets' CPU time was counted", percent(cpu.counted_ns));
-        (self.global || cpu.share() < 0.9995).then(|| line + &those.unwrap_or_default())
+        (self.global || short > 0 || cpu.share() < 0.9995).then(|| line + &those.unwrap_or_default())
     }
 
     /// Whether a process that is active is a target, and no child of one with its hooks.

@@ -297,7 +297,7 @@ fn load_ahead(loader: &Loader, plan: &RecordPlan) {
     let (kind, live) = (Programs::likely_kind(loader, plan.kernel.link), plan.sampling.live);
     let mut wanted = Programs::wanted(kind, live, when_probes_are_loaded(plan));
     if plan.hooks_inline() {
-        wanted.extend(InlinePrograms::wanted(kind, live));
+        wanted.extend(InlinePrograms::wanted(kind));
     }
     loader.load_ahead(&wanted);
 }
