@@ -167,7 +167,7 @@ impl Session {
         let mut silent = self.attaching.hidden_targets(&mut self.host);
         if self.plan.targets.are_named() {
             silent.extend(&self.attaching.targets.named_alive);
-        } else {
+        } else if self.attaching.takes_in() {
             silent.extend(self.attaching.targets.hooked_alive());
         }
         if silent.is_empty() {
