@@ -124,6 +124,11 @@ impl Activity {
         self.next_ns
     }
 
+    /// Has processes be looked at no later than at this time (CLOCK_MONOTONIC).
+    pub fn is_due_at(&mut self, at_ns: u64) {
+        self.next_ns = self.next_ns.min(at_ns);
+    }
+
     /// Takes in the CPU time of all threads of the host. `is_counted`: whether calls of a process are counted now.
     pub fn look(&mut self, threads: &[LivingThread], now_ns: u64, is_counted: impl Fn(ProcessKey) -> bool) {
         let is_first = self.looked_ns == 0;

@@ -38,8 +38,17 @@ impl Session {
         }
     }
 
+    /// Takes in the CPU time of all processes, for figures alone: who is to be hooked is looked for at its own time.
+    pub(super) fn note_activity(&mut self) {
+        let next_ns = self.attaching.activity.as_ref().map(Activity::next_ns);
+        self.look_at_activity();
+        if let (Some(activity), Some(next_ns)) = (&mut self.attaching.activity, next_ns) {
+            activity.is_due_at(next_ns);
+        }
+    }
+
     /// Takes in the CPU time of all processes. Returns those that should be hooked now, the busiest first.
-    pub(super) fn look_at_activity(&mut self) -> Vec<ProcessKey> {
+    fn look_at_activity(&mut self) -> Vec<ProcessKey> {
         if self.attaching.activity.is_none() {
             return Vec::new();
         }

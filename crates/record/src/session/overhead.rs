@@ -134,7 +134,7 @@ impl Session {
         let slowed = self.overhead.slowed.look(targets, tracking, budget, seconds);
         if budget.is_some() && !slowed.is_empty() {
             // Up to now they were counted.
-            self.look_at_activity();
+            self.note_activity();
         }
         for Slowed { process, line } in slowed {
             if !self.plan.display.quiet {

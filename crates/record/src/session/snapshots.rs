@@ -59,7 +59,7 @@ impl Session {
     pub(super) fn snapshot_of(&mut self, cut: &Cut, wanted: Wanted<'_>, last: bool, begun: Instant) -> Snapshot {
         let Wanted { detail, marks, often } = wanted;
         if !often {
-            self.look_at_activity();
+            self.note_activity();
         }
         let total = if last { cut.total } else { without_calls_under_way(cut.total) };
         let daemon = DaemonCounters {
