@@ -21,9 +21,15 @@ pub fn guardians_of(heapbpf: u32) -> Vec<u32> {
     serving(heapbpf, ["heapbpf-guardian", "hold-probes"])
 }
 
-/// The cleaners of a heapbpf that runs or has run: one if it hooks processes inline.
+/// The cleaners of a heapbpf that runs or has run: one if it hooks processes inline. Its children, which stop processes, are left out.
 pub fn cleaners_of(heapbpf: u32) -> Vec<u32> {
-    serving(heapbpf, ["heapbpf-cleaner", "take-out-hooks"])
+    let all = serving(heapbpf, ["heapbpf-cleaner", "take-out-hooks"]);
+    let is_child = |process: &&u32| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+        parent.is_some_and(|parent: u32| all.contains(&parent))
+    };
+    all.iter().filter(|process| !is_child(process)).copied().collect()
 }
 
 /// The process that demangles names for a heapbpf that runs.
