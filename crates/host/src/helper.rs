@@ -12,6 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
+/// How the names of all helpers begin, in their command lines.
+pub const NAMES: &str = "heapbpf-";
 /// How long a helper that was told to end may take for it.
 pub const LAST_WAIT: Duration = Duration::from_secs(5);
 /// How often a helper that is waited for is told to go on, should somebody have stopped it.

@@ -12,6 +12,12 @@ use crate::attaching::taking_in::TakenIn;
 use crate::budget::activity::Activity;
 use crate::cost::cpu_time;
 
+/// Whether a process is a helper of a heapbpf: the one that stops processes would have to stop itself.
+fn is_helper(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline"))
+        .is_ok_and(|line| line.starts_with(heapbpf_host::helper::NAMES.as_bytes()))
+}
+
 impl Session {
     /// Looks at the CPU time of all processes, if it is time, or hooks the busiest that is not counted yet. One at a time: records
     /// are taken in between.
@@ -30,7 +36,7 @@ impl Session {
         }
         // The busiest is taken from the end.
         for process in due.into_iter().rev() {
-            if self.attaching.is_active_target(&mut self.host, process) {
+            if self.attaching.is_active_target(&mut self.host, process) && !is_helper(process.tgid) {
                 self.due.push(process);
             } else if let Some(activity) = &mut self.attaching.activity {
                 activity.pass_over(process, now_ns);
