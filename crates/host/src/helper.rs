@@ -13,11 +13,16 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 /// How the names of all helpers begin, in their command lines.
-pub const NAMES: &str = "heapbpf-";
+const NAMES: &[u8] = b"heapbpf-";
 /// How long a helper that was told to end may take for it.
 pub const LAST_WAIT: Duration = Duration::from_secs(5);
 /// How often a helper that is waited for is told to go on, should somebody have stopped it.
 const STEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Whether a process is a helper of some heapbpf, or a child of one.
+pub fn is_helper(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(NAMES))
+}
 
 /// A helper process. Dropping it waits for its end, which its user has asked for.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ const CALLS: usize = 3;
 
 static FOUND: OnceLock<NoOpLengths> = OnceLock::new();
 
-/// What [`optimized`] has found; `None` if nobody has asked.
+/// The lengths that [`optimized`] found in this process; `None` if it has not run.
 pub fn found() -> Option<NoOpLengths> {
     FOUND.get().copied()
 }

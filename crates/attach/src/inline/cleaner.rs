@@ -97,9 +97,11 @@ impl Stopper for Connection {
         let mut word = [0];
         loop {
             self.process.await_readable(here.as_fd(), PATIENCE)?;
-            match receive(here.as_fd(), &mut word)? {
-                (1, _) if word[0] == QUESTION => send(here.as_fd(), &[u64::from(ask())], &[])?,
-                (1, _) if word[0] == ANSWER => break,
+            match receive(here.as_fd(), &mut word) {
+                Ok((1, _)) if word[0] == ANSWER => break,
+                // If the child has ended meanwhile, the next message is the end.
+                Ok((1, _)) if word[0] == QUESTION => drop(send(here.as_fd(), &[u64::from(ask())], &[])),
+                // What it has not read makes its end an error.
                 _ => return Err(io::ErrorKind::ConnectionAborted.into()),
             }
         }
@@ -111,6 +113,8 @@ impl Stopper for Connection {
 
 /// Runs as the cleaner until the daemon says that it has taken everything out (true), or the connection ends (false), and no child is left.
 pub fn serve(socket: BorrowedFd<'_>) -> bool {
+    // SAFETY: no handler of ours runs; children that end leave nothing.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     let mut word = [0];
     let is_well = loop {
         match receive(socket, &mut word) {
@@ -128,12 +132,8 @@ pub fn serve(socket: BorrowedFd<'_>) -> bool {
 
 /// Carries a request out in a child. Nobody waits for it: its end closes its connection.
 fn stop_in_child(descriptors: Descriptors) {
-    // SAFETY: no handler of ours runs; ended children leave nothing. This process has one thread, so its child may do whatever it may.
-    let child = unsafe {
-        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
-        libc::fork()
-    };
-    if child == 0 {
+    // SAFETY: this process has one thread, so its child may do whatever it may.
+    if unsafe { libc::fork() } == 0 {
         let _ = catch_unwind(AssertUnwindSafe(|| answer(descriptors)));
         // SAFETY: it ends here, without what the parent does at its end.
         unsafe { libc::_exit(0) }

@@ -7,7 +7,6 @@ use heapbpf_attach::dropped::dropped_mappings;
 use heapbpf_audit::FileAudit;
 use heapbpf_audit::Missing;
 use heapbpf_host::Host;
-use heapbpf_host::environment::php_calls_malloc;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::ModuleTable;
 use heapbpf_host::processes::Incarnation;
@@ -40,7 +39,7 @@ impl Attaching {
     /// What is hooked in a process now, or was at its end.
     pub fn audit(&self, incarnation: &Incarnation, table: &ModuleTable) -> Audit {
         let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
-        let (mut audit, mut runtimes) = (Audit::default(), BTreeSet::new());
+        let (mut audit, mut runtimes) = (Audit::default(), self.runtimes_in(incarnation));
         for look in modules.iter().filter_map(|module| self.modules.get(module)) {
             match look {
                 Look::Announces(_) if !self.standing.announces(incarnation.id.pid) => {}
@@ -48,10 +47,8 @@ impl Attaching {
                     let found = self.hooks.files.plan(*key).map(|planned| &planned.allocator);
                     audit.allocators.extend(found.filter(|name| !audit.allocators.contains(name)).cloned());
                     audit.files.extend(self.hooks.audited(*key).or_else(|| self.hooks.audited_inline(*key)).cloned());
-                    runtimes.extend(self.hooks.files.unseen_heap(*key));
                 }
-                Look::Nothing => {}
-                Look::Runtime(runtime) => drop(runtimes.insert(*runtime)),
+                Look::Nothing | Look::Runtime(_) => {}
                 Look::Refused(missing) => audit.missing.push(missing.clone()),
             }
         }
@@ -71,9 +68,6 @@ impl Attaching {
                 audit.missing.push(Missing::new(Runtime::Python.heap(), why));
             }
             None => {}
-        }
-        if runtimes.contains(&Runtime::Php) && php_calls_malloc(incarnation.id.pid) {
-            runtimes.remove(&Runtime::Php);
         }
         audit.missing.extend(runtimes.into_iter().map(Runtime::missing));
         audit.missing.extend(dropped_mappings(&incarnation.space, table));

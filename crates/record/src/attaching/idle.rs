@@ -53,10 +53,11 @@ impl Attaching {
     }
 
     /// Runtimes with heaps of their own in the files of a process that were looked at.
-    fn runtimes_in(&self, incarnation: &Incarnation) -> BTreeSet<Runtime> {
+    pub(super) fn runtimes_in(&self, incarnation: &Incarnation) -> BTreeSet<Runtime> {
         let looks = incarnation.space.modules().filter_map(|module| self.modules.get(&module));
         let runtime = |look: &Look| match look {
             Look::Runtime(runtime) => Some(*runtime),
+            Look::Announces(_) if !self.standing.announces(incarnation.id.pid) => None,
             Look::Hook(key) | Look::Announces(key) => self.hooks.files.unseen_heap(*key),
             Look::Nothing | Look::Refused(_) => None,
         };

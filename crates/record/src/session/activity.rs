@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use heapbpf_host::clock::monotonic_ns;
+use heapbpf_host::helper::is_helper;
 use heapbpf_kernel::incarnations::threads;
 use sampler_ebpf::abi::ProcessKey;
 
@@ -11,12 +12,6 @@ use super::state::Session;
 use crate::attaching::taking_in::TakenIn;
 use crate::budget::activity::Activity;
 use crate::cost::cpu_time;
-
-/// Whether a process is a helper of a heapbpf: the one that stops processes would have to stop itself.
-fn is_helper(pid: u32) -> bool {
-    std::fs::read(format!("/proc/{pid}/cmdline"))
-        .is_ok_and(|line| line.starts_with(heapbpf_host::helper::NAMES.as_bytes()))
-}
 
 impl Session {
     /// Looks at the CPU time of all processes, if it is time, or hooks the busiest that is not counted yet. One at a time: records
@@ -36,6 +31,7 @@ impl Session {
         }
         // The busiest is taken from the end.
         for process in due.into_iter().rev() {
+            // The helper that stops processes would have to stop itself.
             if self.attaching.is_active_target(&mut self.host, process) && !is_helper(process.tgid) {
                 self.due.push(process);
             } else if let Some(activity) = &mut self.attaching.activity {
