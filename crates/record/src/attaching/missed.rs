@@ -3,11 +3,28 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
+/// A target that ended before its hooks were noted.
+#[derive(Clone, Debug, Default)]
+struct MissedProcess {
+    name: Arc<str>,
+    /// The process that it was forked from, whose hooks count it if they were there by then.
+    forked: Option<Forked>,
+}
+
+/// From whom and when a process was forked that kept the program of its parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forked {
+    /// Process id of the parent.
+    pub parent: u32,
+    /// CLOCK_MONOTONIC of the fork.
+    pub since_ns: u64,
+}
+
 /// Targets that ended before one of their allocators was hooked, or soon after. The profile has nothing of them unless
 /// their figures arrive later.
 #[derive(Clone, Debug, Default)]
 pub struct Missed {
-    processes: BTreeMap<u32, Arc<str>>,
+    processes: BTreeMap<u32, MissedProcess>,
     /// Those of which it is certain that an allocator was not hooked in time. Of the others, none was known to be hooked when they
     /// ended.
     certain: BTreeSet<u32>,
@@ -24,10 +41,18 @@ impl Missed {
     /// Adds such a process, with its name if known.
     pub fn note(&mut self, pid: u32, comm: Arc<str>) {
         if self.processes.len() < Self::MOST && !self.explained.contains(&pid) {
-            let name = self.processes.entry(pid).or_default();
+            let missed = self.processes.entry(pid).or_default();
             if !comm.is_empty() {
-                *name = comm;
+                missed.name = comm;
             }
+        }
+    }
+
+    /// Adds such a process that was forked and kept its parent's program.
+    pub fn note_forked(&mut self, pid: u32, comm: Arc<str>, forked: Forked) {
+        self.note(pid, comm);
+        if let Some(missed) = self.processes.get_mut(&pid) {
+            missed.forked = Some(forked);
         }
     }
 
@@ -58,10 +83,14 @@ impl Missed {
         self.certain.remove(&pid);
     }
 
-    /// The remark in the profile. `seen`: processes that have a line in it.
-    pub fn remark(&self, seen: &HashSet<u32>) -> Option<String> {
-        let missed = self.processes.iter().filter(|(pid, _)| !seen.contains(pid));
-        let missed: Vec<&str> = missed.map(|(_, name)| &**name).collect();
+    /// The remark in the profile. `seen`: processes that have a line in it. `had_hooks`: whether the hooks of a parent counted a
+    /// child from its fork on.
+    pub fn remark(&self, seen: &HashSet<u32>, had_hooks: impl Fn(Forked) -> bool) -> Option<String> {
+        let is_missed = |pid: &u32, missed: &MissedProcess| {
+            !seen.contains(pid) && (self.certain.contains(pid) || !missed.forked.is_some_and(&had_hooks))
+        };
+        let missed = self.processes.iter().filter(|(pid, missed)| is_missed(pid, missed));
+        let missed: Vec<&str> = missed.map(|(_, missed)| &*missed.name).collect();
         let names: BTreeSet<&str> = missed.iter().copied().filter(|name| !name.is_empty()).collect();
         let named = names.iter().take(Self::NAMES).copied().collect::<Vec<_>>().join(", ");
         let others = if names.len() > Self::NAMES { ", …" } else { "" };
@@ -82,25 +111,39 @@ mod tests {
     fn the_missed_are_counted_and_named() {
         let mut missed = Missed::default();
         let nobody = HashSet::new();
-        assert_eq!(missed.remark(&nobody), None);
+        let never = |_| false;
+        assert_eq!(missed.remark(&nobody, never), None);
         for pid in 1..=7 {
             missed.note(pid, format!("n{pid}").into());
         }
         missed.forget(1);
-        let remark = missed.remark(&nobody).unwrap();
+        let remark = missed.remark(&nobody, never).unwrap();
         assert!(remark.starts_with("6 processes (n2, n3, n4, n5, n6, …) ended before"), "{remark}");
-        let remark = missed.remark(&HashSet::from([2, 3, 4, 5, 6])).unwrap();
+        let remark = missed.remark(&HashSet::from([2, 3, 4, 5, 6]), never).unwrap();
         assert!(remark.starts_with("1 process (n7) ended before"), "{remark}");
         missed.note_certain(6, "n6".into());
         missed.has_one_hooked(6);
         missed.has_one_hooked(7);
-        let remark = missed.remark(&HashSet::from([2, 3, 4, 5])).unwrap();
+        let remark = missed.remark(&HashSet::from([2, 3, 4, 5]), never).unwrap();
         assert!(remark.starts_with("1 process (n6) ended before"), "{remark}");
         missed.forget(6);
         missed.note(6, "n6".into());
         missed.has_one_hooked(6);
         missed.is_explained(7);
         missed.note(7, "n7".into());
-        assert_eq!(missed.remark(&HashSet::from([2, 3, 4, 5, 6])), None);
+        assert_eq!(missed.remark(&HashSet::from([2, 3, 4, 5, 6]), never), None);
+    }
+
+    /// A child may begin and end before it is known which files its parent maps.
+    #[test]
+    fn a_child_of_a_hooked_parent_is_not_missed() {
+        let mut missed = Missed::default();
+        let nobody = HashSet::new();
+        let forked = Forked { parent: 1, since_ns: 50 };
+        missed.note_forked(2, "child".into(), forked);
+        assert!(missed.remark(&nobody, |_| false).is_some());
+        assert_eq!(missed.remark(&nobody, |it| it == forked), None);
+        missed.note_certain(2, "child".into());
+        assert!(missed.remark(&nobody, |_| true).is_some(), "another of its allocators was hooked too late");
     }
 }

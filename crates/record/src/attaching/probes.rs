@@ -14,7 +14,7 @@ use heapbpf_host::Host;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::process::{Stat, Target};
-use heapbpf_host::processes::{HostChange, IncarnationId};
+use heapbpf_host::processes::{HostChange, Incarnation, IncarnationId};
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::control::ControlMaps;
 use heapbpf_kernel::exec_watch::ExecWatch;
@@ -25,7 +25,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::breaker::Tripped;
 use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
-use super::missed::Missed;
+use super::missed::{Forked, Missed};
 use super::others::OthersHooks;
 use super::refusals::Refusals;
 use super::taking_in::Members;
@@ -290,7 +290,12 @@ impl Attaching {
         let late = |coverage: &Coverage| (!coverage.hooked || coverage.uncovered_ns > 0) && began_in_time(coverage);
         if !self.global && is_named && self.targets.coverages.get(&pid).is_some_and(late) {
             let incarnation = host.processes().at(pid, now_ns);
-            self.missed.note(pid, incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone()));
+            let comm = incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone());
+            let forked = incarnation.and_then(|incarnation| self.forked_with_links(incarnation));
+            match forked {
+                Some(forked) => self.missed.note_forked(pid, comm, forked),
+                None => self.missed.note(pid, comm),
+            }
         }
         self.targets.end(pid, now_ns);
         self.member_ended(pid);
@@ -299,6 +304,14 @@ impl Attaching {
         if !self.is_over() {
             self.hooks.release(pid);
         }
+    }
+
+    /// From whom a process was forked, if it kept its program and links that serve every process count both.
+    fn forked_with_links(&self, child: &Incarnation) -> Option<Forked> {
+        let parent = child.info.parent_pid;
+        let is_shared = self.shares && !self.takes_in() && !self.own.contains(&parent);
+        let is_forked = is_shared && !self.last_exec.contains_key(&child.id.pid);
+        is_forked.then_some(Forked { parent, since_ns: child.since_ns })
     }
 
     /// Execs and exits that the host has told of since the last call: process id and time (CLOCK_MONOTONIC).

@@ -91,10 +91,10 @@ impl Attaching {
         let cpu = self.activity.as_ref()?.of_all(ended, |process| self.is_active_target(host, process));
         let percent = |ns: u64| units::percent(ns as f64 / cpu.all_ns.max(1) as f64);
         let short = ended.ended_uncounted;
-        let few = if short == 1 { "short one" } else { "short ones" };
+        let (few, they) = if short == 1 { ("short one", "it") } else { ("short ones", "they") };
         let those = (short > 0).then(|| {
             format!(
-                "; {} {few} ({}) ended before they could be hooked",
+                "; {} {few} ({}) ended before {they} could be hooked",
                 units::count(short as f64),
                 percent(ended.ended_uncounted_ns)
             )

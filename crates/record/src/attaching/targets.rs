@@ -171,6 +171,13 @@ impl TargetSet {
         }
     }
 
+    /// Whether a process was hooked at a time (CLOCK_MONOTONIC), in its program of then.
+    pub fn was_hooked_at(&self, pid: u32, time_ns: u64) -> bool {
+        let is_of_then = |coverage: &&Coverage| coverage.since_ns <= time_ns;
+        let mut known = [self.coverages.get(&pid), self.replaced.get(&pid)].into_iter().flatten();
+        known.find(is_of_then).is_some_and(|coverage| coverage.hooked && coverage.gap_until_ns <= time_ns)
+    }
+
     /// Notes that a process ended. A second report is ignored.
     pub fn end(&mut self, pid: u32, now_ns: u64) {
         self.named_alive.remove(&pid);
