@@ -1,6 +1,9 @@
 //! The heap as the samples show it: sums of each stack, and the sampled blocks that are live. No I/O: events in, sums out.
 
 mod births;
+mod growth;
+#[cfg(test)]
+mod leak_tests;
 mod mappings;
 #[cfg(test)]
 mod model_tests;
@@ -14,6 +17,7 @@ mod untracked;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::weight::{Inclusion, inclusion};
 use heapbpf_unwind::raw::RawStack;
@@ -22,6 +26,7 @@ use sampler_ebpf::trials::{SIZE_CLASSES, size_class};
 use slab::Slab;
 
 pub use self::births::SumsByMark;
+use self::growth::Marks;
 use self::overflow::Overflow;
 use self::reconciliation::Reconciliation;
 pub use self::reconciliation::{AfterCut, LostBlocks, LostRecords};
@@ -72,6 +77,7 @@ pub struct Heap {
     rising: bool,
     /// Whether blocks that were live when their process ended are reported apart from those in use.
     ended_apart: bool,
+    marks: Marks,
     overflow: Overflow,
     untracked: Untracked,
     reconciliation: Reconciliation,
@@ -113,6 +119,8 @@ pub struct RowSnapshot<'a> {
     pub peak: SampleSums,
     /// Ages of freed blocks, of those in use now, and of those in use when their process ended; if requested.
     pub ages: Option<Ages>,
+    /// How it grew since [`Heap::growth_since`]; if ages are requested.
+    pub growth: Option<Growth>,
 }
 
 impl Heap {
@@ -124,6 +132,7 @@ impl Heap {
 
     /// Adds a sampled allocation.
     pub fn allocate(&mut self, sample: Sample) {
+        self.marks.note(sample.time_ns);
         let row_number = self.row_of(&sample);
         let row = &mut self.rows[row_number as usize];
         row.alloc.record(sample.size_bytes, sample.trials, sample.offset, sample.key.interval);
@@ -184,6 +193,8 @@ impl Heap {
     pub fn free(&mut self, space: ProcessKey, id: u64, time_ns: u64, temporary: bool) {
         self.note_peak();
         let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.remove(&id)) else { return };
+        self.marks.note(time_ns);
+        self.note_freed(&live, time_ns);
         let weight = self.subtract_live(&live);
         self.rows[live.row as usize].ages.record(live.time_ns, time_ns, weight, temporary);
     }
@@ -213,7 +224,13 @@ impl Heap {
         for live in self.spaces.remove(&space).unwrap_or_default().values() {
             let weight = self.subtract_live(live);
             // The kernel's live map has no mappings.
-            if !live.mapped && !was_live(live.address) {
+            let was_freed = !live.mapped && !was_live(live.address);
+            if was_freed || self.ended_apart {
+                self.note_freed(live, at_ns);
+            } else {
+                self.note_left(live);
+            }
+            if was_freed {
                 lost_frees += 1;
             } else {
                 let row = &mut self.rows[live.row as usize];
@@ -231,6 +248,7 @@ impl Heap {
         self.mappings.remove(&space);
         let samples = self.spaces.remove(&space).unwrap_or_default();
         for live in samples.values() {
+            self.note_freed(live, at_ns);
             let weight = self.subtract_live(live);
             let ages = &mut self.rows[live.row as usize].ages;
             ages.record_left(live.time_ns, at_ns, ages.last_free_ns(), weight);
@@ -262,10 +280,14 @@ impl Heap {
         }
     }
 
-    /// Sums of the live blocks, by number of the row, and their ages at a time (CLOCK_MONOTONIC), if that is given.
-    fn sum_live(&self, ages_at_ns: Option<u64>) -> (Vec<SampleSums>, Option<Vec<Ages>>) {
+    /// Sums of the live blocks, by number of the row, and their ages at a time (CLOCK_MONOTONIC), if that is given, with the sums of
+    /// those that are younger than the mark of that time.
+    fn sum_live(&self, ages_at_ns: Option<u64>) -> (Vec<SampleSums>, Option<Vec<(Ages, SampleSums)>>) {
         let mut sums = vec![SampleSums::default(); self.rows.capacity()];
-        let mut ages = ages_at_ns.map(|now_ns| (now_ns, vec![Ages::default(); self.rows.capacity()]));
+        let mut ages = ages_at_ns.map(|now_ns| {
+            let since_ns = self.marks.since(now_ns).unwrap_or(now_ns);
+            (now_ns, since_ns, vec![<(Ages, SampleSums)>::default(); self.rows.capacity()])
+        });
         // Most stacks allocate blocks of one size, so the weight of the last size is kept.
         let mut known: Vec<Option<(u64, Inclusion)>> = vec![None; self.rows.capacity()];
         for live in self.spaces.values().flat_map(HashMap::values) {
@@ -276,13 +298,19 @@ impl Heap {
             if let Some((_, inclusion)) = &known[number] {
                 sums[number].record_included(live.size_bytes, live.offset, inclusion);
             }
-            if let Some((now_ns, ages)) = &mut ages {
+            if let Some((now_ns, since_ns, ages)) = &mut ages {
                 let weight = known[number].map_or(0.0, |(_, inclusion)| inclusion.weight);
                 let last_free_ns = self.rows[number].ages.last_free_ns();
-                ages[number].record_left(live.time_ns, *now_ns, last_free_ns, weight);
+                let (ages, kept) = &mut ages[number];
+                ages.record_left(live.time_ns, *now_ns, last_free_ns, weight);
+                if live.time_ns > *since_ns
+                    && let Some((_, inclusion)) = &known[number]
+                {
+                    kept.record_included(live.size_bytes, live.offset, inclusion);
+                }
             }
         }
-        (sums, ages.map(|(_, ages)| ages))
+        (sums, ages.map(|(_, _, ages)| ages))
     }
 
     /// Estimated allocations so far, by size class.
@@ -296,22 +324,25 @@ impl Heap {
     }
 
     /// Every row with its sums in use at `now_ns` (CLOCK_MONOTONIC), computed from the live blocks, so that rounding errors
-    /// do not accumulate. `ages`: with the ages of blocks.
+    /// do not accumulate. `ages`: with the ages of blocks, and with growth.
     pub fn snapshot(&mut self, now_ns: u64, ages: bool) -> impl Iterator<Item = RowSnapshot<'_>> {
         let (inuse, mut ages) = self.sum_live(ages.then_some(now_ns));
         if self.is_peak() {
             self.record_peak(&inuse);
         }
         let apart = self.ended_apart;
+        let since_ns = self.marks.since(now_ns);
         self.rows.iter().map(move |(number, row)| {
             let (mut inuse, mut at_exit) = (inuse[number], SampleSums::default());
             if apart { &mut at_exit } else { &mut inuse }.add(&row.at_exit);
-            let ages = ages.as_mut().map(|living| {
-                let mut all = std::mem::take(&mut living[number]);
+            let of_living = ages.as_mut().map(|living| std::mem::take(&mut living[number]));
+            let (ages, growth) = of_living.map_or((None, None), |(mut all, kept)| {
                 all.add(&row.ages);
-                all
+                let mut growth = since_ns.map(|since_ns| row.curve.since(since_ns)).unwrap_or_default();
+                growth.kept.add(&kept);
+                (Some(all), Some(growth))
             });
-            RowSnapshot { number, row, inuse, at_exit, peak: row.peak, ages }
+            RowSnapshot { number, row, inuse, at_exit, peak: row.peak, ages, growth }
         })
     }
 

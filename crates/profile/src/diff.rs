@@ -1,6 +1,7 @@
 //! Comparison of two profiles, stack by stack, with a significance test for growth.
 
 mod frames;
+pub(crate) mod growth;
 mod judge;
 mod stacks;
 

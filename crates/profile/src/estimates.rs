@@ -225,6 +225,12 @@ impl Pool {
         part.at_exit.add(&row.at_exit);
     }
 
+    /// Adds other samples in use in place of those of a row.
+    pub(crate) fn add_inuse(&mut self, row: &Row, inuse: &SampleSums) {
+        self.processes.insert(row.key.process);
+        self.part(row.key.interval, row.is_of_go_runtime()).inuse.add(inuse);
+    }
+
     /// Allows for allocations that were not sampled under these intervals (in trials): the pool may have no sample
     /// under one of them, but may have allocated while it was in force. A stack that Go's runtime has sampled has made no
     /// others.

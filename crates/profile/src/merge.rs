@@ -83,6 +83,7 @@ fn add(merged: &mut Profile, mut profile: Profile, modules: &mut Modules) {
     merged.header.time = merged.header.time.max(profile.header.time);
     merged.header.unread = [merged.header.unread, profile.header.unread].into_iter().flatten().reduce(Unread::with);
     merged.header.duration = merged.header.duration.saturating_add(profile.header.duration);
+    merged.header.growth_over = None;
     merged.header.recordings = merged.header.recordings.saturating_add(profile.header.recordings);
     merged.header.interval = merged.header.interval.max(profile.header.interval);
     merged.header.live &= profile.header.live;

@@ -92,6 +92,9 @@ fn add(sum: &mut Row, row: &Row) {
     if let Some(peak) = &row.peak {
         sum.peak.get_or_insert_default().add(peak);
     }
+    if let Some(growth) = &row.growth {
+        sum.growth.get_or_insert_default().add(growth);
+    }
 }
 
 /// The entry of a program, and for each of its processes the index of its first member.
@@ -202,6 +205,7 @@ fn rows(profile: &Profile, group_of: &[usize], first_member: &[usize], members: 
                 at_exit: SampleSums::default(),
                 peak: None,
                 lifetimes: None,
+                growth: None,
                 key: row.key.with(group, stack),
                 member: if is_single { row.member } else { Some(member).filter(|_| is_of_one) },
             };

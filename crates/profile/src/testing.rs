@@ -9,6 +9,7 @@ use super::model::{
     Row, RowKey, Stack, Unread,
 };
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, Hook, LinkKind, Missing, ProbeKind};
+use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
 
 /// Sums of `samples` samples of `size` bytes each under the sampling interval `interval`, in bytes.
@@ -212,6 +213,7 @@ pub fn small() -> Profile {
     let ages = vec![Octave { exponent: 30, freed: 20, left: 3 }, Octave { exponent: 33, freed: 0, left: 17 }];
     let survival = vec![(0.0, 1.0), (2.0, 0.5)];
     rows[0].lifetimes = Some(Lifetimes { median_seconds: Some(1.5), temporary: 0.25, survival, ages });
+    rows[0].growth = Some(Growth { kept: sums(3, 64, R), freed: sums(2, 128, R) });
     Profile {
         header: Header {
             version: "0.1.0".into(),
@@ -219,6 +221,7 @@ pub fn small() -> Profile {
             started: UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789),
             time: UNIX_EPOCH + Duration::new(1_700_000_030, 623_456_789),
             duration: Duration::from_millis(30_500),
+            growth_over: Some(Duration::from_millis(14_250)),
             host: "host1".into(),
             ..Header::new(R, Criterion::Bytes)
         },

@@ -91,6 +91,7 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         rows: Vec::new(),
         header: Header {
             samples_known: false,
+            growth_over: None,
             started: later.profile.header.started + earlier.profile.header.duration,
             duration: later.profile.header.duration.saturating_sub(earlier.profile.header.duration),
             ..later.profile.header.clone()
@@ -214,7 +215,7 @@ fn push(rows: &mut Vec<Row>, row: &Row, process: usize, Sums { alloc, inuse, at_
     let (alloc, at_exit) = (grown(alloc), grown(at_exit));
     if [alloc, inuse, at_exit].iter().any(|sums| sums.bytes != 0.0 || sums.objects != 0.0) {
         let row = row.clone().with_process(process);
-        rows.push(Row { alloc, inuse, at_exit, peak: None, lifetimes: None, ..row });
+        rows.push(Row { alloc, inuse, at_exit, peak: None, lifetimes: None, growth: None, ..row });
     }
 }
 

@@ -4,11 +4,36 @@
 use std::f64::consts::SQRT_2;
 use std::sync::OnceLock;
 
+use serde::{Deserialize, Serialize};
 use statrs::function::erf::erfc;
 
 use super::binomial::at_least;
 use super::gamma::{LARGE, log_factorial, lower_series, tails, upper_series};
 use super::interval::{self, Interval, Sampled};
+use super::sums::SampleSums;
+
+/// How memory in use changed since a moment, as two independent sets of samples. What was in use all the time is in neither, so it adds
+/// nothing to the error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Growth {
+    /// Allocated since, and in use.
+    pub kept: SampleSums,
+    /// In use at that moment, and freed since.
+    pub freed: SampleSums,
+}
+
+impl Growth {
+    /// Adds other samples of the same sampling interval.
+    pub fn add(&mut self, other: &Self) {
+        self.kept.add(&other.kept);
+        self.freed.add(&other.freed);
+    }
+
+    /// Whether there is a sample.
+    pub const fn is_known(&self) -> bool {
+        self.kept.samples > 0 || self.freed.samples > 0
+    }
+}
 
 /// What one profile says about a stack, in trials of one sampling interval.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -110,7 +110,7 @@ pub struct ReportArgs {
     /// What the table has rows for
     #[arg(long, value_name = "WHAT", value_parser = names::tables())]
     pub by: Option<By>,
-    /// Leak suspects instead of the table: what lives far beyond the lifetimes of its stack, and what only grows
+    /// Leak suspects instead of the table: what grows, by bytes per second, and what lives far beyond the lifetimes of its stack
     #[arg(long, conflicts_with_all = ["by", "tree", "callers"])]
     pub suspects: bool,
     /// A tree of calls instead of the table, from the outermost functions down

@@ -268,7 +268,8 @@ fn one_that_is_away_for_ever_costs_bounded_disk() {
     assert!(taken.iter().all(|request| request.line == "POST /profiles?from=test HTTP/1.1"));
     let parts: Vec<Part> = taken.iter().map(|request| of_pprof(&request.body)).collect();
     assert!(parts.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{parts:?}");
-    let gaps = parts.windows(2).filter(|pair| pair[0].end_ns != pair[1].begin_ns).count();
+    // One that was being sent while it had to make room arrives all the same, without those after it.
+    let gaps = parts.windows(2).skip(1).filter(|pair| pair[0].end_ns != pair[1].begin_ns).count();
     assert_eq!(gaps, 1, "between the two recordings: {parts:?}");
     assert_eq!(size(folder.path()), 0);
 }

@@ -55,6 +55,7 @@ impl Heap {
             if self.shrink(space, id, bytes)
                 && let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.remove(&id))
             {
+                self.note_freed(&live, self.marks.last_event_ns());
                 self.subtract_live(&live);
             }
         }

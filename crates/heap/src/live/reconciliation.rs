@@ -171,7 +171,9 @@ impl Heap {
                 keeps
             });
         }
+        let by_ns = self.marks.last_event_ns();
         for live in &freed {
+            self.note_freed(live, by_ns);
             self.subtract_live(live);
         }
         let lost = LostRecords { frees: freed.len() as u64, allocations: unknown.len() as u64 };

@@ -2,6 +2,7 @@
 
 use heapbpf_statistics::sums::SampleSums;
 
+use super::growth::Curve;
 use crate::ages::Ages;
 use crate::sample::SampleKey;
 
@@ -26,6 +27,8 @@ pub struct HeapRow {
     pub(super) at_exit: SampleSums,
     /// Sums at the peak.
     pub(super) peak: SampleSums,
+    /// How it grew since some moments, besides its live blocks.
+    pub(super) curve: Curve,
 }
 
 impl HeapRow {
@@ -41,6 +44,7 @@ impl HeapRow {
             live: 0,
             at_exit: SampleSums::default(),
             peak: SampleSums::default(),
+            curve: Curve::default(),
         }
     }
 
@@ -53,6 +57,7 @@ impl HeapRow {
         self.live += other.live;
         self.at_exit.add(&other.at_exit);
         self.peak.add(&other.peak);
+        self.curve.add(&other.curve);
     }
 
     /// Sums of the blocks that were live when the process ended.

@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use heapbpf_statistics::sums::SampleSums;
 use sampler_ebpf::abi::ProcessKey;
 
+use super::growth::Curve;
 use super::{Heap, LiveSample};
 use crate::ages::Ages;
 use crate::sample::Sample;
@@ -83,6 +84,7 @@ impl Heap {
         self.untracked.since.insert(space, since_ns);
         for (_, row) in self.rows.iter_mut().filter(|(_, row)| row.key.process == space) {
             row.ages = Ages::default();
+            row.curve = Curve::default();
             row.peak = SampleSums::default();
         }
         self.peak_bytes = self.rows.iter().map(|(_, row)| row.peak.bytes).sum();

@@ -26,6 +26,8 @@ pub struct Header {
     pub unread: Option<Unread>,
     /// Length of the recording; the sum of lengths for a merged profile.
     pub duration: Duration,
+    /// Length of the last part of the recording over which rows tell how they grew; `None` if they do not.
+    pub growth_over: Option<Duration>,
     /// Number of recordings: 1, except for a merged profile.
     pub recordings: u32,
     /// Whether frees were followed. If not (`--no-live`), there are no figures in use.
@@ -61,6 +63,7 @@ impl Header {
             time: SystemTime::UNIX_EPOCH,
             unread: None,
             duration: Duration::ZERO,
+            growth_over: None,
             recordings: 1,
             live: true,
             ended_apart: false,

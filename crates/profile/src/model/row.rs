@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival::Lifetimes;
 
@@ -24,6 +25,8 @@ pub struct Row {
     pub peak: Option<SampleSums>,
     /// Lifetimes of the sampled blocks, if they were followed.
     pub lifetimes: Option<Lifetimes>,
+    /// How what is in use changed over the last [`Header::growth_over`](super::Header::growth_over), if it did and that is known.
+    pub growth: Option<Growth>,
     /// The only member of the row's process that it is of (by its index), if rows of several were put together.
     pub member: Option<usize>,
 }
@@ -32,7 +35,7 @@ impl Row {
     /// A row without samples.
     pub fn new(key: RowKey<usize, Arc<str>, Arc<Stack>>) -> Self {
         let none = SampleSums::default();
-        Self { key, alloc: none, inuse: none, at_exit: none, peak: None, lifetimes: None, member: None }
+        Self { key, alloc: none, inuse: none, at_exit: none, peak: None, lifetimes: None, growth: None, member: None }
     }
 
     /// Whether it stands for lost samples ([`crate::lost_samples`]): it has estimates of allocation, but no samples.

@@ -7,9 +7,8 @@ use super::chain::Call;
 use super::resident::unaccounted_bytes;
 use super::stacks::{Group, groups, judged_groups};
 use super::summary::{given_up, listed_in};
-use super::suspects::{Growing, Suspect, ages, in_use, only_growing, suspects};
+use super::suspects::{Found, Why, ages, find, rate};
 use super::{Context, plural};
-use crate::intern::NO_STACK;
 use crate::report::text::{Style, clip, wrap};
 use crate::units;
 use crate::value::Value;
@@ -20,8 +19,6 @@ const PLACES: usize = 3;
 const LEAST_SHARE: f64 = 0.01;
 /// Placeholder for a file that does not exist yet.
 const NO_FILE: &str = "FILE";
-/// Maximum number of functions named in one line.
-const NAMED: usize = 2;
 /// Fewer samples have wide error bars.
 const FEW_SAMPLES: u64 = 30;
 /// Share of stacks without names from which on names come first.
@@ -43,11 +40,10 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
 /// Lines of the answer, without the line of the largest functions.
 pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String> {
     let all = judged_groups(context);
-    let (suspects, judged) = suspects(&all);
-    let growing = only_growing(context, &all);
+    let found = find(context, &all);
     let mut lines = Vec::new();
     if context.profile.header.live {
-        lines.extend(said(context, "growing", &growth(context, &all, &suspects, judged, &growing), Style::Plain));
+        lines.extend(said(context, "growing", &growth(context, &all, &found), Style::Plain));
     }
     let mut missed = Vec::new();
     let unaccounted = unaccounted_bytes(context);
@@ -82,7 +78,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
             most_lines(context),
         ));
     }
-    if let Some(next) = next(context, groups, !suspects.is_empty(), !growing.is_empty()) {
+    if let Some(next) = next(context, groups, !found.suspects.is_empty()) {
         lines.extend(said(context, "next", &next, Style::Bold));
     }
     lines
@@ -131,47 +127,37 @@ fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
     large.map(|function| (Style::Plain, text(function))).collect()
 }
 
-fn growth(context: &Context, groups: &[Group], suspects: &[Suspect], judged: u64, growing: &[Growing]) -> String {
-    let bytes = |groups: &mut dyn Iterator<Item = &Group>| units::bytes(groups.map(in_use).sum());
-    if !suspects.is_empty() {
-        let held = bytes(&mut suspects.iter().map(|suspect| suspect.group));
-        let (who, keeps) = titles(context, suspects.iter().map(|suspect| suspect.group), ["keeps", "keep"]);
-        return format!("likely: {who} {keeps} blocks far beyond their usual ages ({held})");
-    }
-    if !growing.is_empty() {
-        let held = bytes(&mut growing.iter().map(|growing| growing.group));
-        let (who, frees) = titles(context, growing.iter().map(|growing| growing.group), ["frees", "free"]);
-        return format!("{who} {frees} nothing, {held} so far: a leak, or a cache that fills");
+/// What grows most, and why that is suspected.
+fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
+    if let [first, others @ ..] = found.suspects.as_slice() {
+        let name = clip(&first.name, context.width / 3);
+        let how_much = match &first.grown {
+            Some(grown) => {
+                let (rate, bounds) = rate(grown);
+                format!("{rate}{bounds}")
+            }
+            None => format!("keeps {}", units::bytes(first.inuse_bytes())),
+        };
+        let why = match first.why {
+            Why::FreesNothing { .. } => {
+                format!("nothing freed in {}", units::duration(context.profile.header.duration))
+            }
+            Why::Outlives { .. } => "some blocks far outlive the others".to_owned(),
+            Why::Grows => format!("{} in use", units::bytes(first.inuse_bytes())),
+        };
+        let more = match others.len() as u64 {
+            0 => String::new(),
+            more => format!("; and {}", plural(more, "other function")),
+        };
+        return format!("{name} {how_much}, {why}{more}");
     }
     if groups.iter().any(|group| !ages(group).is_empty()) {
-        return format!("nothing stands out ({} judged)", plural(judged, "stack"));
+        return format!("nothing stands out ({} judged)", plural(found.judged, "stack"));
     }
     if context.whole.samples(Value::InuseSpace) == 0 && context.profile.header.samples_known {
         return "no: nothing that was sampled is in use".into();
     }
     "not known: only .json has ages of blocks; `heapbpf diff` compares two files".into()
-}
-
-/// The titles of these stacks as the subject of a sentence, and the form of the verb that agrees with it.
-fn titles<'a>(
-    context: &Context,
-    groups: impl Iterator<Item = &'a Group<'a>>,
-    verb: [&'static str; 2],
-) -> (String, &'static str) {
-    let mut names: Vec<String> = Vec::new();
-    for group in groups {
-        let name = group.chain(context).into_iter().next().map_or_else(|| NO_STACK.to_owned(), |(call, _)| call.name);
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    let number = names.len();
-    let named: Vec<String> = names.iter().take(NAMED).map(|name| clip(name, context.width / 3)).collect();
-    let who = match number.saturating_sub(NAMED) {
-        0 => named.join(" and "),
-        more => format!("{} and {}", named.join(", "), plural(more as u64, "other function")),
-    };
-    (who, verb[usize::from(number > 1)])
 }
 
 /// The file that suggested commands name: the one that was read or written, or a placeholder.
@@ -183,7 +169,7 @@ pub(super) fn readable_file(context: &Context) -> String {
 }
 
 /// A command that leads on from here.
-fn next(context: &Context, groups: &[Group], suspects: bool, growing: bool) -> Option<String> {
+fn next(context: &Context, groups: &[Group], suspects: bool) -> Option<String> {
     let (profile, options) = (context.profile, context.options);
     let file = readable_file(context);
     let (first, file) = if file == NO_FILE { ("record with -o x.json, then ", "x.json") } else { ("", &*file) };
@@ -200,7 +186,7 @@ fn next(context: &Context, groups: &[Group], suspects: bool, growing: bool) -> O
             format!("{first}heapbpf report --symbolize {file} (many functions have no name)")
         });
     }
-    if (suspects || growing) && !options.suspects && profile.header.live {
+    if suspects && !options.suspects && profile.header.live {
         let suspects = "heapbpf report --suspects";
         return Some(if has_ages {
             format!("{suspects} {file}")

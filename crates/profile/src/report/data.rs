@@ -3,8 +3,8 @@
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 
-use super::stacks::{Group, groups};
-use super::suspects::{Growing, Suspect};
+use super::stacks::{Group, groups, judged_groups};
+use super::suspects::{Suspect, Why};
 use super::tree::{Node, ROOT};
 use super::{By, Context, FrameView, ReportOptions, Tree, by, subject, suspects, tree};
 use crate::escape::{escaped, pretty_json};
@@ -228,36 +228,54 @@ fn of_tree(context: &Context, tree: &Tree) -> Table {
 }
 
 fn of_suspects(context: &Context) -> Table {
-    let groups = groups(context);
-    let (found, _) = suspects::suspects(&groups);
-    let growing = suspects::only_growing(context, &groups);
+    let groups = judged_groups(context);
+    let found = suspects::find(context, &groups);
     let keys = |why: &str, group: &Group| {
         let mut keys = vec![Cell::Text(why.to_owned())];
         keys.extend(stack_keys(context, group));
         keys
     };
-    let suspect = |Suspect { group, found, q_value }: &Suspect| Row {
-        keys: keys("outlives", group),
-        pool: group.pool.clone(),
-        more: vec![
-            Cell::Number(*q_value),
-            Cell::Number(found.usual_seconds),
-            Cell::Count(found.freed),
-            Cell::Number(found.beyond_seconds),
-            Cell::Count(found.older),
-            Cell::Count(found.freed_beyond),
-            Cell::Number(found.expected_beyond),
-        ],
-    };
-    let grows = |Growing { group, .. }: &Growing| Row {
-        keys: keys("only grows", group),
-        pool: group.pool.clone(),
-        more: (0..7).map(|at| if at == 2 { Cell::Count(0) } else { Cell::Nothing }).collect(),
+    let number = |value: Option<f64>| value.map_or(Cell::Nothing, Cell::Number);
+    let suspect = |suspect: &Suspect| {
+        let first = suspect.stacks.first()?;
+        let mut pool = Pool::default();
+        suspect.stacks.iter().flat_map(|group| &group.rows).for_each(|row| pool.add(row));
+        pool.allow_for(&context.intervals);
+        let per_second = suspect.grown.map(|grown| grown.per_second);
+        let mut more = vec![
+            number(per_second.map(|it| it.estimate)),
+            number(per_second.and_then(|it| it.low)),
+            number(per_second.and_then(|it| it.high)),
+        ];
+        more.extend(match &suspect.why {
+            Why::Outlives { found, q_value } => [
+                Cell::Number(*q_value),
+                Cell::Number(found.usual_seconds),
+                Cell::Count(found.freed),
+                Cell::Number(found.beyond_seconds),
+                Cell::Count(found.older),
+                Cell::Count(found.freed_beyond),
+                Cell::Number(found.expected_beyond),
+            ],
+            _ => std::array::from_fn(|_| Cell::Nothing),
+        });
+        Some(Row { keys: keys(suspect.why.name(), first), pool, more })
     };
     Table {
         keys: ["why"].into_iter().chain(STACK_KEYS).collect(),
-        more: vec!["q_value", "usual_seconds", "freed", "beyond_seconds", "older", "freed_beyond", "expected_beyond"],
-        rows: found.iter().map(suspect).chain(growing.iter().map(grows)).collect(),
+        more: vec![
+            "growth_per_second",
+            "growth_low",
+            "growth_high",
+            "q_value",
+            "usual_seconds",
+            "freed",
+            "beyond_seconds",
+            "older",
+            "freed_beyond",
+            "expected_beyond",
+        ],
+        rows: found.suspects.iter().filter_map(suspect).collect(),
     }
 }
 

@@ -5,6 +5,8 @@ use std::path::Path;
 use super::*;
 use crate::model::{Lifetimes, Octave};
 use crate::testing;
+use heapbpf_statistics::growth::Growth;
+use heapbpf_statistics::sums::SampleSums;
 
 fn check(name: &str, profile: &Profile, options: ReportOptions) {
     let found = report(profile, &options);
@@ -22,6 +24,8 @@ pub(super) fn leaking() -> Profile {
     let octave = |exponent, freed, left| Octave { exponent, freed, left };
     let with = |ages| Some(Lifetimes { median_seconds: Some(0.02), survival: vec![(0.02, 0.5)], temporary: 0.0, ages });
     profile.rows[0].lifetimes = with(vec![octave(24, 900, 0), octave(25, 30, 0), octave(29, 0, 4), octave(33, 0, 16)]);
+    profile.rows[0].growth = Some(Growth { kept: testing::sums(12, 70_000, 512 << 10), freed: SampleSums::default() });
+    profile.rows[4].growth = Some(Growth { kept: testing::sums(9, 4_096, 512 << 10), freed: SampleSums::default() });
     profile.rows[3].lifetimes = with(vec![octave(24, 40, 0), octave(33, 1, 0)]);
     profile.rows[4].lifetimes = with(vec![octave(30, 0, 5), octave(33, 0, 4)]);
     profile

@@ -1,126 +1,288 @@
-//! Leak suspects: stacks some of whose blocks live far beyond the lifetimes of the others.
+//! Leak suspects: functions whose memory in use grows, or keeps blocks far beyond the lifetimes of the others of the same stack.
+//!
+//! Stacks are judged one by one, and then put together by function: a leak is not averaged away among the other stacks.
+
+use std::collections::HashMap;
 
 use heapbpf_statistics::growth::q_values;
 use heapbpf_statistics::outliving::{self, Octave, Outliving};
 
 use super::stacks::{Group, INDENT, judged_groups};
 use super::{Context, chain, plural};
+use crate::diff::growth::{Grown, growth};
+use crate::intern::NO_STACK;
+use crate::model::Row;
 use crate::report::text::{Style, clip, width, wrap};
-use crate::units;
+use crate::units::{self, ByteUnit};
 use crate::value::Value;
 
-/// q-value up to which a stack is listed: the share of listed ones that is expected to be chance, at most.
-const CHANCE: f64 = 0.05;
+/// q-value up to which a stack is listed: the share of listed ones that is expected to be chance, at most. Growth is looked at again and
+/// again, so it is small.
+const CHANCE: f64 = 0.01;
 /// Suspects in a report that does not ask for them.
 const FEW: usize = 3;
 /// Lines for the calls of a stack.
 const STACK_LINES: usize = 2;
+/// Samples from which a stack that has grown before and does so no more is called full.
+const MANY: u64 = 8;
 
-/// A stack, and what was found.
+/// Why a stack is suspected.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Why {
+    /// It grows, and none of its samples was freed. `left`: samples in use.
+    FreesNothing { left: u64 },
+    /// Some of its blocks live far beyond the lifetimes of the others.
+    Outlives { found: Outliving, q_value: f64 },
+    /// It grows, though it frees blocks of all ages.
+    Grows,
+}
+
+impl Why {
+    /// Name in CSV and JSON.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::FreesNothing { .. } => "only grows",
+            Self::Outlives { .. } => "outlives",
+            Self::Grows => "grows",
+        }
+    }
+}
+
+/// A function with the stacks of it that are suspected.
 pub(super) struct Suspect<'a> {
+    /// Its name.
+    pub(super) name: String,
+    /// Its stacks, the one that grows most first.
+    pub(super) stacks: Vec<&'a Group<'a>>,
+    /// Of its first stack.
+    pub(super) why: Why,
+    /// Of all its stacks together; `None` if the profile does not tell.
+    pub(super) grown: Option<Grown>,
+}
+
+impl Suspect<'_> {
+    pub(super) fn inuse_bytes(&self) -> f64 {
+        self.stacks.iter().map(|group| in_use(group)).sum()
+    }
+}
+
+/// A stack that has grown before, and does so no more.
+pub(super) struct Full<'a> {
     pub(super) group: &'a Group<'a>,
-    pub(super) found: Outliving,
-    pub(super) q_value: f64,
+    /// Age of its youngest block, in seconds.
+    pub(super) seconds: f64,
 }
 
-/// A stack of which nothing was freed, and that is still growing.
-pub(super) struct Growing<'a> {
-    pub(super) group: &'a Group<'a>,
-    /// Samples in use.
-    pub(super) left: u64,
-    /// Those of them that are younger than half of the recording.
-    pub(super) young: u64,
+/// What was found.
+pub(super) struct Found<'a> {
+    /// Suspects, the one that grows most first.
+    pub(super) suspects: Vec<Suspect<'a>>,
+    /// Number of stacks that could be judged.
+    pub(super) judged: u64,
+    /// Stacks that are full, the largest first.
+    pub(super) full: Vec<Full<'a>>,
 }
 
-/// Lines of a report that does not ask for suspects; empty if there is none.
-pub(super) fn brief(context: &Context) -> Vec<String> {
-    let groups = judged_groups(context);
-    let (suspects, judged) = suspects(&groups);
-    if suspects.is_empty() {
-        return Vec::new();
-    }
-    let mut lines = listed(context, &suspects, judged, FEW);
-    if suspects.len() > FEW {
-        lines.push(context.paint(Style::Dim, "  … (heapbpf report --suspects has all)"));
-    }
-    lines
+/// What is known of a stack.
+struct Judged<'a> {
+    group: &'a Group<'a>,
+    ages: Vec<Octave>,
+    outliving: Option<Outliving>,
+    grown: Option<Grown>,
 }
 
-/// Lines of the report of suspects: those that were found, and stacks of which nothing was freed.
-pub(super) fn section(context: &Context) -> Vec<String> {
-    let groups = judged_groups(context);
-    let top = context.options.top;
-    if !groups.iter().any(|group| !ages(group).is_empty()) {
-        let why = "this profile has no ages of samples: only .json of a recording that followed frees has them";
-        let mut lines = vec![context.heading("Leak suspects")];
-        lines.extend(wrap(why, context.width - 2).iter().map(|line| format!("  {line}")));
-        return lines;
+impl Judged<'_> {
+    fn left(&self) -> u64 {
+        self.ages.iter().map(|octave| octave.left).sum()
     }
-    let (suspects, judged) = suspects(&groups);
-    let mut lines = if suspects.is_empty() {
-        let about = format!(" · none of {} that can be judged", plural(judged, "stack"));
-        vec![context.heading("Leak suspects") + &context.paint(Style::Dim, &about)]
-    } else {
-        listed(context, &suspects, judged, top)
+
+    fn frees_nothing(&self) -> bool {
+        self.ages.iter().all(|octave| octave.freed == 0)
+    }
+}
+
+/// What suspects are ordered by: how fast they grow at least, so that what is certain comes before what may be chance.
+fn certain_growth(grown: Option<Grown>) -> f64 {
+    grown.map_or(f64::NEG_INFINITY, |grown| grown.per_second.low.unwrap_or(grown.per_second.estimate))
+}
+
+/// Judges stacks.
+pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> Found<'a> {
+    let confidence = context.options.confidence;
+    let of = |group: &'a Group<'a>| {
+        let has_changed = group.rows.iter().any(|row| row.growth.is_some());
+        let ages = ages(group);
+        let outliving = outliving::outliving(&ages);
+        let grown = || growth(context.profile, &group.rows, confidence);
+        Judged { group, ages, outliving, grown: if has_changed { grown() } else { None } }
     };
-    lines.extend(growing(context, &groups, top));
-    lines
+    let all: Vec<Judged> = groups.iter().map(of).collect();
+    let q_of = |p_values: Vec<Option<f64>>| {
+        let tested: Vec<f64> = p_values.iter().copied().flatten().collect();
+        let mut q_values = q_values(&tested).into_iter();
+        p_values.into_iter().map(move |p| p.and_then(|_| q_values.next()).unwrap_or(1.0)).collect::<Vec<f64>>()
+    };
+    let q_outlives = q_of(all.iter().map(|it| it.outliving.as_ref().map(|found| found.p_value)).collect());
+    let q_grows = q_of(all.iter().map(|it| it.grown.and_then(|grown| grown.p_value)).collect());
+    let is_judged = |it: &&Judged| it.outliving.is_some() || it.grown.is_some_and(|grown| grown.p_value.is_some());
+    let judged = all.iter().filter(is_judged).count() as u64;
+
+    let mut suspected: Vec<(&Judged, Why)> = Vec::new();
+    for ((it, q_outlives), q_grows) in all.iter().zip(q_outlives).zip(q_grows) {
+        let why = match it.outliving {
+            Some(found) if q_outlives <= CHANCE => Some(Why::Outlives { found, q_value: q_outlives }),
+            _ if q_grows <= CHANCE && it.frees_nothing() => Some(Why::FreesNothing { left: it.left() }),
+            _ if q_grows <= CHANCE => Some(Why::Grows),
+            // Older profiles do not tell how much a stack grew.
+            _ => only_grows(context, it).then(|| Why::FreesNothing { left: it.left() }),
+        };
+        suspected.extend(why.map(|why| (it, why)));
+    }
+    let order = |it: &Judged| (certain_growth(it.grown), in_use(it.group));
+    suspected.sort_by(|(a, _), (b, _)| {
+        let (a, b) = (order(a), order(b));
+        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
+    });
+    let suspects = by_function(context, &suspected);
+    let mut full: Vec<Full> = all.iter().filter_map(|it| full(context, it)).collect();
+    full.sort_by(|a, b| in_use(b.group).total_cmp(&in_use(a.group)));
+    Found { suspects, judged, full }
+}
+
+/// Puts stacks with the same title together.
+fn by_function<'a>(context: &Context, suspected: &[(&Judged<'a>, Why)]) -> Vec<Suspect<'a>> {
+    let mut suspects: Vec<Suspect> = Vec::new();
+    let mut known: HashMap<(String, String), usize> = HashMap::new();
+    for (it, why) in suspected {
+        let title = it.group.chain(context).into_iter().next().map(|(call, _)| call.name);
+        let name = title.unwrap_or_else(|| NO_STACK.to_owned());
+        let index = *known.entry((it.group.name.clone().into_owned(), name.clone())).or_insert_with(|| {
+            suspects.push(Suspect { name, stacks: Vec::new(), why: *why, grown: it.grown });
+            suspects.len() - 1
+        });
+        suspects[index].stacks.push(it.group);
+    }
+    for suspect in suspects.iter_mut().filter(|suspect| suspect.stacks.len() > 1) {
+        let rows: Vec<&Row> = suspect.stacks.iter().flat_map(|group| group.rows.iter().copied()).collect();
+        suspect.grown = growth(context.profile, &rows, context.options.confidence);
+    }
+    let order = |suspect: &Suspect| (certain_growth(suspect.grown), suspect.inuse_bytes());
+    suspects.sort_by(|a, b| {
+        let (a, b) = (order(a), order(b));
+        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
+    });
+    suspects
+}
+
+/// Whether nothing of a stack was freed while it grew, by the ages of its blocks.
+fn only_grows(context: &Context, it: &Judged) -> bool {
+    let half_ns = (context.profile.header.duration / 2).as_nanos().max(1).ilog2();
+    let young: u64 = it.ages.iter().filter(|octave| octave.exponent < half_ns).map(|octave| octave.left).sum();
+    let is_growing = it.frees_nothing() && young > 0 && young < it.left();
+    context.profile.header.growth_over.is_none() && is_growing && in_use(it.group) > 0.0
+}
+
+/// A stack that was filled and has not changed since.
+fn full<'a>(context: &Context, it: &Judged<'a>) -> Option<Full<'a>> {
+    let over = context.profile.header.growth_over?.as_secs_f64();
+    let youngest = it.ages.iter().filter(|octave| octave.left > 0).map(|octave| octave.exponent).min()?;
+    let has_stopped = it.grown.is_none() && it.frees_nothing() && it.left() >= MANY && in_use(it.group) > 0.0;
+    has_stopped.then(|| Full { group: it.group, seconds: Octave::begin_seconds(youngest).max(over) })
 }
 
 pub(super) fn ages(group: &Group) -> Vec<Octave> {
     outliving::added(group.lifetimes.iter().map(|(lifetimes, _)| lifetimes.ages.as_slice()))
 }
 
-/// Suspects by their bytes in use, and the number of stacks that could be judged.
-pub(super) fn suspects<'a>(groups: &'a [Group<'a>]) -> (Vec<Suspect<'a>>, u64) {
-    let judged: Vec<(&Group, Outliving)> =
-        groups.iter().filter_map(|group| outliving::outliving(&ages(group)).map(|found| (group, found))).collect();
-    let q_values = q_values(&judged.iter().map(|(_, found)| found.p_value).collect::<Vec<_>>());
-    let number = judged.len() as u64;
-    let all = judged.into_iter().zip(q_values);
-    let mut suspects: Vec<Suspect> = all
-        .map(|((group, found), q_value)| Suspect { group, found, q_value })
-        .filter(|it| it.q_value <= CHANCE)
-        .collect();
-    suspects.sort_by(|a, b| in_use(b.group).total_cmp(&in_use(a.group)));
-    (suspects, number)
-}
-
-pub(super) fn in_use(group: &Group) -> f64 {
+fn in_use(group: &Group) -> f64 {
     group.pool.total(Value::InuseSpace) + group.pool.total(Value::AtExitSpace)
 }
 
-fn listed(context: &Context, suspects: &[Suspect], judged: u64, wanted: usize) -> Vec<String> {
-    let title = "Leak suspects";
-    let about = format!(
-        " · {} of {} that can be judged · at most {} of them are expected to be chance",
-        units::count(suspects.len() as f64),
-        plural(judged, "stack"),
-        units::percent(CHANCE)
-    );
-    let about = clip(&about, context.width.saturating_sub(width(title)));
-    let mut lines = vec![context.heading(title) + &context.paint(Style::Dim, &about)];
-    for (number, Suspect { group, found, q_value }) in suspects.iter().take(wanted).enumerate() {
-        lines.push(head(context, number, group, &format!("q-value {}", q(*q_value))));
-        lines.extend(calls(context, group));
-        lines.extend(evidence(context, found));
+/// `+41.0 KiB/s [33.0, 50.2]`, and without an interval `+41.0 KiB/s`.
+pub(super) fn rate(grown: &Grown) -> (String, String) {
+    let per_second = &grown.per_second;
+    let unit = ByteUnit::of(per_second.estimate.abs());
+    let figure = |value: f64| if value < 0.0 { format!("−{}", unit.figure(-value)) } else { unit.figure(value) };
+    let plus = if per_second.estimate > 0.0 { "+" } else { "" };
+    let bounds = match (per_second.low, per_second.high) {
+        (Some(low), Some(high)) if low < high => format!(" [{}, {}]", figure(low), figure(high)),
+        _ => String::new(),
+    };
+    (format!("{plus}{} {}/s", figure(per_second.estimate), unit.name()), bounds)
+}
+
+/// Lines of a report that does not ask for suspects; empty if there is none.
+pub(super) fn brief(context: &Context) -> Vec<String> {
+    let groups = judged_groups(context);
+    let found = find(context, &groups);
+    if found.suspects.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = listed(context, &found, FEW);
+    if found.suspects.len() > FEW {
+        lines.push(context.paint(Style::Dim, "  … (heapbpf report --suspects has all)"));
     }
     lines
 }
 
-/// ` 1  1.20 MiB [0.9, 1.5] in use · q-value 1e-9`.
-fn head(context: &Context, number: usize, group: &Group, about: &str) -> String {
-    let held = group.pool.total(Value::InuseSpace) <= 0.0 && group.pool.total(Value::AtExitSpace) > 0.0;
-    let (value, what) = if held { (Value::AtExitSpace, "at exit") } else { (Value::InuseSpace, "in use") };
+/// Lines of the report of suspects: those that were found, and stacks that are full.
+pub(super) fn section(context: &Context) -> Vec<String> {
+    let groups = judged_groups(context);
+    let top = context.options.top;
+    let found = find(context, &groups);
+    if !groups.iter().any(|group| !ages(group).is_empty()) {
+        let why = "this profile has no ages of samples: only .json of a recording that followed frees has them";
+        let mut lines = vec![context.heading("Leak suspects")];
+        lines.extend(wrap(why, context.width - 2).iter().map(|line| format!("  {line}")));
+        return lines;
+    }
+    let mut lines = if found.suspects.is_empty() {
+        let about = format!(" · none ({} judged)", plural(found.judged, "stack"));
+        vec![context.heading("Leak suspects") + &context.paint(Style::Dim, &about)]
+    } else {
+        listed(context, &found, top)
+    };
+    lines.extend(no_longer_growing(context, &found.full, top));
+    lines
+}
+
+fn listed(context: &Context, found: &Found, wanted: usize) -> Vec<String> {
+    let title = "Leak suspects";
+    let about = format!(
+        " · {} · {} judged · at most {} are chance",
+        plural(found.suspects.len() as u64, "function"),
+        plural(found.judged, "stack"),
+        units::percent(CHANCE)
+    );
+    let about = clip(&about, context.width.saturating_sub(width(title)));
+    let mut lines = vec![context.heading(title) + &context.paint(Style::Dim, &about)];
+    for (number, suspect) in found.suspects.iter().take(wanted).enumerate() {
+        let Some(first) = suspect.stacks.first() else { continue };
+        let figure = suspect.grown.as_ref().map_or_else(|| held(context, first), rate);
+        let in_use = suspect.grown.map(|_| format!(" · {} in use", units::bytes(suspect.inuse_bytes())));
+        let several = (suspect.stacks.len() > 1).then(|| format!(" · {} stacks", suspect.stacks.len()));
+        let about = [in_use, several].into_iter().flatten().collect::<String>();
+        lines.push(head(context, number, &figure, &about));
+        lines.extend(calls(context, first));
+        lines.extend(indented(context, &evidence(context, suspect)));
+    }
+    lines
+}
+
+/// ` 1  +41.0 KiB/s [33.0, 50.2] · 2.10 MiB in use`.
+fn head(context: &Context, number: usize, (amount, more): &(String, String), about: &str) -> String {
+    let number = context.paint(Style::Dim, &format!("{:>2}", number + 1));
+    let amount = context.paint(Style::Bold, amount);
+    format!("{number}  {amount}{}", context.paint(Style::Dim, &format!("{more}{about}")))
+}
+
+/// What a stack has in use, or held at exit, and its interval.
+fn held(context: &Context, group: &Group) -> (String, String) {
+    let is_at_exit = group.pool.total(Value::InuseSpace) <= 0.0 && group.pool.total(Value::AtExitSpace) > 0.0;
+    let (value, what) = if is_at_exit { (Value::AtExitSpace, "at exit") } else { (Value::InuseSpace, "in use") };
     let figure = context.figure(&group.pool, value);
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
-    let number = context.paint(Style::Dim, &format!("{:>2}", number + 1));
-    let amount = context.paint(Style::Bold, &figure.figure);
-    format!(
-        "{number}  {amount}{} {what}{}",
-        context.paint(Style::Dim, &bounds),
-        context.paint(Style::Dim, &format!(" · {about}"))
-    )
+    (figure.figure, format!("{bounds} {what}"))
 }
 
 fn calls(context: &Context, group: &Group) -> Vec<String> {
@@ -130,8 +292,19 @@ fn calls(context: &Context, group: &Group) -> Vec<String> {
     lines.into_iter().map(|line| format!("{:INDENT$}{line}", "")).collect()
 }
 
-fn evidence(context: &Context, found: &Outliving) -> Vec<String> {
-    let text = format!(
+fn evidence(context: &Context, suspect: &Suspect) -> String {
+    let found = match &suspect.why {
+        Why::FreesNothing { left } => {
+            let kept = suspect
+                .grown
+                .map(|grown| format!(", {} of them allocated {}", units::count(grown.kept as f64), lately(context)));
+            let kept = kept.unwrap_or_default();
+            return format!("none of {} was freed{kept}: a leak, or a cache that fills", plural(*left, "sample"));
+        }
+        Why::Grows => return format!("more was allocated than freed {}", lately(context)),
+        Why::Outlives { found, .. } => found,
+    };
+    format!(
         "{} freed within {}; {} older than {}, after which {} freed where {} would be expected",
         was(found.freed),
         units::seconds(found.usual_seconds),
@@ -143,8 +316,13 @@ fn evidence(context: &Context, found: &Outliving) -> Vec<String> {
             n => format!("{} were", units::count(n as f64)),
         },
         units::count(found.expected_beyond.round().max(1.0)),
-    );
-    indented(context, &text)
+    )
+}
+
+/// `in the last 30 s`.
+pub(super) fn lately(context: &Context) -> String {
+    let over = context.profile.header.growth_over.unwrap_or_default();
+    format!("in the last {}", units::seconds(over.as_secs_f64()))
 }
 
 fn was(samples: u64) -> String {
@@ -160,52 +338,16 @@ fn indented(context: &Context, text: &str) -> Vec<String> {
     lines.iter().map(|line| format!("{:INDENT$}{}", "", context.paint(Style::Dim, line))).collect()
 }
 
-/// A q-value as `diff` writes it.
-fn q(value: f64) -> String {
-    if value < 0.001 { format!("{value:.1e}") } else { format!("{value:.3}") }
-}
-
-/// Octaves below this one are younger than half of the recording.
-fn half_ns(context: &Context) -> u32 {
-    (context.profile.header.duration / 2).as_nanos().max(1).ilog2()
-}
-
-/// Stacks of which nothing was freed, and that are still growing, by their bytes in use: there is no curve to live beyond.
-pub(super) fn only_growing<'a>(context: &Context, groups: &'a [Group<'a>]) -> Vec<Growing<'a>> {
-    let half_ns = half_ns(context);
-    let mut found: Vec<Growing> = groups
-        .iter()
-        .filter_map(|group| {
-            let ages = ages(group);
-            let left: u64 = ages.iter().map(|octave| octave.left).sum();
-            let is_young = |octave: &&Octave| octave.exponent < half_ns;
-            let young: u64 = ages.iter().filter(is_young).map(|octave| octave.left).sum();
-            let is_growing = ages.iter().all(|octave| octave.freed == 0) && young > 0 && young < left;
-            (is_growing && in_use(group) > 0.0).then_some(Growing { group, left, young })
-        })
-        .collect();
-    found.sort_by(|a, b| in_use(b.group).total_cmp(&in_use(a.group)));
-    found
-}
-
-fn growing(context: &Context, groups: &[Group], wanted: usize) -> Vec<String> {
-    let found = only_growing(context, groups);
-    if found.is_empty() {
+fn no_longer_growing(context: &Context, full: &[Full], wanted: usize) -> Vec<String> {
+    if full.is_empty() {
         return Vec::new();
     }
-    let title = "Nothing freed, and still growing";
-    let about =
-        format!(" · {} · nothing to compare with: a leak, or a cache that fills", plural(found.len() as u64, "stack"));
-    let about = clip(&about, context.width.saturating_sub(width(title)));
+    let title = "Full: nothing freed, and no longer growing";
+    let about = clip(&format!(" · {}", plural(full.len() as u64, "stack")), context.width.saturating_sub(width(title)));
     let mut lines = vec![String::new(), context.heading(title) + &context.paint(Style::Dim, &about)];
-    for (number, Growing { group, left, young }) in found.iter().take(wanted).enumerate() {
-        let about = format!(
-            "none of {} freed, {} younger than {}",
-            plural(*left, "sample"),
-            units::count(*young as f64),
-            units::seconds(Octave::begin_seconds(half_ns(context)))
-        );
-        lines.push(head(context, number, group, &about));
+    for (number, Full { group, seconds }) in full.iter().take(wanted).enumerate() {
+        let about = format!(", unchanged for {}", units::seconds(*seconds));
+        lines.push(head(context, number, &held(context, group), &about));
         lines.extend(calls(context, group));
     }
     lines

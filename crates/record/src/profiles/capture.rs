@@ -232,6 +232,7 @@ fn add_rows(
                 by_mark.remove(&snapshot.number).unwrap_or_default()
             },
             ages: snapshot.ages,
+            growth: snapshot.growth,
             ..copy_of(row, name(row.key.function))
         });
     }
@@ -244,7 +245,16 @@ fn add_rows(
 /// A snapshot row without figures. The index of its process is filled in later.
 fn row_without_sums(key: RowKey<usize, Arc<str>, Option<UnsymbolizedStack>>) -> SnapshotRow {
     let none = SampleSums::default();
-    SnapshotRow { key, alloc: none, inuse: none, at_exit: none, peak: none, by_mark: SumsByMark::new(), ages: None }
+    SnapshotRow {
+        key,
+        alloc: none,
+        inuse: none,
+        at_exit: none,
+        peak: none,
+        by_mark: SumsByMark::new(),
+        ages: None,
+        growth: None,
+    }
 }
 
 fn total_row(interval: u64) -> SnapshotRow {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use heapbpf_heap::ages::Ages;
 use heapbpf_heap::live::SumsByMark;
 use heapbpf_profile::model::{Process, Row, RowKey, Unread};
+use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_symbols::go::GoProgram;
 use heapbpf_unwind::mapping::Mapping;
@@ -39,6 +40,8 @@ pub struct Snapshot {
     pub started: SystemTime,
     /// Length of the recording so far.
     pub duration: Duration,
+    /// Length of the last part of the recording over which rows tell how they grew.
+    pub growth_over: Option<Duration>,
     /// Records from before this moment that were not read in time.
     pub unread: Option<Unread>,
     /// Process incarnation of each entry of `processes`, in the same order.
@@ -105,6 +108,8 @@ pub struct SnapshotRow {
     pub by_mark: SumsByMark,
     /// Ages of freed blocks and of the others; with [`Detail::Lifetimes`] only.
     pub ages: Option<Ages>,
+    /// How it grew over [`Snapshot::growth_over`]; with [`Detail::Lifetimes`] only.
+    pub growth: Option<Growth>,
 }
 
 /// A process whose resident memory is measured when the profile is made.
@@ -140,6 +145,7 @@ impl Retired {
             key: row.key.with(row.key.process, None),
             by_mark: Vec::new(),
             ages: None,
+            growth: None,
             ..*row
         };
         Self {

@@ -333,6 +333,7 @@ impl Worker {
         let mut profile = self.template.clone();
         profile.header.started = snapshot.started;
         profile.header.duration = snapshot.duration;
+        profile.header.growth_over = snapshot.growth_over;
         profile.header.unread = snapshot.unread;
         profile.header.time = snapshot.started + snapshot.duration;
         profile.counters = stats.counters();
@@ -359,6 +360,9 @@ impl Worker {
             }
             None => snapshot.rows.into_iter().map(|row| self.row(is_known(&row), row, None)).collect(),
         };
+        // Of some, frees were not followed all of the time.
+        let is_late = |process: usize| profile.processes.get(process).is_some_and(|it| it.inuse_since.is_some());
+        profile.rows.iter_mut().filter(|row| is_late(row.key.process)).for_each(|row| row.growth = None);
         if snapshot.detail == Detail::Totals {
             profile.rows.extend(self.overflow.totals(first, profile.header.live));
         } else {
@@ -426,6 +430,7 @@ impl Worker {
             at_exit: if known { row.at_exit } else { SampleSums::default() },
             peak: live.then_some(row.peak),
             lifetimes: row.ages.filter(|_| live).and_then(|ages| lifetimes(&ages)),
+            growth: row.growth.filter(|growth| live && growth.is_known()),
             member: None,
         }
     }

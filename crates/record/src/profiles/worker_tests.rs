@@ -45,6 +45,7 @@ fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
         peak: SampleSums::default(),
         by_mark: Vec::new(),
         ages: None,
+        growth: None,
     }
 }
 
@@ -55,6 +56,7 @@ fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> 
         often: None,
         detail,
         marks: Vec::new(),
+        growth_over: None,
         live: true,
         started: SystemTime::UNIX_EPOCH,
         duration: Duration::from_secs(9),

@@ -98,6 +98,9 @@ impl Serialize for Writer<'_> {
             top.serialize_field("unread", &UnreadJson::of(unread))?;
         }
         top.serialize_field("duration_seconds", &profile.header.duration.as_secs_f64())?;
+        if let Some(over) = profile.header.growth_over {
+            top.serialize_field("growth_seconds", &over.as_secs_f64())?;
+        }
         top.serialize_field("recordings", &profile.header.recordings)?;
         top.serialize_field("host", &profile.header.host)?;
         top.serialize_field("live", &profile.header.live)?;

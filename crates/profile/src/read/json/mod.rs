@@ -41,6 +41,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     };
     let started = wall_clock("started", &top.started)?;
     let duration = Duration::try_from_secs_f64(top.duration_seconds).map_err(|error| damaged(error.to_string()))?;
+    let growth_over = top.growth_seconds.map(Duration::try_from_secs_f64).transpose();
+    let growth_over = growth_over.map_err(|error| damaged(error.to_string()))?;
     // Older versions did not write it; it was the end of the recording.
     let time = match &top.time {
         Some(time) => wall_clock("time", time)?,
@@ -72,6 +74,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
             time,
             unread: top.unread.map(|Unread { records, of }| Unread { records: records.min(of), of }),
             duration,
+            growth_over,
             live: top.live,
             samples_known: top.samples_known,
             offsets_known,
@@ -157,6 +160,7 @@ impl<'a> Reader<'a> {
             inuse: if known { inuse } else { SampleSums::default() },
             at_exit: if known { at_exit } else { SampleSums::default() },
             peak: json.peak,
+            growth: json.growth.filter(|_| known),
             lifetimes: json.lifetimes.map(|lifetimes| Lifetimes {
                 median_seconds: lifetimes.median_seconds,
                 temporary: lifetimes.temporary,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use heapbpf_audit::{FileAudit, Missing};
 use heapbpf_statistics::estimators::Estimator;
+use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -25,6 +26,8 @@ pub(super) struct Top<'a> {
     #[serde(default)]
     pub(super) unread: Option<Unread>,
     pub(super) duration_seconds: f64,
+    #[serde(default)]
+    pub(super) growth_seconds: Option<f64>,
     #[serde(default)]
     pub(super) host: String,
     #[serde(default = "yes")]
@@ -224,6 +227,8 @@ pub(super) struct RowJson<'a> {
     pub(super) at_exit_objects: Figure,
     #[serde(default)]
     pub(super) peak: Option<SampleSums>,
+    #[serde(default)]
+    pub(super) growth: Option<Growth>,
     #[serde(default)]
     pub(super) lifetimes: Option<LifetimesJson>,
 }
