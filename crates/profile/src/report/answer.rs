@@ -140,7 +140,8 @@ fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
         };
         let why = match first.why {
             Why::FreesNothing { .. } => {
-                format!("nothing freed in {}", units::duration(context.profile.header.duration))
+                let where_it_grows = if first.frees_elsewhere(context, groups) { " where it grows" } else { "" };
+                format!("nothing freed in {}{where_it_grows}", units::duration(context.profile.header.duration))
             }
             Why::Outlives { .. } => "some blocks far outlive the others".to_owned(),
             Why::Grows => format!("{} in use", units::bytes(first.inuse_bytes())),

@@ -29,8 +29,8 @@ const MANY: u64 = 8;
 /// Why a stack is suspected.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Why {
-    /// It grows, and none of its samples was freed. `left`: samples in use.
-    FreesNothing { left: u64 },
+    /// It grows, and none of its samples was freed. `left`: samples in use; `kept`: those of them that are new, if that is known.
+    FreesNothing { left: u64, kept: Option<u64> },
     /// Some of its blocks live far beyond the lifetimes of the others.
     Outlives { found: Outliving, q_value: f64 },
     /// It grows, though it frees blocks of all ages.
@@ -38,6 +38,16 @@ pub(super) enum Why {
 }
 
 impl Why {
+    /// Adds another stack of the function.
+    const fn add(&mut self, other: &Self) {
+        if let (Self::FreesNothing { left, kept }, Self::FreesNothing { left: more, kept: more_kept }) = (self, other) {
+            *left += *more;
+            if let (Some(kept), Some(more)) = (kept, more_kept) {
+                *kept += *more;
+            }
+        }
+    }
+
     /// Name in CSV and JSON.
     pub(super) const fn name(&self) -> &'static str {
         match self {
@@ -54,13 +64,21 @@ pub(super) struct Suspect<'a> {
     pub(super) name: String,
     /// Its stacks, the one that grows most first.
     pub(super) stacks: Vec<&'a Group<'a>>,
-    /// Of its first stack.
+    /// Of its first stack, and of the others that are suspected for the same.
     pub(super) why: Why,
     /// Of all its stacks together; `None` if the profile does not tell.
     pub(super) grown: Option<Grown>,
 }
 
 impl Suspect<'_> {
+    /// Whether another stack of the function frees blocks, of all `groups` that were judged.
+    pub(super) fn frees_elsewhere(&self, context: &Context, groups: &[Group]) -> bool {
+        let Some(first) = self.stacks.first() else { return false };
+        let frees = |group: &&Group| ages(group).iter().any(|octave| octave.freed > 0);
+        let mut freeing = groups.iter().filter(|group| group.name == first.name).filter(frees);
+        freeing.any(|group| title(context, group) == self.name)
+    }
+
     pub(super) fn inuse_bytes(&self) -> f64 {
         self.stacks.iter().map(|group| in_use(group)).sum()
     }
@@ -96,14 +114,31 @@ impl Judged<'_> {
         self.ages.iter().map(|octave| octave.left).sum()
     }
 
+    fn as_freeing_nothing(&self) -> Why {
+        Why::FreesNothing { left: self.left(), kept: self.grown.map(|grown| grown.kept) }
+    }
+
     fn frees_nothing(&self) -> bool {
         self.ages.iter().all(|octave| octave.freed == 0)
     }
 }
 
-/// What suspects are ordered by: how fast they grow at least, so that what is certain comes before what may be chance.
-fn certain_growth(grown: Option<Grown>) -> f64 {
-    grown.map_or(f64::NEG_INFINITY, |grown| grown.per_second.low.unwrap_or(grown.per_second.estimate))
+/// Sorts by how fast something grows at least, so that what is certain comes before what may be chance, and then by bytes in use.
+fn sort_by_growth<T>(all: &mut [T], of: impl Fn(&T) -> (Option<Grown>, f64)) {
+    let certain = |grown: Grown| grown.per_second.low.unwrap_or(grown.per_second.estimate);
+    let order = |it: &T| {
+        let (grown, inuse_bytes) = of(it);
+        (grown.map_or(f64::NEG_INFINITY, certain), inuse_bytes)
+    };
+    all.sort_by(|a, b| {
+        let (a, b) = (order(a), order(b));
+        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
+    });
+}
+
+/// Name of the program's function that a stack is of.
+fn title(context: &Context, group: &Group) -> String {
+    group.chain(context).into_iter().next().map_or_else(|| NO_STACK.to_owned(), |(call, _)| call.name)
 }
 
 /// Judges stacks.
@@ -131,18 +166,14 @@ pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> Found<'a> 
     for ((it, q_outlives), q_grows) in all.iter().zip(q_outlives).zip(q_grows) {
         let why = match it.outliving {
             Some(found) if q_outlives <= CHANCE => Some(Why::Outlives { found, q_value: q_outlives }),
-            _ if q_grows <= CHANCE && it.frees_nothing() => Some(Why::FreesNothing { left: it.left() }),
+            _ if q_grows <= CHANCE && it.frees_nothing() => Some(it.as_freeing_nothing()),
             _ if q_grows <= CHANCE => Some(Why::Grows),
             // Older profiles do not tell how much a stack grew.
-            _ => only_grows(context, it).then(|| Why::FreesNothing { left: it.left() }),
+            _ => only_grows(context, it).then(|| it.as_freeing_nothing()),
         };
         suspected.extend(why.map(|why| (it, why)));
     }
-    let order = |it: &Judged| (certain_growth(it.grown), in_use(it.group));
-    suspected.sort_by(|(a, _), (b, _)| {
-        let (a, b) = (order(a), order(b));
-        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
-    });
+    sort_by_growth(&mut suspected, |(it, _)| (it.grown, in_use(it.group)));
     let suspects = by_function(context, &suspected);
     let mut full: Vec<Full> = all.iter().filter_map(|it| full(context, it)).collect();
     full.sort_by(|a, b| in_use(b.group).total_cmp(&in_use(a.group)));
@@ -154,23 +185,22 @@ fn by_function<'a>(context: &Context, suspected: &[(&Judged<'a>, Why)]) -> Vec<S
     let mut suspects: Vec<Suspect> = Vec::new();
     let mut known: HashMap<(String, String), usize> = HashMap::new();
     for (it, why) in suspected {
-        let title = it.group.chain(context).into_iter().next().map(|(call, _)| call.name);
-        let name = title.unwrap_or_else(|| NO_STACK.to_owned());
+        let name = title(context, it.group);
         let index = *known.entry((it.group.name.clone().into_owned(), name.clone())).or_insert_with(|| {
             suspects.push(Suspect { name, stacks: Vec::new(), why: *why, grown: it.grown });
             suspects.len() - 1
         });
-        suspects[index].stacks.push(it.group);
+        let suspect = &mut suspects[index];
+        if !suspect.stacks.is_empty() {
+            suspect.why.add(why);
+        }
+        suspect.stacks.push(it.group);
     }
     for suspect in suspects.iter_mut().filter(|suspect| suspect.stacks.len() > 1) {
         let rows: Vec<&Row> = suspect.stacks.iter().flat_map(|group| group.rows.iter().copied()).collect();
         suspect.grown = growth(context.profile, &rows, context.options.confidence);
     }
-    let order = |suspect: &Suspect| (certain_growth(suspect.grown), suspect.inuse_bytes());
-    suspects.sort_by(|a, b| {
-        let (a, b) = (order(a), order(b));
-        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
-    });
+    sort_by_growth(&mut suspects, |suspect| (suspect.grown, suspect.inuse_bytes()));
     suspects
 }
 
@@ -294,10 +324,9 @@ fn calls(context: &Context, group: &Group) -> Vec<String> {
 
 fn evidence(context: &Context, suspect: &Suspect) -> String {
     let found = match &suspect.why {
-        Why::FreesNothing { left } => {
-            let kept = suspect
-                .grown
-                .map(|grown| format!(", {} of them allocated {}", units::count(grown.kept as f64), lately(context)));
+        Why::FreesNothing { left, kept } => {
+            let kept =
+                kept.map(|kept| format!(", {} of them allocated {}", units::count(kept as f64), lately(context)));
             let kept = kept.unwrap_or_default();
             return format!("none of {} was freed{kept}: a leak, or a cache that fills", plural(*left, "sample"));
         }

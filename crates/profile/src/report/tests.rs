@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::model::{Frame, LossBound};
+use crate::model::{Frame, LossBound, Stack};
 use crate::report::figure::FigureText;
 use crate::report::text::width;
 use crate::testing;
@@ -532,4 +532,22 @@ fn a_count_of_all_takes_the_place_of_an_estimate_from_time_windows() {
     let total = head(&text).into_iter().find(|line| line.contains("allocated")).expect("a total");
     assert!(total.contains("57.2 MiB") && total.contains("counted exactly"), "{total}");
     assert!(!total.contains(&estimate(&profile, 0)), "{total}");
+}
+
+/// A function may free blocks of one stack and none of another.
+#[test]
+fn what_a_function_frees_elsewhere_is_not_denied() {
+    let growing = |profile: &Profile| {
+        let text = report(profile, &ReportOptions { brief: true, ..ReportOptions::default() });
+        text.lines().find(|line| line.contains("growing")).expect("a line").to_owned()
+    };
+    let mut profile = golden::leaking().only_process(1);
+    assert!(growing(&profile).ends_with("nothing freed in 30.5 s"), "{}", growing(&profile));
+    let mut row = profile.rows[0].clone();
+    let mut stack = Stack::clone(&row.key.stack);
+    stack.frames.truncate(1);
+    (row.key.stack, row.growth) = (stack.into(), None);
+    row.lifetimes = golden::leaking().rows[3].lifetimes.clone();
+    profile.rows.push(row);
+    assert!(growing(&profile).ends_with("nothing freed in 30.5 s where it grows"), "{}", growing(&profile));
 }
