@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::MetadataExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,8 @@ use heapbpf_probes::{
     AllocatorFile, AttachError, Examination, KernelRules, ObjectTable, Runtime, Table, announced, examine_avoiding,
 };
 
+use crate::content::Content;
+
 /// Files of at least this size are worth a thread, and are examined one at a time: one of 150 MB takes a quarter of a second
 /// and 40 MiB.
 const LARGE_BYTES: u64 = 8 << 20;
@@ -22,9 +24,6 @@ const MOST_KNOWN: usize = 8192;
 
 /// Most files with something to hook that are forgotten at once.
 const MOST_FORGOTTEN: usize = 16;
-
-/// Seconds and nanoseconds.
-type ChangeTime = (i64, i64);
 
 /// Identifies a file by device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,8 +71,8 @@ pub struct ExaminedFile {
     pub path: String,
     /// Open, so that the file stays reachable for links whatever becomes of its path. `None` if there is nothing in it to hook.
     pub file: Option<Arc<File>>,
-    /// Change time: an inode that is not open may become another file's.
-    changed: ChangeTime,
+    /// What it was then: an inode that is not open may become another file's, and a file be overwritten in place.
+    content: Option<Content>,
     /// The plan, or why nothing in the file can be hooked.
     pub plan: Result<AllocatorFile, Arc<AttachError>>,
     /// Whether the plan is of what the program announces, not of an allocator.
@@ -82,6 +81,14 @@ pub struct ExaminedFile {
     pub runtime: Option<Runtime>,
     /// The object allocator of an interpreter, if that is in the plan.
     pub objects: Option<ObjectTable>,
+}
+
+impl ExaminedFile {
+    /// Whether it has been written to since it was examined.
+    pub(super) fn was_written(&self) -> bool {
+        let now = self.file.as_ref().and_then(|file| Content::of(file).ok());
+        self.content.zip(now).is_some_and(|(then, now)| !then.is_unwritten(&now))
+    }
 }
 
 /// All examined files.
@@ -97,6 +104,8 @@ pub struct ExaminedFiles {
     aliases: HashMap<FileKey, FileKey>,
     /// Files that a thread of its own examines, and those that wait for it.
     under_way: HashSet<FileKey>,
+    /// See [`take_outdated`](Self::take_outdated).
+    outdated: Vec<FileKey>,
     jobs: Option<Sender<Job>>,
     examined: (Sender<Examined>, Receiver<Examined>),
 }
@@ -118,6 +127,7 @@ impl ExaminedFiles {
             beneath: HashMap::new(),
             aliases: HashMap::new(),
             under_way: HashSet::new(),
+            outdated: Vec::new(),
             jobs: None,
             examined: channel(),
         }
@@ -181,8 +191,9 @@ impl ExaminedFiles {
 
     /// Whether a file was examined, and is still the same.
     fn is_known(&self, key: FileKey, file: &File) -> bool {
-        // By its key it may be the one of another mount, which is open.
-        self.by_key.get(&key).is_some_and(|known| known.file.is_some() || known.changed == changed(file))
+        let Some((known, now)) = self.by_key.get(&key).zip(Content::of(file).ok()) else { return false };
+        let Some(then) = known.content else { return false };
+        if known.file.is_some() { then.is_unwritten(&now) } else { then.is_unchanged(&now) }
     }
 
     fn insert(&mut self, key: FileKey, examined: ExaminedFile) {
@@ -190,7 +201,19 @@ impl ExaminedFiles {
             let is_missed = |file: &ExaminedFile| file.plan.as_ref().err().is_none_or(|why| !why.misses_nothing());
             self.by_key.retain(|_, file| is_missed(file) || file.runtime.is_some());
         }
-        self.by_key.insert(key, examined);
+        if self.by_key.insert(key, examined).is_some_and(|before| before.plan.is_ok()) {
+            self.outdated.push(key);
+        }
+    }
+
+    /// Files that had something to hook and were overwritten since the last call.
+    pub(super) fn take_outdated(&mut self) -> Vec<FileKey> {
+        std::mem::take(&mut self.outdated)
+    }
+
+    /// Forgets a file that is being overwritten. Whoever maps it has it examined anew.
+    pub(super) fn forget_written(&mut self, key: FileKey) {
+        self.by_key.remove(&key);
     }
 
     /// Forgets files for which `stays` is false, by key and path, and closes them. Returns those that had something to hook.
@@ -353,15 +376,12 @@ fn is_large(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.len() >= LARGE_BYTES)
 }
 
-/// When a file, or what is known of it, changed last.
-fn changed(file: &File) -> ChangeTime {
-    file.metadata().map(|metadata| (metadata.ctime(), metadata.ctime_nsec())).unwrap_or_default()
-}
-
 /// Reads and plans a file, and keeps it open if there is something to hook.
 fn examined(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
+    // It may be written to while it is read.
+    let content = Content::of(&file).ok();
     let examined = planned(path, Arc::clone(&file), how);
-    ExaminedFile { changed: changed(&file), file: examined.plan.is_ok().then_some(file), ..examined }
+    ExaminedFile { content, file: examined.plan.is_ok().then_some(file), ..examined }
 }
 
 fn planned(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
@@ -369,7 +389,7 @@ fn planned(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) 
     let nothing = ExaminedFile {
         path,
         file: None,
-        changed: ChangeTime::default(),
+        content: None,
         plan: Err(Arc::new(AttachError::NoAnnouncements)),
         announces: false,
         runtime: None,
@@ -400,7 +420,7 @@ impl ExaminedFiles {
             key,
             ExaminedFile {
                 path: path.into(),
-                changed: changed(&file),
+                content: Content::of(&file).ok(),
                 file: Some(Arc::new(file)),
                 plan: plan.map_err(Arc::new),
                 announces: false,
@@ -454,8 +474,9 @@ mod tests {
         let first = reason(&files, key).expect("no program");
         assert_eq!(files.examine(&path, &file).expect("readable"), (key, false));
         assert!(Arc::ptr_eq(&first, &reason(&files, key).expect("no program")), "once");
-        let before = changed(&file);
-        while changed(&file) == before {
+        let content = || Content::of(&file).expect("attributes");
+        let before = content();
+        while content() == before {
             std::fs::write(&path, "another").expect("writes");
         }
         assert_eq!(files.examine(&path, &file).expect("readable"), (key, false));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::collections::btree_map::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
 use std::ffi::CString;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use heapbpf_probes::{AllocatorFile, AttachError, EndSeen, KernelRules, PlannedSi
 use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
 
 use super::audit::file_audit;
+use super::content::Watch;
 use super::files::{ExaminedFiles, FileKey, Sources};
 use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
 
@@ -48,6 +49,12 @@ pub enum HookError {
         path: String,
         /// Why.
         source: KernelError,
+    },
+    /// It is not what it was when it was examined.
+    #[error("{path}: it was overwritten while it was examined")]
+    Overwritten {
+        /// Its path.
+        path: String,
     },
     /// See [`Hooks::must_be_shared`].
     #[error(
@@ -98,6 +105,8 @@ pub struct Hooks<L = Links> {
     inline: HashMap<FileKey, Arc<FileAudit>>,
     /// Links to a file, by the process that they are for; `None`: every process.
     links: HashMap<(FileKey, Option<u32>), L>,
+    /// Of the files with links, those that have not been written to.
+    watch: Watch,
     /// Files that another tracer has already patched, and when that was last observed.
     conflicts: HashMap<FileKey, Instant>,
     /// Row of the allocator table for each site, by the site's index.
@@ -120,6 +129,7 @@ impl<L: ProbeLinks> Hooks<L> {
             hooked: HashMap::new(),
             inline: HashMap::new(),
             links: HashMap::new(),
+            watch: Watch::new(),
             conflicts: HashMap::new(),
             functions: Vec::new(),
             mappings: None,
@@ -183,6 +193,9 @@ impl<L: ProbeLinks> Hooks<L> {
         linker: &K,
         sites: &mut impl SiteTable,
     ) -> Result<Hooked, HookError> {
+        for outdated in self.files.take_outdated() {
+            self.remove_links(outdated, sites);
+        }
         if self.links.contains_key(&(key, pid)) {
             return Ok(Hooked::Already);
         }
@@ -212,6 +225,14 @@ impl<L: ProbeLinks> Hooks<L> {
             return Err(refused(KernelError::Conflict));
         }
         let points = wanted.points(plan, hooked);
+        // It was examined a while ago. From here on each write is told.
+        if !self.links.keys().any(|(of, _)| *of == key) {
+            self.watch.add(key, file);
+        }
+        let overwritten = || HookError::Overwritten { path: path.clone() };
+        if examined.was_written() {
+            return Err(overwritten());
+        }
         // Opening it by descriptor reaches this very file, whatever became of its path.
         let by_descriptor = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
         let (links, unprobed) = link(linker, &by_descriptor, &points, pid).map_err(|error| {
@@ -220,6 +241,9 @@ impl<L: ProbeLinks> Hooks<L> {
             }
             refused(error)
         })?;
+        if examined.was_written() {
+            return Err(overwritten());
+        }
         hooked.refused.extend(unprobed);
         if pid.is_none() {
             hooked.shared_since_ns.get_or_insert_with(monotonic_ns);
@@ -248,10 +272,35 @@ impl<L: ProbeLinks> Hooks<L> {
         for key in &gone {
             self.conflicts.remove(key);
             self.inline.remove(key);
-            self.links.retain(|(of, _), _| of != key);
-            self.hooked.remove(key).into_iter().for_each(|hooked| sites.remove_file(hooked.first_site));
+            self.remove_links(*key, sites);
+        }
+        self.watch.remove(&gone);
+        gone
+    }
+
+    /// Removes all links of files that were written to since the last call, as they are at the places of other instructions now. The
+    /// files are forgotten. Returns them with their paths.
+    pub fn forget_written(&mut self, sites: &mut impl SiteTable) -> Vec<(FileKey, String)> {
+        let written = self.watch.written().into_iter();
+        let had_links = |key: &FileKey| self.links.keys().any(|(of, _)| of == key);
+        let written: Vec<FileKey> = written.filter(had_links).collect();
+        let path = |key: FileKey| (key, self.files.path(key).unwrap_or_default().to_owned());
+        let gone = written.into_iter().map(path).collect::<Vec<_>>();
+        for (key, _) in &gone {
+            self.remove_links(*key, sites);
+            self.files.forget_written(*key);
         }
         gone
+    }
+
+    /// Readable when [`forget_written`](Self::forget_written) has something to do.
+    pub fn written(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_fd()
+    }
+
+    fn remove_links(&mut self, key: FileKey, sites: &mut impl SiteTable) {
+        self.links.retain(|(of, _), _| *of != key);
+        self.hooked.remove(&key).into_iter().for_each(|hooked| sites.remove_file(hooked.first_site));
     }
 
     /// Removes the links of one process, which has ended. Links that it shares with others stay.

@@ -5,10 +5,11 @@ use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
-use heapbpf_tests::program::program;
-use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::kernel;
+use heapbpf_tests::program::{copy_of, program, program_with};
+use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::refusing::{Linking, UPROBE_MULTI, UPROBE_SESSION, run_on};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 use serde_json::Value;
 
 fn exact_with(link: &str, name: &str, arguments: &[&str]) {
@@ -131,4 +132,46 @@ fn links_to_one_process_that_miss_its_threads() {
     }
     assert_eq!(stats.submitted, truths.iter().map(|(_, truth)| truth.allocs()).sum::<u64>(), "{stats:?}");
     assert!(profile.processes.iter().all(|process| process.pid != other.pid()), "{:?}", profile.processes);
+}
+
+/// The kernel keeps probes at their offsets in a file, whatever is written there. Builds of a program are copied over each other while
+/// links that serve every process are on its file. Each build runs right, and has its own exact figures.
+#[test]
+fn each_build_that_is_copied_over_a_probed_file_is_right_and_exact() {
+    let case = "each_build_that_is_copied_over_a_probed_file_is_right_and_exact";
+    let Some(_turn) = turn(case) else { return };
+    let build = |alignment: u32| {
+        let flags = ["-static", &format!("-falign-functions={alignment}"), "-lm"];
+        program_with("mix", &format!("build-{alignment}"), &flags)
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = copy_of(&build(16), folder.path(), "heapbpf-builds");
+    let mut recording =
+        Recorder::new().option("--comm", "heapbpf-builds").option("--hook", "probe").interval(1).start();
+    if !kernel::tells_files_of_links(recording.pid()) {
+        recording.stop().results();
+        return skipped(case, "this kernel does not tell which files links are on");
+    }
+    let run = |recording: &mut Recording| {
+        let mut target = Target::start(&file, ["100"]);
+        recording.await_links_of(&file);
+        let truth = target.run();
+        let pid = target.pid();
+        assert!(target.end().success());
+        (pid, truth)
+    };
+    let mut all = vec![run(&mut recording)];
+    for alignment in [1024, 4096, 2048] {
+        std::fs::copy(build(alignment), &file).expect("nobody runs it");
+        until("no link is on the file", || kernel::links_to(recording.pid(), &file) == 0);
+        all.push(run(&mut recording));
+    }
+    let (profile, _) = recording.stop().results();
+    for (pid, truth) in &all {
+        let exact = (Some(truth.bytes()), Some(truth.allocs()));
+        assert_eq!(checks::exact(profile.process(*pid)), exact, "{:?}", profile.processes);
+    }
+    // The others' files are not there any more.
+    let (pid, truth) = all.last().expect("there are four");
+    checks::sites_of(&profile, *pid, truth, 1, Compare::Allocated);
 }

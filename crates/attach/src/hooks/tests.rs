@@ -1,6 +1,7 @@
 //! Tests of `hooks` against a linker that records what it is asked for and refuses what it is told to.
 
 use std::cell::{Cell, RefCell};
+use std::os::unix::fs::FileExt as _;
 use std::rc::Rc;
 
 use heapbpf_audit::FileKind;
@@ -204,6 +205,29 @@ fn files_that_nobody_has_mapped_any_more_are_let_go_of_and_their_sites_with_them
     let again = allocator(&mut hooks, "/another");
     assert_eq!(world.hook(&mut hooks, again, None).expect("links"), Hooked::Now);
     assert_eq!(hooks.functions(), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
+}
+
+/// The kernel keeps probes at their offsets, whatever is there by then.
+#[test]
+fn a_file_that_is_written_to_has_no_links() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let file = tempfile::tempfile().expect("a file");
+    let write = |text: &[u8]| file.write_all_at(text, 0).expect("room");
+    let add = |hooks: &mut Hooks<FakeLinks>| hooks.files.add("/server", file.try_clone().expect("a copy"), Ok(plan()));
+    let key = add(&mut hooks);
+    world.hook(&mut hooks, key, None).expect("links");
+    world.hook(&mut hooks, key, P).expect("links");
+    assert!(hooks.forget_written(&mut world.sites).is_empty() && world.kernel.links().len() == 2);
+    write(b"another build");
+    assert_eq!(hooks.forget_written(&mut world.sites), [(key, "/server".to_owned())]);
+    assert!(world.kernel.links().is_empty() && hooks.files.get(key).is_none() && !hooks.has_sites(key));
+    // Between the time at which it was examined and that at which it is linked.
+    add(&mut hooks);
+    write(b"one that is longer");
+    let refused = world.hook(&mut hooks, key, None).expect_err("it is another file now");
+    assert!(matches!(refused, HookError::Overwritten { .. }) && world.kernel.links().is_empty(), "{refused}");
+    add(&mut hooks);
+    assert_eq!(world.hook(&mut hooks, key, None).expect("links"), Hooked::Now);
 }
 
 #[test]

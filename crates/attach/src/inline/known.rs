@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use heapbpf_elf::Image;
@@ -12,32 +11,10 @@ use heapbpf_inline::{Jumps, Text};
 use heapbpf_probes::{AttachError, InlineFile, Table, inline_functions};
 
 use super::Refused;
+use crate::content::Content;
 
 /// Most bytes of code that are kept: a C library has less than 2 MiB. Of larger files, nothing is.
 const MOST_BYTES: usize = 16 << 20;
-
-/// The content of a file, as far as that can be told without reading it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Content {
-    device: u64,
-    inode: u64,
-    bytes: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Content {
-    fn of(file: &File) -> std::io::Result<Self> {
-        let data = file.metadata()?;
-        Ok(Self {
-            device: data.dev(),
-            inode: data.ino(),
-            bytes: data.len(),
-            modified: (data.mtime(), data.mtime_nsec()),
-            changed: (data.ctime(), data.ctime_nsec()),
-        })
-    }
-}
 
 /// What inline hooks need to know of an allocator's file.
 pub(super) struct Known {

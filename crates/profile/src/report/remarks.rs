@@ -249,7 +249,7 @@ fn coverage(context: &Context) -> Vec<String> {
     // Figures of time windows (older recordings) are corrected for what is between them; a note says so.
     if !context.profile.header.time_windows {
         let late: Vec<_> = others.into_iter().filter(|process| process.coverage < 0.9995).collect();
-        remarks.extend(short(&late, ["were hooked", "the rest"], ["its allocators were hooked", "the rest"]));
+        remarks.extend(short(&late, ["were counted", "the rest"], ["it was counted", "the rest"]));
     }
     remarks
 }

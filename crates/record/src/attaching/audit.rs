@@ -108,7 +108,7 @@ impl Attaching {
         let mappings = self.hooks.has_mappings().then(|| MAPPINGS_NOTE.to_owned());
         self.refused
             .iter()
-            .map(|reason| format!("not hooked: {reason}"))
+            .map(|reason| format!("not counted: {reason}"))
             .chain(self.tripped.as_ref().map(|tripped| tripped.told.clone()))
             .chain(unseen)
             .chain(self.missed_remark(seen))

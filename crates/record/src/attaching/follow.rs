@@ -79,7 +79,10 @@ impl Attaching {
         }
         let mut changes = std::mem::take(&mut self.changes);
         host.drain_changes(&mut changes);
+        self.let_go_of_written(host);
         for change in changes.drain(..) {
+            // Each of them may take long.
+            self.let_go_of_written(host);
             if let HostChange::Ended(ended) | HostChange::Replaced(ended, _) = change {
                 let until_ns = host.processes().get(ended).and_then(|ended| ended.until_ns);
                 self.detours.forget(ended.pid);

@@ -98,7 +98,7 @@ impl Missed {
         let (n, s) = (missed.len(), if missed.len() == 1 { "" } else { "es" });
         let they = if n == 1 { "it" } else { "they" };
         (n > 0).then(|| {
-            format!("{n} process{s}{named} ended before an allocator could be hooked: what {they} allocated is missing")
+            format!("{n} process{s}{named} ended before {they} could be counted: what {they} allocated is missing")
         })
     }
 }

@@ -107,7 +107,7 @@ impl Attaching {
             Err(error) if error.is_too_late() => {
                 if let Some(module) = host.modules().get(module) {
                     let path = module.path.clone();
-                    self.refuse(format!("{path}: in a process that ended before it could be hooked"));
+                    self.refuse(format!("{path}: in a process that ended before it could be counted"));
                 }
                 Err(Unhooked::TooLate)
             }
@@ -367,6 +367,27 @@ impl Attaching {
         let gone = self.hooks.forget(stays, &mut self.control);
         let sites = self.inline.iter_mut().flat_map(|inline| inline.forget_files(&gone));
         sites.for_each(|first| self.control.remove_file(first));
+    }
+
+    /// Takes the probes out of files that are being overwritten in place: the kernel would put them into other code. What maps such a
+    /// file from now on is looked at anew; those that had it mapped are no longer counted.
+    pub(super) fn let_go_of_written(&mut self, host: &Host) {
+        let written = self.hooks.forget_written(&mut self.control);
+        if written.is_empty() {
+            return;
+        }
+        let is_of = |look: &Look| look.probed_file().is_some_and(|key| written.iter().any(|(of, _)| *of == key));
+        let gone: HashSet<ModuleId> =
+            self.modules.extract_if(|_, look| is_of(look)).map(|(module, _)| module).collect();
+        let now_ns = monotonic_ns();
+        for process in host.processes().iter() {
+            if process.space.current().iter().any(|mapping| gone.contains(&mapping.module)) {
+                self.targets.give_up(process.id.pid, now_ns);
+            }
+        }
+        for (_, path) in written {
+            self.refuse(format!("{path}: it was overwritten while it was probed; its probes were taken out"));
+        }
     }
 
     /// Whether a module is being examined on another thread, which this begins for a large file. A recording goes on

@@ -94,7 +94,7 @@ impl Attaching {
         let (few, they) = if short == 1 { ("short one", "it") } else { ("short ones", "they") };
         let those = (short > 0).then(|| {
             format!(
-                "; {} {few} ({}) ended before {they} could be hooked",
+                "; {} {few} ({}) ended before {they} could be counted",
                 units::count(short as f64),
                 percent(ended.ended_uncounted_ns)
             )

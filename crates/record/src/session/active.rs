@@ -288,7 +288,8 @@ impl ActiveRecording {
         self.line.clear();
         let stats = plan.outputs.stats.as_deref();
         let accounted = stats.map_or(Ok(()), |path| write_stats(path, plan.outputs.force, &made.stats));
-        let closing = Closing { outputs, stats, files, snapshots: self.files.written() };
+        let is_service = plan.keeps_running;
+        let closing = Closing { outputs, stats, files, snapshots: self.files.written(), is_service };
         show_report(&made.profile, plan.display, options, closing);
         written?;
         accounted?;
@@ -296,10 +297,11 @@ impl ActiveRecording {
     }
 }
 
-/// What wakes the loop: rings that fill up, and process events of the host.
+/// What wakes the loop: rings that fill up, process events of the host, and writes to probed files.
 struct Wakers {
     always: [AsyncFd<OwnedFd>; 3],
     execs: Option<AsyncFd<OwnedFd>>,
+    written: Option<AsyncFd<OwnedFd>>,
 }
 
 impl Wakers {
@@ -309,21 +311,25 @@ impl Wakers {
         // only.
         let host = unsafe { BorrowedFd::borrow_raw(host) };
         let execs = session.attaching.execs.as_ref().map(|execs| watch(execs.as_fd())).transpose()?;
-        Ok(Self { always: [watch(kernel.events.as_fd())?, watch(kernel.stacks.as_fd())?, watch(host)?], execs })
+        let written = session.attaching.hooks.written().map(watch).transpose()?;
+        Ok(Self {
+            always: [watch(kernel.events.as_fd())?, watch(kernel.stacks.as_fd())?, watch(host)?],
+            execs,
+            written,
+        })
     }
 
     /// Waits until one of them is readable.
     async fn next(&self) -> std::io::Result<()> {
         let [events, stacks, host] = &self.always;
-        let executed = async {
-            match &self.execs {
-                Some(execs) => execs.readable().await.map(|mut guard| guard.clear_ready()),
-                None => std::future::pending().await,
-            }
+        let readable = async |it: &Option<AsyncFd<OwnedFd>>| match it {
+            Some(it) => it.readable().await.map(|mut guard| guard.clear_ready()),
+            None => std::future::pending().await,
         };
         tokio::select! {
             biased;
-            done = executed => done?,
+            done = readable(&self.written) => done?,
+            done = readable(&self.execs) => done?,
             guard = events.readable() => guard?.clear_ready(),
             guard = stacks.readable() => guard?.clear_ready(),
             guard = host.readable() => guard?.clear_ready(),

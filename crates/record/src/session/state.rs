@@ -227,13 +227,12 @@ impl Session {
 
     /// How they are counted.
     fn describe_hooks(&self) -> String {
-        let link = self.attaching.programs.kind;
         let files = self.attaching.hooks.probed_files();
         let files = if files == 1 { "1 allocator file".to_owned() } else { format!("{files} allocator files") };
         match (self.attaching.takes_in(), files.as_str()) {
-            (true, "0 allocator files") => "inline hooks".to_owned(),
-            (true, files) => format!("inline hooks, and probes in {files}"),
-            (false, files) => format!("{files}, {link} links"),
+            (true, "0 allocator files") => "counted from inside".to_owned(),
+            (true, files) => format!("counted from inside, and by probes in {files}"),
+            (false, files) => format!("counted by probes in {files}"),
         }
     }
 

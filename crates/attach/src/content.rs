@@ -1,0 +1,155 @@
+//! Whether a file is what it was: by its attributes, and by what the kernel tells of writes to it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+
+use crate::files::FileKey;
+
+/// The content of a file, as far as that can be told without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Content {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Content {
+    /// That of an open file.
+    pub(crate) fn of(file: &File) -> io::Result<Self> {
+        let data = file.metadata()?;
+        Ok(Self {
+            device: data.dev(),
+            inode: data.ino(),
+            bytes: data.len(),
+            modified: (data.mtime(), data.mtime_nsec()),
+            changed: (data.ctime(), data.ctime_nsec()),
+        })
+    }
+
+    /// Whether a file is the same that had this device and inode. Through an overlay mount it has others.
+    pub(crate) fn is_unchanged(&self, now: &Self) -> bool {
+        self.is_unwritten(now) && self.changed == now.changed
+    }
+
+    /// Whether a file that has been open ever since has not been written to. New names or owners change nothing in it.
+    pub(crate) fn is_unwritten(&self, now: &Self) -> bool {
+        (self.bytes, self.modified) == (now.bytes, now.modified)
+    }
+}
+
+/// Tells which of some files are written to. Without a descriptor for it, none is told.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    inotify: Option<OwnedFd>,
+    watched: HashMap<i32, FileKey>,
+}
+
+impl Watch {
+    /// No file is watched yet.
+    pub(crate) fn new() -> Self {
+        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
+        let inotify = inotify.inspect_err(|error| log::info!("no file can be watched for writes: {error}")).ok();
+        Self { inotify, watched: HashMap::new() }
+    }
+
+    /// Has the next write to a file told.
+    pub(crate) fn add(&mut self, key: FileKey, file: &File) {
+        let Some(inotify) = &self.inotify else { return };
+        // Whatever became of its path.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match inotify::add_watch(inotify, path, WatchFlags::MODIFY | WatchFlags::ONESHOT) {
+            Ok(watch) => _ = self.watched.insert(watch, key),
+            Err(error) => log::info!("a probed file cannot be watched for writes: {error}"),
+        }
+    }
+
+    /// Watches some files no longer.
+    pub(crate) fn remove(&mut self, gone: &[FileKey]) {
+        let Some(inotify) = &self.inotify else { return };
+        self.watched.retain(|watch, key| {
+            let stays = !gone.contains(key);
+            // It may have been told, and be gone.
+            let _ = stays || inotify::remove_watch(inotify, *watch).is_ok();
+            stays
+        });
+    }
+
+    /// The files that were written to since the last call; all, if the kernel cannot tell which.
+    pub(crate) fn written(&mut self) -> Vec<FileKey> {
+        let Some(inotify) = &self.inotify else { return Vec::new() };
+        let mut buffer = [MaybeUninit::uninit(); 1024];
+        let mut events = Reader::new(inotify, &mut buffer);
+        let mut written = Vec::new();
+        while let Ok(event) = events.next() {
+            if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
+                written.extend(self.watched.values());
+            }
+            if event.events().contains(ReadFlags::MODIFY) {
+                written.extend(self.watched.get(&event.wd()));
+            }
+        }
+        written.sort_unstable();
+        written.dedup();
+        self.watched.retain(|_, key| written.binary_search(key).is_err());
+        written
+    }
+
+    /// Readable when a file has been written to.
+    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.inotify.as_ref()?.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_write_to_a_watched_file_is_told_once_whatever_its_name_is_by_then() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+        let files = [&first, &second].map(|path| {
+            fs::write(path, "one").expect("room");
+            File::open(path).expect("it is there")
+        });
+        let keys = files.each_ref().map(|file| FileKey::of(file).expect("its attributes"));
+        let mut watch = Watch::new();
+        keys.iter().zip(&files).for_each(|(key, file)| watch.add(*key, file));
+        let renamed = folder.path().join("renamed");
+        fs::rename(&first, &renamed).expect("a name");
+        fs::set_permissions(&renamed, Permissions::from_mode(0o600)).expect("ours");
+        assert_eq!(watch.written(), []);
+        fs::write(&renamed, "another").expect("room");
+        assert_eq!(watch.written(), [keys[0]]);
+        fs::write(&renamed, "a third").expect("room");
+        assert_eq!(watch.written(), []);
+        watch.remove(&[keys[1]]);
+        fs::write(&second, "another").expect("room");
+        assert_eq!((watch.written(), watch.watched.len()), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn only_a_write_changes_the_content_of_an_open_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        fs::write(&path, "one").expect("room");
+        let file = File::open(&path).expect("it is there");
+        let before = Content::of(&file).expect("attributes");
+        fs::hard_link(&path, folder.path().join("another name")).expect("a name");
+        let linked = Content::of(&file).expect("attributes");
+        assert!(before.is_unwritten(&linked));
+        fs::write(&path, "three").expect("room");
+        assert!(!before.is_unwritten(&Content::of(&file).expect("attributes")));
+    }
+}
