@@ -39,12 +39,12 @@ struct Row {
     fault: &'static str,
     /// What must hold.
     promised: &'static str,
-    /// File of the test in `tests/tests`, without its ending.
+    /// File of the test, without its ending, below its program's name.
     file: &'static str,
     /// Name of the test.
     test: &'static str,
-    /// The variable that tells how often.
-    times_variable: &'static str,
+    /// The variable that tells the test how often; `None`: it is run as often.
+    times_variable: Option<&'static str>,
     /// How often.
     times: u32,
     /// How often in a short round.
@@ -67,11 +67,14 @@ const ROW: Row = Row {
     promised: "",
     file: TORTURE,
     test: "",
-    times_variable: TIMES,
+    times_variable: Some(TIMES),
     times: 10,
     times_quick: 1,
     seconds: None,
 };
+
+/// A case that does not repeat itself.
+const CASE: Row = Row { times_variable: None, ..ROW };
 
 const ROWS: &[Row] = &[
     Row {
@@ -98,7 +101,7 @@ const ROWS: &[Row] = &[
         promised: "target right; no probe, no link left",
         file: "alone/guardian",
         test: "killed_at_any_moment_no_probe_stays",
-        times_variable: "HEAPBPF_TEST_KILLS",
+        times_variable: Some("HEAPBPF_TEST_KILLS"),
         times: 100,
         times_quick: 8,
         ..ROW
@@ -109,7 +112,7 @@ const ROWS: &[Row] = &[
         promised: "target right, next recording exact",
         file: "alone/inline_left",
         test: "whatever_kills_leave_the_target_is_right_and_the_next_recording_exact",
-        times_variable: "HEAPBPF_TEST_KILLS",
+        times_variable: Some("HEAPBPF_TEST_KILLS"),
         times: 100,
         times_quick: 20,
         ..ROW
@@ -120,7 +123,7 @@ const ROWS: &[Row] = &[
         promised: "each run equals the truth",
         file: "company/inline_agreement",
         test: "eight_threads_are_exact_in_every_run",
-        times_variable: "HEAPBPF_TEST_ROUNDS",
+        times_variable: Some("HEAPBPF_TEST_ROUNDS"),
         times: 1000,
         times_quick: 4,
         ..ROW
@@ -272,6 +275,165 @@ const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "file-size",
+        fault: "heapbpf may write no file (RLIMIT_FSIZE)",
+        promised: "it says so; target right, nothing left",
+        test: "with_a_limit_on_the_size_of_files",
+        ..ROW
+    },
+    Row {
+        name: "guardian-killed",
+        fault: "the guardian killed",
+        promised: "the recording goes on, exact",
+        file: "alone/guardian",
+        test: "a_recording_goes_on_without_its_guardian",
+        ..CASE
+    },
+    Row {
+        name: "helpers-stopped",
+        fault: "helpers stopped (SIGSTOP)",
+        promised: "heapbpf ends all the same",
+        file: "alone/guardian",
+        test: "a_stopped_helper_keeps_heapbpf_from_nothing",
+        ..CASE
+    },
+    Row {
+        name: "standstill",
+        fault: "whoever stops a target waits",
+        promised: "it is ended, and the target goes on",
+        file: "company/inline_standstill",
+        test: "who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on",
+        ..CASE
+    },
+    Row {
+        name: "faults",
+        fault: "target serves its own page faults (userfaultfd)",
+        promised: "no standstill",
+        file: "remote/places",
+        test: "a_process_that_serves_its_own_page_faults_does_not_stand_still",
+        ..CASE
+    },
+    Row {
+        name: "shared-memory",
+        fault: "target shares its memory with another process",
+        promised: "refused with the reason",
+        file: "remote/refusals",
+        test: "a_process_whose_memory_another_shares_is_refused",
+        ..CASE
+    },
+    Row {
+        name: "moved-text",
+        fault: "target moves its code while it is hooked",
+        promised: "target right",
+        file: "remote/places",
+        test: "a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to",
+        ..CASE
+    },
+    Row {
+        name: "patched-text",
+        fault: "target changes the code that is hooked",
+        promised: "it stays as the target left it",
+        file: "remote/places",
+        test: "code_that_somebody_else_has_changed_stays_as_it_is",
+        ..CASE
+    },
+    Row {
+        name: "own-stacks",
+        fault: "threads whose stacks are data of others",
+        promised: "no byte of them is changed",
+        file: "remote/cycles",
+        test: "data_below_small_stacks_comes_to_no_harm",
+        ..CASE
+    },
+    Row {
+        name: "fibers",
+        fault: "a fiber sleeps in the hooks' code",
+        promised: "it comes back to it",
+        file: "remote/places",
+        test: "a_fiber_that_sleeps_in_the_code_comes_back_to_it",
+        ..CASE
+    },
+    Row {
+        name: "limits",
+        fault: "target near its limits, or with locked memory",
+        promised: "probed, with the limit's name",
+        file: "company/inline_harmless",
+        test: "a_process_with_little_left_or_locked_memory_is_probed",
+        ..CASE
+    },
+    Row {
+        name: "descriptors",
+        fault: "target counts on its lowest free descriptor",
+        promised: "it gets that",
+        file: "remote/places",
+        test: "the_lowest_free_descriptor_is_the_processs_own",
+        ..CASE
+    },
+    Row {
+        name: "cycles-memory",
+        fault: "attached and detached",
+        promised: "mappings and memory equal after the first and the fifth time",
+        file: "company/inline_harmless",
+        test: "a_process_has_the_same_after_the_first_and_the_fifth_recording",
+        ..CASE
+    },
+    Row {
+        name: "overwritten",
+        fault: "a probed file overwritten in place",
+        promised: "each build is right and exact",
+        file: "company/links",
+        test: "each_build_that_is_copied_over_a_probed_file_is_right_and_exact",
+        ..CASE
+    },
+    Row {
+        name: "translated",
+        fault: "target executed by translation (valgrind)",
+        promised: "left alone, with the reason",
+        file: "company/inline_harmless",
+        test: "a_program_that_is_translated_is_left_alone",
+        ..CASE
+    },
+    Row {
+        name: "bystanders",
+        fault: "a bystander reads a file that targets map",
+        promised: "it is as on the disk, unless links serve every process",
+        file: "alone/active",
+        test: "bystanders_see_files_as_they_are",
+        ..CASE
+    },
+    Row {
+        name: "crash",
+        fault: "target dies of its hooks",
+        promised: "all hooks are taken out",
+        file: "company/inline_breaker",
+        test: "a_fault_in_code_of_ours_ends_all_inline_hooks",
+        ..CASE
+    },
+    Row {
+        name: "hostile",
+        fault: "target overwrites its own counts",
+        promised: "the figures of others are exact",
+        file: "company/hostile",
+        test: "counts_that_are_rewritten_by_their_owner_harm_nobody_else",
+        ..CASE
+    },
+    Row {
+        name: "names",
+        fault: "a name that takes for ever to demangle",
+        promised: "nothing waits for it",
+        file: "company/hostile",
+        test: "a_name_that_takes_for_ever_to_demangle_holds_nothing_up",
+        ..CASE
+    },
+    Row {
+        name: "forgotten",
+        fault: "programs that never come again",
+        promised: "descriptors and tables end where they began",
+        file: "alone/whole_host",
+        test: "programs_that_never_come_again_are_forgotten",
+        ..CASE
+    },
+    Row {
         name: "flood-mappings",
         fault: "a hundred thousand executable mappings",
         promised: "totals exact; bounded time and memory",
@@ -332,8 +494,8 @@ impl Row {
     fn run(&self, context: &Context, selection: &Selection, file: &Path) -> anyhow::Result<(Vec<Seen>, bool)> {
         let times = self.times(selection).to_string();
         let seconds = self.seconds.filter(|_| !selection.quick).map(|seconds| seconds.to_string());
-        let mut variables: Vec<(&str, &OsStr)> =
-            vec![(self.times_variable, OsStr::new(&times)), ("HEAPBPF_TORTURE_SEEN", file.as_os_str())];
+        let mut variables: Vec<(&str, &OsStr)> = vec![("HEAPBPF_TORTURE_SEEN", file.as_os_str())];
+        variables.extend(self.times_variable.map(|variable| (variable, OsStr::new(&times))));
         variables.extend(seconds.iter().map(|seconds| ("HEAPBPF_TORTURE_SECONDS", OsStr::new(seconds))));
         variables.extend(selection.hook.iter().map(|hook| ("HEAPBPF_TORTURE_HOOK", OsStr::new(hook))));
         if !selection.quick {
@@ -345,7 +507,11 @@ impl Row {
         let (program, file_of_test) = self.file.split_once('/').context("each file is in the folder of a program")?;
         let test = format!("{}::{}", file_of_test.replace('/', "::"), self.test);
         let tests = AmongTests { program, filter: &test, arguments: &["--exact"], variables: &variables };
-        let succeeded = tests.run(context)?;
+        let rounds = if self.times_variable.is_some() { 1 } else { self.times(selection) };
+        let mut succeeded = true;
+        for _ in 0..rounds {
+            succeeded = succeeded && tests.run(context)?;
+        }
         let text = if file.exists() { std::fs::read_to_string(file)? } else { String::new() };
         Ok((self.seen(&text, succeeded, &times), succeeded))
     }
@@ -418,10 +584,12 @@ mod tests {
 
     #[test]
     fn rows_differ_in_name_and_name_tests_that_are_there() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for (i, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
-            let text = std::fs::read_to_string(folder.join(row.file).with_extension("rs")).expect("a file of tests");
+            let folder = if row.file.starts_with("remote/") { "crates/remote/tests" } else { "tests/tests" };
+            let file = root.join(folder).join(row.file).with_extension("rs");
+            let text = std::fs::read_to_string(file).expect("a file of tests");
             assert!(text.contains(&format!("fn {}()", row.test)), "no test {} in {}", row.test, row.file);
             assert!(!row.fault.is_empty() && !row.promised.is_empty() && row.times >= row.times_quick, "{}", row.name);
         }

@@ -151,7 +151,12 @@ fn counted_is_estimated(profile: &Profile, stats: &Stats) {
     let other = |name: &str| stats.other[name];
     let arrived = other("stacks_unwound") + other("stacks_lost") + other("stacks_missing");
     let under_way = i128::from(stats.submitted) - i128::from(arrived);
-    assert!((0..=i128::from(later)).contains(&under_way), "{} sent, {arrived} arrived, {}", stats.submitted, context());
+    // The counts inside a process are read before and after the kernel's. A call that passed its site between the two counts as in
+    // flight, although its record is there (ARCHITECTURE.md, "Counted inside the process").
+    let is_inline = profile.processes.iter().any(|process| process.hook.as_deref() == Some("inline"));
+    let between = if is_inline { i128::from(stats.lost["in_flight"]) } else { 0 };
+    let context = || format!("{} sent, {arrived} arrived, {}", stats.submitted, context());
+    assert!((-between..=i128::from(later)).contains(&under_way), "{}", context());
 }
 
 fn no_alarm(told: &str) {

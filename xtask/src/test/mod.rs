@@ -351,10 +351,11 @@ impl AmongTests<'_> {
     }
 }
 
-/// Builds one of the two programs of end-to-end tests.
+/// Builds a program of tests: one of the two of end-to-end tests, or `remote`, of what is done to targets inside.
 pub fn test_program(context: &Context, target: &str) -> anyhow::Result<Program> {
+    let package = if target == "remote" { "heapbpf-remote" } else { END_TO_END_PACKAGE };
     let mut command = context.cargo("test");
-    command.args(["--package", END_TO_END_PACKAGE, "--test", target, "--no-run", "--message-format=json"]);
+    command.args(["--package", package, "--test", target, "--no-run", "--message-format=json"]);
     programs::programs(&read(&mut command)?).into_iter().next().context("cargo built no test program")
 }
 

@@ -287,6 +287,30 @@ fn without_room_on_the_disk() {
     }
 }
 
+/// Its files may have no byte. The signal for that ends programs that do not expect it.
+#[test]
+fn with_a_limit_on_the_size_of_files() {
+    let fault = "no file may have a byte";
+    let Some(_turn) = turn("torture_with_a_limit_on_the_size_of_files") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = Unharmed::start();
+        for _ in 0..times(1) {
+            let words = ["prlimit", "--fsize=0:0"].map(OsStr::new);
+            let recording = recorder(target.pid(), hook, 4096).through(&words).start();
+            recording.signal(libc::SIGINT);
+            let outcome = recording.ends();
+            readable(&outcome.stderr);
+            assert!(outcome.stderr.to_lowercase().contains("file too large"), "{}", outcome.stderr);
+            assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
+        }
+        no_link_is_orphaned(&before);
+        let told = target.ends_well();
+        let what = format!("\"File too large\", exit status 1; nothing left, target right ({told})");
+        seen(fault, name_of(hook), times(1), &what);
+    }
+}
+
 /// What did not fit.
 type Lossy = dyn Fn(&Profile, &Stats) -> u64;
 
