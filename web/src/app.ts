@@ -1,15 +1,15 @@
 // Puts the parts together: what is shown, and what happens when something is chosen.
 
 import { details } from "./details.ts";
-import { columnOf, profileDoc, significantShare, type Doc } from "./doc.ts";
+import { columnOf, growthDoc, profileDoc, significantShare, type Doc } from "./doc.ts";
 import { banner, button, byId, element, pause, renew } from "./dom.ts";
 import { serverButtons, staticButtons } from "./export.ts";
 import { FlameGraph } from "./flame.ts";
 import { afterFigure, clock, figure, pattern, percent, shown } from "./format.ts";
 import { History } from "./history.ts";
 import { refreshPause, retryPause, Server } from "./live.ts";
-import type { Column, LiveData, PageData, StaticData } from "./model.ts";
-import { askRange, ends, isRange, RANGE_VALUES, showMarks, type Range, type RangeValue } from "./range.ts";
+import type { Column, GrowthData, LiveData, PageData, StaticData } from "./model.ts";
+import { askRange, ends, growthText, isRange, RANGE_VALUES, showMarks, type Range, type RangeValue } from "./range.ts";
 import { fragment, parse, type State } from "./state.ts";
 import { hooks, memory, Programs, summary } from "./summary.ts";
 import { Table } from "./table.ts";
@@ -26,6 +26,8 @@ export class App {
   private doc: Doc | null = null;
   /** What is shown of the time between the marks. */
   private range: Range | null = null;
+  /** What grew since another profile, if the file compares two. */
+  private compared: GrowthData | null = null;
   private zoom = 0;
   private size: Float64Array = new Float64Array();
   /** What `size` is of. */
@@ -78,10 +80,19 @@ export class App {
   async open(data: StaticData, text: string) {
     byId("report").textContent = data.report;
     byId("report-box").hidden = false;
+    this.compared = data.growth ?? null;
+    if (this.compared && !this.state.value) this.state.value = "growth";
+    await this.compare();
     await this.take(data.profile);
     const current = () => ({ doc: this.view(), values: this.column().estimate });
     byId("export").replaceChildren(staticButtons(current, text));
     performance.mark("heapbpf-shown");
+  }
+
+  /** Makes the comparison that the file has ready to be shown. */
+  private async compare() {
+    const data = this.compared;
+    if (data) this.range = { value: "growth", from: data.from_ms, to: data.to_ms, doc: await growthDoc(data, this.state.libraries), text: growthText(data) };
   }
 
   /** The page of a server: asks, shows, and asks again. */
@@ -165,6 +176,7 @@ export class App {
     if (!this.data) return;
     this.doc = await profileDoc(this.data, this.state.libraries);
     this.range = null;
+    await this.compare();
     await this.followMarks();
   }
 
@@ -191,8 +203,8 @@ export class App {
   }
 
   private choose(value: string) {
-    if (!isRange(value)) return this.set({ value });
-    const moments = this.served?.moments ?? [], { from, to } = this.state;
+    if (!this.served || !isRange(value)) return this.set({ value });
+    const { moments } = this.served, { from, to } = this.state;
     this.mark(from || (moments[0] ?? 0), to || (moments[moments.length - 1] ?? 0), value);
   }
 
@@ -202,6 +214,7 @@ export class App {
     if (this.served && this.doc!.columns.some(column => column.info.name === "inuse_space")) {
       options.push(...Object.entries(RANGE_VALUES).map(([value, title]) => element("option", { value }, title)));
     }
+    if (this.compared) options.push(element("option", { value: "growth" }, "growth since the first profile"));
     if (select.options.length !== options.length) select.replaceChildren(...options);
   }
 

@@ -32,7 +32,7 @@ function figures({ columns, stack, growth }: Details): HTMLElement {
       element("td", { class: "dim" }, ends), element("td", { class: "number dim" }, column.samples[stack] ? `${count(column.samples[stack])} samples` : ""));
   });
   if (growth) {
-    for (const [name, ends] of [["at the first mark", growth.before], ["at the second mark", growth.after]] as const) {
+    for (const [name, ends] of [["before", growth.before], ["after", growth.after]] as const) {
       rows.push(element("tr", {}, element("th", { scope: "row" }, `in use ${name}`), element("td", { class: "number" }, bytes(ends[0] ?? 0)),
         element("td", { class: "dim" }, interval(ends[1], ends[2], "bytes")), element("td")));
     }

@@ -41,7 +41,7 @@ export interface KeptData extends WireSheet {
 export interface Moment { time_ms: number; inuse: Figure; alloc: Figure }
 export interface Serving { probe_seconds: number | null; daemon_cpu_seconds: number; duration_seconds: number }
 export interface LiveData { profile: PageData; moments: Moment[]; serving: Serving | null; formats: [string, string][] }
-export interface StaticData { profile: PageData; report: string }
+export interface StaticData { profile: PageData; report: string; growth?: GrowthData }
 
 /** A figure of every stack. `low` is NaN where no interval is honest. */
 export interface Column {

@@ -119,8 +119,15 @@ pub struct RowSnapshot<'a> {
     pub peak: SampleSums,
     /// Ages of freed blocks, of those in use now, and of those in use when their process ended; if requested.
     pub ages: Option<Ages>,
-    /// How it grew since [`Heap::growth_since`]; if ages are requested.
+    /// How it grew since [`Heap::growth_since`].
     pub growth: Option<Growth>,
+}
+
+/// Sums of the live blocks, by number of the row; the last two if requested.
+struct LiveSums {
+    inuse: Vec<SampleSums>,
+    kept: Option<Vec<SampleSums>>,
+    ages: Option<Vec<Ages>>,
 }
 
 impl Heap {
@@ -259,7 +266,7 @@ impl Heap {
     /// Records a peak if the total in use is high enough. Called before the total falls.
     fn note_peak(&mut self) {
         if self.is_peak() {
-            let (sums, _) = self.sum_live(None);
+            let sums = self.sum_live(None, None).inuse;
             self.record_peak(&sums);
         }
     }
@@ -280,37 +287,37 @@ impl Heap {
         }
     }
 
-    /// Sums of the live blocks, by number of the row, and their ages at a time (CLOCK_MONOTONIC), if that is given, with the sums of
-    /// those that are younger than the mark of that time.
-    fn sum_live(&self, ages_at_ns: Option<u64>) -> (Vec<SampleSums>, Option<Vec<(Ages, SampleSums)>>) {
-        let mut sums = vec![SampleSums::default(); self.rows.capacity()];
-        let mut ages = ages_at_ns.map(|now_ns| {
-            let since_ns = self.marks.since(now_ns).unwrap_or(now_ns);
-            (now_ns, since_ns, vec![<(Ages, SampleSums)>::default(); self.rows.capacity()])
-        });
+    /// Sums of the live blocks, by number of the row: of all, of those that are younger than `since_ns`, and their ages at `ages_at_ns`
+    /// (CLOCK_MONOTONIC).
+    fn sum_live(&self, since_ns: Option<u64>, ages_at_ns: Option<u64>) -> LiveSums {
+        let rows = self.rows.capacity();
+        let mut sums = LiveSums {
+            inuse: vec![SampleSums::default(); rows],
+            kept: since_ns.map(|_| vec![SampleSums::default(); rows]),
+            ages: ages_at_ns.map(|_| vec![Ages::default(); rows]),
+        };
         // Most stacks allocate blocks of one size, so the weight of the last size is kept.
-        let mut known: Vec<Option<(u64, Inclusion)>> = vec![None; self.rows.capacity()];
+        let mut known: Vec<Option<(u64, Inclusion)>> = vec![None; rows];
         for live in self.spaces.values().flat_map(HashMap::values) {
             let number = live.row as usize;
             if known[number].is_none_or(|(trials, _)| trials != live.trials) {
                 known[number] = inclusion(live.trials, self.rows[number].key.interval).map(|it| (live.trials, it));
             }
-            if let Some((_, inclusion)) = &known[number] {
-                sums[number].record_included(live.size_bytes, live.offset, inclusion);
+            let inclusion = known[number].as_ref().map(|(_, inclusion)| inclusion);
+            if let Some(inclusion) = inclusion {
+                sums.inuse[number].record_included(live.size_bytes, live.offset, inclusion);
             }
-            if let Some((now_ns, since_ns, ages)) = &mut ages {
-                let weight = known[number].map_or(0.0, |(_, inclusion)| inclusion.weight);
+            if let (Some(kept), Some(inclusion)) = (&mut sums.kept, inclusion)
+                && since_ns.is_some_and(|since_ns| live.time_ns > since_ns)
+            {
+                kept[number].record_included(live.size_bytes, live.offset, inclusion);
+            }
+            if let (Some(ages), Some(now_ns)) = (&mut sums.ages, ages_at_ns) {
                 let last_free_ns = self.rows[number].ages.last_free_ns();
-                let (ages, kept) = &mut ages[number];
-                ages.record_left(live.time_ns, *now_ns, last_free_ns, weight);
-                if live.time_ns > *since_ns
-                    && let Some((_, inclusion)) = &known[number]
-                {
-                    kept.record_included(live.size_bytes, live.offset, inclusion);
-                }
+                ages[number].record_left(live.time_ns, now_ns, last_free_ns, inclusion.map_or(0.0, |it| it.weight));
             }
         }
-        (sums, ages.map(|(_, _, ages)| ages))
+        sums
     }
 
     /// Estimated allocations so far, by size class.
@@ -324,23 +331,23 @@ impl Heap {
     }
 
     /// Every row with its sums in use at `now_ns` (CLOCK_MONOTONIC), computed from the live blocks, so that rounding errors
-    /// do not accumulate. `ages`: with the ages of blocks, and with growth.
+    /// do not accumulate. `ages`: with the ages of blocks.
     pub fn snapshot(&mut self, now_ns: u64, ages: bool) -> impl Iterator<Item = RowSnapshot<'_>> {
-        let (inuse, mut ages) = self.sum_live(ages.then_some(now_ns));
+        let since_ns = self.marks.since(now_ns);
+        let LiveSums { inuse, kept, mut ages } = self.sum_live(since_ns, ages.then_some(now_ns));
         if self.is_peak() {
             self.record_peak(&inuse);
         }
         let apart = self.ended_apart;
-        let since_ns = self.marks.since(now_ns);
         self.rows.iter().map(move |(number, row)| {
             let (mut inuse, mut at_exit) = (inuse[number], SampleSums::default());
             if apart { &mut at_exit } else { &mut inuse }.add(&row.at_exit);
-            let of_living = ages.as_mut().map(|living| std::mem::take(&mut living[number]));
-            let (ages, growth) = of_living.map_or((None, None), |(mut all, kept)| {
-                all.add(&row.ages);
-                let mut growth = since_ns.map(|since_ns| row.curve.since(since_ns)).unwrap_or_default();
-                growth.kept.add(&kept);
-                (Some(all), Some(growth))
+            let mut ages = ages.as_mut().map(|living| std::mem::take(&mut living[number]));
+            ages.iter_mut().for_each(|ages| ages.add(&row.ages));
+            let growth = since_ns.zip(kept.as_ref()).map(|(since_ns, kept)| {
+                let mut growth = row.curve.since(since_ns);
+                growth.kept.add(&kept[number]);
+                growth
             });
             RowSnapshot { number, row, inuse, at_exit, peak: row.peak, ages, growth }
         })

@@ -1,7 +1,8 @@
 //! Comparison of two profiles, stack by stack, with a significance test for growth.
 
+mod csv;
 mod frames;
-pub(crate) mod growth;
+pub mod growth;
 mod judge;
 mod stacks;
 
@@ -17,6 +18,7 @@ use super::value::Value;
 use heapbpf_statistics::estimate::Estimate;
 use heapbpf_statistics::growth::q_values;
 
+pub use csv::csv;
 pub use frames::DiffFrame;
 use judge::Side;
 

@@ -100,6 +100,13 @@ impl Default for ReportOptions {
     }
 }
 
+/// What a service says when it ends, in three lines: what was recorded, in use, and allocated.
+pub fn totals(profile: &Profile, options: &ReportOptions) -> String {
+    let context = Context::new(profile, options);
+    let lines = context.title().into_iter().take(1).chain(context.totals().into_iter().take(2));
+    with_files(&context, lines.collect())
+}
+
 /// Smallest width that is respected; narrower terminals get lines that are too long.
 const LEAST_WIDTH: usize = 40;
 

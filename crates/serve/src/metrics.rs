@@ -14,6 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::time::UNIX_EPOCH;
 
 use heapbpf_access::filter::Filter;
+use heapbpf_profile::diff::growth::{Grown, growth_of_processes};
 use heapbpf_profile::escape;
 use heapbpf_profile::estimates::Pool;
 use heapbpf_profile::model::{LOST_PREFIX, Process, Profile, Resident, Row};
@@ -105,6 +106,7 @@ impl Metrics {
         let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
         let mut out = String::new();
         self.processes(made, &visible, &mut out);
+        self.growth(made, &visible, &mut out);
         self.resident(made, &visible, &mut out);
         if made.profile.header.live && made.profile.header.ended_apart {
             self.at_exit(&made.profile, &visible, &mut out);
@@ -220,6 +222,37 @@ impl Metrics {
                 single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(other_inuse));
             }
         }
+    }
+
+    /// Writes how fast processes with series of their own grow.
+    fn growth(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+        let mut growth = Family::new(
+            "heapbpf_process_growth_bytes_per_second",
+            "gauge",
+            "How fast bytes in use of a process grow, over the younger half of the recording, estimated from samples.",
+        );
+        let mut low = Family::new(
+            "heapbpf_process_growth_low_bytes_per_second",
+            "gauge",
+            "Lower end of the 95 % interval of how fast bytes in use grow.",
+        );
+        let mut high = Family::new(
+            "heapbpf_process_growth_high_bytes_per_second",
+            "gauge",
+            "Upper end of the 95 % interval of how fast bytes in use grow.",
+        );
+        let grown = growth_of_processes(&made.profile, CONFIDENCE);
+        for ((key, process), grown) in made.keys.iter().zip(&made.profile.processes).zip(grown) {
+            let Some(Grown { per_second, .. }) = grown.filter(|_| self.slots.contains_key(key) && visible(process))
+            else {
+                continue;
+            };
+            let labels = labels(process);
+            growth.add(&labels, number(per_second.estimate));
+            per_second.low.iter().for_each(|bound| low.add(&labels, number(*bound)));
+            per_second.high.iter().for_each(|bound| high.add(&labels, number(*bound)));
+        }
+        [growth, low, high].iter().for_each(|family| family.write(out));
     }
 
     /// Writes the resident memory of processes that have series of their own, and of the largest of those in which nothing was counted.

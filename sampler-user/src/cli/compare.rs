@@ -1,18 +1,23 @@
 //! `heapbpf diff` and `heapbpf merge`.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 
 use anyhow::Context;
 use heapbpf_profile::diff::{self, DiffOptions};
 use heapbpf_profile::escape::pretty_json;
 use heapbpf_profile::formats::WriteOptions;
 use heapbpf_profile::merge;
+use heapbpf_profile::page;
+use heapbpf_profile::value::Value;
 use heapbpf_record::output::Output;
 use heapbpf_record::progress_line::during;
 use heapbpf_record::terminal;
 
 use super::error::PlanError;
+use super::pictures::write_bytes;
 use super::read_args::{DiffArgs, MergeArgs};
+use super::values::OutputFile;
 use super::{frames, profiles};
 use crate::view::diff::{DiffTableOptions, table};
 
@@ -21,6 +26,7 @@ use crate::view::diff::{DiffTableOptions, table};
 /// # Errors
 /// A file cannot be read or is not a profile.
 pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
+    let products = args.outputs.iter().map(|file| product(file, args)).collect::<Result<Vec<_>, _>>()?;
     let (before, after) = (profiles::open(&args.before)?, profiles::open(&args.after)?);
     let frames = frames::view(args.frames)?;
     let mut options = DiffOptions { confidence: args.confidence, frames, ..DiffOptions::default() };
@@ -30,16 +36,56 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
         options.group_by = group_by;
     }
     let diff = during(|| "comparing".into(), || diff::diff(&before, &after, &options));
-    let text = if args.json {
-        pretty_json(&diff).context("cannot write the comparison as JSON")?
-    } else {
-        let color = args.color.is_on(std::io::stdout().is_terminal());
-        table(
-            &diff,
-            &DiffTableOptions { width: terminal::width().unwrap_or(100), color, top: args.top, stacks: args.stacks },
-        )
+    let as_json = || pretty_json(&diff).context("cannot write the comparison as JSON");
+    let as_text = |width, color| table(&diff, &DiffTableOptions { width, color, top: args.top, stacks: args.stacks });
+    for (path, product) in &products {
+        let bytes = match product {
+            Product::Json => as_json()?.into_bytes(),
+            Product::Csv => diff::csv(&diff, args.stacks).context("cannot write the comparison as CSV")?,
+            Product::Page => {
+                let growth = page::growth_data(&before, &after, args.confidence);
+                let data = page::page_data(&after, Value::InuseSpace, args.group_by, args.confidence);
+                page::static_page(&data, &as_text(130, false), Some(&growth))
+                    .context("cannot write the page")?
+                    .into_bytes()
+            }
+        };
+        write_bytes(path, args.force, &bytes)?;
+    }
+    if !products.is_empty() {
+        return Ok(0);
+    }
+    let color = args.color.is_on(std::io::stdout().is_terminal());
+    print(&if args.json { as_json()? } else { as_text(terminal::width().unwrap_or(100), color) })
+}
+
+/// How a comparison is written.
+enum Product {
+    Json,
+    Csv,
+    /// The page of the second profile, with what grew since the first.
+    Page,
+}
+
+/// What is to be written to a file, checked.
+fn product<'a>(file: &'a OutputFile, args: &DiffArgs) -> Result<(&'a Path, Product), PlanError> {
+    let path = file.path.as_path();
+    let format = file.format(None)?;
+    Output::new(path, format, args.force).check()?;
+    let product = match format.name() {
+        "json" => Product::Json,
+        "csv" => Product::Csv,
+        "html" if args.value.is_none_or(|value| value == Value::InuseSpace) => Product::Page,
+        "html" => {
+            let text = "the page compares bytes in use: leave out --value, or take csv or json".to_owned();
+            return Err(PlanError::Usage(text));
+        }
+        name => {
+            let text = format!("a comparison is written as html, csv or json, not as {name}, which holds one profile");
+            return Err(PlanError::Usage(text));
+        }
     };
-    print(&text)
+    Ok((path, product))
 }
 
 /// Adds profiles.

@@ -46,6 +46,12 @@ pub struct DiffArgs {
     /// Which frames are shown.
     #[command(flatten)]
     pub frames: FrameArgs,
+    /// Write the comparison instead of showing it: x.html (a page), x.csv, x.json; `-` is standard output
+    #[arg(short, long = "output", value_name = "FILE")]
+    pub outputs: Vec<OutputFile>,
+    /// Overwrite files named by -o
+    #[arg(long)]
+    pub force: bool,
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,

@@ -88,6 +88,35 @@ fn picture(browser: &mut Browser, name: &str) {
     std::fs::write(Path::new(&folder).join(name), bytes).expect("room");
 }
 
+/// What the second profile has more than the first is shown first; its own values can be chosen.
+#[test]
+fn a_file_compares_two_profiles() {
+    let case = "a_file_compares_two_profiles";
+    let Some(_turn) = turn(case) else { return };
+    let Some(mut browser) = browser(case, 1300, 900) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let [before, after, html] = ["before.json", "after.json", "compared.html"].map(|name| folder.path().join(name));
+    let mut profile = hostile::profile();
+    std::fs::write(&after, profile.to_string()).expect("room");
+    let is_of_site = |stack: &serde_json::Value| {
+        stack["frames"].as_array().is_some_and(|all| all.iter().any(|it| it["function"] == "site_06"))
+    };
+    profile["stacks"].as_array_mut().expect("stacks").retain(|stack| !is_of_site(stack));
+    std::fs::write(&before, profile.to_string()).expect("room");
+    let compared = Command::new(heapbpf()).arg("diff").args([&before, &after]).arg("-o").arg(&html).output();
+    let compared = compared.expect("it runs");
+    assert!(compared.status.success() && compared.stdout.is_empty(), "{compared:?}");
+    browser.open_file(&html, "document.querySelector('.flame canvas')?.width > 500");
+    assert_eq!(browser.text("document.getElementById('value').value"), "growth");
+    assert!(browser.text("document.getElementById('path').innerText").contains(" net; 1 stack grew significantly"));
+    assert!(browser.text("document.getElementById('report').textContent").contains("new, sure"));
+    browser.click("#libraries");
+    browser.click("#tab-table");
+    browser.until("document.getElementById('main').innerText.includes('site_06')");
+    browser.value("(() => { const it = document.getElementById('value'); it.value = 'inuse_space'; it.dispatchEvent(new Event('change')) })()");
+    browser.until("!document.getElementById('path').innerText.includes('grew')");
+}
+
 #[test]
 fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     let case = "a_file_is_the_page_and_hostile_names_are_only_shown";

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -192,8 +192,11 @@ fn prometheus_scrapes_the_metrics() {
         let text = folder.path().join("metrics.txt");
         fs::write(&text, get(address, "/metrics").body).expect("room");
         let input = fs::File::open(&text).expect("just written");
-        let checked = Command::new(promtool).args(["check", "metrics"]).stdin(input).output().expect("it runs");
+        let checked = Command::new(&promtool).args(["check", "metrics"]).stdin(input).output().expect("it runs");
         assert!(checked.status.success() && checked.stderr.is_empty(), "{checked:?}");
+        let rules = packaging("prometheus");
+        let tested = Command::new(&promtool).args(["test", "rules", "alerts_test.yml"]).current_dir(rules).output();
+        assert!(tested.as_ref().is_ok_and(|tested| tested.status.success()), "{tested:?}");
     }
     let config = folder.path().join("prometheus.yml");
     let text = format!(
@@ -224,9 +227,34 @@ fn prometheus_scrapes_the_metrics() {
     assert_eq!(query("up%7Bjob=%22heapbpf%22%7D"), Some(1.0));
     let inuse = query("heapbpf_process_inuse_bytes").expect("scraped with the rest");
     assert!((2_000_000.0..2_100_000.0).contains(&inuse), "{inuse}");
+    // What the dashboard shows is there, but for what this target does not have.
+    let dashboard = fs::read(packaging("grafana/heapbpf.json")).expect("a dashboard");
+    let dashboard: serde_json::Value = serde_json::from_slice(&dashboard).expect("JSON");
+    let targets = dashboard["panels"].as_array().expect("panels").iter().flat_map(|panel| panel["targets"].as_array());
+    let mut asked = 0;
+    for target in targets.flatten() {
+        let expression = target["expr"].as_str().expect("an expression");
+        let all = ["$instance", "$comm"].iter().fold(expression.to_owned(), |it, variable| it.replace(variable, ".*"));
+        let encoded = all.replace("$__rate_interval", "1m");
+        let encoded: String = encoded.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let absent = ["heapbpf_lost_total", "heapbpf_at_exit", "> 0"].iter().any(|it| expression.contains(it));
+        if absent {
+            let answer = get(own, &format!("/api/v1/query?query={encoded}"));
+            assert_eq!(answer.status, 200, "{expression}: {}", answer.text());
+        } else {
+            until(expression, || query(&encoded).is_some());
+        }
+        asked += 1;
+    }
+    assert!(asked >= 8, "{asked}");
     child.kill().expect("our own child");
     child.wait().expect("our own child");
     recording.stop().results();
+}
+
+/// A file of what is shipped for other programs.
+fn packaging(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(name)
 }
 
 /// A process that is killed on drop, in case the test panics.

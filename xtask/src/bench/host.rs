@@ -124,7 +124,8 @@ fn used(address: &str) -> anyhow::Result<Used> {
     })
 }
 
-fn get(address: &str, path: &str) -> anyhow::Result<String> {
+/// The answer of an HTTP server, head and body.
+pub fn get(address: &str, path: &str) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect(address)?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
     let mut answer = Vec::new();

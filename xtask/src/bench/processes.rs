@@ -4,21 +4,23 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
+use super::host::get;
 use super::scratch::{Folder, Running};
 use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::read;
 
 /// One-line description of the benchmark.
-pub const ABOUT: &str = "attach [PROCESSES FILES] | storm [RATE SECONDS] | remains [COUNT] [serve]: attaching to many, short lives, what they leave";
+pub const ABOUT: &str = "attach [PROCESSES FILES] | storm [RATE SECONDS] | remains [COUNT] [serve] | metrics [COUNT]: attaching to many, short lives, what they leave, what a scrape takes";
 
-/// Runs one of the three parts; needs root.
+/// Runs one of the parts; needs root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     ensure!(
         matches!(context.privilege, Privilege::Root),
@@ -30,13 +32,15 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
         Some("attach") => bench.attach(number(1, 300)?, number(2, 40)?),
         Some("storm") => bench.storm(number(1, 500)?, number(2, 30)?),
         Some("remains") => bench.remains(number(1, 50_000)?, args.get(2).is_some_and(|mode| mode == "serve")),
+        Some("metrics") => bench.metrics(number(1, 1000)?),
         None => {
             bench.attach(300, 40)?;
             bench.storm(500, 30)?;
+            bench.metrics(1000)?;
             bench.remains(50_000, false)?;
             bench.remains(50_000, true)
         }
-        Some(other) => bail!("{other:?} is none of attach, storm, remains"),
+        Some(other) => bail!("{other:?} is none of attach, storm, remains, metrics"),
     }
 }
 
@@ -125,6 +129,40 @@ impl Bench {
             times[2].1 * 1e3
         );
         Ok(())
+    }
+
+    /// Scrapes `/metrics` of a service that records the whole host, with so many idle processes on it.
+    fn metrics(&self, processes: u64) -> anyhow::Result<()> {
+        const SCRAPES: usize = 20;
+        let sleep = || Command::new("sleep").arg("600").spawn().map(Running);
+        let _idle = (0..processes).map(|_| sleep()).collect::<Result<Vec<_>, _>>()?;
+        // A port that was free a moment ago.
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let (recording, _) = self.record(&["serve", "--listen", &address])?;
+        let pid = recording.0.id();
+        // The first ones find out what there is.
+        for _ in 0..3 {
+            get(&address, "/metrics")?;
+        }
+        let (mut times, before, mut series) = (Vec::new(), cpu_seconds(pid)?, 0);
+        for _ in 0..SCRAPES {
+            let begun = Instant::now();
+            let answer = get(&address, "/metrics")?;
+            times.push(begun.elapsed());
+            series = answer.lines().filter(|line| line.starts_with("heapbpf_")).count();
+            // As scrapers do, which is when memory is measured again.
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        let used = cpu_seconds(pid)? - before;
+        times.sort_unstable();
+        println!(
+            "metrics: {processes} idle processes, {series} series: median {:.1} ms, longest {:.1} ms of {SCRAPES}; {:.1} ms of the \
+             daemon's CPU time for a scrape and the second after it",
+            times[SCRAPES / 2].as_secs_f64() * 1e3,
+            times[SCRAPES - 1].as_secs_f64() * 1e3,
+            used / SCRAPES as f64 * 1e3
+        );
+        self.finish(recording).map(drop)
     }
 
     /// Runs `count` short processes, `rate` a second, of which every 25th lives for 150 ms. Returns the ids of those,

@@ -49,7 +49,9 @@ impl Parts {
             fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
         };
         let mut documents = vec![("THIRD-PARTY-LICENSES.txt".to_owned(), licences.into_bytes())];
-        for name in ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "docs/install.md"] {
+        let texts = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "docs/install.md"];
+        let examples = ["packaging/prometheus/alerts.yml", "packaging/grafana/heapbpf.json"];
+        for name in texts.into_iter().chain(examples) {
             let short = Path::new(name).file_name().context("a name")?.to_string_lossy().into_owned();
             documents.push((short, source(name)?));
         }

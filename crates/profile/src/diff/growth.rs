@@ -13,13 +13,24 @@ const FEWEST: u64 = 5;
 
 /// Growth of some rows over [`Header::growth_over`](crate::model::Header::growth_over).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Grown {
+pub struct Grown {
     /// Bytes per second.
-    pub(crate) per_second: Estimate,
+    pub per_second: Estimate,
     /// Probability of as much growth where memory in use stays about the same; `None` if it cannot be tested.
-    pub(crate) p_value: Option<f64>,
+    pub p_value: Option<f64>,
     /// Samples that were allocated in that time and kept.
-    pub(crate) kept: u64,
+    pub kept: u64,
+}
+
+/// Growth of each process; `None` where it is not known.
+pub fn growth_of_processes(profile: &Profile, confidence: f64) -> Vec<Option<Grown>> {
+    let mut rows: Vec<Vec<&Row>> = vec![Vec::new(); profile.processes.len()];
+    for row in &profile.rows {
+        if let Some(of_process) = rows.get_mut(row.key.process) {
+            of_process.push(row);
+        }
+    }
+    rows.iter().map(|rows| growth(profile, rows, confidence)).collect()
 }
 
 /// Growth of some rows; `None` if it is not known.

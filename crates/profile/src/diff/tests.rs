@@ -53,6 +53,24 @@ fn a_planted_leak_is_on_top() {
 /// Parquet does not keep allocator functions, but stacks match nevertheless.
 #[cfg(feature = "parquet")]
 #[test]
+fn a_line_of_csv_is_a_function_or_a_stack_with_its_change() {
+    let (before, after) = (testing::small(), testing::small());
+    let diff = diff(&before, &after, &options(Value::InuseSpace));
+    let lines = |stacks| -> Vec<Vec<String>> {
+        let bytes = csv(&diff, stacks).expect("memory");
+        let mut reader = ::csv::ReaderBuilder::new().has_headers(false).from_reader(&*bytes);
+        reader.records().map(|line| line.expect("CSV").iter().map(str::to_owned).collect()).collect()
+    };
+    for (stacks, of, number) in [(false, "function", diff.functions.len()), (true, "stack", diff.stacks.len())] {
+        let all = lines(stacks);
+        assert_eq!((&*all[0][1], all.len()), (of, number + 1), "{all:?}");
+        let column = |name: &str| all[0].iter().position(|it| it == name).expect("a column");
+        let [change, direction] = ["change", "direction"].map(column);
+        assert!(all[1..].iter().all(|line| line[change] == "0" && line[direction] == "same"), "{all:?}");
+    }
+}
+
+#[test]
 fn formats_that_keep_less_are_compared_by_what_they_keep() {
     use crate::formats::{WriteOptions, by_name};
     let profile = testing::small();

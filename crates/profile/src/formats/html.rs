@@ -31,7 +31,8 @@ impl Format for Html {
                 ..ReportOptions::default()
             },
         );
-        let page = page::static_page(&page::page_data(profile, shown, options.group_by, options.confidence), &report)?;
+        let page =
+            page::static_page(&page::page_data(profile, shown, options.group_by, options.confidence), &report, None)?;
         out.write_all(page.as_bytes())?;
         Ok(())
     }

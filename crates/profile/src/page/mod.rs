@@ -152,13 +152,15 @@ struct StackLifetimes {
 ///
 /// # Errors
 /// The data cannot be encoded.
-pub fn static_page(data: &PageData, report: &str) -> serde_json::Result<String> {
+pub fn static_page(data: &PageData, report: &str, growth: Option<&GrowthData>) -> serde_json::Result<String> {
     #[derive(Serialize)]
     struct Static<'a> {
         profile: &'a PageData,
         report: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        growth: Option<&'a GrowthData>,
     }
-    let data = serde_json::to_string(&Static { profile: data, report })?;
+    let data = serde_json::to_string(&Static { profile: data, report, growth })?;
     let (before, after) = PAGE.split_once(PLACE).unwrap_or((PAGE, ""));
     // A name with "</script>" in it must not end the data.
     Ok([before, &escaped_json(&data.replace('<', "\\u003c")), after].concat())

@@ -249,6 +249,13 @@ fn all_sampled() -> Profile {
 }
 
 #[test]
+fn a_service_ends_with_three_lines() {
+    let text = totals(&testing::whole_host(), &ReportOptions::default());
+    let begins: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(begins, ["5", "in", "allocated"], "{text}");
+}
+
+#[test]
 fn resident_memory_is_said_in_parts_that_add_up() {
     let wide = ReportOptions { width: 1_000, ..ReportOptions::default() };
     let text = report(&testing::measured(), &wide);

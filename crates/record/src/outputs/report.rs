@@ -25,6 +25,8 @@ pub struct Closing<'a> {
     pub files: Written,
     /// How many snapshots were written, and where the last one is.
     pub snapshots: Option<(u64, PathBuf)>,
+    /// Whether it was a service, whose profiles were elsewhere all the time.
+    pub is_service: bool,
 }
 
 impl Closing<'_> {
@@ -41,7 +43,7 @@ pub fn show_report(profile: &Profile, display: Display, write: &WriteOptions, cl
         return;
     }
     let to_error = closing.takes_standard_output();
-    let Closing { files, snapshots, .. } = closing;
+    let Closing { files, snapshots, is_service, .. } = closing;
     let terminal = if to_error { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
     let options = ReportOptions {
         width: terminal::width().unwrap_or(100),
@@ -55,8 +57,8 @@ pub fn show_report(profile: &Profile, display: Display, write: &WriteOptions, cl
         snapshots: snapshots.map(|(count, last)| (count, last.display().to_string())),
         ..ReportOptions::default()
     };
-    let mut text = report::report(profile, &options);
-    if options.files.is_empty() && options.snapshots.is_none() {
+    let mut text = if is_service { report::totals(profile, &options) } else { report::report(profile, &options) };
+    if !is_service && options.files.is_empty() && options.snapshots.is_none() {
         text += "\nno file was written · -o x.json keeps everything, -o x.pb.gz is for pprof, -o x.html is a page\n";
     }
     // A reader that has closed the pipe (`| head`) is not an error.
@@ -100,7 +102,7 @@ mod tests {
         ] {
             let outputs = [Output::new(output, formats::by_name("json").expect("known"), false)];
             let stats = stats.map(Path::new);
-            let closing = Closing { outputs: &outputs, stats, files: Vec::new(), snapshots: None };
+            let closing = Closing { outputs: &outputs, stats, files: Vec::new(), snapshots: None, is_service: false };
             assert_eq!(closing.takes_standard_output(), taken, "{output} {stats:?}");
         }
     }

@@ -217,6 +217,7 @@ fn add_rows(
             total.alloc.add(&row.alloc);
             total.inuse.add(&snapshot.inuse);
             total.at_exit.add(&snapshot.at_exit);
+            snapshot.growth.iter().for_each(|growth| total.growth.get_or_insert_default().add(growth));
             continue;
         }
         if !row.named {
@@ -377,31 +378,32 @@ mod tests {
         (rows, of_row)
     }
 
+    fn sample(stack: &Arc<RawStack>, (id, tgid, function, size_bytes): (u64, u32, u16, u64), time_ns: u64) -> Sample {
+        Sample {
+            id,
+            key: SampleKey {
+                process: key(tgid),
+                thread: "main".into(),
+                function,
+                interval: 1,
+                stack: Arc::clone(stack).into(),
+            },
+            space: key(tgid),
+            time_ns,
+            address: 16 * id,
+            size_bytes,
+            trials: size_bytes,
+            offset: 0,
+            tracked: true,
+            mapped: false,
+        }
+    }
+
     /// Three rows: two functions of process 1, and one of process 2, which frees half of its bytes at 500 ns.
     fn heap() -> Heap {
-        let stack = Arc::new(RawStack::lost());
-        let mut heap = Heap::new(false);
-        for (id, tgid, function, size_bytes) in
-            [(1, 1, MALLOC, 10), (2, 1, CALLOC, 20), (3, 2, MALLOC, 300), (4, 2, MALLOC, 300)]
-        {
-            heap.allocate(Sample {
-                id,
-                key: SampleKey {
-                    process: key(tgid),
-                    thread: "main".into(),
-                    function,
-                    interval: 1,
-                    stack: Arc::clone(&stack).into(),
-                },
-                space: key(tgid),
-                time_ns: 100 * id,
-                address: 16 * id,
-                size_bytes,
-                trials: size_bytes,
-                offset: 0,
-                tracked: true,
-                mapped: false,
-            });
+        let (mut heap, stack) = (Heap::new(false), Arc::new(RawStack::lost()));
+        for it in [(1, 1, MALLOC, 10), (2, 1, CALLOC, 20), (3, 2, MALLOC, 300), (4, 2, MALLOC, 300)] {
+            heap.allocate(sample(&stack, it, 100 * it.0));
         }
         heap.free(key(2), 3, 500, false);
         heap
@@ -457,6 +459,21 @@ mod tests {
         let mut new = 0;
         rows_of(&mut heap, Detail::Stacks, 1_000, &[], name, |_| new += 1);
         assert_eq!(new, 3);
+    }
+
+    #[test]
+    fn totals_grow_by_what_their_rows_grow_by() {
+        let (mut heap, stack) = (Heap::new(false), Arc::new(RawStack::lost()));
+        for (id, function, time_ns) in
+            [(1, MALLOC, 1_000_000), (2, MALLOC, 2_500_000), (3, MALLOC, 3_000_000), (4, CALLOC, 3_100_000)]
+        {
+            heap.allocate(sample(&stack, (id, 1, function, 10), time_ns));
+        }
+        for detail in [Detail::Totals, Detail::Stacks, Detail::Lifetimes] {
+            let (rows, _) = rows_of(&mut heap, detail, 3_200_000, &[], |_| "".into(), |_| {});
+            let kept: f64 = rows.iter().map(|row| row.growth.expect("there are marks").kept.bytes).sum();
+            assert_eq!(kept, 20.0, "{detail:?}");
+        }
     }
 
     #[test]

@@ -108,7 +108,7 @@ pub struct SnapshotRow {
     pub by_mark: SumsByMark,
     /// Ages of freed blocks and of the others; with [`Detail::Lifetimes`] only.
     pub ages: Option<Ages>,
-    /// How it grew over [`Snapshot::growth_over`]; with [`Detail::Lifetimes`] only.
+    /// How it grew over [`Snapshot::growth_over`].
     pub growth: Option<Growth>,
 }
 
@@ -145,7 +145,6 @@ impl Retired {
             key: row.key.with(row.key.process, None),
             by_mark: Vec::new(),
             ages: None,
-            growth: None,
             ..*row
         };
         Self {

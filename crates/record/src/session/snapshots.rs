@@ -113,7 +113,7 @@ impl Session {
             .extend(self.unfinished.killed_by.iter().map(|signal| format!("the command was ended by signal {signal}")));
         notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
         let (schedule, controller) = (&self.schedule, &self.overhead.controller);
-        let growth_since = self.recorder.heap.growth_since(cut.time_ns).filter(|_| detail == Detail::Lifetimes);
+        let growth_since = self.recorder.heap.growth_since(cut.time_ns);
         let growth_over = growth_since.map(|since_ns| Duration::from_nanos(cut.time_ns.saturating_sub(since_ns)));
         Snapshot {
             detail,

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::testing;
 use heapbpf_record::stats::Stats;
+use heapbpf_statistics::growth::Growth;
+use heapbpf_statistics::sums::SampleSums;
 
 use super::*;
 
@@ -58,6 +60,29 @@ fn every_line_has_its_family_and_numbers_are_the_profiles() {
             None => assert!(families.contains(line.split(['{', ' ']).next().unwrap()), "{line}"),
         }
     }
+}
+
+#[test]
+fn growth_is_a_series_with_its_interval_where_it_is_known() {
+    let mut profile = testing::small();
+    profile.header.growth_over = Some(Duration::from_secs(10));
+    let row = &mut profile.rows[0];
+    row.growth = Some(Growth { kept: testing::sums(40, 64, row.key.interval), freed: SampleSums::default() });
+    let (process, kept_bytes) = (row.key.process, testing::sums(40, 64, row.key.interval).bytes);
+    let keys: Vec<ProcessKey> = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
+    let labels = labels(&profile.processes[process]);
+    let text =
+        |profile| Metrics::default().write(&made(profile, keys.clone()), &[&Filter::default()], Serving::default());
+    let mut unknown = profile.clone();
+    unknown.header.growth_over = None;
+    assert!(!text(unknown).contains("heapbpf_process_growth"));
+    let text = text(profile);
+    let series = |end: &str| value(&text, &format!("heapbpf_process_growth{end}_bytes_per_second{labels}"));
+    let [low, growth, high] = ["_low", "", "_high"].map(|end| series(end).expect("it is known"));
+    assert!(
+        (growth / (kept_bytes / 10.0) - 1.0).abs() < 1e-9 && low < growth && growth < high,
+        "{low} {growth} {high}"
+    );
 }
 
 /// Of a small process nothing may have been sampled. What it has in use is less than what a sample would be likely for.
