@@ -40,6 +40,7 @@ fn reports_look_as_they_should() {
     one.counters.clear();
     check("one", &one, ReportOptions { width: 80, source: Some("x.json".into()), ..default() });
     check("brief", &one, ReportOptions { brief: true, width: 80, source: Some("x.json".into()), ..default() });
+    check("brief_growing", &leaking(), ReportOptions { brief: true, width: 120, ..default() });
     check("brief_many", &testing::measured(), ReportOptions { brief: true, ..default() });
     check("brief_host", &testing::whole_host(), ReportOptions { brief: true, width: 80, ..default() });
     check("host", &testing::whole_host(), default());

@@ -1,11 +1,13 @@
 //! The programs or processes, one line each, with estimates and exact counts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::Context;
+use super::suspects::rate;
+use crate::diff::growth::{Grown, growth};
 use crate::estimates::{Pool, exact};
 use crate::group::{GroupBy, Groups};
-use crate::model::{LossBound, Process, Profile, Resident};
+use crate::model::{LossBound, Process, Profile, Resident, Row};
 use crate::programs;
 use crate::report::figure::FigureText;
 use crate::report::text::{Column, Style, Table, clip};
@@ -13,6 +15,7 @@ use crate::units;
 use crate::value::Value;
 use heapbpf_audit::Hook;
 use heapbpf_statistics::calibrate::{SELF_CHECK_CONFIDENCE, SelfCheck, self_check};
+use heapbpf_statistics::estimate::Estimate;
 use heapbpf_statistics::interval::Interval;
 
 /// Most programs or processes in the table.
@@ -84,6 +87,22 @@ impl Entry {
             process.coverage * process.count() as f64
         };
         self.processes.iter().map(weight).sum::<f64>() / self.count(profile).max(1) as f64
+    }
+
+    /// How fast what it has in use grows or shrinks per second, unless that may be chance.
+    fn growing(&self, context: &Context) -> String {
+        let profile = context.profile;
+        if profile.header.growth_over.is_none() {
+            return String::new();
+        }
+        let processes: HashSet<usize> = self.processes.iter().copied().collect();
+        let rows: Vec<&Row> = profile.rows.iter().filter(|row| processes.contains(&row.key.process)).collect();
+        let grown = growth(profile, &rows, context.options.confidence);
+        let is_sure = |grown: &Grown| {
+            let Estimate { low, high, .. } = grown.per_second;
+            low.is_some_and(|low| low > 0.0) || high.is_some_and(|high| high < 0.0)
+        };
+        grown.filter(is_sure).map_or_else(String::new, |grown| rate(&grown).0)
     }
 
     /// The text of a value.
@@ -218,8 +237,10 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
         (by == GroupBy::Cgroup && has(|it| it.cgroup_bytes.is_some()))
             .then_some(("CGROUP'S", |it| it.cgroup_bytes.unwrap_or(0))),
     ];
-    let mut table = Table::new(columns(by, memory.map(|it| it.map(|(title, _)| title)), values, brief));
-    for (resident, entry) in entries.iter().take(most) {
+    let growing: Vec<String> = entries.iter().take(most).map(|(_, entry)| entry.growing(context)).collect();
+    let grows = growing.iter().any(|growing| !growing.is_empty());
+    let mut table = Table::new(columns(by, memory.map(|it| it.map(|(title, _)| title)), values, (grows, brief)));
+    for ((resident, entry), growing) in entries.iter().zip(growing) {
         let ended = if entry.has_ended(profile) { " ended" } else { "" };
         let inline = if entry.is_inline(profile) { " inline" } else { "" };
         let name = if brief { context.width / 4 } else { context.width / 3 };
@@ -231,6 +252,7 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
         for value in values.into_iter().flatten() {
             let figure = entry.figure(context, value);
             cells.extend([figure.figure, figure.bounds]);
+            cells.extend((grows && value == Value::InuseSpace).then(|| growing.clone()));
         }
         if !brief && !entry.is_idle() {
             let exact = |value| entry.exact(profile, value).map(|exact| exact as f64);
@@ -265,7 +287,12 @@ fn table(context: &Context, by: GroupBy, most: usize, brief: bool) -> Vec<String
     lines
 }
 
-fn columns(by: GroupBy, memory: [Option<&'static str>; 4], values: [Option<Value>; 3], brief: bool) -> Vec<Column> {
+fn columns(
+    by: GroupBy,
+    memory: [Option<&'static str>; 4],
+    values: [Option<Value>; 3],
+    (grows, brief): (bool, bool),
+) -> Vec<Column> {
     let name = match by {
         GroupBy::Program => "PROGRAM",
         GroupBy::Comm => "NAME",
@@ -286,12 +313,15 @@ fn columns(by: GroupBy, memory: [Option<&'static str>; 4], values: [Option<Value
         };
         columns.push(Column::right(title, Style::Bold));
         columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank));
+        if grows && value == Value::InuseSpace {
+            columns.push(Column::right("GROWING", Style::Plain).dispensable(4));
+        }
     }
     if brief {
         return columns;
     }
     columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(2));
     columns.push(Column::right("DIFFERS BY", Style::Plain).dispensable(3));
-    columns.push(Column::right("HOOKED FOR", Style::Plain).dispensable(5));
+    columns.push(Column::right("COUNTED FOR", Style::Plain).dispensable(5));
     columns
 }

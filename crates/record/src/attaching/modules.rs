@@ -370,7 +370,7 @@ impl Attaching {
     }
 
     /// Takes the probes out of files that are being overwritten in place: the kernel would put them into other code. What maps such a
-    /// file from now on is looked at anew; those that had it mapped are no longer counted.
+    /// file from now on is looked at anew; those that had it mapped are no longer counted by probes.
     pub(super) fn let_go_of_written(&mut self, host: &Host) {
         let written = self.hooks.forget_written(&mut self.control);
         if written.is_empty() {
@@ -380,9 +380,13 @@ impl Attaching {
         let gone: HashSet<ModuleId> =
             self.modules.extract_if(|_, look| is_of(look)).map(|(module, _)| module).collect();
         let now_ns = monotonic_ns();
-        for process in host.processes().iter() {
-            if process.space.current().iter().any(|mapping| gone.contains(&mapping.module)) {
-                self.targets.give_up(process.id.pid, now_ns);
+        let had_mapped = host
+            .processes()
+            .iter()
+            .filter(|process| process.space.current().iter().any(|mapping| gone.contains(&mapping.module)));
+        for pid in had_mapped.map(|process| process.id.pid) {
+            if !self.inline.as_ref().is_some_and(|inline| inline.counts(pid)) {
+                self.targets.give_up(pid, now_ns);
             }
         }
         for (_, path) in written {
