@@ -100,10 +100,14 @@ impl Default for ReportOptions {
     }
 }
 
-/// What a service says when it ends, in three lines: what was recorded, in use, and allocated.
+/// What a service says when it ends, in three lines: what was recorded, in use, and allocated. Losses are told as well.
 pub fn totals(profile: &Profile, options: &ReportOptions) -> String {
     let context = Context::new(profile, options);
-    let lines = context.title().into_iter().take(1).chain(context.totals().into_iter().take(2));
+    let lost = remarks::of_losses(&context).map(|remark| {
+        let mark = context.paint(Style::Warning, "!");
+        format!("  {mark} {}", clip(&remark, context.width - 4))
+    });
+    let lines = context.title().into_iter().take(1).chain(context.totals().into_iter().take(2)).chain(lost);
     with_files(&context, lines.collect())
 }
 

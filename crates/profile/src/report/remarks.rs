@@ -33,8 +33,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
 pub(super) fn all(context: &Context) -> Vec<String> {
     let mut remarks = Vec::new();
     remarks.extend(without_wanted(context));
-    remarks.extend(unread(context.profile));
-    remarks.extend(losses(context));
+    remarks.extend(of_losses(context));
     if context.profile.header.samples_known {
         remarks.extend(lost_in_use(context));
         remarks.extend(unbounded(context));
@@ -52,6 +51,11 @@ pub(super) fn all(context: &Context) -> Vec<String> {
     remarks.extend(limited(unnamed.iter().filter_map(|module| module.reason.as_deref().map(str::to_owned)).collect()));
     remarks.extend(limited(context.profile.notes.clone()));
     remarks
+}
+
+/// Remarks about what was not read, or lost.
+pub(super) fn of_losses(context: &Context) -> impl Iterator<Item = String> {
+    unread(context.profile).into_iter().chain(losses(context))
 }
 
 fn limited(mut remarks: Vec<String>) -> Vec<String> {
