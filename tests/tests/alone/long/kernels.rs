@@ -185,7 +185,8 @@ fn execs() {
 fn the_whole_host() {
     let Some(_usable) = usable("the_whole_host") else { return };
     let mut target = Target::start(&program("mix"), ["400"]);
-    let recording = Recorder::new().interval(1).flag("--all").start();
+    // By default a process is counted once it is active.
+    let recording = Recorder::new().interval(1).flag("--all").option("--hook", "probe").start();
     let truth = target.run();
     let (profile, _) = recording.stop().results();
     checks::sites_of(&profile, target.pid(), &truth, 1, Compare::All);
