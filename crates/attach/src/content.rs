@@ -84,7 +84,8 @@ impl Watch {
 
     /// The files that were written to since the last call; all, if the kernel cannot tell which.
     pub(crate) fn written(&mut self) -> Vec<FileKey> {
-        let Some(inotify) = &self.inotify else { return Vec::new() };
+        // It is asked before each mapping of the host, and where all is hooked inline there is nothing to ask for.
+        let Some(inotify) = self.inotify.as_ref().filter(|_| !self.watched.is_empty()) else { return Vec::new() };
         let mut buffer = [MaybeUninit::uninit(); 1024];
         let mut events = Reader::new(inotify, &mut buffer);
         let mut written = Vec::new();

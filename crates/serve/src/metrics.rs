@@ -21,6 +21,7 @@ use heapbpf_profile::model::{LOST_PREFIX, Process, Profile, Resident, Row};
 use heapbpf_profile::process_pools::pools_of_processes;
 use heapbpf_profile::value::Value;
 use heapbpf_record::requests::Made;
+use heapbpf_statistics::estimate::Estimate;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::push::PushStatus;
@@ -98,6 +99,18 @@ impl Family {
     }
 }
 
+/// Families of an estimate and of the ends of its interval.
+struct Estimated([Family; 3]);
+
+impl Estimated {
+    fn add(&mut self, labels: &str, figure: &Estimate) {
+        let Self([estimate, low, high]) = self;
+        estimate.add(labels, number(figure.estimate));
+        figure.low.iter().for_each(|bound| low.add(labels, number(*bound)));
+        figure.high.iter().for_each(|bound| high.add(labels, number(*bound)));
+    }
+}
+
 impl Metrics {
     /// The text for a client that may see the processes that pass all `filters`. Only a client that may see
     /// everything gets the rest.
@@ -154,11 +167,11 @@ impl Metrics {
         );
         let mut calls =
             Family::new("heapbpf_process_allocs_total", "counter", "Allocations of a process, counted exactly.");
-        let mut inuse = Family::new("heapbpf_process_inuse_bytes", "gauge", "Bytes in use, estimated from samples.");
-        let mut low =
-            Family::new("heapbpf_process_inuse_low_bytes", "gauge", "Lower end of the 95 % interval of bytes in use.");
-        let mut high =
-            Family::new("heapbpf_process_inuse_high_bytes", "gauge", "Upper end of the 95 % interval of bytes in use.");
+        let mut inuse = Estimated([
+            Family::new("heapbpf_process_inuse_bytes", "gauge", "Bytes in use, estimated from samples."),
+            Family::new("heapbpf_process_inuse_low_bytes", "gauge", "Lower end of the 95 % interval of bytes in use."),
+            Family::new("heapbpf_process_inuse_high_bytes", "gauge", "Upper end of the 95 % interval of bytes in use."),
+        ]);
         let mut objects =
             Family::new("heapbpf_process_inuse_objects", "gauge", "Blocks in use, estimated from samples.");
         let mut since = Family::new(
@@ -198,16 +211,13 @@ impl Metrics {
             }
             samples.add(&labels, pool.samples(Value::AllocSpace));
             if profile.knows_inuse(index) {
-                let estimate = pool.estimate(profile, Value::InuseSpace, CONFIDENCE);
-                inuse.add(&labels, number(estimate.estimate));
-                estimate.low.iter().for_each(|bound| low.add(&labels, number(*bound)));
-                estimate.high.iter().for_each(|bound| high.add(&labels, number(*bound)));
+                inuse.add(&labels, &pool.estimate(profile, Value::InuseSpace, CONFIDENCE));
                 objects.add(&labels, number(pool.total(Value::InuseObjects)));
                 let moment = process.inuse_since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
                 moment.iter().for_each(|moment| since.add(&labels, format!("{:.3}", moment.as_secs_f64())));
             }
         }
-        for family in [bytes, calls, samples, inuse, low, high, objects, since, hooks] {
+        for family in [bytes, calls, samples].into_iter().chain(inuse.0).chain([objects, since, hooks]) {
             family.write(out);
         }
         let help = "Processes, ended ones included, that are not counted exactly: no exact total includes them.";
@@ -226,33 +236,32 @@ impl Metrics {
 
     /// Writes how fast processes with series of their own grow.
     fn growth(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
-        let mut growth = Family::new(
-            "heapbpf_process_growth_bytes_per_second",
-            "gauge",
-            "How fast bytes in use of a process grow, over the younger half of the recording, estimated from samples.",
-        );
-        let mut low = Family::new(
-            "heapbpf_process_growth_low_bytes_per_second",
-            "gauge",
-            "Lower end of the 95 % interval of how fast bytes in use grow.",
-        );
-        let mut high = Family::new(
-            "heapbpf_process_growth_high_bytes_per_second",
-            "gauge",
-            "Upper end of the 95 % interval of how fast bytes in use grow.",
-        );
+        let mut growth = Estimated([
+            Family::new(
+                "heapbpf_process_growth_bytes_per_second",
+                "gauge",
+                "How fast bytes in use of a process grow, over the younger half of the recording, estimated from samples.",
+            ),
+            Family::new(
+                "heapbpf_process_growth_low_bytes_per_second",
+                "gauge",
+                "Lower end of the 95 % interval of how fast bytes in use grow.",
+            ),
+            Family::new(
+                "heapbpf_process_growth_high_bytes_per_second",
+                "gauge",
+                "Upper end of the 95 % interval of how fast bytes in use grow.",
+            ),
+        ]);
         let grown = growth_of_processes(&made.profile, CONFIDENCE);
         for ((key, process), grown) in made.keys.iter().zip(&made.profile.processes).zip(grown) {
             let Some(Grown { per_second, .. }) = grown.filter(|_| self.slots.contains_key(key) && visible(process))
             else {
                 continue;
             };
-            let labels = labels(process);
-            growth.add(&labels, number(per_second.estimate));
-            per_second.low.iter().for_each(|bound| low.add(&labels, number(*bound)));
-            per_second.high.iter().for_each(|bound| high.add(&labels, number(*bound)));
+            growth.add(&labels(process), &per_second);
         }
-        [growth, low, high].iter().for_each(|family| family.write(out));
+        growth.0.iter().for_each(|family| family.write(out));
     }
 
     /// Writes the resident memory of processes that have series of their own, and of the largest of those in which nothing was counted.
@@ -307,34 +316,33 @@ impl Metrics {
             let pool = if own { pools.entry(labels).or_default() } else { other.get_or_insert_default() };
             of_process.into_iter().for_each(|row| pool.add(row));
         }
-        let mut bytes = Family::new(
-            "heapbpf_at_exit_bytes",
-            "gauge",
-            "Bytes that processes held when they ended, estimated from samples; all since the start, by program.",
-        );
-        let mut low = Family::new(
-            "heapbpf_at_exit_low_bytes",
-            "gauge",
-            "Lower end of the 95 % interval of bytes held by processes when they ended.",
-        );
-        let mut high = Family::new(
-            "heapbpf_at_exit_high_bytes",
-            "gauge",
-            "Upper end of the 95 % interval of bytes held by processes when they ended.",
-        );
+        let mut bytes = Estimated([
+            Family::new(
+                "heapbpf_at_exit_bytes",
+                "gauge",
+                "Bytes that processes held when they ended, estimated from samples; all since the start, by program.",
+            ),
+            Family::new(
+                "heapbpf_at_exit_low_bytes",
+                "gauge",
+                "Lower end of the 95 % interval of bytes held by processes when they ended.",
+            ),
+            Family::new(
+                "heapbpf_at_exit_high_bytes",
+                "gauge",
+                "Upper end of the 95 % interval of bytes held by processes when they ended.",
+            ),
+        ]);
         let mut objects = Family::new(
             "heapbpf_at_exit_objects",
             "gauge",
             "Blocks that processes held when they ended, estimated from samples; all since the start, by program.",
         );
         for (labels, pool) in &pools {
-            let estimate = pool.estimate(profile, Value::AtExitSpace, CONFIDENCE);
-            bytes.add(labels, number(estimate.estimate));
-            estimate.low.iter().for_each(|bound| low.add(labels, number(*bound)));
-            estimate.high.iter().for_each(|bound| high.add(labels, number(*bound)));
+            bytes.add(labels, &pool.estimate(profile, Value::AtExitSpace, CONFIDENCE));
             objects.add(labels, number(pool.total(Value::AtExitObjects)));
         }
-        for family in [bytes, low, high, objects] {
+        for family in bytes.0.into_iter().chain([objects]) {
             family.write(out);
         }
         if let Some(other) = other {
