@@ -199,20 +199,21 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     }
     // The old block is taken out now, because after the call another thread may already have been given its address.
     let return_sites_probed = flags & SITE_RETURN_SITES_PROBED != 0;
-    let old = if config!(live) == 0 || old_address == 0 {
-        None
+    let mut old = LiveValue::default();
+    let has_old = if config!(live) == 0 || old_address == 0 {
+        false
     } else if return_sites_probed {
         // If the call throws, the block stays with its owner. A throw is noticed late, so the block is not taken out
         // yet.
-        live::look(state, old_address)
+        live::look(state, old_address, &mut old)
     } else {
-        live::take_out(state, old_address)
+        live::take_out(state, old_address, &mut old)
     };
 
     let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
     let success = state.count_down(trials, size);
     // A request this large is worth a trap: it may well fail, and would then distort the exact totals.
-    if success.is_none() && old.is_none() && flags & SITE_CALLS_OUT == 0 && size < LARGE_SIZE {
+    if success.is_none() && !has_old && flags & SITE_CALLS_OUT == 0 && size < LARGE_SIZE {
         return SKIP_RETURN;
     }
     // The return address must stay where it is, and no return site is probed.
@@ -224,7 +225,7 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
             state.counters.unsampled_failed += 1;
             state.unsampled_bytes -= size;
         }
-        if let Some(old) = old {
+        if has_old {
             live::put_back(state, old_address, &old);
         }
         return SKIP_RETURN;
@@ -232,22 +233,23 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     let slot = state.open_slot(sp) & (SLOTS - 1);
     let (offset, interval) = success.as_ref().map_or((0, 0), |success| (success.offset, success.interval));
     let out_argument = SITES.get(call.index()).map_or(NO_ARGUMENT, |site| site.out_argument);
-    let pending = Pending {
-        sp,
-        size,
-        trials,
-        offset,
-        interval,
-        caller: arch::return_address(ctx, sp),
-        out: if out_argument == NO_ARGUMENT { 0 } else { arguments.get(out_argument) },
-        old_address: if old.is_some() { old_address } else { 0 },
-        old: old.unwrap_or_default(),
-        site: call.index(),
-        sampled: u16::from(success.is_some()),
-        return_sites_probed: u8::from(return_sites_probed),
-        may_throw: u8::from(flags & SITE_THROWS != 0),
-    };
-    state.slots[slot] = pending;
+    // In its place: a copy would take a third of the stack that programs have.
+    let pending = &mut state.slots[slot];
+    pending.sp = sp;
+    pending.size = size;
+    pending.trials = trials;
+    pending.offset = offset;
+    pending.interval = interval;
+    pending.caller = arch::return_address(ctx, sp);
+    pending.out = if out_argument == NO_ARGUMENT { 0 } else { arguments.get(out_argument) };
+    if has_old {
+        pending.old = old;
+        pending.old_address = old_address;
+    }
+    pending.site = call.index();
+    pending.sampled = u16::from(success.is_some());
+    pending.return_sites_probed = u8::from(return_sites_probed);
+    pending.may_throw = u8::from(flags & SITE_THROWS != 0);
     if result_unseen {
         return REPORT_NOW + slot as u32;
     }
@@ -344,6 +346,24 @@ fn outcome(ctx: *mut c_void) {
     end(ctx, state, slot, arch::return_value(ctx), &arch::registers(ctx));
 }
 
+/// Reports that the call in a slot has freed the block that it reallocated. (A global function, which the verifier checks once.)
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn free_old(state: *mut ThreadState, slot: u32) -> u32 {
+    // SAFETY: the caller passes a reference.
+    let Some(state) = (unsafe { state.as_mut() }) else { return 0 };
+    let pending = state.slot(slot as usize);
+    let mut old = LiveValue::default();
+    let taken = pending.return_sites_probed == 0
+        || live::look(state, pending.old_address, &mut old)
+            && old.sample == pending.old.sample
+            && live::take_out(state, pending.old_address, &mut old);
+    if taken {
+        output::submit_free(state, &pending.old);
+    }
+    0
+}
+
 /// Handles the end of the call that was in `slot`. It returned `returned`, to a caller with these `registers`.
 #[inline(always)]
 fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64, registers: &Registers) {
@@ -354,12 +374,7 @@ fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64, re
         return pending::fail(state, pending);
     }
     if pending.old_address != 0 {
-        let taken = pending.return_sites_probed == 0
-            || live::look(state, pending.old_address).is_some_and(|old| old.sample == pending.old.sample)
-                && live::take_out(state, pending.old_address).is_some();
-        if taken {
-            output::submit_free(state, &pending.old);
-        }
+        free_old(state, slot as u32);
     }
     if pending.sampled == 0 {
         return;
@@ -440,7 +455,7 @@ pub fn report(
 /// Adds a sample to the live map. Returns `false`, and counts it, if the map is full or the address is 0.
 #[inline(always)]
 fn track(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, address: u64) -> bool {
-    let fits = address != 0 && put_in_live_map(state, pending, sample, time_ns, address);
+    let fits = address != 0 && put_in_live_map(state, pending, sample, time_ns, address) != 0;
     if !fits {
         state.counters.untracked += 1;
         state.counters.untracked_bytes += pending.size;
@@ -448,9 +463,18 @@ fn track(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, 
     fits
 }
 
-/// A function of its own because two places need it.
+/// [`track`] for an address that is known. Whether the map had room: 1 or 0. (A global function, which the verifier checks once.)
 #[inline(never)]
-fn put_in_live_map(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, address: u64) -> bool {
+#[unsafe(no_mangle)]
+extern "C" fn put_in_live_map(
+    state: *mut ThreadState,
+    pending: *const Pending,
+    sample: u64,
+    time_ns: u64,
+    address: u64,
+) -> u32 {
+    // SAFETY: `track` passes references.
+    let (Some(state), Some(pending)) = (unsafe { state.as_mut() }, unsafe { pending.as_ref() }) else { return 0 };
     let value = LiveValue {
         sample,
         time_ns,
@@ -462,10 +486,11 @@ fn put_in_live_map(state: &mut ThreadState, pending: &Pending, sample: u64, time
         tid: state.tid,
         site: pending.site,
     };
-    if let Some(stale) = live::take_out(state, address) {
+    let mut stale = LiveValue::default();
+    if live::take_out(state, address, &mut stale) {
         // The allocator cannot return an address twice, so a free was missed.
         state.counters.stale_replaced += 1;
         output::submit_free(state, &stale);
     }
-    live::put_in(state, address, &value)
+    u32::from(live::put_in(state, address, &value))
 }

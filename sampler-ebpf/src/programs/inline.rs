@@ -6,6 +6,7 @@
 
 use core::ffi::c_void;
 
+use sampler_ebpf::abi::LiveValue;
 use sampler_ebpf::abi::inline::{
     FREEING_SITE, NUMBER_BITS, REALLOCATING_SITE, SITE_KINDS, UNSEEN_SITE, UPPER_HALF, flag,
 };
@@ -123,7 +124,10 @@ fn reallocating(ctx: *mut c_void) {
 #[inline(never)]
 fn begin_reallocation(ctx: *mut c_void, state: &mut ThreadState, block: u64) {
     // It may be a sample of an earlier recording.
-    let Some(old) = live::take_out(state, block) else { return };
+    let mut old = LiveValue::default();
+    if !live::take_out(state, block, &mut old) {
+        return;
+    }
     let sp = arch::stack_pointer(ctx);
     let slot = state.open_slot(sp) & (SLOTS - 1);
     state.slots[slot] = Pending {

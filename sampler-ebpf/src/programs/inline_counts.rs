@@ -159,27 +159,32 @@ fn add_slots_of(task: u64, entry: *mut InlineProcess) {
         // SAFETY: the callers pass a pointer to the map's value, which consists of integers.
         unsafe {
             if (*entry).bases[allocator] != 0 {
-                add_slot_of(thread_pointer, (*entry).bases[allocator], &mut (*entry).counts);
+                let slot = slot_of(thread_pointer, (*entry).bases[allocator]);
+                if slot != 0 {
+                    add(slot, &mut (*entry).counts, 1);
+                }
             }
         }
         allocator += 1;
     }
 }
 
-/// Adds the slot of a thread, if it has one.
+/// Address of the slot of a thread; 0 if it has none. (A global function, which the verifier checks once.)
 #[inline(never)]
-fn add_slot_of(thread_pointer: u64, base: u64, sums: &mut SlotSums) {
+#[unsafe(no_mangle)]
+extern "C" fn slot_of(thread_pointer: u64, base: u64) -> u64 {
     const SLOTS_BYTES: u64 = memory::SLOT_COUNT * memory::SLOT_BYTES;
     let first = (thread_pointer.wrapping_mul(memory::HASH) >> memory::HASH_SHIFT) & (SLOTS_BYTES - memory::SLOT_BYTES);
     let mut tried = 0;
     while tried < memory::TRIES {
         let slot = base + memory::SLOTS + ((first + tried * memory::SLOT_BYTES) & (SLOTS_BYTES - 1));
         match read_user::<u64>(slot) {
-            Some(key) if key == thread_pointer => return add(slot, sums, 1),
+            Some(key) if key == thread_pointer => return slot,
             Some(key) if key != 0 => tried += 1,
-            _ => return,
+            _ => return 0,
         }
     }
+    0
 }
 
 /// Pages of slots.

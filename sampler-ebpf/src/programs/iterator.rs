@@ -1,13 +1,14 @@
 //! Reads, for the daemon, the counters of all living threads, and which processes live.
 
 use core::ffi::c_void;
+use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::generated::bpf_seq_write;
 use sampler_ebpf::abi::{LivingThread, ThreadRecord};
 
 use crate::config::config;
 use crate::maps::THREADS;
-use crate::memory::read_kernel;
+use crate::memory::{make_zero, read_kernel};
 use crate::process::{cpu_ns, process_of};
 use crate::thread::{SLOTS, ThreadState};
 
@@ -50,7 +51,15 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
         return 0;
     }
     let in_flight = state.pending;
-    let mut record = ThreadRecord { process: state.process, tid: state.tid, in_flight, ..ThreadRecord::default() };
+    let mut record = MaybeUninit::<ThreadRecord>::uninit();
+    // SAFETY: a record consists of words, which may be zero.
+    let record = unsafe {
+        make_zero(record.as_mut_ptr());
+        record.assume_init_mut()
+    };
+    record.process = state.process;
+    record.tid = state.tid;
+    record.in_flight = in_flight;
     // A running thread may make calls while its counters are read. They are read again then, so that they are of one
     // moment.
     let mut attempts = 0;
@@ -73,7 +82,7 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     }
     // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the record, which are
     // all initialised because it has no padding.
-    unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const record).cast(), size_of::<ThreadRecord>() as u32) };
+    unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const *record).cast(), size_of::<ThreadRecord>() as u32) };
     0
 }
 

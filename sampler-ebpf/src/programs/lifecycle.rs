@@ -2,14 +2,14 @@
 
 use core::ffi::c_void;
 
-use sampler_ebpf::abi::{Counters, ProcessKey, kind, link_kind, target_rule};
+use sampler_ebpf::abi::{ProcessKey, kind, link_kind, target_rule};
 
 use crate::config::config;
 use crate::context::argument;
 use crate::counters::{add_shared, count_process_event_lost, totals_of};
 use crate::inline_counts;
 use crate::maps::{self, PYTHON, TARGETS, THREADS, TOTALS};
-use crate::memory::read_kernel;
+use crate::memory::{make_zero, read_kernel};
 use crate::output;
 use crate::process::{cpu_ns, current_task, process_of};
 use crate::target;
@@ -183,6 +183,7 @@ fn flush(state: &mut ThreadState) {
     state.unsampled = 0;
     state.unsampled_bytes = 0;
     state.frees_seen = 0;
-    state.counters = Counters::default();
+    // SAFETY: the counters are words, which may be zero.
+    unsafe { make_zero(&raw mut state.counters) };
     state.outer_sp = 0;
 }

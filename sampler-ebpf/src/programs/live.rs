@@ -84,24 +84,29 @@ fn take_with_record(key: LiveKey) -> Option<(LiveValue, Option<&'static mut Free
     None
 }
 
-/// Removes a block from the live map, if it is tracked, and returns its value.
+/// Removes a block from the live map, if it is tracked, and writes its value to `to`. Whether it was there. (By a pointer, as what is
+/// returned is copied, and programs have 512 bytes of stack.)
 #[inline(always)]
-pub fn take_out(state: &ThreadState, address: u64) -> Option<LiveValue> {
-    if !filter::may_be_tracked(address) {
-        return None;
-    }
-    let key = LiveKey { space: state.space, address };
-    let value = tracked(key)?;
-    remove(key, value.sample).then_some(value)
+pub fn take_out(state: &ThreadState, address: u64, to: &mut LiveValue) -> bool {
+    filter::may_be_tracked(address) && find_block(state, address, 1, to) != 0
 }
 
 /// Looks up a block in the live map without removing it.
 #[inline(always)]
-pub fn look(state: &ThreadState, address: u64) -> Option<LiveValue> {
-    if !filter::may_be_tracked(address) {
-        return None;
-    }
-    tracked(LiveKey { space: state.space, address })
+pub fn look(state: &ThreadState, address: u64, to: &mut LiveValue) -> bool {
+    filter::may_be_tracked(address) && find_block(state, address, 0, to) != 0
+}
+
+/// Both, by `takes`: 1 or 0, as is the result. (A global function, which the verifier checks once.)
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn find_block(state: *const ThreadState, address: u64, takes: u32, to: *mut LiveValue) -> u32 {
+    // SAFETY: the callers pass references.
+    let (Some(state), Some(to)) = (unsafe { state.as_ref() }, unsafe { to.as_mut() }) else { return 0 };
+    let key = LiveKey { space: state.space, address };
+    let Some(value) = tracked(key) else { return 0 };
+    *to = value;
+    u32::from(takes == 0 || remove(key, to.sample))
 }
 
 /// The value of a tracked block.

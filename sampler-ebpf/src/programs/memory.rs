@@ -2,6 +2,7 @@
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
+use core::ptr::write_volatile;
 
 use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_user};
 use zerocopy::FromBytes;
@@ -15,6 +16,34 @@ pub fn read_user<T: FromBytes>(address: u64) -> Option<T> {
         unsafe { bpf_probe_read_user(value.as_mut_ptr().cast(), size_of::<T>() as u32, address as *const c_void) };
     // SAFETY: the helper has written all bytes, and any bytes are a valid `T` (`FromBytes`).
     (status == 0).then(|| unsafe { value.assume_init() })
+}
+
+/// Makes all words of a value zero, one by one: what the compiler puts in place of an assignment does it byte by byte.
+///
+/// # Safety
+/// The pointer is to a value of whole words, aligned to 8, for which zeros are valid, and which nobody else has.
+#[inline(always)]
+pub unsafe fn make_zero<T>(value: *mut T) {
+    let mut word = 0;
+    while word < size_of::<T>() / size_of::<u64>() {
+        // SAFETY: the word is inside the value.
+        unsafe { write_volatile(value.cast::<u64>().add(word), 0) };
+        word += 1;
+    }
+}
+
+/// Copies a value of whole words, one by one: what the compiler puts in place of an assignment may be a call.
+///
+/// # Safety
+/// The pointers are to values of whole words, aligned to 8, of which nobody else has the second.
+#[inline(always)]
+pub unsafe fn copy_words<T>(from: *const T, to: *mut T) {
+    let mut word = 0;
+    while word < size_of::<T>() / size_of::<u64>() {
+        // SAFETY: the word is inside both values.
+        unsafe { write_volatile(to.cast::<u64>().add(word), from.cast::<u64>().add(word).read()) };
+        word += 1;
+    }
 }
 
 /// Reads from kernel memory; returns zeros on failure.

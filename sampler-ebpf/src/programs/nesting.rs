@@ -49,7 +49,14 @@ fn is_called_inside(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
     if offset < site.reentrant_start || offset >= site.reentrant_end {
         return false;
     }
-    let Some(file) = FILES.get(site.file) else { return false };
+    is_in_hooked_code(site.file, offset) != 0
+}
+
+/// Whether an offset in a file lies in the code of hooked functions: 1 or 0. (A global function, which the verifier checks once.)
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn is_in_hooked_code(file: u32, offset: u64) -> u32 {
+    let Some(file) = FILES.get(file) else { return 0 };
     let mut i = 0;
     while i < MAX_REENTRANT_RANGES {
         if i as u64 >= file.count {
@@ -57,11 +64,11 @@ fn is_called_inside(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
         }
         let [start, end] = file.ranges[i];
         if offset >= start && offset < end {
-            return true;
+            return 1;
         }
         i += 1;
     }
-    false
+    0
 }
 
 /// Whether the call is a tail jump by an outer call. Such a call has the same stack pointer, the same request (pvalloc

@@ -11,7 +11,7 @@ use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user, bpf_ringbuf_discard, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
     FEW_STACK_BYTES, OUTER_PIECE_BYTES, OUTER_PIECES, OuterCopy, OuterFrames, StackKey, StackPiece, StackRecord,
-    StackSlot, copy_end,
+    StackSlot, copy_end, ring,
 };
 
 use crate::config::config;
@@ -82,7 +82,7 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, outer: &OuterFra
         unsafe { bpf_ringbuf_discard(record.cast(), u64::from(BPF_RB_NO_WAKEUP)) };
         return false;
     }
-    let flags = output::wake_up(ring, OUTER + CLASS);
+    let flags = output::wake_up(ring::STACKS, OUTER + CLASS);
     // SAFETY: the reservation begins with the header, and is submitted here and nowhere else.
     unsafe {
         (*record).ends_at = copy_end::TOP;

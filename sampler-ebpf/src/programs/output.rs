@@ -2,13 +2,12 @@
 
 use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_discard, bpf_ringbuf_submit};
-use sampler_ebpf::abi::{FreeRecord, LiveValue, ProcessKey, ProcessRecord, kind};
+use sampler_ebpf::abi::{FreeRecord, LiveValue, ProcessKey, ProcessRecord, kind, ring};
 use zerocopy::FromBytes;
 
 use crate::config::config;
 use crate::counters::{self, add_shared, count_record_lost};
 use crate::maps;
-use crate::ring_array::Ring;
 use crate::thread::ThreadState;
 
 /// Reserves space for a record of the events ring. It must be submitted or discarded: the verifier rejects a program that
@@ -26,7 +25,7 @@ pub fn reserve<T: FromBytes>() -> Option<&'static mut T> {
 /// `record` must come from [`reserve`], and must not be used afterwards.
 #[inline(always)]
 pub unsafe fn submit<T>(record: &mut T) {
-    let flags = maps::events().map_or(u64::from(BPF_RB_NO_WAKEUP), |ring| wake_up(ring, 0));
+    let flags = wake_up(ring::EVENTS, 0);
     // SAFETY: the caller promises that `record` is a reservation. The reservation ends here.
     unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), flags) };
 }
@@ -34,8 +33,10 @@ pub unsafe fn submit<T>(record: &mut T) {
 /// A wake-up costs more than a microsecond. The daemon polls while it is awake, so only two things wake it: the first
 /// event of its sleep, and a ring that is filling up. `record_bytes`: size of the record, if it may be wider than the
 /// mark.
-#[inline(always)]
-pub fn wake_up(ring: Ring, record_bytes: u64) -> u64 {
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub extern "C" fn wake_up(ring: u32, record_bytes: u64) -> u64 {
+    let Some(ring) = maps::RINGS.get(ring) else { return u64::from(BPF_RB_NO_WAKEUP) };
     if let Some(sleep) = maps::SLEEP.get_ptr_mut(0) {
         // SAFETY: the pointer is to the map's value, an aligned u32. If two CPUs both read the 1, both wake the daemon.
         unsafe {
@@ -78,8 +79,18 @@ pub unsafe fn discard<T>(record: &mut T) {
 /// Reports the free of a tracked sample that has already been removed from the live map.
 #[inline(always)]
 pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
+    report_free(state, value);
+}
+
+/// The same, which the verifier checks once.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn report_free(state: *mut ThreadState, value: *const LiveValue) -> u32 {
+    // SAFETY: `submit_free` passes references.
+    let (Some(state), Some(value)) = (unsafe { state.as_mut() }, unsafe { value.as_ref() }) else { return 0 };
     let record = reserve::<FreeRecord>();
     complete_free(state, value, record);
+    0
 }
 
 /// Does the same with a record that is already reserved; `None` means that there was no space.

@@ -9,6 +9,7 @@ use crate::arch;
 use crate::live;
 use crate::memory::read_user;
 use crate::output;
+use crate::stack_record::unknown;
 use crate::thread::{Pending, SLOTS, ThreadState};
 
 /// Shift of the bits in `ThreadState::pending` that mark calls during which reentrant calls from other files are
@@ -41,26 +42,8 @@ impl ThreadState {
     /// Frees the slot of the call that was entered at this stack pointer, and returns its index.
     #[inline(always)]
     pub fn take_pending(&mut self, sp: u64) -> Option<usize> {
-        let mut i = 0;
-        while i < SLOTS {
-            if self.pending & (1 << i) != 0 && self.slots[i].sp == sp {
-                self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
-                return Some(self.any_slot(i));
-            }
-            i += 1;
-        }
-        None
-    }
-
-    /// The same slot, which the verifier takes for any: it would follow all that comes next once for each.
-    #[inline(always)]
-    fn any_slot(&mut self, slot: usize) -> usize {
-        let through = &raw mut self.any_slot;
-        // SAFETY: the pointer is to a field of the state.
-        unsafe {
-            through.write_volatile(slot as u32);
-            through.read_volatile() as usize & (SLOTS - 1)
-        }
+        let slot = unknown(u64::from(take_call(self, sp))) as usize;
+        (slot < SLOTS).then_some(unknown(slot as u64) as usize & (SLOTS - 1))
     }
 
     /// Marks the call in a slot as one that may get its memory from another allocator.
@@ -166,6 +149,11 @@ impl ThreadState {
     /// evicted.
     #[inline(always)]
     pub fn open_slot(&mut self, sp: u64) -> usize {
+        unknown(u64::from(open_call(self, sp))) as usize & (SLOTS - 1)
+    }
+
+    #[inline(always)]
+    fn find_slot(&mut self, sp: u64) -> usize {
         if let Some(stale) = self.take_pending(sp) {
             self.abandon(stale);
         }
@@ -174,7 +162,7 @@ impl ThreadState {
             if self.pending & (1 << i) == 0 {
                 self.has_no_block(i);
                 self.pending |= 1 << i;
-                return self.any_slot(i);
+                return i;
             }
             i += 1;
         }
@@ -212,6 +200,11 @@ impl ThreadState {
     /// Abandons the call in a slot, and counts what is lost with it.
     #[inline(always)]
     pub fn abandon(&mut self, slot: usize) {
+        abandon_call(self, slot as u32);
+    }
+
+    #[inline(always)]
+    fn abandon_slot(&mut self, slot: usize) {
         let pending = self.slot(slot);
         if pending.return_sites_probed != 0 && pending.may_throw != 0 {
             // It threw an exception.
@@ -241,6 +234,44 @@ impl ThreadState {
         }
         self.pending = 0;
     }
+}
+
+// Global functions: the verifier checks each once, by itself, for any arguments, and not once for each state in which it is called.
+
+/// [`ThreadState::take_pending`]; `SLOTS` if there is no such call.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn take_call(state: *mut ThreadState, sp: u64) -> u32 {
+    // SAFETY: the caller passes a reference, as in what follows.
+    let Some(state) = (unsafe { state.as_mut() }) else { return SLOTS as u32 };
+    let mut i = 0;
+    while i < SLOTS {
+        if state.pending & (1 << i) != 0 && state.slots[i].sp == sp {
+            state.pending &= !(1 << i | 1 << (i as u32 + OUTER));
+            return i as u32;
+        }
+        i += 1;
+    }
+    SLOTS as u32
+}
+
+/// [`ThreadState::open_slot`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn open_call(state: *mut ThreadState, sp: u64) -> u32 {
+    // SAFETY: as above.
+    unsafe { state.as_mut() }.map_or(0, |state| state.find_slot(sp) as u32)
+}
+
+/// [`ThreadState::abandon`].
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn abandon_call(state: *mut ThreadState, slot: u32) -> u32 {
+    // SAFETY: as above.
+    if let Some(state) = unsafe { state.as_mut() } {
+        state.abandon_slot(slot as usize);
+    }
+    0
 }
 
 /// Undoes a call that returned no block, and puts back the block that it was to reallocate.

@@ -13,11 +13,10 @@ use sampler_ebpf::abi::{
 };
 
 use crate::config::config;
-use crate::maps::PYTHON;
+use crate::maps::{self, PYTHON};
 use crate::memory::{read_kernel, read_user};
 use crate::process::current_task;
 use crate::python_code;
-use crate::ring_array::Ring;
 use crate::steps::{GO_ON, STOP};
 use crate::thread::ThreadState;
 
@@ -40,19 +39,23 @@ struct Walk {
     outcome: u64,
 }
 
-/// Reports the Python frames of a sampled call, if its process is known to run Python. A function of its own, so that the
-/// verifier need not follow it together with what comes after.
+/// Reports the Python frames of a sampled call, if its process is known to run Python. Whether there was room for them: 1 or 0. (A
+/// global function, which the verifier checks once, by itself.)
 #[inline(never)]
-pub fn report(ring: Ring, state: &ThreadState, sample: u64, time_ns: u64) {
+#[unsafe(no_mangle)]
+pub extern "C" fn report_python(state: *const ThreadState, sample: u64, time_ns: u64) -> u32 {
+    // SAFETY: the caller passes a reference.
+    let Some(state) = (unsafe { state.as_ref() }) else { return 1 };
     // SAFETY: the daemon sets a process's value once, before it is used.
-    let Some(layout) = (unsafe { PYTHON.get(state.space.tgid) }) else { return };
+    let Some(layout) = (unsafe { PYTHON.get(state.space.tgid) }) else { return 1 };
+    let Some(ring) = maps::stacks() else { return 0 };
     let (first, mut outcome) = newest_frame(layout);
     let mut frame = first;
     let mut i = 0;
     while i < MOST_PYTHON_FRAMES / PYTHON_FRAMES_PER_RECORD {
         let record = ring.reserve(size_of::<PythonRecord>() as u64).cast::<PythonRecord>();
         if record.is_null() {
-            return;
+            return 0;
         }
         let is_last = i + 1 == MOST_PYTHON_FRAMES / PYTHON_FRAMES_PER_RECORD;
         let mut walk = Walk { layout, space: state.space, record, frame, outcome: u64::from(outcome) };
@@ -83,10 +86,11 @@ pub fn report(ring: Ring, state: &ThreadState, sample: u64, time_ns: u64) {
             bpf_ringbuf_submit(record.cast(), u64::from(BPF_RB_NO_WAKEUP));
         }
         if !continues {
-            return;
+            return 1;
         }
         i += 1;
     }
+    1
 }
 
 #[inline(always)]

@@ -11,7 +11,7 @@ use aya_ebpf::bindings::BPF_F_USER_STACK;
 use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_loop, bpf_probe_read_user, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
     FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end,
-    stack_kind,
+    ring, stack_kind,
 };
 
 use crate::ablation;
@@ -34,18 +34,31 @@ const PAGE: u64 = 4096;
 #[inline(always)]
 pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     if const { ablation::leaves_out("stacks") } {
-        return Taken::without(stack_kind::NONE);
+        return Taken::of_kind(stack_kind::NONE);
     }
     match config!(stack_kind) {
         stack_kind::FRAME_POINTERS => walk(ctx),
         stack_kind::COPIED => {
-            // One ring for both: a full one may be replaced at any time, and then frames would be lost whose stack is not.
-            let Some(ring) = maps::stacks() else { return Taken::without(stack_kind::LOST_NO_ROOM) };
-            python::report(ring, state, sample, time_ns);
-            copy(ring, registers, state, sample, time_ns)
+            // A stack whose Python frames are lost is lost: it would be taken for one of native code.
+            if python::report_python(state, sample, time_ns) == 0 {
+                return Taken::of_kind(stack_kind::LOST_NO_ROOM);
+            }
+            Taken::of_kind(take_copy(registers, state, sample, time_ns))
         }
-        _ => Taken::without(stack_kind::NONE),
+        _ => Taken::of_kind(stack_kind::NONE),
     }
+}
+
+/// Copies a stack, and returns its kind. (A global function, which the verifier checks once, by itself: it is a third of what there is to
+/// check.)
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn take_copy(registers: *const Registers, state: *const ThreadState, sample: u64, time_ns: u64) -> u32 {
+    // SAFETY: the caller passes references.
+    let (Some(registers), Some(state)) = (unsafe { registers.as_ref() }, unsafe { state.as_ref() }) else {
+        return stack_kind::NONE;
+    };
+    maps::stacks().map_or(stack_kind::LOST_NO_ROOM, |ring| copy(ring, registers, state, sample, time_ns))
 }
 
 /// `-EEXIST`: another stack has the place in the map. `-ENOMEM`: there is no place left.
@@ -60,8 +73,8 @@ fn walk(ctx: *mut c_void) -> Taken {
     let id = unsafe { bpf_get_stackid(ctx, maps::handle(&STACK_TRACES), u64::from(BPF_F_USER_STACK)) };
     match id {
         0.. => Taken { kind: stack_kind::FRAME_POINTERS, id: id as i32 },
-        EXISTS | NO_MEMORY => Taken::without(stack_kind::LOST_TABLE_FULL),
-        _ => Taken::without(stack_kind::NONE),
+        EXISTS | NO_MEMORY => Taken::of_kind(stack_kind::LOST_TABLE_FULL),
+        _ => Taken::of_kind(stack_kind::NONE),
     }
 }
 
@@ -84,12 +97,12 @@ fn distance_to_top(sp: u64) -> Option<u64> {
 }
 
 #[inline(always)]
-fn copy(ring: Ring, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
+fn copy(ring: Ring, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> u32 {
     let most = config!(stack_bytes);
     let source = Source { registers, state, sample, time_ns };
     let distance = distance_to_top(registers.sp);
     if outer_frames::copy(ring, &source, distance.unwrap_or(u64::MAX)) {
-        return Taken::COPY;
+        return stack_kind::COPIED;
     }
     let (mut wanted, mut ends_at) = match distance {
         Some(distance) if distance <= most => (distance, copy_end::TOP),
@@ -106,7 +119,7 @@ fn copy(ring: Ring, registers: &Registers, state: &ThreadState, sample: u64, tim
         return copy_short(ring, &source, wanted, ends_at);
     }
     let taken = copy_long(ring, &source, wanted, ends_at);
-    if taken.kind != stack_kind::LOST_NO_ROOM {
+    if taken != stack_kind::LOST_NO_ROOM {
         return taken;
     }
     // Other CPUs were faster.
@@ -130,7 +143,7 @@ fn room(ring: Ring) -> u64 {
 /// Copies at most [`FIRST_STACK_BYTES`]. A reservation must have a constant size, so it takes the smallest class that is
 /// large enough.
 #[inline(always)]
-fn copy_short(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Taken {
+fn copy_short(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32 {
     if wanted <= 4 << 10 {
         return copy_into::<{ 4 << 10 }>(ring, source, wanted, ends_at);
     }
@@ -148,7 +161,7 @@ fn copy_short(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Tak
 
 /// Copies more than that. The classes are closer, because they are large.
 #[inline(always)]
-fn copy_long(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Taken {
+fn copy_long(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32 {
     if wanted <= 96 << 10 {
         return copy_into::<{ 96 << 10 }>(ring, source, wanted, ends_at);
     }
@@ -174,10 +187,10 @@ fn copy_long(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Take
 }
 
 #[inline(always)]
-fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Taken {
+fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32 {
     let record = ring.reserve(HEADER + CLASS).cast::<StackRecord>();
     if record.is_null() {
-        return Taken::without(stack_kind::LOST_NO_ROOM);
+        return stack_kind::LOST_NO_ROOM;
     }
     // SAFETY: the reservation begins with the header.
     unsafe {
@@ -197,13 +210,13 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, end
     if status != 0 {
         bytes = copy_pages::<CLASS>(record, sp, bytes);
     }
-    let flags = output::wake_up(ring, HEADER + CLASS);
+    let flags = output::wake_up(ring::STACKS, HEADER + CLASS);
     // SAFETY: the reservation begins with the header, and is submitted here and nowhere else.
     unsafe {
         (*record).copied_bytes = bytes as u32;
         bpf_ringbuf_submit(record.cast(), flags);
     }
-    Taken::COPY
+    stack_kind::COPIED
 }
 
 /// A copy page by page under way.

@@ -2,6 +2,7 @@
 
 use sampler_ebpf::abi::{Registers, StackRecord, stack_kind};
 
+use crate::memory::copy_words;
 use crate::thread::ThreadState;
 
 /// Bytes of the header.
@@ -16,11 +17,8 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// A copy.
-    pub const COPY: Self = Self { kind: stack_kind::COPIED, id: 0 };
-
-    /// How the stack of a sampled call was not taken.
-    pub const fn without(kind: u32) -> Self {
+    /// A stack that was not taken by the kernel.
+    pub const fn of_kind(kind: u32) -> Self {
         Self { kind, id: -1 }
     }
 }
@@ -40,23 +38,34 @@ impl Source<'_> {
     /// `record` points to room for a header.
     #[inline(always)]
     pub unsafe fn begin(&self, record: *mut StackRecord) {
-        begin(record, self.registers, self.state, self.sample, self.time_ns);
+        write_header(record, self.registers, self.state, self.sample, self.time_ns);
     }
 }
 
 #[inline(never)]
-fn begin(record: *mut StackRecord, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) {
-    // SAFETY: the caller has reserved room for the header.
+#[unsafe(no_mangle)]
+extern "C" fn write_header(
+    record: *mut StackRecord,
+    registers: *const Registers,
+    state: *const ThreadState,
+    sample: u64,
+    time_ns: u64,
+) -> u32 {
+    // SAFETY: `begin` passes references, and room for the header.
     unsafe {
+        let (false, Some(registers), Some(state)) = (record.is_null(), registers.as_ref(), state.as_ref()) else {
+            return 0;
+        };
         (*record).sample = sample;
         (*record).time_ns = time_ns;
-        (*record).space = state.space;
-        (*record).registers = *registers;
+        copy_words(&raw const state.space, &raw mut (*record).space);
+        copy_words(registers, &raw mut (*record).registers);
         (*record).copied_bytes = 0;
         (*record).missing_pages = 0;
         (*record).pieces = 0;
         state.write_in_flight_calls((&raw mut (*record).in_flight).cast());
     }
+    0
 }
 
 /// The same value, which the compiler knows nothing of. What it knows it leaves out, and verifiers before Linux 6.8 forget

@@ -56,10 +56,8 @@ pub struct ThreadState {
     pub outer_site: u32,
     /// Stack pointer of the last call that was found to be made inside that one.
     pub inner_sp: u64,
-    /// The number of a slot on its way past the verifier.
-    pub any_slot: u32,
     /// The slot that is evicted next if all are in use.
-    pub next_victim: u32,
+    pub next_victim: u64,
     /// Generation of the target set when the thread was found not to belong to a target.
     pub generation: u64,
     /// State of the random number generator.

@@ -39,7 +39,8 @@ fn texts<'a>(target: &'a Target, file: &File) -> Result<Vec<&'a Mapping>, Refuse
     let inode = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?.ino();
     let is_kept = |mapping: &Mapping| target.found().iter().any(|found| found.range.contains(&mapping.range.start));
     let is_text = |mapping: &&Mapping| mapping.is_executable && mapping.inode == inode && !is_kept(mapping);
-    Ok(target.maps().as_slice().iter().filter(is_text).collect())
+    let texts: Vec<&Mapping> = target.maps().as_slice().iter().filter(is_text).collect();
+    if texts.is_empty() { Err(Refused::Unmapped) } else { Ok(texts) }
 }
 
 /// Address in the target less address in the file. Some of its pages may be replaced, so that its code is mapped in pieces.

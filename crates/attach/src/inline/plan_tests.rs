@@ -56,3 +56,14 @@ fn a_page_is_not_replaced_alone_unless_it_is_its_mapping() {
     let two = Pages { start: 0x1000, original: vec![9; 8192], edited: vec![8; 8192] };
     assert_eq!(not_alone(two.clone(), &place(&[0x1000]), &read), two);
 }
+
+/// A process that has just executed another program was called one whose code is mapped in pieces, for good.
+#[test]
+fn a_file_that_is_not_mapped_is_waited_for() {
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep runs");
+    let file = File::open(std::env::current_exe().expect("this program")).expect("it is there");
+    let found = Target::look(child.id()).map(|target| texts(&target, &file).map(|texts| texts.len()));
+    child.kill().and_then(|()| child.wait()).expect("it ends");
+    let refused = found.expect("a child can be looked at").expect_err("it runs another program");
+    assert!(matches!(refused, Refused::Unmapped) && refused.may_pass(), "{refused}");
+}

@@ -28,7 +28,10 @@ pub enum Refused {
     /// The allocator's functions cannot be patched.
     #[error("{0}")]
     Plan(String),
-    /// No executable mapping, or several that do not follow each other.
+    /// No executable mapping: it has just executed a program whose loader has not mapped the file yet, or has unloaded the file.
+    #[error("it does not map the allocator's file any more")]
+    Unmapped,
+    /// Several executable mappings that do not follow each other.
     #[error("the allocator's code is mapped in pieces that do not follow each other")]
     Mappings,
     /// There is no room.
@@ -148,6 +151,7 @@ impl Refused {
             Self::Hook(Remote::Busy { .. } | Remote::Refused(Refusal::SharedMemory(_)))
                 | Self::Target(Refusal::SharedMemory(_))
                 | Self::Place(_)
+                | Self::Unmapped
                 | Self::Claimed
                 | Self::Stays
         )

@@ -145,6 +145,8 @@ impl Attaching {
             match held {
                 Ok(waiting) if !self.is_over() => {
                     self.members.held.insert(pid, Held { waiting, is_there: false });
+                    // It may be awaited since the program before.
+                    self.members.awaited.remove(&pid);
                     self.await_member(pid);
                 }
                 Ok(_) => {}
@@ -190,6 +192,10 @@ impl Attaching {
     pub(super) fn member_replaced(&mut self, before: IncarnationId) {
         if let Some(inline) = &mut self.inline {
             inline.forget_decisions(before.pid);
+        }
+        // The time that its loader has begins anew.
+        if let Some(since) = self.members.awaited.get_mut(&before.pid) {
+            *since = Instant::now();
         }
         if self.was_taken_in(before) {
             self.members.taken.remove(&before.pid);
