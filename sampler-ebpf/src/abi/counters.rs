@@ -48,7 +48,7 @@ pub struct Counters {
     pub lost_no_thread_state: u64,
     /// Sampled calls that were lost because the result could not be read (posix_memalign's pointer).
     pub lost_result_unreadable: u64,
-    /// Reported samples that could not be tracked until their free because the live map was full.
+    /// Reported samples that could not be tracked until their free because the live map, or the set in their process, was full.
     pub untracked: u64,
     /// Bytes of these samples.
     pub untracked_bytes: u64,
@@ -101,6 +101,8 @@ pub struct Counters {
     pub announced: u64,
     /// Bytes that the calls in [`Counters::inline_sampled`] requested.
     pub inline_sampled_bytes: u64,
+    /// Those of [`Counters::untracked`] for which the set of sampled blocks in their process had no room.
+    pub set_full: u64,
 }
 
 impl Counters {

@@ -29,8 +29,8 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         KernelOffsets: 144 { task_mm: 0, task_group_leader: 8, task_start_boottime: 16, task_self_exec_id: 24, task_tgid: 32, task_comm: 40, task_signal: 48, task_thread_pointer: 56, signal_live: 64, mm_owner: 72, mm_start_stack: 80, mm_brk: 88, mm_total_vm: 96, mm_data_vm: 104, signal_rlim: 112, mm_users: 120, task_cpu: 128, signal_cpu: 136 }
         Control: 16 { draw: 0, targets_generation: 8 }
         Progress: 48 { threads: 0, threads_flushed: 8, records_lost: 16, ended_uncounted: 24, ended_uncounted_ns: 32, ended_counted_ns: 40 }
-        Counters: 320 { calls: 0, unsampled: 8, unsampled_bytes: 16, frees_seen: 24, frees_matched: 32, reentrant: 40, zero_reallocs: 48, sampled: 56, sampled_bytes: 64, unsampled_failed: 72, submitted: 80, failed: 88, lost_ring_full: 96, lost_abandoned: 104, lost_in_flight: 112, lost_undecided: 120, lost_no_thread_state: 128, lost_result_unreadable: 136, untracked: 144, untracked_bytes: 152, lost_ring_full_bytes: 160, lost_call_bytes: 168, frees_lost: 176, frees_lost_bytes: 184, mappings_lost: 192, mappings_lost_bytes: 200, unmaps_lost: 208, unmaps_lost_bytes: 216, stacks_lost: 224, process_events_lost: 232, stale_replaced: 240, frees_no_thread_state: 248, system_calls_lost: 256, removals_refused: 264, threads: 272, inline_sampled: 280, counted_inside: 288, inline_frees: 296, announced: 304, inline_sampled_bytes: 312 }
-        ThreadRecord: 376 { process: 0, tid: 16, in_flight: 20, counters: 24, reallocated: 344 }
+        Counters: 328 { calls: 0, unsampled: 8, unsampled_bytes: 16, frees_seen: 24, frees_matched: 32, reentrant: 40, zero_reallocs: 48, sampled: 56, sampled_bytes: 64, unsampled_failed: 72, submitted: 80, failed: 88, lost_ring_full: 96, lost_abandoned: 104, lost_in_flight: 112, lost_undecided: 120, lost_no_thread_state: 128, lost_result_unreadable: 136, untracked: 144, untracked_bytes: 152, lost_ring_full_bytes: 160, lost_call_bytes: 168, frees_lost: 176, frees_lost_bytes: 184, mappings_lost: 192, mappings_lost_bytes: 200, unmaps_lost: 208, unmaps_lost_bytes: 216, stacks_lost: 224, process_events_lost: 232, stale_replaced: 240, frees_no_thread_state: 248, system_calls_lost: 256, removals_refused: 264, threads: 272, inline_sampled: 280, counted_inside: 288, inline_frees: 296, announced: 304, inline_sampled_bytes: 312, set_full: 320 }
+        ThreadRecord: 384 { process: 0, tid: 16, in_flight: 20, counters: 24, reallocated: 352 }
         AllocationRecord: 136 { kind: 0, tid: 4, process: 8, space: 24, sample: 40, time_ns: 48, address: 56, size_bytes: 64, interval: 72, trials: 80, offset: 88, caller: 96, site: 104, stack_kind: 108, stack_id: 112, untracked: 116, thread_name: 120 }
         FreeRecord: 56 { kind: 0, tid: 4, space: 8, sample: 24, time_ns: 32, size_bytes: 40, temporary: 48, reserved: 52 }
         UnmapRecord: 48 { kind: 0, tid: 4, space: 8, start: 24, end: 32, time_ns: 40 }
@@ -61,5 +61,5 @@ fn counters_are_an_array() {
     let mut counters = Counters { calls: 1, threads: 3, ..Counters::default() };
     counters.as_mut_array()[1] = 2;
     assert_eq!(counters.unsampled, 2);
-    assert_eq!((counters.as_array()[0], counters.as_array()[COUNTERS - 6]), (1, 3));
+    assert_eq!((counters.as_array()[0], counters.as_array()[COUNTERS - 7]), (1, 3));
 }

@@ -85,6 +85,8 @@ fn result(ctx: *mut c_void, is_seen: bool) {
         note_calls(ctx, state, register(ctx, RDX));
         if flags(ctx) & flag::UNTRACKED == 0 {
             address = register(ctx, RDI);
+        } else if config!(live) != 0 {
+            state.counters.set_full += 1;
         }
         (register(ctx, RCX), register(ctx, R8))
     } else {

@@ -5,7 +5,7 @@ use std::process::Command;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::constant::numbers_of_snapshots;
 use heapbpf_tests::environment::{heapbpf, turn};
-use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, recorder};
+use heapbpf_tests::inline::{Hook, counted_exactly, is_hooked, limit_addresses, recorder};
 use heapbpf_tests::output::{self, Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
@@ -38,6 +38,44 @@ fn inline_counts_are_exact_when_a_process_exits() {
         let (profile, stats, truth) = to_its_end("mix", &["20000"], interval);
         counted_exactly(&stats, &truth);
         checks::sites(&profile, &truth, interval, Compare::All);
+    }
+}
+
+/// The set of sampled blocks in a process is as large as the interval demands, where the process has room for it. What is full is
+/// named, with its remedy.
+#[test]
+fn as_many_sampled_blocks_are_followed_as_live_max_says() {
+    let Some(_turn) = turn("as_many_sampled_blocks_are_followed_as_live_max_says") else { return };
+    const KEPT: u64 = 80_000;
+    let arguments = ["100000".to_owned(), KEPT.to_string(), "32".to_owned()];
+    // Of all addresses that it may have, the process has little left.
+    let (live_map, process) = ("because the live map was full", "because their process has room for no more");
+    for (live_max, little, full) in
+        [("1048576", false, None), ("20000", false, Some(live_map)), ("1048576", true, Some(process))]
+    {
+        let mut target = Target::start(&program("peak"), &arguments);
+        if little {
+            limit_addresses(target.pid(), 26 << 20);
+        }
+        let recorder = Recorder::of(target.pid(), 1).option("--hook", "inline").option("--live-max", live_max);
+        let recording = recorder.option("--unwind", "fp").option("--ring-bytes", "64MiB").start();
+        let truth = target.run();
+        let outcome = recording.stop();
+        let (profile, stats) = outcome.results();
+        assert_eq!((stats.lost(), stats.exact_alloc_bytes), (0, truth.bytes()), "{stats:?}");
+        let in_use = profile.totals.inuse_objects.as_ref().expect("it is known");
+        assert!(in_use.low <= Some(KEPT as f64) && in_use.high >= Some(KEPT as f64), "{in_use:?}");
+        let remarks: Vec<&String> = profile.notes.iter().filter(|note| note.contains("to their free")).collect();
+        match full {
+            None => {
+                assert_eq!((in_use.value(), stats.other["untracked"]), (KEPT as f64, 0), "{remarks:?}");
+            }
+            Some(full) => {
+                assert!(remarks.first().is_some_and(|remark| remark.contains(full)), "{live_max}: {remarks:?}");
+                let [untracked, inside] = ["untracked", "set_full"].map(|name| stats.other[name]);
+                assert!(untracked > 10_000 && if little { inside == untracked } else { inside < untracked });
+            }
+        }
     }
 }
 

@@ -51,12 +51,12 @@ pub fn claim(pid: u32, found: &Found) -> Result<Claim, Left> {
 }
 
 /// What earlier recordings of this build left in a process, and nobody uses, with its memfd. Until that is closed, nobody else does.
-pub(super) fn unused(target: &Target) -> impl Iterator<Item = (Found, File)> {
+pub(super) fn unused(target: &Target) -> impl Iterator<Item = (Found, File, read::Found)> {
     let pid = target.pid().unsigned_abs();
     target.found().into_iter().filter(Found::is_inert).filter_map(move |found| {
         let text = open_mapped(pid, found.text.as_ref()?).ok().filter(|text| text.try_lock().is_ok())?;
-        check(pid, found.range.start, &text).ok()?;
-        Some((found, text))
+        let code = check(pid, found.range.start, &text).ok()?;
+        Some((found, text, code))
     })
 }
 
@@ -66,14 +66,14 @@ pub fn judge(pid: u32, found: &Found) -> Left {
 }
 
 /// Whether it is a blob of this build whose control page makes sense.
-fn check(pid: u32, base: u64, file: &File) -> Result<(), ForeignBlob> {
+fn check(pid: u32, base: u64, file: &File) -> Result<read::Found, ForeignBlob> {
     let code = heapbpf_inline_blob::code().ok_or(ForeignBlob::OtherCode)?;
     let mut text = vec![0; TEXT_BYTES as usize];
     file.read_exact_at(&mut text, 0).map_err(|_| ForeignBlob::Truncated)?;
-    read::Found::check(&text, &code)?;
+    let found = read::Found::check(&text, &code)?;
     let mut control = vec![0; CONTROL_BYTES as usize];
     let memory = File::open(format!("/proc/{pid}/mem"));
     let is_read = memory.and_then(|memory| memory.read_exact_at(&mut control, base + CONTROL));
     is_read.map_err(|_| ForeignBlob::Truncated)?;
-    read::control(&control).map(drop)
+    read::control(&control).map(|_| found)
 }

@@ -13,8 +13,10 @@ use super::Refused;
 const SHARE_LEFT: u64 = 16;
 const BYTES_LEFT: u64 = 16 << 20;
 const MAPPINGS_LEFT: u64 = 1000;
-/// Memory that is touched: the set of sampled blocks, slots, and copies of the pages that change.
+/// Memory that is touched beside the set of sampled blocks: slots, and copies of the pages that change.
 const TOUCHED_BYTES: u64 = 4 << 20;
+/// Bytes of an entry of that set.
+const ENTRY_BYTES: u64 = 8;
 /// Mappings that are made, with those that are taken apart.
 const MAPPINGS_TAKEN: u64 = 64;
 /// `READ_IMPLIES_EXEC` of personality(2).
@@ -39,8 +41,8 @@ impl Limit {
 }
 
 /// Whether so many bytes of addresses can be mapped into a process that has so many mappings, without harm to what it does itself.
-/// A process that has ended passes.
-pub(super) fn check(pid: u32, bytes: u64, mappings: usize) -> Result<(), Refused> {
+/// The set of sampled blocks has 2^`set_log2` entries. A process that has ended passes.
+pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) -> Result<(), Refused> {
     let Ok(process) = Process::new(pid.cast_signed()) else { return Ok(()) };
     let status = process.status().ok();
     if status.as_ref().and_then(|status| status.vmlck).is_some_and(|locked| locked > 0) {
@@ -71,7 +73,7 @@ pub(super) fn check(pid: u32, bytes: u64, mappings: usize) -> Result<(), Refused
     for folder in memory_groups(&text("cgroup")) {
         if let Some((allowed, used)) = used_in_group(&folder) {
             let limit = Limit { name: "the memory of its control group, in bytes", allowed, used };
-            limit.check(TOUCHED_BYTES, TOUCHED_BYTES)?;
+            limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
         }
     }
     Ok(())

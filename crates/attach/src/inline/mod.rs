@@ -34,7 +34,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Instant;
 
-use heapbpf_inline::abi::{CONTROL, Lead};
+use heapbpf_inline::abi::{CONTROL, Lead, MAX_SET_LOG2};
 use heapbpf_inline::fault::Layout;
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::incarnations::Incarnations;
@@ -61,8 +61,10 @@ use self::removal::take_out;
 use crate::files::FileKey;
 use crate::stop_limit;
 
-/// The set of sampled blocks has 2^16 entries.
-const SET_LOG2: u32 = 16;
+/// The set of sampled blocks has at least 2^16 entries. What is not touched of it takes addresses, and no memory.
+const LEAST_SET_LOG2: u32 = 16;
+/// The sampled blocks of a heap of this size find room in the set.
+const HEAP_BYTES: u64 = 16 << 30;
 
 /// How an allocator is counted in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +91,16 @@ pub struct Sampling {
     pub seed: u64,
     /// What a trial is: bytes or allocations.
     pub criterion: u32,
+    /// Most sampled blocks that are followed, of all processes.
+    pub live_max: u32,
+}
+
+impl Sampling {
+    /// The set of a process's sampled blocks has 2^`set_log2` entries: twice as many as there are blocks find theirs without fail.
+    fn set_log2(&self) -> u32 {
+        let blocks = u64::from(self.live_max).min(HEAP_BYTES / self.draw.interval.max(1));
+        (2 * blocks).next_power_of_two().ilog2().clamp(LEAST_SET_LOG2, MAX_SET_LOG2)
+    }
 }
 
 /// The inline hooks of a recording.
@@ -96,6 +108,7 @@ pub struct InlineHooks {
     programs: InlinePrograms,
     incarnations: Arc<Incarnations>,
     criterion: u32,
+    set_log2: u32,
     control: ControlPage,
     counted: Counted,
     /// Processes to which no jump could be written yet.
@@ -133,6 +146,8 @@ struct Prepared {
     linked: Linked,
     /// Words that lead an interpreter to the mapped code.
     leads: Vec<Lead>,
+    /// The set of sampled blocks has 2^`set_log2` entries.
+    set_log2: u32,
 }
 
 impl Prepared {
@@ -158,6 +173,7 @@ impl InlineHooks {
             programs,
             incarnations: Arc::new(incarnations),
             criterion: sampling.criterion,
+            set_log2: sampling.set_log2(),
             control: ControlPage::new(sampling.draw, sampling.seed),
             counted,
             prepared: HashMap::new(),
@@ -247,7 +263,7 @@ impl InlineHooks {
             None => self.prepare((pid, key), file, wanted, add_sites)?,
         };
         let base = prepared.linked.base;
-        if let Err(refused) = note(&prepared.linked, wanted.sampled).and_then(|()| self.counted.list(process, base)) {
+        if let Err(refused) = note(&prepared, wanted.sampled).and_then(|()| self.counted.list(process, base)) {
             prepared.undo();
             return Err(refused);
         }
@@ -352,11 +368,12 @@ impl InlineHooks {
                 *self.sites.entry(key).or_insert(add_sites(&sites)?)
             }
         };
-        let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
+        let control = *self.control.page();
+        let settings = preview::Sampled { criterion: self.criterion, set_log2: self.set_log2, control };
         let place = plan::place(&target, file)?;
         let objects: Vec<ObjectHook> = wanted.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
         let what = (known.as_ref(), objects.as_slice());
-        let Planned { plan, leads, originals, text } =
+        let Planned { plan, leads, originals, text, set_log2 } =
             preview::plan((&target, &place), what, &self.names, file, (&settings, true))?;
         let mapped = target.map(&plan, stop_limit()).inspect_err(|_| take_out(pid))?.outcome;
         let pages = plan.draft().pages.iter().map(Pages::range).collect();
@@ -364,7 +381,7 @@ impl InlineHooks {
         let from_file = place.mapping.range.start.wrapping_sub(place.mapping.offset);
         let ours = Ours { layout, from_file, builds };
         let linked = self.link((pid, key), (plan.draft().base, text), first_site, ours)?;
-        Ok(Prepared { target, plan, mapped, linked, leads })
+        Ok(Prepared { target, plan, mapped, linked, leads, set_log2 })
     }
 
     /// Looks at a process, and takes out what a heapbpf that was killed left in it.
@@ -509,12 +526,13 @@ pub fn bias(pid: u32, file: &File) -> Result<u64, Refused> {
 }
 
 /// Has the code that is mapped, and to which no jump leads yet, know blocks that are sampled already.
-fn note(linked: &Linked, sampled: &[u64]) -> Result<(), Refused> {
+fn note(prepared: &Prepared, sampled: &[u64]) -> Result<(), Refused> {
     if sampled.is_empty() {
         return Ok(());
     }
     let failed = |source| Refused::Read { what: "the target's memory", source };
-    Noted::new(memory::open(linked.pid).map_err(failed)?, linked.base).add(sampled)
+    let Linked { pid, base, .. } = prepared.linked;
+    Noted::new((memory::open(pid).map_err(failed)?, base), prepared.set_log2).add(sampled)
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-use super::{Refused, SET_LOG2};
+use super::Refused;
 
 /// What the mapped code holds of sampled blocks. Some may have been freed since: their free is told once more, and the programs
 /// find no block.
@@ -14,9 +14,9 @@ pub(super) struct Noted {
 }
 
 impl Noted {
-    /// Nothing so far, in the code that is mapped at `base`. No jump leads to it yet.
-    pub(super) fn new(memory: File, base: u64) -> Self {
-        Self { noted: heapbpf_inline::noted::Noted::new(SET_LOG2), memory, base }
+    /// Nothing so far, in the code that is mapped at `base`, whose set has 2^`set_log2` entries. No jump leads to it yet.
+    pub(super) fn new((memory, base): (File, u64), set_log2: u32) -> Self {
+        Self { noted: heapbpf_inline::noted::Noted::new(set_log2), memory, base }
     }
 
     /// Has it hold these blocks, too.

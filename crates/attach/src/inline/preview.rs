@@ -19,7 +19,7 @@ use super::left::{self, Left};
 use super::objects::ObjectHook;
 use super::plan::Place;
 use super::removal::take_out;
-use super::{Refused, SET_LOG2, forbidden, has_rdrand, limits, memory};
+use super::{LEAST_SET_LOG2, Refused, forbidden, has_rdrand, limits, memory};
 
 /// For how long our own process may be stopped: nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -104,13 +104,16 @@ impl Drop for Trial {
 pub(super) struct Sampled {
     /// What a trial is: bytes or allocations.
     pub criterion: u32,
+    /// The set of sampled blocks is to have 2^`set_log2` entries.
+    pub set_log2: u32,
     /// The control page.
     pub control: Control,
 }
 
 impl Sampled {
     fn nothing() -> Self {
-        Self { criterion: 0, control: *ControlPage::new(DrawConstants::default(), 0).page() }
+        let set_log2 = LEAST_SET_LOG2;
+        Self { criterion: 0, set_log2, control: *ControlPage::new(DrawConstants::default(), 0).page() }
     }
 }
 
@@ -124,6 +127,8 @@ pub(super) struct Planned {
     pub originals: Vec<Range<u64>>,
     /// The memfd of what an earlier recording left, if that is used again.
     pub text: Option<File>,
+    /// The set of sampled blocks has 2^`set_log2` entries.
+    pub set_log2: u32,
 }
 
 /// What is to be done to a process, of which nothing is done. If `uses_again`, what an earlier recording left is taken where it is the
@@ -142,9 +147,9 @@ pub(super) fn plan(
         memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
     };
     let metadata = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?;
-    let settings = Settings {
+    let settings = |set_log2| Settings {
         criterion: sampled.criterion,
-        set_log2: SET_LOG2,
+        set_log2,
         has_rdrand: has_rdrand(),
         file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
     };
@@ -152,30 +157,43 @@ pub(super) fn plan(
     let is_elsewhere =
         |name: &str| before.iter().any(|file| file.as_ref().is_none_or(|file| names.defines(file, name)));
     let bindings = super::plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
-    let draft = |base| {
-        let plan = super::plan::inline_plan((known, objects), place, (base, &settings), &bindings)?;
-        let draft = super::plan::draft(&plan, place, (file, &memory), SET_LOG2, &sampled.control)?;
+    let draft = |base, set_log2| {
+        let plan = super::plan::inline_plan((known, objects), place, (base, &settings(set_log2)), &bindings)?;
+        let draft = super::plan::draft(&plan, place, (file, &memory), set_log2, &sampled.control)?;
         super::plan::check_memory(&draft, &memory)?;
         Ok::<_, Refused>((draft, plan.leads, plan.originals))
     };
     let (pid, mappings) = (target.pid().unsigned_abs(), target.maps().as_slice().len());
-    for (found, text) in left::unused(target).take(if uses_again { MOST_LEFT } else { 0 }) {
+    let left = target.found().len();
+    for (found, text, code) in left::unused(target).take(if uses_again { MOST_LEFT } else { 0 }) {
+        let set_log2 = code.header.set_log2;
+        // One that is too small is taken where there is no place for another one.
+        if set_log2 < sampled.set_log2 && left < MOST_LEFT {
+            continue;
+        }
         // It may be of another allocator, too far away.
-        let Ok((draft, leads, originals)) = draft(found.range.start) else { continue };
+        let Ok((draft, leads, originals)) = draft(found.range.start, set_log2) else { continue };
         let read = |offset, bytes: &mut [u8]| text.read_exact_at(bytes, offset).is_ok();
         if let Some(plan) = Plan::again(draft, target.maps(), &found, read) {
-            limits::check(pid, 0, mappings)?;
-            return Ok(Planned { plan, leads, originals, text: Some(text) });
+            limits::check(pid, (0, set_log2), mappings)?;
+            return Ok(Planned { plan, leads, originals, text: Some(text), set_log2 });
         }
     }
-    let left = target.found().len();
     if left >= MOST_LEFT {
         return Err(Refused::Full(left));
     }
-    // What is replaced is at most the whole text.
-    let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes(), place.starts.len());
-    let (draft, leads, originals) = draft(target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?)?;
-    let plan = Plan::new(draft, target.maps())?;
-    limits::check(pid, plan.range().end - plan.range().start, mappings)?;
-    Ok(Planned { plan, leads, originals, text: None })
+    let new = |set_log2| {
+        // What is replaced is at most the whole text.
+        let room = heapbpf_remote::reserved_bytes(mapped_bytes(set_log2), place.mapping.bytes(), place.starts.len());
+        let base = target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?;
+        let (draft, leads, originals) = draft(base, set_log2)?;
+        let plan = Plan::new(draft, target.maps())?;
+        limits::check(pid, (plan.range().end - plan.range().start, set_log2), mappings)?;
+        Ok(Planned { plan, leads, originals, text: None, set_log2 })
+    };
+    match new(sampled.set_log2) {
+        // A smaller set may have room.
+        Err(Refused::Limit { .. } | Refused::NoRoom) if sampled.set_log2 > LEAST_SET_LOG2 => new(LEAST_SET_LOG2),
+        planned => planned,
+    }
 }

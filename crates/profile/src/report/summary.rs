@@ -105,7 +105,8 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     }
     if count("untracked") > 0 {
         let untracked = count("untracked");
-        add(format!("the frees of {} ({})", plural(untracked, "sample"), share(untracked, samples)), "--live-max");
+        let remedy = if count("set_full") == 0 { "--live-max" } else { "--live-max, or a larger -i" };
+        add(format!("the frees of {} ({})", plural(untracked, "sample"), share(untracked, samples)), remedy);
     }
     if profile.header.time_windows {
         add("what happened between time windows".into(), BUDGET);

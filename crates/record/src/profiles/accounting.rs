@@ -152,6 +152,7 @@ pub fn stats(
     let other = [
         ("sampled", counters.sampled),
         ("untracked", counters.untracked),
+        ("set_full", counters.set_full),
         ("unsampled_failed", counters.unsampled_failed),
         ("frees_lost", counters.frees_lost),
         ("frees_no_thread_state", counters.frees_no_thread_state),
@@ -238,9 +239,14 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
         "samples are known from the kernel's live map alone, because the events ring was full: they are under [stack lost]; --ring-bytes makes room",
     );
     remark(
-        counters.untracked,
+        counters.untracked.saturating_sub(counters.set_full),
         counters.submitted,
-        "samples could not be followed to their free because the live map, or the set of blocks inside their process, was full: they are missing from the figures in use, whose error bars cover that; --live-max makes room",
+        "samples could not be followed to their free because the live map was full: they are missing from the figures in use, whose error bars cover that; --live-max makes room",
+    );
+    remark(
+        counters.set_full,
+        counters.submitted,
+        "samples could not be followed to their free because their process has room for no more of them: they are missing from the figures in use, whose error bars cover that; --live-max makes room, if the process's limits allow it, and a larger -i takes fewer",
     );
     remark(
         counters.stacks_lost + daemon.stacks_missing,

@@ -161,7 +161,8 @@ impl Session {
         } else {
             None
         };
-        let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
+        let (criterion, live_max) = (config.criterion as u32, plan.kernel.sizes.live_max);
+        let how = InlineSampling { draw, seed: config.seed, criterion, live_max };
         // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
         let follows = plan.targets.follow || !plan.targets.are_named();
         let inline = inline
