@@ -245,6 +245,7 @@ impl ExaminedFiles {
         }
         let begun = self.jobs().is_some_and(|jobs| jobs.send((key, path.to_owned(), Arc::clone(file))).is_ok());
         if begun {
+            log::debug!("{path} is examined on a thread of its own");
             self.under_way.insert(key);
         }
         begun

@@ -27,8 +27,8 @@ pub enum Unreadable {
         "permission denied (files of other users' processes need CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE)"
     )]
     Permission,
-    /// The process has exited, and there is no file at this path.
-    #[error("the process and the file are gone")]
+    /// The process has exited or unloaded it, and there is no file at this path.
+    #[error("the file was deleted, and the process no longer maps it")]
     Gone,
     /// The file at this path is not the one that was mapped.
     #[error("the file was replaced by another")]
@@ -118,7 +118,7 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
         (Trust::Mapping, &|| in_root::find_own(&map_file(map))),
         // The process may have made its root a tree of links.
         (Trust::Path, &|| in_root::find(&root, path, Links::Inside)),
-        (Trust::Path, &|| in_root::find_own(&PathBuf::from(format!("/proc/{pid}/exe")))),
+        (Trust::Guess, &|| in_root::find_own(&PathBuf::from(format!("/proc/{pid}/exe")))),
         (Trust::Path, &|| in_root::find_own(path)),
     ];
     for (index, (trust, find)) in attempts.into_iter().enumerate() {
@@ -127,6 +127,8 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
         }
         match find().map_err(|error| Unreadable::from_io(&error)).and_then(|handle| verified(&handle, map, trust)) {
             Ok(opened) => return Ok(opened),
+            // Most files are not the program.
+            Err(Unreadable::Replaced) if trust == Trust::Guess => {}
             Err(error) if error.rank() > reason.rank() => reason = error,
             Err(_) => {}
         }
@@ -176,6 +178,8 @@ enum Trust {
     Mapping,
     /// By a path, at which there may be another file by now.
     Path,
+    /// By a path that may be another file's: that it is not this one says nothing of this one.
+    Guess,
 }
 
 /// Opens what a handle (`O_PATH`) refers to, if it is the mapped file. Inspecting it must not open a device or wait for a
@@ -358,6 +362,9 @@ mod tests {
         std::fs::rename(&other, &path).expect("renames");
         assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Replaced));
         std::fs::remove_file(&path).expect("removes");
+        assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Gone));
+        // Of a process that runs another program, too.
+        let map = MapEvent { pid: std::process::id(), ..map };
         assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Gone));
     }
 

@@ -368,13 +368,14 @@ fn large_files_of_other_programs_are_not_examined() {
         tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok()).any(|comm| comm == "examine\n")
     };
     let target = Target::start(&program("growing"), ["1000", "1000"]);
-    let of_target = Recorder::of(target.pid(), 4096).without_outputs().start();
+    let of_target = Recorder::of(target.pid(), 4096).flag("-vv").without_outputs().start();
     let by_name = Recorder::new().option("--comm", "other").interval(4096).without_outputs().start();
     let _other = Target::start(&large("other"), ["1000", "1000"]);
     until("who records it by its name examines it", || examines(by_name.pid()));
     // The other one has heard of it by then as well.
     std::thread::sleep(Duration::from_secs(1));
-    assert!(!examines(of_target.pid()), "an unrelated program was examined");
+    let is_examined = examines(of_target.pid());
     by_name.stop();
-    of_target.stop();
+    let said = of_target.stop().stderr;
+    assert!(!is_examined, "an unrelated program was examined: {said}");
 }

@@ -79,6 +79,12 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     Ok(())
 }
 
+/// Resident memory of a process; 0 if it has ended.
+pub(super) fn resident_bytes(pid: u32) -> u64 {
+    let status = Process::new(pid.cast_signed()).and_then(|process| process.status());
+    status.ok().and_then(|status| status.vmrss).unwrap_or(0) << 10
+}
+
 fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }

@@ -23,6 +23,7 @@ mod plan;
 pub mod preview;
 mod refused;
 pub mod removal;
+mod sampling;
 pub mod service;
 pub mod standing;
 
@@ -34,7 +35,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Instant;
 
-use heapbpf_inline::abi::{CONTROL, Lead, MAX_SET_LOG2};
+use heapbpf_inline::abi::{CONTROL, Lead};
 use heapbpf_inline::fault::Layout;
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::incarnations::Incarnations;
@@ -58,13 +59,10 @@ use self::objects::ObjectHook;
 use self::preview::Planned;
 pub use self::refused::Refused;
 use self::removal::take_out;
+use self::sampling::LEAST_SET_LOG2;
+pub use self::sampling::Sampling;
 use crate::files::FileKey;
 use crate::stop_limit;
-
-/// The set of sampled blocks has at least 2^16 entries. What is not touched of it takes addresses, and no memory.
-const LEAST_SET_LOG2: u32 = 16;
-/// The sampled blocks of a heap of this size find room in the set.
-const HEAP_BYTES: u64 = 16 << 30;
 
 /// How an allocator is counted in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,33 +80,11 @@ pub enum Service {
     },
 }
 
-/// How hooked processes sample.
-#[derive(Clone, Copy, Debug)]
-pub struct Sampling {
-    /// Constants of the draw.
-    pub draw: DrawConstants,
-    /// Seed of the draws; 0 for unpredictable ones.
-    pub seed: u64,
-    /// What a trial is: bytes or allocations.
-    pub criterion: u32,
-    /// Most sampled blocks that are followed, of all processes.
-    pub live_max: u32,
-}
-
-impl Sampling {
-    /// The set of a process's sampled blocks has 2^`set_log2` entries: twice as many as there are blocks find theirs without fail.
-    fn set_log2(&self) -> u32 {
-        let blocks = u64::from(self.live_max).min(HEAP_BYTES / self.draw.interval.max(1));
-        (2 * blocks).next_power_of_two().ilog2().clamp(LEAST_SET_LOG2, MAX_SET_LOG2)
-    }
-}
-
 /// The inline hooks of a recording.
 pub struct InlineHooks {
     programs: InlinePrograms,
     incarnations: Arc<Incarnations>,
-    criterion: u32,
-    set_log2: u32,
+    sampling: Sampling,
     control: ControlPage,
     counted: Counted,
     /// Processes to which no jump could be written yet.
@@ -172,8 +148,7 @@ impl InlineHooks {
         Self {
             programs,
             incarnations: Arc::new(incarnations),
-            criterion: sampling.criterion,
-            set_log2: sampling.set_log2(),
+            sampling,
             control: ControlPage::new(sampling.draw, sampling.seed),
             counted,
             prepared: HashMap::new(),
@@ -368,8 +343,11 @@ impl InlineHooks {
                 *self.sites.entry(key).or_insert(add_sites(&sites)?)
             }
         };
-        let control = *self.control.page();
-        let settings = preview::Sampled { criterion: self.criterion, set_log2: self.set_log2, control };
+        let settings = preview::Sampled {
+            criterion: self.sampling.criterion,
+            set_log2: self.sampling.set_log2(limits::resident_bytes(pid)),
+            control: *self.control.page(),
+        };
         let place = plan::place(&target, file)?;
         let objects: Vec<ObjectHook> = wanted.objects.iter().map(|hook| hook.relative_to(first_site)).collect();
         let what = (known.as_ref(), objects.as_slice());

@@ -205,14 +205,15 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':')
 }
 
-/// Share of the sorted value in stacks whose title has no name.
+/// Share of the sorted value in stacks whose title has no name, and may still get one: by the build ID of its file.
 fn unnamed_share(context: &Context, groups: &[Group]) -> f64 {
     let (mut all, mut unnamed) = (0.0, 0.0);
     for group in groups {
         let of = group.pool.total(context.sort);
         all += of;
         let title = group.shown.frames.first().map(|at| &group.row.key.stack.frames[*at]);
-        if title.is_some_and(|title| title.function.is_none()) {
+        let file = title.filter(|title| title.function.is_none()).and_then(|title| title.module);
+        if file.and_then(|file| context.profile.modules.get(file)).is_some_and(|file| file.build_id.is_some()) {
             unnamed += of;
         }
     }

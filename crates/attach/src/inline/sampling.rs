@@ -1,0 +1,59 @@
+//! How hooked processes sample, and how many sampled blocks they have room for.
+
+use heapbpf_inline::abi::MAX_SET_LOG2;
+use sampler_ebpf::geometric::DrawConstants;
+
+/// The set of sampled blocks has at least 2^16 entries. A page of it becomes memory when a block is noted there.
+pub(super) const LEAST_SET_LOG2: u32 = 16;
+/// Its blocks find room although a process grows to this size.
+const GROWN_BYTES: u64 = 1 << 30;
+/// Or to so many times the size that it has when it is hooked.
+const GROWTH: u64 = 4;
+/// No block takes less than these bytes.
+const LEAST_BLOCK_BYTES: u64 = 32;
+
+/// How hooked processes sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    /// Constants of the draw.
+    pub draw: DrawConstants,
+    /// Seed of the draws; 0 for unpredictable ones.
+    pub seed: u64,
+    /// What a trial is: bytes or allocations.
+    pub criterion: u32,
+    /// Most sampled blocks that are followed, of all processes.
+    pub live_max: u32,
+}
+
+impl Sampling {
+    /// The set of the sampled blocks of a process with so much resident memory has 2^`set_log2` entries. Half as many blocks find
+    /// theirs without fail.
+    pub(super) fn set_log2(&self, resident_bytes: u64) -> u32 {
+        let grown = resident_bytes.saturating_mul(GROWTH).max(GROWN_BYTES);
+        let blocks = u64::from(self.live_max).min(grown / self.draw.interval.max(LEAST_BLOCK_BYTES));
+        (2 * blocks).next_power_of_two().ilog2().clamp(LEAST_SET_LOG2, MAX_SET_LOG2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_the_blocks_of_a_heap_that_grows() {
+        let log2 = |interval, live_max, resident_bytes| {
+            let draw = DrawConstants { interval, ..DrawConstants::default() };
+            Sampling { draw, seed: 0, criterion: 0, live_max }.set_log2(resident_bytes)
+        };
+        let most = 1 << 20;
+        assert_eq!([512 << 10, 32 << 10, 16 << 10].map(|interval| log2(interval, most, 10 << 20)), [16, 16, 17]);
+        assert_eq!(
+            [1 << 10, 1, 0].map(|interval| log2(interval, most, 10 << 20)),
+            [21, 21, 21],
+            "--live-max bounds it"
+        );
+        assert_eq!(log2(512 << 10, most, 64 << 30), 20, "a large process, 256 GiB of blocks");
+        assert_eq!(log2(1, 100, 0), 16);
+        assert_eq!(log2(1, u32::MAX, u64::MAX), MAX_SET_LOG2);
+    }
+}
