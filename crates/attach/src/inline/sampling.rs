@@ -6,7 +6,7 @@ use sampler_ebpf::geometric::DrawConstants;
 /// The set of sampled blocks has at least 2^16 entries. A page of it becomes memory when a block is noted there.
 pub(super) const LEAST_SET_LOG2: u32 = 16;
 /// Its blocks find room although a process grows to this size.
-const GROWN_BYTES: u64 = 1 << 30;
+const GROWN_BYTES: u64 = 256 << 20;
 /// Or to so many times the size that it has when it is hooked.
 const GROWTH: u64 = 4;
 /// No block takes less than these bytes.
@@ -46,12 +46,8 @@ mod tests {
             Sampling { draw, seed: 0, criterion: 0, live_max }.set_log2(resident_bytes)
         };
         let most = 1 << 20;
-        assert_eq!([512 << 10, 32 << 10, 16 << 10].map(|interval| log2(interval, most, 10 << 20)), [16, 16, 17]);
-        assert_eq!(
-            [1 << 10, 1, 0].map(|interval| log2(interval, most, 10 << 20)),
-            [21, 21, 21],
-            "--live-max bounds it"
-        );
+        assert_eq!([512 << 10, 8 << 10, 4 << 10].map(|interval| log2(interval, most, 10 << 20)), [16, 16, 17]);
+        assert_eq!([256, 1, 0].map(|interval| log2(interval, most, 10 << 20)), [21, 21, 21], "--live-max bounds it");
         assert_eq!(log2(512 << 10, most, 64 << 30), 20, "a large process, 256 GiB of blocks");
         assert_eq!(log2(1, 100, 0), 16);
         assert_eq!(log2(1, u32::MAX, u64::MAX), MAX_SET_LOG2);
