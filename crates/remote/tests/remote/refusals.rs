@@ -190,7 +190,9 @@ fn a_plan_for_addresses_that_were_taken_since_may_be_made_anew() {
     let plan = program::plan(&target, program.hooked);
     let again = || loop {
         match target.map(&plan, STOP_LIMIT) {
-            Err(Error::Busy { why: Busy::Slow | Busy::Late, .. }) => drop(program::take_out(program.pid())),
+            Err(Error::Busy { why: Busy::Slow | Busy::Late | Busy::NoThread, .. }) => {
+                program::take_out(program.pid());
+            }
             mapped => break mapped,
         }
     };
