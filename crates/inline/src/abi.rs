@@ -80,6 +80,8 @@ pub const SET: u64 = FILTER + FILTER_BYTES;
 pub const WINDOW_BYTES: u64 = 512;
 /// Windows begin at multiples of this many bytes.
 pub const BUCKET_BYTES: u64 = 64;
+/// Bytes of an entry of the set.
+pub const ENTRY_BYTES: u64 = 8;
 /// Fewest entries of the set, as a power of two.
 pub const MIN_SET_LOG2: u32 = 10;
 /// Most entries of the set, as a power of two.
@@ -93,7 +95,7 @@ pub const LARGEST_BYTES: u64 = 1 << 47;
 /// Bytes from the base to the end of a blob whose set has 2^`set_log2` entries; whole pages.
 #[must_use]
 pub const fn mapped_bytes(set_log2: u32) -> u64 {
-    (SET + (8u64 << set_log2) + WINDOW_BYTES).next_multiple_of(PAGE_BYTES)
+    (SET + (ENTRY_BYTES << set_log2) + WINDOW_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
 /// A trial is a byte, as `sampler_ebpf::trials::CRITERION_BYTES`.

@@ -2,12 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::abi::{BUCKET_BYTES, FILTER, FILTER_BYTES, SET, WINDOW_BYTES};
+use crate::abi::{BUCKET_BYTES, ENTRY_BYTES, FILTER, FILTER_BYTES, SET, WINDOW_BYTES};
 
 /// The same multiplier as in the blob's `window`.
 const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Bytes of an entry of the set.
-const ENTRY_BYTES: u64 = 8;
 
 /// What is written to a new blob, to which no jump leads yet. Further blocks may be added.
 #[derive(Clone, Debug)]

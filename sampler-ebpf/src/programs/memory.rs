@@ -35,7 +35,7 @@ pub unsafe fn make_zero<T>(value: *mut T) {
 /// Copies a value of whole words, one by one: what the compiler puts in place of an assignment may be a call.
 ///
 /// # Safety
-/// The pointers are to values of whole words, aligned to 8, of which nobody else has the second.
+/// The pointers are to values of whole words, aligned to 8. Nobody else uses the second value.
 #[inline(always)]
 pub unsafe fn copy_words<T>(from: *const T, to: *mut T) {
     let mut word = 0;

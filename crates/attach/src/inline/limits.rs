@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use heapbpf_host::{cgroup, translation};
+use heapbpf_inline::abi::ENTRY_BYTES;
 use procfs::process::{LimitValue, Process};
 use procfs::{Current as _, Meminfo};
 
@@ -15,8 +16,6 @@ const BYTES_LEFT: u64 = 16 << 20;
 const MAPPINGS_LEFT: u64 = 1000;
 /// Memory that is touched beside the set of sampled blocks: slots, and copies of the pages that change.
 const TOUCHED_BYTES: u64 = 4 << 20;
-/// Bytes of an entry of that set.
-const ENTRY_BYTES: u64 = 8;
 /// Mappings that are made, with those that are taken apart.
 const MAPPINGS_TAKEN: u64 = 64;
 /// `READ_IMPLIES_EXEC` of personality(2).
@@ -77,12 +76,6 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
         }
     }
     Ok(())
-}
-
-/// Resident memory of a process; 0 if it has ended.
-pub(super) fn resident_bytes(pid: u32) -> u64 {
-    let status = Process::new(pid.cast_signed()).and_then(|process| process.status());
-    status.ok().and_then(|status| status.vmrss).unwrap_or(0) << 10
 }
 
 fn number(file: &Path) -> Option<u64> {

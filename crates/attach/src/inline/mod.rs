@@ -35,6 +35,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Instant;
 
+use heapbpf_host::resident::anonymous_bytes;
 use heapbpf_inline::abi::{CONTROL, Lead};
 use heapbpf_inline::fault::Layout;
 use heapbpf_kernel::KernelError;
@@ -345,7 +346,7 @@ impl InlineHooks {
         };
         let settings = preview::Sampled {
             criterion: self.sampling.criterion,
-            set_log2: self.sampling.set_log2(limits::resident_bytes(pid)),
+            set_log2: self.sampling.set_log2(anonymous_bytes(pid).unwrap_or(0)),
             control: *self.control.page(),
         };
         let place = plan::place(&target, file)?;

@@ -26,10 +26,10 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// The set of the sampled blocks of a process with so much resident memory has 2^`set_log2` entries. Half as many blocks find
+    /// The set of the sampled blocks of a process with so much anonymous memory has 2^`set_log2` entries. Half as many blocks find
     /// theirs without fail.
-    pub(super) fn set_log2(&self, resident_bytes: u64) -> u32 {
-        let grown = resident_bytes.saturating_mul(GROWTH).max(GROWN_BYTES);
+    pub(super) fn set_log2(&self, anonymous_bytes: u64) -> u32 {
+        let grown = anonymous_bytes.saturating_mul(GROWTH).max(GROWN_BYTES);
         let blocks = u64::from(self.live_max).min(grown / self.draw.interval.max(LEAST_BLOCK_BYTES));
         (2 * blocks).next_power_of_two().ilog2().clamp(LEAST_SET_LOG2, MAX_SET_LOG2)
     }
@@ -41,9 +41,9 @@ mod tests {
 
     #[test]
     fn there_is_room_for_the_blocks_of_a_heap_that_grows() {
-        let log2 = |interval, live_max, resident_bytes| {
+        let log2 = |interval, live_max, anonymous_bytes| {
             let draw = DrawConstants { interval, ..DrawConstants::default() };
-            Sampling { draw, seed: 0, criterion: 0, live_max }.set_log2(resident_bytes)
+            Sampling { draw, seed: 0, criterion: 0, live_max }.set_log2(anonymous_bytes)
         };
         let most = 1 << 20;
         assert_eq!([512 << 10, 8 << 10, 4 << 10].map(|interval| log2(interval, most, 10 << 20)), [16, 16, 17]);
