@@ -67,8 +67,9 @@
     add r9, rcx
 .endm
 
-# r10: slot, r11: function -> r10 for a site; rax: the thread's calls. Clobbers rcx.
+# r10: slot, r11: function -> r10 for a site; rax: the thread's calls. Waits while no site may be passed. Clobbers rcx.
 .macro identify
+    call .Lpassing
     mov rax, [r10 + {S_CALLS}]
     address rcx, {SHARED}
     cmp r10, rcx
@@ -414,6 +415,40 @@ site .Lsite_reallocating
 2:  stc
     ret
 3:  clc
+    ret
+
+# Counts a site that is about to be passed, and waits while that is one more than the daemon has room for. Clobbers rax, rcx.
+.Lpassing:
+    address rcx, {CONTROL}
+    cmp qword ptr [rcx + {C_GRANTED}], 0
+    je 1f
+    mov eax, 1
+    lock xadd [rcx + {C_PASSED}], rax
+    cmp rax, [rcx + {C_GRANTED}]
+    jae .Lwaiting
+1:  ret
+
+# rax: sites that were passed before, rcx: control page.
+.Lwaiting:
+    push rdx
+    push rdi
+    xor edx, edx
+1:  mov rdi, [rcx + {C_GRANTED}]
+    test rdi, rdi
+    jz 3f
+    cmp rax, rdi
+    jb 3f
+    cmp rdi, [rcx + {C_GIVEN_UP}]
+    je 3f
+    cmp rdx, [rcx + {C_MOST_PAUSES}]
+    jae 2f
+    pause
+    inc rdx
+    jmp 1b
+2:  mov [rcx + {C_GIVEN_UP}], rdi
+3:  lock add [rcx + {C_PAUSES}], rdx
+    pop rdi
+    pop rdx
     ret
 
 # r10: slot, rax: trials, rdx: trials until the next success before this call -> carry flag if sampled, r8: offset, r9:

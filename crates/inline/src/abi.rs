@@ -34,7 +34,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// First word of [`Header`] and [`Control`]: `HEAPBPFi`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HEAPBPFi");
 /// Version of this layout. Another version's blob is not touched.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Name of the memfd; `/proc/PID/maps` shows `/memfd:heapbpf-inline (deleted)`.
 pub const MEMFD_NAME: &str = "heapbpf-inline";
 
@@ -201,7 +201,7 @@ pub const INSIDE_BYTES: u64 = 1 << 16;
 /// Number of elements of [`Control::draws`]. An element does not change while a thread may be reading it.
 pub const DRAWS: usize = 64;
 
-/// What the daemon changes while the target runs, at [`CONTROL`]. The blob only reads it.
+/// What the daemon changes while the target runs, at [`CONTROL`]. Of it the blob writes [`Control::passed`] and what follows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Control {
@@ -219,7 +219,23 @@ pub struct Control {
     pub paused: u64,
     /// Constants by index. An interval of 0 samples nothing.
     pub draws: [DrawConstants; DRAWS],
+    /// So many sites may be passed, since the code was mapped; 0 for any number. Who comes to a site beyond waits.
+    pub granted: u64,
+    /// A wait ends after so many `pause` instructions. No system call: whatever a seccomp filter forbids, it is not that.
+    pub most_pauses: u64,
+    /// Zero.
+    pub reserved: u64,
+    /// Sites that were passed while [`Control::granted`] was not 0. A forked child goes on with its parent's.
+    pub passed: u64,
+    /// [`Control::granted`] when a wait was given up: nobody waits until it changes.
+    pub given_up: u64,
+    /// `pause` instructions of all waits.
+    pub pauses: u64,
 }
+
+/// Offset of [`Control::passed`] from [`CONTROL`]. Threads write there, so it is in a cache line that no unsampled call reads.
+pub const PASSED_OFFSET: u64 = offset_of!(Control, passed) as u64;
+const _: () = assert!(PASSED_OFFSET.is_multiple_of(64) && size_of::<Control>() as u64 <= CONTROL_BYTES);
 
 /// Counts of one thread. The blob alone writes it.
 #[repr(C)]

@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::abi::{DRAWS, Header};
-use sampler_ebpf::geometric::DrawConstants;
-use zerocopy::IntoBytes as _;
+use zerocopy::{FromZeros as _, IntoBytes as _};
 
 #[test]
 fn counts_are_the_sums_of_all_slots() {
@@ -38,14 +37,7 @@ fn a_call_that_did_not_end_before_the_next_one_was_left() {
 
 #[test]
 fn a_control_page_must_make_sense() {
-    let right = Control {
-        magic: MAGIC,
-        version: u64::from(VERSION),
-        draw: 3,
-        seed: 0,
-        paused: 0,
-        draws: [DrawConstants::default(); DRAWS],
-    };
+    let right = Control { magic: MAGIC, version: u64::from(VERSION), draw: 3, ..Control::new_zeroed() };
     assert_eq!(control(right.as_bytes()), Ok(right));
     assert_eq!(control(&right.as_bytes()[..100]), Err(ForeignBlob::Truncated));
     for (wrong, why) in [

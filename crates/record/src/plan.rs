@@ -237,6 +237,8 @@ pub struct KernelPlan {
     pub hook: Hook,
     /// Why no process can be hooked inline, if that is so.
     pub no_inline: Option<&'static str>,
+    /// Whether processes that are hooked inline wait where samples come faster than they are taken in.
+    pub lossless: bool,
 }
 
 /// What is shown on the terminal.

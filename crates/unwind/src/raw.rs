@@ -143,15 +143,17 @@ impl Reason {
             Self::TooExpensive => "unwind information too expensive".into(),
             Self::NoStack => "the kernel could not follow the stack".into(),
             Self::StackCopyShortened => {
-                "stack copy cut short: the stacks ring was filling up (see --ring-bytes)".into()
+                "stack copy cut short: the stacks ring was filling up (see --lossless, or a larger -i)".into()
             }
             Self::OuterFramesChanged => "outer frames were left out of the stack's copy".into(),
             Self::MissingPage => "a page of the stack was not in memory".into(),
-            Self::StackRingFull => "its stack was lost: the stacks ring was full (see --ring-bytes)".into(),
+            Self::StackRingFull => {
+                "its stack was lost: the stacks ring was full (see --lossless, or a larger -i)".into()
+            }
             Self::StackTableFull => "its stack was lost: the kernel's table of stacks was full (see --unwind)".into(),
             Self::CopyMissing => "its stack was lost: the copy did not arrive".into(),
             Self::OverflowBucket => "put together: more stacks than are told apart".into(),
-            Self::RecordLost => "its record was lost: the events ring was full (see --ring-bytes)".into(),
+            Self::RecordLost => "its record was lost: the events ring was full (see --lossless, or a larger -i)".into(),
         }
     }
 }
@@ -224,14 +226,17 @@ mod tests {
             (Reason::DepthLimit, "depth limit (see --max-depth)"),
             (Reason::TooExpensive, "unwind information too expensive"),
             (Reason::NoStack, "the kernel could not follow the stack"),
-            (Reason::StackCopyShortened, "stack copy cut short: the stacks ring was filling up (see --ring-bytes)"),
+            (
+                Reason::StackCopyShortened,
+                "stack copy cut short: the stacks ring was filling up (see --lossless, or a larger -i)",
+            ),
             (Reason::OuterFramesChanged, "outer frames were left out of the stack's copy"),
             (Reason::MissingPage, "a page of the stack was not in memory"),
-            (Reason::StackRingFull, "its stack was lost: the stacks ring was full (see --ring-bytes)"),
+            (Reason::StackRingFull, "its stack was lost: the stacks ring was full (see --lossless, or a larger -i)"),
             (Reason::StackTableFull, "its stack was lost: the kernel's table of stacks was full (see --unwind)"),
             (Reason::CopyMissing, "its stack was lost: the copy did not arrive"),
             (Reason::OverflowBucket, "put together: more stacks than are told apart"),
-            (Reason::RecordLost, "its record was lost: the events ring was full (see --ring-bytes)"),
+            (Reason::RecordLost, "its record was lost: the events ring was full (see --lossless, or a larger -i)"),
         ] {
             assert_eq!(reason.text(path), text);
         }

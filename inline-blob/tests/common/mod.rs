@@ -19,7 +19,7 @@ use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use heapbpf_inline::{Inputs, ObjectFunction, Plan, Settings, Text, Twin, Wanted, site_offsets};
 use heapbpf_probes::{Missing, Table, inline_functions};
 use sampler_ebpf::constants::draw_constants;
-use sampler_ebpf::geometric::DrawConstants;
+use zerocopy::FromZeros as _;
 
 pub use recorder::{Event, SiteKind, calls_recorded, events, record};
 
@@ -216,10 +216,9 @@ impl Hooked {
         let mut control = Control {
             magic: MAGIC,
             version: u64::from(VERSION),
-            draw: 0,
             seed: options.seed,
             paused: u64::from(options.interval == 0),
-            draws: [DrawConstants::default(); DRAWS],
+            ..Control::new_zeroed()
         };
         let interval = if options.interval == 0 { PAUSED_INTERVAL } else { options.interval };
         control.draws[0] = draw_constants(interval).unwrap();

@@ -101,6 +101,15 @@ impl From<PythonObjectsArg> for PythonObjects {
     }
 }
 
+/// Yes or no, as written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum YesNoArg {
+    /// Yes
+    Yes,
+    /// No
+    No,
+}
+
 /// Criterion as written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum CriterionArg {

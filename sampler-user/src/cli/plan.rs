@@ -29,7 +29,7 @@ use heapbpf_symbols::options::Options;
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, SMALLEST_STACK_COPY, stack_kind};
 
 use super::allocators;
-use super::choices::{HookArg, PythonObjectsArg};
+use super::choices::{HookArg, PythonObjectsArg, YesNoArg};
 use super::error::PlanError;
 use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
 use super::targets::{Rules, check_program, level_of, rules, target_rules};
@@ -130,6 +130,9 @@ fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
     }
     if args.limits.ring_bytes.is_some_and(|bytes| bytes == 0 || bytes > LARGEST_RING) {
         return Err(PlanError::Usage(format!("--ring-bytes: the range is 1 to {LARGEST_RING} bytes (1GiB)")));
+    }
+    if args.limits.lossless == Some(YesNoArg::Yes) && !matches!(args.limits.hook, HookArg::Auto | HookArg::Inline) {
+        return Err(PlanError::Usage("--lossless: programs wait in inline hooks only: leave --hook out".into()));
     }
     match args.limits.hook {
         HookArg::Inline => check_inline(args)?,
@@ -277,7 +280,19 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
         link: limits.link.kind(),
         hook: limits.hook.into(),
         no_inline: forbid_inline_hooks(),
+        lossless: is_lossless(args),
     }
+}
+
+/// Largest interval at which a command waits for its samples to be taken in, bytes.
+const LOSSLESS_INTERVAL: u64 = 4 << 10;
+
+/// Whether programs wait where samples come faster than they are taken in.
+fn is_lossless(args: &RecordArgs) -> bool {
+    let is_small = matches!(args.sampling.interval, Interval::Size(1..=LOSSLESS_INTERVAL));
+    let by_bytes = Criterion::from(args.sampling.criterion) == Criterion::Bytes;
+    let is_default = !args.target.command.is_empty() && is_small && by_bytes;
+    args.limits.lossless.map_or(is_default, |arg| arg == YesNoArg::Yes)
 }
 
 /// Sampling interval under `-i auto` until the call rate is known. That takes a short time, and this interval is

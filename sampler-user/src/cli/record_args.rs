@@ -11,7 +11,7 @@ use heapbpf_profile::value::Value;
 use heapbpf_record::terminal::Color;
 use heapbpf_symbols::debuginfod::settings::parse_url;
 
-use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, PythonObjectsArg, UnwindArg};
+use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, PythonObjectsArg, UnwindArg, YesNoArg};
 use super::names;
 use super::values::{
     Interval, OutputFile, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_overhead,
@@ -188,6 +188,10 @@ pub struct LimitArgs {
     /// How calls are counted
     #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
     pub hook: HookArg,
+    /// Programs wait where samples come faster than they are taken in, 100 ms at most at once, so that none is lost; inline hooks only.
+    /// Default for -- COMMAND with an interval of at most 4 KiB: `--lossless=no` lets it run on
+    #[arg(long, value_enum, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "yes", help_heading = "Limits")]
+    pub lossless: Option<YesNoArg>,
     /// How uprobes are linked
     #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
     pub link: LinkArg,

@@ -132,8 +132,8 @@ fn copies_get_shorter_before_any_is_lost_and_both_are_told() {
         assert!(whole > 0 && whole < allocations, "{whole} of {allocations} are whole: {cuts:?}");
         told.push((stats.other["stacks_lost"], cuts));
     }
-    let shortened = "stack copy cut short: the stacks ring was filling up (see --ring-bytes)".to_owned();
-    let lost = "its stack was lost: the stacks ring was full (see --ring-bytes)".to_owned();
+    let shortened = "stack copy cut short: the stacks ring was filling up (see --lossless, or a larger -i)".to_owned();
+    let lost = "its stack was lost: the stacks ring was full (see --lossless, or a larger -i)".to_owned();
     assert_eq!(told[0], (0, BTreeSet::from([shortened.clone()])));
     assert!(told[1].0 > 0);
     assert_eq!(told[1].1, BTreeSet::from([shortened, lost]));

@@ -38,6 +38,7 @@ mod lifetimes;
 mod links;
 mod lives;
 mod long;
+mod lossless;
 mod mappings;
 mod mmap;
 mod names;

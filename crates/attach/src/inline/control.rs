@@ -3,6 +3,9 @@
 use heapbpf_inline::abi::{Control, DRAWS, MAGIC, VERSION};
 use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::geometric::DrawConstants;
+use zerocopy::FromZeros as _;
+
+use super::credit::FIRST_SITES;
 
 /// While nothing is sampled, threads draw by an interval of at least this many trials: a draw takes some ten times as long as a call.
 const LEAST_PAUSED_INTERVAL: u64 = 1 << 16;
@@ -17,12 +20,24 @@ pub(super) struct ControlPage {
 pub(super) type Changes = Vec<(u64, Vec<u8>)>;
 
 impl ControlPage {
-    /// Samples by these constants from the first call on; nothing if their interval is 0.
-    pub(super) fn new(draw: DrawConstants, seed: u64) -> Self {
+    /// Samples by these constants from the first call on; nothing if their interval is 0. `most_pauses`: after so many a wait ends; `None`
+    /// if nobody waits.
+    pub(super) fn new(draw: DrawConstants, seed: u64, most_pauses: Option<u64>) -> Self {
         let mut draws = [DrawConstants::default(); DRAWS];
         let paused = u64::from(draw.interval == 0);
         draws[0] = if paused == 0 { draw } else { Self::while_paused(draw).unwrap_or(draw) };
-        Self { page: Control { magic: MAGIC, version: u64::from(VERSION), draw: 0, seed, paused, draws } }
+        let granted = if most_pauses.is_some() { FIRST_SITES } else { 0 };
+        let page = Control {
+            magic: MAGIC,
+            version: u64::from(VERSION),
+            seed,
+            paused,
+            draws,
+            granted,
+            most_pauses: most_pauses.unwrap_or(0),
+            ..Control::new_zeroed()
+        };
+        Self { page }
     }
 
     /// What threads draw by when `draw` came to be in use before a pause; `None` if by these.
@@ -78,7 +93,7 @@ mod tests {
 
     #[test]
     fn changes_make_a_page_that_says_the_same_and_spare_the_constants_in_use() {
-        let mut control = ControlPage::new(draw(7), 1);
+        let mut control = ControlPage::new(draw(7), 1, None);
         let mut target = control.page().as_bytes().to_vec();
         for interval in 8..200 {
             let in_use = heapbpf_inline::read::control(&target).expect("a control page").draw as usize;
@@ -96,7 +111,7 @@ mod tests {
     #[test]
     fn a_pause_keeps_what_threads_have_drawn_and_makes_no_draw_frequent() {
         for (before, meanwhile) in [(0, LEAST_PAUSED_INTERVAL), (1, LEAST_PAUSED_INTERVAL), (1 << 19, 1 << 19)] {
-            let mut control = ControlPage::new(draw(before), 1);
+            let mut control = ControlPage::new(draw(before), 1, None);
             let at_first = if before == 0 { LEAST_PAUSED_INTERVAL } else { before };
             assert_eq!((control.page.paused, control.in_use().interval), (u64::from(before == 0), at_first));
             let mut target = control.page().as_bytes().to_vec();

@@ -417,10 +417,10 @@ impl Counted {
         }
     }
 
-    /// The process id and the memory of every process that can be read, and where the hooks of an allocator are.
-    pub(super) fn memories(&self) -> impl Iterator<Item = (u32, &File, u64)> {
-        let readable = self.processes.iter().filter_map(|(process, it)| Some((process.tgid, it, it.memory.as_ref()?)));
-        readable.flat_map(|(pid, it, memory)| it.bases.iter().map(move |base| (pid, memory, *base)))
+    /// Every process that can be read, its memory, and where the hooks of an allocator are.
+    pub(super) fn memories(&self) -> impl Iterator<Item = (ProcessKey, &File, u64)> {
+        let readable = self.processes.iter().filter_map(|(process, it)| Some((*process, it, it.memory.as_ref()?)));
+        readable.flat_map(|(process, it, memory)| it.bases.iter().map(move |base| (process, memory, *base)))
     }
 
     /// Adds what all have counted to the kernel's counters.

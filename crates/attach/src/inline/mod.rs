@@ -10,6 +10,7 @@ mod closing;
 mod control;
 mod counted;
 pub mod crashes;
+mod credit;
 mod figures;
 pub mod forbidden;
 mod known;
@@ -26,6 +27,7 @@ pub mod removal;
 mod sampling;
 pub mod service;
 pub mod standing;
+mod waits;
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -53,6 +55,7 @@ use self::cleaner::Cleaner;
 use self::control::ControlPage;
 use self::counted::{Counted, Linked};
 use self::crashes::Builds;
+pub use self::credit::{Level, Levels};
 use self::known::{KnownFiles, KnownNames};
 pub use self::loaded::loader_is_done;
 use self::noted::Noted;
@@ -62,6 +65,7 @@ pub use self::refused::Refused;
 use self::removal::take_out;
 use self::sampling::LEAST_SET_LOG2;
 pub use self::sampling::Sampling;
+use self::waits::Waits;
 use crate::files::FileKey;
 use crate::stop_limit;
 
@@ -87,6 +91,8 @@ pub struct InlineHooks {
     incarnations: Arc<Incarnations>,
     sampling: Sampling,
     control: ControlPage,
+    /// If processes wait where their samples come too fast.
+    waits: Option<Waits>,
     counted: Counted,
     /// Processes to which no jump could be written yet.
     prepared: HashMap<(u32, FileKey), Prepared>,
@@ -146,11 +152,14 @@ impl InlineHooks {
     ) -> Self {
         let mut counted = Counted::new(map, follows);
         counted.will_sample(sampling.draw.interval);
+        let waits = sampling.lossless.then(Waits::new);
+        let most_pauses = waits.as_ref().map(Waits::most_pauses);
         Self {
             programs,
             incarnations: Arc::new(incarnations),
             sampling,
-            control: ControlPage::new(sampling.draw, sampling.seed),
+            control: ControlPage::new(sampling.draw, sampling.seed, most_pauses),
+            waits,
             counted,
             prepared: HashMap::new(),
             decided: HashMap::new(),
@@ -412,11 +421,39 @@ impl InlineHooks {
         let opened: Vec<(u32, File, u64)> =
             opened.filter_map(|(linked, memory)| Some((linked.pid, memory.ok()?, linked.base))).collect();
         let prepared = opened.iter().map(|(pid, memory, base)| (*pid, memory, *base));
-        for (pid, memory, base) in self.counted.memories().chain(prepared) {
+        let counted = self.counted.memories().map(|(process, memory, base)| (process.tgid, memory, base));
+        for (pid, memory, base) in counted.chain(prepared) {
             let mut writes = changes.iter().map(|(at, bytes)| memory.write_all_at(bytes, base + CONTROL + at));
             if let Err(error) = writes.try_for_each(|written| written) {
                 log::debug!("process {pid} keeps its sampling interval: {error}");
             }
+        }
+    }
+
+    /// Lets processes pass as many more sites as there is room for, if they wait where there is none. `levels` are read after what they
+    /// have passed. `has_forked`: there may be children with their parents' hooks that are not known yet.
+    pub fn grant(&mut self, has_forked: bool, levels: impl FnOnce() -> Levels) {
+        let Some(waits) = &mut self.waits else { return };
+        if has_forked {
+            self.counted.look();
+        }
+        waits.grant(self.counted.memories(), levels);
+    }
+
+    /// Whether a process waits for what it has sampled to be taken in, or may have to soon.
+    pub fn may_wait(&self) -> bool {
+        self.waits.as_ref().is_some_and(Waits::are_likely)
+    }
+
+    /// Time that threads have waited for the recording, of all together, nanoseconds; `None` if they never do.
+    pub fn waited_ns(&self) -> Option<u64> {
+        self.waits.as_ref().map(Waits::waited_ns)
+    }
+
+    /// Has nobody wait any more.
+    fn end_waits(&mut self) {
+        if let Some(waits) = &mut self.waits {
+            waits.end(self.counted.memories());
         }
     }
 
@@ -477,6 +514,7 @@ impl InlineHooks {
         self.tripped = Some(why.to_owned());
         // What is sampled from here on would not be counted.
         self.set_draw(DrawConstants::default());
+        self.end_waits();
         self.read();
         let had = self.counted.stop();
         self.prepared.drain().for_each(|(_, prepared)| prepared.undo());
@@ -485,6 +523,7 @@ impl InlineHooks {
 
     /// Takes everything out of all processes.
     pub fn release_all(&mut self) {
+        self.end_waits();
         self.prepared.drain().for_each(|(_, prepared)| prepared.undo());
         self.counted.release_all();
     }

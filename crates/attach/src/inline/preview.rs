@@ -113,7 +113,7 @@ pub(super) struct Sampled {
 impl Sampled {
     fn nothing() -> Self {
         let set_log2 = LEAST_SET_LOG2;
-        Self { criterion: 0, set_log2, control: *ControlPage::new(DrawConstants::default(), 0).page() }
+        Self { criterion: 0, set_log2, control: *ControlPage::new(DrawConstants::default(), 0, None).page() }
     }
 }
 

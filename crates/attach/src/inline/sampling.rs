@@ -23,6 +23,8 @@ pub struct Sampling {
     pub criterion: u32,
     /// Most sampled blocks that are followed, of all processes.
     pub live_max: u32,
+    /// Whether processes wait where samples come faster than they are taken in, so that none is lost.
+    pub lossless: bool,
 }
 
 impl Sampling {
@@ -43,7 +45,7 @@ mod tests {
     fn there_is_room_for_the_blocks_of_a_heap_that_grows() {
         let log2 = |interval, live_max, anonymous_bytes| {
             let draw = DrawConstants { interval, ..DrawConstants::default() };
-            Sampling { draw, seed: 0, criterion: 0, live_max }.set_log2(anonymous_bytes)
+            Sampling { draw, seed: 0, criterion: 0, live_max, lossless: false }.set_log2(anonymous_bytes)
         };
         let most = 1 << 20;
         assert_eq!([512 << 10, 8 << 10, 4 << 10].map(|interval| log2(interval, most, 10 << 20)), [16, 16, 17]);

@@ -44,6 +44,8 @@ pub struct DaemonCounters {
     pub lifecycle: Skipped,
     /// System calls of the host, at most, that the programs of `--mmap` did not see for the same reason.
     pub mapping_calls_skipped: u64,
+    /// Time that threads of the targets waited for samples to be taken in, of all together, nanoseconds.
+    pub waited_ns: u64,
 }
 
 /// Exact number of allocated bytes. Calls that were seen to fail are not included.

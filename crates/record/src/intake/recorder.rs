@@ -31,9 +31,11 @@ use super::process_event::ProcessEvent;
 use super::python::Pythons;
 use super::stack_limits::StackLimits;
 
-/// Longest time spent on the rings before other work gets its turn, and number of records between two reads of the
-/// clock.
-const LONGEST_DRAIN_NS: u64 = 20_000_000;
+/// Longest time spent on the rings before other work gets its turn.
+pub const LONGEST_DRAIN_NS: u64 = 20_000_000;
+/// The same while targets wait for what they have sent to be taken in.
+pub const LONGEST_DRAIN_IF_AWAITED_NS: u64 = 2_000_000;
+/// Number of records between two reads of the clock.
 const LOOK_AT_CLOCK_EVERY: u32 = 256;
 
 /// Limit on cached thread names. A target can make any number. A full cache is cleared and filled again.
@@ -146,18 +148,16 @@ impl Recorder {
         self.functions.extend_from_slice(functions);
     }
 
-    /// Takes in records from the rings, for up to [`LONGEST_DRAIN_NS`] or until `latest_ns` (CLOCK_MONOTONIC),
-    /// whichever comes first. Returns the number of records.
+    /// Takes in records from the rings until `until_ns` (CLOCK_MONOTONIC). Returns the number of records.
     pub fn drain(
         &mut self,
         events: &mut Ring,
         stacks: &mut Ring,
         host: &mut Host,
         processes: &mut Vec<ProcessEvent>,
-        latest_ns: u64,
+        until_ns: u64,
     ) -> usize {
         let mut records = 0;
-        let until_ns = (monotonic_ns() + LONGEST_DRAIN_NS).min(latest_ns);
         loop {
             // The events ring first, and all of it: its small records must never be lost because the ring is full.
             records += self.read_events(events);

@@ -180,6 +180,7 @@ pub fn stats(
         ("lifecycle_runs_skipped", daemon.lifecycle.runs),
         ("lifecycle_runs_lost", daemon.lifecycle.lost),
         ("mapping_calls_skipped", daemon.mapping_calls_skipped),
+        ("waited_ns", daemon.waited_ns),
         ("stale_replaced", counters.stale_replaced),
         ("records_unknown", daemon.records_unknown),
         ("threads", counters.threads),
@@ -219,6 +220,9 @@ pub fn stats(
     }
 }
 
+/// What helps where samples come faster than they are taken in.
+const FEWER: &str = "a larger -i takes fewer samples, and --lossless has programs that are counted from inside wait";
+
 /// Remarks that the user must see next to the figures.
 pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     let mut remarks = Vec::new();
@@ -231,12 +235,16 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remark(
         counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
         counters.sampled,
-        "samples were lost because the events ring was full: what they stand for is under [records lost], and error bars cover it; --ring-bytes makes room",
+        &format!(
+            "samples were lost because the events ring was full: what they stand for is under [records lost], and error bars cover it; {FEWER}"
+        ),
     );
     remark(
         daemon.allocations_reconciled,
         counters.sampled,
-        "samples are known from the kernel's live map alone, because the events ring was full: they are under [stack lost]; --ring-bytes makes room",
+        &format!(
+            "samples are known from the kernel's live map alone, because the events ring was full: they are under [stack lost]; {FEWER}"
+        ),
     );
     remark(
         counters.untracked.saturating_sub(counters.set_full),
@@ -251,7 +259,7 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remark(
         counters.stacks_lost + daemon.stacks_missing,
         counters.submitted,
-        "samples have no stack but their caller, because the stacks ring was full; --ring-bytes makes room",
+        &format!("samples have no stack but their caller, because the stacks ring was full; {FEWER}"),
     );
     remark(
         counters.lost_no_thread_state,
@@ -261,15 +269,21 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     if counters.unmaps_lost > 0 {
         remarks.push(format!(
             "{} unmappings were not reported, most likely because the events ring was full: the mappings that are gone \
-             were looked up, and error bars of the figures in use cover the others; --ring-bytes makes room",
+             were looked up, and error bars of the figures in use cover the others; {FEWER}",
             counters.unmaps_lost
         ));
     }
     if daemon.ends_found > 0 {
         remarks.push(format!(
             "{} ends of processes or programs were not reported, mostly because the events ring was full: they were found \
-             in the kernel's list of processes, and {} sampled blocks were taken out of use; --ring-bytes makes room",
+             in the kernel's list of processes, and {} sampled blocks were taken out of use; {FEWER}",
             daemon.ends_found, daemon.blocks_of_ended
+        ));
+    }
+    if daemon.waited_ns > 0 {
+        remarks.push(format!(
+            "the programs waited {} in all for their samples to be taken in, so that none is lost (--lossless=no has them run on)",
+            units::seconds(daemon.waited_ns as f64 * 1e-9)
         ));
     }
     if daemon.inline_incomplete > 0 {
@@ -440,7 +454,7 @@ mod tests {
     fn losses_are_said_with_their_share_and_a_remedy() {
         let remarks = remarks(&counters(), &DaemonCounters::default());
         assert_eq!(remarks.len(), 1);
-        assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].contains("--ring-bytes"), "{remarks:?}");
+        assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].contains("a larger -i"), "{remarks:?}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use heapbpf_attach::inline::InlineHooks;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::limits::links_need_admin;
 use heapbpf_host::own_memory::give_memory_back;
@@ -15,7 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::errors::Step;
-use super::pace::{Standing, pause};
+use super::pace::{AWAITED_PAUSE, Standing, pause};
 use super::signals::Signals;
 use super::state::Session;
 use crate::attaching::command::{Held, NotStarted, Running, exit_code, hold, killed_by};
@@ -232,6 +233,7 @@ impl ActiveRecording {
             session.until_answer(),
             Some(session.until_housekeeping(now_ns)),
             session.attaching.until_look(),
+            session.attaching.inline.as_ref().is_some_and(InlineHooks::may_wait).then_some(AWAITED_PAUSE),
         ];
         let watches = session.may_try(Step::Wake);
         Some(pause(session.recorder.is_behind(), active || !watches, deadlines))

@@ -1,5 +1,6 @@
 //! Gives the rings the sizes that the recording needs.
 
+use heapbpf_attach::inline::InlineHooks;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_kernel::KernelError;
 use heapbpf_kernel::rings::Ring;
@@ -43,7 +44,8 @@ impl Session {
         // Whether rings can be replaced or not: a priority that was raised must not stay so.
         let (stacks, is_fixed) = (&self.kernel.stacks, self.plan.kernel.rings.are_fixed());
         let is_filling = !is_fixed && stacks.fill_bytes() >= stacks.size_bytes() / WAKE_SHARE;
-        self.hurry.look(is_filling, now_ns);
+        let is_awaited = self.attaching.inline.as_ref().is_some_and(InlineHooks::may_wait);
+        self.hurry.look(is_filling || is_awaited, now_ns);
         if self.may_try(Step::Rings) {
             let fitted = self.kernel.fit_rings(now_ns);
             // After an error, one of them may have been replaced.

@@ -69,6 +69,7 @@ impl Session {
             modules_open: self.host.modules().open_files() as u64,
             lifecycle: self.attaching.programs.lifecycle.skipped().unwrap_or_default(),
             mapping_calls_skipped: self.attaching.hooks.mapping_calls_skipped().unwrap_or_default(),
+            waited_ns: self.attaching.inline.as_ref().and_then(InlineHooks::waited_ns).unwrap_or_default(),
             ..self.recorder.daemon_counters()
         };
         let slack = cut.slack.values().map(|blocks| blocks.samples).sum();

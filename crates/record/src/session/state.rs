@@ -162,7 +162,8 @@ impl Session {
             None
         };
         let (criterion, live_max) = (config.criterion as u32, plan.kernel.sizes.live_max);
-        let how = InlineSampling { draw, seed: config.seed, criterion, live_max };
+        let lossless = plan.kernel.lossless;
+        let how = InlineSampling { draw, seed: config.seed, criterion, live_max, lossless };
         // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
         let follows = plan.targets.follow || !plan.targets.are_named();
         let inline = inline

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use heapbpf_attach::inline::{InlineHooks, Level, Levels};
 use heapbpf_heap::live::UntrackedBlock;
 use heapbpf_host::clock::monotonic_ns;
 use sampler_ebpf::abi::{LiveKey, ProcessKey};
@@ -10,6 +11,7 @@ use super::state::Session;
 use crate::attaching::follow::Child;
 use crate::intake::lives::End;
 use crate::intake::process_event::ProcessEvent;
+use crate::intake::recorder::{LONGEST_DRAIN_IF_AWAITED_NS, LONGEST_DRAIN_NS};
 use crate::profiles::capture::jit_code_of;
 use crate::profiles::describe::Looked;
 
@@ -62,7 +64,11 @@ impl Session {
         let longest_copy_bytes = self.recorder.take_longest_copy();
         self.fit_rings(longest_copy_bytes);
         let (kernel, processes) = (&mut self.kernel, &mut self.process_events);
-        let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, latest_ns);
+        let is_awaited = self.attaching.inline.as_ref().is_some_and(InlineHooks::may_wait);
+        let longest_ns = if is_awaited { LONGEST_DRAIN_IF_AWAITED_NS } else { LONGEST_DRAIN_NS };
+        let until_ns = latest_ns.min(monotonic_ns() + longest_ns);
+        let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, until_ns);
+        self.grant_sites();
         for crash in self.recorder.take_crashes() {
             self.attaching.note_crash(&crash, &self.host);
             self.drop_untracked_heaps();
@@ -101,6 +107,21 @@ impl Session {
         let untracked = self.recorder.heap.take_untracked_blocks();
         self.forget_blocks(untracked);
         records
+    }
+
+    /// Lets processes sample as much more as there is room for.
+    fn grant_sites(&mut self) {
+        let Some(inline) = &mut self.attaching.inline else { return };
+        let has_forked = self.process_events.iter().any(|event| matches!(event, ProcessEvent::Forked { .. }));
+        let (kernel, recorder) = (&self.kernel, &self.recorder);
+        inline.grant(has_forked, || Levels {
+            rings: [&kernel.events, &kernel.stacks].map(|ring| Level {
+                reserved_up_to: ring.reserved_up_to(),
+                read_up_to: ring.read_up_to(),
+                size_bytes: ring.size_bytes(),
+            }),
+            records: recorder.records_taken_in(),
+        });
     }
 
     /// Takes blocks out of the kernel's live map.

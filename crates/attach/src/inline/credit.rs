@@ -1,0 +1,266 @@
+//! Credit-based flow control: what hooked processes sample is never more than there is room for.
+//!
+//! A process passes as many sites as it was granted, and then waits. Once everything is taken in that it had sent at some moment,
+//! it may be as far ahead of that moment as its share of the rings reaches. So nothing depends on how soon the daemon runs. Pure.
+
+use std::collections::{HashMap, VecDeque};
+
+use sampler_ebpf::abi::FIRST_STACK_BYTES;
+
+/// Sites that a process may pass before it is first looked at.
+pub(super) const FIRST_SITES: u64 = 256;
+/// Of the rings, one in so many bytes is for what processes may send: copies differ in size, and come from elsewhere, too.
+const ROOM_SHARE: f64 = 2.0;
+/// Fewest and most sites that all processes may be ahead.
+const SITES: std::ops::Range<f64> = 64.0..1e6;
+/// Most sites that a process which sends nothing may be ahead: any number of them may begin at once.
+const IDLE_SITES: u64 = 64;
+/// A process is idle that sent nothing for so many looks.
+const IDLE_LOOKS: u32 = 16;
+/// Records from which the size of one is learned.
+const LEARNED_FROM: u64 = 64;
+/// What was learned holds for about so many times these.
+const HOLDS_FOR: f64 = 64.0;
+/// Most looks that wait until what was sent before them is taken in.
+const MOST_LOOKS: usize = 64;
+
+/// Positions of a ring: bytes since the recording began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Level {
+    /// Written.
+    pub reserved_up_to: u64,
+    /// Taken in.
+    pub read_up_to: u64,
+    /// Size of the ring; 0 if there is none.
+    pub size_bytes: u64,
+}
+
+/// What is known of the rings at a moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Levels {
+    /// Events, and copies of stacks.
+    pub rings: [Level; 2],
+    /// Records of allocations and frees that were taken in.
+    pub records: u64,
+}
+
+/// A place where sites are passed: process id, and address of the mapped code.
+pub(super) type Place = (u32, u64);
+
+/// The flow control of a recording.
+#[derive(Debug, Default)]
+pub(super) struct Credit {
+    /// The last look before which everything is taken in, and those after it.
+    taken_in: Look,
+    looks: VecDeque<Look>,
+    known: HashMap<Place, Known>,
+    /// When the size of a record was last learned.
+    learned: Option<Levels>,
+    /// What a record takes of the rings, of 1; 0 if it is not known yet.
+    record_share: f64,
+}
+
+/// What had been sent at a moment.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Look {
+    reserved_up_to: [u64; 2],
+    passed: HashMap<Place, u64>,
+}
+
+impl Look {
+    fn is_taken_in(&self, now: &Levels) -> bool {
+        std::iter::zip(self.reserved_up_to, now.rings).all(|(reserved, ring)| reserved <= ring.read_up_to)
+    }
+
+    /// What was passed when what has been taken in by now was sent, after this look and before the next.
+    fn between(&self, next: &Self, now: &Levels) -> HashMap<Place, u64> {
+        let ends = std::iter::zip(self.reserved_up_to, next.reserved_up_to);
+        let part = std::iter::zip(ends, now.rings).map(|((start, end), ring)| match end.saturating_sub(start) {
+            0 => 1.0,
+            bytes => ring.read_up_to.saturating_sub(start) as f64 / bytes as f64,
+        });
+        let part = part.fold(1.0, f64::min);
+        let passed = next.passed.iter().map(|(place, after)| {
+            let before = *self.passed.get(place).unwrap_or(after);
+            (*place, before.saturating_add((part * after.saturating_sub(before) as f64) as u64))
+        });
+        passed.collect()
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    passed: u64,
+    granted: u64,
+    /// So many sites ahead of what was taken in.
+    ahead: u64,
+    quiet_looks: u32,
+}
+
+impl Credit {
+    /// A look at how many sites were passed by each, and at the rings afterwards. What each may pass from now on, where that changed.
+    pub(super) fn look(&mut self, passed: HashMap<Place, u64>, now: &Levels) -> Vec<(Place, u64)> {
+        self.learn(now);
+        let before = std::mem::take(&mut self.known);
+        for (place, passed) in &passed {
+            let mut known = before.get(place).copied().unwrap_or_default();
+            let is_quiet = known.passed == *passed && *passed < known.granted;
+            known.quiet_looks = if is_quiet { known.quiet_looks.saturating_add(1) } else { 0 };
+            known.passed = *passed;
+            self.known.insert(*place, known);
+        }
+        let look = Look { reserved_up_to: now.rings.map(|ring| ring.reserved_up_to), passed };
+        if self.looks.len() < MOST_LOOKS && self.looks.back() != Some(&look) {
+            self.looks.push_back(look);
+        }
+        while let Some(look) = self.looks.pop_front_if(|look| look.is_taken_in(now)) {
+            self.taken_in = look;
+        }
+        let taken_in = match self.looks.front() {
+            Some(next) => self.taken_in.between(next, now),
+            None => self.taken_in.passed.clone(),
+        };
+        self.grants(taken_in, now)
+    }
+
+    /// Whether somebody has passed half of what it may, so that it waits, or may have to soon.
+    pub(super) fn is_short(&self) -> bool {
+        self.known.values().any(|known| known.granted.saturating_sub(known.passed) <= known.ahead / 2)
+    }
+
+    fn grants(&mut self, taken_in: HashMap<Place, u64>, now: &Levels) -> Vec<(Place, u64)> {
+        let active = self.known.values().filter(|known| known.quiet_looks < IDLE_LOOKS).count().max(1);
+        let each = (self.sites(now) / active as u64).max(1);
+        let mut grants = Vec::new();
+        for (place, passed) in taken_in {
+            let Some(known) = self.known.get_mut(&place) else { continue };
+            let ahead = if known.quiet_looks < IDLE_LOOKS { each } else { each.min(IDLE_SITES) };
+            let granted = passed.saturating_add(ahead);
+            known.ahead = ahead;
+            if known.granted != granted {
+                known.granted = granted;
+                grants.push((place, granted));
+            }
+        }
+        grants
+    }
+
+    /// Sites that all may be ahead of what is taken in.
+    fn sites(&self, now: &Levels) -> u64 {
+        let unknown = share(FIRST_STACK_BYTES, &now.rings[1]);
+        let record_share = if self.record_share > 0.0 { self.record_share } else { unknown };
+        (1.0 / (ROOM_SHARE * record_share)).clamp(SITES.start, SITES.end) as u64
+    }
+
+    /// Learns what a record takes of the rings. Not from what processes say, so that none can have others wait.
+    fn learn(&mut self, now: &Levels) {
+        let learned = *self.learned.get_or_insert(*now);
+        let records = now.records.saturating_sub(learned.records);
+        if records < LEARNED_FROM {
+            return;
+        }
+        let shares = std::iter::zip(now.rings, learned.rings)
+            .map(|(now, learned)| share(now.read_up_to.saturating_sub(learned.read_up_to), &now) / records as f64);
+        let fades = (-(records as f64) / (HOLDS_FOR * LEARNED_FROM as f64)).exp();
+        self.record_share = shares.fold(self.record_share * fades, f64::max);
+        self.learned = Some(*now);
+    }
+}
+
+/// What so many bytes take of a ring, of 1.
+fn share(bytes: u64, ring: &Level) -> f64 {
+    if ring.size_bytes == 0 { 0.0 } else { bytes as f64 / ring.size_bytes as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RING_BYTES: u64 = 1 << 20;
+
+    /// A daemon that takes in so many bytes of the ring of stacks between two looks, and processes that send as much as they may.
+    struct Model {
+        credit: Credit,
+        levels: Levels,
+        passed: HashMap<Place, u64>,
+        granted: HashMap<Place, u64>,
+        fullest_bytes: u64,
+    }
+
+    impl Model {
+        fn new(processes: u32) -> Self {
+            let ring = Level { size_bytes: RING_BYTES, ..Level::default() };
+            let places = || (0..processes).map(|pid| ((pid, 0), 0));
+            Self {
+                credit: Credit::default(),
+                levels: Levels { rings: [ring; 2], records: 0 },
+                passed: places().collect(),
+                granted: places().map(|(place, _)| (place, 4)).collect(),
+                fullest_bytes: 0,
+            }
+        }
+
+        /// One turn: each of `senders` sends records of so many bytes, and the daemon takes in so many of them.
+        fn turn(&mut self, senders: std::ops::Range<u32>, record_bytes: u64, taken_in: u64) {
+            for place in senders.map(|pid| (pid, 0)) {
+                let left = self.granted[&place].saturating_sub(self.passed[&place]);
+                *self.passed.entry(place).or_default() += left;
+                self.levels.rings.iter_mut().for_each(|ring| ring.reserved_up_to += left * record_bytes);
+            }
+            let ring = &self.levels.rings[1];
+            self.fullest_bytes = self.fullest_bytes.max(ring.reserved_up_to - ring.read_up_to);
+            let records = taken_in.min((ring.reserved_up_to - ring.read_up_to) / record_bytes);
+            self.levels.rings.iter_mut().for_each(|ring| ring.read_up_to += records * record_bytes);
+            self.levels.records += records;
+            let passed = self.passed.iter().map(|(place, passed)| (*place, *passed)).collect();
+            self.granted.extend(self.credit.look(passed, &self.levels));
+        }
+    }
+
+    #[test]
+    fn rings_never_overflow_however_slow_the_daemon_is_and_it_always_has_work() {
+        for (processes, record_bytes, taken_in) in [(1, 512, 10), (1, 512, 5000), (7, 4096, 3), (100, 1024, 40)] {
+            let mut model = Model::new(processes);
+            for _ in 0..2000 {
+                model.turn(0..processes, record_bytes, taken_in);
+            }
+            let what = format!("{processes} processes, records of {record_bytes} bytes, {taken_in} a turn");
+            assert!(model.fullest_bytes < RING_BYTES, "{what}: {}", model.fullest_bytes);
+            let most = taken_in.min(RING_BYTES / record_bytes / 4) * 2000;
+            assert!(model.levels.records >= most * 9 / 10, "{what}: {} of {most}", model.levels.records);
+        }
+    }
+
+    #[test]
+    fn who_sends_gets_the_room_of_those_who_do_not() {
+        let mut model = Model::new(50);
+        (0..200).for_each(|_| model.turn(0..1, 1024, 100));
+        let ahead = |pid| model.granted[&(pid, 0)] - model.passed[&(pid, 0)];
+        assert_eq!(ahead(1), IDLE_SITES);
+        let before = model.levels.records;
+        (0..10).for_each(|_| model.turn(0..1, 1024, 100));
+        assert_eq!(model.levels.records - before, 1000);
+    }
+
+    #[test]
+    fn a_process_that_says_anything_has_others_wait_no_longer() {
+        let mut model = Model::new(2);
+        for turn in 0..200_u64 {
+            model.turn(0..1, 1024, 100);
+            model.passed.insert((1, 0), turn.wrapping_mul(u64::MAX / 3));
+        }
+        assert!(model.levels.records >= 15_000, "{}", model.levels.records);
+        assert!(model.fullest_bytes <= RING_BYTES * 3 / 4);
+    }
+
+    #[test]
+    fn what_was_not_taken_in_is_not_granted_again() {
+        let mut model = Model::new(1);
+        model.turn(0..1, 512, 0);
+        let granted = model.granted.clone();
+        (0..100).for_each(|_| model.turn(0..1, 512, 0));
+        assert_eq!(model.granted, granted);
+        model.turn(0..1, 512, 1000);
+        assert_ne!(model.granted, granted);
+    }
+}

@@ -1,0 +1,90 @@
+//! Programs that wait where samples come faster than they are taken in: nothing is lost, and nobody waits for long.
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::inline::is_hooked;
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until};
+
+/// Room for some hundred samples: programs that sample each call have to wait.
+const LITTLE_ROOM: [&str; 2] = ["--ring-bytes", "512KiB"];
+
+fn with_little_room(recorder: Recorder) -> Recorder {
+    let [option, value] = LITTLE_ROOM;
+    recorder.option(option, value)
+}
+
+/// Each sample arrived, with its whole stack, and its free.
+fn nothing_is_lost(profile: &Profile, stats: &Stats) {
+    let lost = ["stacks_lost", "stacks_missing", "frees_lost", "untracked"].map(|name| stats.other[name]);
+    assert_eq!((lost, stats.lost(), stats.unsampled), ([0; 4], 0, 0), "{stats:?}");
+    assert!(stats.other["waited_ns"] > 0, "{stats:?}");
+    assert!(profile.notes.iter().any(|note| note.contains("waited")), "{:?}", profile.notes);
+    checks::identity(stats);
+}
+
+/// Eight threads that sample each call.
+#[test]
+fn a_process_that_waits_loses_no_stack() {
+    let Some(_turn) = turn("lossless_a_process_that_waits_loses_no_stack") else { return };
+    let mut target = Target::start(&program("threads"), ["12800"]);
+    let recording = with_little_room(Recorder::of(target.pid(), 1)).flag("--lossless").start();
+    let truth = target.run();
+    let outcome = recording.stop();
+    assert!(target.end().success());
+    let (profile, stats) = outcome.results();
+    nothing_is_lost(&profile, &stats);
+    checks::sites(&profile, &truth, 1, Compare::All);
+}
+
+/// A command with a small interval waits without being asked to.
+#[test]
+fn a_command_waits_at_a_small_interval() {
+    let Some(_turn) = turn("lossless_a_command_waits_at_a_small_interval") else { return };
+    let recorder = || with_little_room(Recorder::new().interval(1)).command(&program("steady"), ["40000"]);
+    let outcome = recorder().start().ends();
+    assert!(outcome.status.success(), "{}", outcome.stderr);
+    let (profile, stats) = outcome.results();
+    nothing_is_lost(&profile, &stats);
+    let (_, lossy) = recorder().flag("--lossless=no").start().ends().results();
+    assert_eq!(lossy.other["waited_ns"], 0, "{lossy:?}");
+    assert_eq!(lossy.exact_alloc_objects, stats.exact_alloc_objects);
+}
+
+/// A heapbpf that is stopped, or killed, holds up nobody.
+#[test]
+fn nobody_waits_for_a_heapbpf_that_does_not_run() {
+    let Some(_turn) = turn("lossless_nobody_waits_for_a_heapbpf_that_does_not_run") else { return };
+    for signal in [libc::SIGSTOP, libc::SIGKILL] {
+        let mut target = Target::start(&program("threads"), ["12800"]);
+        let recording = with_little_room(Recorder::of(target.pid(), 1)).flag("--lossless").start();
+        recording.signal(signal);
+        let truth = target.run();
+        if signal == libc::SIGSTOP {
+            recording.signal(libc::SIGCONT);
+            let (_, stats) = recording.stop().results();
+            assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()));
+            checks::identity(&stats);
+        }
+        assert!(target.end().success());
+    }
+}
+
+/// The end of a recording ends all waits: those of a program that forks on and on, and of its children.
+#[test]
+fn waits_end_with_the_recording() {
+    let Some(_turn) = turn("lossless_waits_end_with_the_recording") else { return };
+    let mut target = Target::start(&program("forking"), [""; 0]);
+    for _ in 0..3 {
+        let recording = with_little_room(Recorder::of(target.pid(), 1)).flag("--lossless").start();
+        assert!(is_hooked(target.pid()));
+        let (_, stats) = recording.stop().results();
+        checks::identity(&stats);
+        until("a target without hooks", || !is_hooked(target.pid()));
+    }
+    target.go();
+    assert_eq!(target.line(), "all children ended well");
+    assert!(target.end().success());
+}
