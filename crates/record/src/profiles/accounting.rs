@@ -280,6 +280,13 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
             daemon.ends_found, daemon.blocks_of_ended
         ));
     }
+    remarks.extend(of_daemon(daemon));
+    remarks
+}
+
+/// Remarks on what the daemon counted itself.
+fn of_daemon(daemon: &DaemonCounters) -> Vec<String> {
+    let mut remarks = Vec::new();
     if daemon.waited_ns > 0 {
         remarks.push(format!(
             "the programs waited {} in all for their samples to be taken in, so that none is lost (--lossless=no has them run on)",
