@@ -105,8 +105,14 @@ impl Loader {
             maps.insert(name.clone(), create_map(name, definition, btf.as_fd(), sizes)?);
         }
         let rings = maps.get(RINGS).ok_or_else(|| object_error(format!("it has no map {RINGS}")))?;
-        let [events, stacks] = [(RingId::Events, sizes.events_bytes), (RingId::Stacks, sizes.stacks_bytes)]
-            .map(|(id, bytes)| ring_maps::put_new(rings.as_fd(), id, u64::from(bytes)));
+        let put = |id, bytes| ring_maps::put_new(rings.as_fd(), id, u64::from(bytes));
+        // The kernel takes a grace period for each.
+        let (events, stacks) = std::thread::scope(|scope| {
+            let events = scope.spawn(|| put(RingId::Events, sizes.events_bytes));
+            let stacks = put(RingId::Stacks, sizes.stacks_bytes);
+            (events.join(), stacks)
+        });
+        let events = events.map_err(|_| KernelError::Object("the events ring was not made".into()))?;
         let rings = [events?, stacks?];
         let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
         object

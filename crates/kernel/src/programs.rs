@@ -209,7 +209,11 @@ impl Programs {
                 program.loaded(loader)?;
             }
         }
-        programs.try_link(&trial::location()?)?;
+        if kind == LinkKind::Perf {
+            programs.try_link(&trial::location()?)?;
+        } else {
+            programs.check_link_type()?;
+        }
         // Sessions are younger than the correction of multi links, and perf links never had the fault.
         if kind == LinkKind::Multi {
             programs.links_one_process = trial::sees_all_threads(loader, guardian)?;
@@ -236,6 +240,18 @@ impl Programs {
         self.link(&mut links, &program, place, (&[point], CountedBy::OwnLinks), (self.entry_type(), 0))
             .map_err(|source| KernelError::Link { what: path.to_string_lossy().into_owned(), source })?;
         Ok(links)
+    }
+
+    /// Whether the kernel knows the type of link: some kernels load programs that they cannot link. One that knows it finds that a
+    /// folder cannot be probed (`EBADF`). A link that is made, and closed again, would take grace periods.
+    fn check_link_type(&self) -> Result<(), KernelError> {
+        let program = self.loader.program("nothing", self.allocation.wanted.1)?;
+        let target = sys::UprobeTarget { path: c"/", offsets: &[1], cookies: &[0], semaphores: &[], pid: None };
+        match sys::link_uprobe_multi(program.as_fd(), self.entry_type(), &target, 0) {
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
+            Err(source) => Err(KernelError::Link { what: "a probe".into(), source }),
+            Ok(_) => Ok(()),
+        }
     }
 
     /// How the program at the entry of a function that allocates is linked.

@@ -95,7 +95,7 @@ fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
 /// The kernel tells of a program's mappings before its exec ends. Where the interpreter is may be noted in between.
 #[test]
 fn a_program_that_has_to_wait_while_it_begins_has_the_names_of_its_functions() {
-    const PROGRAMS: usize = 8;
+    const PROGRAMS: usize = 3;
     const SCRIPT: &str = "
 import os
 def leaf(n): return bytearray(n)

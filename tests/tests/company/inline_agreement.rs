@@ -7,11 +7,11 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::torture::{hooks, name_of, seen};
 use heapbpf_tests::truth::{Law, Sum, Truth};
 
-/// Recordings with each way of hooking and at each interval, if not 4; runs of eight threads, if not 4.
+/// Recordings with each way of hooking and at each interval, if not 2; runs of eight threads, if not 2.
 const ROUNDS: &str = "HEAPBPF_TEST_ROUNDS";
 
 fn rounds() -> u32 {
-    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(4)
+    std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2)
 }
 
 /// A figure's sum over recordings with different seeds, which are independent of each other.
