@@ -46,7 +46,8 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
     report_crashes();
     use_built_in();
     return_what_is_free();
-    let matches = cli::short_help::command().try_get_matches();
+    let wants_all = cli::short_help::wants_all(std::env::args_os());
+    let matches = cli::short_help::command(wants_all).try_get_matches();
     let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = cli.unwrap_or_else(|error| cli::hints::explained(error).exit());
     let outcome = match &cli.command {

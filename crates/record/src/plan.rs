@@ -196,7 +196,7 @@ pub struct OutputPlan {
 }
 
 /// Events that trigger a snapshot.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TriggerOptions {
     /// Time between snapshots.
     pub every: Option<Duration>,

@@ -56,7 +56,7 @@ fn meaning(arg: &Arg) -> String {
 
 fn document() -> String {
     let mut text = String::from(
-        "# Options\n\nEvery option of every command, as `--help` has them. Sizes are `4096`, `64k`, `64KiB`, `1MB`, `1MiB`; \
+        "# Options\n\nEvery option of every command, as `--help-all` has them. Sizes are `4096`, `64k`, `64KiB`, `1MB`, `1MiB`; \
          times `30s`, `5m`.\nThis file is written by `HEAPBPF_BLESS=1 cargo test -p sampler-user --lib cli::documented`.\n",
     );
     for (name, command) in commands() {

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use heapbpf_record::output::{self, Output, OutputError};
+use heapbpf_record::plan::TriggerOptions;
 use heapbpf_serve::push::{PushPlan, SpoolOptions};
 
 use super::error::PlanError;
-use super::record_args::{RecordArgs, ServeArgs, SnapshotArgs};
+use super::record_args::{RecordArgs, ServeArgs};
 
 /// The push destinations, with their queues.
 ///
@@ -38,27 +39,23 @@ pub fn check_serves(args: &RecordArgs) -> Result<(), PlanError> {
 /// # Errors
 /// A format is unknown, or the requested snapshots are not possible.
 pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
-    let SnapshotArgs { every, at_bytes, at_peak, at_limit, .. } = args.snapshots;
-    let snapshots = every.is_some() || at_bytes.is_some() || at_peak || at_limit;
+    let triggers = args.snapshots.triggers();
+    let snapshots = triggers != TriggerOptions::default();
     if snapshots && args.output.outputs.iter().any(|file| file.path.as_os_str() == output::STANDARD_OUTPUT) {
-        return Err(PlanError::Usage(
-            "--every, --at-bytes, --at-peak and --at-limit write files: name one with -o instead of -".into(),
-        ));
+        return Err(PlanError::Usage("--snapshot and --every write files: name one with -o instead of -".into()));
     }
     let serves = args.serve.listen.is_some() || !args.serve.push.is_empty();
     if let Some(format) = args.output.format.as_deref().filter(|_| args.output.outputs.is_empty() && !serves) {
         let why = format!("--format {format} needs a file: -o FILE, or -o - for standard output");
         return Err(PlanError::Usage(why));
     }
-    if args.sampling.no_live && (at_bytes.is_some() || at_peak) {
+    if args.sampling.no_live && (triggers.at_bytes.is_some() || triggers.at_peak) {
         return Err(PlanError::Usage(
-            "--at-bytes and --at-peak are about what is in use, which --no-live leaves out".into(),
+            "--snapshot SIZE and --snapshot peak are about what is in use, which --no-live leaves out".into(),
         ));
     }
     if snapshots && args.output.outputs.is_empty() {
-        return Err(PlanError::Usage(
-            "--every, --at-bytes, --at-peak and --at-limit write files: name one with -o".into(),
-        ));
+        return Err(PlanError::Usage("--snapshot and --every write files: name one with -o".into()));
     }
     let mut outputs = Vec::new();
     for file in &args.output.outputs {

@@ -14,9 +14,7 @@ use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::model::Criterion;
 use heapbpf_profile::units;
 use heapbpf_record::output::{self, Output};
-use heapbpf_record::plan::{
-    Display, KernelPlan, OutputPlan, RecordPlan, SamplingPlan, StackPlan, Targets, TriggerOptions, Unwind,
-};
+use heapbpf_record::plan::{Display, KernelPlan, OutputPlan, RecordPlan, SamplingPlan, StackPlan, Targets, Unwind};
 use heapbpf_record::ring_sizes::{RingSizes, WAKE_SHARE};
 use heapbpf_record::sampling::size_classes::ClassRule;
 use heapbpf_serve::ServePlan;
@@ -211,12 +209,7 @@ fn output_plan(args: &RecordArgs, files: Vec<Output>, default_format: &'static d
         default_format,
         write: WriteOptions { value: output.value, confidence: output.confidence, group_by: output.group_by },
         adjustments: Adjustments { calibrate: args.sampling.calibrate, at: output.at.into(), ..Adjustments::default() },
-        triggers: TriggerOptions {
-            every: snapshots.every,
-            at_bytes: snapshots.at_bytes,
-            at_peak: snapshots.at_peak,
-            at_limit: snapshots.at_limit,
-        },
+        triggers: snapshots.triggers(),
         keep: snapshots.keep.map(|keep| keep as usize),
         stats: output.stats.clone(),
         force: output.force,
@@ -389,7 +382,10 @@ mod tests {
             (&["--all", "--ring-bytes", "0"], "range"),
             (&["--all", "-i", "@x.json"], "--criterion size-class"),
             (&["--all", "--no-live", "--at", "peak"], "--no-live"),
-            (&["--all", "--no-live", "--at-bytes", "1GiB"], "--no-live"),
+            (&["--all", "--no-live", "--snapshot", "1GiB"], "--no-live"),
+            (&["--all", "--no-live", "--snapshot", "peak"], "--no-live"),
+            (&["--all", "--snapshot", "limit"], "name one with -o"),
+            (&["--all", "--lossless", "--hook", "probe"], "--hook"),
             (&["--all", "--no-live", "--at-peak"], "--no-live"),
             (&["--all", "--no-live", "--value", "inuse_space"], "choose alloc_space"),
             (&["--all", "--no-live", "--value", "at_exit_objects", "-o", "x.folded"], "--no-live"),

@@ -8,14 +8,15 @@ use std::time::Duration;
 use clap::Args;
 use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::value::Value;
+use heapbpf_record::plan::TriggerOptions;
 use heapbpf_record::terminal::Color;
 use heapbpf_symbols::debuginfod::settings::parse_url;
 
 use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, PythonObjectsArg, UnwindArg, YesNoArg};
 use super::names;
 use super::values::{
-    Interval, OutputFile, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_overhead,
-    parse_pid, parse_seed, parse_size,
+    Interval, Moment, OutputFile, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen,
+    parse_moment, parse_overhead, parse_pid, parse_seed, parse_size,
 };
 
 /// Options of recording.
@@ -231,21 +232,46 @@ pub struct FrameArgs {
 /// Snapshots on the way: numbered files beside the outputs. SIGUSR1 asks for one at any time.
 #[derive(Debug, Default, Args)]
 pub struct SnapshotArgs {
-    /// Also write a snapshot each TIME (name.0001.pb.gz, …)
+    /// Also write a snapshot each TIME (name.0001.pb.gz, …): the same as `--snapshot TIME`
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Snapshots")]
     pub every: Option<Duration>,
-    /// A snapshot when so much is in use
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Snapshots")]
-    pub at_bytes: Option<u64>,
-    /// A snapshot at each new peak of memory in use (a tenth above the last)
-    #[arg(long, help_heading = "Snapshots")]
-    pub at_peak: bool,
-    /// Snapshots as a target nears its cgroup's memory limit, or the host runs out of memory
-    #[arg(long, help_heading = "Snapshots")]
-    pub at_limit: bool,
+    /// Also write a snapshot each `TIME`; when `SIZE` is in use (`1GiB`); at each new `peak` of memory in use (a tenth above the last); or as a
+    /// target nears its cgroup's memory `limit`, or the host runs out of memory. May be repeated
+    #[arg(long = "snapshot", value_name = "WHEN", value_parser = parse_moment, help_heading = "Snapshots")]
+    pub moments: Vec<Moment>,
+    /// The same as `--snapshot SIZE`
+    #[arg(long, hide = true, value_name = "SIZE", value_parser = parse_size)]
+    at_bytes: Option<u64>,
+    /// The same as `--snapshot peak`
+    #[arg(long, hide = true)]
+    at_peak: bool,
+    /// The same as `--snapshot limit`
+    #[arg(long, hide = true)]
+    at_limit: bool,
     /// Keep the last N snapshots, remove older ones
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Snapshots")]
     pub keep: Option<u32>,
+}
+
+impl SnapshotArgs {
+    /// When snapshots are written.
+    pub fn triggers(&self) -> TriggerOptions {
+        let mut options = TriggerOptions {
+            every: self.every,
+            at_bytes: self.at_bytes,
+            at_peak: self.at_peak,
+            at_limit: self.at_limit,
+        };
+        for moment in &self.moments {
+            match moment {
+                Moment::Each(time) => options.every = Some(*time),
+                Moment::InUse(bytes) => options.at_bytes = Some(*bytes),
+                Moment::Peak => options.at_peak = true,
+                Moment::Limit => options.at_limit = true,
+            }
+        }
+        options
+    }
 }
 
 /// Serving and pushing.

@@ -1,6 +1,8 @@
-//! `-h`: the options of everyday use and examples. `--help` has all options.
+//! `-h`: the options of everyday use and examples. `--help` has all options but those that experts tune, which `--help-all` has, too.
 
-use clap::{Arg, Command, CommandFactory};
+use std::ffi::OsString;
+
+use clap::{Arg, ArgAction, Command, CommandFactory};
 
 use super::args::Cli;
 
@@ -82,6 +84,24 @@ const REPORT: &[&str] = &[
     "help",
 ];
 
+/// Options of recordings that experts tune: `--help-all` alone shows them.
+const EXPERT: &[&str] = &[
+    "alloc",
+    "calibrate",
+    "confidence",
+    "criterion",
+    "link",
+    "live-max",
+    "max-debug-bytes",
+    "max-depth",
+    "ring-bytes",
+    "seed",
+    "stack-bytes",
+    "stacks-max",
+    "unwind",
+];
+const HELP_ALL: &str = "help-all";
+
 /// Subcommands with many options, and what `-h` shows of them.
 const SUBCOMMANDS: [(&str, &[&str]); 4] = [("record", RECORDING), ("serve", SERVICE), ("top", TOP), ("report", REPORT)];
 
@@ -93,14 +113,25 @@ Examples:
   sudo heapbpf serve --all --listen 127.0.0.1:6060 a page, pprof and metrics, for as long as it runs
   heapbpf report host.json --suspects              leak suspects of a file that was recorded
 
---help has all options.";
+--help has more options, --help-all has all.";
 
-/// The command line, with short help.
-pub fn command() -> Command {
-    let command = shortened(Cli::command(), RECORDING).after_help(EXAMPLES).after_long_help("");
-    SUBCOMMANDS
-        .into_iter()
-        .fold(command, |command, (name, shown)| command.mut_subcommand(name, |it| shortened(it, shown)))
+/// The command line, with its help. `wants_all`: also for experts.
+pub fn command(wants_all: bool) -> Command {
+    let of = |command, shown| with_all(shortened(command, shown), wants_all);
+    let command = of(Cli::command(), RECORDING).after_help(EXAMPLES).after_long_help("");
+    SUBCOMMANDS.into_iter().fold(command, |command, (name, shown)| command.mut_subcommand(name, |it| of(it, shown)))
+}
+
+/// Whether help with all options is asked for. What follows `--` is another command's.
+pub fn wants_all(arguments: impl Iterator<Item = OsString>) -> bool {
+    arguments.take_while(|word| word != "--").any(|word| word.to_str().is_some_and(|word| word == "--help-all"))
+}
+
+fn with_all(command: Command, wants_all: bool) -> Command {
+    let is_expert = |arg: &Arg| arg.get_long().is_some_and(|name| EXPERT.contains(&name));
+    let help = Arg::new(HELP_ALL).long(HELP_ALL).action(ArgAction::HelpLong).hide_short_help(true);
+    let command = command.arg(help.help("Print help with all options, also those that experts tune"));
+    command.mut_args(|arg| if is_expert(&arg) && !wants_all { arg.hide_long_help(true) } else { arg })
 }
 
 fn shortened(command: Command, shown: &'static [&'static str]) -> Command {
@@ -114,7 +145,7 @@ mod tests {
 
     #[test]
     fn short_help_has_at_most_18_options_and_each_exists() {
-        let mut all = command();
+        let mut all = command(false);
         all.build();
         let of =
             |name: &str| if name.is_empty() { all.clone() } else { all.find_subcommand(name).expect(name).clone() };
@@ -127,8 +158,14 @@ mod tests {
             let missing: Vec<_> = shown.iter().filter(|long| !is_there(long) && **long != "version").collect();
             assert!(missing.is_empty(), "{name}: {missing:?}");
             let long = command.render_long_help().to_string();
-            assert!(long.contains("--no-live") || name == "report", "{name}: all are in the long help");
+            assert!(long.contains("--no-live") || name == "report", "{name}: {long}");
+            assert!(!long.contains("--stacks-max"), "{name}: {long}");
         }
+        let experts = command(true).render_long_help().to_string();
+        let missing: Vec<_> = EXPERT.iter().filter(|name| !experts.contains(&format!("--{name}"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        let asked = |words: &[&str]| wants_all(words.iter().map(OsString::from));
+        assert!(asked(&["serve", "--help-all"]) && !asked(&["--", "x", "--help-all"]) && !asked(&["--help"]));
         let help = of("").render_help().to_string();
         assert_eq!(
             help.lines().filter(|line| line.starts_with("  sudo heapbpf") || line.starts_with("  heapbpf ")).count(),

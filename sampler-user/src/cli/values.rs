@@ -178,9 +178,44 @@ pub fn parse_value(text: &str) -> Result<Value, String> {
     })
 }
 
+/// When a snapshot is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Each time that this has passed.
+    Each(Duration),
+    /// When so many bytes are in use.
+    InUse(u64),
+    /// At each new peak of memory in use.
+    Peak,
+    /// Near a limit of memory.
+    Limit,
+}
+
+/// Parses a moment: `10s`, `1GiB`, `peak` or `limit`.
+///
+/// # Errors
+/// It is none of these.
+pub fn parse_moment(text: &str) -> Result<Moment, String> {
+    match text {
+        "peak" => Ok(Moment::Peak),
+        "limit" => Ok(Moment::Limit),
+        _ => (parse_duration(text).map(Moment::Each).map_err(drop))
+            .or_else(|()| parse_size(text).map(Moment::InUse))
+            .map_err(|_| "it is a time (10s), a size (1GiB), peak or limit".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_moment_is_a_time_a_size_or_a_word() {
+        assert_eq!(parse_moment("10s"), Ok(Moment::Each(Duration::from_secs(10))));
+        assert_eq!(parse_moment("1GiB"), Ok(Moment::InUse(1 << 30)));
+        assert_eq!([parse_moment("peak"), parse_moment("limit")], [Ok(Moment::Peak), Ok(Moment::Limit)]);
+        assert!(parse_moment("never").is_err_and(|why| why.contains("10s")));
+    }
 
     #[test]
     fn intervals_have_a_range() {

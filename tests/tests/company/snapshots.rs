@@ -52,7 +52,7 @@ fn a_signal_asks_for_a_snapshot_and_the_last_ones_stay() {
 fn passing_a_size_writes_one_snapshot() {
     let Some(_turn) = turn("passing_a_size_writes_one_snapshot") else { return };
     let mut target = Target::start(&program("growing"), ["40000", "20000"]);
-    let recording = Recorder::of(target.pid(), 100).option("--at-bytes", "1MB").start();
+    let recording = Recorder::of(target.pid(), 100).option("--snapshot", "1MB").start();
     target.run();
     until("a snapshot", || !snapshots(&recording.folder()).is_empty());
     let written = snapshots(&recording.folder());

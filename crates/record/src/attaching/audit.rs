@@ -138,11 +138,12 @@ impl Attaching {
         let more = if gaps.len() > NAMED { ", …" } else { "" };
         let who = match gaps.len() {
             0 => return None,
-            1 => "a process".to_owned(),
+            1 => "1 process".to_owned(),
             n => format!("{n} processes"),
         };
         Some(format!(
-            "what {who} allocated by what had just been loaded, after an exec or later, is missing: {named}{more}"
+            "{who} ran for a moment before an allocator that had just been loaded was counted, and what was allocated by it \
+             meanwhile is missing: {named}{more}"
         ))
     }
 }
