@@ -220,6 +220,15 @@ const SNMALLOC: &[Function] = &[
     function("sn_rust_dealloc", &[], Shape::frees(0)),
 ];
 
+/// Firefox's functions for arenas, whose number is the first argument (memory/build/malloc_decls.h).
+const MOZJEMALLOC: &[Function] = &[
+    function("moz_arena_malloc", &[], Shape::allocates(1)),
+    function("moz_arena_calloc", &[], Shape::allocates(2).times(1)),
+    function("moz_arena_realloc", &[], Shape::allocates(2).old(1)),
+    function("moz_arena_memalign", &[], Shape::allocates(2)),
+    function("moz_arena_free", &[], Shape::frees(1)),
+];
+
 /// A Rust program's own `#[global_allocator]`.
 const RUST: &[Function] = &[
     function("__rg_alloc", &["__rust_alloc"], Shape::allocates(0)),
@@ -294,6 +303,12 @@ pub const ALLOCATORS: &[Allocator] = &[
         ..BASE
     },
     Allocator {
+        name: "mozjemalloc",
+        markers: &["moz_arena_malloc"],
+        functions: &[STANDARD, OPERATORS, MOZJEMALLOC],
+        ..BASE
+    },
+    Allocator {
         // Replaces the C library's functions, under all of its names. Its operators call none of them.
         name: "sanitizer",
         markers: &["__asan_init", "__hwasan_init", "__lsan_init", "__msan_init", "__tsan_init"],
@@ -311,8 +326,28 @@ pub const ALLOCATORS: &[Allocator] = &[
         ..BASE
     },
     Allocator {
+        // Replaces glibc's functions under their inner names, too, as Chromium's does (PartitionAlloc behind its shim): it cannot
+        // call them.
+        name: "malloc of its own",
+        markers: &["__libc_malloc"],
+        unless: &[
+            "gnu_get_libc_version",
+            "_int_malloc",
+            "__dls2b",
+            "__libc_malloc_impl",
+            "__simple_malloc",
+            "mallocx",
+            "tc_malloc",
+            "TCMallocInternalMalloc",
+            "mi_malloc",
+            "sn_malloc",
+        ],
+        functions: &[STANDARD, OPERATORS],
+        ..BASE
+    },
+    Allocator {
         name: "glibc",
-        markers: &["gnu_get_libc_version", "__libc_memalign", "__libc_valloc", "_int_malloc"],
+        markers: &["gnu_get_libc_version", "_int_malloc"],
         version: versions::glibc,
         realloc_zero_frees: true,
         functions: &[STANDARD],
@@ -347,7 +382,18 @@ pub const ALLOCATORS: &[Allocator] = &[
         functions: &[STANDARD, OPERATORS],
         ..BASE
     },
+    Allocator {
+        // Only those that take no blocks from malloc, which is hooked.
+        name: OWN_OPERATORS,
+        markers: &["_Znwm"],
+        last_resort: true,
+        functions: &[OPERATORS],
+        ..BASE
+    },
 ];
+
+/// Name of the allocator of programs that define `operator new` without another allocator.
+pub const OWN_OPERATORS: &str = "operator new of its own";
 
 /// Beginnings of the names of dynamic loaders, which define `malloc` for their own start only.
 pub const LOADERS: &[&str] = &["ld-linux", "ld-2.", "ld.so.1", "ld64.so"];

@@ -18,7 +18,7 @@ pub use heapbpf_elf::Symbol;
 
 /// Most code that is scanned as a whole, bytes. In a larger file, branches into a function are only looked for in the
 /// function itself.
-const CODE_MAX_BYTES: u64 = 64 << 20;
+pub(crate) const CODE_MAX_BYTES: u64 = 64 << 20;
 /// Most code that is read, bytes. No program has as much, but a hostile file may claim it.
 const CODE_READ_MAX_BYTES: u64 = 512 << 20;
 /// Largest section of read-only data that is searched for version strings, bytes.
@@ -341,6 +341,11 @@ impl FileImage {
     }
 
     /// The loaded parts of the file.
+    /// Bytes of all code, read or not.
+    pub(crate) fn code_bytes(&self) -> u64 {
+        self.segments.iter().filter(|segment| segment.is_executable()).map(|segment| segment.file_bytes).sum()
+    }
+
     pub(crate) fn segments(&self) -> &[Segment] {
         &self.segments
     }

@@ -70,6 +70,8 @@ pub(super) struct Leaving {
     pub(super) calls_out: bool,
     /// Whether one of those allocates.
     pub(super) allocates_elsewhere: bool,
+    /// One that does, by its name.
+    pub(super) passes_on_to: Option<String>,
 }
 
 /// What the code of one file tells about how its functions are left.
@@ -107,19 +109,21 @@ impl<'a> Reader<'a> {
         };
         let Some(exits) = self.exits_of(function) else { return unread };
         let mut leaving = Leaving { return_sites: exits.return_sites.clone(), ..Leaving::default() };
+        let mut is_whole = true;
         let mut seen = BTreeSet::from([function.start]);
         let mut open = vec![exits];
         while let Some(exits) = open.pop() {
-            if exits.calls_unknown {
-                return Leaving { return_sites: leaving.return_sites, ..unread };
-            }
+            is_whole &= !exits.calls_unknown;
             for call in exits.calls {
                 let (Target::Address(address) | Target::Slot(address)) = call;
                 match self.callee(address) {
                     Callee::Imported(name) => {
                         // The code of another file is not read.
                         leaving.calls_out = true;
-                        leaving.allocates_elsewhere |= self.table.shape_of(name).is_some();
+                        if self.table.shape_of(name).is_some() {
+                            leaving.allocates_elsewhere = true;
+                            leaving.passes_on_to.get_or_insert_with(|| name.to_owned());
+                        }
                         leaving.throws |= self.is_cplusplus && (is_thrower(name) || name.starts_with("_Z"));
                         leaving.switches |= !STAYING.contains(&name) && self.table.shape_of(name).is_none();
                     }
@@ -131,13 +135,14 @@ impl<'a> Reader<'a> {
                     {
                         open.push(exits);
                     }
-                    Callee::Here(_) | Callee::Unknown => {
-                        return Leaving { return_sites: leaving.return_sites, ..unread };
-                    }
+                    Callee::Here(_) | Callee::Unknown => is_whole = false,
                 }
             }
         }
-        leaving
+        if is_whole {
+            return leaving;
+        }
+        Leaving { return_sites: leaving.return_sites, passes_on_to: leaving.passes_on_to, ..unread }
     }
 
     fn callee(&self, address: u64) -> Callee<'a> {

@@ -208,8 +208,14 @@ fn plan(
     {
         return Err(AttachError::PassesOn { to });
     }
-    missing.extend(double_counts(image, &reentrant));
     let leaving = Reader::new(image, &graph, table);
+    if defined.are_own_operators
+        && let Some(to) =
+            found.iter().filter(|f| !f.row.shape.is_free()).find_map(|f| leaving.of(f.extent).passes_on_to)
+    {
+        return Err(AttachError::PassesOn { to });
+    }
+    missing.extend(double_counts(image, &reentrant));
     let planning =
         Planning { image, rules, table, graph: &graph, found: &found, reentrant: &reentrant, leaving, avoided };
     let sites = planning.sites(&mut missing, &mut covered);

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use heapbpf_audit::FileKind;
 use sampler_ebpf::abi::{NO_ARGUMENT, SITE_CALLS_OUT, SITE_FREES, SITE_THROWS, SITE_ZERO_FREES, Site};
 
-use crate::allocators::{ALLOCATORS, Allocator, Shape};
+use crate::allocators::{ALLOCATORS, Allocator, OWN_OPERATORS, Shape};
 use crate::custom::CustomAllocator;
-use crate::elf::{FileImage, Symbol};
+use crate::elf::{CODE_MAX_BYTES, FileImage, Symbol};
 use crate::object_table::FUNCTIONS;
 
 /// Number of `mmap`, called by the program itself, in place of a row of a [`Table`], which has far fewer rows.
@@ -104,6 +105,8 @@ pub(super) struct Defined {
     pub(super) absent: Vec<String>,
     /// Whether the allocator is a last resort, so that it is unknown what it calls.
     pub(super) is_last_resort: bool,
+    /// Whether it is an `operator new` of the file's own, which may well take its blocks from malloc.
+    pub(super) are_own_operators: bool,
 }
 
 impl Table {
@@ -235,6 +238,8 @@ impl Table {
             allocator.markers.iter().any(|m| symbols.contains_key(m))
                 && !allocator.unless.iter().any(|m| symbols.contains_key(m))
         };
+        // Those of libraries, which call malloc, are not read: there are many, and large ones.
+        let reads_operators = image.kind != FileKind::Library && image.code_bytes() <= CODE_MAX_BYTES;
         let objects = self.objects_in(image);
         let mut chosen: Vec<usize> = Vec::new();
         let mut is_last_resort = false;
@@ -244,6 +249,7 @@ impl Table {
                     custom.is_for(&image.path) || image.soname.as_deref().is_some_and(|s| custom.is_for(s))
                 }
                 Origin::Known(allocator) if allocator.is_of_objects => !objects.is_empty(),
+                Origin::Known(allocator) if allocator.name == OWN_OPERATORS && !reads_operators => false,
                 Origin::Known(allocator) if allocator.last_resort => chosen.is_empty() && applies(allocator),
                 Origin::Known(allocator) => applies(allocator),
             };
@@ -268,6 +274,7 @@ impl Table {
             limits: Vec::new(),
             absent: Vec::new(),
             is_last_resort,
+            are_own_operators: chosen.iter().any(|index| self.origins[*index].name() == OWN_OPERATORS),
             functions: Vec::new(),
         };
         for index in chosen {

@@ -134,6 +134,34 @@ impl Drop for Mounted {
     }
 }
 
+/// A program may have an `operator new` of its own, exported or not, beside the C library's malloc: what it makes of its own store is
+/// counted there, and what comes from malloc is counted once. So are Firefox's functions for arenas, by a stand-in with their names.
+#[test]
+fn operators_of_the_programs_own_are_counted_once() {
+    let case = "operators_of_the_programs_own_are_counted_once";
+    let Some(_turn) = turn(case) else { return };
+    if tool("c++").is_none() {
+        return skipped(case, "no C++ compiler (Debian: g++)");
+    }
+    let own = Some("operator new of its own");
+    for (kind, export, name) in [
+        ("ARENA", false, own),
+        ("ARENA", true, own),
+        ("THROWS", true, own),
+        ("POINTER", true, own),
+        ("WRAPPED", true, None),
+        ("MOZ", true, Some("mozjemalloc")),
+    ] {
+        let define = format!("-D{kind}");
+        let flags: &[&str] = if export { &[&define, "-rdynamic"] } else { &[&define] };
+        let built = program_with("own_operators", &format!("own_operators-{kind}-{export}"), flags);
+        let allocators = exact(&mut Target::start(&built, ["500"]));
+        assert!(allocators.iter().any(|it| it.starts_with("glibc")) || kind == "MOZ", "{kind}: {allocators:?}");
+        let found = allocators.iter().find(|it| !it.starts_with("glibc")).map(String::as_str);
+        assert_eq!(found, name, "{kind}: {allocators:?}");
+    }
+}
+
 /// A stand-in with snmalloc's symbol names (Debian does not package snmalloc), by which alone it is found.
 #[test]
 fn snmalloc_by_its_names() {
