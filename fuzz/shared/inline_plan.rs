@@ -50,7 +50,8 @@ pub fn check(data: &[u8]) {
     };
     let plan = Plan::new(&code, &settings, &inputs);
     // Found in the file, wherever it is mapped.
-    let jumps = Jumps::new(&[Text { address: 0, bytes: data }], wanted.iter().map(|wanted| wanted.address - TEXT));
+    let jumps =
+        Jumps::new(&[Text { address: 0, bytes: data }], wanted.iter().map(|wanted| wanted.address - TEXT).collect());
     let again = Plan::new(&code, &settings, &Inputs { jumps: Some(&jumps.moved(TEXT)), ..inputs });
     assert!(plan == again, "{jumps:?}");
     let Ok(plan) = plan else { return };

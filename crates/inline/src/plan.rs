@@ -236,7 +236,7 @@ fn candidates(inputs: &Inputs<'_>, refused: &mut Vec<(usize, Refusal)>) -> Vec<C
     let jumps = match inputs.jumps {
         Some(jumps) => jumps,
         None => {
-            looked = Jumps::new(inputs.texts, ranges.iter().map(|[start, _]| *start));
+            looked = Jumps::new(inputs.texts, ranges.iter().map(|[start, _]| *start).collect());
             &looked
         }
     };

@@ -128,8 +128,7 @@ struct Jump {
 impl Jumps {
     /// Those in `texts` that lead into functions which begin at these addresses.
     #[must_use]
-    pub fn new(texts: &[Text<'_>], functions: impl IntoIterator<Item = u64>) -> Self {
-        let mut functions: Vec<u64> = functions.into_iter().collect();
+    pub fn new(texts: &[Text<'_>], mut functions: Vec<u64>) -> Self {
         functions.sort_unstable();
         let (Some(first), Some(last)) = (functions.first(), functions.last()) else { return Self::default() };
         let all = *first..last.saturating_add(MOST_DISPLACED);
@@ -227,7 +226,7 @@ mod tests {
     fn code_may_be_said_to_be_at_the_end_of_all_addresses() {
         let code = [0xe8, 0xf8, 0xff, 0xff, 0xff, 0x0f, 0x84, 1, 0, 0, 0];
         let texts = [Text { address: u64::MAX - 2, bytes: &code }];
-        let jumps = Jumps::new(&texts, [u64::MAX - 10, u64::MAX - 6, u64::MAX]);
+        let jumps = Jumps::new(&texts, vec![u64::MAX - 10, u64::MAX - 6, u64::MAX]);
         assert_eq!(jumps.entered(&[[u64::MAX - 10, u64::MAX - 4]]).into_iter().collect::<Vec<_>>(), [0]);
     }
 
@@ -243,7 +242,7 @@ mod tests {
         let entered = |calls: &[(u64, u64)], ranges: &[[u64; 2]]| {
             let mut code = vec![0x90; 0x300];
             calls.iter().for_each(|(from, to)| call(&mut code, *from, *to));
-            let jumps = Jumps::new(&[Text { address: 0, bytes: &code }], FUNCTIONS);
+            let jumps = Jumps::new(&[Text { address: 0, bytes: &code }], FUNCTIONS.to_vec());
             // Below 0 as well.
             for bias in [0, 0x5555_0000_0000, 0_u64.wrapping_sub(0x80)] {
                 let moved: Vec<_> = ranges.iter().map(|range| range.map(|at| at.wrapping_add(bias))).collect();

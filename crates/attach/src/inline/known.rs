@@ -8,13 +8,15 @@ use std::sync::Arc;
 
 use heapbpf_elf::Image;
 use heapbpf_inline::{Jumps, Text};
-use heapbpf_probes::{AttachError, InlineFile, Table, inline_functions};
+use heapbpf_probes::{AttachError, Code, InlineFile, Table, inline_functions};
 
 use super::Refused;
 use crate::content::Content;
 
-/// Most bytes of code that are kept: a C library has less than 2 MiB. Of larger files, nothing is.
+/// Most bytes of code that are kept.
 const MOST_BYTES: usize = 16 << 20;
+/// Of a larger piece of code, only the functions are kept: a C library has less than 2 MiB, a browser 200.
+const MOST_PIECE_BYTES: usize = 4 << 20;
 
 /// What inline hooks need to know of an allocator's file.
 pub(super) struct Known {
@@ -30,12 +32,34 @@ impl Known {
         if cfg!(not(target_arch = "x86_64")) {
             return Err(Refused::Machine);
         }
-        let found = inline_functions(file, path, table)?;
+        let mut found = inline_functions(file, path, table)?;
         let texts: Vec<Text<'_>> =
             found.code.iter().map(|code| Text { address: code.address, bytes: &code.bytes }).collect();
-        let jumps = Jumps::new(&texts, found.functions.iter().map(|function| function.address));
+        let jumps = Jumps::new(&texts, found.functions.iter().map(|function| function.address).collect());
+        let whole = std::mem::take(&mut found.code);
+        found.code = whole.into_iter().flat_map(|code| needed(code, &found)).collect();
         Ok(Self { found, jumps })
     }
+}
+
+/// What hooking needs of a piece of code: all of it if it is small, else the functions and what belongs to them.
+fn needed(code: Code, found: &InlineFile) -> Vec<Code> {
+    if code.bytes.len() <= MOST_PIECE_BYTES {
+        return vec![code];
+    }
+    let of_functions = found.functions.iter().map(|it| [it.address, it.address.saturating_add(it.length)]);
+    let mut ranges: Vec<[u64; 2]> = of_functions.chain(found.inner.iter().copied()).collect();
+    ranges.sort_unstable();
+    let mut merged: Vec<[u64; 2]> = Vec::new();
+    for [start, end] in ranges {
+        match merged.last_mut() {
+            Some(last) if start <= last[1] => last[1] = last[1].max(end),
+            _ => merged.push([start, end]),
+        }
+    }
+    let text = Text { address: code.address, bytes: &code.bytes };
+    let piece = |[start, end]: [u64; 2]| Some(Code { address: start, bytes: text.range(start, end)?.to_vec() });
+    merged.into_iter().filter_map(piece).collect()
 }
 
 /// Allocators' files, the one that was read last at the end.
