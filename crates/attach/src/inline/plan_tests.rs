@@ -1,3 +1,5 @@
+use std::time::{Duration, Instant};
+
 use heapbpf_remote::Maps;
 
 use super::*;
@@ -62,7 +64,13 @@ fn a_page_is_not_replaced_alone_unless_it_is_its_mapping() {
 fn a_file_that_is_not_mapped_is_waited_for() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep runs");
     let file = File::open(std::env::current_exe().expect("this program")).expect("it is there");
-    let found = Target::look(child.id()).map(|target| texts(&target, &file).map(|texts| texts.len()));
+    let look = || Target::look(child.id()).map(|target| texts(&target, &file).map(|texts| texts.len()));
+    // Its loader has not mapped everything yet.
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut found = look();
+    while found.is_err() && Instant::now() < until {
+        found = look();
+    }
     child.kill().and_then(|()| child.wait()).expect("it ends");
     let refused = found.expect("a child can be looked at").expect_err("it runs another program");
     assert!(matches!(refused, Refused::Unmapped) && refused.may_pass(), "{refused}");
