@@ -8,6 +8,7 @@
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod arch;
+pub mod arenas;
 pub mod breakpoints;
 pub mod cgroup;
 pub mod clock;
@@ -29,6 +30,7 @@ pub mod name_services;
 pub mod open;
 pub mod own_code;
 pub mod own_memory;
+pub mod pages;
 pub mod perf_ring;
 pub mod placement;
 pub mod privileges;

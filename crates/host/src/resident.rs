@@ -10,10 +10,10 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 use heapbpf_profile::model::Resident;
 
+use super::pages::Pages;
 use super::process::Stat;
 use super::processes::starts_agree;
 
@@ -64,8 +64,11 @@ fn sums_in(status: &[u8]) -> Option<Resident> {
 }
 
 /// Resident memory of the process that started at `start_ns` (CLOCK_BOOTTIME). `blocks`: addresses of blocks that allocators gave
-/// out. `None` if the process is gone, or if its mappings cannot be read.
-pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, at_attach_bytes: Option<u64>) -> Option<Resident> {
+/// out. `large`: whole mappings that glibc has for large blocks, in order. `None` if the process is gone, or if its mappings cannot be
+/// read.
+pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, large: &[Range<u64>]) -> Option<Resident> {
+    // Those in a mapping of their own tell nothing of what else the kernel has merged with it.
+    blocks.retain(|address| overlapping(large, &(*address..address.saturating_add(1))).is_empty());
     blocks.sort_unstable();
     let mut places = stack_pointers(pid);
     places.sort_unstable();
@@ -73,8 +76,8 @@ pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, at_attach_bytes: Option
     let (mappings, pages) = (parse(text).ok()?, Pages::of(pid));
     // The id may have been given to another process while its files were read.
     Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns))?;
-    let resident = sum(&mappings, &blocks, &places, pages.as_ref());
-    Some(Resident { at_attach_bytes, ..resident }).filter(|resident| resident.total_bytes() > 0)
+    let resident = sum(&mappings, &Known { blocks: &blocks, large, stacks: &places }, pages.as_ref());
+    Some(resident).filter(|resident| resident.total_bytes() > 0)
 }
 
 /// Stack pointers of threads that wait in the kernel.
@@ -87,33 +90,6 @@ fn stack_pointers(pid: u32) -> Vec<u64> {
         u64::from_str_radix(pointer.strip_prefix("0x")?, 16).ok()
     };
     threads.flatten().take(MOST_THREADS).filter_map(pointer).collect()
-}
-
-/// Which pages of a process are in memory.
-struct Pages {
-    map: File,
-    page_bytes: u64,
-}
-
-impl Pages {
-    /// Bytes of an entry of `/proc/PID/pagemap`, and the bit that says that the page is in memory.
-    const ENTRY: u64 = 8;
-    const PRESENT: u64 = 1 << 63;
-
-    fn of(pid: u32) -> Option<Self> {
-        let map = File::open(format!("/proc/{pid}/pagemap")).ok()?;
-        Some(Self { map, page_bytes: procfs::page_size() })
-    }
-
-    /// How much of a range is in memory, bytes. It is not longer than an arena.
-    fn present_bytes(&self, range: &Range<u64>) -> Option<u64> {
-        let pages = range.end.checked_sub(range.start)?.min(ARENA_BYTES) / self.page_bytes;
-        let mut entries = vec![0; usize::try_from(pages * Self::ENTRY).ok()?];
-        self.map.read_exact_at(&mut entries, range.start / self.page_bytes * Self::ENTRY).ok()?;
-        let (entries, _) = entries.as_chunks::<{ Self::ENTRY as usize }>();
-        let present = entries.iter().filter(|entry| u64::from_ne_bytes(**entry) & Self::PRESENT != 0);
-        Some(present.count() as u64 * self.page_bytes)
-    }
 }
 
 /// What a mapping is, as far as its own line tells.
@@ -234,8 +210,27 @@ fn holds(addresses: &[u64], range: &Range<u64>) -> bool {
     addresses.get(addresses.partition_point(|&address| address < range.start)).is_some_and(|&it| it < range.end)
 }
 
-/// Adds up mappings. `blocks` and `stacks` (stack pointers) are sorted. Without `pages`, no mapping is divided.
-fn sum(mappings: &[Mapping], blocks: &[u64], stacks: &[u64], pages: Option<&Pages>) -> Resident {
+/// The sorted ranges that overlap a range.
+fn overlapping<'r>(ranges: &'r [Range<u64>], range: &Range<u64>) -> &'r [Range<u64>] {
+    let first = ranges.partition_point(|it| it.end <= range.start);
+    let rest = &ranges[first..];
+    &rest[..rest.partition_point(|it| it.start < range.end)]
+}
+
+/// What is known of a process's memory, sorted.
+#[derive(Clone, Copy, Default)]
+struct Known<'k> {
+    /// Addresses of blocks.
+    blocks: &'k [u64],
+    /// Mappings of large blocks.
+    large: &'k [Range<u64>],
+    /// Stack pointers.
+    stacks: &'k [u64],
+}
+
+/// Adds up mappings. Without `pages`, no mapping is divided.
+fn sum(mappings: &[Mapping], known: &Known, pages: Option<&Pages>) -> Resident {
+    let Known { blocks, large, stacks } = *known;
     let mut sum = Resident { pss_bytes: Some(0), ..Resident::default() };
     let mut divided = 0;
     for (k, mapping) in mappings.iter().enumerate() {
@@ -255,6 +250,9 @@ fn sum(mappings: &[Mapping], blocks: &[u64], stacks: &[u64], pages: Option<&Page
             if let Some(stack) = stack_at_start(&rest, before, stacks) {
                 rest.start = stack.end;
                 take(stack, &mut sum.stacks_bytes);
+            }
+            for block in overlapping(large, &rest) {
+                take(block.start.max(rest.start)..block.end.min(rest.end), &mut sum.heap_bytes);
             }
         }
         let part = match mapping.kind {
@@ -342,7 +340,8 @@ Rss:                   4 kB
     #[test]
     fn mappings_are_added_up_by_what_they_are_for() {
         let mappings = parse(SMAPS.as_bytes()).expect("memory can be read");
-        let found = sum(&mappings, &[0x7f00_1020_0010], &[0x7f00_1000_ff00], None);
+        let known = Known { blocks: &[0x7f00_1020_0010], stacks: &[0x7f00_1000_ff00], large: &[] };
+        let found = sum(&mappings, &known, None);
         let kib = |kib: u64| kib * 1024;
         let expected = Resident {
             heap_bytes: kib(1000 + 100 + 200 + 4),
@@ -363,12 +362,12 @@ Rss:                   4 kB
     #[test]
     fn hostile_text_is_skipped() {
         let long = format!("1000-2000 rw-p 0 00:00 0 {}\nRss: 4 kB\n", "x".repeat(100_000));
-        assert_eq!(sum(&parse(long.as_bytes()).expect("read"), &[], &[], None).total_bytes(), 4096);
+        assert_eq!(sum(&parse(long.as_bytes()).expect("read"), &Known::default(), None).total_bytes(), 4096);
         for text in ["Rss: 4 kB\n", "zz-1 rw-p 0 0:0 0\nRss: 8 kB\n", "1-2 rw 0\n", "1-2\n", "\n\n", "Rss: -1 kB"] {
-            assert_eq!(sum(&parse(text.as_bytes()).expect("read"), &[], &[], None).total_bytes(), 0, "{text}");
+            assert_eq!(sum(&parse(text.as_bytes()).expect("read"), &Known::default(), None).total_bytes(), 0, "{text}");
         }
         let large = format!("0-{:x} rw-p 0 0:0 0\nRss: {} kB\n0-1 rw-p 0 0:0 0\nRss: 9 kB\n", u64::MAX, u64::MAX);
-        assert_eq!(sum(&parse(large.as_bytes()).expect("read"), &[0], &[], None).total_bytes(), u64::MAX);
+        assert_eq!(sum(&parse(large.as_bytes()).expect("read"), &Known { blocks: &[0], ..Known::default() }, None).total_bytes(), u64::MAX);
         assert!(!parse(&b"1-2 rw-p 0 0:0 0 \xff\xfe\nRss: 4 kB"[..]).expect("read").is_empty());
     }
 
@@ -383,6 +382,20 @@ Rss:                   4 kB
         let lines = mappings("7f0003f00000-7f0004100000 rw-p 0 0:0 0 \n7f0004100000-7f0008000000 ---p 0 0:0 0 \n");
         assert_eq!(arena_at_end(&lines[0], lines.get(1)), Some(0x7f00_0400_0000..0x7f00_0410_0000));
         assert!(!is_arena(&lines[0], lines.get(1)) && arena_at_end(&lines[0], None).is_none());
+    }
+
+    /// Of a mapping in which a large block lies beside other memory, only the block counts as heap.
+    #[test]
+    fn large_blocks_are_divided_from_what_the_kernel_has_merged_with_them() {
+        let block = vec![1_u8; 4 << 20];
+        let page = procfs::page_size();
+        let start = (block.as_ptr() as u64).next_multiple_of(page);
+        let line = format!("{:x}-{:x} rw-p 0 0:0 0 \nRss: {} kB\n", start, start + (3 << 20), 3 << 10);
+        let (mappings, pages) = (parse(line.as_bytes()).expect("text"), Pages::of(std::process::id()));
+        let large = [start - page..start - 1, start + (1 << 20)..start + (2 << 20)];
+        let found = sum(&mappings, &Known { large: &large, ..Known::default() }, pages.as_ref());
+        assert_eq!((found.heap_bytes, found.other_bytes), (1 << 20, 2 << 20));
+        assert_eq!(overlapping(&large, &(0..start - page)), &[]);
     }
 
     #[test]
@@ -402,7 +415,8 @@ Rss:                   4 kB
         for pid in processes.iter().map(std::process::Child::id).chain([std::process::id()]) {
             let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("our own children");
             let rss = text.lines().filter_map(|line| kib(line.strip_prefix("Rss:")?)).sum::<u64>();
-            let found = sum(&parse(text.as_bytes()).expect("text"), &[], &stack_pointers(pid), Pages::of(pid).as_ref());
+            let known = Known { stacks: &stack_pointers(pid), ..Known::default() };
+            let found = sum(&parse(text.as_bytes()).expect("text"), &known, Pages::of(pid).as_ref());
             assert_eq!(found.total_bytes(), rss, "{pid}: {found:?}");
         }
         processes.iter_mut().for_each(|process| process.kill().expect("our own child"));
@@ -416,9 +430,9 @@ Rss:                   4 kB
         let start_ns = Stat::read(pid).expect("our own state can be read").start_ns;
         let block = vec![1_u8; 256 << 10];
         let found =
-            of(pid, start_ns, vec![block.as_ptr() as u64], anonymous_bytes(pid)).expect("our own mappings can be read");
+            of(pid, start_ns, vec![block.as_ptr() as u64], &[]).expect("our own mappings can be read");
         assert!(found.heap_bytes >= block.len() as u64 && found.files_bytes > 0 && found.stacks_bytes > 0, "{found:?}");
-        assert!(found.at_attach_bytes.is_some_and(|bytes| bytes >= block.len() as u64), "{found:?}");
-        assert_eq!(of(pid, start_ns + 10_000_000_000, Vec::new(), None), None, "another process");
+        assert!(anonymous_bytes(pid).is_some_and(|bytes| bytes >= block.len() as u64));
+        assert_eq!(of(pid, start_ns + 10_000_000_000, Vec::new(), &[]), None, "another process");
     }
 }

@@ -1,0 +1,221 @@
+//! glibc's heap as data: its arenas, which of their blocks are in use, and what is free in them. The caller reads the memory.
+//!
+//! `main_arena` is found in the C library's variables by what it looks like (`arena`), the others are linked to it. The blocks of an
+//! arena lie side by side, each with its size in front (`walk`). Blocks in a thread's cache and in fast bins look as if they were in use:
+//! the former have a key in their second word (`variables`), the latter are listed (`fast`). Large blocks have mappings of their own
+//! (`mapped`).
+//!
+//! The process runs meanwhile, and its memory is its own: whatever is read may be anything. So each step is checked and counted, a
+//! part that makes no sense is read again, and what still makes none is given as so many bytes that were not read.
+
+#![forbid(unsafe_code)]
+
+mod arena;
+mod fast;
+mod mapped;
+mod pages;
+#[cfg(test)]
+mod testing;
+mod variables;
+mod walk;
+
+use std::ops::{Range, RangeInclusive};
+
+use arena::{Arena, Why};
+use pages::Pages;
+use variables::Variables;
+use walk::Sums;
+
+/// Minor versions of glibc 2 whose structures are known: the fields of arenas are those of 2.27, and in 2.42 caches of threads are
+/// different.
+pub const KNOWN: RangeInclusive<u32> = 27..=41;
+
+/// The first version in which links of lists are mangled, and the first with one key for the caches of all threads.
+const MANGLED: u32 = 32;
+const KEYED: u32 = 34;
+/// Most that one thread's cache holds by default: 7 blocks of each of 64 sizes.
+const MOST_CACHED_BYTES: u64 = 7 * (64 * 32 + 16 * 2016);
+/// How often an arena is read that changes meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// The memory of a process, as the caller reads it.
+pub trait Memory {
+    /// Size of its pages.
+    fn page_bytes(&self) -> u64;
+    /// Says of each page from number `first` on (address by size) whether it is in memory.
+    fn present(&mut self, first: u64, pages: &mut [bool]);
+    /// Fills `buffer` from `address`, where all pages were in memory. Returns `false` if it cannot be read.
+    fn read(&mut self, address: u64, buffer: &mut [u8]) -> bool;
+}
+
+/// Where a process has what.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// The variables of the C library: the writable mapping of its file, and what follows it without a gap.
+    pub data: Vec<Range<u64>>,
+    /// The main heap (`[heap]`).
+    pub heap: Option<Range<u64>>,
+    /// Private anonymous mappings that can be read and written.
+    pub anonymous: Vec<Range<u64>>,
+    /// Number of threads.
+    pub threads: u64,
+}
+
+/// What glibc has of memory. A block's size is with its header, and as it was rounded up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Heap {
+    /// Number of arenas.
+    pub arenas: u64,
+    /// Blocks in use.
+    pub inuse_blocks: u64,
+    /// Their sizes.
+    pub inuse_bytes: u64,
+    /// Of these, what is not in memory: never written to, or swapped out.
+    pub absent_bytes: u64,
+    /// What the program may be given again: free blocks, and the rest of each arena.
+    pub free_bytes: u64,
+    /// Of these, what is in memory.
+    pub free_resident_bytes: u64,
+    /// Of these, blocks in caches of threads and in fast bins, which are not merged with their neighbours.
+    pub cached_bytes: u64,
+    /// Of what is in memory, whole pages that `malloc_trim(0)` gives back.
+    pub trimmable_bytes: u64,
+    /// Pages of arenas and of blocks with their own mappings that are in memory.
+    pub resident_bytes: u64,
+    /// At most this much of what is in use may be in a cache.
+    pub doubtful_bytes: u64,
+    /// What was not read because it is swapped out, or because that would have taken too long.
+    pub absent_unread_bytes: u64,
+    /// What was not read because its structures contradict each other.
+    pub inconsistent_bytes: u64,
+    /// Whether it is known that `mapped` are all blocks with mappings of their own.
+    pub mapped_is_known: bool,
+    /// Blocks with mappings of their own, in order.
+    pub mapped: Vec<Range<u64>>,
+}
+
+impl Heap {
+    /// Whether nothing of it is unknown.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.doubtful_bytes == 0 && self.unread_bytes() == 0 && self.mapped_is_known
+    }
+
+    /// What was not read of its arenas.
+    #[must_use]
+    pub fn unread_bytes(&self) -> u64 {
+        self.absent_unread_bytes.saturating_add(self.inconsistent_bytes)
+    }
+}
+
+/// Why a heap is not read at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotRead {
+    /// The layout of this version is not known.
+    Version,
+    /// There is no arena in these variables: nobody has called glibc's `malloc`.
+    NoArena,
+    /// The arenas contradict each other.
+    Inconsistent,
+}
+
+/// Reads the heap of glibc 2.`version`.
+///
+/// # Errors
+/// [`NotRead`].
+pub fn read(memory: &mut dyn Memory, space: &Space, version: u32) -> Result<Heap, NotRead> {
+    if !KNOWN.contains(&version) {
+        return Err(NotRead::Version);
+    }
+    let mut pages = Pages::new(memory);
+    // A list that a block is just put into may look odd once.
+    let variables = (0..ATTEMPTS).find_map(|_| Variables::read(&mut pages, space, version)).ok_or(NotRead::NoArena)?;
+    let keys = if version >= KEYED { variables.keys.as_slice() } else { &[] };
+    let arenas = (0..ATTEMPTS).find_map(|_| arena::all(&mut pages, variables.main)).ok_or(NotRead::Inconsistent)?;
+    let mut heap = Heap { arenas: arenas.len() as u64, ..Heap::default() };
+    let mut all = Sums::default();
+    for base in &arenas {
+        let is_main = *base == variables.main;
+        one_arena(&mut pages, *base, is_main.then_some(&variables), (space, version), keys, (&mut heap, &mut all));
+    }
+    let cached = if version >= KEYED { all.cached() } else { walk::Blocks::default() };
+    if version < KEYED {
+        let most = MOST_CACHED_BYTES.saturating_mul(space.threads.max(1));
+        heap.doubtful_bytes = heap.doubtful_bytes.saturating_add(all.small_bytes.min(most));
+    }
+    let used = all.used.without(cached);
+    heap.cached_bytes = heap.cached_bytes.saturating_add(cached.bytes);
+    (heap.inuse_blocks, heap.inuse_bytes) = (used.count, used.bytes);
+    heap.absent_bytes = all.used_absent_bytes;
+    heap.free_bytes = all.free_bytes.saturating_add(heap.cached_bytes);
+    heap.free_resident_bytes = all.free_resident_bytes.saturating_add(heap.cached_bytes);
+    heap.trimmable_bytes = all.trimmable_bytes;
+    mapped::add(&mut pages, space, &arenas, variables.mapped, &mut heap);
+    heap.doubtful_bytes = heap.doubtful_bytes.min(heap.inuse_bytes);
+    Ok(heap)
+}
+
+/// Adds an arena. `variables`: of the main one.
+fn one_arena(
+    pages: &mut Pages,
+    base: u64,
+    variables: Option<&Variables>,
+    (space, version): (&Space, u32),
+    keys: &[u64],
+    (heap, all): (&mut Heap, &mut Sums),
+) {
+    let mut best: Option<(Sums, u64, Why)> = None;
+    for _ in 0..ATTEMPTS {
+        let Some(arena) = Arena::read(pages, base) else { break };
+        let (mut sums, mut unread, mut why) = (Sums::default(), 0_u64, Why::Absent);
+        let regions = match variables {
+            Some(variables) => arena.main_heap(pages, variables.sbrk_base, space.heap.as_ref()),
+            None => arena.heaps(pages),
+        };
+        match regions {
+            Ok(regions) => {
+                for region in &regions {
+                    if let Err(stop) = walk::walk(pages, region, keys, &mut sums) {
+                        unread = unread.saturating_add(region.end.saturating_sub(stop.at));
+                        why = why.worst(stop.why);
+                    }
+                    sums.resident_bytes = sums.resident_bytes.saturating_add(pages.resident_bytes(&region.whole));
+                }
+                let known: u64 = regions.iter().map(|region| region.whole.end - region.whole.start).sum();
+                let elsewhere = arena.system_bytes.saturating_sub(known);
+                // A heap of an arena counts whole; of the main one, what is before its first block may not.
+                if elsewhere > 0 {
+                    (unread, why) = (unread.saturating_add(elsewhere), why.worst(Why::Inconsistent));
+                }
+                if unread == 0 {
+                    match fast::cached(pages, &arena, &regions, version >= MANGLED) {
+                        Some(fast) => {
+                            sums.used = sums.used.without(fast);
+                            sums.fast = fast;
+                        }
+                        None => sums.doubtful_bytes = sums.small_bytes,
+                    }
+                }
+            }
+            Err(reason) => (unread, why) = (arena.system_bytes, reason),
+        }
+        let is_better = best.as_ref().is_none_or(|(_, least, _)| unread < *least);
+        if is_better {
+            best = Some((sums, unread, why));
+        }
+        // What is not in memory will not be there the next time.
+        if unread == 0 || why == Why::Absent {
+            break;
+        }
+    }
+    let Some((sums, unread, why)) = best else { return };
+    let into = match why {
+        Why::Absent => &mut heap.absent_unread_bytes,
+        Why::Inconsistent => &mut heap.inconsistent_bytes,
+    };
+    *into = into.saturating_add(unread);
+    heap.cached_bytes = heap.cached_bytes.saturating_add(sums.fast.bytes);
+    heap.doubtful_bytes = heap.doubtful_bytes.saturating_add(sums.doubtful_bytes);
+    heap.resident_bytes = heap.resident_bytes.saturating_add(sums.resident_bytes);
+    all.add(&sums);
+}

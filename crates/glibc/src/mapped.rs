@@ -1,0 +1,75 @@
+//! Large blocks, which have mappings of their own. The kernel merges mappings, so several may lie in one, and other memory as well.
+
+use std::ops::Range;
+
+use crate::arena::HEAP;
+use crate::pages::Pages;
+use crate::walk::{BITS, MAPPED};
+use crate::{Heap, Space};
+
+/// Most pages at which a block is looked for, where none is known to begin.
+const MOST_LOOKED_AT: u64 = 1 << 17;
+/// Most blocks.
+const MOST_BLOCKS: usize = 1 << 16;
+
+/// Adds blocks with mappings of their own. `known`: how many there are and their bytes.
+pub(crate) fn add(pages: &mut Pages, space: &Space, arenas: &[u64], known: Option<(u64, u64)>, heap: &mut Heap) {
+    let most = known.map_or(MOST_BLOCKS, |(count, _)| usize::try_from(count).map_or(MOST_BLOCKS, |it| it.min(MOST_BLOCKS)));
+    let arena_heaps: Vec<u64> = arenas.iter().map(|base| base & !(HEAP - 1)).collect();
+    let is_other = |range: &&Range<u64>| !arena_heaps.contains(&range.start) && space.heap.as_ref() != Some(*range);
+    let ranges: Vec<&Range<u64>> = space.anonymous.iter().filter(is_other).collect();
+    // Blocks from the start of each mapping on.
+    let mut found = Vec::new();
+    for range in &ranges {
+        blocks(pages, range.start, range, most, &mut found);
+    }
+    // Others come after something else.
+    let mut left = MOST_LOOKED_AT;
+    if known.is_some() {
+        for range in &ranges {
+            search(pages, range, most, &mut left, &mut found);
+        }
+    }
+    found.sort_unstable_by_key(|block| block.start);
+    let bytes = found.iter().fold(0, |sum: u64, block| sum.saturating_add(block.end - block.start));
+    let (count, bytes_in_use) = known.unwrap_or((found.len() as u64, bytes));
+    heap.mapped_is_known = known == Some((found.len() as u64, bytes));
+    heap.inuse_blocks = heap.inuse_blocks.saturating_add(count);
+    heap.inuse_bytes = heap.inuse_bytes.saturating_add(bytes_in_use);
+    for block in &found {
+        let present = pages.present_bytes(block);
+        heap.resident_bytes = heap.resident_bytes.saturating_add(present);
+        heap.absent_bytes = heap.absent_bytes.saturating_add(block.end - block.start - present);
+    }
+    heap.mapped = found;
+}
+
+/// Blocks one after the other, from an address on. Returns where they end.
+fn blocks(pages: &mut Pages, start: u64, range: &Range<u64>, most: usize, found: &mut Vec<Range<u64>>) -> u64 {
+    let mut at = start;
+    while at < range.end && found.len() < most {
+        let Some(block) = block(pages, at, range) else { break };
+        at = block.end;
+        found.push(block);
+    }
+    at
+}
+
+fn block(pages: &mut Pages, at: u64, range: &Range<u64>) -> Option<Range<u64>> {
+    let [before, head] = pages.words::<2>(at)?;
+    let size = head & !BITS;
+    let is_one = before == 0 && head & BITS == MAPPED && size > 0 && size.is_multiple_of(pages.page_bytes);
+    let end = at.checked_add(size).filter(|end| is_one && *end <= range.end)?;
+    Some(at..end)
+}
+
+/// Looks for further blocks at each page of a mapping.
+fn search(pages: &mut Pages, range: &Range<u64>, most: usize, left: &mut u64, found: &mut Vec<Range<u64>>) {
+    let known: Vec<Range<u64>> = found.iter().filter(|block| range.contains(&block.start)).cloned().collect();
+    let mut at = known.last().map_or(range.start, |last| last.end);
+    while at < range.end && found.len() < most && *left > 0 {
+        *left -= 1;
+        let end = blocks(pages, at, range, most, found);
+        at = if end > at { end } else { at.saturating_add(pages.page_bytes) };
+    }
+}

@@ -1,0 +1,109 @@
+//! Which pages of a process are in memory, and reading those that are.
+
+use std::ops::Range;
+
+use crate::Memory;
+
+/// Pages that are asked of at once.
+const BLOCK: u64 = 512;
+/// Most pages that are asked of: 128 GiB of small ones.
+const MOST_PAGES: u64 = 1 << 25;
+
+/// Memory of which only pages are read that are there.
+pub(crate) struct Pages<'m> {
+    memory: &'m mut dyn Memory,
+    /// Size of a page.
+    pub(crate) page_bytes: u64,
+    /// The block that was asked last, by its number.
+    block: Option<u64>,
+    present: Vec<bool>,
+    /// How many more pages may be asked of.
+    left: u64,
+}
+
+impl<'m> Pages<'m> {
+    pub(crate) fn new(memory: &'m mut dyn Memory) -> Self {
+        // It divides.
+        let page_bytes = memory.page_bytes().max(1);
+        Self { memory, page_bytes, block: None, present: vec![false; BLOCK as usize], left: MOST_PAGES }
+    }
+
+    /// The part of a block of pages from a page on, and whether each of its pages is in memory.
+    fn from(&mut self, page: u64) -> &[bool] {
+        let block = page / BLOCK;
+        if self.block != Some(block) {
+            self.present.fill(false);
+            self.block = Some(block);
+            if let Some(left) = self.left.checked_sub(BLOCK) {
+                self.left = left;
+                self.memory.present(block * BLOCK, &mut self.present);
+            }
+        }
+        &self.present[(page % BLOCK) as usize..]
+    }
+
+    /// How many bytes from an address on are in memory, at most so many.
+    pub(crate) fn run(&mut self, address: u64, most: u64) -> u64 {
+        let end = address.saturating_add(most);
+        let mut at = address;
+        while at < end {
+            let page = at / self.page_bytes;
+            let there = self.from(page);
+            let count = there.iter().position(|present| !present).unwrap_or(there.len()) as u64;
+            let whole = count == there.len() as u64;
+            if count == 0 {
+                break;
+            }
+            at = page.saturating_add(count).saturating_mul(self.page_bytes);
+            if !whole {
+                break;
+            }
+        }
+        at.min(end).saturating_sub(address)
+    }
+
+    /// How much of a range is in memory, to the byte.
+    pub(crate) fn present_bytes(&mut self, range: &Range<u64>) -> u64 {
+        let (size, mut sum, mut at) = (self.page_bytes, 0, range.start);
+        while at < range.end && self.left > 0 {
+            let page = at / size;
+            let pages = (range.end - 1) / size - page + 1;
+            let there = self.from(page);
+            let count = pages.min(there.len() as u64);
+            let there = &there[..count as usize];
+            let present = there.iter().filter(|present| **present).count() as u64;
+            let [first, last] = [there[0], there[there.len() - 1]];
+            sum += present * size;
+            // Of the first page and of the last one, only a part is in the range.
+            sum -= if first { at - page * size } else { 0 };
+            let end = (page + count).saturating_mul(size);
+            sum -= if last { end.saturating_sub(range.end) } else { 0 };
+            at = end;
+        }
+        sum
+    }
+
+    /// Memory of the pages of a range, whole ones.
+    pub(crate) fn resident_bytes(&mut self, range: &Range<u64>) -> u64 {
+        let start = range.start / self.page_bytes * self.page_bytes;
+        let end = range.end.checked_next_multiple_of(self.page_bytes).unwrap_or(range.end);
+        self.present_bytes(&(start..end))
+    }
+
+    /// Fills a buffer, if all of it is in memory and can be read.
+    pub(crate) fn read(&mut self, address: u64, buffer: &mut [u8]) -> bool {
+        let length = buffer.len() as u64;
+        self.run(address, length) == length && self.memory.read(address, buffer)
+    }
+
+    /// The words at an address.
+    pub(crate) fn words<const N: usize>(&mut self, address: u64) -> Option<[u64; N]> {
+        let mut words = [[0; 8]; N];
+        self.read(address, words.as_flattened_mut()).then(|| words.map(u64::from_le_bytes))
+    }
+}
+
+/// The word at a place in some bytes; 0 behind their end.
+pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
+}

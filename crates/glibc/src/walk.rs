@@ -1,0 +1,240 @@
+//! Walks over the blocks of a part of an arena, from each to the next by its size.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::arena::{Region, Why};
+use crate::pages::{Pages, word};
+
+/// Bits of a block's size: the block before is in use, the block has its own mapping, it is not in the main arena.
+pub(crate) const PREVIOUS_IN_USE: u64 = 1;
+pub(crate) const MAPPED: u64 = 2;
+const OTHER_ARENA: u64 = 4;
+pub(crate) const BITS: u64 = 7;
+/// Size of a block's header, which its size includes, and of the smallest block.
+pub(crate) const HEADER: u64 = 16;
+const SMALLEST: u64 = 32;
+/// The largest block that a thread's cache takes (before 2.42), and what glibc leaves at the start of a free block that it gives back.
+const LARGEST_CACHED: u64 = 0x410;
+const LINKS: u64 = 48;
+/// Bytes that are read at once, and how often if they make no sense.
+const WINDOW: u64 = 256 << 10;
+const ATTEMPTS: usize = 3;
+
+/// A number of blocks, and their sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Blocks {
+    pub(crate) count: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Blocks {
+    pub(crate) fn note(&mut self, bytes: u64) {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    pub(crate) const fn without(self, some: Self) -> Self {
+        Self { count: self.count.saturating_sub(some.count), bytes: self.bytes.saturating_sub(some.bytes) }
+    }
+
+    const fn with(self, some: Self) -> Self {
+        Self { count: self.count.saturating_add(some.count), bytes: self.bytes.saturating_add(some.bytes) }
+    }
+}
+
+/// What the blocks of an arena add up to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sums {
+    /// Blocks in use, or in a cache.
+    pub(crate) used: Blocks,
+    /// Of these, what is not in memory.
+    pub(crate) used_absent_bytes: u64,
+    /// Of these, blocks that a cache may have.
+    pub(crate) small_bytes: u64,
+    /// Of these, blocks with a key, by the key.
+    keyed: HashMap<u64, Blocks>,
+    /// Blocks in fast bins.
+    pub(crate) fast: Blocks,
+    pub(crate) free_bytes: u64,
+    pub(crate) free_resident_bytes: u64,
+    pub(crate) trimmable_bytes: u64,
+    pub(crate) resident_bytes: u64,
+    pub(crate) doubtful_bytes: u64,
+}
+
+impl Sums {
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (key, blocks) in &other.keyed {
+            let of_key = self.keyed.entry(*key).or_default();
+            *of_key = of_key.with(*blocks);
+        }
+        self.used = self.used.with(other.used);
+        for (sum, more) in [
+            (&mut self.used_absent_bytes, other.used_absent_bytes),
+            (&mut self.small_bytes, other.small_bytes),
+            (&mut self.free_bytes, other.free_bytes),
+            (&mut self.free_resident_bytes, other.free_resident_bytes),
+            (&mut self.trimmable_bytes, other.trimmable_bytes),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+    }
+
+    /// Blocks in caches: those with the key that most have.
+    pub(crate) fn cached(&self) -> Blocks {
+        self.keyed.values().copied().max_by_key(|blocks| blocks.count).unwrap_or_default()
+    }
+}
+
+/// Where a walk ended before its end, and why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stop {
+    pub(crate) at: u64,
+    pub(crate) why: Why,
+}
+
+/// A block whose state the next one's header tells.
+#[derive(Clone, Copy)]
+struct Block {
+    at: u64,
+    bytes: u64,
+    /// Its third and fourth word.
+    words: [u64; 2],
+}
+
+/// Adds the blocks of a region. What was read before the error is in the sums.
+pub(crate) fn walk(pages: &mut Pages, region: &Region, keys: &[u64], sums: &mut Sums) -> Result<(), Stop> {
+    let mut buffer = vec![0; WINDOW as usize];
+    let (mut at, mut pending) = (region.start, None);
+    while at < region.end {
+        let mut failed = 0;
+        loop {
+            let length = pages.run(at, WINDOW.min(region.end - at)) & !7;
+            let bytes = &mut buffer[..length as usize];
+            if length < HEADER || !pages.read(at, bytes) {
+                return Err(Stop { at, why: Why::Absent });
+            }
+            let mut walked = Walk { pages, region, keys, sums: sums.clone(), at, pending };
+            match walked.window(bytes) {
+                Ok(()) => {
+                    (*sums, at, pending) = (walked.sums, walked.at, walked.pending);
+                    break;
+                }
+                Err(_) if failed + 1 < ATTEMPTS => failed += 1,
+                Err(()) => {
+                    // Its blocks so far made sense.
+                    *sums = walked.sums;
+                    return Err(Stop { at: walked.at, why: Why::Inconsistent });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Walk<'w, 'm> {
+    pages: &'w mut Pages<'m>,
+    region: &'w Region,
+    keys: &'w [u64],
+    sums: Sums,
+    /// Where the next block begins.
+    at: u64,
+    pending: Option<Block>,
+}
+
+impl Walk<'_, '_> {
+    /// Takes in the blocks whose headers are in some bytes, which begin where the next block does.
+    fn window(&mut self, bytes: &[u8]) -> Result<(), ()> {
+        let start = self.at;
+        while self.at < self.region.end {
+            let Ok(offset) = usize::try_from(self.at - start) else { return Ok(()) };
+            // A block's links may be cut off at the end of memory that is there, its header may not.
+            let wanted = if self.region.end - self.at >= SMALLEST { SMALLEST } else { HEADER };
+            let rest = bytes.get(offset..).unwrap_or_default();
+            if rest.len() < wanted as usize && (offset > 0 || rest.len() < HEADER as usize) {
+                return Ok(());
+            }
+            let (before, head) = (word(rest, 0), word(rest, 8));
+            self.settle(before, head & PREVIOUS_IN_USE != 0)?;
+            let size = head & !BITS;
+            if self.region.ends_with_fence && size <= HEADER && self.region.end - self.at <= 2 * HEADER {
+                self.at = self.region.end;
+                return Ok(());
+            }
+            let end = self.at.checked_add(size).filter(|end| *end <= self.region.end).ok_or(())?;
+            let is_other = head & OTHER_ARENA != 0 && self.region.is_main;
+            if size < SMALLEST || !size.is_multiple_of(HEADER) || head & MAPPED != 0 || is_other {
+                return Err(());
+            }
+            if end == self.region.end {
+                if self.region.ends_with_fence {
+                    return Err(());
+                }
+                self.rest_is_free(size);
+                self.at = end;
+                return Ok(());
+            }
+            self.pending = Some(Block { at: self.at, bytes: size, words: [word(rest, 16), word(rest, 24)] });
+            self.at = end;
+        }
+        Ok(())
+    }
+
+    /// Counts the block before this one, now that it is known whether it is in use.
+    fn settle(&mut self, size_before: u64, in_use: bool) -> Result<(), ()> {
+        let Some(block) = self.pending else { return Ok(()) };
+        let range = block.at..block.at + block.bytes;
+        // Its first page and the one behind it were read.
+        let present = match block.bytes <= self.pages.page_bytes {
+            true => block.bytes,
+            false => self.pages.present_bytes(&range),
+        };
+        if !in_use {
+            if size_before != block.bytes {
+                return Err(());
+            }
+            self.sums.free_bytes += block.bytes;
+            self.sums.free_resident_bytes += present;
+            self.sums.trimmable_bytes += self.whole_pages(block.at + LINKS..range.end);
+        } else {
+            self.sums.used.note(block.bytes);
+            self.sums.used_absent_bytes += block.bytes - present;
+            self.sums.small_bytes += if block.bytes <= LARGEST_CACHED { block.bytes } else { 0 };
+            self.note_key(&block);
+        }
+        self.pending = None;
+        Ok(())
+    }
+
+    /// Whether a cache has a block: its second word is the key, and its first one the next block's address, mangled.
+    fn note_key(&mut self, block: &Block) {
+        let [link, key] = block.words;
+        if key >> 48 == 0 || block.bytes > LARGEST_CACHED || self.keys.binary_search(&key).is_err() {
+            return;
+        }
+        let next = link ^ ((block.at + HEADER) >> 12);
+        if next.is_multiple_of(16) && next >> 47 == 0 {
+            self.sums.keyed.entry(key).or_default().note(block.bytes);
+        }
+    }
+
+    /// The last block of an arena is never in use.
+    fn rest_is_free(&mut self, bytes: u64) {
+        let range = self.at..self.region.end;
+        self.sums.free_bytes += bytes;
+        self.sums.free_resident_bytes += self.pages.present_bytes(&range);
+        // Only the main arena's is given back, all but a block of the smallest size.
+        let given = bytes.saturating_sub(SMALLEST + 1) / self.pages.page_bytes * self.pages.page_bytes;
+        if self.region.is_main {
+            self.sums.trimmable_bytes += self.whole_pages(range.end - given..range.end);
+        }
+    }
+
+    /// Memory of the pages that lie in a range as a whole.
+    fn whole_pages(&mut self, range: Range<u64>) -> u64 {
+        let page = self.pages.page_bytes;
+        let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
+        if start < end { self.pages.present_bytes(&(start..end)) } else { 0 }
+    }
+}

@@ -1,0 +1,236 @@
+//! Reads glibc's arenas in the memory of a process, without a stop (`crates/glibc`). Of its memory, only pages are read that the page map
+//! says are there: nothing is swapped in, and nobody is asked for a page. One that goes away meanwhile may still be waited for, so a
+//! thread reads, and is given up if it does not come back.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
+
+use heapbpf_glibc::{Heap, Memory, Space};
+
+use super::clock::thread_cpu_time;
+use super::pages::Pages;
+use super::process::Stat;
+use super::processes::starts_agree;
+use super::reader_thread::{NoAnswer, ReaderThread};
+
+/// Most bytes read of a process's list of mappings.
+const MOST_TEXT_BYTES: u64 = 64 << 20;
+/// How much longer than it may take the answer is waited for.
+const GRACE: Duration = Duration::from_secs(4);
+
+/// A process whose arenas are to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// The process.
+    pub pid: u32,
+    /// Its start, CLOCK_BOOTTIME.
+    pub start_ns: u64,
+    /// Its glibc is 2.`version`.
+    pub version: u32,
+    /// How long reading may take. What is not read by then is told as such.
+    pub longest: Duration,
+}
+
+/// What was found, and the CPU time that it took.
+pub type Answer = (Option<Heap>, Duration);
+
+/// The handle to the thread that reads.
+#[derive(Default)]
+pub struct ArenaReader(ReaderThread<Wanted, Answer>);
+
+impl ArenaReader {
+    /// Reads the arenas of a process. `None` if it is gone, if its memory may not be read, or if there are none.
+    ///
+    /// # Errors
+    /// [`NoAnswer`] in time: nothing should be asked of this process again.
+    pub fn read(&mut self, wanted: Wanted) -> Result<Answer, NoAnswer> {
+        self.0.ask(wanted, "arenas", answer, wanted.longest + GRACE)
+    }
+}
+
+fn answer(wanted: Wanted) -> Answer {
+    let begun = thread_cpu_time();
+    let heap = read(wanted);
+    (heap, thread_cpu_time().saturating_sub(begun))
+}
+
+fn read(Wanted { pid, start_ns, version, longest }: Wanted) -> Option<Heap> {
+    let deadline = Instant::now() + longest;
+    let content = File::open(format!("/proc/{pid}/mem")).ok()?;
+    let mut memory = Target { content, pages: Pages::of(pid)?, deadline };
+    let mut text = Vec::new();
+    File::open(format!("/proc/{pid}/maps")).ok()?.take(MOST_TEXT_BYTES).read_to_end(&mut text).ok()?;
+    let stat = Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns))?;
+    let space = Space { threads: stat.threads.into(), ..space(&String::from_utf8_lossy(&text)) };
+    let heap = heapbpf_glibc::read(&mut memory, &space, version);
+    heap.inspect_err(|why| log::debug!("the arenas of {pid} are not read: {why:?}")).ok()
+}
+
+/// The memory of a process, as long as there is time.
+struct Target {
+    content: File,
+    pages: Pages,
+    deadline: Instant,
+}
+
+impl Memory for Target {
+    fn page_bytes(&self) -> u64 {
+        self.pages.page_bytes
+    }
+
+    fn present(&mut self, first: u64, pages: &mut [bool]) {
+        let is_read = Instant::now() < self.deadline && self.pages.present(first, pages);
+        if !is_read {
+            pages.fill(false);
+        }
+    }
+
+    fn read(&mut self, address: u64, buffer: &mut [u8]) -> bool {
+        Instant::now() < self.deadline && self.content.read_exact_at(buffer, address).is_ok()
+    }
+}
+
+/// A line of the list of mappings.
+struct Mapping<'m> {
+    range: Range<u64>,
+    is_writable: bool,
+    /// Empty for anonymous memory.
+    name: &'m str,
+}
+
+fn mapping(line: &str) -> Option<Mapping<'_>> {
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+    let is_writable = fields.next()? == "rw-p";
+    let name = fields.nth(3).unwrap_or_default().trim();
+    (range.start < range.end).then_some(Mapping { range, is_writable, name })
+}
+
+/// Whether a path is that of glibc.
+fn is_libc(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    name.starts_with("libc.so.6") || name.starts_with("libc-2.")
+}
+
+/// Where a process has what. The variables are those of glibc, or those of the program if it has none as a file.
+fn space(text: &str) -> Space {
+    let mappings: Vec<Mapping> = text.lines().filter_map(mapping).collect();
+    let program = mappings.iter().map(|it| it.name).find(|name| name.starts_with('/'));
+    let has_libc = mappings.iter().any(|it| is_libc(it.name));
+    let is_wanted = |name: &str| if has_libc { is_libc(name) } else { Some(name) == program };
+    let mut space = Space::default();
+    for (k, it) in mappings.iter().enumerate().filter(|(_, it)| it.is_writable) {
+        let range = it.range.clone();
+        match it.name {
+            "[heap]" => match &mut space.heap {
+                Some(heap) => heap.end = range.end,
+                heap => *heap = Some(range),
+            },
+            name if is_wanted(name) => {
+                // Variables that begin as 0 follow it.
+                let next = mappings.get(k + 1).filter(|next| next.is_writable && next.name.is_empty());
+                let next = next.filter(|next| next.range.start == range.end);
+                space.data.push(range.start..next.map_or(range.end, |next| next.range.end));
+            }
+            name if name.is_empty() || name.starts_with("[anon:") => space.anonymous.push(range),
+            _ => {}
+        }
+    }
+    space
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    const VARIABLE: &str = "HEAPBPF_ARENAS_CHILD";
+    const LONGEST: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn mappings_are_told_apart() {
+        let text = "\
+400000-401000 rw-p 00000000 fe:00 9    /usr/bin/x
+401000-402000 rw-p 00000000 00:00 0 
+500000-600000 rw-p 00000000 00:00 0                                      [heap]
+7f0000000000-7f0000005000 rw-p 00001000 fe:00 99                         /usr/lib/libc.so.6 (deleted)
+7f0000005000-7f0000012000 rw-p 00000000 00:00 0 
+7f0000020000-7f0000021000 rw-s 00000000 00:01 7                          /dev/zero (deleted)
+7f0000030000-7f0000031000 ---p 00000000 00:00 0 
+x-7f0000031000 rw-p 00000000 00:00 0 
+2-1 rw-p 0 0 0
+";
+        let found = space(text);
+        assert_eq!(found.data, [0x7f00_0000_0000..0x7f00_0001_2000]);
+        assert_eq!((found.heap, found.anonymous.len()), (Some(0x50_0000..0x60_0000), 2));
+        let lines: Vec<&str> = text.lines().filter(|line| !line.contains("libc")).collect();
+        assert_eq!(space(&lines.join("\n")).data, [0x40_0000..0x40_2000], "a static program");
+        assert_eq!(space("\n \n-\n0-1").data, []);
+    }
+
+    /// What the child is started as. It says what glibc tells of its own heap: bytes in use and free, of large blocks, and in fast bins.
+    #[test]
+    fn as_the_child() {
+        let Ok(kind) = std::env::var(VARIABLE) else { return };
+        let (mut small, mut large): (Vec<Vec<u8>>, Vec<Vec<u8>>) = Default::default();
+        for k in 0..20_000 {
+            small.push(vec![1; 1 + k * 37 % 3000]);
+        }
+        (0..5).for_each(|k| large.push(vec![1; (1 + k) << 20]));
+        (0..20_000).step_by(3).for_each(|k| small[k] = Vec::new());
+        large[2] = Vec::new();
+        small.extend((0..if kind == "fast" { 100 } else { 0 }).map(|_| vec![1; 40]));
+        (0..100).for_each(|_| drop(small.pop()));
+        // SAFETY: it has no conditions.
+        let info = unsafe { libc::mallinfo2() };
+        let stdout = std::io::stdout();
+        writeln!(&stdout, "!{} {} {} {} {}", info.uordblks, info.fordblks, info.hblkhd, info.fsmblks, info.hblks)
+            .expect("somebody reads");
+        let mut byte = 0_u8;
+        // SAFETY: a byte of our own. The standard library's input would take memory.
+        unsafe { libc::read(0, (&raw mut byte).cast(), 1) };
+        drop((small, large));
+    }
+
+    fn child(kind: &str, tunables: &str) -> (Child, [u64; 5], impl Sized) {
+        let mut command = Command::new(std::env::current_exe().expect("it runs"));
+        command.args(["--exact", "arenas::tests::as_the_child", "--nocapture", "--test-threads=1"]);
+        command.env(VARIABLE, kind).env("GLIBC_TUNABLES", tunables).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let told = lines.by_ref().map_while(Result::ok).find_map(|line| Some(line.split_once('!')?.1.to_owned()));
+        let told: Vec<u64> = told.expect("figures").split(' ').map(|word| word.parse().expect("a number")).collect();
+        (child, told.try_into().expect("five figures"), lines)
+    }
+
+    fn of(child: &Child) -> Heap {
+        let pid = child.id();
+        let start_ns = Stat::read(pid).expect("it runs").start_ns;
+        let wanted = Wanted { pid, start_ns, version: 36, longest: LONGEST };
+        ArenaReader::default().read(wanted).expect("it answers").0.expect("glibc's heap")
+    }
+
+    #[test]
+    fn what_glibc_says_of_itself_is_found_from_outside() {
+        for (kind, tunables) in [("", "glibc.malloc.tcache_count=0"), ("fast", "glibc.malloc.tcache_count=0"), ("", "")] {
+            let (mut child, [used, free, large, fast, larges], _output) = child(kind, tunables);
+            let heap = of(&child);
+            println!("{kind} {tunables}: {used} {free} {large} {fast}: {heap:?}");
+            child.stdin.take().expect("it is piped").write_all(b"\n").expect("it reads");
+            assert!(child.wait().expect("our own child").success());
+            assert!(heap.is_exact(), "{heap:?}");
+            assert_eq!(heap.mapped.len() as u64, larges);
+            // glibc counts the headers of other arenas as used, and what caches of threads have.
+            let cached = heap.cached_bytes - fast;
+            assert_eq!((cached == 0, kind == "fast"), (!tunables.is_empty(), fast > 200));
+            assert_eq!(heap.inuse_bytes + cached + (heap.arenas - 1) * 0x8d0, used + large);
+            assert_eq!(heap.free_bytes - cached, free);
+        }
+    }
+}
