@@ -16,6 +16,8 @@ mod mapped;
 mod pages;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 mod variables;
 mod walk;
 

@@ -2,6 +2,7 @@
 //! this alone.
 
 mod by_address;
+mod glibc;
 mod header;
 mod losses;
 mod placement;
@@ -22,6 +23,7 @@ pub use losses::{LossBound, Losses, Unread};
 pub use placement::Placement;
 pub use process::{Member, Process};
 pub use profile::Profile;
+pub use glibc::{Before, Glibc, Recorded, glibc_version};
 pub use resident::{OTHER, Resident, UNDIVIDED};
 pub use row::Row;
 pub use row_key::RowKey;

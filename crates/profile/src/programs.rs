@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::intern::Interned;
-use super::model::{Frame, GO_RUNTIME, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, SampleSums, Stack};
+use super::model::{Frame, GO_RUNTIME, Glibc, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, SampleSums, Stack};
 use heapbpf_statistics::survival;
 
 /// Name, executable, cgroup if asked for, whether it ended, whether its memory in use is unknown, and since when it is
@@ -130,7 +130,7 @@ pub(crate) fn entry_without_members(first: &Process) -> Process {
         hook: first.hook,
         exact_alloc_bytes: Some(0),
         exact_alloc_objects: Some(0),
-        resident: Some(Resident { at_attach_bytes: Some(0), ..Resident::default() }),
+        resident: Some(Resident { at_attach_bytes: Some(0), glibc: Some(Glibc::nothing()), ..Resident::default() }),
         ..Process::default()
     }
 }

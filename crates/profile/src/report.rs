@@ -8,6 +8,7 @@ pub mod data;
 mod figure;
 mod figures;
 mod figures_of_stacks;
+mod glibc;
 mod hooking;
 mod processes;
 mod remarks;

@@ -85,7 +85,7 @@ impl ProcessAudit {
         if has_own_heap || !self.allocators.iter().all(is_of_libc) {
             return;
         }
-        let Some(resident) = resident::of(process.pid, process.start_ns, Vec::new(), None) else { return };
+        let Some(resident) = resident::of(process.pid, process.start_ns, Vec::new(), &[]) else { return };
         let is_much = |bytes: &u64| *bytes >= MUCH_BYTES && *bytes as f64 >= MUCH * resident.total_bytes() as f64;
         self.unaccounted_bytes = Some(resident.other_bytes).filter(is_much);
         self.limits.extend(self.unaccounted_bytes.map(|bytes| {

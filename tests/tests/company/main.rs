@@ -5,6 +5,7 @@
 
 mod accounting;
 mod audit;
+mod before;
 mod bad_input;
 mod bad_stacks;
 mod completeness;

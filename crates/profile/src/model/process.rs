@@ -84,6 +84,13 @@ impl Process {
         self.missing.iter().any(|missing| missing.what == Missing::UNSEEN)
     }
 
+    /// Whether all blocks that were recorded are glibc's and none is missing, so that its arenas tell what else is in use.
+    pub fn is_followed_in_glibc(&self) -> bool {
+        let is_glibc = |name: &String| name.starts_with("glibc ") || name == "Rust global allocator";
+        let has_gap = self.inuse_since.is_some() || self.was_unseen();
+        !has_gap && !self.allocators.is_empty() && self.allocators.iter().all(is_glibc)
+    }
+
     /// Share of its anonymous memory, without stacks, that is in heaps of allocators whose calls are counted. `None` if that was
     /// not measured, or if its runtime's own heap is read.
     pub fn memory_coverage(&self) -> Option<f64> {

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Glibc;
+
 /// The part that is none of the others: anonymous memory that nobody accounts for.
 pub const OTHER: &str = "other";
 /// Private anonymous memory whose mappings were not read.
@@ -51,6 +53,9 @@ pub struct Resident {
     /// Private anonymous memory that was resident when the recording came to the process; `None` if that is unknown.
     #[serde(rename = "at_attach")]
     pub at_attach_bytes: Option<u64>,
+    /// What glibc has of it; `None` if its arenas were not read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub glibc: Option<Glibc>,
 }
 
 impl Resident {
@@ -99,6 +104,7 @@ impl Resident {
             // Processes of one cgroup share it.
             cgroup_bytes: self.cgroup_bytes.filter(|_| self.cgroup_bytes == other.cgroup_bytes),
             at_attach_bytes: self.at_attach_bytes.zip(other.at_attach_bytes).map(|(a, b)| sum(a, b)),
+            glibc: self.glibc.zip(other.glibc).map(|(a, b)| a.with(&b)),
         };
     }
 

@@ -13,7 +13,7 @@ use crate::value::Value;
 const MOST: usize = 3;
 
 /// Stands for a space at which no line breaks, between a number and its unit.
-const TOGETHER: char = '\u{e000}';
+pub(super) const TOGETHER: char = '\u{e000}';
 
 /// Where the resident memory of a program or process is.
 pub struct ResidentText {
@@ -150,6 +150,9 @@ fn sum_of(resident: &Resident, parts: &[(&str, u64)]) -> String {
 /// What the heap's memory is used for.
 fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     let (profile, pool) = (context.profile, &entry.pool);
+    if let Some(glibc) = &resident.glibc {
+        return super::glibc::heap(context, entry, resident, glibc);
+    }
     if entry.is_idle() {
         return NOT_COUNTED.into();
     }
@@ -171,7 +174,9 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     let before = match resident.at_attach_bytes {
         Some(0) => "nothing is older than the recording".to_owned(),
         Some(older) => {
-            format!("at most {} is older than the recording", bytes(older.min(resident.heap_bytes) as f64))
+            // Large blocks and heaps in which nothing was sampled are not known as such.
+            let most = older.min(resident.heap_bytes.saturating_add(resident.other_bytes));
+            format!("at most {} is older than the recording", bytes(most as f64))
         }
         None if has_gap => "how much is in use besides is unknown".to_owned(),
         None => "how much is older than the recording is unknown".to_owned(),
@@ -188,6 +193,6 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
 }
 
 /// A size whose number and unit stay in one line.
-fn bytes(value: f64) -> String {
+pub(super) fn bytes(value: f64) -> String {
     units::bytes(value).replace(' ', &TOGETHER.to_string())
 }

@@ -1,6 +1,7 @@
 //! Attaches probes where targets allocate: at the start, and as processes fork, exec and map new files.
 
 mod announcements;
+pub mod arenas;
 pub mod audit;
 mod breaker;
 pub mod command;

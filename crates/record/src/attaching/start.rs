@@ -113,6 +113,7 @@ impl Attaching {
         }
         self.check_custom()?;
         self.is_starting = false;
+        self.read_arenas(host, &running);
         self.tell_refusals();
         Ok(self.hooks.follow_mappings()?)
     }

@@ -1,6 +1,9 @@
 //! The profiled processes, and since when their allocators are hooked: the source of each process's coverage.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError};
+
+use super::arenas::{AtAttach, Found, InUse};
 
 /// When a process had inline hooks of another heapbpf, so that probes saw nothing of it. It is known to within the time between two
 /// looks at its mappings, and is rather too long than too short.
@@ -101,6 +104,8 @@ pub struct TargetSet {
     some_given_up: bool,
     /// Whether no link serves every process, so that each program has to be hooked.
     hooks_each: bool,
+    /// What glibc had in use in processes that ran already.
+    found_at_attach: Found,
 }
 
 impl TargetSet {
@@ -269,9 +274,21 @@ impl TargetSet {
         gaps
     }
 
-    /// Private anonymous memory that was resident when a process joined the recording, bytes; `None` if unknown.
-    pub fn at_attach_bytes(&self, pid: u32) -> Option<u64> {
-        self.coverages.get(&pid)?.at_attach_bytes
+    /// What a process had when it joined the recording.
+    pub fn at_attach(&self, pid: u32) -> AtAttach {
+        let anonymous_bytes = self.coverages.get(&pid).and_then(|coverage| coverage.at_attach_bytes);
+        let inuse = match anonymous_bytes {
+            None => None,
+            // A program that began meanwhile.
+            Some(0) => Some(InUse::default()),
+            Some(_) => self.found_at_attach.lock().unwrap_or_else(PoisonError::into_inner).get(&pid).copied(),
+        };
+        AtAttach { anonymous_bytes, inuse }
+    }
+
+    /// Where to put what is found.
+    pub(super) fn found_at_attach(&self) -> Found {
+        Arc::clone(&self.found_at_attach)
     }
 
     /// Forgets processes that ended before `before_ns`.

@@ -181,7 +181,7 @@ fn measured(
         process,
         key: keys[process],
         blocks: heap.addresses(&keys[process], if place < MOST_LOOKED_FOR { MOST_BLOCKS } else { 0 }),
-        at_attach_bytes: attaching.targets.at_attach_bytes(keys[process].tgid),
+        at_attach: attaching.targets.at_attach(keys[process].tgid),
     };
     living.into_iter().enumerate().map(measured).collect()
 }

@@ -1,13 +1,15 @@
 //! Resident memory of the targets, measured when a profile is made: of all of them by the kernel's own sums, and by what it is for where
-//! there is CPU time to read mappings. The largest come first.
+//! there is CPU time to read mappings. The largest come first. Where glibc is the allocator, its arenas are read before the mappings.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use heapbpf_host::arenas::{ArenaReader, Wanted};
 use heapbpf_host::cgroup::Cgroup;
 use heapbpf_host::clock::thread_cpu_time;
+use heapbpf_host::reader_thread::NoAnswer;
 use heapbpf_host::resident;
-use heapbpf_profile::model::{Process, Resident};
+use heapbpf_profile::model::{Glibc, Process, Resident, glibc_version};
 use sampler_ebpf::abi::ProcessKey;
 
 use super::snapshot::Measured;
@@ -15,14 +17,26 @@ use super::snapshot::Measured;
 /// CPU time for reading mappings: of a profile that is asked for again and again (`top`, the page, scrapers), and of any other.
 const OF_A_REFRESH: Duration = Duration::from_millis(20);
 const OF_A_FILE: Duration = Duration::from_millis(500);
+/// How long reading arenas for a file may take, of all processes together.
+const ARENAS_OF_A_FILE: Duration = Duration::from_secs(3);
 /// What is not spent adds up to this much, for processes that take longer.
 const MOST_SAVED: Duration = Duration::from_millis(500);
 /// What reading mappings is expected to take where it was not measured: for each process, and for each page.
 const FOR_A_PROCESS: Duration = Duration::from_micros(500);
 const FOR_A_PAGE: Duration = Duration::from_nanos(12);
+/// What walking over the blocks of arenas is expected to take, for each MiB of them.
+const FOR_A_MIB: Duration = Duration::from_micros(700);
 const PAGE_BYTES: u64 = 4096;
 /// Mappings are read again if the process has changed by more than one part in so many.
 const CHANGED: u64 = 64;
+
+/// CPU time that a profile may take for memory.
+struct Left {
+    mappings: Duration,
+    /// Of that, or beside it, for arenas.
+    arenas: Duration,
+    is_refresh: bool,
+}
 
 /// What mappings said of a process.
 struct Reading {
@@ -37,6 +51,9 @@ struct Reading {
 #[derive(Default)]
 pub struct MemoryReader {
     readings: HashMap<ProcessKey, Reading>,
+    arenas: ArenaReader,
+    /// Processes whose memory did not answer, and whose arenas are not read again.
+    silent: HashSet<ProcessKey>,
     /// CPU time that refreshes have left.
     saved: Duration,
     /// What the last profile said of each process.
@@ -59,16 +76,25 @@ impl MemoryReader {
             measured.into_iter().filter_map(|it| resident::rough(it.key.tgid).map(|sums| (it, sums))).collect();
         sums.sort_by_key(|(_, sums)| std::cmp::Reverse(sums.total_bytes()));
         self.saved = (self.saved + OF_A_REFRESH).min(MOST_SAVED);
-        let mut left = if is_refresh { self.saved } else { OF_A_FILE };
+        let [mappings, arenas] = if is_refresh { [self.saved; 2] } else { [OF_A_FILE, ARENAS_OF_A_FILE] };
+        let mut left = Left { mappings, arenas, is_refresh };
         let keys: HashSet<ProcessKey> = sums.iter().map(|(it, _)| it.key).collect();
         self.readings.retain(|key, _| keys.contains(key));
+        self.silent.retain(|key| keys.contains(key));
         for (it, sums) in sums {
-            let (number, at_attach_bytes) = (it.process, it.at_attach_bytes);
-            let found = self.read(it, &sums, is_refresh, &mut left).unwrap_or(Resident { at_attach_bytes, ..sums });
+            let (number, at_attach) = (it.process, it.at_attach);
             let process = match number.checked_sub(processes.len()) {
                 None => &mut processes[number],
                 Some(number) => &mut idle[number],
             };
+            let found = self.read(it, glibc_version(process.allocators.iter().map(String::as_str)), &sums, &mut left).unwrap_or(sums);
+            let of_glibc = |glibc| Glibc {
+                at_attach_blocks: at_attach.inuse.map(|it| it.blocks),
+                at_attach_bytes: at_attach.inuse.map(|it| it.bytes),
+                ..glibc
+            };
+            let glibc = found.glibc.map(of_glibc);
+            let found = Resident { at_attach_bytes: at_attach.anonymous_bytes, glibc, ..found };
             let cgroup_bytes = match cgroups.get(&process.cgroup) {
                 Some(known) => *known,
                 None => *cgroups.entry(process.cgroup.clone()).or_insert(Cgroup::memory_bytes(&process.cgroup)),
@@ -76,34 +102,61 @@ impl MemoryReader {
             process.resident = Some(Resident { cgroup_bytes, ..found });
         }
         if is_refresh {
-            self.saved = left;
+            self.saved = left.mappings;
         }
         // It has ended, or has no memory.
         idle.retain(|process| process.resident.is_some_and(|resident| resident.total_bytes() > 0));
     }
 
     /// The memory of a process by what it is for: as it was read last if it has not changed much since, or as it is now if there is CPU
-    /// time left for that.
-    fn read(&mut self, it: Measured, sums: &Resident, is_refresh: bool, left: &mut Duration) -> Option<Resident> {
+    /// time left for that. `glibc`: the version of its glibc.
+    fn read(&mut self, it: Measured, glibc: Option<u32>, sums: &Resident, left: &mut Left) -> Option<Resident> {
         let sum_bytes = sums.total_bytes();
         let last = self.readings.get(&it.key);
-        if let Some(last) = last.filter(|_| is_refresh)
+        if let Some(last) = last.filter(|_| left.is_refresh)
             && last.sum_bytes.abs_diff(sum_bytes) <= sum_bytes / CHANGED
         {
             return Some(last.resident);
         }
         let pages = u32::try_from(sum_bytes / PAGE_BYTES).unwrap_or(u32::MAX);
         let expected = last.map_or_else(|| FOR_A_PROCESS + FOR_A_PAGE.saturating_mul(pages), |last| last.took);
-        if expected > *left {
+        if expected > left.mappings {
             return None;
         }
+        let heap = glibc.and_then(|version| self.read_arenas(&it, version, sums, left));
+        let large = heap.as_ref().map_or(&[][..], |heap| &heap.mapped);
         let begun = thread_cpu_time();
-        let resident = resident::of(it.key.tgid, it.key.start_ns, it.blocks, it.at_attach_bytes);
+        let resident = resident::of(it.key.tgid, it.key.start_ns, it.blocks, large);
         let took = thread_cpu_time().saturating_sub(begun);
-        *left = left.saturating_sub(took);
-        let resident = resident?;
+        left.mappings = left.mappings.saturating_sub(took);
+        let resident = Resident { glibc: heap.as_ref().map(glibc_of), ..resident? };
         self.readings.insert(it.key, Reading { sum_bytes, resident, took });
         Some(resident)
+    }
+
+    /// What glibc has, if there is time.
+    fn read_arenas(&mut self, it: &Measured, version: u32, sums: &Resident, left: &mut Left) -> Option<heapbpf_glibc::Heap> {
+        // At worst, all of its private memory is read.
+        let expected = FOR_A_MIB.saturating_mul(u32::try_from(sums.undivided_bytes >> 20).unwrap_or(u32::MAX));
+        if self.silent.contains(&it.key) || left.is_refresh && expected > left.arenas {
+            return None;
+        }
+        let (pid, start_ns) = (it.key.tgid, it.key.start_ns);
+        let asked = Instant::now();
+        let answer = self.arenas.read(Wanted { pid, start_ns, version, longest: left.arenas });
+        let Ok((heap, took)) = answer.inspect_err(|NoAnswer| {
+            self.silent.insert(it.key);
+        }) else {
+            left.arenas = left.arenas.saturating_sub(asked.elapsed());
+            return None;
+        };
+        if left.is_refresh {
+            left.mappings = left.mappings.saturating_sub(took);
+            left.arenas = left.mappings;
+        } else {
+            left.arenas = left.arenas.saturating_sub(asked.elapsed());
+        }
+        heap
     }
 
     /// Keeps what a profile says of the memory of its processes.
@@ -122,14 +175,36 @@ impl MemoryReader {
     }
 }
 
+fn glibc_of(heap: &heapbpf_glibc::Heap) -> Glibc {
+    Glibc {
+        arenas: heap.arenas,
+        blocks: heap.inuse_blocks,
+        large_blocks: heap.mapped.len() as u64,
+        inuse_bytes: heap.inuse_bytes,
+        absent_bytes: heap.absent_bytes,
+        free_bytes: heap.free_bytes,
+        free_resident_bytes: heap.free_resident_bytes,
+        cached_bytes: heap.cached_bytes,
+        trimmable_bytes: heap.trimmable_bytes,
+        resident_bytes: heap.resident_bytes,
+        doubtful_bytes: heap.doubtful_bytes,
+        unread_bytes: heap.absent_unread_bytes,
+        inconsistent_bytes: heap.inconsistent_bytes,
+        exact: heap.is_exact(),
+        at_attach_blocks: None,
+        at_attach_bytes: None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attaching::arenas::AtAttach;
 
     fn own() -> Measured {
         let start_ns = heapbpf_host::process::Stat::read(std::process::id()).expect("our own state").start_ns;
         let key = ProcessKey { start_ns, tgid: std::process::id(), exec_id: 0 };
-        Measured { process: 0, key, blocks: Vec::new(), at_attach_bytes: Some(7) }
+        Measured { process: 0, key, blocks: Vec::new(), at_attach: AtAttach { anonymous_bytes: Some(7), ..AtAttach::default() } }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use heapbpf_symbols::go::GoProgram;
 use heapbpf_unwind::mapping::Mapping;
 use sampler_ebpf::abi::ProcessKey;
 
+use crate::attaching::arenas::AtAttach;
 use super::symbolization::{Facts, UnsymbolizedStack};
 use crate::stats::Stats;
 
@@ -120,8 +121,8 @@ pub struct Measured {
     pub key: ProcessKey,
     /// Addresses of sampled blocks in use, some of them if there are very many.
     pub blocks: Vec<u64>,
-    /// Private anonymous memory that was resident when the process joined the recording, bytes; `None` if unknown.
-    pub at_attach_bytes: Option<u64>,
+    /// What it had when it joined the recording.
+    pub at_attach: AtAttach,
 }
 
 /// Exited processes with their allocations, on their way to the overflow bucket.

@@ -307,16 +307,7 @@ impl Worker {
 
     fn make(&mut self, mut snapshot: Snapshot) -> Made {
         let cpu_before = thread_cpu_time();
-        if snapshot.detail != Detail::Totals {
-            self.name_rows(&snapshot.rows, snapshot.facts, snapshot.often.is_some());
-        }
-        // Read after symbolization, so that its cost is included.
-        let cost = accounting::daemon_cost();
-        let mut stats = Stats {
-            daemon_cpu_seconds: cost.cpu_seconds,
-            daemon_peak_rss_bytes: cost.peak_rss_bytes,
-            ..snapshot.stats
-        };
+        // As soon as may be after the cut. Names may take long.
         let mut processes = snapshot.processes;
         let (mut idle, is_often) = (snapshot.idle, snapshot.often.is_some());
         if is_often && snapshot.detail != Detail::Lifetimes {
@@ -328,6 +319,16 @@ impl Worker {
                 self.memory.keep(&snapshot.keys, &processes, &idle);
             }
         }
+        if snapshot.detail != Detail::Totals {
+            self.name_rows(&snapshot.rows, snapshot.facts, snapshot.often.is_some());
+        }
+        // Read after symbolization, so that its cost is included.
+        let cost = accounting::daemon_cost();
+        let mut stats = Stats {
+            daemon_cpu_seconds: cost.cpu_seconds,
+            daemon_peak_rss_bytes: cost.peak_rss_bytes,
+            ..snapshot.stats
+        };
         let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
         let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
         let mut profile = self.template.clone();

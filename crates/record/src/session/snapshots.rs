@@ -147,7 +147,7 @@ impl Session {
             process: number,
             key: ProcessKey { start_ns: *start_ns, tgid: process.pid, exec_id: 0 },
             blocks: Vec::new(),
-            at_attach_bytes: self.attaching.targets.at_attach_bytes(process.pid),
+            at_attach: self.attaching.targets.at_attach(process.pid),
         }));
         idle.into_iter().map(|(process, _)| process).collect()
     }

@@ -6,7 +6,7 @@ use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use crate::estimates::{NOT_COUNTED, NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, of_row};
-use crate::model::{Profile, Row};
+use crate::model::{Profile, Recorded, Row};
 use crate::value::Value;
 
 /// An estimate, with the variance that sums over profiles need.
@@ -121,6 +121,12 @@ impl Figures {
                 Figure::new(profile, estimate, variance, correction, guaranteed)
             },
         )
+    }
+
+    /// What is recorded to be in use.
+    pub(super) fn recorded(&self) -> Recorded {
+        let ends = |figure: &Figure| (figure.estimate.unwrap_or(0.0), figure.low, figure.high);
+        Recorded { bytes: ends(&self.inuse_bytes), blocks: ends(&self.inuse_objects) }
     }
 
     /// Adds them to the fields of what they are of.

@@ -137,7 +137,7 @@ pub(super) struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 31)?;
+        let mut fields = serializer.serialize_struct("Process", 32)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         if let Some(program) = self.program {
@@ -190,6 +190,9 @@ impl Serialize for ProcessJson<'_> {
         }
         if let Some(resident) = process.resident.filter(|resident| resident.total_bytes() > 0) {
             fields.serialize_field("resident", &resident)?;
+            if let Some(glibc) = resident.glibc.filter(|_| self.live && process.is_followed_in_glibc()) {
+                fields.serialize_field("inuse_before", &glibc.before(&self.figures.recorded()))?;
+            }
         }
         self.figures.fields::<S>(&mut fields)?;
         fields.end()

@@ -1,0 +1,166 @@
+//! What glibc's arenas say of a heap.
+
+use serde::{Deserialize, Serialize};
+
+/// What glibc has of memory by its own records, read from outside, in bytes. A block's size is with its header, and as glibc rounded it up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Glibc {
+    /// Number of arenas.
+    pub arenas: u64,
+    /// Blocks in use.
+    pub blocks: u64,
+    /// Of these, large ones that have mappings of their own.
+    #[serde(rename = "large")]
+    pub large_blocks: u64,
+    /// Sizes of all of them.
+    #[serde(rename = "in_use")]
+    pub inuse_bytes: u64,
+    /// Of these, what is not in memory: never written to, or swapped out.
+    #[serde(rename = "in_use_absent")]
+    pub absent_bytes: u64,
+    /// What the program may be given again.
+    #[serde(rename = "free")]
+    pub free_bytes: u64,
+    /// Of these, what is in memory.
+    #[serde(rename = "free_resident")]
+    pub free_resident_bytes: u64,
+    /// Of these, blocks in caches of threads and in fast bins.
+    #[serde(rename = "cached")]
+    pub cached_bytes: u64,
+    /// Of what is in memory, pages that `malloc_trim(0)` gives back.
+    #[serde(rename = "trimmable")]
+    pub trimmable_bytes: u64,
+    /// Resident memory of the arenas and of large blocks.
+    #[serde(rename = "resident")]
+    pub resident_bytes: u64,
+    /// At most this much of what is in use may be in a cache.
+    #[serde(rename = "doubtful")]
+    pub doubtful_bytes: u64,
+    /// What was not read because it is swapped out, or because that would have taken too long.
+    #[serde(rename = "unread")]
+    pub unread_bytes: u64,
+    /// What was not read because it is not consistent.
+    #[serde(rename = "inconsistent")]
+    pub inconsistent_bytes: u64,
+    /// Whether none of these figures is a bound: all was read, and large blocks are as many as glibc counts.
+    pub exact: bool,
+    /// Blocks that were in use when the recording came to the process; `None` if that was not read.
+    #[serde(rename = "at_attach_blocks")]
+    pub at_attach_blocks: Option<u64>,
+    /// Their sizes, or the upper bound of these.
+    #[serde(rename = "at_attach")]
+    pub at_attach_bytes: Option<u64>,
+}
+
+/// What is recorded: estimates, with the ends of their intervals where there are any.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Recorded {
+    /// Bytes that were asked for: the estimate and its interval.
+    pub bytes: (f64, Option<f64>, Option<f64>),
+    /// Blocks.
+    pub blocks: (f64, Option<f64>, Option<f64>),
+}
+
+/// An estimate and its bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Before {
+    /// The estimate.
+    pub estimate: f64,
+    /// The lower bound; `None` if nothing bounds how much the recorded blocks were rounded up.
+    pub low: Option<f64>,
+    /// The upper bound.
+    pub high: f64,
+}
+
+/// The minor version of glibc 2 that is among some allocators.
+pub fn glibc_version<'n>(allocators: impl IntoIterator<Item = &'n str>) -> Option<u32> {
+    allocators.into_iter().find_map(|name| name.strip_prefix("glibc 2.")?.parse().ok())
+}
+
+/// A block's header and what its size is rounded up by, bytes: at least, on average, and at most.
+const ROUNDED: [f64; 3] = [8.0, 16.0, 32.0];
+/// Large blocks are rounded up to pages.
+const PAGE: f64 = 4096.0;
+
+impl Glibc {
+    /// The heap of no process, to which others are added.
+    pub fn nothing() -> Self {
+        Self { exact: true, at_attach_blocks: Some(0), at_attach_bytes: Some(0), ..Self::default() }
+    }
+
+    /// Adds the heap of another process.
+    #[must_use]
+    pub fn with(self, other: &Self) -> Self {
+        let sum = |a: u64, b: u64| a.saturating_add(b);
+        let both = |a: Option<u64>, b: Option<u64>| a.zip(b).map(|(a, b)| sum(a, b));
+        Self {
+            arenas: sum(self.arenas, other.arenas),
+            blocks: sum(self.blocks, other.blocks),
+            large_blocks: sum(self.large_blocks, other.large_blocks),
+            inuse_bytes: sum(self.inuse_bytes, other.inuse_bytes),
+            absent_bytes: sum(self.absent_bytes, other.absent_bytes),
+            free_bytes: sum(self.free_bytes, other.free_bytes),
+            free_resident_bytes: sum(self.free_resident_bytes, other.free_resident_bytes),
+            cached_bytes: sum(self.cached_bytes, other.cached_bytes),
+            trimmable_bytes: sum(self.trimmable_bytes, other.trimmable_bytes),
+            resident_bytes: sum(self.resident_bytes, other.resident_bytes),
+            doubtful_bytes: sum(self.doubtful_bytes, other.doubtful_bytes),
+            unread_bytes: sum(self.unread_bytes, other.unread_bytes),
+            inconsistent_bytes: sum(self.inconsistent_bytes, other.inconsistent_bytes),
+            exact: self.exact && other.exact,
+            at_attach_blocks: both(self.at_attach_blocks, other.at_attach_blocks),
+            at_attach_bytes: both(self.at_attach_bytes, other.at_attach_bytes),
+        }
+    }
+
+    /// What is in use at least and at most.
+    pub fn inuse_bounds(&self) -> (f64, f64) {
+        let most = self.inuse_bytes.saturating_add(self.unread_bytes).saturating_add(self.inconsistent_bytes);
+        (self.inuse_bytes.saturating_sub(self.doubtful_bytes) as f64, most as f64)
+    }
+
+    /// Of what is in use, what is older than the recording: all that was not recorded, and no more than was in use when it came.
+    pub fn before(&self, recorded: &Recorded) -> Before {
+        let (bytes, blocks) = (recorded.bytes, recorded.blocks);
+        let (least, most) = self.inuse_bounds();
+        let at_first = self.at_attach_bytes.map_or(f64::INFINITY, |bytes| bytes as f64);
+        let within = |value: f64| value.clamp(0.0, most.min(at_first));
+        let least_recorded = bytes.1.unwrap_or(0.0) + ROUNDED[0] * blocks.1.unwrap_or(0.0);
+        let for_pages = self.large_blocks as f64 * PAGE;
+        let most_recorded = bytes.2.zip(blocks.2).map(|(bytes, blocks)| bytes + ROUNDED[2] * blocks + for_pages);
+        Before {
+            estimate: within(self.inuse_bytes as f64 - bytes.0 - ROUNDED[1] * blocks.0),
+            low: most_recorded.map(|recorded| within(least - recorded)),
+            high: within(most - least_recorded),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_older_is_what_was_not_recorded() {
+        let heap = Glibc { inuse_bytes: 1_000_000, blocks: 1000, exact: true, ..Glibc::default() };
+        let nothing = heap.before(&Recorded::default());
+        assert_eq!((nothing.estimate, nothing.low, nothing.high), (1e6, None, 1e6));
+        let exact = |value: f64| (value, Some(value), Some(value));
+        let recorded = Recorded { bytes: exact(400_000.0), blocks: exact(100.0) };
+        let before = heap.before(&recorded);
+        assert_eq!((before.estimate, before.high), (598_400.0, 599_200.0));
+        assert!(before.low.is_some_and(|low| (570_000.0..596_800.0).contains(&low)), "{before:?}");
+        // Not more than there was at first, and not less than nothing.
+        let known = Glibc { at_attach_bytes: Some(500_000), ..heap };
+        assert_eq!((known.before(&recorded).estimate, known.before(&recorded).high), (500_000.0, 500_000.0));
+        let all = Recorded { bytes: exact(2e6), blocks: exact(1.0) };
+        assert_eq!(heap.before(&all), Before { estimate: 0.0, low: Some(0.0), high: 0.0 });
+        // What was not read may be in use, and what may be in a cache may not.
+        let partly = Glibc { unread_bytes: 50, inconsistent_bytes: 7, doubtful_bytes: 10, ..heap };
+        assert_eq!(partly.inuse_bounds(), (999_990.0, 1_000_057.0));
+        assert_eq!(Glibc::nothing().with(&heap), heap, "an unknown start stays unknown");
+        let hostile = Glibc { inuse_bytes: u64::MAX, unread_bytes: u64::MAX, blocks: u64::MAX, ..heap };
+        assert!(hostile.with(&hostile).before(&recorded).high >= 0.0);
+    }
+}

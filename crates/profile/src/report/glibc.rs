@@ -1,0 +1,116 @@
+//! What of a heap is in use and what is free, where glibc's arenas were read: in parts that add up.
+
+use super::{Context, plural};
+use super::processes::Entry;
+use super::resident::{TOGETHER, bytes};
+use crate::model::{Before, Glibc, Recorded, Resident};
+use crate::units;
+use crate::value::Value;
+
+/// Free memory from this size and share of the heap on has a remedy named.
+const MUCH_BYTES: u64 = 16 << 20;
+const MUCH: f64 = 0.1;
+/// More arenas than these for each process are many: a program with one thread has one.
+const MANY_ARENAS: u64 = 4;
+/// Other memory in the heap's mappings is named from this size and share on.
+const OTHER_BYTES: f64 = (1 << 20) as f64;
+const OTHER: f64 = 0.02;
+
+/// What the heap's memory is used for.
+pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -> String {
+    let mut said = match is_followed(context, entry) {
+        true => parts(context, entry, resident, glibc),
+        false => {
+            let (least, most) = glibc.inuse_bounds();
+            let amount = if least < most { format!("between {} and {}", bytes(least), bytes(most)) } else { bytes(most) };
+            let blocks = plural(glibc.blocks, "block");
+            format!("of glibc's heap, {amount} is in use in {blocks}; {} is free inside glibc", free(glibc))
+        }
+    };
+    for (size, what) in [
+        (glibc.doubtful_bytes, "that counts as in use may be in caches of threads"),
+        (glibc.unread_bytes, "of its arenas was not read: it is swapped out, or it would have taken too long"),
+        (glibc.inconsistent_bytes, "of its arenas is not consistent"),
+    ] {
+        if size > 0 {
+            said += &format!("; {} {what}", bytes(size as f64));
+        }
+    }
+    if let Some(remedy) = remedy(glibc, resident, entry.processes().len().max(1) as u64) {
+        said += &format!("; {remedy}");
+    }
+    said
+}
+
+/// Whether the recorded blocks of all its processes are glibc's, and none is missing.
+fn is_followed(context: &Context, entry: &Entry) -> bool {
+    let profile = context.profile;
+    let is_followed = |&process: &usize| {
+        profile.knows_inuse(process) && profile.processes.get(process).is_some_and(|it| it.is_followed_in_glibc())
+    };
+    !entry.is_idle() && entry.processes().iter().all(is_followed)
+}
+
+/// `the heap = 8.00 MiB in use by what was recorded + 24.0 MiB in use from before + 8.10 MiB free inside glibc + …`.
+fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -> String {
+    let (profile, pool) = (context.profile, &entry.pool);
+    let ends = |value: Value| {
+        let estimate = pool.estimate(profile, value, context.options.confidence);
+        (estimate.estimate, estimate.low, estimate.high)
+    };
+    let recorded = Recorded { bytes: ends(Value::InuseSpace), blocks: ends(Value::InuseObjects) };
+    let figure = context.figure(pool, Value::InuseSpace);
+    let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
+    let figure = figure.figure.replace(' ', &TOGETHER.to_string());
+    let before = glibc.before(&recorded);
+    let (heap, absent, free_bytes) = (resident.heap_bytes as f64, glibc.absent_bytes as f64, glibc.free_resident_bytes as f64);
+    let other = heap - glibc.resident_bytes as f64;
+    let other = if other > OTHER_BYTES.max(OTHER * heap) { other } else { 0.0 };
+    let rounding = heap + absent - recorded.bytes.0 - before.estimate - free_bytes - other;
+    let part = |sign: char, size: f64, what: &str| match size {
+        _ if size < 1.0 => String::new(),
+        _ => format!(" {sign} {} {what}", bytes(size)),
+    };
+    let rest = [
+        part('+', rounding, "rounding of blocks and pages"),
+        part('+', other, "of other memory in the same mappings"),
+        part('\u{2212}', absent, "in use that is not in memory"),
+    ];
+    format!(
+        "the heap = {figure}{bounds} in use by what was recorded + {} in use from before + {} free inside glibc{}",
+        with_bounds(&before),
+        free(glibc),
+        rest.concat()
+    )
+}
+
+/// The size with its bounds, unless these are as good as equal.
+fn with_bounds(before: &Before) -> String {
+    let estimate = before.estimate;
+    let unit = units::ByteUnit::of(estimate.max(before.high));
+    let Some(low) = before.low else { return format!("about {}, at most {},", bytes(estimate), bytes(before.high)) };
+    let [low, of, high] = [low, estimate, before.high].map(|size| unit.figure(size));
+    if low == of && of == high { bytes(estimate) } else { format!("{} [{low}, {high}]", bytes(estimate)) }
+}
+
+/// What is free, as far as it takes memory.
+fn free(glibc: &Glibc) -> String {
+    bytes(glibc.free_resident_bytes as f64)
+}
+
+/// What to do about much free memory.
+fn remedy(glibc: &Glibc, resident: &Resident, processes: u64) -> Option<String> {
+    let free = glibc.free_resident_bytes;
+    if free < MUCH_BYTES || (free as f64) < MUCH * resident.heap_bytes as f64 {
+        return None;
+    }
+    let mut ways = Vec::new();
+    if glibc.trimmable_bytes >= free / 2 {
+        ways.push(format!("malloc_trim(0) gives back {} of what is free", bytes(glibc.trimmable_bytes as f64)));
+    }
+    let arenas = glibc.arenas / processes;
+    if arenas > MANY_ARENAS {
+        ways.push(format!("MALLOC_ARENA_MAX=2 has fewer arenas than {arenas}"));
+    }
+    (!ways.is_empty()).then(|| ways.join(", "))
+}

@@ -1,0 +1,72 @@
+//! What glibc had in use in processes when they joined the recording. It is read aside, without a stop: what a process allocates
+//! meanwhile counts as well, so it is an upper bound of what is older.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use heapbpf_host::Host;
+use heapbpf_host::arenas::{ArenaReader, Wanted};
+use heapbpf_host::privileges::restrict_worker;
+use heapbpf_host::process::ProcessInfo;
+use heapbpf_profile::model::glibc_version;
+
+use super::probes::Attaching;
+
+/// How long reading may take, of all processes together.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Blocks, and their sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Their sizes, bytes.
+    pub bytes: u64,
+}
+
+/// What processes had when they joined the recording.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtAttach {
+    /// Private anonymous memory that was resident, bytes; `None` if unknown.
+    pub anonymous_bytes: Option<u64>,
+    /// What glibc had in use; `None` if that was not read, or has not been yet.
+    pub inuse: Option<InUse>,
+}
+
+/// What glibc had in use, by process. It is filled in meanwhile.
+pub(super) type Found = Arc<Mutex<HashMap<u32, InUse>>>;
+
+impl Attaching {
+    /// Has the arenas of running processes read, the largest first.
+    pub(super) fn read_arenas(&self, host: &Host, running: &[ProcessInfo]) {
+        let wanted = |process: &ProcessInfo| {
+            let pid = process.pid;
+            let size = self.targets.at_attach(pid).anonymous_bytes?;
+            let allocators = self.allocators_of(host, pid).into_iter();
+            let names: Vec<&str> = allocators.filter_map(|key| Some(self.hooks.files.plan(key)?.allocator.as_str())).collect();
+            let version = glibc_version(names)?;
+            Some((size, Wanted { pid, start_ns: process.start_ns, version, longest: LONGEST }))
+        };
+        let mut wanted: Vec<(u64, Wanted)> = running.iter().filter_map(wanted).collect();
+        if wanted.is_empty() {
+            return;
+        }
+        wanted.sort_by_key(|(size, _)| std::cmp::Reverse(*size));
+        let found = self.targets.found_at_attach();
+        let read = move || {
+            restrict_worker(false);
+            let (mut reader, deadline) = (ArenaReader::default(), Instant::now() + LONGEST);
+            for (_, it) in wanted {
+                let longest = deadline.saturating_duration_since(Instant::now());
+                let Ok((Some(heap), _)) = reader.read(Wanted { longest, ..it }) else { continue };
+                let bytes = heap.inuse_bytes.saturating_add(heap.unread_bytes());
+                let inuse = InUse { blocks: heap.inuse_blocks, bytes };
+                found.lock().unwrap_or_else(PoisonError::into_inner).insert(it.pid, inuse);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("at attach".into()).spawn(read) {
+            log::info!("what was in use before is not read: {error}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What was in use before the recording, by glibc's arenas, which are read from outside.
+
+use std::process::Command;
+
+use flate2::read::GzDecoder;
+use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::output;
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::scrape::get;
+use heapbpf_tests::target::{Target, until};
+use serde_json::Value;
+
+/// Blocks that the C library has in use beside those of the program: buffers, caches, what threads have.
+const ITS_OWN: f64 = 16384.0;
+
+fn number(of: &Value, name: &str) -> f64 {
+    of[name].as_f64().unwrap_or_else(|| panic!("no {name} in {of}"))
+}
+
+/// Records a program that has much from before and frees half of it, and compares with what glibc says of itself.
+fn compare(case: &str, tunables: &str) {
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start_command(Command::new(program("before")).env("GLIBC_TUNABLES", tunables));
+    let (recording, address) = Recorder::of(target.pid(), 1).serve();
+    target.go();
+    let [at_first, ..] = target.sums();
+    // It is read aside, and the program waits.
+    let mut first = Value::Null;
+    until("what was in use at first", || {
+        let json = get(address, "/debug/pprof/heap?format=json").body;
+        first = serde_json::from_reader(GzDecoder::new(&json[..])).expect("a profile");
+        first["processes"][0]["resident"]["glibc"]["at_attach"].is_u64()
+            || first["idle"].is_array()
+            || first["processes"][0]["idle"] == true
+    });
+    target.go();
+    let [inuse, older, free] = target.sums();
+    let truth = target.truth();
+    let outcome = recording.stop();
+    outcome.results();
+    let profile: Value = output::read(&outcome.file("profile.json"));
+    let process = &profile["processes"][0];
+    let glibc = &process["resident"]["glibc"];
+    assert_eq!(glibc["exact"], true, "{process}");
+
+    // With caches of threads, these have what glibc counts as in use; without, all is equal.
+    let cached = number(glibc, "cached");
+    let in_caches = if tunables.is_empty() { cached } else { 0.0 };
+    assert!(number(glibc, "in_use") + in_caches - inuse as f64 <= 512.0 && cached < 600_000.0, "{inuse}: {glibc}");
+    assert!((inuse as f64 - number(glibc, "in_use") - in_caches).abs() <= 512.0, "{inuse}: {glibc}");
+    assert!((free as f64 + in_caches - number(glibc, "free")).abs() <= 512.0, "{free}: {glibc}");
+    let at_attach = number(glibc, "at_attach");
+    assert!((at_first as f64 - at_attach - in_caches).abs() <= 300_000.0, "{at_first}: {glibc}");
+
+    // What is older, exactly but for the rounding of what was recorded.
+    let before = &process["inuse_before"];
+    let (low, estimate, high) = (number(before, "low"), number(before, "estimate"), number(before, "high"));
+    let (older, blocks) = (older as f64, truth.site("site_00").live_allocs as f64);
+    assert!(low <= older + ITS_OWN && older <= high, "{older}: {before}");
+    assert!((older..older + ITS_OWN + 8.0 * blocks).contains(&estimate), "{older}: {before}");
+    assert!(high - low <= 24.0 * blocks + 4096.0, "{before}");
+
+    let report = Command::new(heapbpf())
+        .args(["report", "--details"])
+        .arg(outcome.file("profile.json"))
+        .output()
+        .expect("the binary under test runs");
+    let text = String::from_utf8(report.stdout).expect("text");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for said in ["the heap = ", "in use by what was recorded + ", "in use from before + ", "free inside glibc"] {
+        assert!(words.contains(said), "{said:?} is not in\n{text}");
+    }
+    println!("{text}\n{process}");
+    assert!(target.end().success(), "nothing was done to it");
+}
+
+#[test]
+fn what_was_in_use_before_is_known_exactly() {
+    compare("what_was_in_use_before_is_known_exactly", "glibc.malloc.tcache_count=0");
+}
+
+#[test]
+fn what_caches_of_threads_hold_is_not_in_use() {
+    compare("what_caches_of_threads_hold_is_not_in_use", "");
+}
