@@ -1,6 +1,7 @@
 /* What is in use from before READY, and what is free then: blocks of many sizes in the main arena and in another thread's, two large
  * ones, and every third block freed. Afterwards half of the older blocks are freed, and site 0 allocates. Each step prints glibc's own
- * figures: SUM, what is in use with headers (with what caches of threads have), what of it is older, and what is free. */
+ * figures: SUM, what is in use with headers (and what caches of threads have), what of it is older, what is free, and what of that is in
+ * fast bins. */
 #include "truth.h"
 #include <malloc.h>
 enum { BLOCKS = 20000, NEW = 3000 };
@@ -33,7 +34,8 @@ static void sums(void) {
   for (int i = 0; i < 2; i++) if (large[i]) older += size_of(large[i]);
   /* The other arena's own header counts as in use. */
   put_text("SUM "); put_number(all.uordblks - 0x8d0 + all.hblkhd);
-  put_text(" "); put_number(older); put_text(" "); put_number(all.fordblks); put_text("\n");
+  put_text(" "); put_number(older);
+  put_text(" "); put_number(all.fordblks); put_text(" "); put_number(all.fsmblks); put_text("\n");
 }
 int main(void) {
   pthread_t id;

@@ -64,6 +64,8 @@ pub(crate) struct Region {
     pub(crate) ends_with_fence: bool,
     /// All of the memory that it is part of, with what is in front of its blocks.
     pub(crate) whole: Range<u64>,
+    /// From the lowest to the highest address of its arena.
+    pub(crate) arena: Range<u64>,
 }
 
 impl Arena {
@@ -103,7 +105,7 @@ impl Arena {
         if end > heap.end || !start.is_multiple_of(HEADER) || start >= end {
             return Err(Why::Inconsistent);
         }
-        Ok(vec![Region { start, end, is_main: true, ends_with_fence: false, whole: start..end }])
+        Ok(vec![Region { start, end, is_main: true, ends_with_fence: false, whole: start..end, arena: start..end }])
     }
 
     /// Blocks of another arena: those of each of its heaps, from the newest to that which it lies in itself.
@@ -127,13 +129,17 @@ impl Arena {
             if is_newest && self.end(pages)? != end {
                 return Err(Why::Inconsistent);
             }
-            regions.push(Region { start, end, is_main: false, ends_with_fence: !is_newest, whole: at..end });
+            regions.push(Region { start, end, is_main: false, ends_with_fence: !is_newest, whole: at..end, arena: at..end });
             match (at == own, previous == 0) {
-                (true, true) => return Ok(regions),
+                (true, true) => break,
                 (false, false) => at = previous,
                 _ => return Err(Why::Inconsistent),
             }
         }
+        let start = regions.iter().map(|region| region.whole.start).min().unwrap_or(0);
+        let end = regions.iter().map(|region| region.whole.end).max().unwrap_or(0);
+        regions.iter_mut().for_each(|region| region.arena = start..end);
+        Ok(regions)
     }
 }
 

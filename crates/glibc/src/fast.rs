@@ -1,19 +1,29 @@
 //! Lists of small free blocks that are not merged with their neighbours, and so look as if they were in use.
 
-use crate::arena::{Arena, Region};
+use crate::arena::{Arena, FAST_BINS, Region};
 use crate::pages::Pages;
-use crate::walk::{BITS, Blocks, HEADER};
+use crate::walk::{BITS, Blocks, HEADER, Linked};
 
 /// Most blocks of an arena's lists.
 const MOST: u64 = 1 << 17;
 /// How often a list is read that changes meanwhile.
 const ATTEMPTS: usize = 3;
 
-/// The blocks in an arena's lists; `None` if they make no sense, or are very many.
-pub(crate) fn cached(pages: &mut Pages, arena: &Arena, regions: &[Region], is_mangled: bool) -> Option<Blocks> {
-    let mut sum = Blocks::default();
+/// The blocks in an arena's lists; `None` if they make no sense, or are very many. `linked`: those that the walk has found. If they are
+/// the whole of a list, it need not be followed.
+pub(crate) fn cached(
+    pages: &mut Pages,
+    arena: &Arena,
+    regions: &[Region],
+    linked: Option<&[Linked; FAST_BINS]>,
+) -> Option<Blocks> {
+    let (mut sum, is_mangled) = (Blocks::default(), linked.is_some());
     for (list, first) in arena.fast.iter().enumerate() {
         let size = 32 + 16 * list as u64;
+        if let Some(found) = linked.map(|linked| linked[list]).filter(|found| found.are_list(*first)) {
+            sum = sum.with(found.blocks);
+            continue;
+        }
         let before = sum;
         let mut is_read = false;
         for _ in 0..ATTEMPTS {

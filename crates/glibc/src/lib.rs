@@ -190,7 +190,7 @@ fn one_arena(
                     (unread, why) = (unread.saturating_add(elsewhere), why.worst(Why::Inconsistent));
                 }
                 if unread == 0 {
-                    match fast::cached(pages, &arena, &regions, version >= MANGLED) {
+                    match fast::cached(pages, &arena, &regions, (version >= MANGLED).then_some(&sums.linked)) {
                         Some(fast) => {
                             sums.used = sums.used.without(fast);
                             sums.fast = fast;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::arena::{Region, Why};
+use crate::arena::{FAST_BINS, Region, Why};
 use crate::pages::{Pages, word};
 
 /// Bits of a block's size: the block before is in use, the block has its own mapping, it is not in the main arena.
@@ -38,8 +38,32 @@ impl Blocks {
         Self { count: self.count.saturating_sub(some.count), bytes: self.bytes.saturating_sub(some.bytes) }
     }
 
-    const fn with(self, some: Self) -> Self {
+    pub(crate) const fn with(self, some: Self) -> Self {
         Self { count: self.count.saturating_add(some.count), bytes: self.bytes.saturating_add(some.bytes) }
+    }
+}
+
+/// Blocks of one size that look as if they were in a list of small free blocks: their first word may be a mangled link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Linked {
+    pub(crate) blocks: Blocks,
+    /// Sums of their addresses and of the addresses that they link to, by addition and by exclusive or.
+    addresses: [u64; 2],
+    links: [u64; 2],
+}
+
+impl Linked {
+    fn note(&mut self, at: u64, next: u64, bytes: u64) {
+        self.blocks.note(bytes);
+        for (sums, address) in [(&mut self.addresses, at), (&mut self.links, next)] {
+            *sums = [sums[0].wrapping_add(address), sums[1] ^ address];
+        }
+    }
+
+    /// Whether these are all blocks of the list that begins with `first`, and no others: then each address but the first one is linked to
+    /// once.
+    pub(crate) const fn are_list(&self, first: u64) -> bool {
+        self.addresses[0] == self.links[0].wrapping_add(first) && self.addresses[1] == self.links[1] ^ first
     }
 }
 
@@ -54,6 +78,8 @@ pub(crate) struct Sums {
     pub(crate) small_bytes: u64,
     /// Of these, blocks with a key, by the key.
     keyed: HashMap<u64, Blocks>,
+    /// Of these without a key, blocks that may be in fast bins, by their size.
+    pub(crate) linked: [Linked; FAST_BINS],
     /// Blocks in fast bins.
     pub(crate) fast: Blocks,
     pub(crate) free_bytes: u64,
@@ -201,21 +227,29 @@ impl Walk<'_, '_> {
             self.sums.used.note(block.bytes);
             self.sums.used_absent_bytes += block.bytes - present;
             self.sums.small_bytes += if block.bytes <= LARGEST_CACHED { block.bytes } else { 0 };
-            self.note_key(&block);
+            self.note_links(&block);
         }
         self.pending = None;
         Ok(())
     }
 
-    /// Whether a cache has a block: its second word is the key, and its first one the next block's address, mangled.
-    fn note_key(&mut self, block: &Block) {
+    /// Notes whether a cache may have a block. In a thread's cache, its second word is the key, and its first one the next block's
+    /// address, mangled; in fast bins, it is the first one alone.
+    fn note_links(&mut self, block: &Block) {
         let [link, key] = block.words;
-        if key >> 48 == 0 || block.bytes > LARGEST_CACHED || self.keys.binary_search(&key).is_err() {
+        if block.bytes > LARGEST_CACHED {
             return;
         }
         let next = link ^ ((block.at + HEADER) >> 12);
-        if next.is_multiple_of(16) && next >> 47 == 0 {
-            self.sums.keyed.entry(key).or_default().note(block.bytes);
+        if !next.is_multiple_of(HEADER) || next >> 47 != 0 {
+            return;
+        }
+        if key >> 48 != 0 && self.keys.binary_search(&key).is_ok() {
+            return self.sums.keyed.entry(key).or_default().note(block.bytes);
+        }
+        let list = (block.bytes / HEADER).checked_sub(2).and_then(|list| self.sums.linked.get_mut(list as usize));
+        if let Some(list) = list.filter(|_| next == 0 || self.region.arena.contains(&next)) {
+            list.note(block.at, next, block.bytes);
         }
     }
 
