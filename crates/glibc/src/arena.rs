@@ -46,7 +46,7 @@ pub(crate) struct Arena {
     base: u64,
     /// First blocks of the lists of small free blocks.
     pub(crate) fast: [u64; FAST_BINS],
-    top: u64,
+    pub(crate) top: u64,
     next: u64,
     /// What it has got from the system.
     pub(crate) system_bytes: u64,
@@ -129,7 +129,14 @@ impl Arena {
             if is_newest && self.end(pages)? != end {
                 return Err(Why::Inconsistent);
             }
-            regions.push(Region { start, end, is_main: false, ends_with_fence: !is_newest, whole: at..end, arena: at..end });
+            regions.push(Region {
+                start,
+                end,
+                is_main: false,
+                ends_with_fence: !is_newest,
+                whole: at..end,
+                arena: at..end,
+            });
             match (at == own, previous == 0) {
                 (true, true) => break,
                 (false, false) => at = previous,

@@ -40,18 +40,11 @@ pub(crate) fn cached(
     Some(sum)
 }
 
-fn add(
-    pages: &mut Pages,
-    first: u64,
-    size: u64,
-    regions: &[Region],
-    is_mangled: bool,
-    sum: &mut Blocks,
-) -> Option<()> {
+fn add(pages: &mut Pages, first: u64, size: u64, regions: &[Region], is_mangled: bool, sum: &mut Blocks) -> Option<()> {
     let mut at = first;
     while at != 0 {
-        let is_block = at.is_multiple_of(HEADER)
-            && regions.iter().any(|region| (region.start..region.end).contains(&at));
+        let is_block =
+            at.is_multiple_of(HEADER) && regions.iter().any(|region| (region.start..region.end).contains(&at));
         if !is_block || sum.count >= MOST {
             return None;
         }

@@ -90,6 +90,8 @@ pub struct Heap {
     pub absent_unread_bytes: u64,
     /// What was not read because its structures contradict each other.
     pub inconsistent_bytes: u64,
+    /// Whether it was changing while it was read, so that no list of free blocks could be checked.
+    pub is_moving: bool,
     /// Whether it is known that `mapped` are all blocks with mappings of their own.
     pub mapped_is_known: bool,
     /// Blocks with mappings of their own, in order.
@@ -100,7 +102,7 @@ impl Heap {
     /// Whether nothing of it is unknown.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.doubtful_bytes == 0 && self.unread_bytes() == 0 && self.mapped_is_known
+        self.doubtful_bytes == 0 && self.unread_bytes() == 0 && self.mapped_is_known && !self.is_moving
     }
 
     /// What was not read of its arenas.
@@ -195,6 +197,11 @@ fn one_arena(
                             sums.used = sums.used.without(fast);
                             sums.fast = fast;
                         }
+                        None if version >= MANGLED => {
+                            sums.fast = sums.linked.iter().fold(walk::Blocks::default(), |sum, it| sum.with(it.blocks));
+                            sums.used = sums.used.without(sums.fast);
+                            sums.is_moving = true;
+                        }
                         None => sums.doubtful_bytes = sums.small_bytes,
                     }
                 }
@@ -205,10 +212,12 @@ fn one_arena(
         if is_better {
             best = Some((sums, unread, why));
         }
-        // What is not in memory will not be there the next time.
-        if unread == 0 || why == Why::Absent {
+        // What is not in memory will not be there the next time, unless that was given back meanwhile.
+        let mut is_same = || Arena::read(pages, base).is_some_and(|now| now.top == arena.top);
+        if unread == 0 || why == Why::Absent && is_same() {
             break;
         }
+        pages.forget();
     }
     let Some((sums, unread, why)) = best else { return };
     let into = match why {
@@ -217,6 +226,7 @@ fn one_arena(
     };
     *into = into.saturating_add(unread);
     heap.cached_bytes = heap.cached_bytes.saturating_add(sums.fast.bytes);
+    heap.is_moving |= sums.is_moving;
     heap.doubtful_bytes = heap.doubtful_bytes.saturating_add(sums.doubtful_bytes);
     heap.resident_bytes = heap.resident_bytes.saturating_add(sums.resident_bytes);
     all.add(&sums);

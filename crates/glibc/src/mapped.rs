@@ -14,7 +14,8 @@ const MOST_BLOCKS: usize = 1 << 16;
 
 /// Adds blocks with mappings of their own. `known`: how many there are and their bytes.
 pub(crate) fn add(pages: &mut Pages, space: &Space, arenas: &[u64], known: Option<(u64, u64)>, heap: &mut Heap) {
-    let most = known.map_or(MOST_BLOCKS, |(count, _)| usize::try_from(count).map_or(MOST_BLOCKS, |it| it.min(MOST_BLOCKS)));
+    let most =
+        known.map_or(MOST_BLOCKS, |(count, _)| usize::try_from(count).map_or(MOST_BLOCKS, |it| it.min(MOST_BLOCKS)));
     let arena_heaps: Vec<u64> = arenas.iter().map(|base| base & !(HEAP - 1)).collect();
     let is_other = |range: &&Range<u64>| !arena_heaps.contains(&range.start) && space.heap.as_ref() != Some(*range);
     let ranges: Vec<&Range<u64>> = space.anonymous.iter().filter(is_other).collect();

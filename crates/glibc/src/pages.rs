@@ -28,6 +28,11 @@ impl<'m> Pages<'m> {
         Self { memory, page_bytes, block: None, present: vec![false; BLOCK as usize], left: MOST_PAGES }
     }
 
+    /// Asks again of what was asked last.
+    pub(crate) const fn forget(&mut self) {
+        self.block = None;
+    }
+
     /// The part of a block of pages from a page on, and whether each of its pages is in memory.
     fn from(&mut self, page: u64) -> &[bool] {
         let block = page / BLOCK;

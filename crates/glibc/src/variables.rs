@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use crate::Space;
 use crate::arena::{BIN_MAP, BINS, NEXT, SIZE, SYSTEM, TOP};
 use crate::pages::{Pages, word};
-use crate::Space;
 
 /// Most bytes of variables that are read. A static program has all of its own there.
 const MOST_BYTES: u64 = 4 << 20;
@@ -119,7 +119,8 @@ fn parameters(bytes: &[u8], heap: Option<&Range<u64>>, page: u64, version: u32) 
     let parameters = |at: usize| {
         let [threshold, arenas] = [0, 8].map(|field| word(bytes, at + field));
         let [count, most, highest, fixed] = [0, 4, 8, 12].map(|field| number(at + places.counts + field));
-        let [sum, highest_sum, base, sizes, largest] = [0, 8, 16, 24, 32].map(|field| word(bytes, at + places.bytes + field));
+        let [sum, highest_sum, base, sizes, largest] =
+            [0, 8, 16, 24, 32].map(|field| word(bytes, at + places.bytes + field));
         let are_limits = (1..1 << 47).contains(&threshold) && (1..1 << 20).contains(&arenas) && most <= i32::MAX as u32;
         let are_sizes = (1..=MOST_SIZES).contains(&sizes) && largest <= LARGEST_CACHED && fixed <= 1;
         let are_sums = count <= highest && sum <= highest_sum && sum.is_multiple_of(page) && sum / page >= count.into();

@@ -1,6 +1,6 @@
 //! Walks over the blocks of a part of an arena, from each to the next by its size.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use crate::arena::{FAST_BINS, Region, Why};
@@ -17,9 +17,11 @@ const SMALLEST: u64 = 32;
 /// The largest block that a thread's cache takes (before 2.42), and what glibc leaves at the start of a free block that it gives back.
 const LARGEST_CACHED: u64 = 0x410;
 const LINKS: u64 = 48;
-/// Bytes that are read at once, and how often if they make no sense.
+/// Bytes that are read at once.
 const WINDOW: u64 = 256 << 10;
-const ATTEMPTS: usize = 3;
+/// Places that a walk may go back to, and how often it may.
+const MOST_PLACES: usize = 32;
+const MOST_FAILED: usize = 128;
 
 /// A number of blocks, and their sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +89,8 @@ pub(crate) struct Sums {
     pub(crate) trimmable_bytes: u64,
     pub(crate) resident_bytes: u64,
     pub(crate) doubtful_bytes: u64,
+    /// Whether blocks in fast bins are those that look so, and not those of its lists, which were changing.
+    pub(crate) is_moving: bool,
 }
 
 impl Sums {
@@ -129,33 +133,53 @@ struct Block {
     words: [u64; 2],
 }
 
+/// A place that a walk has come to.
+#[derive(Clone)]
+struct Place {
+    at: u64,
+    pending: Option<Block>,
+    sums: Sums,
+}
+
 /// Adds the blocks of a region. What was read before the error is in the sums.
+///
+/// Blocks may be merged or divided while others are read, and then the place that comes next is none any more. So the walk goes back by
+/// a place or more.
 pub(crate) fn walk(pages: &mut Pages, region: &Region, keys: &[u64], sums: &mut Sums) -> Result<(), Stop> {
     let mut buffer = vec![0; WINDOW as usize];
-    let (mut at, mut pending) = (region.start, None);
-    while at < region.end {
-        let mut failed = 0;
-        loop {
-            let length = pages.run(at, WINDOW.min(region.end - at)) & !7;
-            let bytes = &mut buffer[..length as usize];
-            if length < HEADER || !pages.read(at, bytes) {
-                return Err(Stop { at, why: Why::Absent });
+    let mut places: VecDeque<Place> = VecDeque::with_capacity(MOST_PLACES);
+    let (mut here, mut failed) = (Place { at: region.start, pending: None, sums: sums.clone() }, 0);
+    while here.at < region.end {
+        let length = pages.run(here.at, WINDOW.min(region.end - here.at)) & !7;
+        let bytes = &mut buffer[..length as usize];
+        if length < HEADER || !pages.read(here.at, bytes) {
+            *sums = here.sums;
+            return Err(Stop { at: here.at, why: Why::Absent });
+        }
+        let mut walked = Walk { pages, region, keys, here: here.clone() };
+        if walked.window(bytes).is_ok() {
+            let walked = walked.here;
+            if places.len() == MOST_PLACES {
+                places.pop_front();
             }
-            let mut walked = Walk { pages, region, keys, sums: sums.clone(), at, pending };
-            match walked.window(bytes) {
-                Ok(()) => {
-                    (*sums, at, pending) = (walked.sums, walked.at, walked.pending);
-                    break;
-                }
-                Err(_) if failed + 1 < ATTEMPTS => failed += 1,
-                Err(()) => {
-                    // Its blocks so far made sense.
-                    *sums = walked.sums;
-                    return Err(Stop { at: walked.at, why: Why::Inconsistent });
-                }
-            }
+            places.push_back(std::mem::replace(&mut here, walked));
+            continue;
+        }
+        failed += 1;
+        if failed > MOST_FAILED {
+            // Its blocks so far made sense.
+            let Place { at, sums: so_far, .. } = walked.here;
+            *sums = so_far;
+            return Err(Stop { at, why: Why::Inconsistent });
+        }
+        // First it is read again.
+        if failed % 2 == 0
+            && let Some(before) = places.pop_back()
+        {
+            here = before;
         }
     }
+    *sums = here.sums;
     Ok(())
 }
 
@@ -163,20 +187,17 @@ struct Walk<'w, 'm> {
     pages: &'w mut Pages<'m>,
     region: &'w Region,
     keys: &'w [u64],
-    sums: Sums,
-    /// Where the next block begins.
-    at: u64,
-    pending: Option<Block>,
+    here: Place,
 }
 
 impl Walk<'_, '_> {
     /// Takes in the blocks whose headers are in some bytes, which begin where the next block does.
     fn window(&mut self, bytes: &[u8]) -> Result<(), ()> {
-        let start = self.at;
-        while self.at < self.region.end {
-            let Ok(offset) = usize::try_from(self.at - start) else { return Ok(()) };
+        let start = self.here.at;
+        while self.here.at < self.region.end {
+            let Ok(offset) = usize::try_from(self.here.at - start) else { return Ok(()) };
             // A block's links may be cut off at the end of memory that is there, its header may not.
-            let wanted = if self.region.end - self.at >= SMALLEST { SMALLEST } else { HEADER };
+            let wanted = if self.region.end - self.here.at >= SMALLEST { SMALLEST } else { HEADER };
             let rest = bytes.get(offset..).unwrap_or_default();
             if rest.len() < wanted as usize && (offset > 0 || rest.len() < HEADER as usize) {
                 return Ok(());
@@ -184,11 +205,11 @@ impl Walk<'_, '_> {
             let (before, head) = (word(rest, 0), word(rest, 8));
             self.settle(before, head & PREVIOUS_IN_USE != 0)?;
             let size = head & !BITS;
-            if self.region.ends_with_fence && size <= HEADER && self.region.end - self.at <= 2 * HEADER {
-                self.at = self.region.end;
+            if self.region.ends_with_fence && size <= HEADER && self.region.end - self.here.at <= 2 * HEADER {
+                self.here.at = self.region.end;
                 return Ok(());
             }
-            let end = self.at.checked_add(size).filter(|end| *end <= self.region.end).ok_or(())?;
+            let end = self.here.at.checked_add(size).filter(|end| *end <= self.region.end).ok_or(())?;
             let is_other = head & OTHER_ARENA != 0 && self.region.is_main;
             if size < SMALLEST || !size.is_multiple_of(HEADER) || head & MAPPED != 0 || is_other {
                 return Err(());
@@ -198,18 +219,18 @@ impl Walk<'_, '_> {
                     return Err(());
                 }
                 self.rest_is_free(size);
-                self.at = end;
+                self.here.at = end;
                 return Ok(());
             }
-            self.pending = Some(Block { at: self.at, bytes: size, words: [word(rest, 16), word(rest, 24)] });
-            self.at = end;
+            self.here.pending = Some(Block { at: self.here.at, bytes: size, words: [word(rest, 16), word(rest, 24)] });
+            self.here.at = end;
         }
         Ok(())
     }
 
     /// Counts the block before this one, now that it is known whether it is in use.
     fn settle(&mut self, size_before: u64, in_use: bool) -> Result<(), ()> {
-        let Some(block) = self.pending else { return Ok(()) };
+        let Some(block) = self.here.pending else { return Ok(()) };
         let range = block.at..block.at + block.bytes;
         // Its first page and the one behind it were read.
         let present = match block.bytes <= self.pages.page_bytes {
@@ -220,16 +241,16 @@ impl Walk<'_, '_> {
             if size_before != block.bytes {
                 return Err(());
             }
-            self.sums.free_bytes += block.bytes;
-            self.sums.free_resident_bytes += present;
-            self.sums.trimmable_bytes += self.whole_pages(block.at + LINKS..range.end);
+            self.here.sums.free_bytes += block.bytes;
+            self.here.sums.free_resident_bytes += present;
+            self.here.sums.trimmable_bytes += self.whole_pages(block.at + LINKS..range.end);
         } else {
-            self.sums.used.note(block.bytes);
-            self.sums.used_absent_bytes += block.bytes - present;
-            self.sums.small_bytes += if block.bytes <= LARGEST_CACHED { block.bytes } else { 0 };
+            self.here.sums.used.note(block.bytes);
+            self.here.sums.used_absent_bytes += block.bytes - present;
+            self.here.sums.small_bytes += if block.bytes <= LARGEST_CACHED { block.bytes } else { 0 };
             self.note_links(&block);
         }
-        self.pending = None;
+        self.here.pending = None;
         Ok(())
     }
 
@@ -245,9 +266,9 @@ impl Walk<'_, '_> {
             return;
         }
         if key >> 48 != 0 && self.keys.binary_search(&key).is_ok() {
-            return self.sums.keyed.entry(key).or_default().note(block.bytes);
+            return self.here.sums.keyed.entry(key).or_default().note(block.bytes);
         }
-        let list = (block.bytes / HEADER).checked_sub(2).and_then(|list| self.sums.linked.get_mut(list as usize));
+        let list = (block.bytes / HEADER).checked_sub(2).and_then(|list| self.here.sums.linked.get_mut(list as usize));
         if let Some(list) = list.filter(|_| next == 0 || self.region.arena.contains(&next)) {
             list.note(block.at, next, block.bytes);
         }
@@ -255,13 +276,13 @@ impl Walk<'_, '_> {
 
     /// The last block of an arena is never in use.
     fn rest_is_free(&mut self, bytes: u64) {
-        let range = self.at..self.region.end;
-        self.sums.free_bytes += bytes;
-        self.sums.free_resident_bytes += self.pages.present_bytes(&range);
+        let range = self.here.at..self.region.end;
+        self.here.sums.free_bytes += bytes;
+        self.here.sums.free_resident_bytes += self.pages.present_bytes(&range);
         // Only the main arena's is given back, all but a block of the smallest size.
         let given = bytes.saturating_sub(SMALLEST + 1) / self.pages.page_bytes * self.pages.page_bytes;
         if self.region.is_main {
-            self.sums.trimmable_bytes += self.whole_pages(range.end - given..range.end);
+            self.here.sums.trimmable_bytes += self.whole_pages(range.end - given..range.end);
         }
     }
 

@@ -367,7 +367,11 @@ Rss:                   4 kB
             assert_eq!(sum(&parse(text.as_bytes()).expect("read"), &Known::default(), None).total_bytes(), 0, "{text}");
         }
         let large = format!("0-{:x} rw-p 0 0:0 0\nRss: {} kB\n0-1 rw-p 0 0:0 0\nRss: 9 kB\n", u64::MAX, u64::MAX);
-        assert_eq!(sum(&parse(large.as_bytes()).expect("read"), &Known { blocks: &[0], ..Known::default() }, None).total_bytes(), u64::MAX);
+        assert_eq!(
+            sum(&parse(large.as_bytes()).expect("read"), &Known { blocks: &[0], ..Known::default() }, None)
+                .total_bytes(),
+            u64::MAX
+        );
         assert!(!parse(&b"1-2 rw-p 0 0:0 0 \xff\xfe\nRss: 4 kB"[..]).expect("read").is_empty());
     }
 
@@ -429,8 +433,7 @@ Rss:                   4 kB
         let pid = std::process::id();
         let start_ns = Stat::read(pid).expect("our own state can be read").start_ns;
         let block = vec![1_u8; 256 << 10];
-        let found =
-            of(pid, start_ns, vec![block.as_ptr() as u64], &[]).expect("our own mappings can be read");
+        let found = of(pid, start_ns, vec![block.as_ptr() as u64], &[]).expect("our own mappings can be read");
         assert!(found.heap_bytes >= block.len() as u64 && found.files_bytes > 0 && found.stacks_bytes > 0, "{found:?}");
         assert!(anonymous_bytes(pid).is_some_and(|bytes| bytes >= block.len() as u64));
         assert_eq!(of(pid, start_ns + 10_000_000_000, Vec::new(), &[]), None, "another process");

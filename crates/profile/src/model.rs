@@ -14,6 +14,7 @@ mod row_key;
 mod stack;
 
 pub use by_address::ByAddress;
+pub use glibc::{Before, Glibc, Recorded, glibc_version};
 pub use header::Header;
 pub use heapbpf_statistics::criterion::Criterion;
 pub use heapbpf_statistics::outliving::Octave;
@@ -23,7 +24,6 @@ pub use losses::{LossBound, Losses, Unread};
 pub use placement::Placement;
 pub use process::{Member, Process};
 pub use profile::Profile;
-pub use glibc::{Before, Glibc, Recorded, glibc_version};
 pub use resident::{OTHER, Resident, UNDIVIDED};
 pub use row::Row;
 pub use row_key::RowKey;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::intern::Interned;
-use super::model::{Frame, GO_RUNTIME, Glibc, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, SampleSums, Stack};
+use super::model::{
+    Frame, GO_RUNTIME, Glibc, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, SampleSums, Stack,
+};
 use heapbpf_statistics::survival;
 
 /// Name, executable, cgroup if asked for, whether it ended, whether its memory in use is unknown, and since when it is

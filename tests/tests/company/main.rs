@@ -5,9 +5,9 @@
 
 mod accounting;
 mod audit;
-mod before;
 mod bad_input;
 mod bad_stacks;
+mod before;
 mod completeness;
 mod deep;
 mod dhat;

@@ -264,7 +264,7 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     assert!(browser.text("document.querySelector('#programs thead').innerText").contains("RSS"));
     browser.click("#memory summary");
     let memory = browser.text("document.getElementById('memory-lines').innerText");
-    assert!(memory.contains(" = heap ") && memory.contains("used by nobody"), "{memory}");
+    assert!(memory.contains(" = heap ") && memory.contains("free inside glibc"), "{memory}");
     fits_at_every_width(&mut browser, "a running service with its memory");
     // A refresh takes neither the focus nor what is open.
     browser.value("document.querySelector('#programs tbody button').focus()");

@@ -149,8 +149,9 @@ mod tests {
         let exact = |value: f64| (value, Some(value), Some(value));
         let recorded = Recorded { bytes: exact(400_000.0), blocks: exact(100.0) };
         let before = heap.before(&recorded);
-        assert_eq!((before.estimate, before.high), (598_400.0, 599_200.0));
-        assert!(before.low.is_some_and(|low| (570_000.0..596_800.0).contains(&low)), "{before:?}");
+        assert_eq!((before.estimate, before.low, before.high), (598_400.0, Some(596_800.0), 599_200.0));
+        let with_large = Glibc { large_blocks: 2, ..heap };
+        assert_eq!(with_large.before(&recorded).low, Some(596_800.0 - 8192.0), "they are rounded up to pages");
         // Not more than there was at first, and not less than nothing.
         let known = Glibc { at_attach_bytes: Some(500_000), ..heap };
         assert_eq!((known.before(&recorded).estimate, known.before(&recorded).high), (500_000.0, 500_000.0));

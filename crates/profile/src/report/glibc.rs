@@ -1,8 +1,8 @@
 //! What of a heap is in use and what is free, where glibc's arenas were read: in parts that add up.
 
-use super::{Context, plural};
 use super::processes::Entry;
 use super::resident::{TOGETHER, bytes};
+use super::{Context, plural};
 use crate::model::{Before, Glibc, Recorded, Resident};
 use crate::units;
 use crate::value::Value;
@@ -22,7 +22,8 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
         true => parts(context, entry, resident, glibc),
         false => {
             let (least, most) = glibc.inuse_bounds();
-            let amount = if least < most { format!("between {} and {}", bytes(least), bytes(most)) } else { bytes(most) };
+            let amount =
+                if least < most { format!("between {} and {}", bytes(least), bytes(most)) } else { bytes(most) };
             let blocks = plural(glibc.blocks, "block");
             format!("of glibc's heap, {amount} is in use in {blocks}; {} is free inside glibc", free(glibc))
         }
@@ -35,6 +36,9 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
         if size > 0 {
             said += &format!("; {} {what}", bytes(size as f64));
         }
+    }
+    if !glibc.exact && glibc.inuse_bounds() == (glibc.inuse_bytes as f64, glibc.inuse_bytes as f64) {
+        said += "; it changed while it was read, or its large blocks could not be checked";
     }
     if let Some(remedy) = remedy(glibc, resident, entry.processes().len().max(1) as u64) {
         said += &format!("; {remedy}");
@@ -63,7 +67,8 @@ fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let figure = figure.figure.replace(' ', &TOGETHER.to_string());
     let before = glibc.before(&recorded);
-    let (heap, absent, free_bytes) = (resident.heap_bytes as f64, glibc.absent_bytes as f64, glibc.free_resident_bytes as f64);
+    let (heap, absent, free_bytes) =
+        (resident.heap_bytes as f64, glibc.absent_bytes as f64, glibc.free_resident_bytes as f64);
     let other = heap - glibc.resident_bytes as f64;
     let other = if other > OTHER_BYTES.max(OTHER * heap) { other } else { 0.0 };
     let rounding = heap + absent - recorded.bytes.0 - before.estimate - free_bytes - other;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::model::{Frame, LossBound, Stack};
+use crate::model::{Frame, Glibc, LossBound, Stack};
 use crate::report::figure::FigureText;
 use crate::report::text::width;
 use crate::testing;
@@ -278,6 +278,66 @@ fn resident_memory_is_said_in_parts_that_add_up() {
     let lines: Vec<&str> = narrow.lines().skip_while(|line| *line != "Resident memory").collect();
     assert!(lines.len() > 3 && lines.iter().all(|line| line.chars().count() <= 60), "{narrow}");
     assert!(!report(&testing::small(), &ReportOptions::default()).contains("resident:"), "nothing was measured");
+}
+
+/// Where glibc's arenas were read, the heap is a sum whose parts add up, and free memory has a remedy.
+#[test]
+fn a_heap_whose_arenas_were_read_is_a_sum() {
+    const MIB: u64 = 1 << 20;
+    let mut profile = testing::measured().only_process(0);
+    profile.header.live = true;
+    let inuse = Pool::of(&profile.rows).estimate(&profile, Value::InuseSpace, 0.95).estimate as u64;
+    let glibc = Glibc {
+        arenas: 9,
+        blocks: 1000,
+        inuse_bytes: inuse + 100 * MIB,
+        absent_bytes: 4 * MIB,
+        free_bytes: 190 * MIB,
+        free_resident_bytes: 180 * MIB,
+        trimmable_bytes: 120 * MIB,
+        resident_bytes: 299 * MIB,
+        exact: true,
+        ..Glibc::default()
+    };
+    let said = |profile: &mut Profile, glibc: Glibc| {
+        profile.processes[0].resident.as_mut().expect("measured").glibc = Some(glibc);
+        let text = report(profile, &ReportOptions { width: 1_000, ..ReportOptions::default() });
+        text.lines().find(|line| line.contains("glibc")).expect("a line").to_owned()
+    };
+    let text = said(&mut profile, glibc);
+    for part in [
+        "the heap = ",
+        " in use by what was recorded + ",
+        " in use from before + 180 MiB free inside glibc + ",
+        " \u{2212} 4.00 MiB in use that is not in memory",
+        "; malloc_trim(0) gives back 120 MiB of what is free, MALLOC_ARENA_MAX=2 has fewer arenas than 9",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // What is not exact has bounds, and says why.
+    let partly = Glibc { exact: false, unread_bytes: 5 * MIB, inconsistent_bytes: MIB, doubtful_bytes: MIB, ..glibc };
+    let text = said(&mut profile, partly);
+    for part in [
+        "1.00 MiB that counts as in use may be in caches",
+        "5.00 MiB of its arenas was not read",
+        "1.00 MiB of its arenas is not consistent",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let text = said(&mut profile, Glibc { exact: false, ..glibc });
+    assert!(text.contains("it changed while it was read"), "{text}");
+    // Where other allocators were recorded as well, only the sum of all blocks is known.
+    profile.processes[0].allocators.push("jemalloc 5.3".into());
+    let text = said(&mut profile, partly);
+    assert!(
+        text.contains("of glibc's heap, between ") && text.contains(" is in use in 1,000 blocks; 180 MiB is free"),
+        "{text}"
+    );
+    // Others have bounds: what was there at first may be in mappings in which nothing was sampled.
+    let resident = profile.processes[0].resident.as_mut().expect("measured");
+    (resident.glibc, resident.heap_bytes, resident.other_bytes) = (None, 0, 30 * MIB);
+    let text = report(&profile, &ReportOptions { width: 1_000, ..ReportOptions::default() });
+    assert!(text.contains("at most 30.0 MiB is older than the recording"), "{text}");
 }
 
 /// Memory that no recorded call allocated is told where its share is large: "missed nothing" is not said of a runtime's own heap.

@@ -44,7 +44,8 @@ impl Attaching {
             let pid = process.pid;
             let size = self.targets.at_attach(pid).anonymous_bytes?;
             let allocators = self.allocators_of(host, pid).into_iter();
-            let names: Vec<&str> = allocators.filter_map(|key| Some(self.hooks.files.plan(key)?.allocator.as_str())).collect();
+            let names: Vec<&str> =
+                allocators.filter_map(|key| Some(self.hooks.files.plan(key)?.allocator.as_str())).collect();
             let version = glibc_version(names)?;
             Some((size, Wanted { pid, start_ns: process.start_ns, version, longest: LONGEST }))
         };

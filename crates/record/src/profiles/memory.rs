@@ -87,7 +87,9 @@ impl MemoryReader {
                 None => &mut processes[number],
                 Some(number) => &mut idle[number],
             };
-            let found = self.read(it, glibc_version(process.allocators.iter().map(String::as_str)), &sums, &mut left).unwrap_or(sums);
+            let found = self
+                .read(it, glibc_version(process.allocators.iter().map(String::as_str)), &sums, &mut left)
+                .unwrap_or(sums);
             let of_glibc = |glibc| Glibc {
                 at_attach_blocks: at_attach.inuse.map(|it| it.blocks),
                 at_attach_bytes: at_attach.inuse.map(|it| it.bytes),
@@ -135,7 +137,13 @@ impl MemoryReader {
     }
 
     /// What glibc has, if there is time.
-    fn read_arenas(&mut self, it: &Measured, version: u32, sums: &Resident, left: &mut Left) -> Option<heapbpf_glibc::Heap> {
+    fn read_arenas(
+        &mut self,
+        it: &Measured,
+        version: u32,
+        sums: &Resident,
+        left: &mut Left,
+    ) -> Option<heapbpf_glibc::Heap> {
         // At worst, all of its private memory is read.
         let expected = FOR_A_MIB.saturating_mul(u32::try_from(sums.undivided_bytes >> 20).unwrap_or(u32::MAX));
         if self.silent.contains(&it.key) || left.is_refresh && expected > left.arenas {
@@ -204,7 +212,12 @@ mod tests {
     fn own() -> Measured {
         let start_ns = heapbpf_host::process::Stat::read(std::process::id()).expect("our own state").start_ns;
         let key = ProcessKey { start_ns, tgid: std::process::id(), exec_id: 0 };
-        Measured { process: 0, key, blocks: Vec::new(), at_attach: AtAttach { anonymous_bytes: Some(7), ..AtAttach::default() } }
+        Measured {
+            process: 0,
+            key,
+            blocks: Vec::new(),
+            at_attach: AtAttach { anonymous_bytes: Some(7), ..AtAttach::default() },
+        }
     }
 
     #[test]

@@ -14,8 +14,8 @@ use heapbpf_symbols::go::GoProgram;
 use heapbpf_unwind::mapping::Mapping;
 use sampler_ebpf::abi::ProcessKey;
 
-use crate::attaching::arenas::AtAttach;
 use super::symbolization::{Facts, UnsymbolizedStack};
+use crate::attaching::arenas::AtAttach;
 use crate::stats::Stats;
 
 /// Level of detail of a snapshot.
