@@ -100,12 +100,13 @@ impl Arena {
             return Ok(Vec::new());
         }
         let heap = heap.filter(|heap| heap.contains(&self.top)).ok_or(Why::Inconsistent)?;
-        let start = sbrk_base.unwrap_or(heap.start);
-        let end = self.end(pages)?;
-        if end > heap.end || !start.is_multiple_of(HEADER) || start >= end {
+        // What a static program had from the system before, such as the main thread's variables, is below it.
+        let base = sbrk_base.unwrap_or(heap.start);
+        let (start, end) = (base.checked_next_multiple_of(HEADER).unwrap_or(base), self.end(pages)?);
+        if end > heap.end || start >= end {
             return Err(Why::Inconsistent);
         }
-        Ok(vec![Region { start, end, is_main: true, ends_with_fence: false, whole: start..end, arena: start..end }])
+        Ok(vec![Region { start, end, is_main: true, ends_with_fence: false, whole: base..end, arena: start..end }])
     }
 
     /// Blocks of another arena: those of each of its heaps, from the newest to that which it lies in itself.

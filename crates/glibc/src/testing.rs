@@ -10,7 +10,8 @@ pub(crate) const DATA: u64 = 0x7f00_0000_0000;
 pub(crate) const MAIN: u64 = DATA + 0x400;
 const PARAMETERS: u64 = DATA + 0x2000;
 pub(crate) const KEY: u64 = 0xdead_beef_0123_4567;
-pub(crate) const HEAP: u64 = 0x5500_0000_0000;
+/// It begins within a page, as in static programs.
+pub(crate) const HEAP: u64 = 0x5500_0000_0d40;
 /// Two heaps of another arena.
 pub(crate) const FIRST: u64 = 0x7e00_0000_0000;
 pub(crate) const SECOND: u64 = 0x7e00_0800_0000;
@@ -117,9 +118,9 @@ pub(crate) fn process() -> (Process, Space) {
     ];
     let end = process.blocks(HEAP, 0, &main);
     let rest = end - 0x8000;
-    process.arena(MAIN, OTHER, rest, (end - HEAP).next_multiple_of(PAGE));
+    process.arena(MAIN, OTHER, rest, end.next_multiple_of(PAGE) - HEAP);
     // The rest ends with a page.
-    let all = (end - HEAP).next_multiple_of(PAGE);
+    let all = end.next_multiple_of(PAGE) - HEAP;
     process.put(rest + 8, (HEAP + all - rest) | 1);
     let at = |block: usize| HEAP + main[..block].iter().map(|(size, _)| size).sum::<u64>();
     process.list(&[at(2), at(3)], Some(KEY));
@@ -148,7 +149,7 @@ pub(crate) fn process() -> (Process, Space) {
     process.put(LARGE + 0x5008, 0x3000 | 2);
     let space = Space {
         data: Vec::from([DATA..DATA + 0x4000]),
-        heap: Some(HEAP..HEAP + all),
+        heap: Some(HEAP / PAGE * PAGE..HEAP + all),
         anonymous: vec![FIRST..FIRST + SIZE_OF_HEAPS, SECOND..SECOND + 0x1000, LARGE..LARGE + 0x8000],
         threads: 2,
     };

@@ -33,7 +33,7 @@ impl Variables {
         for range in &space.data {
             let bytes = bytes(pages, range, &mut left);
             if found.is_none()
-                && let Some(at) = main_arena(&bytes, range.start, pages.page_bytes)
+                && let Some(at) = main_arena(&bytes, range.start)
             {
                 let (sbrk_base, mapped) = parameters(&bytes, space.heap.as_ref(), pages.page_bytes, version).unzip();
                 found = Some(Self { main: range.start + at as u64, sbrk_base, mapped, keys: Vec::new() });
@@ -63,15 +63,15 @@ fn bytes(pages: &mut Pages, range: &Range<u64>, left: &mut u64) -> Vec<u8> {
 }
 
 /// Where in some bytes, which lie at an address, the main arena is: most of its lists are empty, and then point to themselves.
-fn main_arena(bytes: &[u8], address: u64, page: u64) -> Option<usize> {
+fn main_arena(bytes: &[u8], address: u64) -> Option<usize> {
     let last = bytes.len().checked_sub(SIZE as usize)?;
-    (0..=last).step_by(8).find(|at| is_arena(&bytes[*at..], address + *at as u64, page))
+    (0..=last).step_by(8).find(|at| is_arena(&bytes[*at..], address + *at as u64))
 }
 
-fn is_arena(bytes: &[u8], base: u64, page: u64) -> bool {
+fn is_arena(bytes: &[u8], base: u64) -> bool {
     let (next, top, system) = (word(bytes, NEXT), word(bytes, TOP), word(bytes, SYSTEM));
     let is_address = |word: u64| word >= 4096 && word >> 47 == 0 && word.is_multiple_of(8);
-    if !is_address(next) || !is_address(top) || !system.is_multiple_of(page) || word(bytes, SYSTEM + 8) < system {
+    if !is_address(next) || !is_address(top) || !system.is_multiple_of(8) || word(bytes, SYSTEM + 8) < system {
         return false;
     }
     let mut empty = 0;
@@ -124,7 +124,7 @@ fn parameters(bytes: &[u8], heap: Option<&Range<u64>>, page: u64, version: u32) 
         let are_limits = (1..1 << 47).contains(&threshold) && (1..1 << 20).contains(&arenas) && most <= i32::MAX as u32;
         let are_sizes = (1..=MOST_SIZES).contains(&sizes) && largest <= LARGEST_CACHED && fixed <= 1;
         let are_sums = count <= highest && sum <= highest_sum && sum.is_multiple_of(page) && sum / page >= count.into();
-        let is_base = heap.contains(&base) && base.is_multiple_of(16);
+        let is_base = heap.contains(&base);
         let is_one = are_limits && are_sizes && are_sums && is_base && (count == 0) == (sum == 0);
         is_one.then_some((base, (count.into(), sum)))
     };
