@@ -148,7 +148,7 @@ pub(crate) fn process() -> (Process, Space) {
     process.put(LARGE + 0x2008, 1);
     process.put(LARGE + 0x5008, 0x3000 | 2);
     let space = Space {
-        data: Vec::from([DATA..DATA + 0x4000]),
+        data: std::iter::once(DATA..DATA + 0x4000).collect(),
         heap: Some(HEAP / PAGE * PAGE..HEAP + all),
         anonymous: vec![FIRST..FIRST + SIZE_OF_HEAPS, SECOND..SECOND + 0x1000, LARGE..LARGE + 0x8000],
         threads: 2,
