@@ -67,7 +67,7 @@ pub struct Recorded {
 pub struct Before {
     /// The estimate.
     pub estimate: f64,
-    /// The lower bound; `None` if nothing bounds how much the recorded blocks were rounded up.
+    /// The lower bound; `None` if nothing bounds what was recorded.
     pub low: Option<f64>,
     /// The upper bound.
     pub high: f64,
@@ -127,8 +127,10 @@ impl Glibc {
         let at_first = self.at_attach_bytes.map_or(f64::INFINITY, |bytes| bytes as f64);
         let within = |value: f64| value.clamp(0.0, most.min(at_first));
         let least_recorded = bytes.1.unwrap_or(0.0) + ROUNDED[0] * blocks.1.unwrap_or(0.0);
-        let for_pages = self.large_blocks as f64 * PAGE;
-        let most_recorded = bytes.2.zip(blocks.2).map(|(bytes, blocks)| bytes + ROUNDED[2] * blocks + for_pages);
+        // Not more blocks were recorded than there are.
+        let most_blocks = blocks.2.unwrap_or(f64::INFINITY).min(self.blocks as f64);
+        let rounded = ROUNDED[2] * most_blocks + PAGE * self.large_blocks as f64;
+        let most_recorded = bytes.2.map(|bytes| bytes + rounded);
         Before {
             estimate: within(self.inuse_bytes as f64 - bytes.0 - ROUNDED[1] * blocks.0),
             low: most_recorded.map(|recorded| within(least - recorded)),
@@ -150,6 +152,8 @@ mod tests {
         let recorded = Recorded { bytes: exact(400_000.0), blocks: exact(100.0) };
         let before = heap.before(&recorded);
         assert_eq!((before.estimate, before.low, before.high), (598_400.0, Some(596_800.0), 599_200.0));
+        let unknown = Recorded { blocks: (100.0, None, None), ..recorded };
+        assert_eq!(heap.before(&unknown).low, Some(568_000.0), "not more blocks were recorded than there are");
         let with_large = Glibc { large_blocks: 2, ..heap };
         assert_eq!(with_large.before(&recorded).low, Some(596_800.0 - 8192.0), "they are rounded up to pages");
         // Not more than there was at first, and not less than nothing.

@@ -93,7 +93,7 @@ fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -
 fn with_bounds(before: &Before) -> String {
     let estimate = before.estimate;
     let unit = units::ByteUnit::of(estimate.max(before.high));
-    let Some(low) = before.low else { return format!("about {}, at most {},", bytes(estimate), bytes(before.high)) };
+    let low = before.low.unwrap_or(0.0);
     let [low, of, high] = [low, estimate, before.high].map(|size| unit.figure(size));
     if low == of && of == high { bytes(estimate) } else { format!("{} [{low}, {high}]", bytes(estimate)) }
 }
