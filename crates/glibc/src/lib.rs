@@ -12,6 +12,8 @@
 
 mod arena;
 mod fast;
+#[cfg(test)]
+mod fuzzed;
 mod mapped;
 mod pages;
 #[cfg(test)]
@@ -20,6 +22,10 @@ mod testing;
 mod tests;
 mod variables;
 mod walk;
+
+// What is shared with the fuzz target names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_glibc;
 
 use std::ops::{Range, RangeInclusive};
 

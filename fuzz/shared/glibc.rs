@@ -1,0 +1,45 @@
+//! The memory of a process with glibc's arenas, which is the fuzzer's.
+
+use heapbpf_glibc::{Memory, Space, read};
+
+#[path = "memory.rs"]
+pub mod memory;
+
+use memory::Pieces;
+
+const PAGE: u64 = 4096;
+/// Where it has variables, the main heap and other mappings.
+pub const DATA: u64 = 0x7f00_0000_0000;
+const HEAP: u64 = 0x5500_0000_0000;
+const MAPPED: [(u64, u64); 3] = [(0x7e00_0000_0000, 0x21000), (0x7e00_0800_0000, 0x1000), (0x7d00_0000_0000, 0x8000)];
+
+impl Memory for Pieces {
+    fn page_bytes(&self) -> u64 {
+        PAGE
+    }
+
+    fn present(&mut self, first: u64, pages: &mut [bool]) {
+        for (page, number) in pages.iter_mut().zip(first..) {
+            *page = number.checked_mul(PAGE).is_some_and(|at| Pieces::read(self, at, &mut [0]));
+        }
+    }
+
+    fn read(&mut self, address: u64, buffer: &mut [u8]) -> bool {
+        Pieces::read(self, address, buffer)
+    }
+}
+
+/// Checks an input: the version (1 byte), and memory.
+pub fn check(data: &[u8]) {
+    let Some((version, rest)) = data.split_first() else { return };
+    let space = Space {
+        data: std::iter::once(DATA..DATA + 0x4000).collect(),
+        heap: Some(HEAP..HEAP + 0x10_0000),
+        anonymous: MAPPED.iter().map(|(start, length)| *start..start + length).collect(),
+        threads: 2,
+    };
+    let Ok(heap) = read(&mut Pieces::parse(rest), &space, (*version).into()) else { return };
+    assert!(heap.doubtful_bytes <= heap.inuse_bytes && heap.cached_bytes <= heap.free_bytes, "{heap:?}");
+    assert!(heap.free_resident_bytes <= heap.free_bytes && heap.inuse_bytes < 1 << 48, "{heap:?}");
+    assert!(heap.resident_bytes <= rest.len() as u64 * PAGE, "{heap:?}");
+}
