@@ -16,6 +16,7 @@ mod fast;
 mod fuzzed;
 mod mapped;
 mod pages;
+mod reading;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -29,8 +30,8 @@ extern crate self as heapbpf_glibc;
 
 use std::ops::{Range, RangeInclusive};
 
-use arena::{Arena, Why};
 use pages::Pages;
+use reading::{ATTEMPTS, How};
 use variables::Variables;
 use walk::Sums;
 
@@ -43,8 +44,6 @@ const MANGLED: u32 = 32;
 const KEYED: u32 = 34;
 /// Most that one thread's cache holds by default: 7 blocks of each of 64 sizes.
 const MOST_CACHED_BYTES: u64 = 7 * (64 * 32 + 16 * 2016);
-/// How often an arena is read that changes meanwhile.
-const ATTEMPTS: usize = 3;
 
 /// The memory of a process, as the caller reads it.
 pub trait Memory {
@@ -143,10 +142,10 @@ pub fn read(memory: &mut dyn Memory, space: &Space, version: u32) -> Result<Heap
     let keys = if version >= KEYED { variables.keys.as_slice() } else { &[] };
     let arenas = (0..ATTEMPTS).find_map(|_| arena::all(&mut pages, variables.main)).ok_or(NotRead::Inconsistent)?;
     let mut heap = Heap { arenas: arenas.len() as u64, ..Heap::default() };
-    let mut all = Sums::default();
+    let (mut all, how) = (Sums::default(), How { space, keys, is_mangled: version >= MANGLED });
     for base in &arenas {
         let is_main = *base == variables.main;
-        one_arena(&mut pages, *base, is_main.then_some(&variables), (space, version), keys, (&mut heap, &mut all));
+        reading::arena(&mut pages, *base, is_main.then_some(&variables), &how, (&mut heap, &mut all));
     }
     let cached = if version >= KEYED { all.cached() } else { walk::Blocks::default() };
     if version < KEYED {
@@ -163,77 +162,4 @@ pub fn read(memory: &mut dyn Memory, space: &Space, version: u32) -> Result<Heap
     mapped::add(&mut pages, space, &arenas, variables.mapped, &mut heap);
     heap.doubtful_bytes = heap.doubtful_bytes.min(heap.inuse_bytes);
     Ok(heap)
-}
-
-/// Adds an arena. `variables`: of the main one.
-fn one_arena(
-    pages: &mut Pages,
-    base: u64,
-    variables: Option<&Variables>,
-    (space, version): (&Space, u32),
-    keys: &[u64],
-    (heap, all): (&mut Heap, &mut Sums),
-) {
-    let mut best: Option<(Sums, u64, Why)> = None;
-    for _ in 0..ATTEMPTS {
-        let Some(arena) = Arena::read(pages, base) else { break };
-        let (mut sums, mut unread, mut why) = (Sums::default(), 0_u64, Why::Absent);
-        let regions = match variables {
-            Some(variables) => arena.main_heap(pages, variables.sbrk_base, space.heap.as_ref()),
-            None => arena.heaps(pages),
-        };
-        match regions {
-            Ok(regions) => {
-                for region in &regions {
-                    if let Err(stop) = walk::walk(pages, region, keys, &mut sums) {
-                        unread = unread.saturating_add(region.end.saturating_sub(stop.at));
-                        why = why.worst(stop.why);
-                    }
-                    sums.resident_bytes = sums.resident_bytes.saturating_add(pages.resident_bytes(&region.whole));
-                }
-                let known: u64 = regions.iter().map(|region| region.whole.end - region.whole.start).sum();
-                let elsewhere = arena.system_bytes.saturating_sub(known);
-                // A heap of an arena counts whole; of the main one, what is before its first block may not.
-                if elsewhere > 0 {
-                    (unread, why) = (unread.saturating_add(elsewhere), why.worst(Why::Inconsistent));
-                }
-                if unread == 0 {
-                    match fast::cached(pages, &arena, &regions, (version >= MANGLED).then_some(&sums.linked)) {
-                        Some(fast) => {
-                            sums.used = sums.used.without(fast);
-                            sums.fast = fast;
-                        }
-                        None if version >= MANGLED => {
-                            sums.fast = sums.linked.iter().fold(walk::Blocks::default(), |sum, it| sum.with(it.blocks));
-                            sums.used = sums.used.without(sums.fast);
-                            sums.is_moving = true;
-                        }
-                        None => sums.doubtful_bytes = sums.small_bytes,
-                    }
-                }
-            }
-            Err(reason) => (unread, why) = (arena.system_bytes, reason),
-        }
-        let is_better = best.as_ref().is_none_or(|(_, least, _)| unread < *least);
-        if is_better {
-            best = Some((sums, unread, why));
-        }
-        // What is not in memory will not be there the next time, unless that was given back meanwhile.
-        let mut is_same = || Arena::read(pages, base).is_some_and(|now| now.top == arena.top);
-        if unread == 0 || why == Why::Absent && is_same() {
-            break;
-        }
-        pages.forget();
-    }
-    let Some((sums, unread, why)) = best else { return };
-    let into = match why {
-        Why::Absent => &mut heap.absent_unread_bytes,
-        Why::Inconsistent => &mut heap.inconsistent_bytes,
-    };
-    *into = into.saturating_add(unread);
-    heap.cached_bytes = heap.cached_bytes.saturating_add(sums.fast.bytes);
-    heap.is_moving |= sums.is_moving;
-    heap.doubtful_bytes = heap.doubtful_bytes.saturating_add(sums.doubtful_bytes);
-    heap.resident_bytes = heap.resident_bytes.saturating_add(sums.resident_bytes);
-    all.add(&sums);
 }

@@ -1,0 +1,102 @@
+//! Reads one arena, again if it changes meanwhile.
+
+use crate::arena::{Arena, Region, Why};
+use crate::pages::Pages;
+use crate::variables::Variables;
+use crate::walk::{Blocks, Sums, walk};
+use crate::{Heap, Space, fast};
+
+/// How often an arena is read that changes meanwhile.
+pub(crate) const ATTEMPTS: usize = 3;
+
+/// What one attempt has found.
+struct Attempt {
+    sums: Sums,
+    /// What was not read, and why.
+    unread_bytes: u64,
+    why: Why,
+}
+
+/// How arenas are read.
+pub(crate) struct How<'h> {
+    pub(crate) space: &'h Space,
+    /// Words that may be the key of blocks in caches.
+    pub(crate) keys: &'h [u64],
+    /// Whether links of lists are mangled.
+    pub(crate) is_mangled: bool,
+}
+
+/// Adds an arena to the heap and to the sums of all. `variables`: of the main one.
+pub(crate) fn arena(
+    pages: &mut Pages,
+    base: u64,
+    variables: Option<&Variables>,
+    how: &How,
+    (heap, all): (&mut Heap, &mut Sums),
+) {
+    let mut best: Option<Attempt> = None;
+    for _ in 0..ATTEMPTS {
+        let Some(arena) = Arena::read(pages, base) else { break };
+        let regions = match variables {
+            Some(variables) => arena.main_heap(pages, variables.sbrk_base, how.space.heap.as_ref()),
+            None => arena.heaps(pages),
+        };
+        let attempt = match regions {
+            Ok(regions) => attempt(pages, &arena, &regions, how),
+            Err(why) => Attempt { sums: Sums::default(), unread_bytes: arena.system_bytes, why },
+        };
+        let (unread, why) = (attempt.unread_bytes, attempt.why);
+        if best.as_ref().is_none_or(|best| unread < best.unread_bytes) {
+            best = Some(attempt);
+        }
+        // What is not in memory will not be there the next time, unless that was given back meanwhile.
+        let mut is_same = || Arena::read(pages, base).is_some_and(|now| now.top == arena.top);
+        if unread == 0 || why == Why::Absent && is_same() {
+            break;
+        }
+        pages.forget();
+    }
+    let Some(Attempt { sums, unread_bytes, why }) = best else {
+        // It is gone, and how much it had is not known.
+        heap.is_moving = true;
+        return;
+    };
+    let into = match why {
+        Why::Absent => &mut heap.absent_unread_bytes,
+        Why::Inconsistent => &mut heap.inconsistent_bytes,
+    };
+    *into = into.saturating_add(unread_bytes);
+    heap.cached_bytes = heap.cached_bytes.saturating_add(sums.fast.bytes);
+    heap.is_moving |= sums.is_moving;
+    heap.doubtful_bytes = heap.doubtful_bytes.saturating_add(sums.doubtful_bytes);
+    heap.resident_bytes = heap.resident_bytes.saturating_add(sums.resident_bytes);
+    all.add(&sums);
+}
+
+fn attempt(pages: &mut Pages, arena: &Arena, regions: &[Region], how: &How) -> Attempt {
+    let (mut sums, mut unread_bytes, mut why, mut known) = (Sums::default(), 0_u64, Why::Absent, 0_u64);
+    for region in regions {
+        if let Err(stop) = walk(pages, region, how.keys, &mut sums) {
+            unread_bytes = unread_bytes.saturating_add(region.end.saturating_sub(stop.at));
+            why = why.worst(stop.why);
+        }
+        sums.resident_bytes = sums.resident_bytes.saturating_add(pages.resident_bytes(&region.whole));
+        known = known.saturating_add(region.whole.end - region.whole.start);
+    }
+    let elsewhere = arena.system_bytes.saturating_sub(known);
+    if elsewhere > 0 {
+        (unread_bytes, why) = (unread_bytes.saturating_add(elsewhere), why.worst(Why::Inconsistent));
+    }
+    let linked = how.is_mangled.then_some(&sums.linked);
+    match fast::cached(pages, arena, regions, linked).filter(|_| unread_bytes == 0) {
+        Some(blocks) => sums.fast = blocks,
+        // Blocks that look so are in fast bins, with hardly an exception.
+        None if how.is_mangled => {
+            sums.fast = sums.linked.iter().fold(Blocks::default(), |sum, it| sum.with(it.blocks));
+            sums.is_moving = true;
+        }
+        None => sums.doubtful_bytes = sums.small_bytes,
+    }
+    sums.used = sums.used.without(sums.fast);
+    Attempt { sums, unread_bytes, why }
+}
