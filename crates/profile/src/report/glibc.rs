@@ -12,7 +12,7 @@ const MUCH_BYTES: u64 = 16 << 20;
 const MUCH: f64 = 0.1;
 /// More arenas than these for each process are many: a program with one thread has one.
 const MANY_ARENAS: u64 = 4;
-/// Other memory in the heap's mappings is named from this size and share on.
+/// Other memory in the heap's mappings, or what came between both readings, is named from this size and share on.
 const OTHER_BYTES: f64 = (1 << 20) as f64;
 const OTHER: f64 = 0.02;
 
@@ -71,14 +71,15 @@ fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -
         (resident.heap_bytes as f64, glibc.absent_bytes as f64, glibc.free_resident_bytes as f64);
     let other = heap - glibc.resident_bytes as f64;
     let other = if other > OTHER_BYTES.max(OTHER * heap) { other } else { 0.0 };
-    let rounding = heap + absent - recorded.bytes.0 - before.estimate - free_bytes - other;
+    // The heap's mappings were read a moment later.
+    let rounding = glibc.resident_bytes as f64 + absent - recorded.bytes.0 - before.estimate - free_bytes;
     let part = |sign: char, size: f64, what: &str| match size {
         _ if size < 1.0 => String::new(),
         _ => format!(" {sign} {} {what}", bytes(size)),
     };
     let rest = [
         part('+', rounding, "rounding of blocks and pages"),
-        part('+', other, "of other memory in the same mappings"),
+        part('+', other, "of other memory in its mappings, or newer"),
         part('\u{2212}', absent, "in use that is not in memory"),
     ];
     format!(

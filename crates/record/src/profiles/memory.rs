@@ -30,14 +30,6 @@ const PAGE_BYTES: u64 = 4096;
 /// Mappings are read again if the process has changed by more than one part in so many.
 const CHANGED: u64 = 64;
 
-/// CPU time that a profile may take for memory.
-struct Left {
-    mappings: Duration,
-    /// Of that, or beside it, for arenas.
-    arenas: Duration,
-    is_refresh: bool,
-}
-
 /// What mappings said of a process.
 struct Reading {
     /// The kernel's sum at that time.
@@ -47,11 +39,21 @@ struct Reading {
     took: Duration,
 }
 
+impl Reading {
+    /// Whether it is still good enough for a refresh.
+    fn is_of(&self, sums: &Resident) -> bool {
+        let bytes = sums.total_bytes();
+        self.sum_bytes.abs_diff(bytes) <= bytes / CHANGED
+    }
+}
+
 /// Measures memory, and keeps what was measured for profiles that do without.
 #[derive(Default)]
 pub struct MemoryReader {
     readings: HashMap<ProcessKey, Reading>,
     arenas: ArenaReader,
+    /// What they said, until mappings are read.
+    heaps: HashMap<ProcessKey, heapbpf_glibc::Heap>,
     /// Processes whose memory did not answer, and whose arenas are not read again.
     silent: HashSet<ProcessKey>,
     /// CPU time that refreshes have left.
@@ -76,8 +78,7 @@ impl MemoryReader {
             measured.into_iter().filter_map(|it| resident::rough(it.key.tgid).map(|sums| (it, sums))).collect();
         sums.sort_by_key(|(_, sums)| std::cmp::Reverse(sums.total_bytes()));
         self.saved = (self.saved + OF_A_REFRESH).min(MOST_SAVED);
-        let [mappings, arenas] = if is_refresh { [self.saved; 2] } else { [OF_A_FILE, ARENAS_OF_A_FILE] };
-        let mut left = Left { mappings, arenas, is_refresh };
+        let mut left = if is_refresh { self.saved } else { OF_A_FILE };
         let keys: HashSet<ProcessKey> = sums.iter().map(|(it, _)| it.key).collect();
         self.readings.retain(|key, _| keys.contains(key));
         self.silent.retain(|key| keys.contains(key));
@@ -87,9 +88,7 @@ impl MemoryReader {
                 None => &mut processes[number],
                 Some(number) => &mut idle[number],
             };
-            let found = self
-                .read(it, glibc_version(process.allocators.iter().map(String::as_str)), &sums, &mut left)
-                .unwrap_or(sums);
+            let found = self.read(it, &sums, is_refresh, &mut left).unwrap_or(sums);
             let of_glibc = |glibc| Glibc {
                 at_attach_blocks: at_attach.inuse.map(|it| it.blocks),
                 at_attach_bytes: at_attach.inuse.map(|it| it.bytes),
@@ -104,67 +103,70 @@ impl MemoryReader {
             process.resident = Some(Resident { cgroup_bytes, ..found });
         }
         if is_refresh {
-            self.saved = left.mappings;
+            self.saved = left;
         }
         // It has ended, or has no memory.
         idle.retain(|process| process.resident.is_some_and(|resident| resident.total_bytes() > 0));
     }
 
     /// The memory of a process by what it is for: as it was read last if it has not changed much since, or as it is now if there is CPU
-    /// time left for that. `glibc`: the version of its glibc.
-    fn read(&mut self, it: Measured, glibc: Option<u32>, sums: &Resident, left: &mut Left) -> Option<Resident> {
+    /// time left for that.
+    fn read(&mut self, it: Measured, sums: &Resident, is_refresh: bool, left: &mut Duration) -> Option<Resident> {
         let sum_bytes = sums.total_bytes();
         let last = self.readings.get(&it.key);
-        if let Some(last) = last.filter(|_| left.is_refresh)
-            && last.sum_bytes.abs_diff(sum_bytes) <= sum_bytes / CHANGED
-        {
+        if let Some(last) = last.filter(|last| is_refresh && last.is_of(sums)) {
             return Some(last.resident);
         }
         let pages = u32::try_from(sum_bytes / PAGE_BYTES).unwrap_or(u32::MAX);
         let expected = last.map_or_else(|| FOR_A_PROCESS + FOR_A_PAGE.saturating_mul(pages), |last| last.took);
-        if expected > left.mappings {
+        if expected > *left {
             return None;
         }
-        let heap = glibc.and_then(|version| self.read_arenas(&it, version, sums, left));
+        let heap = self.heaps.remove(&it.key);
         let large = heap.as_ref().map_or(&[][..], |heap| &heap.mapped);
         let begun = thread_cpu_time();
         let resident = resident::of(it.key.tgid, it.key.start_ns, it.blocks, large);
         let took = thread_cpu_time().saturating_sub(begun);
-        left.mappings = left.mappings.saturating_sub(took);
+        *left = left.saturating_sub(took);
         let resident = Resident { glibc: heap.as_ref().map(glibc_of), ..resident? };
         self.readings.insert(it.key, Reading { sum_bytes, resident, took });
         Some(resident)
     }
 
-    /// What glibc has, if there is time.
-    fn read_arenas(
-        &mut self,
-        it: &Measured,
-        version: u32,
-        sums: &Resident,
-        left: &mut Left,
-    ) -> Option<heapbpf_glibc::Heap> {
-        // At worst, all of its private memory is read.
-        let expected = FOR_A_MIB.saturating_mul(u32::try_from(sums.undivided_bytes >> 20).unwrap_or(u32::MAX));
-        if self.silent.contains(&it.key) || left.is_refresh && expected > left.arenas {
-            return None;
-        }
-        let (pid, start_ns) = (it.key.tgid, it.key.start_ns);
-        let asked = Instant::now();
-        let answer = self.arenas.read(Wanted { pid, start_ns, version, longest: left.arenas });
-        let Ok((heap, took)) = answer.inspect_err(|NoAnswer| {
-            self.silent.insert(it.key);
-        }) else {
-            left.arenas = left.arenas.saturating_sub(asked.elapsed());
-            return None;
+    /// Reads the arenas of processes, the largest first, as far as there is time: as soon as may be after the moment that the profile is of,
+    /// because what they allocate meanwhile would look as if it were from before. What is found waits for [`MemoryReader::measure`].
+    pub fn read_arenas(&mut self, measured: &[Measured], processes: &[Process], is_refresh: bool) {
+        self.heaps.clear();
+        let wanted = |it: &Measured| {
+            let allocators = &processes.get(it.process)?.allocators;
+            let version = glibc_version(allocators.iter().map(String::as_str))?;
+            let sums = resident::rough(it.key.tgid).filter(|_| !self.silent.contains(&it.key))?;
+            let is_known = is_refresh && self.readings.get(&it.key).is_some_and(|last| last.is_of(&sums));
+            (!is_known).then_some((sums.undivided_bytes, it.key, version))
         };
-        if left.is_refresh {
-            left.mappings = left.mappings.saturating_sub(took);
-            left.arenas = left.mappings;
-        } else {
-            left.arenas = left.arenas.saturating_sub(asked.elapsed());
+        let mut wanted: Vec<(u64, ProcessKey, u32)> = measured.iter().filter_map(wanted).collect();
+        wanted.sort_by_key(|(bytes, ..)| std::cmp::Reverse(*bytes));
+        let mut left = if is_refresh { (self.saved + OF_A_REFRESH).min(MOST_SAVED) } else { ARENAS_OF_A_FILE };
+        for (bytes, key, version) in wanted {
+            // At worst, all of its private memory is read.
+            let expected = FOR_A_MIB.saturating_mul(u32::try_from(bytes >> 20).unwrap_or(u32::MAX));
+            if is_refresh && expected > left {
+                continue;
+            }
+            let (pid, start_ns, asked) = (key.tgid, key.start_ns, Instant::now());
+            match self.arenas.read(Wanted { pid, start_ns, version, longest: left }) {
+                Ok((heap, took)) => {
+                    if is_refresh {
+                        self.saved = self.saved.saturating_sub(took);
+                    }
+                    self.heaps.extend(heap.map(|heap| (key, heap)));
+                }
+                Err(NoAnswer) => {
+                    self.silent.insert(key);
+                }
+            }
+            left = left.saturating_sub(asked.elapsed());
         }
-        heap
     }
 
     /// Keeps what a profile says of the memory of its processes.

@@ -307,17 +307,13 @@ impl Worker {
 
     fn make(&mut self, mut snapshot: Snapshot) -> Made {
         let cpu_before = thread_cpu_time();
-        // As soon as may be after the cut. Names may take long.
-        let mut processes = snapshot.processes;
-        let (mut idle, is_often) = (snapshot.idle, snapshot.often.is_some());
-        if is_often && snapshot.detail != Detail::Lifetimes {
-            idle = self.memory.give(&snapshot.keys, &mut processes);
-        } else {
-            let is_refresh = is_often || snapshot.detail == Detail::Totals;
-            self.memory.measure(snapshot.measured, &mut processes, &mut idle, is_refresh);
-            if is_often {
-                self.memory.keep(&snapshot.keys, &processes, &idle);
-            }
+        let (mut processes, mut idle) = (snapshot.processes, snapshot.idle);
+        let is_often = snapshot.often.is_some();
+        let is_refresh = is_often || snapshot.detail == Detail::Totals;
+        let is_measured = !is_often || snapshot.detail == Detail::Lifetimes;
+        if is_measured {
+            // Names may take long.
+            self.memory.read_arenas(&snapshot.measured, &processes, is_refresh);
         }
         if snapshot.detail != Detail::Totals {
             self.name_rows(&snapshot.rows, snapshot.facts, snapshot.often.is_some());
@@ -329,6 +325,14 @@ impl Worker {
             daemon_peak_rss_bytes: cost.peak_rss_bytes,
             ..snapshot.stats
         };
+        if is_measured {
+            self.memory.measure(snapshot.measured, &mut processes, &mut idle, is_refresh);
+            if is_often {
+                self.memory.keep(&snapshot.keys, &processes, &idle);
+            }
+        } else {
+            idle = self.memory.give(&snapshot.keys, &mut processes);
+        }
         let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
         let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
         let mut profile = self.template.clone();
