@@ -169,14 +169,28 @@ impl MemoryReader {
         }
     }
 
+    /// Keeps what a profile says of memory if it was measured, or else gives it what was kept.
+    pub fn keep_or_give(
+        &mut self,
+        keys: &[ProcessKey],
+        processes: &mut [Process],
+        idle: &mut Vec<Process>,
+        is_measured: bool,
+    ) {
+        match is_measured {
+            true => self.keep(keys, processes, idle),
+            false => *idle = self.give(keys, processes),
+        }
+    }
+
     /// Keeps what a profile says of the memory of its processes.
-    pub fn keep(&mut self, keys: &[ProcessKey], processes: &[Process], idle: &[Process]) {
+    fn keep(&mut self, keys: &[ProcessKey], processes: &[Process], idle: &[Process]) {
         self.shown = keys.iter().copied().zip(processes.iter().map(|process| process.resident)).collect();
         self.idle = idle.to_vec();
     }
 
     /// Gives processes the memory that was kept of them, and returns the idle ones.
-    pub fn give(&self, keys: &[ProcessKey], processes: &mut [Process]) -> Vec<Process> {
+    fn give(&self, keys: &[ProcessKey], processes: &mut [Process]) -> Vec<Process> {
         for (key, process) in keys.iter().zip(processes.iter_mut()) {
             process.resident = self.shown.get(key).copied().flatten();
         }

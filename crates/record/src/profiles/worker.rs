@@ -307,8 +307,7 @@ impl Worker {
 
     fn make(&mut self, mut snapshot: Snapshot) -> Made {
         let cpu_before = thread_cpu_time();
-        let (mut processes, mut idle) = (snapshot.processes, snapshot.idle);
-        let is_often = snapshot.often.is_some();
+        let (mut processes, mut idle, is_often) = (snapshot.processes, snapshot.idle, snapshot.often.is_some());
         let is_refresh = is_often || snapshot.detail == Detail::Totals;
         let is_measured = !is_often || snapshot.detail == Detail::Lifetimes;
         if is_measured {
@@ -327,11 +326,9 @@ impl Worker {
         };
         if is_measured {
             self.memory.measure(snapshot.measured, &mut processes, &mut idle, is_refresh);
-            if is_often {
-                self.memory.keep(&snapshot.keys, &processes, &idle);
-            }
-        } else {
-            idle = self.memory.give(&snapshot.keys, &mut processes);
+        }
+        if is_often {
+            self.memory.keep_or_give(&snapshot.keys, &mut processes, &mut idle, is_measured);
         }
         let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
         let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
