@@ -12,8 +12,8 @@ use core::slice;
 use heapbpf_inline::abi::{
     CODE, CONTROL, CRITERION_BYTES, Control, DRAWS, FILTER, FILTER_BYTES, FUNCTION_OF_OBJECTS, FUNCTION_OUT,
     FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_SWAPPED, FUNCTION_THROWS, FUNCTION_ZERO_FREES,
-    Function, HASH, HASH_SHIFT, HEADER, HEADER_RDRAND, Header, INSIDE_BYTES, LARGE_BYTES, NO_ARGUMENT, SET, SLOTS,
-    SLOTS_OFFSET, STATE, Slot, TABLES, Totals, WINDOW_BYTES,
+    Function, HASH, HASH_SHIFT, HEADER, HEADER_RDRAND, Header, INSIDE_BYTES, LARGE_BYTES, NO_ARGUMENT, PAUSES_AT_ONCE,
+    SET, SLOTS, SLOTS_OFFSET, STATE, Slot, TABLES, Totals, WINDOW_BYTES,
 };
 use heapbpf_inline::{Code, Entries, FRAME_BYTES};
 use sampler_ebpf::abi::inline::flag;
@@ -71,6 +71,7 @@ global_asm!(
     C_DRAWS = const offset_of!(Control, draws),
     C_GRANTED = const offset_of!(Control, granted),
     C_MOST_PAUSES = const offset_of!(Control, most_pauses),
+    C_PAUSES_END = const offset_of!(Control, pauses_end),
     C_PASSED = const offset_of!(Control, passed),
     C_GIVEN_UP = const offset_of!(Control, given_up),
     C_PAUSES = const offset_of!(Control, pauses),
@@ -94,6 +95,8 @@ global_asm!(
     T_THREADS = const offset_of!(Totals, threads),
     T_SLOTS_FULL = const offset_of!(Totals, slots_full),
     T_SET_FULL = const offset_of!(Totals, set_full),
+    T_MAY_WAIT = const offset_of!(Totals, may_wait),
+    PAUSES_AT_ONCE = const PAUSES_AT_ONCE,
     F_NUMBER = const offset_of!(Function, number),
     F_FLAGS = const offset_of!(Function, flags),
     F_ORIGINAL = const offset_of!(Function, original),

@@ -432,6 +432,9 @@ site .Lsite_reallocating
 .Lwaiting:
     push rdx
     push rdi
+    address rdi, {STATE}
+    cmp qword ptr [rdi + {T_MAY_WAIT}], 0
+    je 3f
     xor edx, edx
 1:  mov rdi, [rcx + {C_GRANTED}]
     test rdi, rdi
@@ -440,14 +443,19 @@ site .Lsite_reallocating
     jb 3f
     cmp rdi, [rcx + {C_GIVEN_UP}]
     je 3f
-    cmp rdx, [rcx + {C_MOST_PAUSES}]
-    jae 2f
     pause
     inc rdx
-    jmp 1b
-2:  mov [rcx + {C_GIVEN_UP}], rdi
-3:  lock add [rcx + {C_PAUSES}], rdx
-    pop rdi
+    test edx, {PAUSES_AT_ONCE} - 1
+    jnz 1b
+    mov edi, {PAUSES_AT_ONCE}
+    lock xadd [rcx + {C_PAUSES}], rdi
+    cmp rdi, [rcx + {C_PAUSES_END}]
+    jae 2f
+    cmp rdx, [rcx + {C_MOST_PAUSES}]
+    jb 1b
+2:  mov rdi, [rcx + {C_GRANTED}]
+    mov [rcx + {C_GIVEN_UP}], rdi
+3:  pop rdi
     pop rdx
     ret
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Hooked, Options, SiteKind, events, libc_path, record, turn};
-use heapbpf_inline::abi::Control;
+use heapbpf_inline::abi::{Control, STATE, Totals};
 
 /// A word of the control page.
 fn word(hooked: &Hooked, offset: usize) -> &AtomicU64 {
@@ -19,6 +19,12 @@ fn word(hooked: &Hooked, offset: usize) -> &AtomicU64 {
 /// What the daemon writes, and what threads do: granted, most pauses; passed, given up, pauses.
 fn words(hooked: &Hooked) -> ([&AtomicU64; 2], [&AtomicU64; 3]) {
     use std::mem::offset_of;
+    // Nobody waits before the daemon has looked at the process, and all waits together have no end of their own.
+    unsafe {
+        let at = hooked.base() + STATE + offset_of!(Totals, may_wait) as u64;
+        AtomicU64::from_ptr(at as *mut u64).store(1, Ordering::SeqCst);
+    }
+    word(hooked, offset_of!(Control, pauses_end)).store(u64::MAX, Ordering::SeqCst);
     (
         [offset_of!(Control, granted), offset_of!(Control, most_pauses)].map(|at| word(hooked, at)),
         [offset_of!(Control, passed), offset_of!(Control, given_up), offset_of!(Control, pauses)]
@@ -71,16 +77,16 @@ fn a_wait_that_is_given_up_is_everybodys_last_until_more_is_granted() {
     let pairs = |n| (0..n).for_each(|_| unsafe { (functions.free)((functions.malloc)(100)) });
     let ([granted, most_pauses], [passed, given_up, pauses]) = words(&hooked);
     let said = || [passed, given_up, pauses].map(|word| word.load(Ordering::SeqCst));
-    most_pauses.store(1000, Ordering::SeqCst);
+    most_pauses.store(1024, Ordering::SeqCst);
     granted.store(3, Ordering::SeqCst);
     pairs(10);
-    assert_eq!(said(), [20, 3, 1000], "one wait");
+    assert_eq!(said(), [20, 3, 1024], "one wait");
     granted.store(21, Ordering::SeqCst);
     pairs(1);
-    assert_eq!(said(), [22, 21, 2000], "and another one, of what is not granted");
+    assert_eq!(said(), [22, 21, 2048], "and another one, of what is not granted");
     granted.store(22, Ordering::SeqCst);
     pairs(1);
-    assert_eq!(said(), [24, 22, 3000]);
+    assert_eq!(said(), [24, 22, 3072]);
 }
 
 /// Arguments and results are as without waits, at each kind of site.
@@ -90,7 +96,7 @@ fn waits_change_nothing_else() {
     let hooked = Hooked::new(libc_path(), &Options::default());
     let f = hooked.functions();
     let ([granted, most_pauses], [_, given_up, _]) = words(&hooked);
-    most_pauses.store(10, Ordering::SeqCst);
+    most_pauses.store(64, Ordering::SeqCst);
     record(true);
     let waits = || {
         let next = given_up.load(Ordering::SeqCst) + 1;
@@ -117,25 +123,45 @@ fn waits_change_nothing_else() {
     assert_eq!(kinds, [result, reallocating, result, result, freeing, freeing]);
 }
 
-/// A forked child goes on where its parent was.
+/// All that wait at once give up together: each runs, so that what one has is the less.
 #[test]
-fn a_child_may_pass_what_was_left_to_its_parent() {
+fn threads_give_up_together() {
+    let _turn = turn();
+    let hooked = Hooked::new(libc_path(), &Options::default());
+    let functions = hooked.functions();
+    record(false);
+    let ([granted, most_pauses], [passed, given_up, pauses]) = words(&hooked);
+    most_pauses.store(u64::MAX, Ordering::SeqCst);
+    word(&hooked, std::mem::offset_of!(Control, pauses_end)).store(1 << 16, Ordering::SeqCst);
+    granted.store(1, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..25).for_each(|_| unsafe { (functions.free)((functions.malloc)(100)) }));
+        }
+    });
+    assert_eq!([passed, given_up].map(|word| word.load(Ordering::SeqCst)), [400, 1]);
+    // Each may have been in the middle of a look.
+    let made = pauses.load(Ordering::SeqCst);
+    assert!((1 << 16..(1 << 16) + 9 * 64).contains(&made), "{made}");
+}
+
+/// A forked child has what was left to its parent, and waits for nobody before it is looked at.
+#[test]
+fn a_child_that_is_not_known_waits_for_nobody() {
     let _turn = turn();
     let hooked = Hooked::new(libc_path(), &Options::default());
     let functions = hooked.functions();
     record(false);
     let ([granted, most_pauses], [passed, given_up, _]) = words(&hooked);
-    most_pauses.store(1000, Ordering::SeqCst);
+    most_pauses.store(u64::MAX, Ordering::SeqCst);
     granted.store(12, Ordering::SeqCst);
     let pairs = |n| (0..n).for_each(|_| unsafe { (functions.free)((functions.malloc)(100)) });
     pairs(3);
     let child = unsafe { libc::fork() };
     if child == 0 {
-        pairs(3);
-        let is_right = passed.load(Ordering::SeqCst) == 12 && given_up.load(Ordering::SeqCst) == 0;
-        pairs(1);
-        let waited = given_up.load(Ordering::SeqCst) == 12;
-        unsafe { libc::_exit(i32::from(!(is_right && waited))) };
+        pairs(10);
+        let is_right = passed.load(Ordering::SeqCst) == 26 && given_up.load(Ordering::SeqCst) == 0;
+        unsafe { libc::_exit(i32::from(!is_right)) };
     }
     let mut status = 1;
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);

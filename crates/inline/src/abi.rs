@@ -221,17 +221,21 @@ pub struct Control {
     pub draws: [DrawConstants; DRAWS],
     /// So many sites may be passed, since the code was mapped; 0 for any number. Who comes to a site beyond waits.
     pub granted: u64,
-    /// A wait ends after so many `pause` instructions. No system call: whatever a seccomp filter forbids, it is not that.
+    /// A thread's wait ends after so many `pause` instructions; 0 if nobody may wait. No system call: whatever a seccomp filter forbids, it
+    /// is not that.
     pub most_pauses: u64,
-    /// Zero.
-    pub reserved: u64,
+    /// All waits end when [`Control::pauses`] has come so far.
+    pub pauses_end: u64,
     /// Sites that were passed while [`Control::granted`] was not 0. A forked child goes on with its parent's.
     pub passed: u64,
     /// [`Control::granted`] when a wait was given up: nobody waits until it changes.
     pub given_up: u64,
-    /// `pause` instructions of all waits.
+    /// `pause` instructions of all waits, by [`PAUSES_AT_ONCE`].
     pub pauses: u64,
 }
+
+/// Pauses after which a thread looks at how many all have made.
+pub const PAUSES_AT_ONCE: u64 = 64;
 
 /// Offset of [`Control::passed`] from [`CONTROL`]. Threads write there, so it is in a cache line that no unsampled call reads.
 pub const PASSED_OFFSET: u64 = offset_of!(Control, passed) as u64;
@@ -285,8 +289,10 @@ pub struct Totals {
     pub slots_full: u64,
     /// Sampled blocks that the set had no place for: their frees are not seen.
     pub set_full: u64,
+    /// Not 0 once the daemon has granted sites: a forked child waits for nobody before it is known.
+    pub may_wait: u64,
     /// Zero.
-    pub reserved: [u64; 13],
+    pub reserved: [u64; 12],
     /// The slot of all threads without one of their own.
     pub shared: Slot,
 }

@@ -71,6 +71,9 @@ pub enum Refusal {
     /// Another process runs in the same memory, whose threads would not be stopped.
     #[error("process {0} runs in the same memory (vfork, or clone with CLONE_VM)")]
     SharedMemory(u32),
+    /// Another process has its descriptors: it would see one of ours, and get another number for one of its own.
+    #[error("process {0} has the same descriptors (clone with CLONE_FILES)")]
+    SharedFiles(u32),
     /// No code in it from which a system call can be made and a signal frame left.
     #[error("no code in it makes a system call and returns, or returns from a signal (is its C library unusual?)")]
     NoSystemCall,

@@ -16,7 +16,7 @@ use crate::plan::Plan;
 use crate::stop::Stop;
 use crate::stopper;
 use crate::sys;
-use crate::target::Target;
+use crate::target::{Target, check_files};
 use crate::work::{Outcome, Planned, Work};
 use crate::{remove, words};
 
@@ -50,6 +50,7 @@ impl Target {
     /// # Errors
     /// As [`Target::hook`].
     pub fn map(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Mapped>, Error> {
+        check_files(self.pid()).map_err(Error::Refused)?;
         let Stopped { time, threads, outcome } = self.stop_for(Work::Map(self.planned(plan)?), limit, None)?;
         let outcome = outcome.mapped.ok_or(Error::Busy { why: Busy::Changed, stopped: time })?;
         Ok(Stopped { time, threads, outcome })

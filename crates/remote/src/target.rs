@@ -291,12 +291,18 @@ fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
 /// Another process in the same memory is not stopped, so it must not be there. A parent in vfork(2) does not stop at all. Whoever shares it
 /// may be anybody's child by now: a comparison takes a microsecond, so all processes are compared.
 fn check_memory(pid: i32) -> Result<(), Refusal> {
+    sharer(pid, &sys::shares_memory)?.map_or(Ok(()), |other| Err(Refusal::SharedMemory(other)))
+}
+
+/// A process with the same descriptors is not stopped either. It would see one of ours, and get another number for one of its own.
+pub(crate) fn check_files(pid: i32) -> Result<(), Refusal> {
+    sharer(pid, &sys::shares_files)?.map_or(Ok(()), |other| Err(Refusal::SharedFiles(other)))
+}
+
+fn sharer(pid: i32, shares: &dyn Fn(i32, i32) -> Option<bool>) -> Result<Option<u32>, Refusal> {
     let all = fs::read_dir("/proc").map_err(|source| Refusal::Look { what: "the list of processes".into(), source })?;
     let mut others = all.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    match others.find(|other: &i32| *other != pid && sys::shares_memory(pid, *other) == Some(true)) {
-        Some(other) => Err(Refusal::SharedMemory(other.unsigned_abs())),
-        None => Ok(()),
-    }
+    Ok(others.find(|other: &i32| *other != pid && shares(pid, *other) == Some(true)).map(i32::unsigned_abs))
 }
 
 /// Looks through the C library's code first, and through pages of ours in its place last. Pages that were set aside for these are about to

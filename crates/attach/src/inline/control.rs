@@ -35,6 +35,7 @@ impl ControlPage {
             draws,
             granted,
             most_pauses: most_pauses.unwrap_or(0),
+            pauses_end: most_pauses.unwrap_or(0),
             ..Control::new_zeroed()
         };
         Self { page }

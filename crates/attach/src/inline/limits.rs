@@ -16,6 +16,8 @@ const BYTES_LEFT: u64 = 16 << 20;
 const MAPPINGS_LEFT: u64 = 1000;
 /// Memory that is touched beside the set of sampled blocks: slots, and copies of the pages that change.
 const TOUCHED_BYTES: u64 = 4 << 20;
+/// Of a limit of memory, the set of sampled blocks takes at most this share.
+const SET_SHARE: u64 = 64;
 /// Mappings that are made, with those that are taken apart.
 const MAPPINGS_TAKEN: u64 = 64;
 /// `READ_IMPLIES_EXEC` of personality(2).
@@ -56,9 +58,14 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
         return Err(Refused::Translated(translator));
     }
     let allowed = process.limits().map(|limits| limits.max_address_space.soft_limit);
-    if let (Ok(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmsize)) {
+    if let (Ok(LimitValue::Value(allowed)), Some(used)) = (allowed, status.as_ref().and_then(|status| status.vmsize)) {
         let limit = Limit { name: "its address space (RLIMIT_AS), in bytes", allowed, used: used << 10 };
         limit.check(bytes, BYTES_LEFT)?;
+    }
+    let allowed = process.limits().map(|limits| limits.max_data_size.soft_limit);
+    if let (Ok(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmdata)) {
+        let limit = Limit { name: "its data (RLIMIT_DATA), in bytes", allowed, used: used << 10 };
+        limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
     }
     if let Some(allowed) = number(Path::new("/proc/sys/vm/max_map_count")) {
         let limit = Limit { name: "its mappings (vm.max_map_count)", allowed, used: mappings as u64 };
@@ -76,6 +83,23 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
         }
     }
     Ok(())
+}
+
+/// Most bytes that the set of sampled blocks may have in a process with these limits: it becomes memory as the process allocates, when
+/// nobody looks at limits any more.
+pub(super) fn most_set_bytes(pid: u32) -> u64 {
+    let limits = Process::new(pid.cast_signed()).and_then(|process| process.limits()).ok();
+    let soft = |limit: LimitValue| if let LimitValue::Value(bytes) = limit { Some(bytes) } else { None };
+    let own = limits.into_iter().flat_map(|it| [it.max_address_space.soft_limit, it.max_data_size.soft_limit]);
+    let groups = memory_groups(&fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default());
+    let groups = groups.iter().filter_map(|folder| used_in_group(folder)).map(|(allowed, _)| allowed);
+    own.filter_map(soft).chain(groups).min().map_or(u64::MAX, |allowed| allowed / SET_SHARE)
+}
+
+/// Whether a process may wait by running: not where its time without a blocking system call is limited (RLIMIT_RTTIME).
+pub(super) fn may_wait(pid: u32) -> bool {
+    let limits = Process::new(pid.cast_signed()).and_then(|process| process.limits());
+    limits.is_ok_and(|limits| matches!(limits.max_realtime_timeout.soft_limit, LimitValue::Unlimited))
 }
 
 fn number(file: &Path) -> Option<u64> {

@@ -353,10 +353,14 @@ impl InlineHooks {
                 *self.sites.entry(key).or_insert(add_sites(&sites)?)
             }
         };
+        let mut control = *self.control.page();
+        if !limits::may_wait(pid) {
+            (control.granted, control.most_pauses) = (0, 0);
+        }
         let settings = preview::Sampled {
             criterion: self.sampling.criterion,
-            set_log2: self.sampling.set_log2(anonymous_bytes(pid).unwrap_or(0)),
-            control: *self.control.page(),
+            set_log2: self.sampling.set_log2(anonymous_bytes(pid).unwrap_or(0), limits::most_set_bytes(pid)),
+            control,
         };
         let place = plan::place(&target, file)?;
         let objects: Vec<ObjectHook> = wanted.objects.iter().map(|hook| hook.relative_to(first_site)).collect();

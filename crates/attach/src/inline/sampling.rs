@@ -1,6 +1,6 @@
 //! How hooked processes sample, and how many sampled blocks they have room for.
 
-use heapbpf_inline::abi::MAX_SET_LOG2;
+use heapbpf_inline::abi::{ENTRY_BYTES, MAX_SET_LOG2};
 use sampler_ebpf::geometric::DrawConstants;
 
 /// The set of sampled blocks has at least 2^16 entries. A page of it becomes memory when a block is noted there.
@@ -29,11 +29,12 @@ pub struct Sampling {
 
 impl Sampling {
     /// The set of the sampled blocks of a process with so much anonymous memory has 2^`set_log2` entries. Half as many blocks find
-    /// theirs without fail.
-    pub(super) fn set_log2(&self, anonymous_bytes: u64) -> u32 {
+    /// theirs without fail. It has at most `most_bytes`, but for the smallest.
+    pub(super) fn set_log2(&self, anonymous_bytes: u64, most_bytes: u64) -> u32 {
         let grown = anonymous_bytes.saturating_mul(GROWTH).max(GROWN_BYTES);
         let blocks = u64::from(self.live_max).min(grown / self.draw.interval.max(LEAST_BLOCK_BYTES));
-        (2 * blocks).next_power_of_two().ilog2().clamp(LEAST_SET_LOG2, MAX_SET_LOG2)
+        let most_log2 = (most_bytes / ENTRY_BYTES).max(1).ilog2();
+        (2 * blocks).next_power_of_two().ilog2().min(most_log2).clamp(LEAST_SET_LOG2, MAX_SET_LOG2)
     }
 }
 
@@ -45,7 +46,7 @@ mod tests {
     fn there_is_room_for_the_blocks_of_a_heap_that_grows() {
         let log2 = |interval, live_max, anonymous_bytes| {
             let draw = DrawConstants { interval, ..DrawConstants::default() };
-            Sampling { draw, seed: 0, criterion: 0, live_max, lossless: false }.set_log2(anonymous_bytes)
+            Sampling { draw, seed: 0, criterion: 0, live_max, lossless: false }.set_log2(anonymous_bytes, u64::MAX)
         };
         let most = 1 << 20;
         assert_eq!([512 << 10, 8 << 10, 4 << 10].map(|interval| log2(interval, most, 10 << 20)), [16, 16, 17]);

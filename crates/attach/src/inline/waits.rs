@@ -7,27 +7,41 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use heapbpf_host::side_by_side::online_processors;
-use heapbpf_inline::abi::{CONTROL, Control, PASSED_OFFSET};
+use heapbpf_inline::abi::{CONTROL, Control, PASSED_OFFSET, STATE, Totals};
 use sampler_ebpf::abi::ProcessKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::credit::{Credit, Levels, Place};
 
-/// A thread waits no longer than this at once, even if the daemon is stopped.
+/// A thread waits no longer than this at once, even if the daemon is stopped, nor do all together that run side by side.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// Pauses that are timed.
 const TIMED_PAUSES: u32 = 4096;
 
-/// What a process says of its waits: the end of [`Control`].
+/// What a process is told.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Said {
+struct Told {
+    granted: u64,
+    most_pauses: u64,
+    pauses_end: u64,
+}
+
+/// The end of [`Control`]: what a process is told, and what it says.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Words {
+    told: Told,
     passed: u64,
     given_up: u64,
     pauses: u64,
 }
 
-const _: () = assert!(PASSED_OFFSET + size_of::<Said>() as u64 == size_of::<Control>() as u64);
+const WORDS: u64 = CONTROL + offset_of!(Control, granted) as u64;
+const _: () = assert!(
+    PASSED_OFFSET == (offset_of!(Control, granted) + size_of::<Told>()) as u64
+        && WORDS + size_of::<Words>() as u64 == CONTROL + size_of::<Control>() as u64
+);
 
 /// The waits of all processes.
 #[derive(Debug)]
@@ -48,7 +62,7 @@ impl Waits {
         Self { credit: Credit::default(), ns_per_pause, pauses: HashMap::new(), waited_ns: 0.0, looked: begun }
     }
 
-    /// After so many pauses a wait ends.
+    /// After so many pauses a thread's wait ends.
     pub(super) fn most_pauses(&self) -> u64 {
         (LONGEST_WAIT.as_nanos() as f64 / self.ns_per_pause.max(1.0)) as u64
     }
@@ -74,33 +88,42 @@ impl Waits {
         let most_ns = self.looked.elapsed().as_nanos() as f64 * online_processors() as f64;
         self.looked = Instant::now();
         for (process, memory, base) in memories {
-            let mut said = [0; size_of::<Said>()];
-            let Ok(()) = memory.read_exact_at(&mut said, base + CONTROL + PASSED_OFFSET) else { continue };
-            let Ok(said) = Said::read_from_bytes(&said) else { continue };
+            let mut words = [0; size_of::<Words>()];
+            let Ok(()) = memory.read_exact_at(&mut words, base + WORDS) else { continue };
+            let Ok(said) = Words::read_from_bytes(&words) else { continue };
+            if said.told.most_pauses == 0 {
+                continue;
+            }
             let place: Place = (process.tgid, base);
-            files.insert(place, memory);
-            passed.insert(place, said.passed);
             // Of a child, what it has in common with its parent is not counted again.
-            let before = self.pauses.get(&(process, base)).copied().unwrap_or(said.pauses);
-            self.waited_ns += (said.pauses.saturating_sub(before) as f64 * self.ns_per_pause).min(most_ns);
+            let before = self.pauses.get(&(process, base)).copied();
+            let paused = said.pauses.saturating_sub(before.unwrap_or(said.pauses)) as f64;
+            self.waited_ns += (paused * self.ns_per_pause).min(most_ns);
+            if before.is_none() {
+                write(memory, (place, STATE + offset_of!(Totals, may_wait) as u64), 1_u64.as_bytes());
+            }
             pauses.insert((process, base), said.pauses);
+            passed.insert(place, said.passed);
+            files.insert(place, (memory, said.pauses));
         }
         self.pauses = pauses;
+        let most_pauses = self.most_pauses();
         for (place, granted) in self.credit.look(passed, &levels()) {
-            let Some(memory) = files.get(&place) else { continue };
-            write_granted(memory, place, granted);
+            let Some((memory, pauses)) = files.get(&place) else { continue };
+            let pauses_end = pauses.saturating_add(most_pauses.saturating_mul(online_processors() as u64));
+            write(memory, (place, WORDS), Told { granted, most_pauses, pauses_end }.as_bytes());
         }
     }
 
     /// Has nobody wait any more.
     pub(super) fn end<'a>(&mut self, memories: impl Iterator<Item = (ProcessKey, &'a File, u64)>) {
-        memories.for_each(|(process, memory, base)| write_granted(memory, (process.tgid, base), 0));
+        memories.for_each(|(process, memory, base)| write(memory, ((process.tgid, base), WORDS), 0_u64.as_bytes()));
     }
 }
 
-fn write_granted(memory: &File, (pid, base): Place, granted: u64) {
-    let at = base + CONTROL + offset_of!(Control, granted) as u64;
-    if let Err(error) = memory.write_all_at(&granted.to_ne_bytes(), at) {
+/// Writes this at an offset from where the code is mapped.
+fn write(memory: &File, ((pid, base), at): (Place, u64), bytes: &[u8]) {
+    if let Err(error) = memory.write_all_at(bytes, base + at) {
         // It has ended, or else waits in vain for once.
         log::debug!("process {pid} is not told how many sites it may pass: {error}");
     }

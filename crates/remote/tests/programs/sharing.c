@@ -1,5 +1,5 @@
 /* A thread starts a process that runs in the same memory. Ends on SIGTERM and prints OK.
- * sharing CHILDREN [FLAGS]: after so many children that do not; with these flags of clone(2). */
+ * sharing CHILDREN [FLAGS]: after so many children that do not; with these flags of clone(2), without CLONE_VM if it is among them. */
 #define _GNU_SOURCE
 #include "hooked.h"
 #include <pthread.h>
@@ -27,7 +27,7 @@ static int share(void *argument) {
 
 static void *start(void *argument) {
   (void)argument;
-  child = clone(share, (char *)malloc(1 << 16) + (1 << 16), CLONE_VM | SIGCHLD | flags, 0);
+  child = clone(share, (char *)malloc(1 << 16) + (1 << 16), (CLONE_VM | SIGCHLD) ^ flags, 0);
   while (!stop) usleep(10000);
   return 0;
 }

@@ -150,6 +150,23 @@ fn a_process_whose_memory_another_shares_is_refused() {
     }
 }
 
+/// It would get another number for its next descriptor while ours is open.
+#[test]
+fn a_process_whose_descriptors_another_has_is_refused() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let flags = (libc::CLONE_VM | libc::CLONE_FILES).to_string();
+    let program = Program::start("sharing", &["0", &flags]);
+    let target = Target::look(program.pid()).expect("it can be looked at");
+    let plan = program::plan(&target, program.hooked);
+    let error = target.map(&plan, STOP_LIMIT).expect_err("it is refused");
+    let is_other = |other: u32| other != program.pid();
+    assert!(matches!(error, Error::Refused(Refusal::SharedFiles(other)) if is_other(other)), "{error}");
+    program.finish();
+}
+
 #[test]
 fn a_traced_process_is_refused() {
     let _turn = program::turn();
