@@ -215,7 +215,7 @@ impl InlineHooks {
         };
         let (service, refused) = match self.hook((process, key), file, wanted, add_sites) {
             Ok(()) => (Service::Inline, None),
-            Err(refused) => match attempts.failed().filter(|_| refused.may_pass()) {
+            Err(refused) => match attempts.failed().filter(|pause| refused.may_pass_in(*pause)) {
                 Some(pause) => {
                     log::info!("process {pid} is not hooked inline yet: {refused}; next attempt in {pause:?}");
                     (Service::Waits { attempts, until: Instant::now() + pause }, None)
@@ -248,6 +248,9 @@ impl InlineHooks {
             None => self.prepare((pid, key), file, wanted, add_sites)?,
         };
         let base = prepared.linked.base;
+        if self.waits.is_some() {
+            Waits::begin(pid, base);
+        }
         if let Err(refused) = note(&prepared, wanted.sampled).and_then(|()| self.counted.list(process, base)) {
             prepared.undo();
             return Err(refused);

@@ -1,11 +1,16 @@
 //! Why a process is not hooked inline.
 
+use std::time::Duration;
+
 use std::io;
 
 use heapbpf_inline::ForeignBlob;
 use heapbpf_kernel::KernelError;
 use heapbpf_probes::AttachError;
 use heapbpf_remote::{Error as Remote, Refusal};
+
+/// A pause after which a loader has most likely mapped a file's code.
+const MAPPED_WITHIN: Duration = Duration::from_millis(200);
 
 /// Why a process is not hooked inline.
 #[derive(Debug, thiserror::Error)]
@@ -142,6 +147,11 @@ impl Refused {
     /// Whether the process is hooked inline by others, so that probes see nothing of it.
     pub const fn blinds_probes(&self) -> bool {
         matches!(self, Self::Hooked | Self::Left(_) | Self::Stays | Self::Sealed)
+    }
+
+    /// Whether another attempt may succeed after a pause. What a loader is about to map looks like code in pieces, but not for long.
+    pub fn may_pass_in(&self, pause: Duration) -> bool {
+        self.may_pass() || matches!(self, Self::Mappings) && pause <= MAPPED_WITHIN
     }
 
     /// Whether another attempt may succeed: no thread found a CPU in time, or the process was changing.

@@ -12,6 +12,7 @@ use sampler_ebpf::abi::ProcessKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::credit::{Credit, Levels, Place};
+use super::memory;
 
 /// A thread waits no longer than this at once, even if the daemon is stopped, nor do all together that run side by side.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
@@ -62,6 +63,13 @@ impl Waits {
         Self { credit: Credit::default(), ns_per_pause, pauses: HashMap::new(), waited_ns: 0.0, looked: begun }
     }
 
+    /// Has a process wait from its first site on, before a jump leads there.
+    pub(super) fn begin(pid: u32, base: u64) {
+        if let Ok(memory) = memory::open(pid) {
+            let_wait(&memory, (pid, base));
+        }
+    }
+
     /// After so many pauses a thread's wait ends.
     pub(super) fn most_pauses(&self) -> u64 {
         (LONGEST_WAIT.as_nanos() as f64 / self.ns_per_pause.max(1.0)) as u64
@@ -100,7 +108,7 @@ impl Waits {
             let paused = said.pauses.saturating_sub(before.unwrap_or(said.pauses)) as f64;
             self.waited_ns += (paused * self.ns_per_pause).min(most_ns);
             if before.is_none() {
-                write(memory, (place, STATE + offset_of!(Totals, may_wait) as u64), 1_u64.as_bytes());
+                let_wait(memory, place);
             }
             pauses.insert((process, base), said.pauses);
             passed.insert(place, said.passed);
@@ -119,6 +127,11 @@ impl Waits {
     pub(super) fn end<'a>(&mut self, memories: impl Iterator<Item = (ProcessKey, &'a File, u64)>) {
         memories.for_each(|(process, memory, base)| write(memory, ((process.tgid, base), WORDS), 0_u64.as_bytes()));
     }
+}
+
+/// A child that was forked begins without this.
+fn let_wait(memory: &File, place: Place) {
+    write(memory, (place, STATE + offset_of!(Totals, may_wait) as u64), 1_u64.as_bytes());
 }
 
 /// Writes this at an offset from where the code is mapped.
