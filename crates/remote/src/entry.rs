@@ -168,7 +168,11 @@ fn prepare(pid: i32) -> Result<Waiting, NotHeld> {
     };
     let vector = Vector::find(&word, registers.rsp).ok_or(NotHeld::Layout)?;
     let end = vector.end_of_text(&word).ok_or(NotHeld::Layout)?;
-    let (code, go) = write_code(&memory, end, PACE, (&[], vector.entry))?;
+    let write = |end| write_code(&memory, end, PACE, (&[], vector.entry));
+    let (code, go) = match (write(end), vector.end_of_interpreter(&word)) {
+        (Err(NotHeld::NoRoom), Some(end)) => write(end)?,
+        (written, _) => written?,
+    };
     if registers.rip == vector.entry {
         registers.rip = code.start;
         sys::set_registers(pid, &registers)?;
@@ -203,6 +207,8 @@ pub(crate) struct Vector {
     entry_at: u64,
     pub(crate) headers: u64,
     header_count: u64,
+    /// Where the dynamic loader's file is mapped; 0 if there is none.
+    interpreter: u64,
 }
 
 impl Vector {
@@ -232,10 +238,28 @@ impl Vector {
                 libc::AT_ENTRY => (vector.entry, vector.entry_at) = (value, name + 8),
                 libc::AT_PHDR => vector.headers = value,
                 libc::AT_PHNUM => vector.header_count = value,
+                libc::AT_BASE => vector.interpreter = value,
                 _ => {}
             }
         }
         (vector.entry != 0 && vector.headers != 0).then_some(vector)
+    }
+
+    /// Where the dynamic loader's text ends; `None` if there is none, or it cannot be told.
+    fn end_of_interpreter(&self, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
+        let at = |offset: u64| self.interpreter.checked_add(offset);
+        let is_file = self.interpreter != 0 && word(self.interpreter)? as u32 == ELF_MAGIC;
+        let (headers, count) = (word(at(32)?)?, word(at(56)?)? & 0xffff);
+        let mut headers =
+            (0..count.min(MAX_HEADERS)).filter_map(|index| at(headers.checked_add(index * HEADER_BYTES)?));
+        let end = headers.find_map(|header| {
+            let kind = word(header)?;
+            let [start, in_file, in_memory] = [16, 32, 40].map(|offset| header.checked_add(offset).and_then(word));
+            let is_text = kind as u32 == libc::PT_LOAD && (kind >> 32) as u32 & libc::PF_X != 0;
+            (is_text && in_file == in_memory).then_some(())?;
+            at(start?)?.checked_add(in_file?)
+        });
+        end.filter(|end| is_file && *end <= MOST_ADDRESS)
     }
 
     /// Where the program's text ends.
@@ -353,7 +377,8 @@ mod tests {
 
     #[test]
     fn a_static_program_is_where_its_file_begins() {
-        let vector = Vector { entry: 0x1080 + HEADERS, entry_at: 0, headers: HEADERS + 64, header_count: 2 };
+        let vector =
+            Vector { entry: 0x1080 + HEADERS, entry_at: 0, headers: HEADERS + 64, header_count: 2, interpreter: 0 };
         let load = |flags: u64, offset, bytes| {
             [u64::from(libc::PT_LOAD) | flags << 32, offset, offset, offset, bytes, bytes, 0x1000]
         };
@@ -363,6 +388,29 @@ mod tests {
         // Not without the file's beginning: then it is where its headers say.
         let word = memory(Vec::new(), [&[0; 8][..], &load(4, 0, 0x600), &load(5, 0x1000, 0x2a5)].concat());
         assert_eq!(vector.end_of_text(&word), None);
+    }
+
+    #[test]
+    fn the_end_of_the_loaders_text_is_found() {
+        const BASE: u64 = 0x9000;
+        let executable = u64::from(libc::PT_LOAD) | u64::from(libc::PF_X) << 32;
+        let loader = |in_memory: u64| {
+            move |address: u64| match address - BASE {
+                0 => Some(u64::from(ELF_MAGIC)),
+                32 => Some(64),
+                // One header; what follows is something else.
+                56 => Some(0x7_0001),
+                64 => Some(executable),
+                80 => Some(0x1000),
+                96 => Some(0x123),
+                104 => Some(in_memory),
+                _ => None,
+            }
+        };
+        let vector = Vector { interpreter: BASE, ..Vector::default() };
+        assert_eq!(vector.end_of_interpreter(&loader(0x123)), Some(BASE + 0x1123));
+        assert_eq!(vector.end_of_interpreter(&loader(0x200)), None, "what is behind it is in use");
+        assert_eq!(Vector::default().end_of_interpreter(&|_| Some(1)), None, "a static program");
     }
 
     #[test]
