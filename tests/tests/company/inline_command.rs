@@ -118,6 +118,30 @@ fn a_program_with_a_preloaded_allocator_counts_no_call_twice() {
     }
 }
 
+/// Where the text of a program ends in its last page.
+fn end_of_text(program: &Path) -> u64 {
+    let file = std::fs::read(program).expect("it was built");
+    let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"));
+    let (headers, count) = (word(32) as usize, word(56) as usize & 0xffff);
+    let mut headers = (0..count).map(|index| headers + 56 * index);
+    // PT_LOAD, readable and executable.
+    let text = headers.find(|at| word(*at) == 1 | 5 << 32).expect("it has code");
+    (word(text + 16) + word(text + 32)) % 4096
+}
+
+/// Behind the text of a program there is mostly room for the instructions that have it wait; if not, behind that of its loader.
+#[test]
+fn a_command_without_room_behind_its_text_waits_behind_its_loaders() {
+    let Some(_turn) = turn("inline_a_command_without_room_behind_its_text") else { return };
+    let pad = 4096 - end_of_text(&program("crammed")) - 24;
+    let crammed = program_with("crammed", "crammed-full", &[&format!("-DPAD=\"{pad}\"")]);
+    let left = 4096 - end_of_text(&crammed);
+    assert!(left < 64, "{left} bytes are left");
+    let (profile, stats) = Recorder::new().interval(1).command(&crammed, [] as [&str; 0]).start().ends().results();
+    assert_eq!((stats.exact_alloc_objects, stats.lost()), (1000, 0), "{stats:?}");
+    assert!(profile.processes.iter().all(|process| process.hook.as_deref() == Some("inline")), "{:?}", stats.hooks);
+}
+
 /// With what inline hooks cannot do, a command is probed, and nobody is bothered with it.
 #[test]
 fn a_command_is_probed_where_inline_hooks_cannot_count() {
