@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Hooked, Options, SiteKind, events, libc_path, record, turn};
+use common::{Functions, Hooked, Options, SiteKind, events, libc_path, record, turn};
 use heapbpf_inline::abi::{Control, STATE, Totals};
 
 /// A word of the control page.
@@ -32,6 +32,22 @@ fn words(hooked: &Hooked) -> ([&AtomicU64; 2], [&AtomicU64; 3]) {
     )
 }
 
+/// So many calls of malloc, each with its free: two sites each.
+fn pairs(functions: Functions, calls: usize) {
+    (0..calls).for_each(|_| unsafe { (functions.free)((functions.malloc)(100)) });
+}
+
+/// Whether a forked child finds that something is so.
+fn in_a_child(is_so: impl FnOnce() -> bool) -> bool {
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        unsafe { libc::_exit(i32::from(!is_so())) };
+    }
+    let mut status = 1;
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status == 0
+}
+
 fn until(what: &str, done: impl Fn() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -51,9 +67,7 @@ fn threads_wait_until_they_may_go_on() {
     granted.store(10, Ordering::SeqCst);
     std::thread::scope(|scope| {
         // 200 sites: each call is sampled, and so is each free.
-        let threads: [_; 4] = std::array::from_fn(|_| {
-            scope.spawn(|| (0..25).for_each(|_| unsafe { (functions.free)((functions.malloc)(100)) }))
-        });
+        let threads: [_; 4] = std::array::from_fn(|_| scope.spawn(|| pairs(functions, 25)));
         let sampled = || hooked.counts().reported + hooked.counts().frees_matched;
         // Each of the four is counted before it waits.
         until("all wait", || passed.load(Ordering::SeqCst) == 14);
@@ -74,18 +88,17 @@ fn a_wait_that_is_given_up_is_everybodys_last_until_more_is_granted() {
     let hooked = Hooked::new(libc_path(), &Options::default());
     let functions = hooked.functions();
     record(false);
-    let pairs = |n| (0..n).for_each(|_| unsafe { (functions.free)((functions.malloc)(100)) });
     let ([granted, most_pauses], [passed, given_up, pauses]) = words(&hooked);
     let said = || [passed, given_up, pauses].map(|word| word.load(Ordering::SeqCst));
     most_pauses.store(1024, Ordering::SeqCst);
     granted.store(3, Ordering::SeqCst);
-    pairs(10);
+    pairs(functions, 10);
     assert_eq!(said(), [20, 3, 1024], "one wait");
     granted.store(21, Ordering::SeqCst);
-    pairs(1);
+    pairs(functions, 1);
     assert_eq!(said(), [22, 21, 2048], "and another one, of what is not granted");
     granted.store(22, Ordering::SeqCst);
-    pairs(1);
+    pairs(functions, 1);
     assert_eq!(said(), [24, 22, 3072]);
 }
 
@@ -136,7 +149,7 @@ fn threads_give_up_together() {
     granted.store(1, Ordering::SeqCst);
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(|| (0..25).for_each(|_| unsafe { (functions.free)((functions.malloc)(100)) }));
+            scope.spawn(|| pairs(functions, 25));
         }
     });
     assert_eq!([passed, given_up].map(|word| word.load(Ordering::SeqCst)), [400, 1]);
@@ -155,16 +168,10 @@ fn a_child_that_is_not_known_waits_for_nobody() {
     let ([granted, most_pauses], [passed, given_up, _]) = words(&hooked);
     most_pauses.store(u64::MAX, Ordering::SeqCst);
     granted.store(12, Ordering::SeqCst);
-    let pairs = |n| (0..n).for_each(|_| unsafe { (functions.free)((functions.malloc)(100)) });
-    pairs(3);
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        pairs(10);
-        let is_right = passed.load(Ordering::SeqCst) == 26 && given_up.load(Ordering::SeqCst) == 0;
-        unsafe { libc::_exit(i32::from(!is_right)) };
-    }
-    let mut status = 1;
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
+    pairs(functions, 3);
+    assert!(in_a_child(|| {
+        pairs(functions, 10);
+        passed.load(Ordering::SeqCst) == 26 && given_up.load(Ordering::SeqCst) == 0
+    }));
     assert_eq!([passed, given_up].map(|word| word.load(Ordering::SeqCst)), [6, 0], "the parent's are its own");
 }

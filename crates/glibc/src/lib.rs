@@ -85,7 +85,7 @@ pub struct Heap {
     pub free_resident_bytes: u64,
     /// Of these, blocks in caches of threads and in fast bins, which are not merged with their neighbours.
     pub cached_bytes: u64,
-    /// Of what is in memory, whole pages that `malloc_trim(0)` gives back.
+    /// Whole pages that `malloc_trim(0)` would give back, of those that are in memory.
     pub trimmable_bytes: u64,
     /// Pages of arenas and of blocks with their own mappings that are in memory.
     pub resident_bytes: u64,
@@ -122,7 +122,7 @@ impl Heap {
 pub enum NotRead {
     /// The layout of this version is not known.
     Version,
-    /// There is no arena in these variables: nobody has called glibc's `malloc`.
+    /// These variables have no arena: nobody has called glibc's `malloc`.
     NoArena,
     /// The arenas contradict each other.
     Inconsistent,

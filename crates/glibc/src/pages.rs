@@ -9,7 +9,7 @@ const BLOCK: u64 = 512;
 /// Most pages that are asked of: 128 GiB of small ones.
 const MOST_PAGES: u64 = 1 << 25;
 
-/// Memory of which only pages are read that are there.
+/// Memory that is read only where its pages are present.
 pub(crate) struct Pages<'m> {
     memory: &'m mut dyn Memory,
     /// Size of a page.

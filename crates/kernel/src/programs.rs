@@ -248,9 +248,10 @@ impl Programs {
         let program = self.loader.program("nothing", self.allocation.wanted.1)?;
         let target = sys::UprobeTarget { path: c"/", offsets: &[1], cookies: &[0], semaphores: &[], pid: None };
         match sys::link_uprobe_multi(program.as_fd(), self.entry_type(), &target, 0) {
-            Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
-            Err(source) => Err(KernelError::Link { what: "a probe".into(), source }),
-            Ok(_) => Ok(()),
+            Err(source) if source.raw_os_error() != Some(libc::EBADF) => {
+                Err(KernelError::Link { what: "a probe".into(), source })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -57,13 +57,15 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     if let Some(translator) = translation::translator_of(pid) {
         return Err(Refused::Translated(translator));
     }
-    let allowed = process.limits().map(|limits| limits.max_address_space.soft_limit);
-    if let (Ok(LimitValue::Value(allowed)), Some(used)) = (allowed, status.as_ref().and_then(|status| status.vmsize)) {
+    let limits = process.limits().ok();
+    let allowed = limits.as_ref().map(|limits| limits.max_address_space.soft_limit);
+    if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.as_ref().and_then(|status| status.vmsize))
+    {
         let limit = Limit { name: "its address space (RLIMIT_AS), in bytes", allowed, used: used << 10 };
         limit.check(bytes, BYTES_LEFT)?;
     }
-    let allowed = process.limits().map(|limits| limits.max_data_size.soft_limit);
-    if let (Ok(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmdata)) {
+    let allowed = limits.map(|limits| limits.max_data_size.soft_limit);
+    if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmdata)) {
         let limit = Limit { name: "its data (RLIMIT_DATA), in bytes", allowed, used: used << 10 };
         limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
     }
