@@ -91,11 +91,11 @@ impl Stop {
 
     /// Stops all threads.
     pub(crate) fn stop_all(&mut self) -> Result<(), Failure> {
+        self.raised.get_or_insert_with(Raised::begin);
         // Becoming the tracer stops nobody, so as much of it as possible is done before the clock starts.
         while self.seize_new()? {
             self.take_reports()?;
         }
-        self.raised.get_or_insert_with(Raised::begin);
         if let Some(grace) = self.grace.filter(|_| self.since.is_none()) {
             sys::end_after(self.limit + grace);
         }
@@ -136,16 +136,19 @@ impl Stop {
         if self.has_job_control { Err(Failure::Busy(Busy::JobControl)) } else { Ok(()) }
     }
 
-    /// Becomes the tracer of threads that are not traced yet. Whether there were any.
+    /// Becomes the tracer of threads that are not traced yet. Whether there were any. The first thread is traced last, and let go first:
+    /// while it is traced, signals to the process that it ignores are not thrown away where they are sent, and would end a call of any
+    /// thread that is not traced.
     fn seize_new(&mut self) -> Result<bool, Failure> {
         let list = match fs::read_dir(format!("/proc/{}/task", self.pid)) {
             Ok(list) => list,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Failure::Ended),
             Err(source) => return Err(Failure::Trace("listing its threads", source)),
         };
+        let list = list.map_while(Result::ok).take(MAX_THREADS);
+        let tids: Vec<i32> = list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
         let mut is_new = false;
-        for entry in list.map_while(Result::ok).take(MAX_THREADS) {
-            let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        for tid in tids.into_iter().rev() {
             is_new |= self.seize(tid)?;
         }
         Ok(is_new)
@@ -240,14 +243,14 @@ impl Stop {
         Ok(())
     }
 
-    /// Threads that are stopped.
+    /// Threads that are stopped, the first one first.
     pub(crate) fn stopped_threads(&self) -> impl Iterator<Item = i32> {
-        self.threads.iter().filter(|thread| matches!(thread.state, State::Stopped)).map(|thread| thread.tid)
+        self.threads.iter().rev().filter(|thread| matches!(thread.state, State::Stopped)).map(|thread| thread.tid)
     }
 
     /// The registers with which they go on.
     pub(crate) fn registers(&self) -> impl Iterator<Item = (i32, Registers)> {
-        let stopped = self.threads.iter().filter(|thread| matches!(thread.state, State::Stopped));
+        let stopped = self.threads.iter().rev().filter(|thread| matches!(thread.state, State::Stopped));
         stopped.filter_map(|thread| Some((thread.tid, thread.registers?)))
     }
 
@@ -264,7 +267,7 @@ impl Stop {
         if !self.memory.is_there() {
             self.threads.clear();
         }
-        for thread in &mut self.threads {
+        for thread in self.threads.iter_mut().rev() {
             if matches!(thread.state, State::Stopped) {
                 thread.state = State::Gone;
                 let _ = sys::detach(thread.tid, 0);

@@ -189,7 +189,7 @@ pub struct LimitArgs {
     /// How calls are counted
     #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
     pub hook: HookArg,
-    /// Programs wait where samples come faster than they are taken in, 100 ms at most at once, so that none is lost; inline hooks only.
+    /// Programs wait where samples come faster than they are taken in, 1 s at most at once, so that none is lost; inline hooks only.
     /// Default for -- COMMAND with an interval of at most 4 KiB: `--lossless=no` lets it run on
     #[arg(long, value_enum, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "yes", help_heading = "Limits")]
     pub lossless: Option<YesNoArg>,

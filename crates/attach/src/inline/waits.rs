@@ -14,8 +14,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::credit::{Credit, Levels, Place};
 use super::memory;
 
-/// A thread waits no longer than this at once, even if the daemon is stopped, nor do all together that run side by side.
-const LONGEST_WAIT: Duration = Duration::from_millis(100);
+/// A thread waits no longer than this at once, even if the daemon is stopped, nor do all together that run side by side. The
+/// daemon of a busy machine looked after a command only 0.3 s after it began.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// Pauses that are timed.
 const TIMED_PAUSES: u32 = 4096;
 

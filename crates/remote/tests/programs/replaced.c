@@ -1,5 +1,5 @@
 /* A process that a thread other than the first replaces by itself (exec), again and again, at the same addresses. replaced
- * MICROSECONDS: at most that long after its start. Exits with 3 if a thread comes to harm; ends with its parent. */
+ * MICROSECONDS: at most that long after its start, the first time after it was told to. Exits with 3 if a thread comes to harm; ends with its parent. */
 #define _GNU_SOURCE
 #include "hooked.h"
 #include <pthread.h>
@@ -18,6 +18,7 @@
 #define LENGTH (128 << 10)
 
 static char *micros;
+static int is_first;
 
 static void *work(void *argument) {
   (void)argument;
@@ -27,6 +28,8 @@ static void *work(void *argument) {
 
 static void *replacing(void *argument) {
   (void)argument;
+  char told;
+  if (is_first && read(0, &told, 1) != 1) _exit(5);
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   usleep(now.tv_nsec / 1000 % atol(micros));
@@ -50,7 +53,8 @@ int main(int count, char **arguments) {
     return 4;
   }
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (count == 2) printf("READY %lx\n", (unsigned long)hooked), fflush(stdout);
+  is_first = count == 2;
+  if (is_first) printf("READY %lx\n", (unsigned long)hooked), fflush(stdout);
   pthread_t thread;
   pthread_create(&thread, 0, work, 0);
   pthread_create(&thread, 0, replacing, 0);

@@ -48,8 +48,10 @@ fn a_process_that_another_thread_replaces_goes_on() {
     if !program::can_trace() {
         return;
     }
-    let program = Program::start("replaced", &["3000"]);
+    let mut program = Program::run(Command::new(compiled("replaced")).arg("3000").stdin(Stdio::piped()));
+    // Nothing can be planned while it is being replaced.
     let plan = program::plan(&Target::look(program.pid()).expect("it can be looked at"), program.hooked);
+    program.tell("go\n");
     let (mut hooked, mut changed, mut others) = (0, 0, 0);
     for _ in 0..20_000 {
         match Target::look(program.pid()).map_err(Error::from).and_then(|target| target.hook(&plan, STOP_LIMIT)) {
