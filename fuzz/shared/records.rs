@@ -10,6 +10,7 @@ pub fn check(data: &[u8]) {
         Some(Event::Free(record)) => record.time_ns,
         Some(Event::Unmap(record)) => record.time_ns,
         Some(Event::Fork(record) | Event::Exec(record) | Event::Exit(record) | Event::Reset(record)) => record.time_ns,
+        Some(Event::Uncounted(record)) => record.time_ns,
         // It may have a time and be too short for the rest.
         None => time_ns_of(data),
     };

@@ -26,6 +26,8 @@ pub enum Event {
     Exit(ProcessRecord),
     /// An exec dropped what was noted of a process.
     Reset(ProcessRecord),
+    /// A process's program is over, and nothing counted it.
+    Uncounted(ProcessRecord),
 }
 
 /// Decodes a record; `None` if it is too short or of an unknown kind, as from a BPF object of another version.
@@ -39,6 +41,7 @@ pub fn decode(bytes: &[u8]) -> Option<Event> {
         kind::EXEC => Event::Exec(read(bytes)?),
         kind::EXIT => Event::Exit(read(bytes)?),
         kind::RESET => Event::Reset(read(bytes)?),
+        kind::UNCOUNTED => Event::Uncounted(read(bytes)?),
         _ => return None,
     })
 }
@@ -59,7 +62,7 @@ pub fn time_ns_of(bytes: &[u8]) -> u64 {
         kind::ALLOCATION => offset_of!(AllocationRecord, time_ns),
         kind::FREE => offset_of!(FreeRecord, time_ns),
         kind::UNMAP => offset_of!(UnmapRecord, time_ns),
-        kind::FORK | kind::EXEC | kind::EXIT | kind::RESET => offset_of!(ProcessRecord, time_ns),
+        kind::FORK | kind::EXEC | kind::EXIT | kind::RESET | kind::UNCOUNTED => offset_of!(ProcessRecord, time_ns),
         _ => return 0,
     };
     word(at).unwrap_or(0)
@@ -131,7 +134,11 @@ impl Event {
             Self::Allocation(record) => bytes_of(&record),
             Self::Free(record) => bytes_of(&record),
             Self::Unmap(record) => bytes_of(&record),
-            Self::Fork(record) | Self::Exec(record) | Self::Exit(record) | Self::Reset(record) => bytes_of(&record),
+            Self::Fork(record)
+            | Self::Exec(record)
+            | Self::Exit(record)
+            | Self::Reset(record)
+            | Self::Uncounted(record) => bytes_of(&record),
         }
     }
 }
@@ -167,6 +174,7 @@ mod tests {
             process(kind::EXEC),
             process(kind::EXIT),
             process(kind::RESET),
+            process(kind::UNCOUNTED),
         ] {
             assert_eq!(time_ns_of(&bytes), time_ns);
             assert_eq!(time_ns_of(&bytes[..8]), 0);

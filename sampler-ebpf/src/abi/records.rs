@@ -23,6 +23,9 @@ pub mod kind {
     pub const RESET: u32 = 7;
     /// [`super::CrashRecord`]: a process is about to die of a fault.
     pub const CRASH: u32 = 8;
+    /// [`super::ProcessRecord`]: a listed process's program is over, by an exec or the exit, and nothing counted it. Comes before the
+    /// record of the exit; twice, where the kernel runs each program twice.
+    pub const UNCOUNTED: u32 = 9;
 }
 
 /// Values in place of a [`Site`](super::Site)'s index, in records of mappings that a program made itself (`--mmap`).
@@ -145,7 +148,7 @@ pub struct UnmapRecord {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ProcessRecord {
-    /// One of [`kind::FORK`], [`kind::EXEC`], [`kind::EXIT`].
+    /// [`kind::FORK`], or another kind of [`kind`] with such a record.
     pub kind: u32,
     /// Zero.
     pub reserved: u32,

@@ -60,6 +60,7 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
 pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     let next = process_of(current_task());
+    let had_links = target::has_own_links(next.tgid);
     let announced = target::begin_anew(next.tgid);
     if target::is_target(next.tgid) {
         target::list_by_rule(next.tgid);
@@ -83,10 +84,11 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     }
     inline_counts::replaced(ended);
     // The thread that calls exec may never have called an allocator. Then the others' totals tell that they did.
-    let counted = was_tracked || TOTALS.get_ptr(ended).is_some() || inline_counts::counts(ended);
+    let counted = was_tracked || has_totals(ended) || inline_counts::counts(ended);
     if counted && !output::submit_process(kind::EXEC, ended, next) {
         count_process_event_lost();
     }
+    tell_if_uncounted(ended, counted || had_links);
     // Its new program is mapped, and has not run yet.
     if target::listed(next.tgid) && !output::tell_exec(next.tgid) {
         count_process_event_lost();
@@ -116,10 +118,10 @@ pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
     if process.start_ns >= config!(began_ns) && (is_counted || target::is_target(process.tgid)) {
         note_end(is_counted || target::has_own_links(process.tgid), cpu_ns(task, signal));
     }
+    let counted = is_counted || has_totals(process);
+    tell_if_uncounted(process, counted || target::has_own_links(process.tgid));
     let listed = TARGETS.remove(process.tgid).is_ok();
-    if (listed || TOTALS.get_ptr(process).is_some() || inline_counts::counts(process))
-        && !output::submit_process(kind::EXIT, process, ProcessKey::default())
-    {
+    if (listed || counted) && !output::submit_process(kind::EXIT, process, ProcessKey::default()) {
         count_process_event_lost();
     }
     0
@@ -139,6 +141,23 @@ pub extern "C" fn thread_freed(ctx: *mut c_void) -> i32 {
         state.status = NEW;
     }
     0
+}
+
+/// Whether something of a process was counted. (Of a comparison of the pointer alone the compiler makes arithmetic, which the verifier
+/// refuses.)
+#[inline(always)]
+fn has_totals(process: ProcessKey) -> bool {
+    // SAFETY: the pointer is to a value of the map, which begins with a u64.
+    TOTALS.get_ptr(process).is_some_and(|totals| unsafe { totals.cast::<u64>().read_volatile() } != u64::MAX)
+}
+
+/// Tells of a target's program that is over, if nothing counted it and programs are to be counted one by one.
+#[inline(always)]
+fn tell_if_uncounted(process: ProcessKey, is_counted: bool) {
+    let is_told = !is_counted && maps::execs().is_some() && target::listed(process.tgid);
+    if is_told && !output::submit_process(kind::UNCOUNTED, process, ProcessKey::default()) {
+        count_process_event_lost();
+    }
 }
 
 /// Notes the end of a target that began in the recording.

@@ -1,6 +1,6 @@
 //! The header of a stack's copy.
 
-use sampler_ebpf::abi::{Registers, StackRecord, stack_kind};
+use sampler_ebpf::abi::{Registers, StackRecord};
 
 use crate::memory::copy_words;
 use crate::thread::ThreadState;
@@ -10,7 +10,7 @@ pub const HEADER: u64 = size_of::<StackRecord>() as u64;
 
 /// The stack that was taken, for the allocation's record.
 pub struct Taken {
-    /// One of [`stack_kind`].
+    /// One of [`sampler_ebpf::abi::stack_kind`].
     pub kind: u32,
     /// Key in the kernel's stack map.
     pub id: i32,

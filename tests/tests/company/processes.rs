@@ -431,3 +431,31 @@ fn a_process_that_execs_all_the_time_is_recorded_by_its_pid() {
     assert!(told.starts_with("OK"), "{told}");
     assert!(target.end().success(), "it came to harm");
 }
+
+/// A process that executes one program after the other, each for some milliseconds: each is counted, or told to be missing, also if
+/// heapbpf gets no processor meanwhile.
+#[test]
+fn every_program_of_a_chain_of_execs_is_counted_or_told() {
+    const PROGRAMS: usize = 20;
+    let Some(_turn) = turn("every_program_of_a_chain_of_execs_is_counted_or_told") else { return };
+    let mut missed = 0;
+    for round in 0..6 {
+        let words = [PROGRAMS.to_string(), "100".to_owned()];
+        let recording = Recorder::new().interval(1).command(&program("chain"), &words).start();
+        for _ in 0..10 * (round % 2) {
+            recording.signal(libc::SIGSTOP);
+            std::thread::sleep(Duration::from_millis(4));
+            recording.signal(libc::SIGCONT);
+            std::thread::sleep(Duration::from_millis(4));
+        }
+        let outcome = recording.ends();
+        assert!(outcome.status.success(), "{}", outcome.stderr);
+        let (profile, _) = outcome.results();
+        let told = profile.notes.iter().find(|note| note.contains("ended or executed another one before"));
+        let told: usize = told.map_or(0, |note| note.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"));
+        let counted: Vec<_> = profile.processes.iter().map(|process| (&*process.comm, process.coverage)).collect();
+        assert_eq!(counted.len() + told, PROGRAMS, "{told} told: {:?}, {counted:?}", profile.notes);
+        missed += told;
+    }
+    eprintln!("{missed} of {} programs were missed, and told", 6 * PROGRAMS);
+}

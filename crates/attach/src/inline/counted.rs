@@ -276,8 +276,8 @@ impl Counted {
         self.map.get(process).is_some_and(|entry| entry.hooked != process)
     }
 
-    /// Whether the hooks that it inherited are those of an allocator in this file.
-    pub(super) fn inherits(&self, process: ProcessKey, key: FileKey) -> bool {
+    /// Whether the hooks that it has, or inherited, are those of an allocator in this file.
+    pub(super) fn has_hooks_of(&self, process: ProcessKey, key: FileKey) -> bool {
         let hooked = self.map.get(process).map(|entry| entry.hooked);
         let linked = hooked.and_then(|hooked| self.linked.get(&hooked));
         linked.is_some_and(|linked| linked.iter().any(|linked| linked.key == key))

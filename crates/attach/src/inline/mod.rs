@@ -196,6 +196,12 @@ impl InlineHooks {
         self.decided.retain(|(of, _), _| *of != pid);
     }
 
+    /// The program of a process that was hooked last.
+    pub fn hooked_program(&self, pid: u32) -> Option<ProcessKey> {
+        let inline = self.decided.iter().find(|((of, _), (_, service))| *of == pid && *service == Service::Inline);
+        inline.map(|(_, (process, _))| *process)
+    }
+
     /// Tries to hook an allocator in a process. The reason for which it was refused for good comes with it.
     pub fn attempt(
         &mut self,
@@ -206,8 +212,13 @@ impl InlineHooks {
     ) -> (Service, Option<Refused>) {
         let pid = process.tgid;
         if self.counted.is_child(process) {
-            let is_hooked = self.counted.inherits(process, key);
+            let is_hooked = self.counted.has_hooks_of(process, key);
             return (if is_hooked { Service::Inline } else { Service::Probes }, None);
+        }
+        // It was taken for the program before, whose exec nobody had told of yet.
+        if self.counted.has_hooks_of(process, key) && self.is_in_place(pid, key) {
+            self.decided.insert((pid, key), (process, Service::Inline));
+            return (Service::Inline, None);
         }
         let mut attempts = match self.decided.get(&(pid, key)) {
             Some((_, Service::Waits { attempts, .. })) => *attempts,

@@ -111,7 +111,7 @@ impl Attaching {
             .map(|reason| format!("not counted: {reason}"))
             .chain(self.tripped.as_ref().map(|tripped| tripped.told.clone()))
             .chain(unseen)
-            .chain(self.missed_remark(seen))
+            .chain(self.missed_remarks(seen))
             .chain(self.gaps_after_exec())
             .chain(self.others.remark(seen))
             .chain(mappings)
@@ -120,11 +120,11 @@ impl Attaching {
     /// Whether remarks say why calls were not seen: then no other reason has to be guessed. `seen`: processes that have a line in the
     /// profile.
     pub fn explains_silence(&self, seen: &HashSet<u32>) -> bool {
-        self.targets.had_hidden() || self.missed_remark(seen).is_some()
+        self.targets.had_hidden() || !self.missed_remarks(seen).is_empty()
     }
 
-    fn missed_remark(&self, seen: &HashSet<u32>) -> Option<String> {
-        self.missed.remark(seen, |forked| self.targets.was_hooked_at(forked.parent, forked.since_ns))
+    fn missed_remarks(&self, seen: &HashSet<u32>) -> Vec<String> {
+        self.missed.remarks(seen, |forked| self.targets.was_hooked_at(forked.parent, forked.since_ns))
     }
 
     /// Says of which named targets the first calls after an exec are missing. The new program may have no line in the profile that

@@ -30,12 +30,16 @@ pub struct Missed {
     certain: BTreeSet<u32>,
     /// Targets of which another remark says why nothing of them is seen.
     explained: BTreeSet<u32>,
+    /// Names of programs that targets executed, and how many of each were over before they were hooked.
+    programs: BTreeMap<Arc<str>, u64>,
+    /// The processes that ran them.
+    ran_programs: BTreeSet<u32>,
 }
 
 impl Missed {
     /// Most targets that are remembered. Beyond that, the remark says enough.
     const MOST: usize = 1 << 16;
-    /// Most names in the remark.
+    /// Most names in a remark.
     const NAMES: usize = 5;
 
     /// Adds such a process, with its name if known.
@@ -64,6 +68,14 @@ impl Missed {
         }
     }
 
+    /// Adds a program that a target executed, and that was over before it was hooked. Others that the process ran may have been counted.
+    pub fn note_program(&mut self, pid: u32, comm: Arc<str>) {
+        if self.programs.len() < Self::MOST {
+            *self.programs.entry(comm).or_default() += 1;
+            self.ran_programs.insert(pid);
+        }
+    }
+
     /// Removes a process in which an allocator was hooked in time, unless another was not.
     pub fn has_one_hooked(&mut self, pid: u32) {
         if !self.certain.contains(&pid) {
@@ -83,24 +95,33 @@ impl Missed {
         self.certain.remove(&pid);
     }
 
-    /// The remark in the profile. `seen`: processes that have a line in it. `had_hooks`: whether the hooks of a parent counted a
+    /// The remarks in the profile. `seen`: processes that have a line in it. `had_hooks`: whether the hooks of a parent counted a
     /// child from its fork on.
-    pub fn remark(&self, seen: &HashSet<u32>, had_hooks: impl Fn(Forked) -> bool) -> Option<String> {
+    pub fn remarks(&self, seen: &HashSet<u32>, had_hooks: impl Fn(Forked) -> bool) -> Vec<String> {
         let is_missed = |pid: &u32, missed: &MissedProcess| {
-            !seen.contains(pid) && (self.certain.contains(pid) || !missed.forked.is_some_and(&had_hooks))
+            !seen.contains(pid)
+                && !self.ran_programs.contains(pid)
+                && (self.certain.contains(pid) || !missed.forked.is_some_and(&had_hooks))
         };
         let missed = self.processes.iter().filter(|(pid, missed)| is_missed(pid, missed));
         let missed: Vec<&str> = missed.map(|(_, missed)| &*missed.name).collect();
-        let names: BTreeSet<&str> = missed.iter().copied().filter(|name| !name.is_empty()).collect();
-        let named = names.iter().take(Self::NAMES).copied().collect::<Vec<_>>().join(", ");
-        let others = if names.len() > Self::NAMES { ", …" } else { "" };
-        let named = if named.is_empty() { named } else { format!(" ({named}{others})") };
-        let (n, s) = (missed.len(), if missed.len() == 1 { "" } else { "es" });
-        let they = if n == 1 { "it" } else { "they" };
-        (n > 0).then(|| {
-            format!("{n} process{s}{named} ended before {they} could be counted: what {they} allocated is missing")
-        })
+        let processes = remark(missed.len() as u64, ["process", "processes"], &missed, "ended");
+        let programs: Vec<&str> = self.programs.keys().map(|name| &**name).collect();
+        let programs =
+            remark(self.programs.values().sum(), ["program", "programs"], &programs, "ended or executed another one");
+        processes.into_iter().chain(programs).collect()
     }
+}
+
+/// Says how many were missed, by their names.
+fn remark(n: u64, [one, many]: [&str; 2], names: &[&str], ended: &str) -> Option<String> {
+    let names: BTreeSet<&str> = names.iter().copied().filter(|name| !name.is_empty()).collect();
+    let named = names.iter().take(Missed::NAMES).copied().collect::<Vec<_>>().join(", ");
+    let others = if names.len() > Missed::NAMES { ", …" } else { "" };
+    let named = if named.is_empty() { named } else { format!(" ({named}{others})") };
+    let (they, what) = if n == 1 { ("it", one) } else { ("they", many) };
+    (n > 0)
+        .then(|| format!("{n} {what}{named} {ended} before {they} could be counted: what {they} allocated is missing"))
 }
 
 #[cfg(test)]
@@ -112,26 +133,26 @@ mod tests {
         let mut missed = Missed::default();
         let nobody = HashSet::new();
         let never = |_| false;
-        assert_eq!(missed.remark(&nobody, never), None);
+        assert_eq!(missed.remarks(&nobody, never), [] as [&str; 0]);
         for pid in 1..=7 {
             missed.note(pid, format!("n{pid}").into());
         }
         missed.forget(1);
-        let remark = missed.remark(&nobody, never).unwrap();
+        let remark = missed.remarks(&nobody, never).pop().unwrap();
         assert!(remark.starts_with("6 processes (n2, n3, n4, n5, n6, …) ended before"), "{remark}");
-        let remark = missed.remark(&HashSet::from([2, 3, 4, 5, 6]), never).unwrap();
+        let remark = missed.remarks(&HashSet::from([2, 3, 4, 5, 6]), never).pop().unwrap();
         assert!(remark.starts_with("1 process (n7) ended before"), "{remark}");
         missed.note_certain(6, "n6".into());
         missed.has_one_hooked(6);
         missed.has_one_hooked(7);
-        let remark = missed.remark(&HashSet::from([2, 3, 4, 5]), never).unwrap();
+        let remark = missed.remarks(&HashSet::from([2, 3, 4, 5]), never).pop().unwrap();
         assert!(remark.starts_with("1 process (n6) ended before"), "{remark}");
         missed.forget(6);
         missed.note(6, "n6".into());
         missed.has_one_hooked(6);
         missed.is_explained(7);
         missed.note(7, "n7".into());
-        assert_eq!(missed.remark(&HashSet::from([2, 3, 4, 5, 6]), never), None);
+        assert_eq!(missed.remarks(&HashSet::from([2, 3, 4, 5, 6]), never), [] as [&str; 0]);
     }
 
     /// A child may begin and end before it is known which files its parent maps.
@@ -141,9 +162,23 @@ mod tests {
         let nobody = HashSet::new();
         let forked = Forked { parent: 1, since_ns: 50 };
         missed.note_forked(2, "child".into(), forked);
-        assert!(missed.remark(&nobody, |_| false).is_some());
-        assert_eq!(missed.remark(&nobody, |it| it == forked), None);
+        assert!(!missed.remarks(&nobody, |_| false).is_empty());
+        assert_eq!(missed.remarks(&nobody, |it| it == forked), [] as [&str; 0]);
         missed.note_certain(2, "child".into());
-        assert!(missed.remark(&nobody, |_| true).is_some(), "another of its allocators was hooked too late");
+        assert!(!missed.remarks(&nobody, |_| true).is_empty(), "another of its allocators was hooked too late");
+    }
+
+    /// The process has a line in the profile, of another program.
+    #[test]
+    fn programs_that_were_over_at_once_are_told_although_their_process_is_seen() {
+        let mut missed = Missed::default();
+        for _ in 0..3 {
+            missed.note_program(1, "sh".into());
+        }
+        missed.note_program(2, "env".into());
+        missed.note(2, "env".into());
+        let told = missed.remarks(&HashSet::from([1]), |_| false);
+        let all = "4 programs (env, sh) ended or executed another one before they could be counted: what they allocated is missing";
+        assert_eq!(told, [all]);
     }
 }

@@ -1,7 +1,8 @@
 //! Processes that are hooked inline, or by links of their own: when they are taken in, and what becomes of them then. No link serves
 //! every process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use heapbpf_attach::files::FileKey;
@@ -16,6 +17,7 @@ use heapbpf_host::processes::IncarnationId;
 use heapbpf_host::{shadow_stacks, translation};
 use heapbpf_kernel::control::CountedBy;
 use heapbpf_kernel::exec_watch::{ExecWatch, Executed};
+use heapbpf_kernel::totals;
 use heapbpf_profile::units;
 use heapbpf_remote::Waiting;
 use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
@@ -51,6 +53,14 @@ pub(super) struct Members {
     awaited: HashMap<u32, Instant>,
     /// Those of them that wait at their entry point, or will.
     held: HashMap<u32, Held>,
+    /// Processes that have executed a program, by process id and start, and the last one that was over.
+    executed: HashMap<(u32, u64), ProcessKey>,
+    /// Programs that will not be counted, for a reason that is told.
+    refused: HashSet<ProcessKey>,
+    /// Programs that were hooked before they ran.
+    whole: HashSet<ProcessKey>,
+    /// Programs that are over, and were missed unless calls of them were counted.
+    doubtful: HashSet<ProcessKey>,
 }
 
 /// A process that waits at its entry point, or will.
@@ -188,6 +198,49 @@ impl Attaching {
         }
     }
 
+    /// A process's program is over that may have been counted: by an exec, or the process has ended.
+    pub(crate) fn program_is_over(&mut self, program: ProcessKey) {
+        let is_own = self.is_own_program(program);
+        let is_explained = self.members.whole.remove(&program) || self.members.refused.remove(&program);
+        if is_own && !is_explained && self.takes_in() {
+            self.members.doubtful.insert(program);
+        }
+    }
+
+    /// A process's program is over that nothing counted.
+    pub(crate) fn program_was_missed(&mut self, program: ProcessKey, time_ns: u64, host: &Host) {
+        let is_after = self.targets.detached_ns.is_some_and(|at_ns| at_ns < time_ns);
+        let is_explained = self.members.refused.remove(&program) || is_after;
+        if self.is_own_program(program) && !is_explained {
+            let known = host.processes().at(program.tgid, time_ns.saturating_sub(1));
+            let comm = known.map(|known| Arc::clone(&known.info.comm));
+            self.missed.note_program(program.tgid, comm.unwrap_or_default());
+        }
+    }
+
+    /// Whether a program that is over was executed in the recording, as far as is known. What a fork copied is no program of its own.
+    fn is_own_program(&mut self, program: ProcessKey) -> bool {
+        let before = self.members.executed.insert((program.tgid, program.start_ns), program);
+        before.is_some_and(|before| before != program)
+    }
+
+    /// All that was counted of a program that is over has been taken in.
+    pub(crate) fn program_was_counted(&mut self, program: ProcessKey, has_calls: bool, comm: Arc<str>) {
+        if self.members.doubtful.remove(&program) && !has_calls {
+            self.missed.note_program(program.tgid, comm);
+        }
+    }
+
+    /// Programs that are over, of which it is not known yet whether calls were counted.
+    pub(crate) fn doubtful_programs(&self) -> Vec<ProcessKey> {
+        self.members.doubtful.iter().copied().collect()
+    }
+
+    /// A process has ended, after its last program.
+    pub(crate) fn forget_programs(&mut self, process: ProcessKey) {
+        self.members.executed.remove(&(process.tgid, process.start_ns));
+    }
+
     /// A process runs another program now: links of its own were for the one before.
     pub(super) fn member_replaced(&mut self, before: IncarnationId) {
         if let Some(inline) = &mut self.inline {
@@ -284,11 +337,16 @@ impl Attaching {
             }
         }
         if !is_hooked {
+            let living = totals::living(&self.programs).unwrap_or_default();
+            self.members.refused.extend(living.into_iter().find(|process| process.tgid == pid));
             return TakenIn::Not(why);
         }
         self.members.taken.insert(pid, incarnation);
         // Nothing has run yet of one that waits at its entry point, and the recording begins when all is in place.
         let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|held| held.is_there);
+        if is_whole && let Some(inline) = &self.inline {
+            self.members.whole.extend(inline.hooked_program(pid));
+        }
         let hooked_ns = if is_whole { 0 } else { monotonic_ns() };
         self.targets.hooked(pid, since_ns, hooked_ns);
         TakenIn::Counted

@@ -28,6 +28,13 @@ pub enum ProcessEvent {
         /// CLOCK_MONOTONIC.
         time_ns: u64,
     },
+    /// A process ended or replaced its program, which nothing had counted.
+    Uncounted {
+        /// The incarnation that ended.
+        ended: ProcessKey,
+        /// CLOCK_MONOTONIC.
+        time_ns: u64,
+    },
     /// An exec dropped what was noted of a process, which may have been noted of its new program.
     Reset {
         /// Process id.

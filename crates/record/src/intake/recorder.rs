@@ -319,6 +319,9 @@ impl Recorder {
             Event::Exit(record) => {
                 processes.push(ProcessEvent::Ended { process: record.process, time_ns: record.time_ns });
             }
+            Event::Uncounted(record) => {
+                processes.push(ProcessEvent::Uncounted { ended: record.process, time_ns: record.time_ns });
+            }
             Event::Reset(record) => processes.push(ProcessEvent::Reset { pid: record.process.tgid }),
         }
     }

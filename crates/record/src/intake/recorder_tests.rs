@@ -137,11 +137,13 @@ fn what_happens_to_processes_is_handed_over_in_order_and_frees_end_blocks() {
         Event::Fork(process(kind::FORK, 20)),
         Event::Exec(process(kind::EXEC, 60)),
         Event::Reset(process(kind::RESET, 50)),
+        Event::Uncounted(process(kind::UNCOUNTED, 55)),
     ];
     let processes = take_in(&mut recorder, &mut host, &events);
     let expected = [
         ProcessEvent::Forked { parent: PROCESS, child: CHILD, time_ns: 20 },
         ProcessEvent::Reset { pid: PROCESS.tgid },
+        ProcessEvent::Uncounted { ended: PROCESS, time_ns: 55 },
         ProcessEvent::Replaced { ended: PROCESS, time_ns: 60 },
         ProcessEvent::Ended { process: PROCESS, time_ns: 70 },
     ];

@@ -201,6 +201,11 @@ impl Descriptions {
         });
     }
 
+    /// The name of a process; empty if it is not known.
+    pub fn comm(&self, process: ProcessKey) -> Arc<str> {
+        self.described.get(&process).map_or_else(|| "".into(), |described| Arc::clone(&described.program.comm))
+    }
+
     /// Forgets an exited process without figures: it gets no line.
     pub fn forget_one(&mut self, process: ProcessKey) {
         self.described.remove(&process);

@@ -151,6 +151,7 @@ impl Session {
             if called {
                 self.attaching.has_figures(process);
             }
+            self.attaching.program_was_counted(process, called || sampled, self.descriptions.comm(process));
             if called && line == Line::Shared {
                 self.descriptions.share_line(process);
             }

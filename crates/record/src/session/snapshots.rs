@@ -55,6 +55,16 @@ impl Session {
         Some(snapshot)
     }
 
+    /// Processes that have a line of the program that they run. Programs that are over and have no line may have been missed.
+    fn seen(&mut self, with_lines: &[ProcessKey], last: bool) -> HashSet<u32> {
+        for program in if last { self.attaching.doubtful_programs() } else { Vec::new() } {
+            let comm = self.descriptions.comm(program);
+            self.attaching.program_was_counted(program, with_lines.contains(&program), comm);
+        }
+        let current = with_lines.iter().filter(|key| self.attaching.is_current_program(**key));
+        current.map(|key| key.tgid).collect()
+    }
+
     /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
     pub(super) fn snapshot_of(&mut self, cut: &Cut, wanted: Wanted<'_>, last: bool, begun: Instant) -> Snapshot {
         let Wanted { detail, marks, often } = wanted;
@@ -95,8 +105,7 @@ impl Session {
         }
         self.tell_since(&keys, &mut processes);
         let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
-        let seen: HashSet<u32> =
-            keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
+        let seen = self.seen(&keys, last);
         let idle = if measures { self.idle(&seen, processes.len(), &mut measured) } else { Vec::new() };
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
         let is_open = last && go.is_empty() && !self.attaching.explains_silence(&seen);

@@ -139,12 +139,16 @@ impl Session {
                 self.attaching.forked(parent.tgid, Child { pid: child.tgid, is_inline }, time_ns, &self.host);
                 self.recorder.pythons.forked(parent, child.tgid);
             }
+            ProcessEvent::Uncounted { ended, time_ns } => self.attaching.program_was_missed(ended, time_ns, &self.host),
             ProcessEvent::Replaced { ended, time_ns } => {
+                self.attaching.program_is_over(ended);
                 if self.lives.end(ended, End::Exec, monotonic_ns()) {
                     self.replaced(ended, time_ns);
                 }
             }
             ProcessEvent::Ended { process, time_ns } => {
+                self.attaching.program_is_over(process);
+                self.attaching.forget_programs(process);
                 if self.lives.end(process, End::Exit, monotonic_ns()) {
                     self.exited(process, time_ns);
                 }
