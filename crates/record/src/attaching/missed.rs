@@ -32,8 +32,8 @@ pub struct Missed {
     explained: BTreeSet<u32>,
     /// Names of programs that targets executed, and how many of each were over before they were hooked.
     programs: BTreeMap<Arc<str>, u64>,
-    /// The processes that ran them.
-    ran_programs: BTreeSet<u32>,
+    /// Processes whose programs are judged one by one.
+    judged: BTreeSet<u32>,
 }
 
 impl Missed {
@@ -69,10 +69,16 @@ impl Missed {
     }
 
     /// Adds a program that a target executed, and that was over before it was hooked. Others that the process ran may have been counted.
-    pub fn note_program(&mut self, pid: u32, comm: Arc<str>) {
+    pub fn note_program(&mut self, comm: Arc<str>) {
         if self.programs.len() < Self::MOST {
             *self.programs.entry(comm).or_default() += 1;
-            self.ran_programs.insert(pid);
+        }
+    }
+
+    /// Whether programs of this process were missed is told one by one.
+    pub fn knows_programs_of(&mut self, pid: u32) {
+        if self.judged.len() < Self::MOST {
+            self.judged.insert(pid);
         }
     }
 
@@ -99,9 +105,8 @@ impl Missed {
     /// child from its fork on.
     pub fn remarks(&self, seen: &HashSet<u32>, had_hooks: impl Fn(Forked) -> bool) -> Vec<String> {
         let is_missed = |pid: &u32, missed: &MissedProcess| {
-            !seen.contains(pid)
-                && !self.ran_programs.contains(pid)
-                && (self.certain.contains(pid) || !missed.forked.is_some_and(&had_hooks))
+            let is_told = self.judged.contains(pid) || missed.forked.is_some_and(&had_hooks);
+            !seen.contains(pid) && (self.certain.contains(pid) || !is_told)
         };
         let missed = self.processes.iter().filter(|(pid, missed)| is_missed(pid, missed));
         let missed: Vec<&str> = missed.map(|(_, missed)| &*missed.name).collect();
@@ -173,10 +178,11 @@ mod tests {
     fn programs_that_were_over_at_once_are_told_although_their_process_is_seen() {
         let mut missed = Missed::default();
         for _ in 0..3 {
-            missed.note_program(1, "sh".into());
+            missed.note_program("sh".into());
         }
-        missed.note_program(2, "env".into());
+        missed.note_program("env".into());
         missed.note(2, "env".into());
+        missed.knows_programs_of(2);
         let told = missed.remarks(&HashSet::from([1]), |_| false);
         let all = "4 programs (env, sh) ended or executed another one before they could be counted: what they allocated is missing";
         assert_eq!(told, [all]);

@@ -16,6 +16,7 @@ use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::{ModuleKind, ModuleSource, ModuleTable};
 use heapbpf_host::open::Unreadable;
 use heapbpf_host::own_memory::give_memory_back;
+use heapbpf_inline::abi::MEMFD_NAME;
 use heapbpf_kernel::totals;
 use heapbpf_unwind::mapping::Mapping;
 use sampler_ebpf::abi::Site;
@@ -50,6 +51,11 @@ enum Nesting {
     Interposed,
     /// Nowhere else.
     Ends,
+}
+
+/// Whether a file is the code that a heapbpf mapped into a process.
+fn is_ours(path: &str) -> bool {
+    path.strip_prefix("/memfd:").is_some_and(|name| name.starts_with(MEMFD_NAME))
 }
 
 impl Attaching {
@@ -401,7 +407,8 @@ impl Attaching {
             return false;
         }
         let file = host.modules().get(module).filter(|module| module.kind == ModuleKind::File);
-        let Some(path) = file.map(|module| module.path.clone()) else { return false };
+        let path = file.map(|module| module.path.clone()).filter(|path| !is_ours(path));
+        let Some(path) = path else { return false };
         let Ok(ModuleSource::File(file)) = host.modules_mut().source(module) else { return false };
         self.hooks.files.examine_aside(&path, &file)
     }
@@ -409,7 +416,7 @@ impl Attaching {
     /// Examines a module. `Err`: this is not possible now, but perhaps later.
     pub(super) fn look_at(&mut self, host: &mut Host, module: ModuleId) -> Result<Look, ()> {
         let (kind, path) = host.modules().get(module).map(|module| (module.kind, module.path.clone())).ok_or(())?;
-        if kind != ModuleKind::File {
+        if kind != ModuleKind::File || is_ours(&path) {
             return Ok(Look::Nothing);
         }
         let file = match host.modules_mut().source(module) {

@@ -53,8 +53,8 @@ pub(super) struct Members {
     awaited: HashMap<u32, Instant>,
     /// Those of them that wait at their entry point, or will.
     held: HashMap<u32, Held>,
-    /// Processes that have executed a program, by process id and start, and the last one that was over.
-    executed: HashMap<(u32, u64), ProcessKey>,
+    /// The last program of a process that was over.
+    last: HashMap<u32, ProcessKey>,
     /// Programs that will not be counted, for a reason that is told.
     refused: HashSet<ProcessKey>,
     /// Programs that were hooked before they ran.
@@ -214,20 +214,30 @@ impl Attaching {
         if self.is_own_program(program) && !is_explained {
             let known = host.processes().at(program.tgid, time_ns.saturating_sub(1));
             let comm = known.map(|known| Arc::clone(&known.info.comm));
-            self.missed.note_program(program.tgid, comm.unwrap_or_default());
+            self.missed.note_program(comm.unwrap_or_default());
         }
     }
 
-    /// Whether a program that is over was executed in the recording, as far as is known. What a fork copied is no program of its own.
+    /// Notes that a program is over. Whether it was executed in the recording, and that is told for the first time: then it is known
+    /// whether it was missed.
     fn is_own_program(&mut self, program: ProcessKey) -> bool {
-        let before = self.members.executed.insert((program.tgid, program.start_ns), program);
-        before.is_some_and(|before| before != program)
+        let before = self.members.last.get(&program.tgid).filter(|before| before.start_ns == program.start_ns);
+        let is_new = before.is_none_or(|before| *before != program);
+        // What a fork copied is no program of its own.
+        let is_own = is_new && before.is_some();
+        if is_new {
+            self.members.last.insert(program.tgid, program);
+        }
+        if is_own {
+            self.missed.knows_programs_of(program.tgid);
+        }
+        is_own
     }
 
     /// All that was counted of a program that is over has been taken in.
     pub(crate) fn program_was_counted(&mut self, program: ProcessKey, has_calls: bool, comm: Arc<str>) {
         if self.members.doubtful.remove(&program) && !has_calls {
-            self.missed.note_program(program.tgid, comm);
+            self.missed.note_program(comm);
         }
     }
 
@@ -237,8 +247,8 @@ impl Attaching {
     }
 
     /// A process has ended, after its last program.
-    pub(crate) fn forget_programs(&mut self, process: ProcessKey) {
-        self.members.executed.remove(&(process.tgid, process.start_ns));
+    pub(crate) fn forget_programs(&mut self, pid: u32) {
+        self.members.last.remove(&pid);
     }
 
     /// A process runs another program now: links of its own were for the one before.

@@ -148,10 +148,10 @@ impl Session {
             }
             ProcessEvent::Ended { process, time_ns } => {
                 self.attaching.program_is_over(process);
-                self.attaching.forget_programs(process);
                 if self.lives.end(process, End::Exit, monotonic_ns()) {
                     self.exited(process, time_ns);
                 }
+                self.attaching.forget_programs(process.tgid);
             }
             ProcessEvent::Reset { pid } => {
                 // The host told of the exec before it ended.
