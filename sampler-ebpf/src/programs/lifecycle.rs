@@ -60,7 +60,6 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
 pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     let next = process_of(current_task());
-    let had_links = target::has_own_links(next.tgid);
     let announced = target::begin_anew(next.tgid);
     if target::is_target(next.tgid) {
         target::list_by_rule(next.tgid);
@@ -88,7 +87,7 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     if counted && !output::submit_process(kind::EXEC, ended, next) {
         count_process_event_lost();
     }
-    tell_if_uncounted(ended, counted || had_links);
+    tell_if_uncounted(ended, counted);
     // Its new program is mapped, and has not run yet.
     if target::listed(next.tgid) && !output::tell_exec(next.tgid) {
         count_process_event_lost();
@@ -119,7 +118,7 @@ pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
         note_end(is_counted || target::has_own_links(process.tgid), cpu_ns(task, signal));
     }
     let counted = is_counted || has_totals(process);
-    tell_if_uncounted(process, counted || target::has_own_links(process.tgid));
+    tell_if_uncounted(process, counted);
     let listed = TARGETS.remove(process.tgid).is_ok();
     if (listed || counted) && !output::submit_process(kind::EXIT, process, ProcessKey::default()) {
         count_process_event_lost();

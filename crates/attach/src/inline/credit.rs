@@ -58,6 +58,8 @@ pub(super) struct Credit {
     learned: Option<Levels>,
     /// What a record takes of the rings, of 1; 0 if it is not known yet.
     record_share: f64,
+    /// Whether somebody had passed half of what it might at the last look.
+    was_short: bool,
 }
 
 /// What had been sent at a moment.
@@ -97,6 +99,12 @@ struct Known {
     quiet_looks: u32,
 }
 
+impl Known {
+    fn is_short(&self) -> bool {
+        self.granted.saturating_sub(self.passed) <= self.ahead / 2
+    }
+}
+
 impl Credit {
     /// A look at how many sites were passed by each, and at the rings afterwards. What each may pass from now on, where that changed.
     pub(super) fn look(&mut self, passed: HashMap<Place, u64>, now: &Levels) -> Vec<(Place, u64)> {
@@ -109,6 +117,7 @@ impl Credit {
             known.passed = *passed;
             self.known.insert(*place, known);
         }
+        self.was_short = self.known.values().any(|known| known.ahead > 0 && known.is_short());
         let look = Look { reserved_up_to: now.rings.map(|ring| ring.reserved_up_to), passed };
         if self.looks.len() < MOST_LOOKS && self.looks.back() != Some(&look) {
             self.looks.push_back(look);
@@ -123,9 +132,10 @@ impl Credit {
         self.grants(taken_in, now)
     }
 
-    /// Whether somebody has passed half of what it may, so that it waits, or may have to soon.
+    /// Whether somebody has passed half of what it may, so that it waits, or may have to soon. Also if it was granted more at the last
+    /// look: it will soon have passed that, too.
     pub(super) fn is_short(&self) -> bool {
-        self.known.values().any(|known| known.granted.saturating_sub(known.passed) <= known.ahead / 2)
+        self.was_short || self.known.values().any(Known::is_short)
     }
 
     fn grants(&mut self, taken_in: HashMap<Place, u64>, now: &Levels) -> Vec<(Place, u64)> {
@@ -229,6 +239,15 @@ mod tests {
             let most = taken_in.min(RING_BYTES / record_bytes / 4) * 2000;
             assert!(model.levels.records >= most * 9 / 10, "{what}: {} of {most}", model.levels.records);
         }
+    }
+
+    #[test]
+    fn who_waits_between_two_looks_is_short_although_all_is_taken_in_at_each() {
+        let mut model = Model::new(1);
+        (0..10).for_each(|_| model.turn(0..1, 1024, u64::MAX));
+        assert!(model.credit.is_short());
+        (0..2).for_each(|_| model.turn(0..0, 1024, u64::MAX));
+        assert!(!model.credit.is_short());
     }
 
     #[test]

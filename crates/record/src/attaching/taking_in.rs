@@ -71,6 +71,14 @@ struct Held {
     is_there: bool,
 }
 
+impl Members {
+    /// Whether it is known why nothing was counted of a program, if nothing was. It is over.
+    fn explain(&mut self, program: &ProcessKey) -> bool {
+        let was_whole = self.whole.remove(program);
+        self.refused.remove(program) || was_whole
+    }
+}
+
 impl Attaching {
     /// Whether processes are taken in one by one, and no link serves every process.
     pub(crate) const fn takes_in(&self) -> bool {
@@ -201,7 +209,7 @@ impl Attaching {
     /// A process's program is over that may have been counted: by an exec, or the process has ended.
     pub(crate) fn program_is_over(&mut self, program: ProcessKey) {
         let is_own = self.is_own_program(program);
-        let is_explained = self.members.whole.remove(&program) || self.members.refused.remove(&program);
+        let is_explained = self.members.explain(&program);
         if is_own && !is_explained && self.takes_in() {
             self.members.doubtful.insert(program);
         }
@@ -210,7 +218,7 @@ impl Attaching {
     /// A process's program is over that nothing counted.
     pub(crate) fn program_was_missed(&mut self, program: ProcessKey, time_ns: u64, host: &Host) {
         let is_after = self.targets.detached_ns.is_some_and(|at_ns| at_ns < time_ns);
-        let is_explained = self.members.refused.remove(&program) || is_after;
+        let is_explained = self.members.explain(&program) || is_after;
         if self.is_own_program(program) && !is_explained {
             let known = host.processes().at(program.tgid, time_ns.saturating_sub(1));
             let comm = known.map(|known| Arc::clone(&known.info.comm));
@@ -347,19 +355,24 @@ impl Attaching {
             }
         }
         if !is_hooked {
-            let living = totals::living(&self.programs).unwrap_or_default();
-            self.members.refused.extend(living.into_iter().find(|process| process.tgid == pid));
+            self.members.refused.extend(self.program_of(pid));
             return TakenIn::Not(why);
         }
         self.members.taken.insert(pid, incarnation);
         // Nothing has run yet of one that waits at its entry point, and the recording begins when all is in place.
         let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|held| held.is_there);
-        if is_whole && let Some(inline) = &self.inline {
-            self.members.whole.extend(inline.hooked_program(pid));
+        if is_whole {
+            let inline = self.inline.as_ref().and_then(|inline| inline.hooked_program(pid));
+            self.members.whole.extend(inline.or_else(|| self.program_of(pid)));
         }
         let hooked_ns = if is_whole { 0 } else { monotonic_ns() };
         self.targets.hooked(pid, since_ns, hooked_ns);
         TakenIn::Counted
+    }
+
+    /// The program that a process runs now, as the kernel tells it from others.
+    fn program_of(&self, pid: u32) -> Option<ProcessKey> {
+        totals::living(&self.programs).ok()?.into_iter().find(|process| process.tgid == pid)
     }
 
     /// Whether a module's allocator is hooked inline in a process.
