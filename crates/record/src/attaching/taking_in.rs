@@ -57,7 +57,7 @@ pub(super) struct Members {
     last: HashMap<u32, ProcessKey>,
     /// Programs that will not be counted, for a reason that is told.
     refused: HashSet<ProcessKey>,
-    /// Programs that were hooked before they ran.
+    /// Programs that were hooked inline before they ran.
     whole: HashSet<ProcessKey>,
     /// Programs that are over, and were missed unless calls of them were counted.
     doubtful: HashSet<ProcessKey>,
@@ -361,9 +361,9 @@ impl Attaching {
         self.members.taken.insert(pid, incarnation);
         // Nothing has run yet of one that waits at its entry point, and the recording begins when all is in place.
         let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|held| held.is_there);
-        if is_whole {
-            let inline = self.inline.as_ref().and_then(|inline| inline.hooked_program(pid));
-            self.members.whole.extend(inline.or_else(|| self.program_of(pid)));
+        // Links of its own may still be those of the program before, which are about to go.
+        if is_whole && let Some(inline) = &self.inline {
+            self.members.whole.extend(inline.hooked_program(pid));
         }
         let hooked_ns = if is_whole { 0 } else { monotonic_ns() };
         self.targets.hooked(pid, since_ns, hooked_ns);
