@@ -183,3 +183,11 @@ fn unreadable(source: std::io::Error) -> KernelError {
 pub fn living(programs: &Programs) -> Result<Vec<ProcessKey>, KernelError> {
     incarnations::living(programs.process_iterator_link())
 }
+
+/// The incarnation of a process that lives; `None` if it has ended.
+///
+/// # Errors
+/// The read fails.
+pub fn program_of(programs: &Programs, pid: u32) -> Result<Option<ProcessKey>, KernelError> {
+    Ok(living(programs)?.into_iter().find(|process| process.tgid == pid))
+}

@@ -1,8 +1,7 @@
 //! Why a process is not hooked inline.
 
-use std::time::Duration;
-
 use std::io;
+use std::time::Duration;
 
 use heapbpf_inline::ForeignBlob;
 use heapbpf_kernel::KernelError;

@@ -205,8 +205,7 @@ impl Attaching {
             let (path, file) = (path.clone(), Arc::clone(file));
             let table = hooks.files.table().clone();
             let mut add_sites = |sites: &[Site]| hooks.add_sites(sites, control);
-            let incarnation = totals::living(programs).map(|all| all.into_iter().find(|process| process.tgid == pid));
-            let (service, refused) = match incarnation {
+            let (service, refused) = match totals::program_of(programs, pid) {
                 Ok(Some(process)) => {
                     let sampled = sampled.unwrap_or_default();
                     let wanted = Wanted { table: &table, sampled, objects: &objects };

@@ -210,7 +210,7 @@ impl Attaching {
     pub(crate) fn program_is_over(&mut self, program: ProcessKey) {
         let is_own = self.is_own_program(program);
         let is_explained = self.members.explain(&program);
-        if is_own && !is_explained && self.takes_in() {
+        if is_own && !is_explained {
             self.members.doubtful.insert(program);
         }
     }
@@ -226,9 +226,17 @@ impl Attaching {
         }
     }
 
+    /// Whether each program is to be counted that targets execute. The kernel's programs tell of others then that are over.
+    fn judges_programs(&self) -> bool {
+        self.takes_in() && !self.is_listed_by_all()
+    }
+
     /// Notes that a program is over. Whether it was executed in the recording, and that is told for the first time: then it is known
     /// whether it was missed.
     fn is_own_program(&mut self, program: ProcessKey) -> bool {
+        if !self.judges_programs() {
+            return false;
+        }
         let before = self.members.last.get(&program.tgid).filter(|before| before.start_ns == program.start_ns);
         let is_new = before.is_none_or(|before| *before != program);
         // What a fork copied is no program of its own.
@@ -249,7 +257,7 @@ impl Attaching {
         }
     }
 
-    /// Programs that are over, of which it is not known yet whether calls were counted.
+    /// Programs that are over. Whether any call of them was counted is not known yet.
     pub(crate) fn doubtful_programs(&self) -> Vec<ProcessKey> {
         self.members.doubtful.iter().copied().collect()
     }
@@ -355,24 +363,24 @@ impl Attaching {
             }
         }
         if !is_hooked {
-            self.members.refused.extend(self.program_of(pid));
+            if self.judges_programs() {
+                self.members.refused.extend(totals::program_of(&self.programs, pid).ok().flatten());
+            }
             return TakenIn::Not(why);
         }
         self.members.taken.insert(pid, incarnation);
         // Nothing has run yet of one that waits at its entry point, and the recording begins when all is in place.
         let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|held| held.is_there);
         // Links of its own may still be those of the program before, which are about to go.
-        if is_whole && let Some(inline) = &self.inline {
+        if is_whole
+            && self.judges_programs()
+            && let Some(inline) = &self.inline
+        {
             self.members.whole.extend(inline.hooked_program(pid));
         }
         let hooked_ns = if is_whole { 0 } else { monotonic_ns() };
         self.targets.hooked(pid, since_ns, hooked_ns);
         TakenIn::Counted
-    }
-
-    /// The program that a process runs now, as the kernel tells it from others.
-    fn program_of(&self, pid: u32) -> Option<ProcessKey> {
-        totals::living(&self.programs).ok()?.into_iter().find(|process| process.tgid == pid)
     }
 
     /// Whether a module's allocator is hooked inline in a process.
