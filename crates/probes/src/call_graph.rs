@@ -1,6 +1,8 @@
 //! The call graph of a file: its direct calls and jumps, and the bounds of its functions as far as they are known.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound::{Excluded, Included};
 
 use crate::arch;
 use crate::elf::FileImage;
@@ -38,8 +40,8 @@ pub struct CallGraph<'a> {
     pub image: &'a FileImage,
     /// By `from`.
     edges: Vec<Edge>,
-    /// Indices into `edges`, by `to`.
-    by_target: Vec<u32>,
+    /// Where each leads, and its index in `edges`, in this order. Not every file's are asked for.
+    by_target: OnceCell<Vec<(u64, u32)>>,
     /// Addresses of exported functions.
     exported: BTreeSet<u64>,
     /// Known starts of functions, each with its end if that is known.
@@ -88,18 +90,33 @@ impl<'a> CallGraph<'a> {
         for (start, end) in &image.bounds {
             starts.entry(*start).or_default().get_or_insert(*end);
         }
-        for edge in edges.iter().filter(|e| e.is_call) {
-            starts.entry(edge.to).or_default();
+        let mut called: Vec<u64> = edges.iter().filter(|e| e.is_call).map(|e| e.to).collect();
+        called.sort_unstable();
+        called.dedup();
+        for to in called {
+            starts.entry(to).or_default();
         }
+        // Most are in order already, of which this sort makes use.
+        edges.sort_by_key(|e| e.from);
         // A jump out of a function leads to another function, or to a part of it that was placed elsewhere.
-        for edge in edges.iter().filter(|e| !e.is_call) {
-            let around = starts.range(..=edge.from).next_back();
-            if let Some((start, Some(end))) = around
-                && edge.from < *end
-                && !(*start..*end).contains(&edge.to)
-            {
-                starts.entry(edge.to).or_default();
+        let mut parts = BTreeSet::new();
+        let mut functions = starts.iter().peekable();
+        let mut function = None;
+        for edge in &edges {
+            while let Some((start, end)) = functions.next_if(|(start, _)| **start <= edge.from) {
+                function = end.map(|end| *start..end);
             }
+            if let Some(around) = &function
+                && !edge.is_call
+                && around.contains(&edge.from)
+                && !around.contains(&edge.to)
+                && parts.range((Excluded(around.start), Included(edge.from))).next().is_none()
+            {
+                parts.insert(edge.to);
+            }
+        }
+        for part in parts {
+            starts.entry(part).or_default();
         }
         // A stub is a jump through a slot, with or without a landing pad in front.
         let mut stubs = HashMap::new();
@@ -112,10 +129,8 @@ impl<'a> CallGraph<'a> {
                 stubs.entry(from.saturating_sub(LANDING_PAD_BYTES)).or_insert(name);
             }
         }
-        edges.sort_unstable_by_key(|e| e.from);
-        let mut by_target: Vec<u32> = (0..u32::try_from(edges.len()).unwrap_or(u32::MAX)).collect();
-        by_target.sort_unstable_by_key(|i| edges[*i as usize].to);
-        Self { image, edges, by_target, exported, starts, by_name, stubs, through_slots: slots }
+        edges.sort_by_key(|e| e.from);
+        Self { image, edges, by_target: OnceCell::new(), exported, starts, by_name, stubs, through_slots: slots }
     }
 
     /// The name of the imported function that the stub or slot at `address` leads to.
@@ -154,8 +169,13 @@ impl<'a> CallGraph<'a> {
 
     /// Calls and jumps from anywhere to inside `extent`.
     pub fn edges_into(&self, extent: Extent) -> impl Iterator<Item = &Edge> {
-        let first = self.by_target.partition_point(|i| self.edges[*i as usize].to < extent.start);
-        self.by_target[first..].iter().map(|i| &self.edges[*i as usize]).take_while(move |e| e.to < extent.end)
+        let by_target = self.by_target.get_or_init(|| {
+            let mut by_target: Vec<(u64, u32)> = self.edges.iter().map(|edge| edge.to).zip(0..).collect();
+            by_target.sort_unstable();
+            by_target
+        });
+        let first = by_target.partition_point(|(to, _)| *to < extent.start);
+        by_target[first..].iter().take_while(move |(to, _)| *to < extent.end).map(|(_, i)| &self.edges[*i as usize])
     }
 
     /// Calls and jumps from inside `extent` to outside.

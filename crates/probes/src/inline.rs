@@ -101,17 +101,6 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
         return Err(why_nothing(&image, table, !defined.functions.is_empty(), missing.pop()));
     }
     let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
-    let graph = CallGraph::new(&image, &extents);
-    let reader = Reader::new(&image, &graph, table);
-    found.retain(|function| {
-        let why = function.row.is_unread().then(|| unknown(&reader.of(function.extent))).flatten();
-        missing.extend(why.map(|why| Missing::new(function.name(), why)));
-        why.is_none()
-    });
-    if found.is_empty() {
-        return Err(why_nothing(&image, table, !defined.functions.is_empty(), missing.pop()));
-    }
-    let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
     let reentrant = reentrant_code(&graph, &extents, &|name| table.shape_of(name).is_some());
     if reentrant.calls_out {
         let why = "it calls the allocator of another file, whose calls would count too";

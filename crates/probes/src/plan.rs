@@ -202,16 +202,16 @@ fn plan(
     }
     let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
     let graph = CallGraph::new(image, &extents);
-    let reentrant = reentrant_code(&graph, &extents, &|name| table.shape_of(name).is_some());
-    if defined.is_last_resort
-        && let Some(to) = reentrant.passes_on_to
-    {
-        return Err(AttachError::PassesOn { to });
-    }
     let leaving = Reader::new(image, &graph, table);
     if defined.are_own_operators
         && let Some(to) =
             found.iter().filter(|f| !f.row.shape.is_free()).find_map(|f| leaving.of(f.extent).passes_on_to)
+    {
+        return Err(AttachError::PassesOn { to });
+    }
+    let reentrant = reentrant_code(&graph, &extents, &|name| table.shape_of(name).is_some());
+    if defined.is_last_resort
+        && let Some(to) = reentrant.passes_on_to
     {
         return Err(AttachError::PassesOn { to });
     }
