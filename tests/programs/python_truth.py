@@ -323,7 +323,7 @@ if __name__ == "__main__":
             if child == 0:
                 # What the first child of a process does at once may not be counted yet.
                 time.sleep(2)
-                size.last += 100_000_000 * (worker + 1)
+                size.last += 5_000_000 * (worker + 1)
                 run(f"{sys.argv[1]}.{worker}", ["plain", "threads", "generators"])
                 os._exit(0)
             os.waitpid(child, 0)

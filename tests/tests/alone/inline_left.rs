@@ -104,7 +104,7 @@ fn whatever_kills_leave_the_target_is_right_and_the_next_recording_exact() {
         // Anywhere, in the middle of hooking, or while it records.
         let phase = random >> 32 & 3;
         // On a busy machine it may be late, or probe: then it is killed as well.
-        let patience = Instant::now() + Duration::from_secs(15);
+        let patience = Instant::now() + Duration::from_secs(4);
         let is_due = || match phase {
             0 => true,
             1 => mapped(pid) != before,
