@@ -83,6 +83,13 @@ impl Context {
         command
     }
 
+    /// A call of cargo with the profile of tests, in which packages from elsewhere are those of the release build.
+    pub fn cargo_for_tests(&self, subcommand: &str) -> Command {
+        let mut command = self.cargo(subcommand);
+        command.args(["--profile", "bench"]);
+        command
+    }
+
     /// The folder of things that are built once and shared between checkouts.
     pub fn cache(&self) -> anyhow::Result<PathBuf> {
         cache_folder(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))

@@ -176,7 +176,7 @@ fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<(
     if inputs.is_empty() {
         bail!("{} has neither seeds nor a corpus", target.name);
     }
-    let mut command = context.cargo("run");
+    let mut command = context.cargo_for_tests("run");
     command.args(["--quiet", "--package", "heapbpf-fuzz", "--no-default-features"]);
     command.args(["--features", &target.features.join(","), "--bin", &target.name, "--"]);
     command.args(inputs);

@@ -12,7 +12,7 @@ use crate::shell::succeeds;
 pub fn check(context: &Context, directory: &Path) -> anyhow::Result<ExitCode> {
     // The program runs in the workspace's root, but the user may be in another folder.
     let directory = absolute(directory).with_context(|| format!("cannot resolve {}", directory.display()))?;
-    let mut command = context.cargo("run");
+    let mut command = context.cargo_for_tests("run");
     command.args(["--quiet", "--package", "heapbpf-bench", "--bin", "heapbpf-vectors", "--"]).arg(&directory);
     // The program has already printed what is wrong.
     Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -9,7 +9,7 @@ pub const ABOUT: &str =
 
 pub fn run(context: &Context, _: &[String]) -> anyhow::Result<()> {
     let page = context.target().join("page-50000.html");
-    let mut write = context.cargo("test");
+    let mut write = context.cargo_for_tests("test");
     write.args(["--quiet", "--package", "heapbpf-profile", "--lib", "--", "--ignored", "a_large_page_is_written"]);
     // The bundle is in the library. What is measured is the browser, so this build need not be fast.
     run_command(write.env("HEAPBPF_LARGE_PAGE", &page), context.options.verbose)?;

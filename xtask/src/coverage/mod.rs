@@ -181,7 +181,7 @@ fn measure_tests(
 
 /// A call of `cargo test` for all tests of a package but the end-to-end tests, instrumented.
 fn test_command(context: &Context, folder: &Folder, package: &Package) -> Command {
-    let mut command = context.cargo("test");
+    let mut command = context.cargo_for_tests("test");
     command.arg("--quiet").arg("--target-dir").arg(&folder.target).args(["--package", &package.name]);
     command.arg(if package.has(Kind::Library) { "--lib" } else { "--bins" });
     if package.has(Kind::Test) && package.name != END_TO_END_PACKAGE {

@@ -165,7 +165,7 @@ impl Tests<'_> {
 
     /// Builds all test programs in one call of cargo.
     fn compile(&mut self) -> anyhow::Result<Vec<Program>> {
-        let mut command = self.context.cargo("test");
+        let mut command = self.context.cargo_for_tests("test");
         command.args(["--no-run", "--message-format=json-render-diagnostics"]);
         match (self.selection.unit, self.selection.e2e) {
             (true, _) => command.args(["--workspace", "--exclude", END_TO_END_PACKAGE]),
@@ -232,7 +232,7 @@ impl Tests<'_> {
 
     /// The examples in documentation, which only rustdoc can run.
     fn run_examples(&mut self) -> anyhow::Result<()> {
-        let mut command = self.context.cargo("test");
+        let mut command = self.context.cargo_for_tests("test");
         command.args(["--doc", "--quiet", "--no-fail-fast", "--workspace"]).args(&self.selection.filter);
         if !succeeds(&mut command, self.context.options.verbose)? {
             self.outcome.failed.push(("examples in documents".into(), describe(&command)));
@@ -284,7 +284,7 @@ fn other_machine_check(context: &Context, machine: &Machine, skips: &mut Skips) 
         skips.note(format!("compiling for {}", machine.triple), format!("{error:#}"));
         return None;
     }
-    let mut command = context.cargo("check");
+    let mut command = context.cargo_for_tests("check");
     machine.aim(command.args(["--quiet", "--package", "sampler-user"]));
     // Nothing is linked, so that nobody misses what a library for TLS has in C and assembler.
     let tool = |name: &str| format!("{name}_{}", machine.triple.replace('-', "_"));
@@ -298,7 +298,7 @@ fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyh
     let skips = Skips::begin(context, SKIPPED)?;
     cross_tools::set_up(context, machine)?;
     cross_tools::set_up_emulator(context, machine)?;
-    let mut command = context.cargo("test");
+    let mut command = context.cargo_for_tests("test");
     command.args(["--no-fail-fast", "--lib", "--test", "unwinding"]);
     command.args(["--workspace", "--exclude", "heapbpf-tests", "--exclude", "heapbpf-bench", "--exclude", "xtask"]);
     machine.aim(&mut command);
@@ -354,7 +354,7 @@ impl AmongTests<'_> {
 /// Builds a program of tests: one of the two of end-to-end tests, or `remote`, of what is done to targets inside.
 pub fn test_program(context: &Context, target: &str) -> anyhow::Result<Program> {
     let package = if target == "remote" { "heapbpf-remote" } else { END_TO_END_PACKAGE };
-    let mut command = context.cargo("test");
+    let mut command = context.cargo_for_tests("test");
     command.args(["--package", package, "--test", target, "--no-run", "--message-format=json"]);
     programs::programs(&read(&mut command)?).into_iter().next().context("cargo built no test program")
 }

@@ -12,7 +12,7 @@ use crate::shell::{read, run_quietly};
 use crate::test::test_program;
 
 /// Where the test binary is in the machine: three folders below what it takes for cargo's target folder.
-const TESTS: &str = "heapbpf/target/debug/deps/alone";
+const TESTS: &str = "heapbpf/target/release/deps/alone";
 /// The programs that the tests run, in the same target folder.
 const PROGRAMS: &str = "heapbpf/target/test-programs";
 /// The binary under test.
@@ -32,7 +32,7 @@ mount -t cgroup2 cgroup /sys/fs/cgroup
 echo +memory > /sys/fs/cgroup/cgroup.subtree_control
 ip link set lo up
 dmesg -n 1
-/heapbpf/target/debug/deps/alone --test-threads=1 --nocapture long::kernels::@CASE@
+/heapbpf/target/release/deps/alone --test-threads=1 --nocapture long::kernels::@CASE@
 code=$?
 echo
 echo \"tests ended: $code\"
