@@ -33,6 +33,9 @@ const LOADER_LIMIT: Duration = Duration::from_millis(500);
 /// How long a process is held at most: to its entry point, and until it is hooked.
 const HELD_LIMIT: Duration = Duration::from_secs(1);
 
+/// CPU time after its loader is done in which a process gets to its entry point, ns.
+const TO_ENTRY_NS: u64 = 3_000_000;
+
 /// What came of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TakenIn {
@@ -49,8 +52,8 @@ pub(crate) enum TakenIn {
 pub(super) struct Members {
     /// Those that were taken in, and the program that they ran then.
     taken: HashMap<u32, IncarnationId>,
-    /// Named ones that are to be taken in, and since when.
-    awaited: HashMap<u32, Instant>,
+    /// Named ones that are to be taken in.
+    awaited: HashMap<u32, Awaited>,
     /// Those of them that wait at their entry point, or will.
     held: HashMap<u32, Held>,
     /// The last program of a process that was over.
@@ -63,12 +66,48 @@ pub(super) struct Members {
     doubtful: HashSet<ProcessKey>,
 }
 
+/// A named process that is to be taken in.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    since: Instant,
+    /// Its CPU time then, ns.
+    cpu_ns: u64,
+}
+
+impl Awaited {
+    fn now(pid: u32) -> Self {
+        Self { since: Instant::now(), cpu_ns: main_thread_cpu_ns(pid).unwrap_or(0) }
+    }
+}
+
 /// A process that waits at its entry point, or will.
 #[derive(Debug)]
 struct Held {
     waiting: Waiting,
     /// Whether it was there before the host's latest events were read, so that all that it has mapped is known.
     is_there: bool,
+    /// Its CPU time when its loader was found to be done, ns.
+    loaded_ns: Option<u64>,
+    /// Whether it was made to wait too late: it runs beyond its entry point, or what comes before that takes long.
+    has_passed: bool,
+}
+
+impl Held {
+    const fn new(waiting: Waiting) -> Self {
+        Self { waiting, is_there: false, loaded_ns: None, has_passed: false }
+    }
+
+    fn look(&mut self, pid: u32) {
+        if self.is_there || self.has_passed {
+            return;
+        }
+        // It may get there meanwhile.
+        let cpu_ns = loader_is_done(pid).then(|| main_thread_cpu_ns(pid)).flatten();
+        self.is_there = self.waiting.is_there();
+        if let Some(cpu_ns) = cpu_ns.filter(|_| !self.is_there) {
+            self.has_passed = cpu_ns >= *self.loaded_ns.get_or_insert(cpu_ns) + TO_ENTRY_NS;
+        }
+    }
 }
 
 impl Members {
@@ -162,7 +201,7 @@ impl Attaching {
         while let Some(Executed { pid, held }) = self.execs.as_ref().and_then(ExecWatch::take) {
             match held {
                 Ok(waiting) if !self.is_over() => {
-                    self.members.held.insert(pid, Held { waiting, is_there: false });
+                    self.members.held.insert(pid, Held::new(waiting));
                     // It may be awaited since the program before.
                     self.members.awaited.remove(&pid);
                     self.await_member(pid);
@@ -171,8 +210,8 @@ impl Attaching {
                 Err(why) => log::debug!("process {pid} does not wait at its entry point: {why}"),
             }
         }
-        for held in self.members.held.values_mut() {
-            held.is_there = held.is_there || held.waiting.is_there();
+        for (pid, held) in &mut self.members.held {
+            held.look(*pid);
         }
     }
 
@@ -181,7 +220,7 @@ impl Attaching {
         let Some(held) = self.members.held.get(&pid) else {
             return since.elapsed() >= LOADER_LIMIT || loader_is_done(pid);
         };
-        since.elapsed() >= HELD_LIMIT || held.is_there
+        since.elapsed() >= HELD_LIMIT || held.is_there || held.has_passed
     }
 
     /// Notes that the program is hooked that a process ran at a time (CLOCK_MONOTONIC).
@@ -202,7 +241,7 @@ impl Attaching {
     /// Has a named process taken in once its loader is done.
     pub(super) fn await_member(&mut self, pid: u32) {
         if self.held != Some(pid) {
-            self.members.awaited.entry(pid).or_insert_with(Instant::now);
+            self.members.awaited.entry(pid).or_insert_with(|| Awaited::now(pid));
         }
     }
 
@@ -273,8 +312,8 @@ impl Attaching {
             inline.forget_decisions(before.pid);
         }
         // The time that its loader has begins anew.
-        if let Some(since) = self.members.awaited.get_mut(&before.pid) {
-            *since = Instant::now();
+        if let Some(awaited) = self.members.awaited.get_mut(&before.pid) {
+            *awaited = Awaited::now(before.pid);
         }
         if self.was_taken_in(before) {
             self.members.taken.remove(&before.pid);
@@ -316,11 +355,15 @@ impl Attaching {
 
     /// Takes named processes in whose loader is done.
     pub(super) fn take_in_members(&mut self, host: &mut Host) {
-        for (pid, since) in std::mem::take(&mut self.members.awaited) {
+        for (pid, awaited) in std::mem::take(&mut self.members.awaited) {
+            let (since, before) = (awaited.since, self.members.taken.get(&pid).copied());
             let is_over = self.is_over() || !is_alive(pid);
             if !is_over && (!self.is_member_due(pid, since) || self.take_in(host, pid) == TakenIn::NotYet) {
-                self.members.awaited.insert(pid, since);
+                self.members.awaited.insert(pid, awaited);
             } else {
+                let is_late = self.members.taken.get(&pid).copied() != before && !self.is_whole(pid);
+                let used_ns = main_thread_cpu_ns(pid).filter(|_| is_late).unwrap_or(0).saturating_sub(awaited.cpu_ns);
+                self.activity.iter_mut().for_each(|activity| activity.missed(used_ns));
                 // It goes on.
                 self.members.held.remove(&pid);
             }
@@ -328,6 +371,11 @@ impl Attaching {
                 self.members.held.remove(&pid);
             }
         }
+    }
+
+    /// Whether a process that is taken in now has not run yet: it waits at its entry point, or the recording begins when all is in place.
+    fn is_whole(&self, pid: u32) -> bool {
+        self.is_starting || self.members.held.get(&pid).is_some_and(|held| held.is_there)
     }
 
     /// Has the calls of a running process counted: inline if possible, else by links of its own.
@@ -369,8 +417,7 @@ impl Attaching {
             return TakenIn::Not(why);
         }
         self.members.taken.insert(pid, incarnation);
-        // Nothing has run yet of one that waits at its entry point, and the recording begins when all is in place.
-        let is_whole = self.is_starting || self.members.held.get(&pid).is_some_and(|held| held.is_there);
+        let is_whole = self.is_whole(pid);
         // Links of its own may still be those of the program before, which are about to go.
         if is_whole
             && self.judges_programs()
@@ -407,6 +454,12 @@ impl Attaching {
         self.own.insert(pid);
         Ok(())
     }
+}
+
+/// CPU time of a process's first thread, ns (`/proc/PID/schedstat`).
+fn main_thread_cpu_ns(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
+    text.split(' ').next()?.parse().ok()
 }
 
 /// Why probes would end a process; `None` if they would not.

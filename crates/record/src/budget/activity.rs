@@ -224,6 +224,11 @@ impl Activity {
         }
     }
 
+    /// A process that began in the recording is counted from now on, after so much CPU time of its program, ns.
+    pub fn missed(&mut self, ns: u64) {
+        self.late_ns += ns;
+    }
+
     /// A process could not be hooked now. Whether it is tried again.
     pub fn postponed(&mut self, process: ProcessKey, now_ns: u64) -> bool {
         let known = self.processes.entry(process).or_default();
@@ -279,6 +284,14 @@ mod tests {
             |(tgid, ms): &(u32, u64)| LivingThread { process: process(*tgid), memory_users: 1, cpu_ns: ms * MS };
         activity.look(&cpu_ms.iter().map(thread).collect::<Vec<_>>(), now_ms * MS, |_| false);
         activity.due(now_ms * MS).into_iter().map(|process| process.tgid).collect()
+    }
+
+    #[test]
+    fn what_a_program_used_before_it_was_hooked_is_not_counted() {
+        let mut activity = Activity::new(2, 1, true);
+        activity.missed(3 * MS);
+        let ended = Progress { ended_counted_ns: 10 * MS, ended_uncounted_ns: 2 * MS, ..Progress::default() };
+        assert_eq!(activity.of_all(&ended, |_| true), CpuTime { all_ns: 12 * MS, counted_ns: 7 * MS });
     }
 
     #[test]
