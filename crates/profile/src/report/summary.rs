@@ -124,7 +124,7 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     }
     let late: u64 = late(profile);
     if late > 0 && !profile.header.time_windows {
-        add(format!("the time without probes in {}", plural(late, "process")), "");
+        add(format!("part of the time of {}", plural(late, "process")), "");
     }
     let mut reasons: BTreeMap<&str, u64> = BTreeMap::new();
     for row in &profile.rows {
@@ -169,7 +169,7 @@ mod tests {
         let missed = text.lines().find(|line| line.trim_start().starts_with("missed")).expect("missed");
         assert!(missed.contains("the time under another recording's inline hooks in 1 process"), "{text}");
         assert!(
-            !text.contains("without probes") && !text.contains("the rest is missing") && !text.contains("budget"),
+            !text.contains("part of the time") && !text.contains("the rest is missing") && !text.contains("budget"),
             "{text}"
         );
         assert!(text.contains("it was seen for 62.5 % of its time in the recording"), "{text}");
