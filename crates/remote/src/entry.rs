@@ -121,10 +121,20 @@ impl Waiting {
         is_there
     }
 
+    /// Whether it sleeps in a system call of its own: it was told too late, and has passed its entry point, or is about to get there.
+    pub fn sleeps_elsewhere(&self) -> bool {
+        self.sleeps_at().is_some_and(|at| !self.code.contains(&at))
+    }
+
     fn is_in_code(&self) -> bool {
-        let counter = std::fs::read_to_string(format!("/proc/{}/syscall", self.pid)).unwrap_or_default();
-        let counter = counter.trim_end().rsplit(' ').next().and_then(|word| word.strip_prefix("0x"));
-        counter.and_then(|digits| u64::from_str_radix(digits, 16).ok()).is_some_and(|at| self.code.contains(&at))
+        self.sleeps_at().is_some_and(|at| self.code.contains(&at))
+    }
+
+    /// Where it sleeps in a system call (`/proc/PID/syscall`: its number, arguments, stack pointer and program counter).
+    fn sleeps_at(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{}/syscall", self.pid)).ok()?;
+        let counter = text.trim_end().rsplit(' ').next()?.strip_prefix("0x")?;
+        u64::from_str_radix(counter, 16).ok().filter(|_| text.starts_with(|first: char| first.is_ascii_digit()))
     }
 }
 

@@ -33,8 +33,8 @@ const LOADER_LIMIT: Duration = Duration::from_millis(500);
 /// How long a process is held at most: to its entry point, and until it is hooked.
 const HELD_LIMIT: Duration = Duration::from_secs(1);
 
-/// CPU time after its loader is done in which a process gets to its entry point, ns.
-const TO_ENTRY_NS: u64 = 3_000_000;
+/// CPU time after its loader is done in which a process gets to its entry point, ns: constructors of libraries take some milliseconds.
+const TO_ENTRY_NS: u64 = 10_000_000;
 
 /// What came of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +105,8 @@ impl Held {
         let cpu_ns = loader_is_done(pid).then(|| main_thread_cpu_ns(pid)).flatten();
         self.is_there = self.waiting.is_there();
         if let Some(cpu_ns) = cpu_ns.filter(|_| !self.is_there) {
-            self.has_passed = cpu_ns >= *self.loaded_ns.get_or_insert(cpu_ns) + TO_ENTRY_NS;
+            let has_run = cpu_ns >= *self.loaded_ns.get_or_insert(cpu_ns) + TO_ENTRY_NS;
+            self.has_passed = has_run || self.waiting.sleeps_elsewhere();
         }
     }
 }
@@ -357,6 +358,10 @@ impl Attaching {
     pub(super) fn take_in_members(&mut self, host: &mut Host) {
         for (pid, awaited) in std::mem::take(&mut self.members.awaited) {
             let (since, before) = (awaited.since, self.members.taken.get(&pid).copied());
+            // Until it is hooked, nothing of it is counted.
+            if let Some(current) = host.processes().current(pid) {
+                self.targets.incarnation_began(pid, current.since_ns);
+            }
             let is_over = self.is_over() || !is_alive(pid);
             if !is_over && (!self.is_member_due(pid, since) || self.take_in(host, pid) == TakenIn::NotYet) {
                 self.members.awaited.insert(pid, awaited);
