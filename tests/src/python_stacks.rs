@@ -38,11 +38,12 @@ fn agrees(frame: &Frame, (function, file, line): &Named) -> bool {
     frame.function.as_ref() == Some(function) && frame.file.as_ref() == Some(file) && frame.line == Some(*line)
 }
 
-/// Whether the Python frames of a stack are these.
+/// Whether the Python frames of a stack are these; of one that was cut, the innermost of these.
 #[must_use]
 pub fn has(stack: &Stack, frames: &[Named]) -> bool {
     let python: Vec<&Frame> = stack.frames.iter().filter(|frame| is_python(frame)).collect();
-    python.len() == frames.len() && python.iter().zip(frames).all(|(frame, named)| agrees(frame, named))
+    let is_whole = python.len() == frames.len() || (stack.cut.is_some() && (1..frames.len()).contains(&python.len()));
+    is_whole && python.iter().zip(frames).all(|(frame, named)| agrees(frame, named))
 }
 
 /// How many stacks have native frames alone because, as the profile says, Python's could not be read. A probe cannot wait for a page
