@@ -96,7 +96,7 @@ impl<'a> CallGraph<'a> {
         for to in called {
             starts.entry(to).or_default();
         }
-        // Most are in order already, of which this sort makes use.
+        // This sort is fast where most is sorted already.
         edges.sort_by_key(|e| e.from);
         // A jump out of a function leads to another function, or to a part of it that was placed elsewhere.
         let mut parts = BTreeSet::new();

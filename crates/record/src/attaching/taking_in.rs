@@ -367,8 +367,9 @@ impl Attaching {
                 self.members.awaited.insert(pid, awaited);
             } else {
                 let is_late = self.members.taken.get(&pid).copied() != before && !self.is_whole(pid);
-                let used_ns = main_thread_cpu_ns(pid).filter(|_| is_late).unwrap_or(0).saturating_sub(awaited.cpu_ns);
-                self.activity.iter_mut().for_each(|activity| activity.missed(used_ns));
+                if let Some(activity) = self.activity.as_mut().filter(|_| is_late) {
+                    activity.missed(main_thread_cpu_ns(pid).unwrap_or(0).saturating_sub(awaited.cpu_ns));
+                }
                 // It goes on.
                 self.members.held.remove(&pid);
             }
@@ -463,8 +464,8 @@ impl Attaching {
 
 /// CPU time of a process's first thread, ns (`/proc/PID/schedstat`).
 fn main_thread_cpu_ns(pid: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
-    text.split(' ').next()?.parse().ok()
+    let process = procfs::process::Process::new(i32::try_from(pid).ok()?).ok()?;
+    Some(process.schedstat().ok()?.sum_exec_runtime)
 }
 
 /// Why probes would end a process; `None` if they would not.
