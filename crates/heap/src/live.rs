@@ -123,6 +123,19 @@ pub struct RowSnapshot<'a> {
     pub growth: Option<Growth>,
 }
 
+/// A sampled block in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Number of its row.
+    pub row: usize,
+    /// Its address.
+    pub address: u64,
+    /// Bytes requested.
+    pub size_bytes: u64,
+    /// Its trials.
+    pub trials: u64,
+}
+
 /// Sums of the live blocks, by number of the row; the last two if requested.
 struct LiveSums {
     inuse: Vec<SampleSums>,
@@ -353,9 +366,32 @@ impl Heap {
         })
     }
 
-    /// Addresses of sampled blocks in use, of at most so many.
-    pub fn addresses(&self, space: &ProcessKey, most: usize) -> Vec<u64> {
-        self.spaces.get(space).into_iter().flat_map(HashMap::values).take(most).map(|live| live.address).collect()
+    /// Number of sampled blocks in use in an address space.
+    pub fn live_blocks(&self, space: &ProcessKey) -> usize {
+        self.spaces.get(space).map_or(0, HashMap::len)
+    }
+
+    /// Sampled blocks in use in an address space: all, or `most` of them at random. Their order is that of a table with a random hash of
+    /// their ids. Of a mapping, each piece that is left is a block.
+    pub fn blocks(&self, space: &ProcessKey, most: usize) -> Vec<LiveBlock> {
+        let Some(samples) = self.spaces.get(space) else { return Vec::new() };
+        let block = |live: &LiveSample, address, size_bytes| LiveBlock {
+            row: live.row as usize,
+            address,
+            size_bytes,
+            trials: live.trials,
+        };
+        let (mut blocks, mut mapped) = (Vec::new(), HashMap::new());
+        for (id, live) in samples.iter().take(most) {
+            match live.mapped {
+                true => drop(mapped.insert(*id, live)),
+                false => blocks.push(block(live, live.address, live.size_bytes)),
+            }
+        }
+        let pieces = self.mappings.get(space).filter(|_| !mapped.is_empty());
+        let pieces = pieces.into_iter().flat_map(MappedPieces::pieces);
+        blocks.extend(pieces.filter_map(|(start, bytes, id)| Some(block(mapped.get(&id)?, start, bytes))));
+        blocks
     }
 
     /// Notes that a snapshot has taken the stacks of all rows to be symbolized.

@@ -60,6 +60,11 @@ impl MappedPieces {
         lost
     }
 
+    /// First address, length in bytes and sample of each piece.
+    pub fn pieces(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        self.0.iter().map(|(start, piece)| (*start, piece.end - start, piece.sample))
+    }
+
     /// Number of pieces that were mapped no later than `until_ns`, and the sum of their bytes.
     pub fn mapped_by(&self, until_ns: u64) -> (u64, u64) {
         let mapped = self.0.iter().filter(|(_, piece)| piece.since_ns <= until_ns);

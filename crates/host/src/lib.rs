@@ -18,6 +18,7 @@ pub mod events;
 #[cfg(test)]
 mod fuzzed;
 pub mod helper;
+pub mod in_memory;
 pub mod in_root;
 pub mod independent;
 pub mod invoking_user;

@@ -120,7 +120,7 @@ fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
         return Err(AdjustError::NoPeak);
     }
     for row in &mut profile.rows {
-        row.inuse = row.peak.unwrap_or_default();
+        (row.inuse, row.in_memory) = (row.peak.unwrap_or_default(), None);
     }
     for Process { losses, .. } in &mut profile.processes {
         losses.inuse_unbounded |= losses.peak_unknown;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::loss_bounds::{Kind, LossBounds, Lost, LostOf};
-use super::model::{LossBound, Profile, Row};
+use super::model::{InMemory, LossBound, Profile, Row};
 use super::value::Value;
 use heapbpf_statistics::estimate::{self, Estimate, NO_INTERVAL_KNOWN, Part};
 use heapbpf_statistics::estimators::Estimator;
@@ -34,6 +34,9 @@ pub const SOME_NOT_FOLLOWED: &str = "without the processes whose frees were not 
 /// Reason for figures of allocation of Go's own heap.
 pub const IN_USE_ALONE: &str = "of Go's own heap only what is in use is known";
 
+/// Reason for where blocks in use are: that of some was not read.
+pub const NOT_READ: &str = "it was not read which blocks are in memory";
+
 /// Reason for samples of another profiler: there are no offsets.
 pub const NO_OFFSETS: &str = "the samples' offsets are not known";
 
@@ -47,6 +50,8 @@ pub struct Pool {
     processes: ProcessSet,
     /// Further processes whose rows may all have been lost.
     covered: BTreeSet<usize>,
+    /// Whether it was not read of some blocks in use where they are.
+    is_unread: bool,
     /// What the lost samples of these rows stand for.
     lost_samples: Lacking,
     /// Bounds on lost samples, if they are known already.
@@ -149,6 +154,7 @@ struct PoolPart {
     of_go: bool,
     alloc: SampleSums,
     inuse: SampleSums,
+    in_memory: Option<Box<InMemory>>,
     at_exit: SampleSums,
 }
 
@@ -223,6 +229,10 @@ impl Pool {
         }
         part.inuse.add(&row.inuse);
         part.at_exit.add(&row.at_exit);
+        match &row.in_memory {
+            Some(more) => part.in_memory.get_or_insert_default().add(more),
+            None => self.is_unread |= row.inuse.samples > 0,
+        }
     }
 
     /// Adds other samples in use in place of those of a row.
@@ -250,8 +260,8 @@ impl Pool {
     fn part(&mut self, interval: u64, of_go: bool) -> &mut PoolPart {
         let is_it = |part: &PoolPart| part.interval == interval && part.of_go == of_go;
         let index = self.parts.iter().position(is_it).unwrap_or_else(|| {
-            let (alloc, inuse, at_exit) = Default::default();
-            self.parts.push(PoolPart { interval, of_go, alloc, inuse, at_exit });
+            let (alloc, inuse, in_memory, at_exit) = Default::default();
+            self.parts.push(PoolPart { interval, of_go, alloc, inuse, in_memory, at_exit });
             self.parts.len() - 1
         });
         &mut self.parts[index]
@@ -321,11 +331,18 @@ impl Pool {
     }
 
     fn sample_parts(&self, value: Value) -> SmallVec<[Part<'_>; 2]> {
-        self.sums(value).map(|(interval, sums)| Part::new(interval, sums)).collect()
+        let part = |(part, sums): (&PoolPart, _)| {
+            let most_bytes = part.in_memory.as_ref().filter(|_| value.is_in_memory()).map_or(0.0, |it| it.most_bytes);
+            Part { most_bytes, ..Part::new(part.interval, sums) }
+        };
+        self.sums_of_parts(value).map(part).collect()
     }
 
     /// Whether a value is known. Figures in use and at exit are not if frees were followed in none of the processes.
     pub fn knows(&self, profile: &Profile, value: Value) -> bool {
+        if value.is_in_memory() && (self.is_unread || !profile.knows_in_memory()) {
+            return false;
+        }
         !value.needs_frees()
             || profile.header.live
                 && (self.processes.is_empty() || self.processes.iter().any(|it| profile.knows_inuse(it)))
@@ -365,13 +382,21 @@ impl Pool {
 
     /// The sums behind a value, each with its sampling interval in trials.
     pub fn sums(&self, value: Value) -> impl Iterator<Item = (u64, &SampleSums)> {
-        self.parts.iter().filter(move |part| !part.of_go || value.is_inuse()).map(move |part| {
+        self.sums_of_parts(value).map(|(part, sums)| (part.interval, sums))
+    }
+
+    fn sums_of_parts(&self, value: Value) -> impl Iterator<Item = (&PoolPart, &SampleSums)> {
+        let is_of = move |part: &&PoolPart| !part.of_go || value.is_inuse() && !value.is_in_memory();
+        self.parts.iter().filter(is_of).map(move |part| {
             let sums = match value {
                 Value::AllocObjects | Value::AllocSpace => &part.alloc,
                 Value::InuseObjects | Value::InuseSpace => &part.inuse,
                 Value::AtExitObjects | Value::AtExitSpace => &part.at_exit,
+                Value::ResidentSpace | Value::SwappedSpace => {
+                    value.part(part.in_memory.as_deref().unwrap_or(&InMemory::NONE))
+                }
             };
-            (part.interval, sums)
+            (part, sums)
         })
     }
 }
@@ -392,13 +417,15 @@ pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Es
     if row_has_none(profile, row, value) {
         return NONE;
     }
-    if row.is_of_go_runtime() && !value.is_inuse() {
+    if row.is_of_go_runtime() && (!value.is_inuse() || value.is_in_memory()) {
         return Estimate { reason: Some(IN_USE_ALONE), ..Estimate::default() };
     }
     let (lost, nothing) = (Lacking::of(row), SampleSums::default());
     let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
     let losses = LossBounds::of(profile, [row.key.process], value, row.key.interval);
-    lost.added_to(of_parts(profile, &[Part::new(row.key.interval, sums)], &losses, value, confidence), value)
+    let most_bytes = row.in_memory.as_ref().filter(|_| value.is_in_memory()).map_or(0.0, |it| it.most_bytes);
+    let part = Part { most_bytes, ..Part::new(row.key.interval, sums) };
+    lost.added_to(of_parts(profile, &[part], &losses, value, confidence), value)
 }
 
 /// The interval of the bytes of one row whose coverage is guaranteed; see [`Pool::guaranteed`].
@@ -435,7 +462,7 @@ fn guaranteed(
         (false, _) => Err(NO_SAMPLES),
         _ if profile.header.time_windows && !value.needs_frees() => Err(TIME_WINDOWS),
         (_, false) => Err(NO_INTERVAL_KNOWN),
-        _ if !profile.header.offsets_known => Err(NO_OFFSETS),
+        _ if !profile.header.offsets_known || value.is_in_memory() => Err(NO_OFFSETS),
         _ => losses
             .as_ref()
             .map_err(|reason| *reason)?
@@ -444,7 +471,8 @@ fn guaranteed(
 }
 
 fn of_parts(profile: &Profile, parts: &[Part<'_>], losses: &Lost, value: Value, confidence: f64) -> Estimate {
-    if value.is_bytes() && profile.header.estimator != Estimator::HorvitzThompson {
+    let is_whole = value.is_bytes() && !value.is_in_memory();
+    if is_whole && profile.header.estimator != Estimator::HorvitzThompson {
         return widened(profile, parts, losses, value, confidence, |parts| {
             estimate::bytes_by(profile.header.estimator, parts, confidence)
         });
@@ -459,7 +487,11 @@ fn of_parts(profile: &Profile, parts: &[Part<'_>], losses: &Lost, value: Value, 
 }
 
 fn raw_of_parts(profile: &Profile, parts: &[Part<'_>], losses: &Lost, value: Value, confidence: f64) -> Estimate {
-    let of = if value.is_bytes() { estimate::bytes } else { estimate::objects };
+    let of = match value {
+        _ if value.is_in_memory() => estimate::parts_of_blocks,
+        _ if value.is_bytes() => estimate::bytes,
+        _ => estimate::objects,
+    };
     widened(profile, parts, losses, value, confidence, |parts| of(parts, profile.header.criterion, confidence))
 }
 

@@ -72,7 +72,7 @@ impl LostOf {
     pub const fn of(&self, value: Value) -> &Lost {
         match value {
             Value::AllocSpace | Value::AllocObjects => &self.alloc,
-            Value::InuseSpace | Value::InuseObjects => &self.inuse,
+            Value::InuseSpace | Value::InuseObjects | Value::ResidentSpace | Value::SwappedSpace => &self.inuse,
             Value::AtExitSpace | Value::AtExitObjects => &self.at_exit,
         }
     }

@@ -25,7 +25,7 @@ pub use placement::Placement;
 pub use process::{Member, Process};
 pub use profile::Profile;
 pub use resident::{OTHER, Resident, UNDIVIDED};
-pub use row::Row;
+pub use row::{InMemory, Row};
 pub use row_key::RowKey;
 pub use stack::{Frame, GO_RUNTIME, Module, SharedFrames, Stack};
 

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::intern::Interned;
-use super::model::{
-    Frame, GO_RUNTIME, Glibc, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, SampleSums, Stack,
-};
+use super::model::{Frame, GO_RUNTIME, Glibc, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, Stack};
 use heapbpf_statistics::survival;
 
 /// Name, executable, cgroup if asked for, whether it ended, whether its memory in use is unknown, and since when it is
@@ -78,6 +76,7 @@ fn totals(profile: &Profile) -> Vec<Vec<Row>> {
             totals.push(Row {
                 alloc: row.alloc,
                 inuse: row.inuse,
+                in_memory: row.in_memory.clone(),
                 at_exit: row.at_exit,
                 peak: row.peak,
                 ..Row::new(key)
@@ -89,7 +88,7 @@ fn totals(profile: &Profile) -> Vec<Vec<Row>> {
 
 fn add(sum: &mut Row, row: &Row) {
     sum.alloc.add(&row.alloc);
-    sum.inuse.add(&row.inuse);
+    sum.add_inuse(row);
     sum.at_exit.add(&row.at_exit);
     if let Some(peak) = &row.peak {
         sum.peak.get_or_insert_default().add(peak);
@@ -201,16 +200,8 @@ fn rows(profile: &Profile, group_of: &[usize], first_member: &[usize], members: 
         let index = *known.entry((row.key.with(group, stack_id), row.is_of_lost_samples())).or_insert_with(|| {
             let stack =
                 if is_single { Arc::clone(&row.key.stack) } else { Arc::clone(&code.stacks[stack_id as usize]) };
-            let row = Row {
-                alloc: SampleSums::default(),
-                inuse: SampleSums::default(),
-                at_exit: SampleSums::default(),
-                peak: None,
-                lifetimes: None,
-                growth: None,
-                key: row.key.with(group, stack),
-                member: if is_single { row.member } else { Some(member).filter(|_| is_of_one) },
-            };
+            let member = if is_single { row.member } else { Some(member).filter(|_| is_of_one) };
+            let row = Row { member, ..Row::new(row.key.with(group, stack)) };
             sums.push(Sum { row, lifetimes: Vec::new(), is_of_several: !is_single && !is_of_one });
             sums.len() - 1
         });

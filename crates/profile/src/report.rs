@@ -112,6 +112,9 @@ pub fn totals(profile: &Profile, options: &ReportOptions) -> String {
     with_files(&context, lines.collect())
 }
 
+/// If at least this share of what is in use is in memory, it is not told apart.
+const MOSTLY: f64 = 0.9;
+
 /// Smallest width that is respected; narrower terminals get lines that are too long.
 const LEAST_WIDTH: usize = 40;
 
@@ -290,6 +293,8 @@ impl Context<'_> {
                 }
                 _ => lacking,
             };
+            let lacking = [lacking, self.in_memory()];
+            let lacking = lacking.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
             lines.extend(self.total("in use", [Value::InuseSpace, Value::InuseObjects], "blocks", &lacking));
         }
         if self.profile.has_at_exit() {
@@ -304,6 +309,26 @@ impl Context<'_> {
             lines.extend(self.total("allocated", [Value::AllocSpace, Value::AllocObjects], "calls", &tail));
         }
         lines
+    }
+
+    /// Whether a part of what is in use is known not to be in memory that matters.
+    fn is_partly_in_memory(&self) -> bool {
+        let knows = self.whole.knows(self.profile, Value::ResidentSpace);
+        knows && self.whole.total(Value::ResidentSpace) < MOSTLY * self.whole.total(Value::InuseSpace)
+    }
+
+    /// How much of what is in use is in memory, if that is not nearly all of it.
+    fn in_memory(&self) -> String {
+        if !self.is_partly_in_memory() {
+            return String::new();
+        }
+        let text = |value, what| {
+            let figure = self.figure(&self.whole, value);
+            format!("{} {}{}{what}", figure.figure, figure.bounds, if figure.bounds.is_empty() { "" } else { " " })
+        };
+        let swapped = self.whole.total(Value::SwappedSpace) > 0.0;
+        let swapped = if swapped { format!(", {}", text(Value::SwappedSpace, "swapped out")) } else { String::new() };
+        format!("{}{swapped}", text(Value::ResidentSpace, "of it in memory"))
     }
 
     fn total(&self, name: &str, values: [Value; 2], noun: &str, tail: &str) -> Vec<String> {

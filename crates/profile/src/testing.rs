@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::model::{
-    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, Losses, Module, Octave, Placement, Process, Profile, Resident,
-    Row, RowKey, Stack, Unread,
+    Criterion, Frame, GO_RUNTIME, Header, InMemory, Lifetimes, Losses, Module, Octave, Placement, Process, Profile,
+    Resident, Row, RowKey, Stack, Unread,
 };
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, Hook, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::growth::Growth;
@@ -240,6 +240,21 @@ pub fn partly_followed() -> Profile {
     profile.processes[1].inuse_unknown = true;
     for row in profile.rows.iter_mut().filter(|row| row.key.process == 1) {
         (row.inuse, row.peak, row.lifetimes) = (SampleSums::default(), None, None);
+    }
+    profile
+}
+
+/// [`small`], of whose blocks in use half of the bytes are in memory and some swapped out.
+pub fn partly_in_memory() -> Profile {
+    let mut profile = small();
+    for row in &mut profile.rows {
+        let part = |share: f64| SampleSums {
+            sampled_bytes: (row.inuse.sampled_bytes as f64 * share) as u64,
+            bytes: row.inuse.bytes * share,
+            bytes_variance: row.inuse.bytes_variance * share * share,
+            ..row.inuse
+        };
+        row.in_memory = Some(Box::new(InMemory { resident: part(0.5), swapped: part(0.125), most_bytes: 0.0 }));
     }
     profile
 }

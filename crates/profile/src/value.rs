@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::model::{Profile, Row};
+use super::model::{InMemory, Profile, Row};
 use heapbpf_statistics::sums::SampleSums;
 
 /// One of the values of a stack.
@@ -22,20 +22,26 @@ pub enum Value {
     AtExitObjects,
     /// Bytes that ended processes held at exit, in recordings that separate them from those in use.
     AtExitSpace,
+    /// Of the bytes in use, those that are in memory.
+    ResidentSpace,
+    /// Of the bytes in use, those that are swapped out.
+    SwappedSpace,
 }
 
 impl Value {
     /// The columns of pprof, in its order.
     pub const COLUMNS: [Self; 4] = [Self::AllocObjects, Self::AllocSpace, Self::InuseObjects, Self::InuseSpace];
 
-    /// Every value: the columns of pprof, then those at exit.
-    pub const ALL: [Self; 6] = [
+    /// Every value: the columns of pprof, then those at exit, and where what is in use is.
+    pub const ALL: [Self; 8] = [
         Self::AllocObjects,
         Self::AllocSpace,
         Self::InuseObjects,
         Self::InuseSpace,
         Self::AtExitObjects,
         Self::AtExitSpace,
+        Self::ResidentSpace,
+        Self::SwappedSpace,
     ];
 
     /// The columns of pprof that this profile has: only those of allocation if frees were not followed.
@@ -43,9 +49,25 @@ impl Value {
         if profile.header.live { &Self::COLUMNS } else { &[Self::AllocObjects, Self::AllocSpace] }
     }
 
-    /// The columns of pprof that this profile has, and the values at exit if an ended process held something.
+    /// The columns of pprof that this profile has, the values at exit if an ended process held something, and where what is in use is if
+    /// that was read (what is swapped out if anything is).
     pub fn shown_of(profile: &Profile) -> &'static [Self] {
-        if profile.has_at_exit() { &Self::ALL } else { Self::of_profile(profile) }
+        const IN_MEMORY: [Value; 6] = [
+            Value::AllocObjects,
+            Value::AllocSpace,
+            Value::InuseObjects,
+            Value::InuseSpace,
+            Value::ResidentSpace,
+            Value::SwappedSpace,
+        ];
+        let is_swapped = |row: &Row| row.in_memory.as_ref().is_some_and(|it| it.swapped.samples > 0);
+        let left_out = usize::from(!profile.rows.iter().any(is_swapped));
+        match (profile.has_at_exit(), profile.header.live && profile.knows_in_memory()) {
+            (true, true) => &Self::ALL[..Self::ALL.len() - left_out],
+            (true, false) => &Self::ALL[..6],
+            (false, true) => &IN_MEMORY[..IN_MEMORY.len() - left_out],
+            (false, false) => Self::of_profile(profile),
+        }
     }
 
     /// The default value of a profile: bytes in use, or bytes allocated if frees were not followed.
@@ -62,6 +84,22 @@ impl Value {
             Self::InuseSpace => "inuse_space",
             Self::AtExitObjects => "at_exit_objects",
             Self::AtExitSpace => "at_exit_space",
+            Self::ResidentSpace => "resident_space",
+            Self::SwappedSpace => "swapped_space",
+        }
+    }
+
+    /// Name of the value in JSON, for example `inuse_bytes`.
+    pub const fn json_name(self) -> &'static str {
+        match self {
+            Self::AllocObjects => "alloc_objects",
+            Self::AllocSpace => "alloc_bytes",
+            Self::InuseObjects => "inuse_objects",
+            Self::InuseSpace => "inuse_bytes",
+            Self::AtExitObjects => "at_exit_objects",
+            Self::AtExitSpace => "at_exit_bytes",
+            Self::ResidentSpace => "resident_bytes",
+            Self::SwappedSpace => "swapped_bytes",
         }
     }
 
@@ -79,6 +117,8 @@ impl Value {
             Self::InuseSpace => "bytes in use",
             Self::AtExitObjects => "objects held at exit",
             Self::AtExitSpace => "bytes held at exit",
+            Self::ResidentSpace => "bytes in use and in memory",
+            Self::SwappedSpace => "bytes in use and swapped out",
         }
     }
 
@@ -89,12 +129,17 @@ impl Value {
 
     /// Whether it counts bytes (else allocations).
     pub fn is_bytes(self) -> bool {
-        matches!(self, Self::AllocSpace | Self::InuseSpace | Self::AtExitSpace)
+        !matches!(self, Self::AllocObjects | Self::InuseObjects | Self::AtExitObjects)
     }
 
     /// Whether it is a value in use.
     pub fn is_inuse(self) -> bool {
-        matches!(self, Self::InuseObjects | Self::InuseSpace)
+        matches!(self, Self::InuseObjects | Self::InuseSpace) || self.is_in_memory()
+    }
+
+    /// Whether it says where what is in use is.
+    pub fn is_in_memory(self) -> bool {
+        matches!(self, Self::ResidentSpace | Self::SwappedSpace)
     }
 
     /// Whether it is a value at exit.
@@ -113,7 +158,13 @@ impl Value {
             Self::AllocObjects | Self::AllocSpace => &row.alloc,
             Self::InuseObjects | Self::InuseSpace => &row.inuse,
             Self::AtExitObjects | Self::AtExitSpace => &row.at_exit,
+            Self::ResidentSpace | Self::SwappedSpace => self.part(row.in_memory.as_deref().unwrap_or(&InMemory::NONE)),
         }
+    }
+
+    /// The sums of blocks' bytes in memory, or those swapped out.
+    pub(crate) fn part(self, in_memory: &InMemory) -> &SampleSums {
+        if self == Self::SwappedSpace { &in_memory.swapped } else { &in_memory.resident }
     }
 
     /// The point estimate from sums, in bytes or allocations, including corrections by calibration or another
@@ -137,7 +188,7 @@ impl Value {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "{0:?} is not a value of a heap profile: choose alloc_objects, alloc_space, inuse_objects, inuse_space, \
-     at_exit_objects or at_exit_space"
+     at_exit_objects, at_exit_space, resident_space or swapped_space"
 )]
 pub struct UnknownValue(String);
 
@@ -146,5 +197,71 @@ impl FromStr for Value {
 
     fn from_str(name: &str) -> Result<Self, UnknownValue> {
         Self::from_name(name).ok_or_else(|| UnknownValue(name.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimates::Pool;
+    use crate::formats::WriteOptions;
+    use crate::report::{ReportOptions, report};
+    use crate::{formats, merge, programs, read, testing};
+
+    fn of(profile: &Profile, value: Value) -> Option<(f64, Option<f64>, Option<f64>)> {
+        let pool = Pool::whole(profile);
+        let estimate = pool.estimate(profile, value, 0.95);
+        pool.knows(profile, value).then_some((estimate.estimate, estimate.low, estimate.high))
+    }
+
+    /// What of memory in use is in memory is a value like others: in sums over processes, in JSON and back, in pprof, in the report.
+    #[test]
+    fn what_is_in_memory_is_a_value_of_its_own() {
+        let profile = testing::partly_in_memory();
+        let both = [Value::ResidentSpace, Value::SwappedSpace].map(|value| of(&profile, value).expect("it is known"));
+        let sum = |value: Value| profile.rows.iter().map(|row| value.of(row)).sum::<f64>();
+        for ((estimate, low, high), value) in both.into_iter().zip([Value::ResidentSpace, Value::SwappedSpace]) {
+            assert!(estimate > 0.0 && (estimate - sum(value)).abs() < 1.0);
+            assert!(low.is_some_and(|low| low < estimate) && high.is_some_and(|high| estimate < high));
+        }
+        let json = formats::by_name("json").expect("a format");
+        let mut text = Vec::new();
+        json.write(&profile, &WriteOptions::default(), &mut text).expect("it can be written");
+        let written: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        assert_eq!(written["totals"]["resident_bytes"]["estimate"].as_f64(), Some(both[0].0));
+        assert_eq!(written["totals"]["swapped_bytes"]["high"].as_f64(), both[1].2);
+        let again = read::parse(&text).expect("its own output");
+        assert_eq!(again.rows.iter().map(|row| &row.in_memory).collect::<Vec<_>>(), {
+            profile.rows.iter().map(|row| &row.in_memory).collect::<Vec<_>>()
+        });
+        let together = programs::put_together(&profile, false);
+        assert_eq!(of(&together, Value::ResidentSpace).map(|it| it.0.round()), Some(both[0].0.round()));
+        let types = formats::encode_pprof(&profile);
+        let names = types.sample_type.iter().map(|kind| types.string_table[kind.r#type as usize].clone());
+        assert!(names.skip(4).eq(["resident_space".to_owned(), "swapped_space".into()]));
+        let text = report(&profile, &ReportOptions { width: 160, ..ReportOptions::default() });
+        assert!(
+            text.contains("of it in memory, ") && text.contains("swapped out") && text.contains("IN MEMORY"),
+            "{text}"
+        );
+    }
+
+    /// It is known of a sum if it is known of all blocks in use.
+    #[test]
+    fn where_blocks_are_is_unknown_if_it_is_for_some() {
+        let mut profile = testing::partly_in_memory();
+        profile.rows[0].in_memory = None;
+        assert_eq!(of(&profile, Value::ResidentSpace), None);
+        let rest = Pool::of(&profile.rows[1..]);
+        assert!(rest.knows(&profile, Value::ResidentSpace));
+        let merged = merge::merge(vec![testing::small(), testing::partly_in_memory()]).expect("they fit");
+        assert_eq!(of(&merged, Value::ResidentSpace), None);
+        let small = testing::small();
+        assert_eq!((of(&small, Value::ResidentSpace), Value::shown_of(&small).len()), (None, 4));
+        // A row without blocks in use has nothing to be known of.
+        let mut profile = testing::partly_in_memory();
+        let empty = profile.rows.iter().position(|row| row.inuse.samples == 0).expect("one was freed");
+        profile.rows[empty].in_memory = None;
+        assert!(of(&profile, Value::ResidentSpace).is_some());
     }
 }

@@ -215,7 +215,7 @@ fn push(rows: &mut Vec<Row>, row: &Row, process: usize, Sums { alloc, inuse, at_
     let (alloc, at_exit) = (grown(alloc), grown(at_exit));
     if [alloc, inuse, at_exit].iter().any(|sums| sums.bytes != 0.0 || sums.objects != 0.0) {
         let row = row.clone().with_process(process);
-        rows.push(Row { alloc, inuse, at_exit, peak: None, lifetimes: None, growth: None, ..row });
+        rows.push(Row { alloc, inuse, at_exit, in_memory: None, peak: None, lifetimes: None, growth: None, ..row });
     }
 }
 

@@ -172,6 +172,19 @@ impl Metrics {
             Family::new("heapbpf_process_inuse_low_bytes", "gauge", "Lower end of the 95 % interval of bytes in use."),
             Family::new("heapbpf_process_inuse_high_bytes", "gauge", "Upper end of the 95 % interval of bytes in use."),
         ]);
+        let mut resident = Estimated([
+            Family::new("heapbpf_process_inuse_resident_bytes", "gauge", "Of the bytes in use, those in memory."),
+            Family::new(
+                "heapbpf_process_inuse_resident_low_bytes",
+                "gauge",
+                "Lower end of the 95 % interval of bytes in use and in memory.",
+            ),
+            Family::new(
+                "heapbpf_process_inuse_resident_high_bytes",
+                "gauge",
+                "Upper end of the 95 % interval of bytes in use and in memory.",
+            ),
+        ]);
         let mut objects =
             Family::new("heapbpf_process_inuse_objects", "gauge", "Blocks in use, estimated from samples.");
         let mut since = Family::new(
@@ -212,12 +225,16 @@ impl Metrics {
             samples.add(&labels, pool.samples(Value::AllocSpace));
             if profile.knows_inuse(index) {
                 inuse.add(&labels, &pool.estimate(profile, Value::InuseSpace, CONFIDENCE));
+                if pool.knows(profile, Value::ResidentSpace) {
+                    resident.add(&labels, &pool.estimate(profile, Value::ResidentSpace, CONFIDENCE));
+                }
                 objects.add(&labels, number(pool.total(Value::InuseObjects)));
                 let moment = process.inuse_since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
                 moment.iter().for_each(|moment| since.add(&labels, format!("{:.3}", moment.as_secs_f64())));
             }
         }
-        for family in [bytes, calls, samples].into_iter().chain(inuse.0).chain([objects, since, hooks]) {
+        let families = [bytes, calls, samples].into_iter().chain(inuse.0).chain(resident.0);
+        for family in families.chain([objects, since, hooks]) {
             family.write(out);
         }
         let help = "Processes, ended ones included, that are not counted exactly: no exact total includes them.";

@@ -79,6 +79,17 @@ pub fn bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estim
     Estimate::combine(total, parts.iter().map(|part| (part.sums.bytes, part_bytes(part, criterion, size, confidence))))
 }
 
+/// Estimates bytes of which each sample contributes a part, such as those in memory, with the interval [`interval::from_variance`]. Trials
+/// must be bytes.
+pub fn parts_of_blocks(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
+    let total = parts.iter().map(|part| part.sums.bytes).sum::<f64>() + 0.0;
+    let interval = |part: &Part<'_>| {
+        let is_bounded = criterion == Criterion::Bytes || part.interval == 1;
+        is_bounded.then(|| interval::from_variance(part, confidence)).ok_or(UNSEEN_NOT_BOUNDED)
+    };
+    Estimate::combine(total, parts.iter().map(|part| (part.sums.bytes, interval(part))))
+}
+
 /// Confidence interval of bytes from the samples' offsets ([`interval::from_offsets`]), whose coverage is guaranteed for
 /// every mix of sizes.
 ///
@@ -96,7 +107,7 @@ pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f6
     }
     let each = 1.0 - (1.0 - confidence) / parts.len() as f64;
     let mut whole = Interval { low: 0.0, high: 0.0 };
-    for Part { interval, sums, lost } in parts {
+    for Part { interval, sums, lost, .. } in parts {
         let (sampled_bytes, unskipped) = (sums.sampled_bytes as f64, sums.unskipped() as f64);
         let samples = sums.sized_samples().saturating_add(*lost);
         let ends = interval::from_offsets(samples, unskipped, sampled_bytes, *interval, each);

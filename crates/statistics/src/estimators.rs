@@ -148,7 +148,7 @@ pub fn interval_of_sums(
     estimator: Estimator,
     confidence: f64,
 ) -> Result<Interval, &'static str> {
-    let Part { interval, sums, lost } = *part;
+    let Part { interval, sums, lost, .. } = *part;
     let sampled_bytes = sums.sampled_bytes as f64;
     if interval == 1 {
         return Ok(Interval { low: sampled_bytes, high: sampled_bytes });

@@ -12,11 +12,13 @@ pub struct Part<'a> {
     /// Further samples that may have been drawn and lost. The upper end of an interval is as far above the estimate as if
     /// they had been recorded; their own weights are not included.
     pub lost: u64,
+    /// The most bytes that a block without a sample could contribute, where samples are not all looked at; if that is more than R.
+    pub most_bytes: f64,
 }
 
 impl<'a> Part<'a> {
-    /// A part without lost samples.
+    /// A part without lost samples, all of whose samples count.
     pub const fn new(interval: u64, sums: &'a SampleSums) -> Self {
-        Self { interval, sums, lost: 0 }
+        Self { interval, sums, lost: 0, most_bytes: 0.0 }
     }
 }

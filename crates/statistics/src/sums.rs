@@ -43,6 +43,22 @@ fn is_zero(value: &f64) -> bool {
 }
 
 impl SampleSums {
+    /// Those of no sample.
+    pub const NONE: Self = Self {
+        samples: 0,
+        zero_byte_samples: 0,
+        sampled_bytes: 0,
+        offset_sum: 0,
+        bytes: 0.0,
+        bytes_variance: 0.0,
+        objects: 0.0,
+        objects_variance: 0.0,
+        smallest_bytes: 0,
+        largest_bytes: 0,
+        bytes_correction: 0.0,
+        objects_correction: 0.0,
+    };
+
     /// Adds one sample: an allocation of `size_bytes` that took `trials` trials, of which `offset` failed before the one
     /// that succeeded, under the sampling interval `interval` (R, in trials). `offset` may be 0 if it is not known and no
     /// estimate from offsets is needed.

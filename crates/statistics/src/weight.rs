@@ -44,6 +44,12 @@ impl Inclusion {
         self.log_miss.exp()
     }
 
+    /// That of a sample which is looked at with this probability (above 0, at most 1), whatever its size.
+    #[must_use]
+    pub fn thinned(self, probability: f64) -> Self {
+        if probability >= 1.0 { self } else { Self::from_log_miss((-self.probability * probability).ln_1p()) }
+    }
+
     /// `value²` (w − 1): the contribution of **every** allocation, sampled or not, to the true variance of an estimated
     /// total of `value`.
     pub fn true_variance(&self, value: f64) -> f64 {

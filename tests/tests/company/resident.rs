@@ -6,6 +6,7 @@ use std::time::Duration;
 use flate2::read::GzDecoder;
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::kernel::linux;
 use heapbpf_tests::output;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -99,6 +100,44 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
         child.wait().expect("our own child");
     }
     assert!(busy.end().success() && holding.end().success(), "nothing was done to them");
+}
+
+/// What of each stack's blocks is in memory: to the byte where every allocation is sampled, and else within six standard errors of the estimate (a
+/// false alarm in 5 × 10⁸). At the end of the recording, nothing of a program that has ended is.
+#[test]
+fn what_of_the_blocks_of_a_stack_is_in_memory() {
+    let case = "what_of_the_blocks_of_a_stack_is_in_memory";
+    let Some(_turn) = turn(case) else { return };
+    let (page, blocks) = (4096, 40);
+    let has_scan = linux() >= (6, 7);
+    let read_only = if has_scan { page - 16 } else { MIB };
+    let expected = [MIB / 2 - 16, MIB / 16, page - 16, MIB / 2, read_only];
+    for interval in [1, 65_536] {
+        let mut target = Target::start::<&str>(&program("touched"), []);
+        let recording = Recorder::of(target.pid(), interval).start();
+        target.run();
+        let outcome = recording.stop();
+        let profile: Value = output::read(&outcome.file("profile.json"));
+        let stacks = profile["stacks"].as_array().expect("stacks");
+        for (site, expected) in expected.into_iter().enumerate() {
+            let name = format!("site_{site:02}");
+            let is_of = |stack: &&Value| stack["frames"][0]["function"] == name.as_str();
+            let of = |field: &str| {
+                let figures = stacks.iter().filter(is_of).map(|stack| &stack["resident_bytes"][field]);
+                figures.map(|figure| figure.as_f64().unwrap_or_else(|| panic!("{name}: {figure}"))).sum::<f64>()
+            };
+            let truth = (expected * blocks) as f64;
+            let error = of("estimate") - truth;
+            assert!(error.abs() <= 6.0 * of("variance").sqrt(), "{name}: {} instead of {truth}", of("estimate"));
+            assert!(
+                interval > 1 || of("low") == truth && of("high") == truth,
+                "{name}: {} to {}",
+                of("low"),
+                of("high")
+            );
+        }
+        assert!(target.end().success(), "nothing was done to it");
+    }
 }
 
 #[test]

@@ -59,7 +59,7 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
     let p_two_sided = p_values.map(|(grew, shrank)| (2.0 * grew.min(shrank)).min(1.0));
     let touched = was.is_touched(before.profile, value) || is.is_touched(after.profile, value);
     Change {
-        value: name(value),
+        value: value.json_name(),
         before: was_figure,
         after: is_figure,
         change: difference(was_figure, is_figure, scale, touched),
@@ -83,18 +83,6 @@ fn direction(before: &Side, was: &Pool, after: &Side, is: &Pool) -> Direction {
         _ if change > 0.0 => Direction::Grew,
         _ if change < 0.0 => Direction::Shrank,
         _ => Direction::Same,
-    }
-}
-
-/// Name of a figure in `.json`.
-fn name(value: Value) -> &'static str {
-    match value {
-        Value::AllocObjects => "alloc_objects",
-        Value::AllocSpace => "alloc_bytes",
-        Value::InuseObjects => "inuse_objects",
-        Value::InuseSpace => "inuse_bytes",
-        Value::AtExitObjects => "at_exit_objects",
-        Value::AtExitSpace => "at_exit_bytes",
     }
 }
 

@@ -41,8 +41,7 @@ impl Format for Otlp {
 /// Encodes a profile as the message that an OTLP receiver takes (`ExportProfilesServiceRequest` has the same encoding).
 /// `first` is the value of the first profile of each resource, which viewers show by default.
 pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
-    let Encoded { message, process_of_sample, at_exit } = encode_with_processes(profile);
-    let values = Value::shown_of(profile);
+    let Encoded { message, process_of_sample, at_exit, values } = encode_with_processes(profile);
     let mut tables = Tables::new(&message);
     let samples: Vec<(i32, Vec<i32>)> = message.sample.iter().map(|sample| tables.sample(&message, sample)).collect();
     let about = tables.about(&message);
@@ -78,7 +77,7 @@ pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
     let scope = InstrumentationScope { name: "heapbpf".into(), version: profile.header.version.clone() };
     // Without frees there is no profile of memory in use, and a process that has not ended has none of memory at exit.
     let known = |process: usize| {
-        let columns = columns.iter().copied();
+        let (columns, values) = (columns.iter().copied(), &values);
         columns.filter(move |&column| match values[column] {
             value if value.is_at_exit() => profile.knows_inuse(process) && profile.processes[process].ended,
             value => profile.knows_inuse(process) || !value.is_inuse(),

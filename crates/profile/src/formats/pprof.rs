@@ -70,14 +70,16 @@ pub(super) struct Encoded {
     pub(super) process_of_sample: Vec<usize>,
     /// Sample types of what ended processes held at exit, each with one value per sample; empty if they held nothing.
     pub(super) at_exit: Vec<(proto::ValueType, Vec<i64>)>,
+    /// What the sample types are of, and then those at exit.
+    pub(super) values: Vec<Value>,
 }
 
 pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
     let interned = Interned::for_viewers(profile);
     let mut strings = Strings::default();
     let mut locations = Locations::new(profile, &mut strings);
-    let columns_of = Value::of_profile(profile);
-    let values = Value::shown_of(profile);
+    let (held, columns_of): (Vec<Value>, Vec<Value>) = Value::shown_of(profile).iter().partition(|it| it.is_at_exit());
+    let values = [columns_of.as_slice(), &held].concat();
 
     let mut samples: Vec<proto::Sample> = Vec::new();
     let mut process_of_sample = Vec::new();
@@ -94,12 +96,12 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
             columns.iter_mut().for_each(|column| column.push(0.0));
             samples.len() - 1
         });
-        for (column, value) in columns.iter_mut().zip(values) {
+        for (column, value) in columns.iter_mut().zip(&values) {
             column[index] += value.of(row);
         }
     }
     let mut value_type = |kind: &str, unit: &str| proto::ValueType { r#type: strings.id(kind), unit: strings.id(unit) };
-    let (columns, held) = columns.split_at(columns_of.len());
+    let (columns, at_exit_columns) = columns.split_at(columns_of.len());
     for column in columns {
         for (sample, value) in samples.iter_mut().zip(largest_remainder(column)) {
             sample.value.push(value);
@@ -107,7 +109,7 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
     }
     // The tools of pprof expect four values, so these are labels.
     let mut at_exit = Vec::new();
-    for ((value, label), column) in values[columns_of.len()..].iter().zip(AT_EXIT).zip(held) {
+    for ((value, label), column) in held.iter().zip(AT_EXIT).zip(at_exit_columns) {
         let (column, kind) = (largest_remainder(column), value_type(label, value.unit()));
         for (sample, &num) in samples.iter_mut().zip(&column).filter(|(_, num)| **num != 0) {
             sample.label.push(proto::Label { key: kind.r#type, num, num_unit: kind.unit, str: 0 });
@@ -137,7 +139,7 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
         string_table: strings.table,
         keep_frames: 0,
     };
-    Encoded { message, process_of_sample, at_exit }
+    Encoded { message, process_of_sample, at_exit, values }
 }
 
 /// Labels of what ended processes held at exit, in the order of [`Value::ALL`].

@@ -82,6 +82,11 @@ impl Profile {
         late.reduce(|(number, last), (more, since)| (number + more, last.max(since)))
     }
 
+    /// Whether it is known of any blocks in use where they are.
+    pub fn knows_in_memory(&self) -> bool {
+        self.rows.iter().any(|row| row.in_memory.is_some() && row.inuse.samples > 0)
+    }
+
     /// Whether a process (by its index) may have held memory at exit that is separate from what is in use.
     pub fn may_hold_at_exit(&self, process: usize) -> bool {
         self.header.ended_apart && self.processes.get(process).is_some_and(|process| process.ended)

@@ -5,9 +5,43 @@ use std::sync::Arc;
 use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival::Lifetimes;
+use serde::{Deserialize, Serialize};
 
 use super::row_key::RowKey;
 use super::stack::Stack;
+
+/// Where the bytes of the blocks in use are: sums to which each block contributes the bytes that are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct InMemory {
+    /// In memory. Pages that were never written to are not.
+    pub resident: SampleSums,
+    /// Swapped out.
+    #[serde(default, skip_serializing_if = "is_of_none")]
+    pub swapped: SampleSums,
+    /// The most that a block which was not looked at could contribute, if not all were looked at, in bytes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub most_bytes: f64,
+}
+
+fn is_of_none(sums: &SampleSums) -> bool {
+    sums.samples == 0
+}
+
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
+
+impl InMemory {
+    /// Those of no block.
+    pub const NONE: Self = Self { resident: SampleSums::NONE, swapped: SampleSums::NONE, most_bytes: 0.0 };
+
+    /// Adds those of other blocks of the same sampling interval.
+    pub fn add(&mut self, other: &Self) {
+        self.resident.add(&other.resident);
+        self.swapped.add(&other.swapped);
+        self.most_bytes = self.most_bytes.max(other.most_bytes);
+    }
+}
 
 /// Sums of the samples of one process, thread name, allocator function and stack under one sampling interval.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +53,8 @@ pub struct Row {
     /// Sums of the samples in use at [`Header::time`](super::Header::time), or at exit of their process unless those
     /// are separate.
     pub inuse: SampleSums,
+    /// Where the blocks in use are, if that was read.
+    pub in_memory: Option<Box<InMemory>>,
     /// Sums of the samples that their process held at exit, if those are separate from what is in use.
     pub at_exit: SampleSums,
     /// Sums of the samples in use when the estimated total in use was highest, if they were kept.
@@ -35,12 +71,33 @@ impl Row {
     /// A row without samples.
     pub fn new(key: RowKey<usize, Arc<str>, Arc<Stack>>) -> Self {
         let none = SampleSums::default();
-        Self { key, alloc: none, inuse: none, at_exit: none, peak: None, lifetimes: None, growth: None, member: None }
+        Self {
+            key,
+            alloc: none,
+            inuse: none,
+            in_memory: None,
+            at_exit: none,
+            peak: None,
+            lifetimes: None,
+            growth: None,
+            member: None,
+        }
     }
 
     /// Whether it stands for lost samples ([`crate::lost_samples`]): it has estimates of allocation, but no samples.
     pub fn is_of_lost_samples(&self) -> bool {
         self.alloc.samples == 0 && (self.alloc.bytes != 0.0 || self.alloc.objects != 0.0)
+    }
+
+    /// Adds what another row has in use.
+    pub fn add_inuse(&mut self, other: &Self) {
+        match (&mut self.in_memory, &other.in_memory) {
+            (Some(sum), Some(more)) => sum.add(more),
+            (sum @ None, Some(_)) if self.inuse.samples == 0 => *sum = other.in_memory.clone(),
+            (sum, None) if other.inuse.samples > 0 => *sum = None,
+            _ => {}
+        }
+        self.inuse.add(&other.inuse);
     }
 
     /// Whether Go's runtime has sampled it ([`Stack::source`]).

@@ -278,7 +278,7 @@ impl<'a> Reader<'a> {
         let mut parts: BTreeSet<String> =
             take(&mut comments.not_understood).into_iter().map(|comment| format!("the comment {comment}")).collect();
         let types = head.sample_type.iter().map(|kind| text(head, kind.r#type));
-        let types = types.filter(|kind| !Value::COLUMNS.iter().any(|value| value.name() == *kind));
+        let types = types.filter(|kind| Value::from_name(kind).is_none());
         parts.extend(types.map(|kind| format!("the sample type {}", newer::shown(kind))));
         parts.extend(labels.iter().map(|key| format!("the label {}", newer::shown(text(head, *key)))));
         parts.extend(self.raw.unknown.iter().map(|field| format!("the field {field}")));

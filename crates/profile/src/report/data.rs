@@ -156,22 +156,10 @@ impl Row {
         for &value in Value::shown_of(context.profile) {
             let known = self.pool.knows(context.profile, value);
             let estimate = known.then(|| self.pool.estimate(context.profile, value, context.options.confidence));
-            object.insert(json_name(value).into(), json!(estimate));
+            object.insert(value.json_name().into(), json!(estimate));
         }
         object.extend(named(&table.more, &self.more));
         Json::Object(object)
-    }
-}
-
-/// The name of a value in JSON.
-const fn json_name(value: Value) -> &'static str {
-    match value {
-        Value::AllocObjects => "alloc_objects",
-        Value::AllocSpace => "alloc_bytes",
-        Value::InuseObjects => "inuse_objects",
-        Value::InuseSpace => "inuse_bytes",
-        Value::AtExitObjects => "at_exit_objects",
-        Value::AtExitSpace => "at_exit_bytes",
     }
 }
 

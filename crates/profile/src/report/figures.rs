@@ -23,12 +23,21 @@ pub(super) struct FigureTable {
 }
 
 fn values(context: &Context) -> &'static [Value] {
-    if context.profile.header.live && context.sort.is_at_exit() {
-        &[Value::AtExitSpace, Value::AtExitObjects, Value::AllocSpace, Value::AllocObjects]
-    } else if context.profile.header.live {
-        &[Value::InuseSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects]
-    } else {
-        &[Value::AllocSpace, Value::AllocObjects]
+    if !context.profile.header.live {
+        return &[Value::AllocSpace, Value::AllocObjects];
+    }
+    match context.sort {
+        Value::AtExitSpace | Value::AtExitObjects => {
+            &[Value::AtExitSpace, Value::AtExitObjects, Value::AllocSpace, Value::AllocObjects]
+        }
+        Value::SwappedSpace => &[Value::SwappedSpace, Value::ResidentSpace, Value::InuseSpace, Value::InuseObjects],
+        Value::ResidentSpace => {
+            &[Value::ResidentSpace, Value::InuseSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects]
+        }
+        _ if context.is_partly_in_memory() => {
+            &[Value::InuseSpace, Value::ResidentSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects]
+        }
+        _ => &[Value::InuseSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects],
     }
 }
 
@@ -55,6 +64,8 @@ impl FigureTable {
             let (title, style, rank) = match value {
                 Value::InuseSpace => ("IN USE", Style::Bold, 0),
                 Value::AtExitSpace => ("AT EXIT", Style::Bold, 0),
+                Value::ResidentSpace => ("IN MEMORY", Style::Plain, 1),
+                Value::SwappedSpace => ("SWAPPED", Style::Plain, 1),
                 Value::InuseObjects | Value::AtExitObjects => ("OBJECTS", Style::Plain, 5),
                 Value::AllocSpace if live => ("ALLOCATED", Style::Plain, 1),
                 Value::AllocSpace => ("ALLOCATED", Style::Bold, 0),

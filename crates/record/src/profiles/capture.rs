@@ -6,7 +6,7 @@ use std::ops::Add;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use heapbpf_heap::live::{Heap, HeapRow, LostBlocks, SumsByMark};
+use heapbpf_heap::live::{Heap, HeapRow, LiveBlock, LostBlocks, SumsByMark};
 use heapbpf_heap::sample::SampleKey;
 use heapbpf_host::Host;
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
@@ -21,7 +21,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::describe::Descriptions;
 use super::jit_code::JitCode;
-use super::snapshot::{Content, Detail, Measured, Retired, SnapshotRow};
+use super::snapshot::{Block, Content, Detail, Measured, Retired, SnapshotRow};
 use super::symbolization::{Facts, ModuleFacts, UnsymbolizedStack};
 use crate::attaching::probes::Attaching;
 use crate::intake::ended::{EndedCounts, Exact};
@@ -52,8 +52,8 @@ pub struct Parts<'a> {
     pub also: Vec<ProcessKey>,
     /// Moments by which blocks in use are told apart (CLOCK_MONOTONIC); ascending.
     pub marks_ns: Vec<u64>,
-    /// Whether the memory of processes is to be measured.
-    pub measures: bool,
+    /// Number of blocks of all processes together that are looked for when memory is measured; `None`: it is not measured.
+    pub most_blocks: Option<usize>,
     /// No rows, and room for some.
     pub emptied: Vec<SnapshotRow>,
 }
@@ -76,12 +76,17 @@ impl Parts<'_> {
         let name = |function| names.get(function, attaching);
         let mut rows = std::mem::take(emptied);
         let new = |row: &HeapRow| gather.row(row, host);
-        let of_row = add_rows(&mut rows, &mut recorder.heap, detail, (now, marks_ns), name, new);
+        let added = add_rows(&mut rows, &mut recorder.heap, detail, (now, marks_ns), name, new);
+        let AddedRows { of_row, place_of } = added;
         // Rows of a process are mostly next to each other.
         keys.extend(of_row.chunk_by(|a, b| a == b).map(|same| same[0]));
         keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
         keys.dedup();
-        self.finish(keys, rows, &of_row, gather, now)
+        let mut content = self.finish(keys, rows, &of_row, gather, now);
+        if let Some(most) = self.most_blocks {
+            content.measured = measured(&content, &place_of, (&self.recorder.heap, most), self.attaching);
+        }
+        content
     }
 
     /// Removes the rows of exited processes from the heap. Also returns the processes that still have rows (see
@@ -152,24 +157,14 @@ impl Parts<'_> {
                 }
             })
             .collect();
-        let measured = match self.measures {
-            true => measured(&processes, &keys, &rows, heap, self.attaching),
-            false => Vec::new(),
-        };
-        Content { keys, processes, rows, measured, facts: gather.finish(self.host) }
+        Content { keys, processes, rows, measured: Vec::new(), facts: gather.finish(self.host) }
     }
 }
 
-/// Most processes whose blocks are looked for: those with the most bytes in use.
-const MOST_LOOKED_FOR: usize = 64;
-/// Most blocks of a process that are looked for in its mappings.
-const MOST_BLOCKS: usize = 4096;
-
 fn measured(
-    processes: &[Process],
-    keys: &[ProcessKey],
-    rows: &[SnapshotRow],
-    heap: &Heap,
+    Content { keys, processes, rows, .. }: &Content,
+    place_of: &[(usize, usize)],
+    (heap, most): (&Heap, usize),
     attaching: &Attaching,
 ) -> Vec<Measured> {
     let mut inuse = vec![0.0; processes.len()];
@@ -177,17 +172,35 @@ fn measured(
     let runs = |process: &usize| !processes[*process].ended && attaching.is_current_program(keys[*process]);
     let mut living: Vec<usize> = (0..processes.len()).filter(runs).collect();
     living.sort_by(|a, b| inuse[*b].total_cmp(&inuse[*a]));
-    let measured = |(place, process): (usize, usize)| Measured {
-        process,
-        key: keys[process],
-        blocks: heap.addresses(&keys[process], if place < MOST_LOOKED_FOR { MOST_BLOCKS } else { 0 }),
-        at_attach: attaching.targets.at_attach(keys[process].tgid),
+    let all: usize = living.iter().map(|process| heap.live_blocks(&keys[*process])).sum();
+    let share = (most as f64 / all.max(1) as f64).min(1.0);
+    let block = |LiveBlock { row, address, size_bytes, trials }: LiveBlock| {
+        let place = place_of.binary_search_by_key(&row, |(number, _)| *number).ok()?;
+        Some(Block { row: place_of[place].1, address, size_bytes, trials })
     };
-    living.into_iter().enumerate().map(measured).collect()
+    let measured = |process: usize| {
+        let (key, there) = (keys[process], heap.live_blocks(&keys[process]));
+        let looked_for = (there as f64 * share).ceil();
+        Measured {
+            process,
+            key,
+            blocks: heap.blocks(&key, looked_for as usize).into_iter().filter_map(block).collect(),
+            share: looked_for / there.max(1) as f64,
+            at_attach: attaching.targets.at_attach(key.tgid),
+        }
+    };
+    living.into_iter().map(measured).collect()
 }
 
-/// Adds the rows of a heap as of `now_ns` (CLOCK_MONOTONIC) to no rows, and returns the process of each. `RowKey::process` is not
-/// filled in yet. `name` gives the name of an allocator function. `new` is called for each row that is captured with its
+/// What was added to the rows of a snapshot.
+struct AddedRows {
+    /// The process of each row.
+    of_row: Vec<ProcessKey>,
+    /// Number of each row of the heap, and the index of the row that it went into; ascending.
+    place_of: Vec<(usize, usize)>,
+}
+
+/// Adds the rows of a heap as of `now_ns` (CLOCK_MONOTONIC) to no rows. `RowKey::process` is not filled in yet. `name` gives the name of an allocator function. `new` is called for each row that is captured with its
 /// stack for the first time.
 fn add_rows(
     rows: &mut Vec<SnapshotRow>,
@@ -196,8 +209,8 @@ fn add_rows(
     (now_ns, marks_ns): (u64, &[u64]),
     mut name: impl FnMut(u16) -> Arc<str>,
     mut new: impl FnMut(&HeapRow),
-) -> Vec<ProcessKey> {
-    let mut of_row = Vec::new();
+) -> AddedRows {
+    let (mut of_row, mut place_of) = (Vec::new(), Vec::new());
     let mut totals: HashMap<(ProcessKey, u64), usize> = HashMap::new();
     let mut by_mark = if detail == Detail::Totals { HashMap::new() } else { heap.inuse_by_mark(marks_ns) };
     let snapshots = heap.snapshot(now_ns, detail == Detail::Lifetimes);
@@ -213,6 +226,7 @@ fn add_rows(
                 rows.push(total_row(row.key.interval));
                 rows.len() - 1
             });
+            place_of.push((snapshot.number, number));
             let total: &mut SnapshotRow = &mut rows[number];
             total.alloc.add(&row.alloc);
             total.inuse.add(&snapshot.inuse);
@@ -224,6 +238,7 @@ fn add_rows(
             new(row);
         }
         of_row.push(row.key.process);
+        place_of.push((snapshot.number, rows.len()));
         rows.push(SnapshotRow {
             inuse: snapshot.inuse,
             at_exit: snapshot.at_exit,
@@ -240,7 +255,7 @@ fn add_rows(
     if detail != Detail::Totals {
         heap.mark_named();
     }
-    of_row
+    AddedRows { of_row, place_of }
 }
 
 /// A snapshot row without figures. The index of its process is filled in later.
@@ -250,6 +265,7 @@ fn row_without_sums(key: RowKey<usize, Arc<str>, Option<UnsymbolizedStack>>) -> 
         key,
         alloc: none,
         inuse: none,
+        in_memory: None,
         at_exit: none,
         peak: none,
         by_mark: SumsByMark::new(),
@@ -374,7 +390,8 @@ mod tests {
         new: impl FnMut(&HeapRow),
     ) -> (Vec<SnapshotRow>, Vec<ProcessKey>) {
         let mut rows = Vec::new();
-        let of_row = add_rows(&mut rows, heap, detail, (now_ns, marks_ns), name, new);
+        let AddedRows { of_row, place_of } = add_rows(&mut rows, heap, detail, (now_ns, marks_ns), name, new);
+        assert!(place_of.is_sorted() && place_of.iter().all(|(_, row)| *row < rows.len()));
         (rows, of_row)
     }
 

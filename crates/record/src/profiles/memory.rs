@@ -27,6 +27,8 @@ const FOR_A_PAGE: Duration = Duration::from_nanos(12);
 /// What walking over the blocks of arenas is expected to take, for each MiB of them.
 const FOR_A_MIB: Duration = Duration::from_micros(700);
 const PAGE_BYTES: u64 = 4096;
+/// Most blocks of a process that are looked for in its mappings, to tell heaps from other memory.
+const MOST_BLOCKS: usize = 4096;
 /// Mappings are read again if the process has changed by more than one part in so many.
 const CHANGED: u64 = 64;
 
@@ -125,7 +127,8 @@ impl MemoryReader {
         let heap = self.heaps.remove(&it.key);
         let large = heap.as_ref().map_or(&[][..], |heap| &heap.mapped);
         let begun = thread_cpu_time();
-        let resident = resident::of(it.key.tgid, it.key.start_ns, it.blocks, large);
+        let addresses = it.blocks.iter().take(MOST_BLOCKS).map(|block| block.address).collect();
+        let resident = resident::of(it.key.tgid, it.key.start_ns, addresses, large);
         let took = thread_cpu_time().saturating_sub(begun);
         *left = left.saturating_sub(took);
         let resident = Resident { glibc: heap.as_ref().map(glibc_of), ..resident? };
@@ -232,6 +235,7 @@ mod tests {
             process: 0,
             key,
             blocks: Vec::new(),
+            share: 1.0,
             at_attach: AtAttach { anonymous_bytes: Some(7), ..AtAttach::default() },
         }
     }

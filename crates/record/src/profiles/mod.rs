@@ -4,6 +4,7 @@ pub mod accounting;
 pub mod capture;
 pub mod describe;
 pub mod go_heaps;
+mod in_memory;
 pub mod jit_code;
 mod memory;
 pub mod overflow_bucket;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use heapbpf_heap::ages::Ages;
 use heapbpf_heap::live::SumsByMark;
-use heapbpf_profile::model::{Process, Row, RowKey, Unread};
+use heapbpf_profile::model::{InMemory, Process, Row, RowKey, Unread};
 use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_symbols::go::GoProgram;
@@ -101,6 +101,8 @@ pub struct SnapshotRow {
     pub alloc: SampleSums,
     /// Samples in use.
     pub inuse: SampleSums,
+    /// Where the blocks in use are, once that was read.
+    pub in_memory: Option<Box<InMemory>>,
     /// Samples held at exit by their process, if these are kept separate from those in use.
     pub at_exit: SampleSums,
     /// Samples in use at the peak.
@@ -113,14 +115,29 @@ pub struct SnapshotRow {
     pub growth: Option<Growth>,
 }
 
+/// A sampled block in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its row in the snapshot, by index.
+    pub row: usize,
+    /// Its address.
+    pub address: u64,
+    /// Bytes requested.
+    pub size_bytes: u64,
+    /// Its trials.
+    pub trials: u64,
+}
+
 /// A process whose resident memory is measured when the profile is made.
 pub struct Measured {
     /// Index in [`Snapshot::processes`], or after these in [`Snapshot::idle`].
     pub process: usize,
     /// Its incarnation.
     pub key: ProcessKey,
-    /// Addresses of sampled blocks in use, some of them if there are very many.
-    pub blocks: Vec<u64>,
+    /// Sampled blocks in use, some of them if there are very many.
+    pub blocks: Vec<Block>,
+    /// Probability with which a block is among them.
+    pub share: f64,
     /// What it had when it joined the recording.
     pub at_attach: AtAttach,
 }
@@ -144,6 +161,7 @@ impl Retired {
     pub fn without_stacks(&self) -> Self {
         let row = |row: &SnapshotRow| SnapshotRow {
             key: row.key.with(row.key.process, None),
+            in_memory: None,
             by_mark: Vec::new(),
             ages: None,
             ..*row

@@ -24,6 +24,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::accounting;
 use super::go_heaps::GoHeaps;
+use super::in_memory;
 use super::jit_code::JitCode;
 use super::memory::MemoryReader;
 use super::overflow_bucket::{HandedOver, OverflowBucket};
@@ -325,6 +326,7 @@ impl Worker {
             ..snapshot.stats
         };
         if is_measured {
+            in_memory::add(&snapshot.measured, &mut snapshot.rows, &processes);
             self.memory.measure(snapshot.measured, &mut processes, &mut idle, is_refresh);
         }
         if is_often {
@@ -429,6 +431,7 @@ impl Worker {
             key: row.key.map_stack(symbolized),
             alloc: row.alloc,
             inuse: if known { row.inuse } else { SampleSums::default() },
+            in_memory: row.in_memory.filter(|_| known),
             at_exit: if known { row.at_exit } else { SampleSums::default() },
             peak: live.then_some(row.peak),
             lifetimes: row.ages.filter(|_| live).and_then(|ages| lifetimes(&ages)),

@@ -41,6 +41,7 @@ fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
         },
         alloc: sums(2 * (inuse + held)),
         inuse: sums(inuse),
+        in_memory: None,
         at_exit: sums(held),
         peak: SampleSums::default(),
         by_mark: Vec::new(),

@@ -29,6 +29,11 @@ const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the e
 const HIDDEN_IN_USE: &str =
     "what is in use is unknown where another recording hooks a process inline, as its frees are not seen";
 
+/// Number of blocks of all processes together of which is read where they are: for a profile that is asked for again and again, and for
+/// any other.
+const BLOCKS_OF_A_REFRESH: usize = 4096;
+const BLOCKS_OF_A_FILE: usize = 32_768;
+
 /// What a snapshot is to have.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
@@ -95,9 +100,11 @@ impl Session {
         let marks_ns = marks.iter().map(|mark| started_ns.saturating_add(mark.as_nanos() as u64)).collect();
         let emptied = if often { self.worker.emptied() } else { Vec::new() };
         let measures = !often || detail == Detail::Lifetimes;
+        let most = if often || detail == Detail::Totals { BLOCKS_OF_A_REFRESH } else { BLOCKS_OF_A_FILE };
+        let most_blocks = measures.then_some(most);
         let parts = self.parts(&cut.counts, (&cut.slack, &cut.unseen));
         let Content { keys, mut processes, rows, mut measured, facts } =
-            Parts { also, marks_ns, measures, emptied, ..parts }.take(detail, cut.time_ns);
+            Parts { also, marks_ns, most_blocks, emptied, ..parts }.take(detail, cut.time_ns);
         if !cut.has_counters {
             // What was lost of those that had not ended is unknown.
             let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
@@ -156,6 +163,7 @@ impl Session {
             process: number,
             key: ProcessKey { start_ns: *start_ns, tgid: process.pid, exec_id: 0 },
             blocks: Vec::new(),
+            share: 1.0,
             at_attach: self.attaching.targets.at_attach(process.pid),
         }));
         idle.into_iter().map(|(process, _)| process).collect()

@@ -270,7 +270,7 @@ impl Session {
             ended: &self.exited.counts,
             also: Vec::new(),
             marks_ns: Vec::new(),
-            measures: true,
+            most_blocks: None,
             emptied: Vec::new(),
         }
     }

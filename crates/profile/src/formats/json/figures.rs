@@ -72,6 +72,10 @@ pub(super) struct Figures {
     inuse_objects: Figure,
     at_exit_bytes: Figure,
     at_exit_objects: Figure,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resident_bytes: Option<Figure>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swapped_bytes: Option<Figure>,
 }
 
 impl Figures {
@@ -84,13 +88,18 @@ impl Figures {
             inuse_objects: figure(Value::InuseObjects),
             at_exit_bytes: figure(Value::AtExitSpace),
             at_exit_objects: figure(Value::AtExitObjects),
+            resident_bytes: known(Value::ResidentSpace).then(|| figure(Value::ResidentSpace)),
+            swapped_bytes: known(Value::SwappedSpace).then(|| figure(Value::SwappedSpace)),
         }
     }
 
     /// Of a process in which nothing was counted: it adds nothing to sums, and how much it allocated is not known.
     pub(super) fn of_idle() -> Self {
         let none = |value: Value| Some(0.0).filter(|_| !value.needs_frees());
-        Self::new(|_| true, |value| Figure { estimate: none(value), ..Figure::unknown(NOT_COUNTED) })
+        Self::new(
+            |value| !value.is_in_memory(),
+            |value| Figure { estimate: none(value), ..Figure::unknown(NOT_COUNTED) },
+        )
     }
 
     /// Of a process given by its index, or of the whole profile.
@@ -111,7 +120,10 @@ impl Figures {
 
     pub(super) fn of_row(profile: &Profile, confidence: f64, row: &Row) -> Self {
         Self::new(
-            |value| !value.needs_frees() || profile.knows_inuse(row.key.process),
+            |value| {
+                let is_read = row.in_memory.is_some() || !value.is_in_memory();
+                is_read && (!value.needs_frees() || profile.knows_inuse(row.key.process))
+            },
             |value| {
                 let sums = value.sums(row);
                 let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
@@ -136,6 +148,11 @@ impl Figures {
         fields.serialize_field("inuse_bytes", &self.inuse_bytes)?;
         fields.serialize_field("inuse_objects", &self.inuse_objects)?;
         fields.serialize_field("at_exit_bytes", &self.at_exit_bytes)?;
-        fields.serialize_field("at_exit_objects", &self.at_exit_objects)
+        fields.serialize_field("at_exit_objects", &self.at_exit_objects)?;
+        let in_memory = [("resident_bytes", &self.resident_bytes), ("swapped_bytes", &self.swapped_bytes)];
+        in_memory
+            .into_iter()
+            .filter(|(_, figure)| figure.is_some())
+            .try_for_each(|(name, figure)| fields.serialize_field(name, figure))
     }
 }

@@ -8,7 +8,7 @@ use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use super::figures::Figures;
-use crate::model::{Process, Profile, Row};
+use crate::model::{InMemory, Process, Profile, Row};
 use crate::process_pools::pools_of_processes;
 use crate::units;
 
@@ -102,6 +102,8 @@ struct TotalJson {
     #[serde(skip_serializing_if = "Option::is_none")]
     peak: Option<SampleSums>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    in_memory: Option<Box<InMemory>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<&'static str>,
 }
 
@@ -114,6 +116,7 @@ impl TotalJson {
             inuse: row.inuse,
             at_exit: row.at_exit,
             peak: row.peak,
+            in_memory: row.in_memory.clone(),
             source: row.key.stack.source(),
         };
         rows.map(total).collect()

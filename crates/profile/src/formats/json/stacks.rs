@@ -56,7 +56,7 @@ impl RowJson<'_> {
 impl Serialize for RowJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (row, profile) = (self.row, self.all.profile);
-        let mut fields = serializer.serialize_struct("Row", 39)?;
+        let mut fields = serializer.serialize_struct("Row", 42)?;
         let (program, only) = self.owner();
         // The index tells apart processes that had the same pid one after the other.
         fields.serialize_field("process", &only.map(|(index, _)| index))?;
@@ -101,6 +101,9 @@ impl Serialize for RowJson<'_> {
         Figures::of_row(profile, self.all.confidence, row).fields::<S>(&mut fields)?;
         if let Some(peak) = &row.peak {
             fields.serialize_field("peak", peak)?;
+        }
+        if let Some(in_memory) = &row.in_memory {
+            fields.serialize_field("in_memory", in_memory)?;
         }
         if let Some(growth) = &row.growth {
             fields.serialize_field("growth", growth)?;

@@ -158,6 +158,7 @@ impl<'a> Reader<'a> {
             },
             alloc,
             inuse: if known { inuse } else { SampleSums::default() },
+            in_memory: json.in_memory.filter(|_| known),
             at_exit: if known { at_exit } else { SampleSums::default() },
             peak: json.peak,
             growth: json.growth.filter(|_| known),

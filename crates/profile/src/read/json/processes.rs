@@ -65,10 +65,10 @@ impl Processes {
 }
 
 fn total(json: TotalJson) -> Row {
-    let TotalJson { interval, alloc, inuse, at_exit, peak, source } = json;
+    let TotalJson { interval, alloc, inuse, at_exit, peak, in_memory, source } = json;
     let unwinder = if source.as_deref() == Some(GO_RUNTIME) { GO_RUNTIME } else { "" };
     let stack = Arc::new(Stack { unwinder, ..Stack::default() });
-    Row { alloc, inuse, at_exit, peak, ..Row::new(RowKey::total(0, interval, stack)) }
+    Row { alloc, inuse, at_exit, peak, in_memory, ..Row::new(RowKey::total(0, interval, stack)) }
 }
 
 fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {

@@ -9,7 +9,7 @@ use heapbpf_statistics::sums::SampleSums;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::model::{LossBound, Losses, Resident, Unread};
+use crate::model::{InMemory, LossBound, Losses, Resident, Unread};
 
 /// The parts of the schema that a profile is made from. Fields that other versions leave out are optional.
 #[derive(Deserialize)]
@@ -136,6 +136,8 @@ pub(super) struct TotalJson {
     #[serde(default)]
     pub(super) peak: Option<SampleSums>,
     #[serde(default)]
+    pub(super) in_memory: Option<Box<InMemory>>,
+    #[serde(default)]
     pub(super) source: Option<String>,
 }
 
@@ -227,6 +229,8 @@ pub(super) struct RowJson<'a> {
     pub(super) at_exit_objects: Figure,
     #[serde(default)]
     pub(super) peak: Option<SampleSums>,
+    #[serde(default)]
+    pub(super) in_memory: Option<Box<InMemory>>,
     #[serde(default)]
     pub(super) growth: Option<Growth>,
     #[serde(default)]

@@ -1,0 +1,243 @@
+//! How much of blocks is in memory, and how much is swapped out. Nothing is faulted in, and the process is not stopped.
+//!
+//! Linux 6.7 and later list the pages of a range that are there, without those that are the zero page, and skip what has no page tables
+//! (`PAGEMAP_SCAN`, Documentation/admin-guide/mm/pagemap.rst). Before, the page map is read, in which the zero page looks like any other.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+use super::clock::thread_cpu_time;
+
+/// Blocks that are at most this far from each other are looked at together, bytes: less than a call takes.
+const NEAR: u64 = 256 << 10;
+/// What is looked at by one call, bytes: the kernel holds the lock of the process's mappings meanwhile.
+const AT_ONCE: u64 = 256 << 20;
+/// Regions that one call lists, and entries of the page map that are read at once.
+const MOST: usize = 512;
+
+/// Bits of `struct page_region::categories` and of masks (include/uapi/linux/fs.h).
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+const ZERO_PAGE: u64 = 1 << 5;
+/// Bits of an entry of the page map.
+const ENTRY_PRESENT: u64 = 1 << 63;
+const ENTRY_SWAPPED: u64 = 1 << 62;
+
+/// Where a block's bytes are. The rest was never written to, or given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InMemory {
+    /// In memory.
+    pub resident_bytes: u64,
+    /// Swapped out.
+    pub swapped_bytes: u64,
+}
+
+/// Looks where blocks of a process are, in their order. `None` if that may not be read, or takes more than `longest` of CPU time.
+pub fn of(pid: u32, blocks: &[Range<u64>], longest: Duration) -> Option<Vec<InMemory>> {
+    let map = File::open(format!("/proc/{pid}/pagemap")).ok()?;
+    let until = thread_cpu_time() + longest;
+    let mut found = vec![InMemory::default(); blocks.len()];
+    let mut order: Vec<usize> = (0..blocks.len()).filter(|&number| !blocks[number].is_empty()).collect();
+    order.sort_unstable_by_key(|&number| blocks[number].start);
+    let page = procfs::page_size();
+    let (mut regions, mut rest) = (Vec::new(), order.as_slice());
+    while let Some(&first) = rest.first() {
+        let mut whole = blocks[first].clone();
+        let near = rest.iter().take_while(|&&number| {
+            let is_near = blocks[number].start <= whole.end.saturating_add(NEAR);
+            whole.end = if is_near { whole.end.max(blocks[number].end) } else { whole.end };
+            is_near
+        });
+        let (together, later) = rest.split_at(near.count());
+        let mut at = whole.start / page * page;
+        let end = whole.end.checked_next_multiple_of(page)?;
+        regions.clear();
+        while at < end {
+            let part = at..end.min(at.saturating_add(AT_ONCE));
+            at = list(&map, part, page, &mut regions)?;
+            (thread_cpu_time() <= until).then_some(())?;
+        }
+        together.iter().for_each(|&number| found[number] = within(&blocks[number], &regions));
+        rest = later;
+    }
+    Some(found)
+}
+
+/// Pages next to each other of which the same is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Region {
+    range: Range<u64>,
+    is_swapped: bool,
+}
+
+/// What of a block lies in regions, which are in order.
+fn within(block: &Range<u64>, regions: &[Region]) -> InMemory {
+    let mut found = InMemory::default();
+    let first = regions.partition_point(|region| region.range.end <= block.start);
+    for Region { range, is_swapped } in regions[first..].iter().take_while(|region| region.range.start < block.end) {
+        let bytes = range.end.min(block.end) - range.start.max(block.start);
+        *if *is_swapped { &mut found.swapped_bytes } else { &mut found.resident_bytes } += bytes;
+    }
+    found
+}
+
+/// `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Default)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::Ioctl = libc::_IOWR::<Scan>(b'f' as u32, 16);
+
+/// Adds the pages of a range (a part of it, if there are many regions) that are in memory or swapped out. Returns how far it came.
+fn list(map: &File, range: Range<u64>, page: u64, regions: &mut Vec<Region>) -> Option<u64> {
+    let mut list = [PageRegion::default(); MOST];
+    let mut scan = Scan {
+        size: size_of::<Scan>() as u64,
+        start: range.start,
+        end: range.end,
+        vec: list.as_mut_ptr() as u64,
+        vec_len: MOST as u64,
+        // Not the zero page.
+        category_inverted: ZERO_PAGE,
+        category_mask: ZERO_PAGE,
+        category_anyof_mask: PRESENT | SWAPPED,
+        return_mask: PRESENT | SWAPPED,
+        ..Scan::default()
+    };
+    // SAFETY: the argument is the structure that this call takes, and `vec` has `vec_len` entries to write to.
+    let count = unsafe { libc::ioctl(map.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
+    let Ok(count) = usize::try_from(count) else {
+        let is_unknown = std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOTTY);
+        return if is_unknown { list_entries(map, range, page, regions) } else { None };
+    };
+    let region = |it: &PageRegion| Region { range: it.start..it.end, is_swapped: it.categories & SWAPPED != 0 };
+    regions.extend(list[..count.min(MOST)].iter().map(region));
+    (scan.walk_end > range.start).then_some(scan.walk_end)
+}
+
+/// The same from the page map, for kernels without the call.
+fn list_entries(map: &File, range: Range<u64>, page: u64, regions: &mut Vec<Region>) -> Option<u64> {
+    let mut entries = [0; MOST * 8];
+    let pages = ((range.end - range.start) / page).min(MOST as u64);
+    let entries = &mut entries[..pages as usize * 8];
+    map.read_exact_at(entries, range.start / page * 8).ok()?;
+    let (entries, _) = entries.as_chunks();
+    for (entry, start) in
+        entries.iter().map(|entry| u64::from_ne_bytes(*entry)).zip((range.start..).step_by(page as usize))
+    {
+        let is_swapped = entry & ENTRY_SWAPPED != 0;
+        if entry & (ENTRY_PRESENT | ENTRY_SWAPPED) == 0 {
+            continue;
+        }
+        match regions.last_mut().filter(|last| last.range.end == start && last.is_swapped == is_swapped) {
+            Some(last) => last.range.end += page,
+            None => regions.push(Region { range: start..start + page, is_swapped }),
+        }
+    }
+    Some(range.start + pages * page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// A mapping of so many pages, of which those are written to for which `written` says so.
+    fn mapped(pages: usize, written: impl Fn(usize) -> bool) -> Range<u64> {
+        let page = procfs::page_size() as usize;
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        // SAFETY: a new private mapping, which stays mapped; only this function writes to it.
+        unsafe {
+            let start = libc::mmap(std::ptr::null_mut(), pages * page, access, flags, -1, 0);
+            assert!(start != libc::MAP_FAILED && libc::madvise(start, pages * page, libc::MADV_NOHUGEPAGE) == 0);
+            let start = start.cast::<u8>();
+            (0..pages.min(1 << 20))
+                .filter(|&number| written(number))
+                .for_each(|number| start.add(number * page).write(1));
+            start as u64..start as u64 + (pages * page) as u64
+        }
+    }
+
+    fn both(blocks: &[Range<u64>]) -> [Vec<InMemory>; 2] {
+        let map = File::open("/proc/self/pagemap").expect("our own page map");
+        let page = procfs::page_size();
+        let by_entries = blocks.iter().map(|block| {
+            let (mut regions, mut at) = (Vec::new(), block.start / page * page);
+            while at < block.end {
+                let end = block.end.next_multiple_of(page);
+                at = list_entries(&map, at..end, page, &mut regions).expect("our own pages");
+            }
+            within(block, &regions)
+        });
+        [of(std::process::id(), blocks, LONG).expect("our own pages"), by_entries.collect()]
+    }
+
+    #[test]
+    fn pages_that_were_written_to_are_in_memory() {
+        let page = procfs::page_size();
+        let third = mapped(3000, |number| number % 3 == 0);
+        let none = mapped(10, |_| false);
+        // Blocks within pages, over their borders, out of order, one inside another.
+        let at = |from: u64, to: u64| third.start + from..third.start + to;
+        let blocks = [third.clone(), none, at(page - 10, page + 10), at(100, 200), at(page, 3 * page), at(5, 5)];
+        let resident = [1000 * page, 0, 10, 100, 0, 0];
+        for found in both(&blocks) {
+            assert_eq!(found.iter().map(|it| it.resident_bytes).collect::<Vec<_>>(), resident);
+            assert!(found.iter().all(|it| it.swapped_bytes == 0));
+        }
+    }
+
+    /// A terabyte of address space has no page tables to look at. It is not read either.
+    #[test]
+    fn reserved_memory_takes_no_time() {
+        let page = procfs::page_size() as usize;
+        let Some(found) = of(std::process::id(), &[mapped((1 << 40) / page, |number| number == 7)], LONG) else {
+            return heapbpf_testing::skipped("this kernel has no PAGEMAP_SCAN, and a terabyte takes too long without");
+        };
+        assert_eq!(found[0].resident_bytes, page as u64);
+    }
+
+    #[test]
+    fn the_zero_page_is_not_in_memory() {
+        let range = mapped(8, |number| number == 0);
+        // SAFETY: the pages of the mapping can be read; nobody writes to them meanwhile.
+        let sum: u32 = (0..8).map(|number| unsafe { *((range.start + number * 4096) as *const u8) } as u32).sum();
+        let found = of(std::process::id(), &[range], LONG).expect("our own pages")[0].resident_bytes;
+        assert!(sum == 1 && (found == procfs::page_size() || found == 8 * procfs::page_size()), "{found}");
+    }
+
+    #[test]
+    fn who_may_not_be_read_is_unknown() {
+        assert_eq!(of(u32::MAX, &[0..4096], LONG), None);
+        let many = mapped(100, |_| true);
+        assert_eq!(of(std::process::id(), &[many], Duration::ZERO), None, "no time");
+    }
+}
