@@ -352,17 +352,16 @@ impl Planning<'_> {
         }
         let (return_probe, why) = match &leaving {
             Leaving { throws: true, .. } => (ReturnProbe::Harmful, "; it may throw"),
-            Leaving { switches: true, return_sites, .. } if row.is_custom && !return_sites.is_empty() => {
-                (ReturnProbe::Harmful, "; it may switch stacks")
+            // A signal handler may leave any function for another stack. The allocators that we know are not called on the way there.
+            Leaving { return_sites, .. } if row.is_custom && !return_sites.is_empty() => {
+                (ReturnProbe::Harmful, "; it may be left for another stack")
             }
             Leaving { switches: true, .. } => (ReturnProbe::OneAtATime, ""),
             _ => (ReturnProbe::Harmless, ""),
         };
         let return_sites = leaving.return_sites.into_iter().filter_map(|(at, result)| {
-            image
-                .file_offset(at)
-                .filter(|_| leaving.throws || leaving.switches)
-                .map(|offset| ReturnSite { offset, result })
+            let offset = image.file_offset(at).filter(|_| return_probe != ReturnProbe::Harmless)?;
+            Some(ReturnSite { offset, result })
         });
         let return_sites: Vec<ReturnSite> = return_sites.collect();
         let throws = if leaving.throws { SITE_THROWS } else { 0 };

@@ -81,6 +81,29 @@ fn stacks_may_be_switched_inside_an_allocator() {
     switched_inside("stacks_may_be_switched_inside_an_allocator", &[("session", "context"), ("perf", "hand")]);
 }
 
+/// A signal handler switches fibers, so any function may be left for another stack. An allocator of the program's own, which is probed, then has no
+/// return address replaced: that ended the program by SIGILL within seconds. All its calls are counted, by default and with probes.
+#[test]
+fn a_signal_handler_may_switch_stacks_inside_a_programs_own_allocator() {
+    let case = "a_signal_handler_may_switch_stacks_inside_a_programs_own_allocator";
+    let Some(_turn) = turn(case) else { return };
+    if !is_x86_64(case) {
+        return;
+    }
+    let alarmed = program("alarmed");
+    let allocator = format!("{}:take_block(size=arg0)->ret,free=give_block(arg0)", alarmed.display());
+    for hook in ["auto", "probe"] {
+        let mut target = Target::start(&alarmed, ["20000"]);
+        let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--hook", hook);
+        let recording = recorder.start();
+        let truth = target.run();
+        let (_, stats) = recording.stop().results();
+        checks::identity(&stats);
+        assert_eq!(stats.hits, truth.allocs(), "{hook}: {stats:?}");
+        assert!(target.end().success(), "{hook}: nothing was done to it");
+    }
+}
+
 /// With these kinds of links and of switches.
 fn switched_inside(case: &str, kinds: &[(&str, &str)]) {
     let Some(_turn) = turn(case) else { return };

@@ -2,7 +2,7 @@
 //!
 //! A return instruction is single-stepped, which takes two traps in every call. Many returns follow a branch after which
 //! the function does nothing but return, with its result in a register. Branches are emulated, so these are probed
-//! instead, wherever they are passed on every way to the return.
+//! instead, wherever they are passed on every way to the return, and not once for each turn of a loop.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,8 @@ fn return_sites(body: &Body) -> BTreeMap<u64, ResultLocation> {
     let mut chosen: Vec<Candidate> = if body.steps.len() > BODY_MAX {
         Vec::new()
     } else {
-        body.steps.values().filter_map(|step| candidate(body, step)).collect()
+        let candidates = body.steps.values().filter_map(|step| candidate(body, step));
+        candidates.filter(|candidate| !is_in_loop(body, candidate.at)).collect()
     };
     let covered: BTreeSet<u64> = returns.iter().copied().filter(|at| is_covered(body, *at, &chosen)).collect();
     // The last ones before the returns are passed by the fewest calls in vain.
@@ -57,6 +58,17 @@ fn return_sites(body: &Body) -> BTreeMap<u64, ResultLocation> {
     }
     let at_branches = chosen.into_iter().map(|candidate| (candidate.at, candidate.result));
     at_branches.chain(returns.difference(&covered).map(|at| (*at, ResultLocation::RETURN))).collect()
+}
+
+/// Whether a call may come to an instruction more than once.
+fn is_in_loop(body: &Body, at: u64) -> bool {
+    let next =
+        |at: u64| body.steps.get(&at).into_iter().flat_map(|step| step.falls_to.into_iter().chain(step.jumps_to));
+    let (mut seen, mut open) = (BTreeSet::new(), vec![at]);
+    while let Some(from) = open.pop() {
+        open.extend(next(from).filter(|to| seen.insert(*to)));
+    }
+    seen.contains(&at)
 }
 
 /// Whether every way to the return at `target` passes one of the `candidates` that lead there.

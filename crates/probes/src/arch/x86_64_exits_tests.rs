@@ -68,7 +68,8 @@ fn returns_that_no_branch_stands_for() {
     assert_eq!(sites(b"\x74\x05\xe8\0\0\0\0\xc3"), [(7, ResultLocation::RETURN)]);
     // je +1; leave; ret: where the stack pointer comes from is not known.
     assert_eq!(sites(b"\x74\x01\xc9\xc3"), [(3, ResultLocation::RETURN)]);
-    // A loop: the way that leaves it leads to the return, the first branch may lead around again.
-    let leaves = ResultLocation { condition: 4, ..ResultLocation::RETURN };
-    assert_eq!(sites(b"\x74\x00\x75\xfc\xc3"), [(2, leaves)]);
+    // A loop: one way of its branch leads to the return, but a call comes to it once for each turn.
+    assert_eq!(sites(b"\x74\x00\x75\xfc\xc3"), [(4, ResultLocation::RETURN)]);
+    // The branch before the loop, which jumps over it, does not stand for the return behind the loop.
+    assert_eq!(sites(b"\x74\x04\xff\xc9\x75\xfc\xc3"), [(6, ResultLocation::RETURN)]);
 }
