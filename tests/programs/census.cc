@@ -1,6 +1,6 @@
 // A known population: 20,000 sessions (of 25,000, every fifth is deleted), 5,000 baskets in another thread's arena, 3 archives with
 // mappings of their own, and 7,000 plain blocks. Afterwards another thread makes and deletes sessions, of which 2,048 are
-// there at a time, and as many plain blocks.
+// there at a time, and as many plain blocks. With the argument 1, a size in the main arena is wrong.
 #include <new>
 extern "C" {
 #include "truth.h"
@@ -50,7 +50,7 @@ static void *rounds(void *) {
   }
   return nullptr;
 }
-int main() {
+int main(int argc, char **argv) {
   pthread_t id;
   pthread_barrier_init(&filled, nullptr, 2);
   pthread_create(&id, nullptr, others, nullptr);
@@ -59,6 +59,10 @@ int main() {
   for (int i = 0; i < SESSIONS; i += 5) delete (shop::Session *)kept[used - 1 - i];
   for (int i = 0; i < PLAIN; i++) kept[used++] = memset(malloc(100), 1, 100);
   for (int i = 0; i < 3; i++) keep<shop::Archive<int>>();
+  if (argument(argc, argv, 1, 0)) {
+    // The size of a block in the middle of the main arena.
+    ((size_t *)kept[used / 2])[-1] = 3;
+  }
   ready();
   pthread_create(&id, nullptr, rounds, nullptr);
   pthread_barrier_wait(&filled);

@@ -272,6 +272,11 @@ fn text(pages: &mut Pages, address: u64, end: u64) -> Option<String> {
 pub(crate) fn words_of(block: &[u8]) -> [u64; TYPE_WORDS] {
     let mut words = [0; TYPE_WORDS];
     let (own, _) = block.as_chunks();
-    words.iter_mut().zip(own).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
+    // Adapters of iterators are not compiled into this: they take a tenth of all time.
+    let mut at = 0;
+    while at < TYPE_WORDS && at < own.len() {
+        words[at] = u64::from_le_bytes(own[at]);
+        at += 1;
+    }
     words
 }

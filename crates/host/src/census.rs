@@ -1,5 +1,5 @@
 //! Takes a census of a process's heap (`crates/glibc`), without a stop: by type and size. What is read of its memory, and how, is as in
-//! [`arenas`](crate::arenas). Names that are not in its memory are read from the files that it has mapped.
+//! [`arenas`]. Names that are not in its memory are read from the files that it has mapped.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -52,8 +52,8 @@ pub enum NotTaken {
     /// Its memory may not be read.
     #[error("no permission to read its memory (that needs its user's rights or CAP_SYS_PTRACE, as root has)")]
     Denied,
-    /// It has no glibc.
-    #[error("it has no glibc: other allocators' blocks cannot be counted from outside")]
+    /// It has no glibc, or a static one whose version its file does not tell.
+    #[error("it has no glibc of a known version (blocks of other allocators and of static programs cannot be counted)")]
     NoGlibc,
     /// It is a 32-bit program.
     #[error("it is a 32-bit program")]

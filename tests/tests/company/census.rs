@@ -93,6 +93,18 @@ fn a_program_that_allocates_meanwhile_is_counted_within_one_percent() {
     }
 }
 
+/// The rest of the arena is not consistent; what is in front of it and the other arena are counted.
+#[test]
+fn a_heap_that_lies_costs_the_rest_of_its_arena() {
+    let Some(_turn) = turn("a_heap_that_lies_costs_the_rest_of_its_arena") else { return };
+    let target = Target::start(&program_with("census", "census_stripped", &["-s"]), ["1"]);
+    let found = of(target.pid());
+    assert_eq!([BASKET, ARCHIVE].map(|name| of_type(&found, name)), [5_000, 3], "{found}");
+    assert!((5_000..19_000).contains(&of_type(&found, SESSION)), "{found}");
+    let lost = found["inconsistent_bytes"].as_u64().expect("a number");
+    assert!((500_000..3_000_000).contains(&lost) && found["exact"] == false, "{found}");
+}
+
 #[test]
 fn the_table_fits_on_a_screen() {
     let Some(_turn) = turn("the_table_fits_on_a_screen") else { return };
