@@ -35,8 +35,8 @@ pub struct Taken {
     pub census: Census,
     /// Its glibc is 2.`version`.
     pub version: u32,
-    /// Private anonymous memory that was resident, bytes; `None` if unknown.
-    pub anonymous_bytes: Option<u64>,
+    /// Private anonymous memory that was resident, bytes.
+    pub anonymous_bytes: u64,
     /// How long it took.
     pub took: Duration,
     /// Whether time was up before all was read.
@@ -107,8 +107,7 @@ fn read(Wanted { pid, start_ns, longest }: Wanted) -> Result<Taken, NotTaken> {
     let (content, mut text) = (open("mem")?, Vec::new());
     let is_read = open("maps")?.take(MOST_TEXT_BYTES).read_to_end(&mut text);
     is_read.map_err(|error| not_opened(&error))?;
-    let threads =
-        Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns)).ok_or(NotTaken::Ended)?.threads;
+    let threads = living(pid, start_ns).ok_or(NotTaken::Ended)?.threads;
     let maps: Vec<MapEvent> = proc_maps::parse_all(&text).map(|map| MapEvent { pid, tid: pid, ..map }).collect();
     let version = version(&maps)?;
     let space = Space { threads: threads.into(), ..arenas::space(&String::from_utf8_lossy(&text)) };
@@ -117,8 +116,9 @@ fn read(Wanted { pid, start_ns, longest }: Wanted) -> Result<Taken, NotTaken> {
     let files = Files { data: maps.iter().map(range).collect(), has_python: maps.iter().any(is_python) };
     let mut memory = Mapped { target, is_late: false, files: maps.into_iter().map(|map| (map, None)).collect() };
     let census = heapbpf_glibc::census(&mut memory, &space, version, &files);
-    Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns)).ok_or(NotTaken::Ended)?;
-    let (is_late, anonymous_bytes) = (memory.is_late, resident::anonymous_bytes(pid));
+    // Of one that has ended meanwhile, the rest was not there.
+    let anonymous_bytes = living(pid, start_ns).and_then(|_| resident::anonymous_bytes(pid)).ok_or(NotTaken::Ended)?;
+    let is_late = memory.is_late;
     let census = census.map_err(|why| match why {
         NotRead::Version => NotTaken::Version(version),
         _ if is_late => NotTaken::Late,
@@ -126,6 +126,11 @@ fn read(Wanted { pid, start_ns, longest }: Wanted) -> Result<Taken, NotTaken> {
         NotRead::Inconsistent => NotTaken::Inconsistent,
     })?;
     Ok(Taken { census, version, anonymous_bytes, took: begun.elapsed(), is_late })
+}
+
+/// The process, if it is still that one and has memory.
+fn living(pid: u32, start_ns: u64) -> Option<Stat> {
+    Stat::read(pid).ok().filter(|stat| !stat.without_memory && starts_agree(stat.start_ns, start_ns))
 }
 
 fn not_opened(error: &io::Error) -> NotTaken {
@@ -288,5 +293,16 @@ mod tests {
         assert_eq!(take(&gone, Duration::from_secs(1)).map(|_| ()), Err(NotTaken::Ended));
         let other = ProcessInfo { start_ns: 1 << 50, ..ProcessInfo::read(std::process::id()).expect("our own") };
         assert_eq!(take(&other, Duration::from_secs(1)).map(|_| ()), Err(NotTaken::Ended));
+        // It waits for us to take its exit status.
+        let mut child = std::process::Command::new("true").spawn().expect("it starts");
+        let zombie = loop {
+            let process = ProcessInfo::read(child.id()).expect("nobody has waited for it");
+            if process.without_memory {
+                break process;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert_eq!(take(&zombie, Duration::from_secs(1)).map(|_| ()), Err(NotTaken::Ended));
+        child.wait().expect("our own child");
     }
 }

@@ -138,7 +138,7 @@ impl Counted {
             unread_bytes: heap.absent_unread_bytes,
             inconsistent_bytes: heap.inconsistent_bytes.saturating_add(python.inconsistent_bytes),
             python_small_bytes: (python != Pools::default()).then_some(python.inuse_bytes),
-            elsewhere_bytes: anonymous_bytes.filter(|_| !is_late).map(|all| all.saturating_sub(resident)),
+            elsewhere_bytes: (!is_late).then(|| anonymous_bytes.saturating_sub(resident)),
             rows: census.rows.into_iter().map(|row| Alike::new(row, demangler)).collect(),
         }
     }
@@ -263,8 +263,7 @@ mod tests {
         };
         let python = Pools { pools: 1, inuse_blocks: 10, inuse_bytes: 640, ..Pools::default() };
         let census = Census { heap, python, rows, has_more_types: true };
-        let taken =
-            Taken { census, version: 36, anonymous_bytes: Some(100 << 20), took: Duration::from_millis(40), is_late };
+        let taken = Taken { census, version: 36, anonymous_bytes: 100 << 20, took: Duration::from_millis(40), is_late };
         let process = ProcessInfo { pid: 7, comm: "shop".into(), ..ProcessInfo::default() };
         Counted::new(&process, taken, &Demangler::default())
     }
