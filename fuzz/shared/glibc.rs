@@ -1,6 +1,6 @@
 //! The memory of a process with glibc's arenas, which is the fuzzer's.
 
-use heapbpf_glibc::{Memory, Space, read};
+use heapbpf_glibc::{Files, Memory, Space, census, read};
 
 #[path = "memory.rs"]
 pub mod memory;
@@ -11,7 +11,10 @@ const PAGE: u64 = 4096;
 /// Where it has variables, the main heap and other mappings.
 pub const DATA: u64 = 0x7f00_0000_0000;
 const HEAP: u64 = 0x5500_0000_0000;
-const MAPPED: [(u64, u64); 3] = [(0x7e00_0000_0000, 0x21000), (0x7e00_0800_0000, 0x1000), (0x7d00_0000_0000, 0x8000)];
+const MAPPED: [(u64, u64); 4] =
+    [(0x7e00_0000_0000, 0x21000), (0x7e00_0800_0000, 0x1000), (0x7d00_0000_0000, 0x8000), (0x7b00_0000_0000, 0x8000)];
+/// Where it has mapped files, with classes and types.
+const FILES: u64 = 0x7c00_0000_0000;
 
 impl Memory for Pieces {
     fn page_bytes(&self) -> u64 {
@@ -38,7 +41,14 @@ pub fn check(data: &[u8]) {
         anonymous: MAPPED.iter().map(|(start, length)| *start..start + length).collect(),
         threads: 2,
     };
-    let Ok(heap) = read(&mut Pieces::parse(rest), &space, (*version).into()) else { return };
+    let (mut memory, version) = (Pieces::parse(rest), (*version).into());
+    let files = Files { data: vec![FILES..FILES + 0x4000, FILES + 0x4000..FILES + 0x8000], has_python: true };
+    let counted = census(&mut memory, &space, version, &files);
+    let heap = read(&mut memory, &space, version);
+    assert_eq!(counted.as_ref().map(|it| &it.heap), heap.as_ref(), "a census changes no figure");
+    let (Ok(counted), Ok(heap)) = (counted, heap) else { return };
+    let sum = counted.rows.iter().fold(0_u64, |sum, row| sum.saturating_add(row.bytes));
+    assert!(heap.is_moving || sum <= heap.inuse_bytes + counted.python.inuse_bytes, "{counted:?}");
     assert!(heap.doubtful_bytes <= heap.inuse_bytes && heap.cached_bytes <= heap.free_bytes, "{heap:?}");
     assert!(heap.free_resident_bytes <= heap.free_bytes && heap.inuse_bytes < 1 << 48, "{heap:?}");
     assert!(heap.resident_bytes <= rest.len() as u64 * PAGE, "{heap:?}");

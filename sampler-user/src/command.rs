@@ -60,6 +60,7 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
         Some(Command::Diff(args)) => cli::compare::diff(args),
         Some(Command::Merge(args)) => cli::compare::merge(args),
         Some(Command::Plan(args)) => cli::preview::run(args),
+        Some(Command::Census(args)) => cli::census::run(args),
         Some(Command::Doctor(args)) => cli::doctor::run(args),
         Some(Command::Demo(args)) => demo(args),
         Some(Command::Completions(args)) => cli::manual::completions(args),

@@ -21,6 +21,8 @@ pub(crate) const FAST_BINS: usize = 10;
 /// Size and alignment of the heaps of other arenas, and of their headers (malloc/arena.c).
 pub(crate) const HEAP: u64 = 64 << 20;
 const HEAP_HEADERS: [u64; 2] = [0x20, 0x30];
+/// Most that the main heap grows while it is read.
+const MOST_GROWN: u64 = 64 << 20;
 /// Most arenas, and most heaps of one.
 const MOST_ARENAS: usize = 1 << 14;
 const MOST_HEAPS: usize = 1 << 14;
@@ -99,6 +101,8 @@ impl Arena {
         if self.top == self.base + TOP as u64 {
             return Ok(Vec::new());
         }
+        // It may have grown since its range was read.
+        let heap = heap.map(|heap| heap.start..heap.end.saturating_add(MOST_GROWN));
         let heap = heap.filter(|heap| heap.contains(&self.top)).ok_or(Why::Inconsistent)?;
         // What a static program had from the system before, such as the main thread's variables, is below it.
         let base = sbrk_base.unwrap_or(heap.start);
@@ -122,12 +126,11 @@ impl Arena {
                 // Older versions have a block's size there, newer ones have nothing.
                 false => at + HEAP_HEADERS[usize::from(sixth == 0)],
             };
-            let end = at.saturating_add(size);
-            if !is_one || start >= end || !seen.insert(at) || regions.len() >= MOST_HEAPS {
-                return Err(Why::Inconsistent);
-            }
             let is_newest = regions.is_empty();
-            if is_newest && self.end(pages)? != end {
+            // The newest one may just grow or shrink, so that its size does not fit its last block yet.
+            let end = if is_newest { self.end(pages)? } else { at.saturating_add(size) };
+            let is_one = is_one && (start + 1..=at.saturating_add(HEAP)).contains(&end);
+            if !is_one || !seen.insert(at) || regions.len() >= MOST_HEAPS {
                 return Err(Why::Inconsistent);
             }
             regions.push(Region {

@@ -4,44 +4,31 @@ use crate::arena::{Arena, FAST_BINS, Region};
 use crate::pages::Pages;
 use crate::walk::{BITS, Blocks, HEADER, Linked};
 
-/// Most blocks of an arena's lists.
+/// Most blocks of a list.
 const MOST: u64 = 1 << 17;
 /// How often a list is read that changes meanwhile.
 const ATTEMPTS: usize = 3;
 
-/// The blocks in an arena's lists; `None` if they make no sense, or are very many. `linked`: those that the walk has found. If they are
+/// The blocks in each of an arena's lists; `None` if they make no sense, or are very many. `linked`: those that the walk has found. If they are
 /// the whole of a list, it need not be followed.
 pub(crate) fn cached(
     pages: &mut Pages,
     arena: &Arena,
     regions: &[Region],
     linked: Option<&[Linked; FAST_BINS]>,
-) -> Option<Blocks> {
-    let (mut sum, is_mangled) = (Blocks::default(), linked.is_some());
+) -> Option<[Blocks; FAST_BINS]> {
+    let mut lists = [Blocks::default(); FAST_BINS];
     for (list, first) in arena.fast.iter().enumerate() {
         let size = 32 + 16 * list as u64;
-        if let Some(found) = linked.map(|linked| linked[list]).filter(|found| found.are_list(*first)) {
-            sum = sum.with(found.blocks);
-            continue;
-        }
-        let before = sum;
-        let mut is_read = false;
-        for _ in 0..ATTEMPTS {
-            sum = before;
-            is_read = add(pages, *first, size, regions, is_mangled, &mut sum).is_some();
-            if is_read || *first == 0 {
-                break;
-            }
-        }
-        if !is_read {
-            return None;
-        }
+        let found = linked.map(|linked| linked[list]).filter(|found| found.are_list(*first));
+        let mut follow = || (0..ATTEMPTS).find_map(|_| of_list(pages, *first, size, regions, linked.is_some()));
+        lists[list] = found.map(|found| found.blocks).or_else(&mut follow)?;
     }
-    Some(sum)
+    Some(lists)
 }
 
-fn add(pages: &mut Pages, first: u64, size: u64, regions: &[Region], is_mangled: bool, sum: &mut Blocks) -> Option<()> {
-    let mut at = first;
+fn of_list(pages: &mut Pages, first: u64, size: u64, regions: &[Region], is_mangled: bool) -> Option<Blocks> {
+    let (mut at, mut sum) = (first, Blocks::default());
     while at != 0 {
         let is_block =
             at.is_multiple_of(HEADER) && regions.iter().any(|region| (region.start..region.end).contains(&at));
@@ -55,5 +42,5 @@ fn add(pages: &mut Pages, first: u64, size: u64, regions: &[Region], is_mangled:
         sum.note(size);
         at = if is_mangled { link ^ ((at + HEADER) >> 12) } else { link };
     }
-    Some(())
+    Some(sum)
 }

@@ -7,11 +7,12 @@ mod seeds;
 #[path = "../../../fuzz/shared/glibc.rs"]
 mod shared;
 
-use crate::testing::{PAGE, process};
+use crate::census_tests::pooled;
+use crate::testing::PAGE;
 
 /// The memory of the tests' process, without the words that are 0.
 fn input(version: u8) -> Vec<u8> {
-    let (process, _) = process();
+    let (process, _) = pooled();
     let mut input = vec![version];
     let mut pages: Vec<_> = process.pages.iter().collect();
     pages.sort_unstable();
@@ -45,7 +46,7 @@ mod long {
 /// The input reaches what it is made for.
 #[test]
 fn the_inputs_heap_is_read() {
-    let (_, space) = process();
+    let (_, space) = pooled();
     let mut memory = shared::memory::Pieces::parse(&input(36)[1..]);
     let heap = crate::read(&mut memory, &space, 36).expect("it is sound");
     assert_eq!((heap.arenas, heap.inuse_blocks, heap.mapped.len()), (2, 11, 2));

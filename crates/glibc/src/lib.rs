@@ -3,7 +3,8 @@
 //! `main_arena` is found in the C library's variables by what it looks like (`arena`), the others are linked to it. The blocks of an
 //! arena lie side by side, each with its size in front (`walk`). Blocks in a thread's cache and in fast bins look as if they were in use:
 //! the former have a key in their second word (`variables`), the latter are listed (`fast`). Large blocks have mappings of their own
-//! (`mapped`).
+//! (`mapped`). A census (`census`) also counts by type (`types`) and size (`tally`), and what CPython's allocator of small objects has
+//! (`pools`).
 //!
 //! The process runs meanwhile, and its memory is its own: whatever is read may be anything. So each step is checked and counted, a
 //! part that makes no sense is read again, and what still makes none is given as so many bytes that were not read.
@@ -11,16 +12,22 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+mod census;
+#[cfg(test)]
+mod census_tests;
 mod fast;
 #[cfg(test)]
 mod fuzzed;
 mod mapped;
 mod pages;
+mod pools;
 mod reading;
+mod tally;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
+mod types;
 mod variables;
 mod walk;
 
@@ -32,8 +39,14 @@ use std::ops::{Range, RangeInclusive};
 
 use pages::Pages;
 use reading::{ATTEMPTS, How};
+use tally::Tally;
+use types::Types;
 use variables::Variables;
 use walk::Sums;
+
+pub use census::{Census, RangeSizes, Row, What, census};
+pub use pools::Pools;
+pub use types::{Files, Language};
 
 /// Minor versions of glibc 2 whose structures are known: the fields of arenas are those of 2.27, and in 2.42 caches of threads are
 /// different.
@@ -53,6 +66,11 @@ pub trait Memory {
     fn present(&mut self, first: u64, pages: &mut [bool]);
     /// Fills `buffer` from `address`, where all pages were in memory. Returns `false` if it cannot be read.
     fn read(&mut self, address: u64, buffer: &mut [u8]) -> bool;
+    /// Fills `buffer` from the file that is mapped at `address`. Returns `false` if there is none, or if it cannot be read.
+    fn read_mapped_file(&mut self, address: u64, buffer: &mut [u8]) -> bool {
+        let _ = (address, buffer);
+        false
+    }
 }
 
 /// Where a process has what.
@@ -133,21 +151,31 @@ pub enum NotRead {
 /// # Errors
 /// [`NotRead`].
 pub fn read(memory: &mut dyn Memory, space: &Space, version: u32) -> Result<Heap, NotRead> {
+    read_by(&mut Pages::new(memory), space, version, &mut None).map(|(heap, ..)| heap)
+}
+
+/// Reads the heap, and counts its blocks by type and size if there are `types`. Returns the addresses of its arenas as well.
+fn read_by(
+    pages: &mut Pages,
+    space: &Space,
+    version: u32,
+    types: &mut Option<Types>,
+) -> Result<(Heap, Tally, Vec<u64>), NotRead> {
     if !KNOWN.contains(&version) {
         return Err(NotRead::Version);
     }
-    let mut pages = Pages::new(memory);
     // A list that a block is just put into may look odd once.
-    let variables = (0..ATTEMPTS).find_map(|_| Variables::read(&mut pages, space, version)).ok_or(NotRead::NoArena)?;
+    let variables = (0..ATTEMPTS).find_map(|_| Variables::read(pages, space, version)).ok_or(NotRead::NoArena)?;
     let keys = if version >= KEYED { variables.keys.as_slice() } else { &[] };
-    let arenas = (0..ATTEMPTS).find_map(|_| arena::all(&mut pages, variables.main)).ok_or(NotRead::Inconsistent)?;
+    let arenas = (0..ATTEMPTS).find_map(|_| arena::all(pages, variables.main)).ok_or(NotRead::Inconsistent)?;
     let mut heap = Heap { arenas: arenas.len() as u64, ..Heap::default() };
     let (mut all, how) = (Sums::default(), How { space, keys, is_mangled: version >= MANGLED });
     for base in &arenas {
         let is_main = *base == variables.main;
-        reading::arena(&mut pages, *base, is_main.then_some(&variables), &how, (&mut heap, &mut all));
+        reading::arena(pages, *base, is_main.then_some(&variables), &how, (&mut heap, &mut all), types);
     }
-    let cached = if version >= KEYED { all.cached() } else { walk::Blocks::default() };
+    let (key, cached) = if version >= KEYED { all.cached() } else { (0, walk::Blocks::default()) };
+    all.tally.without_key(key);
     if version < KEYED {
         let most = MOST_CACHED_BYTES.saturating_mul(space.threads.max(1));
         heap.doubtful_bytes = heap.doubtful_bytes.saturating_add(all.small_bytes.min(most));
@@ -159,7 +187,11 @@ pub fn read(memory: &mut dyn Memory, space: &Space, version: u32) -> Result<Heap
     heap.free_bytes = all.free_bytes.saturating_add(heap.cached_bytes);
     heap.free_resident_bytes = all.free_resident_bytes.saturating_add(heap.cached_bytes);
     heap.trimmable_bytes = all.trimmable_bytes;
-    mapped::add(&mut pages, space, &arenas, variables.mapped, &mut heap);
+    mapped::add(pages, space, &arenas, variables.mapped, &mut heap);
     heap.doubtful_bytes = heap.doubtful_bytes.min(heap.inuse_bytes);
-    Ok(heap)
+    let mut tally = all.tally;
+    if let Some(types) = types {
+        mapped::note(pages, &heap, types, &mut tally);
+    }
+    Ok((heap, tally, arenas))
 }

@@ -4,13 +4,26 @@ use std::ops::Range;
 
 use crate::arena::HEAP;
 use crate::pages::Pages;
-use crate::walk::{BITS, MAPPED};
+use crate::tally::Tally;
+use crate::types::{TYPE_WORDS, Types, words_of};
+use crate::walk::{BITS, HEADER, MAPPED};
 use crate::{Heap, Space};
 
 /// Most pages at which a block is looked for, where none is known to begin.
 const MOST_LOOKED_AT: u64 = 1 << 17;
 /// Most blocks.
 const MOST_BLOCKS: usize = 1 << 16;
+
+/// Counts large blocks by type and size.
+pub(crate) fn note(pages: &mut Pages, heap: &Heap, types: &mut Types, tally: &mut Tally) {
+    for block in &heap.mapped {
+        let mut words = [0; 8 * TYPE_WORDS];
+        // Its first page was there.
+        let is_read = pages.read(block.start + HEADER, &mut words);
+        let found = if is_read { types.of(pages, &words_of(&words)) } else { None };
+        tally.note(found, block.end - block.start);
+    }
+}
 
 /// Adds blocks with mappings of their own. `known`: how many there are and their bytes.
 pub(crate) fn add(pages: &mut Pages, space: &Space, arenas: &[u64], known: Option<(u64, u64)>, heap: &mut Heap) {

@@ -101,6 +101,17 @@ impl<'m> Pages<'m> {
         self.run(address, length) == length && self.memory.read(address, buffer)
     }
 
+    /// Fills a buffer from memory, or from the file that is mapped there.
+    pub(crate) fn fetch(&mut self, address: u64, buffer: &mut [u8]) -> bool {
+        self.read(address, buffer) || self.memory.read_mapped_file(address, buffer)
+    }
+
+    /// The words at an address, fetched.
+    pub(crate) fn fetched_words<const N: usize>(&mut self, address: u64) -> Option<[u64; N]> {
+        let mut words = [[0; 8]; N];
+        self.fetch(address, words.as_flattened_mut()).then(|| words.map(u64::from_le_bytes))
+    }
+
     /// The words at an address.
     pub(crate) fn words<const N: usize>(&mut self, address: u64) -> Option<[u64; N]> {
         let mut words = [[0; 8]; N];
@@ -109,6 +120,7 @@ impl<'m> Pages<'m> {
 }
 
 /// The word at a place in some bytes; 0 behind their end.
+#[inline]
 pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
 }

@@ -1,7 +1,8 @@
 //! Reads one arena, again if it changes meanwhile.
 
-use crate::arena::{Arena, Region, Why};
+use crate::arena::{Arena, FAST_BINS, Region, Why};
 use crate::pages::Pages;
+use crate::types::Types;
 use crate::variables::Variables;
 use crate::walk::{Blocks, Sums, walk};
 use crate::{Heap, Space, fast};
@@ -33,6 +34,7 @@ pub(crate) fn arena(
     variables: Option<&Variables>,
     how: &How,
     (heap, all): (&mut Heap, &mut Sums),
+    types: &mut Option<Types>,
 ) {
     let mut best: Option<Attempt> = None;
     for _ in 0..ATTEMPTS {
@@ -42,7 +44,7 @@ pub(crate) fn arena(
             None => arena.heaps(pages),
         };
         let attempt = match regions {
-            Ok(regions) => attempt(pages, &arena, &regions, how),
+            Ok(regions) => attempt(pages, &arena, &regions, how, types),
             Err(why) => Attempt { sums: Sums::default(), unread_bytes: arena.system_bytes, why },
         };
         let (unread, why) = (attempt.unread_bytes, attempt.why);
@@ -73,10 +75,10 @@ pub(crate) fn arena(
     all.add(&sums);
 }
 
-fn attempt(pages: &mut Pages, arena: &Arena, regions: &[Region], how: &How) -> Attempt {
+fn attempt(pages: &mut Pages, arena: &Arena, regions: &[Region], how: &How, types: &mut Option<Types>) -> Attempt {
     let (mut sums, mut unread_bytes, mut why, mut known) = (Sums::default(), 0_u64, Why::Absent, 0_u64);
     for region in regions {
-        if let Err(stop) = walk(pages, region, how.keys, &mut sums) {
+        if let Err(stop) = walk(pages, region, how.keys, &mut sums, types) {
             unread_bytes = unread_bytes.saturating_add(region.end.saturating_sub(stop.at));
             why = why.worst(stop.why);
         }
@@ -88,15 +90,20 @@ fn attempt(pages: &mut Pages, arena: &Arena, regions: &[Region], how: &How) -> A
         (unread_bytes, why) = (unread_bytes.saturating_add(elsewhere), why.worst(Why::Inconsistent));
     }
     let linked = how.is_mangled.then_some(&sums.linked);
-    match fast::cached(pages, arena, regions, linked).filter(|_| unread_bytes == 0) {
-        Some(blocks) => sums.fast = blocks,
+    let lists = match fast::cached(pages, arena, regions, linked).filter(|_| unread_bytes == 0) {
+        Some(lists) => lists,
         // Blocks that look so are in fast bins, with hardly an exception.
         None if how.is_mangled => {
-            sums.fast = sums.linked.iter().fold(Blocks::default(), |sum, it| sum.with(it.blocks));
             sums.is_moving = true;
+            sums.linked.map(|it| it.blocks)
         }
-        None => sums.doubtful_bytes = sums.small_bytes,
-    }
+        None => {
+            sums.doubtful_bytes = sums.small_bytes;
+            [Blocks::default(); FAST_BINS]
+        }
+    };
+    sums.fast = lists.iter().fold(Blocks::default(), |sum, list| sum.with(*list));
+    sums.tally.without_lists(&lists);
     sums.used = sums.used.without(sums.fast);
     Attempt { sums, unread_bytes, why }
 }

@@ -105,6 +105,24 @@ fn what_changes_while_it_is_read_is_read_again() {
 }
 
 #[test]
+fn a_heap_that_grows_meanwhile_is_read() {
+    let (mut process, mut space) = process();
+    let expected = found(&mut process, &space);
+    // The main one has grown since its mapping was looked up.
+    if let Some(heap) = &mut space.heap {
+        heap.end -= 4 * PAGE;
+    }
+    assert_eq!(found(&mut process, &space), expected);
+    // The size of the other one's newest part says nothing of what its last block has already, or has no more.
+    for size in [0, 0x3000] {
+        let mut process = process.clone();
+        process.put(SECOND + 16, size);
+        let heap = found(&mut process, &space);
+        assert_eq!((heap.inuse_bytes, heap.inconsistent_bytes), (expected.inuse_bytes, 0), "{size:#x}: {heap:?}");
+    }
+}
+
+#[test]
 fn a_word_that_is_no_key_is_no_cache() {
     let (mut process, space) = process();
     process.put(DATA + 0x1c00, KEY ^ 1);

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use crate::arena::{FAST_BINS, Region, Why};
 use crate::pages::{Pages, word};
+use crate::tally::Tally;
+use crate::types::{TYPE_WORDS, Types, words_of};
 
 /// Bits of a block's size: the block before is in use, the block has its own mapping, it is not in the main arena.
 pub(crate) const PREVIOUS_IN_USE: u64 = 1;
@@ -14,6 +16,8 @@ pub(crate) const BITS: u64 = 7;
 /// Size of a block's header, which its size includes, and of the smallest block.
 pub(crate) const HEADER: u64 = 16;
 const SMALLEST: u64 = 32;
+/// Where the words end of a block that are looked at.
+const WORDS_END: u64 = HEADER + 8 * TYPE_WORDS as u64;
 /// The largest block that a thread's cache takes (before 2.42), and what glibc leaves at the start of a free block that it gives back.
 const LARGEST_CACHED: u64 = 0x410;
 const LINKS: u64 = 48;
@@ -91,6 +95,8 @@ pub(crate) struct Sums {
     pub(crate) doubtful_bytes: u64,
     /// Whether blocks in fast bins are those that look so, and not those of its lists, which were changing.
     pub(crate) is_moving: bool,
+    /// Blocks in use, or in a cache, by type and size; nothing without a census.
+    pub(crate) tally: Tally,
 }
 
 impl Sums {
@@ -100,6 +106,7 @@ impl Sums {
             *of_key = of_key.with(*blocks);
         }
         self.used = self.used.with(other.used);
+        self.tally.add(&other.tally);
         for (sum, more) in [
             (&mut self.used_absent_bytes, other.used_absent_bytes),
             (&mut self.small_bytes, other.small_bytes),
@@ -111,9 +118,10 @@ impl Sums {
         }
     }
 
-    /// Blocks in caches: those with the key that most have.
-    pub(crate) fn cached(&self) -> Blocks {
-        self.keyed.values().copied().max_by_key(|blocks| blocks.count).unwrap_or_default()
+    /// Blocks in caches, and their key: the one that most have.
+    pub(crate) fn cached(&self) -> (u64, Blocks) {
+        let cached = self.keyed.iter().max_by_key(|(_, blocks)| blocks.count);
+        cached.map_or((0, Blocks::default()), |(key, blocks)| (*key, *blocks))
     }
 }
 
@@ -129,8 +137,8 @@ pub(crate) struct Stop {
 struct Block {
     at: u64,
     bytes: u64,
-    /// Its third and fourth word.
-    words: [u64; 2],
+    /// Its words behind the header; 0 for those that are not in memory.
+    words: [u64; TYPE_WORDS],
 }
 
 /// A place that a walk has come to.
@@ -144,8 +152,14 @@ struct Place {
 /// Adds the blocks of a region. What was read before the error is in the sums.
 ///
 /// Blocks may be merged or divided while others are read, and then the place that comes next is none any more. So the walk goes back by
-/// a place or more.
-pub(crate) fn walk(pages: &mut Pages, region: &Region, keys: &[u64], sums: &mut Sums) -> Result<(), Stop> {
+/// a place or more. With `types`, blocks are counted by type and size as well.
+pub(crate) fn walk(
+    pages: &mut Pages,
+    region: &Region,
+    keys: &[u64],
+    sums: &mut Sums,
+    types: &mut Option<Types>,
+) -> Result<(), Stop> {
     let mut buffer = vec![0; WINDOW as usize];
     let mut places: VecDeque<Place> = VecDeque::with_capacity(MOST_PLACES);
     let (mut here, mut failed) = (Place { at: region.start, pending: None, sums: sums.clone() }, 0);
@@ -156,7 +170,7 @@ pub(crate) fn walk(pages: &mut Pages, region: &Region, keys: &[u64], sums: &mut 
             *sums = here.sums;
             return Err(Stop { at: here.at, why: Why::Absent });
         }
-        let mut walked = Walk { pages, region, keys, here: here.clone() };
+        let mut walked = Walk { pages, region, keys, types, here: here.clone() };
         if walked.window(bytes).is_ok() {
             let walked = walked.here;
             if places.len() == MOST_PLACES {
@@ -183,21 +197,22 @@ pub(crate) fn walk(pages: &mut Pages, region: &Region, keys: &[u64], sums: &mut 
     Ok(())
 }
 
-struct Walk<'w, 'm> {
+struct Walk<'w, 'm, 'f> {
     pages: &'w mut Pages<'m>,
     region: &'w Region,
     keys: &'w [u64],
+    types: &'w mut Option<Types<'f>>,
     here: Place,
 }
 
-impl Walk<'_, '_> {
+impl Walk<'_, '_, '_> {
     /// Takes in the blocks whose headers are in some bytes, which begin where the next block does.
     fn window(&mut self, bytes: &[u8]) -> Result<(), ()> {
         let start = self.here.at;
         while self.here.at < self.region.end {
             let Ok(offset) = usize::try_from(self.here.at - start) else { return Ok(()) };
             // A block's links may be cut off at the end of memory that is there, its header may not.
-            let wanted = if self.region.end - self.here.at >= SMALLEST { SMALLEST } else { HEADER };
+            let wanted = if self.region.end - self.here.at >= WORDS_END { WORDS_END } else { HEADER };
             let rest = bytes.get(offset..).unwrap_or_default();
             if rest.len() < wanted as usize && (offset > 0 || rest.len() < HEADER as usize) {
                 return Ok(());
@@ -222,7 +237,10 @@ impl Walk<'_, '_> {
                 self.here.at = end;
                 return Ok(());
             }
-            self.here.pending = Some(Block { at: self.here.at, bytes: size, words: [word(rest, 16), word(rest, 24)] });
+            // The last word of a block is the next one's first.
+            let data = usize::try_from(size + 8).map_or(rest.len(), |end| end.min(rest.len()));
+            let words = words_of(rest.get(HEADER as usize..data).unwrap_or_default());
+            self.here.pending = Some(Block { at: self.here.at, bytes: size, words });
             self.here.at = end;
         }
         Ok(())
@@ -248,30 +266,38 @@ impl Walk<'_, '_> {
             self.here.sums.used.note(block.bytes);
             self.here.sums.used_absent_bytes += block.bytes - present;
             self.here.sums.small_bytes += if block.bytes <= LARGEST_CACHED { block.bytes } else { 0 };
-            self.note_links(&block);
+            let is_listed = self.note_links(&block);
+            if let Some(types) = self.types {
+                let found = if is_listed { None } else { types.of(self.pages, &block.words) };
+                self.here.sums.tally.note(found, block.bytes);
+            }
         }
         self.here.pending = None;
         Ok(())
     }
 
     /// Notes whether a cache may have a block. In a thread's cache, its second word is the key, and its first one the next block's
-    /// address, mangled; in fast bins, it is the first one alone.
-    fn note_links(&mut self, block: &Block) {
-        let [link, key] = block.words;
+    /// address, mangled; in fast bins, it is the first one alone. Returns whether one may have it.
+    fn note_links(&mut self, block: &Block) -> bool {
+        let [link, key, ..] = block.words;
         if block.bytes > LARGEST_CACHED {
-            return;
+            return false;
         }
         let next = link ^ ((block.at + HEADER) >> 12);
         if !next.is_multiple_of(HEADER) || next >> 47 != 0 {
-            return;
+            return false;
         }
+        let sums = &mut self.here.sums;
         if key >> 48 != 0 && self.keys.binary_search(&key).is_ok() {
-            return self.here.sums.keyed.entry(key).or_default().note(block.bytes);
+            sums.keyed.entry(key).or_default().note(block.bytes);
+            if self.types.is_some() {
+                sums.tally.note_keyed(key, block.bytes);
+            }
+            return true;
         }
-        let list = (block.bytes / HEADER).checked_sub(2).and_then(|list| self.here.sums.linked.get_mut(list as usize));
-        if let Some(list) = list.filter(|_| next == 0 || self.region.arena.contains(&next)) {
-            list.note(block.at, next, block.bytes);
-        }
+        let list = (block.bytes / HEADER).checked_sub(2).and_then(|list| sums.linked.get_mut(list as usize));
+        let list = list.filter(|_| next == 0 || self.region.arena.contains(&next));
+        list.map(|list| list.note(block.at, next, block.bytes)).is_some()
     }
 
     /// The last block of an arena is never in use.

@@ -17,9 +17,9 @@ use super::processes::starts_agree;
 use super::reader_thread::{NoAnswer, ReaderThread};
 
 /// Most bytes read of a process's list of mappings.
-const MOST_TEXT_BYTES: u64 = 64 << 20;
+pub(crate) const MOST_TEXT_BYTES: u64 = 64 << 20;
 /// How much longer than it may take the answer is waited for.
-const GRACE: Duration = Duration::from_secs(4);
+pub(crate) const GRACE: Duration = Duration::from_secs(4);
 
 /// A process whose arenas are to be read.
 #[derive(Clone, Copy, Debug)]
@@ -70,10 +70,10 @@ fn read(Wanted { pid, start_ns, version, longest }: Wanted) -> Option<Heap> {
 }
 
 /// The memory of a process, as long as there is time.
-struct Target {
-    content: File,
-    pages: Pages,
-    deadline: Instant,
+pub(crate) struct Target {
+    pub(crate) content: File,
+    pub(crate) pages: Pages,
+    pub(crate) deadline: Instant,
 }
 
 impl Memory for Target {
@@ -111,13 +111,13 @@ fn mapping(line: &str) -> Option<Mapping<'_>> {
 }
 
 /// Whether a path is that of glibc.
-fn is_libc(path: &str) -> bool {
+pub(crate) fn is_libc(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
     name.starts_with("libc.so.6") || name.starts_with("libc-2.")
 }
 
 /// Where a process has what. The variables are those of glibc, or those of the program if it has none as a file.
-fn space(text: &str) -> Space {
+pub(crate) fn space(text: &str) -> Space {
     let mappings: Vec<Mapping> = text.lines().filter_map(mapping).collect();
     let program = mappings.iter().map(|it| it.name).find(|name| name.starts_with('/'));
     let has_libc = mappings.iter().any(|it| is_libc(it.name));

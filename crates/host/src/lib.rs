@@ -10,6 +10,7 @@
 pub mod arch;
 pub mod arenas;
 pub mod breakpoints;
+pub mod census;
 pub mod cgroup;
 pub mod clock;
 pub mod code_ranges;

@@ -28,7 +28,12 @@ pub fn read(pid: u32) -> io::Result<Vec<MapEvent>> {
 /// Parses the text of a maps file, skipping malformed lines. `pid`, `tid` and times are zero in the result.
 #[must_use]
 pub fn parse(text: &[u8]) -> Vec<MapEvent> {
-    text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+    parse_all(text).filter(|map| map.prot & libc::PROT_EXEC as u32 != 0).collect()
+}
+
+/// Does the same with mappings that are not executable, too.
+pub fn parse_all(text: &[u8]) -> impl Iterator<Item = MapEvent> {
+    text.split(|byte| *byte == b'\n').filter_map(parse_line)
 }
 
 /// Parses `start-end perms offset major:minor inode path`, where the path is padded with spaces in front.
@@ -36,7 +41,7 @@ fn parse_line(line: &[u8]) -> Option<MapEvent> {
     let mut rest = line;
     let range = field(&mut rest)?;
     let perms = field(&mut rest)?;
-    if perms.get(2) != Some(&b'x') {
+    if perms.len() < 4 {
         return None;
     }
     let file_offset = hex(field(&mut rest)?)?;
@@ -51,7 +56,7 @@ fn parse_line(line: &[u8]) -> Option<MapEvent> {
         file_offset,
         device: Device { major: u32::try_from(major).ok()?, minor: u32::try_from(minor).ok()? },
         inode,
-        prot: bit(0, b'r', libc::PROT_READ) | bit(1, b'w', libc::PROT_WRITE) | libc::PROT_EXEC as u32,
+        prot: bit(0, b'r', libc::PROT_READ) | bit(1, b'w', libc::PROT_WRITE) | bit(2, b'x', libc::PROT_EXEC),
         flags: if perms.get(3) == Some(&b's') { libc::MAP_SHARED as u32 } else { libc::MAP_PRIVATE as u32 },
         path: unescape(rest.trim_ascii_start()),
         ..MapEvent::default()

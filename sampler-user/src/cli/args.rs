@@ -7,9 +7,10 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use heapbpf_record::terminal::Color;
 
+use super::choices::CensusFormat;
 use super::read_args::{DiffArgs, MergeArgs, ReportArgs};
 use super::record_args::{FrameArgs, LimitArgs, RecordArgs, SamplingArgs, StackArgs, TargetArgs};
-use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_nanoseconds};
+use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_nanoseconds, parse_pid};
 
 /// Heap profiles of running programs: unbiased, host-wide, with error bars.
 ///
@@ -42,6 +43,8 @@ pub enum Command {
     Merge(MergeArgs),
     /// What sampling intervals would see of a program, and what they cost
     Plan(Box<PlanArgs>),
+    /// What is in use in running processes at this moment, by type and size, also from before heapbpf came
+    Census(CensusArgs),
     /// What this kernel, the targets and their allocators allow
     Doctor(DoctorArgs),
     /// Record a program with a leak, for a first look
@@ -122,6 +125,26 @@ pub struct PlanArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+    /// Colours
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: Color,
+}
+
+/// Options of `heapbpf census`.
+#[derive(Debug, Args)]
+pub struct CensusArgs {
+    /// Processes
+    #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', value_parser = parse_pid, allow_negative_numbers = true, required = true)]
+    pub pids: Vec<u32>,
+    /// How long counting may take in each process; what is not read by then is said
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub limit: Duration,
+    /// Most rows shown (json has all)
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 15)]
+    pub top: usize,
+    /// How it is written
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub format: CensusFormat,
     /// Colours
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub color: Color,

@@ -6,6 +6,16 @@ use heapbpf_profile::adjust::At;
 use heapbpf_profile::model::Criterion;
 use heapbpf_record::plan::{Hook, PythonObjects, Unwind};
 
+/// How a census is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CensusFormat {
+    /// A table
+    #[default]
+    Text,
+    /// JSON
+    Json,
+}
+
 /// How stacks are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum UnwindArg {

@@ -2,6 +2,7 @@
 
 pub mod allocators;
 pub mod args;
+pub mod census;
 pub mod choices;
 pub mod compare;
 pub mod doctor;

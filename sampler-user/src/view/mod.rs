@@ -1,5 +1,6 @@
 //! Tables for the terminal.
 
+pub mod census;
 pub mod diff;
 pub mod doctor;
 pub mod plan;

@@ -8,6 +8,7 @@ mod audit;
 mod bad_input;
 mod bad_stacks;
 mod before;
+mod census;
 mod completeness;
 mod deep;
 mod dhat;
