@@ -14,4 +14,5 @@ mod long;
 mod privileges;
 mod python;
 mod systemd;
+mod translated;
 mod whole_host;

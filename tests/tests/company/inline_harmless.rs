@@ -1,10 +1,9 @@
 //! Inline hooks come and go, with other tools' probes before, meanwhile and after, and nobody comes to harm. Each program
 //! notices itself.
 
-use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::inline::{counted_exactly, is_hooked, limit_addresses, mapped};
 use heapbpf_tests::program::{library, program};
 use heapbpf_tests::recorder::Recorder;
@@ -179,24 +178,5 @@ mod long {
     #[test]
     fn restartable_sequences_are_restarted_many_times() {
         restarts(MANY_ROUNDS);
-    }
-}
-
-/// valgrind executes the code of its program by translation: a jump in it would lead to memory that valgrind does not know, and a
-/// breakpoint would end it.
-#[test]
-fn a_program_that_is_translated_is_left_alone() {
-    let case = "a_program_that_is_translated_is_left_alone";
-    let Some(_turn) = turn(case) else { return };
-    let Some(valgrind) = tool_or_install("valgrind", "valgrind") else { return skipped(case, "no valgrind") };
-    for hook in ["auto", "inline", "probe"] {
-        let mut command = Command::new(&valgrind);
-        command.args(["--quiet", "--tool=none"]).arg(program("mix")).arg("200");
-        let mut target = Target::start_command(&mut command);
-        let refused = Recorder::of(target.pid(), 1).option("--hook", hook).refused();
-        assert!(refused.stderr.contains("valgrind executes its code by translation"), "{hook}: {}", refused.stderr);
-        assert!(mapped(target.pid()).is_empty(), "{hook}");
-        target.run();
-        assert!(target.end().success(), "{hook}");
     }
 }
