@@ -1,7 +1,6 @@
 //! Inline hooks come and go, with other tools' probes before, meanwhile and after, and nobody comes to harm. Each program
 //! notices itself.
 
-
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::inline::{counted_exactly, is_hooked, limit_addresses, mapped};

@@ -56,6 +56,9 @@ pub struct Resident {
     /// What glibc has of it; `None` if its arenas were not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub glibc: Option<Glibc>,
+    /// Whether it is the last reading of a process that has ended since.
+    #[serde(rename = "before_end", skip_serializing_if = "std::ops::Not::not")]
+    pub is_before_end: bool,
 }
 
 impl Resident {
@@ -105,6 +108,7 @@ impl Resident {
             cgroup_bytes: self.cgroup_bytes.filter(|_| self.cgroup_bytes == other.cgroup_bytes),
             at_attach_bytes: self.at_attach_bytes.zip(other.at_attach_bytes).map(|(a, b)| sum(a, b)),
             glibc: self.glibc.zip(other.glibc).map(|(a, b)| a.with(&b)),
+            is_before_end: self.is_before_end || other.is_before_end,
         };
     }
 

@@ -144,7 +144,8 @@ fn sum_of(resident: &Resident, parts: &[(&str, u64)]) -> String {
     let beside = [("swapped", resident.swapped_bytes), ("in huge pages", resident.hugetlb_bytes)];
     let beside = beside.into_iter().filter(|(_, size)| *size > 0);
     let beside: String = beside.map(|(name, size)| format!("; {} {name}", bytes(size as f64))).collect();
-    format!("{} = {}{beside}", bytes(resident.total_bytes() as f64), parts.join(" + "))
+    let when = if resident.is_before_end { ", shortly before it ended" } else { "" };
+    format!("{} = {}{beside}{when}", bytes(resident.total_bytes() as f64), parts.join(" + "))
 }
 
 /// What the heap's memory is used for.
@@ -157,6 +158,9 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
         return NOT_COUNTED.into();
     }
     let known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
+    if resident.is_before_end {
+        return "what of the heap was in use then is not known".into();
+    }
     if !known {
         return "what of the heap is in use was not followed".into();
     }

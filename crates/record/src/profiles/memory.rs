@@ -29,6 +29,8 @@ const FOR_A_MIB: Duration = Duration::from_micros(700);
 const PAGE_BYTES: u64 = 4096;
 /// Most blocks of a process that are looked for in its mappings, to tell heaps from other memory.
 const MOST_BLOCKS: usize = 4096;
+/// Processes that may end are looked at again after so many times the CPU time that it took.
+const LOOK_SELDOM: u32 = 100;
 /// Mappings are read again if the process has changed by more than one part in so many.
 const CHANGED: u64 = 64;
 
@@ -58,6 +60,10 @@ pub struct MemoryReader {
     heaps: HashMap<ProcessKey, heapbpf_glibc::Heap>,
     /// Processes whose memory did not answer, and whose arenas are not read again.
     silent: HashSet<ProcessKey>,
+    /// Of processes that end with the recording still to come: what was read of them last, when the last of them was read, and the CPU time
+    /// of that.
+    last: HashMap<ProcessKey, Resident>,
+    looked: Option<(Instant, Duration)>,
     /// CPU time that refreshes have left.
     saved: Duration,
     /// What the last profile said of each process.
@@ -134,6 +140,29 @@ impl MemoryReader {
         let resident = Resident { glibc: heap.as_ref().map(glibc_of), ..resident? };
         self.readings.insert(it.key, Reading { sum_bytes, resident, took });
         Some(resident)
+    }
+
+    /// Reads the memory of processes that may have ended when a profile is made, unless that took too much of the time since it was done last.
+    pub fn look(&mut self, measured: Vec<Measured>) {
+        if self.looked.is_some_and(|(at, took)| at.elapsed() < took.saturating_mul(LOOK_SELDOM)) {
+            return;
+        }
+        let begun = thread_cpu_time();
+        for it in measured {
+            let addresses = it.blocks.iter().map(|block| block.address).collect();
+            if let Some(resident) = resident::of(it.key.tgid, it.key.start_ns, addresses, &[]) {
+                let at_attach_bytes = it.at_attach.anonymous_bytes;
+                self.last.insert(it.key, Resident { at_attach_bytes, is_before_end: true, ..resident });
+            }
+        }
+        self.looked = Some((Instant::now(), thread_cpu_time().saturating_sub(begun)));
+    }
+
+    /// Gives processes that have ended what was read of them last.
+    pub fn give_last(&self, keys: &[ProcessKey], processes: &mut [Process]) {
+        for (key, process) in keys.iter().zip(processes).filter(|(_, process)| process.ended) {
+            process.resident = process.resident.or_else(|| self.last.get(key).copied());
+        }
     }
 
     /// Reads the arenas of processes, the largest first, as far as there is time: as soon as may be after the moment that the profile is of,
@@ -258,6 +287,26 @@ mod tests {
         assert!(rough.undivided_bytes > 0 && rough.heap_bytes == 0 && rough.at_attach_bytes == Some(7), "{rough:?}");
         reader.readings.values_mut().for_each(|it| it.took = Duration::from_millis(1));
         assert_eq!(of(&mut reader, false).undivided_bytes, 0, "a file has more time");
+    }
+
+    #[test]
+    fn a_process_that_has_ended_has_what_was_read_of_it_last() {
+        let mut reader = MemoryReader::default();
+        reader.look(vec![own()]);
+        let of = |reader: &MemoryReader, key, ended| {
+            let mut process = [Process { ended, ..Process::default() }];
+            reader.give_last(&[key], &mut process);
+            process[0].resident
+        };
+        let last = of(&reader, own().key, true).expect("it was read");
+        assert!(last.is_before_end && last.total_bytes() > 0 && last.at_attach_bytes == Some(7), "{last:?}");
+        assert_eq!(of(&reader, own().key, false), None, "it runs");
+        assert_eq!(of(&reader, ProcessKey { exec_id: 1, ..own().key }, true), None, "another program");
+        // It is not read again before a hundred times the CPU time has passed that it took.
+        reader.last.clear();
+        reader.looked = Some((Instant::now(), Duration::from_secs(1)));
+        reader.look(vec![own()]);
+        assert!(reader.last.is_empty());
     }
 
     #[test]

@@ -29,7 +29,7 @@ use super::jit_code::JitCode;
 use super::memory::MemoryReader;
 use super::overflow_bucket::{HandedOver, OverflowBucket};
 use super::recent::Recent;
-use super::snapshot::{Detail, Often, Retired, Snapshot, SnapshotRow};
+use super::snapshot::{Detail, Measured, Often, Retired, Snapshot, SnapshotRow};
 use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
 use crate::crash::without_data;
 use crate::plan::RecordPlan;
@@ -62,6 +62,7 @@ enum Job {
     Retire(Box<Retired>, Place),
     JitCode(ProcessKey, JitCode),
     Tidy(Vec<UnsymbolizedStack>),
+    Look(Vec<Measured>),
 }
 
 /// A place in the queue of what waits for names, until it is done; the handle has one as well.
@@ -159,6 +160,11 @@ impl ProfileWorker {
     pub fn retire(&self, retired: Retired) {
         let _ = self.totals.send(Job::Retire(Box::new(retired.without_stacks()), Place::default()));
         let _ = self.jobs.send(Job::Retire(Box::new(retired), Arc::clone(&self.place)));
+    }
+
+    /// Queues reading the memory of processes that may have ended when the next profile is made.
+    pub fn look(&self, measured: Vec<Measured>) {
+        let _ = self.jobs.send(Job::Look(measured));
     }
 
     /// Queues a cleanup: the worker forgets all symbolized stacks except `living` and returns free memory to the
@@ -259,6 +265,7 @@ impl Worker {
                         self.retire_all();
                     }
                 }
+                Job::Look(measured) => self.memory.look(measured),
                 Job::JitCode(process, code) => self.symbolization.open_jit_code(process, code),
                 Job::Tidy(living) => {
                     self.retire_all();
@@ -328,6 +335,7 @@ impl Worker {
         if is_measured {
             in_memory::add(&snapshot.measured, &mut snapshot.rows, &processes);
             self.memory.measure(snapshot.measured, &mut processes, &mut idle, is_refresh);
+            self.memory.give_last(&snapshot.keys, &mut processes);
         }
         if is_often {
             self.memory.keep_or_give(&snapshot.keys, &mut processes, &mut idle, is_measured);

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use heapbpf_heap::live::LiveBlock;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::KEPT_UNMAPPED;
-use heapbpf_kernel::totals::Counts;
+use heapbpf_kernel::totals::{self, Counts};
 use sampler_ebpf::abi::ProcessKey;
 
 use super::errors::Step;
@@ -14,6 +15,7 @@ use super::exited::Line;
 use super::moment::Blocks;
 use super::state::{Housekeeping, Session};
 use crate::profiles::describe::SHARED_LINE;
+use crate::profiles::snapshot::{Block, Measured};
 use crate::profiles::symbolization::UnsymbolizedStack;
 
 /// Delay before the counts of an exited process are collected: its last threads may still add to them.
@@ -31,6 +33,10 @@ const KEEP_UNUSED_NS: u64 = 10_000_000_000;
 const GIVE_BACK_EVERY_NS: u64 = 5_000_000_000;
 /// The interval after fewer processes.
 const GIVE_BACK_LAST_NS: u64 = 15_000_000_000;
+/// Most named processes whose memory is read once a second.
+const MOST_LOOKED_AT: usize = 8;
+/// Most blocks of each that are looked for in its mappings.
+const MOST_BLOCKS: usize = 1024;
 /// After this many rows of exited processes their names are forgotten, if no snapshot with stacks came before.
 const MANY_RETIRED_ROWS: usize = 16_384;
 
@@ -74,6 +80,27 @@ impl Session {
         if self.housekeeping.gives_back(now) {
             self.give_memory_back();
         }
+        self.look_at_memory();
+    }
+
+    /// Has the memory of named processes read: once they have ended, that is too late.
+    fn look_at_memory(&self) {
+        if self.plan.ended_apart() || !self.plan.targets.are_named() || self.worker.is_behind() {
+            return;
+        }
+        let Ok(living) = totals::living(&self.attaching.programs) else { return };
+        // Each is listed as often as it has threads.
+        let living: HashSet<ProcessKey> = living.into_iter().collect();
+        let named = living.into_iter().filter(|key| self.attaching.targets.named_alive.contains(&key.tgid));
+        let block = |it: LiveBlock| Block { row: 0, address: it.address, size_bytes: it.size_bytes, trials: it.trials };
+        let measured = named.take(MOST_LOOKED_AT).map(|key| Measured {
+            process: 0,
+            key,
+            blocks: self.recorder.heap.blocks(&key, MOST_BLOCKS).into_iter().map(block).collect(),
+            share: 1.0,
+            at_attach: self.attaching.targets.at_attach(key.tgid),
+        });
+        self.worker.look(measured.collect());
     }
 
     /// Sets the intervals of size classes, if they have changed.
