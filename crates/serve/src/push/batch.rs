@@ -89,7 +89,8 @@ fn pprof(profile: &Profile) -> std::io::Result<Vec<u8>> {
 
 /// How Pyroscope aggregates each value: allocations add up over time, levels do not.
 fn sample_types(profile: &Profile) -> Vec<u8> {
-    let types = Value::of_profile(profile).iter().map(|value| {
+    let values = Value::shown_of(profile).iter().filter(|value| !value.is_at_exit());
+    let types = values.map(|value| {
         let units = if value.is_bytes() { "bytes" } else { "objects" };
         let aggregation = if value.is_inuse() { "average" } else { "sum" };
         let about = serde_json::json!({ "units": units, "aggregation": aggregation, "display-name": value.name(), "sampled": false });
