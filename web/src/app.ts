@@ -159,7 +159,7 @@ export class App {
     document.title = `heapbpf: ${shown(data.subject, 80)}`;
     byId("app").hidden = false;
     byId("subject").textContent = shown(data.subject, 300);
-    renew(byId("summary"), ...summary(data, serving));
+    renew(byId("summary"), ...summary(data, serving, name => this.set({ search: name })));
     this.programs.show(data, this.served?.history ?? null);
     const lines = memory(data);
     byId("memory").hidden = lines.length === 0;

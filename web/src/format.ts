@@ -77,13 +77,18 @@ export function shown(name: string, most = 400): string {
   return cut.replace(CONTROLS, c => `\\u{${c.charCodeAt(0).toString(16)}}`);
 }
 
+/** A pattern that finds the text as it is. */
+export function literal(text: string): string {
+  return text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+}
+
 /** What a search looks for: a regular expression, or the text itself if it is none. */
 export function pattern(text: string): RegExp | null {
   if (text === "") return null;
   try {
     return new RegExp(text, "i");
   } catch {
-    return new RegExp(text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "i");
+    return new RegExp(literal(text), "i");
   }
 }
 

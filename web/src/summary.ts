@@ -1,7 +1,7 @@
 // What must be in plain sight: how much, how sure, what was lost, what it costs, what is hooked and how.
 
 import { button, drawing, element } from "./dom.ts";
-import { bytes, count, figure, interval, percent, seconds, shown } from "./format.ts";
+import { bytes, count, figure, interval, literal, percent, seconds, shown } from "./format.ts";
 import { rates, type History } from "./history.ts";
 import type { Figure, PageData, Process, Serving } from "./model.ts";
 import { Table, type TableColumn } from "./table.ts";
@@ -26,7 +26,15 @@ export function lost(counters: Record<string, number>): { lost: number; hits: nu
 /** How processes are hooked, in words. */
 const WAYS: Record<string, string> = { inline: "inline", probe: "by probes", usdt: "by their own samples", "go runtime": "by Go's runtime" };
 
-export function summary(data: PageData, serving: Serving | null): HTMLElement[] {
+/** What grows; a click looks for the function. */
+function growing(data: PageData, onFunction: (name: string) => void): HTMLElement | null {
+  if (!data.growing) return null;
+  if (!data.growing.length) return card("growing", "nothing", "that stands out");
+  const lines = data.growing.map(it => element("p", {}, button(shown(it.name, 200), () => onFunction(literal(it.name)), { class: "link" }), ` ${it.how_much}`, element("br"), element("small", {}, it.why)));
+  return element("div", { class: "card growing" }, element("small", {}, "growing"), ...lines);
+}
+
+export function summary(data: PageData, serving: Serving | null, onFunction: (name: string) => void): HTMLElement[] {
   const total = (name: string) => data.totals[data.values.findIndex(value => value.name === name)];
   const missing = lost(data.counters);
   const ways = new Map<string, number>();
@@ -40,6 +48,7 @@ export function summary(data: PageData, serving: Serving | null): HTMLElement[] 
   const cards = [
     totalCard("in use", total("inuse_space"), "bytes"),
     totalCard("allocated", total("alloc_space"), "bytes"),
+    growing(data, onFunction),
     card("hooked", `${count(processes)} ${processes === 1 ? "process" : "processes"}`, Array.from(ways, ([way, n]) => `${count(n)} ${way}`).join(", ")),
     Object.keys(data.counters).length
       ? card("lost", missing.lost ? count(missing.lost) : "nothing", missing.hits ? `of ${count(missing.hits)} allocations` : "") : null,

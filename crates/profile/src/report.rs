@@ -20,6 +20,7 @@ mod suspects;
 pub mod text;
 mod tree;
 
+pub use self::answer::{Growing, growing};
 pub use self::by::{By, UnknownTable};
 pub use self::chain::FrameView;
 pub use self::figure::FigureText;

@@ -70,7 +70,9 @@ fn a_scrape_is_the_truth_so_far() {
     assert_eq!(read(&get(address, &own)).expect("as before").sum(ALLOC_SPACE), raw.sum(ALLOC_SPACE));
     assert_eq!(get(address, "/healthz").status, 200);
     let page = get(address, "/");
-    assert!(page.text().contains("<title>heapbpf</title>") && !page.text().contains("growing"));
+    assert!(
+        page.text().contains("<title>heapbpf</title>") && !page.text().contains(&format!("growing ({}", target.pid()))
+    );
     assert!(page.headers["content-security-policy"].contains("default-src 'none'; script-src 'sha256-"));
     let data: serde_json::Value = serde_json::from_slice(&get(address, "/page/data").body).expect("JSON");
     let inuse = data["profile"]["totals"][INUSE_SPACE]["estimate"].as_i64();

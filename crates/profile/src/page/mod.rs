@@ -22,7 +22,7 @@ use crate::escape::escaped_json;
 use crate::estimates::{Pool, SharedLosses, exact, intervals_used};
 use crate::group::{GroupBy, Groups};
 use crate::model::{Lifetimes, Process, Profile};
-use crate::report::{ReportOptions, ResidentText, remarks, resident_texts, subject};
+use crate::report::{Growing, ReportOptions, ResidentText, growing, remarks, resident_texts, subject};
 use crate::units;
 use crate::value::Value;
 use heapbpf_statistics::survival;
@@ -60,6 +60,8 @@ pub struct PageData {
     totals: Vec<Figure>,
     groups: Vec<Group>,
     processes: Vec<ProcessEntry>,
+    /// What grows; `None` if the profile does not tell.
+    growing: Option<Vec<Growing>>,
     remarks: Vec<String>,
     counters: std::collections::BTreeMap<String, u64>,
     #[serde(flatten)]
@@ -177,6 +179,9 @@ pub fn served_policy() -> &'static str {
     PAGE.split_once(begin).and_then(|(_, rest)| rest.split_once('"')).map_or("default-src 'none'", |(policy, _)| policy)
 }
 
+/// Most functions that are said to grow.
+const MOST_GROWING: usize = 5;
+
 /// Makes the data of a page.
 pub fn page_data(profile: &Profile, shown: Value, group_by: Option<GroupBy>, confidence: f64) -> PageData {
     next_page_data(profile, shown, group_by, confidence, None)
@@ -219,6 +224,7 @@ pub fn next_page_data(
         totals: figures(profile, &whole, values, confidence, None),
         groups: groups(profile, &layout, by, values, confidence),
         processes: processes(profile, by, shown, values, confidence),
+        growing: growing(profile, confidence, MOST_GROWING),
         remarks: remarks(profile, &ReportOptions { group_by: Some(by), confidence, ..ReportOptions::default() }),
         counters: profile.counters.clone(),
         columns: values.iter().map(|&value| Column::of(profile, &pools, value, confidence)).collect(),

@@ -1,5 +1,7 @@
 //! Tests of the page's data.
 
+use heapbpf_statistics::growth::Growth;
+
 use super::*;
 use crate::formats::{self, WriteOptions};
 use crate::testing;
@@ -167,4 +169,22 @@ fn a_page_of_very_many_stacks_has_the_largest() {
 fn a_large_page_is_written() {
     let file = std::env::var_os("HEAPBPF_LARGE_PAGE").expect("where to write it");
     std::fs::write(file, html(&testing::large(50_000, 40))).expect("room");
+}
+
+#[test]
+fn what_grows_is_on_the_page_in_the_words_of_the_report() {
+    let growing = |profile: &Profile| {
+        let data = page_data(profile, Value::InuseSpace, None, 0.95);
+        serde_json::to_value(data).expect("plain data")["growing"].clone()
+    };
+    let mut profile = testing::small();
+    let kept = testing::sums(12, 70_000, 512 << 10);
+    profile.rows[0].growth = Some(Growth { kept, ..Growth::default() });
+    let found = growing(&profile);
+    let [first] = found.as_array().expect("it is known").as_slice() else { panic!("{found}") };
+    assert_eq!(first["name"], "grow");
+    assert!(first["how_much"].as_str().is_some_and(|text| text.starts_with('+') && text.contains("/s [")), "{first}");
+    profile.header.growth_over = None;
+    profile.rows.iter_mut().for_each(|row| (row.lifetimes, row.growth) = (None, None));
+    assert!(growing(&profile).is_null(), "nobody can tell");
 }

@@ -7,12 +7,14 @@ use super::chain::Call;
 use super::resident::unaccounted_bytes;
 use super::stacks::{Group, groups, judged_groups};
 use super::summary::{given_up, listed_in};
-use super::suspects::{Found, Why, ages, find, rate};
-use super::{Context, plural};
+use super::suspects::{Found, Suspect, Why, ages, find, rate};
+use super::{Context, ReportOptions, plural};
+use crate::model::Profile;
 use crate::report::text::{Style, clip, wrap};
 use crate::units;
 use crate::value::Value;
 use heapbpf_audit::Missing;
+use serde::Serialize;
 
 /// Places that are named, if they have at least this share.
 const PLACES: usize = 3;
@@ -130,22 +132,8 @@ fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
 /// What grows most, and why that is suspected.
 fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
     if let [first, others @ ..] = found.suspects.as_slice() {
-        let name = clip(&first.name, context.width / 3);
-        let how_much = match &first.grown {
-            Some(grown) => {
-                let (rate, bounds) = rate(grown);
-                format!("{rate}{bounds}")
-            }
-            None => format!("keeps {}", units::bytes(first.inuse_bytes())),
-        };
-        let why = match first.why {
-            Why::FreesNothing { .. } => {
-                let where_it_grows = if first.frees_elsewhere(context, groups) { " where it grows" } else { "" };
-                format!("nothing freed in {}{where_it_grows}", units::duration(context.profile.header.duration))
-            }
-            Why::Outlives { .. } => "some blocks far outlive the others".to_owned(),
-            Why::Grows => format!("{} in use", units::bytes(first.inuse_bytes())),
-        };
+        let Growing { name, how_much, why } = growing_of(context, groups, first);
+        let name = clip(&name, context.width / 3);
         let more = match others.len() as u64 {
             0 => String::new(),
             more => format!("; and {}", plural(more, "other function")),
@@ -159,6 +147,48 @@ fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
         return "no: nothing that was sampled is in use".into();
     }
     "not known: only .json has ages of blocks; `heapbpf diff` compares two files".into()
+}
+
+/// What grows, in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Growing {
+    /// The function.
+    pub name: String,
+    /// How fast, with the ends of its interval, or how much is kept.
+    pub how_much: String,
+    /// Why that is suspected.
+    pub why: String,
+}
+
+/// What grows in a profile, the leak suspects of its report, at most so many. `None` if the profile does not tell.
+pub fn growing(profile: &Profile, confidence: f64, most: usize) -> Option<Vec<Growing>> {
+    let options = ReportOptions { confidence, ..ReportOptions::default() };
+    let context = Context::new(profile, &options);
+    let groups = judged_groups(&context);
+    let found = find(&context, &groups);
+    let has_ages = || groups.iter().any(|group| !ages(group).is_empty());
+    let is_known = profile.header.live && (profile.header.growth_over.is_some() || has_ages());
+    let growing = found.suspects.iter().take(most).map(|suspect| growing_of(&context, &groups, suspect));
+    is_known.then(|| growing.collect())
+}
+
+fn growing_of(context: &Context, groups: &[Group], suspect: &Suspect) -> Growing {
+    let how_much = match &suspect.grown {
+        Some(grown) => {
+            let (rate, bounds) = rate(grown);
+            format!("{rate}{bounds}")
+        }
+        None => format!("keeps {}", units::bytes(suspect.inuse_bytes())),
+    };
+    let why = match suspect.why {
+        Why::FreesNothing { .. } => {
+            let where_it_grows = if suspect.frees_elsewhere(context, groups) { " where it grows" } else { "" };
+            format!("nothing freed in {}{where_it_grows}", units::duration(context.profile.header.duration))
+        }
+        Why::Outlives { .. } => "some blocks far outlive the others".to_owned(),
+        Why::Grows => format!("{} in use", units::bytes(suspect.inuse_bytes())),
+    };
+    Growing { name: suspect.name.clone(), how_much, why }
 }
 
 /// The file that suggested commands name: the one that was read or written, or a placeholder.
