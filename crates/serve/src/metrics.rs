@@ -103,11 +103,29 @@ impl Family {
 struct Estimated([Family; 3]);
 
 impl Estimated {
+    /// Gauges with these names, and what they are.
+    fn new(families: [(&'static str, &'static str); 3]) -> Self {
+        Self(families.map(|(name, help)| Family::new(name, "gauge", help)))
+    }
+
     fn add(&mut self, labels: &str, figure: &Estimate) {
         let Self([estimate, low, high]) = self;
         estimate.add(labels, number(figure.estimate));
         figure.low.iter().for_each(|bound| low.add(labels, number(*bound)));
         figure.high.iter().for_each(|bound| high.add(labels, number(*bound)));
+    }
+}
+
+/// Writes what processes without series of their own have allocated (bytes and calls), and what they have in use, if that is known.
+fn write_others(out: &mut String, (bytes, calls): (u64, u64), inuse: Option<f64>) {
+    let help = "Bytes asked for by processes that have ended or found no room for series of their own.";
+    single(out, "heapbpf_other_alloc_bytes_total", "counter", help, bytes);
+    let help = "Allocations of processes that have ended or found no room for series of their own.";
+    single(out, "heapbpf_other_allocs_total", "counter", help, calls);
+    if let Some(inuse) = inuse {
+        let help =
+            "Bytes in use by processes that found no room for series of their own, as far as frees are followed.";
+        single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(inuse));
     }
 }
 
@@ -167,23 +185,15 @@ impl Metrics {
         );
         let mut calls =
             Family::new("heapbpf_process_allocs_total", "counter", "Allocations of a process, counted exactly.");
-        let mut inuse = Estimated([
-            Family::new("heapbpf_process_inuse_bytes", "gauge", "Bytes in use, estimated from samples."),
-            Family::new("heapbpf_process_inuse_low_bytes", "gauge", "Lower end of the 95 % interval of bytes in use."),
-            Family::new("heapbpf_process_inuse_high_bytes", "gauge", "Upper end of the 95 % interval of bytes in use."),
+        let mut inuse = Estimated::new([
+            ("heapbpf_process_inuse_bytes", "Bytes in use, estimated from samples."),
+            ("heapbpf_process_inuse_low_bytes", "Lower end of the 95 % interval of bytes in use."),
+            ("heapbpf_process_inuse_high_bytes", "Upper end of the 95 % interval of bytes in use."),
         ]);
-        let mut resident = Estimated([
-            Family::new("heapbpf_process_inuse_resident_bytes", "gauge", "Of the bytes in use, those in memory."),
-            Family::new(
-                "heapbpf_process_inuse_resident_low_bytes",
-                "gauge",
-                "Lower end of the 95 % interval of bytes in use and in memory.",
-            ),
-            Family::new(
-                "heapbpf_process_inuse_resident_high_bytes",
-                "gauge",
-                "Upper end of the 95 % interval of bytes in use and in memory.",
-            ),
+        let mut resident = Estimated::new([
+            ("heapbpf_process_inuse_resident_bytes", "Of the bytes in use, those in memory."),
+            ("heapbpf_process_inuse_resident_low_bytes", "Lower end of the 95 % interval of these."),
+            ("heapbpf_process_inuse_resident_high_bytes", "Upper end of the 95 % interval of these."),
         ]);
         let mut objects =
             Family::new("heapbpf_process_inuse_objects", "gauge", "Blocks in use, estimated from samples.");
@@ -240,33 +250,23 @@ impl Metrics {
         let help = "Processes, ended ones included, that are not counted exactly: no exact total includes them.";
         single(out, UNCOUNTED_PROCESSES, "gauge", help, uncounted);
         if other_seen {
-            let help = "Bytes asked for by processes that have ended or found no room for series of their own.";
-            single(out, "heapbpf_other_alloc_bytes_total", "counter", help, other_bytes);
-            let help = "Allocations of processes that have ended or found no room for series of their own.";
-            single(out, "heapbpf_other_allocs_total", "counter", help, other_calls);
-            if profile.header.live {
-                let help = "Bytes in use by processes that found no room for series of their own, as far as frees are followed.";
-                single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(other_inuse));
-            }
+            write_others(out, (other_bytes, other_calls), profile.header.live.then_some(other_inuse));
         }
     }
 
     /// Writes how fast processes with series of their own grow.
     fn growth(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
-        let mut growth = Estimated([
-            Family::new(
+        let mut growth = Estimated::new([
+            (
                 "heapbpf_process_growth_bytes_per_second",
-                "gauge",
                 "How fast bytes in use of a process grow, over the younger half of the recording, estimated from samples.",
             ),
-            Family::new(
+            (
                 "heapbpf_process_growth_low_bytes_per_second",
-                "gauge",
                 "Lower end of the 95 % interval of how fast bytes in use grow.",
             ),
-            Family::new(
+            (
                 "heapbpf_process_growth_high_bytes_per_second",
-                "gauge",
                 "Upper end of the 95 % interval of how fast bytes in use grow.",
             ),
         ]);
@@ -333,20 +333,14 @@ impl Metrics {
             let pool = if own { pools.entry(labels).or_default() } else { other.get_or_insert_default() };
             of_process.into_iter().for_each(|row| pool.add(row));
         }
-        let mut bytes = Estimated([
-            Family::new(
+        let mut bytes = Estimated::new([
+            (
                 "heapbpf_at_exit_bytes",
-                "gauge",
                 "Bytes that processes held when they ended, estimated from samples; all since the start, by program.",
             ),
-            Family::new(
-                "heapbpf_at_exit_low_bytes",
-                "gauge",
-                "Lower end of the 95 % interval of bytes held by processes when they ended.",
-            ),
-            Family::new(
+            ("heapbpf_at_exit_low_bytes", "Lower end of the 95 % interval of bytes held by processes when they ended."),
+            (
                 "heapbpf_at_exit_high_bytes",
-                "gauge",
                 "Upper end of the 95 % interval of bytes held by processes when they ended.",
             ),
         ]);

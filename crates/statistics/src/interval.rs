@@ -160,14 +160,12 @@ mod tests {
         assert!((lossy.high / r - (quantile(3, Tail::Upper, 0.025) - 2.0)).abs() < 1e-9);
     }
 
+    /// The share of a block that is in memory, from a uniform random number.
+    type PartOf = fn(f64) -> f64;
+
     /// Of each block a part is in memory: all of it, a tenth, or a uniform share. Sizes are in R, `mean` is the mean number of samples. A
     /// share `look` of the samples is looked at. Returns the share of `runs` in which the interval holds the truth.
-    fn coverage_of_parts(
-        (sizes, part): (&[f64], fn(f64) -> f64),
-        mean: f64,
-        look: f64,
-        (runs, seed): (u32, u64),
-    ) -> f64 {
+    fn coverage_of_parts((sizes, part): (&[f64], PartOf), mean: f64, look: f64, (runs, seed): (u32, u64)) -> f64 {
         let r = 4096;
         let mut state = rng::seed(seed, 0);
         let mut uniform = || (rng::next(&mut state) >> 11) as f64 / 2f64.powi(53);
@@ -198,7 +196,7 @@ mod tests {
     fn coverage_in_all_situations(runs: u32) -> f64 {
         let sizes: [(&str, &[f64]); 4] =
             [("0.02 R", &[0.02]), ("0.5 R", &[0.5]), ("4 R", &[4.0]), ("0.05, 0.5 and 3 R", &[0.05, 0.5, 3.0])];
-        let parts: [(&str, fn(f64) -> f64); 4] = [
+        let parts: [(&str, PartOf); 4] = [
             ("all", |_| 1.0),
             ("a tenth", |_| 0.1),
             ("a share", |uniform| uniform),

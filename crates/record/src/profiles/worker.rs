@@ -315,7 +315,8 @@ impl Worker {
 
     fn make(&mut self, mut snapshot: Snapshot) -> Made {
         let cpu_before = thread_cpu_time();
-        let (mut processes, mut idle, is_often) = (snapshot.processes, snapshot.idle, snapshot.often.is_some());
+        let (mut processes, mut idle) = (std::mem::take(&mut snapshot.processes), std::mem::take(&mut snapshot.idle));
+        let is_often = snapshot.often.is_some();
         let is_refresh = is_often || snapshot.detail == Detail::Totals;
         let is_measured = !is_often || snapshot.detail == Detail::Lifetimes;
         if is_measured {
@@ -323,8 +324,10 @@ impl Worker {
             self.memory.read_arenas(&snapshot.measured, &processes, is_refresh);
         }
         if snapshot.detail != Detail::Totals {
-            self.name_rows(&snapshot.rows, snapshot.facts, snapshot.often.is_some());
+            let facts = std::mem::take(&mut snapshot.facts);
+            self.name_rows(&snapshot.rows, facts, is_often);
         }
+        self.measure(&mut snapshot, &mut processes, &mut idle, is_measured);
         // Read after symbolization, so that its cost is included.
         let cost = accounting::daemon_cost();
         let mut stats = Stats {
@@ -332,14 +335,6 @@ impl Worker {
             daemon_peak_rss_bytes: cost.peak_rss_bytes,
             ..snapshot.stats
         };
-        if is_measured {
-            in_memory::add(&snapshot.measured, &mut snapshot.rows, &processes);
-            self.memory.measure(snapshot.measured, &mut processes, &mut idle, is_refresh);
-            self.memory.give_last(&snapshot.keys, &mut processes);
-        }
-        if is_often {
-            self.memory.keep_or_give(&snapshot.keys, &mut processes, &mut idle, is_measured);
-        }
         let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
         let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
         let mut profile = self.template.clone();
@@ -399,6 +394,26 @@ impl Worker {
         }
         let cpu = snapshot.cpu + thread_cpu_time().saturating_sub(cpu_before);
         Made { profile, stats, keys: snapshot.keys, recent, begun: snapshot.begun, cost: snapshot.cost, cpu }
+    }
+
+    /// Measures the memory of processes, and which of their blocks are in it, or gives them what was measured last.
+    fn measure(
+        &mut self,
+        snapshot: &mut Snapshot,
+        processes: &mut [Process],
+        idle: &mut Vec<Process>,
+        is_measured: bool,
+    ) {
+        let is_often = snapshot.often.is_some();
+        if is_measured {
+            let measured = std::mem::take(&mut snapshot.measured);
+            in_memory::add(&measured, &mut snapshot.rows, processes);
+            self.memory.measure(measured, processes, idle, is_often || snapshot.detail == Detail::Totals);
+            self.memory.give_last(&snapshot.keys, processes);
+        }
+        if is_often {
+            self.memory.keep_or_give(&snapshot.keys, processes, idle, is_measured);
+        }
     }
 
     fn panic_note(&self) -> Option<String> {
