@@ -389,7 +389,7 @@ const ROWS: &[Row] = &[
         name: "translated",
         fault: "target executed by translation (valgrind)",
         promised: "left alone, with the reason",
-        file: "company/inline_harmless",
+        file: "alone/translated",
         test: "a_program_that_is_translated_is_left_alone",
         ..CASE
     },

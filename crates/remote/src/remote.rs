@@ -180,6 +180,11 @@ impl Remote {
         let Some(frame) = frame.filter(|_| !sys::has_system_call_dispatch(tid)) else { return Ok(None) };
         let mut below = vec![0; frame.bytes.len()];
         let covered = frame.address..frame.address + below.len() as u64;
+        // What is below a stack that other processes share may be theirs, and they do not stand still.
+        let is_shared = |at: u64| target.maps().at(at).is_some_and(|mapping| mapping.is_shared);
+        if is_shared(covered.start) || is_shared(covered.end.saturating_sub(1)) {
+            return Ok(None);
+        }
         if !target.memory.read(frame.address, &mut below) || !target.memory.may_write(&covered) {
             return Ok(None);
         }

@@ -97,7 +97,7 @@ impl Stop {
             self.take_reports()?;
         }
         if let Some(grace) = self.grace.filter(|_| self.since.is_none()) {
-            sys::end_after(self.limit + grace);
+            sys::end_after(self.limit + grace).map_err(|error| Failure::Trace("setting a time limit", error))?;
         }
         self.since.get_or_insert_with(Instant::now);
         self.wait_for_all()?;
@@ -276,7 +276,8 @@ impl Stop {
         let stopped = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         self.raised = None;
         if self.grace.is_some() {
-            sys::end_after(2 * LATEST);
+            // If that cannot be set, it is ended sooner.
+            let _ = sys::end_after(2 * LATEST);
         }
         self.see_off_late_ones();
         stopped

@@ -89,8 +89,9 @@ mod here {
     /// not come back from the process that it stops. `ask` is called, at most once, in the middle of the stop.
     pub fn perform(request: &[u8], with: [OwnedFd; 3], ask: impl FnOnce() -> bool + Send + 'static) -> Vec<u8> {
         // Before the stop, it waits for whoever provides the memory that is read.
-        sys::end_after(PATIENCE);
-        let answer = read(request, with).and_then(|(target, work, limit)| {
+        let is_limited =
+            sys::end_after(PATIENCE).map_err(|source| Error::Trace { what: "setting a time limit".into(), source });
+        let answer = is_limited.and_then(|()| read(request, with)).and_then(|(target, work, limit)| {
             let is_asked = matches!(work, Work::Replace { is_asked: true, .. });
             stopped(target, work, limit, is_asked.then(|| Box::new(ask) as IsMoment), Some(GRACE))
         });

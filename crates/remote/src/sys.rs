@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A thread's general registers.
@@ -38,15 +39,35 @@ fn ptrace_plain(request: u32, tid: i32, data: usize) -> io::Result<()> {
     unsafe { ptrace(request, tid, 0, data as *mut c_void) }.map(drop)
 }
 
-/// Has the kernel end this process after a while, unless it is told another time before.
-pub(crate) fn end_after(time: Duration) {
-    let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
+/// Has the kernel end this process after a while, unless it is told another time before: by SIGKILL, which ends one that is stopped as well.
+///
+/// # Errors
+/// The user has as many timers and signals queued as they may.
+pub(crate) fn end_after(time: Duration) -> io::Result<()> {
+    /// The process that the timer is of, and the timer: a child inherits none.
+    static TIMER: Mutex<Option<(u32, usize)>> = Mutex::new(None);
+    let mut known = TIMER.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = std::process::id();
+    let timer = match *known {
+        Some((pid, timer)) if pid == own => timer,
+        _ => {
+            // SAFETY: zero is a valid value of each field.
+            let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+            (event.sigev_notify, event.sigev_signo) = (libc::SIGEV_SIGNAL, libc::SIGKILL);
+            let mut timer: libc::timer_t = std::ptr::null_mut();
+            // SAFETY: both are valid for the call, which writes the timer's name.
+            let made = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
+            result(made.into())?;
+            known.insert((own, timer as usize)).1
+        }
+    };
+    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // Zero would be never.
-    let (seconds, microseconds) = (time.as_secs().cast_signed(), i64::from(time.subsec_micros().max(1)));
-    let timer =
-        libc::itimerval { it_interval: none, it_value: libc::timeval { tv_sec: seconds, tv_usec: microseconds } };
-    // SAFETY: the kernel reads the timer. Nothing handles its signal, which ends the process.
-    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+    let first = libc::timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos().max(1)) };
+    let when = libc::itimerspec { it_interval: none, it_value: first };
+    // SAFETY: the timer is this process's, and the kernel reads the time.
+    result(unsafe { libc::timer_settime(timer as libc::timer_t, 0, &raw const when, std::ptr::null_mut()) }.into())
+        .map(drop)
 }
 
 /// Becomes the tracer of a thread without stopping it.
@@ -392,4 +413,31 @@ pub(crate) fn take_descriptor(process: &OwnedFd, fd: i32) -> io::Result<OwnedFd>
     let fd = result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
     // SAFETY: the descriptor is new, and nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever stops a process may be stopped itself, and what it has stopped would stay so: only SIGKILL ends a stopped process.
+    #[test]
+    fn a_process_that_is_stopped_is_ended_after_its_time_as_well() {
+        // SAFETY: the child makes system calls alone, with memory of its own.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_set = end_after(Duration::from_secs(3600)).and_then(|()| end_after(Duration::from_millis(20)));
+            // SAFETY: no pointers. It does not come back from either.
+            unsafe {
+                if is_set.is_ok() {
+                    libc::raise(libc::SIGSTOP);
+                }
+                libc::_exit(1);
+            }
+        }
+        assert!(child > 0, "a child");
+        let mut status = 0;
+        // SAFETY: our child, and a status of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL, "{status:#x}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Takes what is ours out of a process again.
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use heapbpf_inline::abi::{MAX_SET_LOG2, STATE, mapped_bytes};
 use heapbpf_remote::{Error, Found, Refusal, Target, blob_range};
@@ -94,7 +95,13 @@ fn try_to_take_out(pid: u32) -> Next {
 
 /// Whether jumps of inline hooks are in the code of a process: pages of ours are mapped elsewhere than where they say.
 pub fn leads_to_ours(pid: u32) -> bool {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let read = |path: PathBuf| std::fs::read_to_string(path).ok().filter(|maps| !maps.is_empty());
+    // The first thread has none once it has ended, although others go on.
+    let of_threads = || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        threads.into_iter().find_map(|thread| read(thread.path().join("maps")))
+    };
+    let maps = read(format!("/proc/{pid}/maps").into()).or_else(of_threads).unwrap_or_default();
     maps.lines().any(|line| {
         let range = line.find("/memfd:").and_then(|at| blob_range(&line[at..]));
         let start = line.split('-').next().and_then(|start| u64::from_str_radix(start, 16).ok());
