@@ -13,8 +13,8 @@ use super::clock::thread_cpu_time;
 
 /// Blocks that are at most this far from each other are looked at together, bytes: less than a call takes.
 const NEAR: u64 = 256 << 10;
-/// What is looked at by one call, bytes: the kernel holds the lock of the process's mappings meanwhile.
-const AT_ONCE: u64 = 256 << 20;
+/// Pages that one call finds at most: the kernel holds the lock of the process's mappings meanwhile. What has no page tables takes no time.
+const MOST_PAGES: u64 = 65_536;
 /// Regions that one call lists, and entries of the page map that are read at once.
 const MOST: usize = 512;
 
@@ -56,8 +56,7 @@ pub fn of(pid: u32, blocks: &[Range<u64>], longest: Duration) -> Option<Vec<InMe
         let end = whole.end.checked_next_multiple_of(page)?;
         regions.clear();
         while at < end {
-            let part = at..end.min(at.saturating_add(AT_ONCE));
-            at = list(&map, part, page, &mut regions)?;
+            at = list(&map, at..end, page, &mut regions)?;
             (thread_cpu_time() <= until).then_some(())?;
         }
         together.iter().for_each(|&number| found[number] = within(&blocks[number], &regions));
@@ -123,6 +122,7 @@ fn list(map: &File, range: Range<u64>, page: u64, regions: &mut Vec<Region>) -> 
         end: range.end,
         vec: list.as_mut_ptr() as u64,
         vec_len: MOST as u64,
+        max_pages: MOST_PAGES,
         // Not the zero page.
         category_inverted: ZERO_PAGE,
         category_mask: ZERO_PAGE,

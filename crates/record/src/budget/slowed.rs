@@ -105,7 +105,7 @@ impl SlowedTargets {
                         units::percent(share),
                         units::percent(budget)
                     ),
-                    None if is_inline => of_samples(share, &who, tracking.interval),
+                    None if is_inline => of_samples(share, &who, since.bytes / since.samples.max(1.0)),
                     None => line(&since, &who, tracking, &costs),
                 };
                 if self.notes.len() < MOST_TOLD {
@@ -124,11 +124,12 @@ impl SlowedTargets {
     }
 }
 
-/// The same of a process that is hooked inline. Samples are as many as the interval is short.
-fn of_samples(share: f64, who: &str, interval: u64) -> String {
+/// The same of a process that is hooked inline. `sample_bytes`: bytes that were requested for each sample. Under a larger interval R there are at
+/// most bytes/R samples.
+fn of_samples(share: f64, who: &str, sample_bytes: f64) -> String {
     /// The share that is next to nothing.
     const LITTLE: f64 = 0.01;
-    let enough = (interval as f64 * share / LITTLE).max(1.0) as u64;
+    let enough = (sample_bytes * share / LITTLE).max(1.0) as u64;
     let cure = units::bytes(enough.next_power_of_two().min(LARGEST_INTERVAL) as f64).replace(' ', "");
     format!("samples take {} of the CPU time of {who}; -i {cure} would take under 1 %", units::percent(share))
 }
@@ -203,9 +204,18 @@ mod tests {
             line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS).contains("of the CPU time of process 7, which")
         );
         assert_eq!(
-            of_samples(0.2, "x (7)", 8 << 10),
+            of_samples(0.2, "x (7)", 8192.0),
             "samples take 20 % of the CPU time of x (7); -i 256KiB would take under 1 %"
         );
+        // Where all are sampled, an interval shorter than they are spares nothing.
+        let inline = |samples| Seen {
+            used: Use { samples, counted_inside: samples, bytes: 100.0 * samples, ..seen(8, 0.0, 1e-5 * samples).used },
+            is_inline: true,
+            ..seen(8, 0.0, 0.0)
+        };
+        look(&mut slowed, vec![inline(1e5)]);
+        let lines = look(&mut slowed, vec![inline(2e5)]);
+        assert!(lines[0].contains("samples take 30 %") && lines[0].contains("-i 4.00KiB would take"), "{lines:?}");
         assert!(look(&mut slowed, vec![seen(7, 1.76e6, 5.8)]).is_empty(), "once");
     }
 
