@@ -48,8 +48,8 @@ fn python_type(process: &mut Process, at: u64, of: u64, name: &str) {
     text(process, NAMES + (at - CLASSES), name);
 }
 
-/// The tests' process with classes of which some blocks are objects: of `Session` those of 0x20 and 0x500 in the main heap and the
-/// first large one, of `Basket` one of 0x40, and one in a cache that was `Session`'s.
+/// The tests' process with two classes. The blocks of 0x20 and 0x500 in the main heap and the first large one are objects of `Session`,
+/// one of 0x40 is a `Basket`. A block in a cache was a `Session` before.
 fn typed() -> (Process, Space, [u64; 2]) {
     let (mut process, space) = process();
     let library = class(&mut process, CLASSES, CLASSES + 16, "N10__cxxabiv117__class_type_infoE");

@@ -1,6 +1,6 @@
-//! Types of blocks. A C++ object with virtual functions begins with the address of its class's table, in front of which is the address of
-//! the class's type information, which has the name: also in stripped files. A Python object has the address of its type behind its
-//! reference count. Each address is looked at once, when a block first has it.
+//! Types of blocks. A C++ object with virtual functions begins with the address of its class's table. The word before the table is the
+//! address of the class's type information, which has the name, also in stripped files. A Python object has the address of its type
+//! after its reference count. Each address is looked up once, when a block first has it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ pub(crate) const TYPE_WORDS: usize = 6;
 /// Where a Python object's type is: behind the reference count, which comes first, behind the collector's two words, or behind these and
 /// two more of an object with attributes.
 const TYPE_PLACES: [usize; 3] = [1, 3, 5];
-/// Most types, and most addresses of which it is known whether they are one's.
+/// Most types that are told apart, and most addresses for which it is remembered whether they mean a type.
 const MOST_TYPES: usize = 1 << 14;
 const MOST_ADDRESSES: usize = 1 << 16;
 const RECENT: usize = 256;

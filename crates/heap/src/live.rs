@@ -126,7 +126,7 @@ pub struct RowSnapshot<'a> {
 /// A sampled block in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
-    /// Number of its row.
+    /// Number of its row, as in [`RowSnapshot::number`].
     pub row: usize,
     /// Its address.
     pub address: u64,

@@ -116,7 +116,7 @@ fn read(Wanted { pid, start_ns, longest }: Wanted) -> Result<Taken, NotTaken> {
     let files = Files { data: maps.iter().map(range).collect(), has_python: maps.iter().any(is_python) };
     let mut memory = Mapped { target, is_late: false, files: maps.into_iter().map(|map| (map, None)).collect() };
     let census = heapbpf_glibc::census(&mut memory, &space, version, &files);
-    // Of one that has ended meanwhile, the rest was not there.
+    // If it has ended meanwhile, a part of its memory was gone before it was read.
     let anonymous_bytes = living(pid, start_ns).and_then(|_| resident::anonymous_bytes(pid)).ok_or(NotTaken::Ended)?;
     let is_late = memory.is_late;
     let census = census.map_err(|why| match why {

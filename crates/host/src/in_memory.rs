@@ -3,32 +3,28 @@
 //! Linux 6.7 and later list the pages of a range that are there, without those that are the zero page, and skip what has no page tables
 //! (`PAGEMAP_SCAN`, Documentation/admin-guide/mm/pagemap.rst). Before, the page map is read, in which the zero page looks like any other.
 
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
 use super::clock::thread_cpu_time;
+use super::pages::{ENTRY, MOST, PRESENT as ENTRY_PRESENT, Pages};
 
 /// Blocks that are at most this far from each other are looked at together, bytes: less than a call takes.
 const NEAR: u64 = 256 << 10;
 /// Pages that one call finds at most: the kernel holds the lock of the process's mappings meanwhile. What has no page tables takes no time.
 const MOST_PAGES: u64 = 65_536;
-/// Regions that one call lists, and entries of the page map that are read at once.
-const MOST: usize = 512;
 
 /// Bits of `struct page_region::categories` and of masks (include/uapi/linux/fs.h).
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const ZERO_PAGE: u64 = 1 << 5;
-/// Bits of an entry of the page map.
-const ENTRY_PRESENT: u64 = 1 << 63;
+/// The bit of an entry of the page map that says that the page is swapped out.
 const ENTRY_SWAPPED: u64 = 1 << 62;
 
 /// Where a block's bytes are. The rest was never written to, or given back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InMemory {
+pub struct PartsOfBlock {
     /// In memory.
     pub resident_bytes: u64,
     /// Swapped out.
@@ -36,13 +32,13 @@ pub struct InMemory {
 }
 
 /// Looks where blocks of a process are, in their order. `None` if that may not be read, or takes more than `longest` of CPU time.
-pub fn of(pid: u32, blocks: &[Range<u64>], longest: Duration) -> Option<Vec<InMemory>> {
-    let map = File::open(format!("/proc/{pid}/pagemap")).ok()?;
+pub fn of(pid: u32, blocks: &[Range<u64>], longest: Duration) -> Option<Vec<PartsOfBlock>> {
+    let pages = Pages::of(pid)?;
     let until = thread_cpu_time() + longest;
-    let mut found = vec![InMemory::default(); blocks.len()];
+    let mut found = vec![PartsOfBlock::default(); blocks.len()];
     let mut order: Vec<usize> = (0..blocks.len()).filter(|&number| !blocks[number].is_empty()).collect();
     order.sort_unstable_by_key(|&number| blocks[number].start);
-    let page = procfs::page_size();
+    let page = pages.page_bytes;
     let (mut regions, mut rest) = (Vec::new(), order.as_slice());
     while let Some(&first) = rest.first() {
         let mut whole = blocks[first].clone();
@@ -56,7 +52,7 @@ pub fn of(pid: u32, blocks: &[Range<u64>], longest: Duration) -> Option<Vec<InMe
         let end = whole.end.checked_next_multiple_of(page)?;
         regions.clear();
         while at < end {
-            at = list(&map, at..end, page, &mut regions)?;
+            at = list(&pages, at..end, &mut regions)?;
             (thread_cpu_time() <= until).then_some(())?;
         }
         together.iter().for_each(|&number| found[number] = within(&blocks[number], &regions));
@@ -73,8 +69,8 @@ struct Region {
 }
 
 /// What of a block lies in regions, which are in order.
-fn within(block: &Range<u64>, regions: &[Region]) -> InMemory {
-    let mut found = InMemory::default();
+fn within(block: &Range<u64>, regions: &[Region]) -> PartsOfBlock {
+    let mut found = PartsOfBlock::default();
     let first = regions.partition_point(|region| region.range.end <= block.start);
     for Region { range, is_swapped } in regions[first..].iter().take_while(|region| region.range.start < block.end) {
         let bytes = range.end.min(block.end) - range.start.max(block.start);
@@ -114,7 +110,7 @@ struct PageRegion {
 const PAGEMAP_SCAN: libc::Ioctl = libc::_IOWR::<Scan>(b'f' as u32, 16);
 
 /// Adds the pages of a range (a part of it, if there are many regions) that are in memory or swapped out. Returns how far it came.
-fn list(map: &File, range: Range<u64>, page: u64, regions: &mut Vec<Region>) -> Option<u64> {
+fn list(pages: &Pages, range: Range<u64>, regions: &mut Vec<Region>) -> Option<u64> {
     let mut list = [PageRegion::default(); MOST];
     let mut scan = Scan {
         size: size_of::<Scan>() as u64,
@@ -131,10 +127,10 @@ fn list(map: &File, range: Range<u64>, page: u64, regions: &mut Vec<Region>) -> 
         ..Scan::default()
     };
     // SAFETY: the argument is the structure that this call takes, and `vec` has `vec_len` entries to write to.
-    let count = unsafe { libc::ioctl(map.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
+    let count = unsafe { libc::ioctl(pages.map.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
     let Ok(count) = usize::try_from(count) else {
         let is_unknown = std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOTTY);
-        return if is_unknown { list_entries(map, range, page, regions) } else { None };
+        return if is_unknown { list_entries(pages, range, regions) } else { None };
     };
     let region = |it: &PageRegion| Region { range: it.start..it.end, is_swapped: it.categories & SWAPPED != 0 };
     regions.extend(list[..count.min(MOST)].iter().map(region));
@@ -142,15 +138,12 @@ fn list(map: &File, range: Range<u64>, page: u64, regions: &mut Vec<Region>) -> 
 }
 
 /// The same from the page map, for kernels without the call.
-fn list_entries(map: &File, range: Range<u64>, page: u64, regions: &mut Vec<Region>) -> Option<u64> {
-    let mut entries = [0; MOST * 8];
-    let pages = ((range.end - range.start) / page).min(MOST as u64);
-    let entries = &mut entries[..pages as usize * 8];
-    map.read_exact_at(entries, range.start / page * 8).ok()?;
-    let (entries, _) = entries.as_chunks();
-    for (entry, start) in
-        entries.iter().map(|entry| u64::from_ne_bytes(*entry)).zip((range.start..).step_by(page as usize))
-    {
+fn list_entries(pages: &Pages, range: Range<u64>, regions: &mut Vec<Region>) -> Option<u64> {
+    let page = pages.page_bytes;
+    let count = ((range.end - range.start) / page).min(MOST as u64);
+    let mut buffer = [0; ENTRY * MOST];
+    let entries = pages.entries(range.start / page, count as usize, &mut buffer)?;
+    for (entry, start) in entries.zip((range.start..).step_by(page as usize)) {
         let is_swapped = entry & ENTRY_SWAPPED != 0;
         if entry & (ENTRY_PRESENT | ENTRY_SWAPPED) == 0 {
             continue;
@@ -160,7 +153,7 @@ fn list_entries(map: &File, range: Range<u64>, page: u64, regions: &mut Vec<Regi
             None => regions.push(Region { range: start..start + page, is_swapped }),
         }
     }
-    Some(range.start + pages * page)
+    Some(range.start + count * page)
 }
 
 #[cfg(test)]
@@ -186,14 +179,14 @@ mod tests {
         }
     }
 
-    fn both(blocks: &[Range<u64>]) -> [Vec<InMemory>; 2] {
-        let map = File::open("/proc/self/pagemap").expect("our own page map");
+    fn both(blocks: &[Range<u64>]) -> [Vec<PartsOfBlock>; 2] {
+        let map = Pages::of(std::process::id()).expect("our own page map");
         let page = procfs::page_size();
         let by_entries = blocks.iter().map(|block| {
             let (mut regions, mut at) = (Vec::new(), block.start / page * page);
             while at < block.end {
                 let end = block.end.next_multiple_of(page);
-                at = list_entries(&map, at..end, page, &mut regions).expect("our own pages");
+                at = list_entries(&map, at..end, &mut regions).expect("our own pages");
             }
             within(block, &regions)
         });

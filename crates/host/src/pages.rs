@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
 /// Bytes of an entry of `/proc/PID/pagemap`, and the bit that says that the page is in memory.
-const ENTRY: usize = 8;
-const PRESENT: u64 = 1 << 63;
+pub(crate) const ENTRY: usize = 8;
+pub(crate) const PRESENT: u64 = 1 << 63;
 /// Entries that are read at once.
-const MOST: usize = 512;
+pub(crate) const MOST: usize = 512;
 
 /// The page map of a process.
 pub struct Pages {
-    map: File,
+    pub(crate) map: File,
     /// Size of a page.
     pub page_bytes: u64,
 }
@@ -26,19 +26,27 @@ impl Pages {
 
     /// Says of each page from number `first` on whether it is in memory. Returns whether the map could be read.
     pub fn present(&self, first: u64, pages: &mut [bool]) -> bool {
-        let mut entries = [0; ENTRY * MOST];
-        for (pages, first) in pages.chunks_mut(MOST).zip((first..).step_by(MOST)) {
-            let entries = &mut entries[..pages.len() * ENTRY];
-            let Some(at) = first.checked_mul(ENTRY as u64) else { return false };
-            if self.map.read_exact_at(entries, at).is_err() {
-                return false;
-            }
-            let (entries, _) = entries.as_chunks();
-            for (page, entry) in pages.iter_mut().zip(entries) {
-                *page = u64::from_ne_bytes(*entry) & PRESENT != 0;
-            }
-        }
-        true
+        let mut buffer = [0; ENTRY * MOST];
+        pages.chunks_mut(MOST).zip((first..).step_by(MOST)).all(|(pages, first)| {
+            let entries = self.entries(first, pages.len(), &mut buffer);
+            entries.is_some_and(|entries| {
+                pages.iter_mut().zip(entries).for_each(|(page, entry)| *page = entry & PRESENT != 0);
+                true
+            })
+        })
+    }
+
+    /// The entries of `count` pages from number `first` on, [`MOST`] at most; `None` if they cannot be read.
+    pub(crate) fn entries<'b>(
+        &self,
+        first: u64,
+        count: usize,
+        buffer: &'b mut [u8; ENTRY * MOST],
+    ) -> Option<impl Iterator<Item = u64> + 'b> {
+        let entries = &mut buffer[..count * ENTRY];
+        self.map.read_exact_at(entries, first.checked_mul(ENTRY as u64)?).ok()?;
+        let (entries, _) = entries.as_chunks();
+        Some(entries.iter().map(|entry| u64::from_ne_bytes(*entry)))
     }
 
     /// How much of a range is in memory, bytes; `None` if that cannot be read. The range begins and ends with pages.

@@ -117,7 +117,7 @@ impl Estimated {
 }
 
 /// Writes what processes without series of their own have allocated (bytes and calls), and what they have in use, if that is known.
-fn write_others(out: &mut String, (bytes, calls): (u64, u64), inuse: Option<f64>) {
+fn write_others(out: &mut String, bytes: u64, calls: u64, inuse: Option<f64>) {
     let help = "Bytes asked for by processes that have ended or found no room for series of their own.";
     single(out, "heapbpf_other_alloc_bytes_total", "counter", help, bytes);
     let help = "Allocations of processes that have ended or found no room for series of their own.";
@@ -250,7 +250,7 @@ impl Metrics {
         let help = "Processes, ended ones included, that are not counted exactly: no exact total includes them.";
         single(out, UNCOUNTED_PROCESSES, "gauge", help, uncounted);
         if other_seen {
-            write_others(out, (other_bytes, other_calls), profile.header.live.then_some(other_inuse));
+            write_others(out, other_bytes, other_calls, profile.header.live.then_some(other_inuse));
         }
     }
 

@@ -21,7 +21,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::describe::Descriptions;
 use super::jit_code::JitCode;
-use super::snapshot::{Block, Content, Detail, Measured, Retired, SnapshotRow};
+use super::snapshot::{Content, Detail, Measured, Retired, SnapshotRow};
 use super::symbolization::{Facts, ModuleFacts, UnsymbolizedStack};
 use crate::attaching::probes::Attaching;
 use crate::intake::ended::{EndedCounts, Exact};
@@ -84,7 +84,7 @@ impl Parts<'_> {
         keys.dedup();
         let mut content = self.finish(keys, rows, &of_row, gather, now);
         if let Some(most) = self.most_blocks {
-            content.measured = measured(&content, &place_of, (&self.recorder.heap, most), self.attaching);
+            content.measured = measured(&content, &place_of, &self.recorder.heap, most, self.attaching);
         }
         content
     }
@@ -164,7 +164,8 @@ impl Parts<'_> {
 fn measured(
     Content { keys, processes, rows, .. }: &Content,
     place_of: &[(usize, usize)],
-    (heap, most): (&Heap, usize),
+    heap: &Heap,
+    most: usize,
     attaching: &Attaching,
 ) -> Vec<Measured> {
     let mut inuse = vec![0.0; processes.len()];
@@ -174,9 +175,9 @@ fn measured(
     living.sort_by(|a, b| inuse[*b].total_cmp(&inuse[*a]));
     let all: usize = living.iter().map(|process| heap.live_blocks(&keys[*process])).sum();
     let share = (most as f64 / all.max(1) as f64).min(1.0);
-    let block = |LiveBlock { row, address, size_bytes, trials }: LiveBlock| {
-        let place = place_of.binary_search_by_key(&row, |(number, _)| *number).ok()?;
-        Some(Block { row: place_of[place].1, address, size_bytes, trials })
+    let in_snapshot = |block: LiveBlock| {
+        let place = place_of.binary_search_by_key(&block.row, |(number, _)| *number).ok()?;
+        Some(LiveBlock { row: place_of[place].1, ..block })
     };
     let measured = |process: usize| {
         let (key, there) = (keys[process], heap.live_blocks(&keys[process]));
@@ -184,7 +185,7 @@ fn measured(
         Measured {
             process,
             key,
-            blocks: heap.blocks(&key, looked_for as usize).into_iter().filter_map(block).collect(),
+            blocks: heap.blocks(&key, looked_for as usize).into_iter().filter_map(in_snapshot).collect(),
             share: looked_for / there.max(1) as f64,
             at_attach: attaching.targets.at_attach(key.tgid),
         }

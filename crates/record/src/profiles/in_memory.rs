@@ -60,12 +60,12 @@ pub fn add(measured: &[Measured], rows: &mut [SnapshotRow], processes: &[Process
 mod tests {
     use std::sync::Arc;
 
+    use heapbpf_heap::live::LiveBlock;
     use heapbpf_profile::model::RowKey;
     use sampler_ebpf::abi::ProcessKey;
 
     use super::*;
     use crate::attaching::arenas::AtAttach;
-    use crate::profiles::snapshot::Block;
 
     const R: u64 = 16 << 20;
 
@@ -94,11 +94,11 @@ mod tests {
         memory.extend(std::iter::repeat_n(1, 2 * R as usize));
         let address = memory.as_ptr() as u64;
         let key = |tgid| ProcessKey { start_ns: 0, tgid, exec_id: 0 };
-        let block = Block { row: 0, address: address + R, size_bytes: 2 * R, trials: R };
+        let block = LiveBlock { row: 0, address: address + R, size_bytes: 2 * R, trials: R };
         let measured = |process, pid, row, share| Measured {
             process,
             key: key(pid),
-            blocks: vec![Block { row, ..block }],
+            blocks: vec![LiveBlock { row, ..block }],
             share,
             at_attach: AtAttach::default(),
         };

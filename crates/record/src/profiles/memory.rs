@@ -29,6 +29,8 @@ const FOR_A_MIB: Duration = Duration::from_micros(700);
 const PAGE_BYTES: u64 = 4096;
 /// Most blocks of a process that are looked for in its mappings, to tell heaps from other memory.
 const MOST_BLOCKS: usize = 4096;
+/// Most processes of which the last reading is kept.
+const MOST_LAST: usize = 4096;
 /// Processes that may end are looked at again after so many times the CPU time that it took.
 const LOOK_SELDOM: u32 = 100;
 /// Mappings are read again if the process has changed by more than one part in so many.
@@ -146,6 +148,10 @@ impl MemoryReader {
     pub fn look(&mut self, measured: Vec<Measured>) {
         if self.looked.is_some_and(|(at, took)| at.elapsed() < took.saturating_mul(LOOK_SELDOM)) {
             return;
+        }
+        if self.last.len() >= MOST_LAST {
+            // Those that run are read again now.
+            self.last.clear();
         }
         let begun = thread_cpu_time();
         for it in measured {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use heapbpf_heap::ages::Ages;
-use heapbpf_heap::live::SumsByMark;
+use heapbpf_heap::live::{LiveBlock, SumsByMark};
 use heapbpf_profile::model::{InMemory, Process, Row, RowKey, Unread};
 use heapbpf_statistics::growth::Growth;
 use heapbpf_statistics::sums::SampleSums;
@@ -115,27 +115,14 @@ pub struct SnapshotRow {
     pub growth: Option<Growth>,
 }
 
-/// A sampled block in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Its row in the snapshot, by index.
-    pub row: usize,
-    /// Its address.
-    pub address: u64,
-    /// Bytes requested.
-    pub size_bytes: u64,
-    /// Its trials.
-    pub trials: u64,
-}
-
 /// A process whose resident memory is measured when the profile is made.
 pub struct Measured {
     /// Index in [`Snapshot::processes`], or after these in [`Snapshot::idle`].
     pub process: usize,
     /// Its incarnation.
     pub key: ProcessKey,
-    /// Sampled blocks in use, some of them if there are very many.
-    pub blocks: Vec<Block>,
+    /// Sampled blocks in use, some of them if there are very many. Their rows are indices in [`Snapshot::rows`].
+    pub blocks: Vec<LiveBlock>,
     /// Probability with which a block is among them.
     pub share: f64,
     /// What it had when it joined the recording.

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use heapbpf_heap::live::LiveBlock;
 use heapbpf_host::clock::monotonic_ns;
 use heapbpf_host::mappings::ModuleId;
 use heapbpf_host::modules::KEPT_UNMAPPED;
@@ -15,7 +14,7 @@ use super::exited::Line;
 use super::moment::Blocks;
 use super::state::{Housekeeping, Session};
 use crate::profiles::describe::SHARED_LINE;
-use crate::profiles::snapshot::{Block, Measured};
+use crate::profiles::snapshot::Measured;
 use crate::profiles::symbolization::UnsymbolizedStack;
 
 /// Delay before the counts of an exited process are collected: its last threads may still add to them.
@@ -92,11 +91,10 @@ impl Session {
         // Each is listed as often as it has threads.
         let living: HashSet<ProcessKey> = living.into_iter().collect();
         let named = living.into_iter().filter(|key| self.attaching.targets.named_alive.contains(&key.tgid));
-        let block = |it: LiveBlock| Block { row: 0, address: it.address, size_bytes: it.size_bytes, trials: it.trials };
         let measured = named.take(MOST_LOOKED_AT).map(|key| Measured {
             process: 0,
             key,
-            blocks: self.recorder.heap.blocks(&key, MOST_BLOCKS).into_iter().map(block).collect(),
+            blocks: self.recorder.heap.blocks(&key, MOST_BLOCKS),
             share: 1.0,
             at_attach: self.attaching.targets.at_attach(key.tgid),
         });
