@@ -341,7 +341,17 @@ impl Recording {
         self.stderr.next().expect("heapbpf has ended")
     }
 
-    /// What it had said when its probes were in place.
+    /// Waits for a line on its standard error that contains these words, and keeps those before it.
+    ///
+    /// # Panics
+    /// If it exits instead.
+    pub fn await_line(&mut self, words: &str) {
+        while !self.said().contains(words) {
+            self.said.push(self.next_line());
+        }
+    }
+
+    /// What it had said when its probes were in place, and up to the line that was awaited last.
     pub fn said(&self) -> String {
         self.said.join("\n")
     }

@@ -210,7 +210,7 @@ fn hooks_that_somebody_else_takes_out_are_missed() {
 
     let Some(_turn) = turn("inline_hooks_that_somebody_else_takes_out_are_missed") else { return };
     let mut target = Target::start(&program("checked"), ["4", "100"]);
-    let recording = inline(target.pid(), 4096).option("--every", "250ms").start();
+    let mut recording = inline(target.pid(), 4096).option("--every", "250ms").start();
     assert!(is_hooked(target.pid()), "{}", recording.said());
     target.go();
     until("they are taken out", || {
@@ -220,7 +220,7 @@ fn hooks_that_somebody_else_takes_out_are_missed() {
         process.take_out(&found[0], &(0..u64::MAX), STOP_LIMIT).is_ok()
     });
     assert!(!is_hooked(target.pid()));
-    while !recording.next_line().contains("somebody else took its inline hooks out") {}
+    recording.await_line("somebody else took its inline hooks out");
     target.step();
     let (profile, stats) = recording.stop().results();
     assert_eq!(stats.other["inline_incomplete"], 1, "{stats:?}");

@@ -278,8 +278,8 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
                 2 => {
                     hooks.take().map(Recording::stop);
                     assert!(!is_hooked(pid));
-                    let by_probes = by_probes.as_ref().expect("it is there since phase 1");
-                    while !by_probes.next_line().contains("its calls are counted again") {}
+                    let by_probes = by_probes.as_mut().expect("it is there since phase 1");
+                    by_probes.await_line("its calls are counted again");
                 }
                 _ => {}
             }

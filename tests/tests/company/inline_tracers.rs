@@ -46,7 +46,7 @@ impl Tool {
                 let event = UprobeEvent::open(Path::new(&libc_of(pid)), *offset, pid, 0);
                 Watching::Uprobe(event.expect("it was possible before"))
             }
-            Self::Heapbpf(hook) => Watching::Heapbpf(recorder(pid, *hook, interval).start()),
+            Self::Heapbpf(hook) => Watching::Heapbpf(recorder(pid, *hook, interval).flag("-v").start()),
         }
     }
 }
@@ -105,18 +105,19 @@ fn go_through(order: &[Step], pid: u32, interval: u64, tool: &Tool, runs: &mut d
         match step {
             OtherComes => other = Some(tool.start(pid, interval)),
             OtherGoes => {
+                let had_hooks = is_hooked(pid);
                 saw = other.take().map(Watching::stop);
-                let saw_nothing = matches!(tool, Tool::Heapbpf(Hook::Inline)) && ours.is_some();
-                saw_nothing.then(may_look_again);
+                sees_again(pid, had_hooks, ours.as_mut());
             }
             InlineComes => {
-                ours = Some(recorder(pid, Hook::Inline, interval).start());
+                ours = Some(recorder(pid, Hook::Inline, interval).flag("-v").start());
                 was_hooked = is_hooked(pid);
             }
             InlineGoes => {
+                let had_hooks = is_hooked(pid);
                 outcome = ours.take().map(Recording::stop);
-                let saw_nothing = matches!(tool, Tool::Heapbpf(_)) && other.is_some();
-                saw_nothing.then(may_look_again);
+                let left = other.as_mut().and_then(|it| if let Watching::Heapbpf(it) = it { Some(it) } else { None });
+                sees_again(pid, had_hooks, left);
             }
             Runs => runs(),
         }
@@ -124,9 +125,12 @@ fn go_through(order: &[Step], pid: u32, interval: u64, tool: &Tool, runs: &mut d
     (outcome.expect("it ended"), saw.expect("it ended"), was_hooked)
 }
 
-/// Gives a recording time to notice that another one's inline hooks are gone: it looks ten times a second.
-fn may_look_again() {
-    std::thread::sleep(Duration::from_millis(500));
+/// Waits until a recording has noticed that another one's inline hooks, of which nothing tells that they go, are gone. From then
+/// on it knows again which blocks are in use.
+fn sees_again(pid: u32, had_hooks: bool, recording: Option<&mut Recording>) {
+    if let Some(recording) = recording.filter(|_| had_hooks && !is_hooked(pid)) {
+        recording.await_line("its calls are counted again");
+    }
 }
 
 /// Nothing of anybody is left in the program.

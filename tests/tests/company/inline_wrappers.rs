@@ -89,10 +89,10 @@ fn a_wrapper_that_is_loaded_later_is_not_hooked() {
     let Some(_turn) = turn("inline_a_wrapper_that_is_loaded_later_is_not_hooked") else { return };
     for wrapper in wrappers() {
         let mut target = Target::start(&program("newcomer"), [&wrapper]);
-        let recording = Recorder::of(target.pid(), 1).option("--hook", "inline").start();
+        let mut recording = Recorder::of(target.pid(), 1).option("--hook", "inline").start();
         target.go();
         target.step();
-        while !recording.next_line().contains(WHY) {}
+        recording.await_line(WHY);
         std::thread::sleep(Duration::from_millis(500));
         assert!(hooked_files(target.pid()).iter().all(|path| path.contains("libc.so")) && is_hooked(target.pid()));
         let truth = target.run();
