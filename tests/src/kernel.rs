@@ -196,13 +196,24 @@ pub fn orphaned_links() -> BTreeSet<u32> {
 
 /// Waits until none of these links exists, as the kernel frees links late. Returns those that remain.
 pub fn links_that_stay(ids: &BTreeSet<u32>) -> BTreeSet<u32> {
+    that_stay(ids.clone(), links)
+}
+
+/// Waits until there are no other links that no process holds than these before. Returns those that remain. A link that is on its way
+/// between two processes of another recording has none for a moment.
+pub fn new_orphaned_links(before: &BTreeSet<u32>) -> BTreeSet<u32> {
+    that_stay(orphaned_links().difference(before).copied().collect(), orphaned_links)
+}
+
+fn that_stay(mut left: BTreeSet<u32>, there: fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     for _ in 0..100 {
-        if links().is_disjoint(ids) {
-            return BTreeSet::new();
+        left = left.intersection(&there()).copied().collect();
+        if left.is_empty() {
+            break;
         }
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    links().intersection(ids).copied().collect()
+    left
 }
 
 /// A uprobe, as perf and other tracers register it. Removed when dropped.

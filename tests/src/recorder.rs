@@ -243,8 +243,7 @@ impl Recorder {
         let said = stderr.rest().join("\n");
         let shown = stdout.rest().join("\n");
         let status = wait(&mut child, "heapbpf");
-        let left: BTreeSet<u32> = kernel::orphaned_links().difference(&orphans).copied().collect();
-        let left = kernel::links_that_stay(&left);
+        let left = kernel::new_orphaned_links(&orphans);
         assert!(left.is_empty(), "BPF links that nobody holds any more: {left:?}");
         Refused { status, stderr: said, stdout: shown, folder: self.folder }
     }

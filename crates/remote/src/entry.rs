@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::at_entry::Jumps;
 use crate::maps::PAGE_BYTES;
+use crate::sleeping_call::Sleeping;
 use crate::sys::{self, Event};
 
 /// How the command waits: rounds of about a millisecond.
@@ -130,11 +131,10 @@ impl Waiting {
         self.sleeps_at().is_some_and(|at| self.code.contains(&at))
     }
 
-    /// Where it sleeps in a system call (`/proc/PID/syscall`: its number, arguments, stack pointer and program counter).
+    /// Where it sleeps in a system call.
     fn sleeps_at(&self) -> Option<u64> {
-        let text = std::fs::read_to_string(format!("/proc/{}/syscall", self.pid)).ok()?;
-        let counter = text.trim_end().rsplit(' ').next()?.strip_prefix("0x")?;
-        u64::from_str_radix(counter, 16).ok().filter(|_| text.starts_with(|first: char| first.is_ascii_digit()))
+        let sleeping = Sleeping::look(self.pid, self.pid)?;
+        sleeping.call.map(|_| sleeping.instruction_pointer)
     }
 }
 

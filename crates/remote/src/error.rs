@@ -109,6 +109,9 @@ pub enum Busy {
     /// Whoever asked for it says that this is not the moment.
     #[error("a call that is to be counted elsewhere is in progress, or another process uses its memory")]
     NotNow,
+    /// A thread is in a call that has done a part of its work, perhaps, and would return it.
+    #[error("a thread is in a call that a stop may end early (it writes to a full pipe, say)")]
+    InCall,
     /// No thread has memory for a signal frame below its stack pointer, or all are in system calls that bear no other.
     #[error("no thread of it can make a system call for us")]
     NoThread,

@@ -62,6 +62,8 @@ mod run;
 #[cfg(target_arch = "x86_64")]
 mod seccomp;
 #[cfg(target_arch = "x86_64")]
+mod sleeping_call;
+#[cfg(target_arch = "x86_64")]
 mod stack;
 #[cfg(target_arch = "x86_64")]
 mod stop;

@@ -114,8 +114,11 @@ enum Stage {
 impl Remote {
     /// Prepares one of the threads, all of which are stopped, and stay so until [`Self::end`]: what is below its stack pointer may be
     /// another's data, if its stack is a local array, as a coroutine's may be. `is_awkward` tells threads that had better not be taken.
+    ///
+    /// A thread that was to make a call for an injector that was killed may have got no processor since. That call would come after those that
+    /// are made now, so the thread leaves its frame without it.
     pub(crate) fn begin(
-        stop: &Stop,
+        stop: &mut Stop,
         target: &Target,
         is_awkward: impl Fn(i32, &Registers) -> bool,
     ) -> Result<Self, Failure> {
@@ -127,6 +130,10 @@ impl Remote {
         if !has(gadgets.system_call, SYSTEM_CALL) || !has(gadgets.restorer, gadgets.restorer_code) {
             return Err(Failure::Busy(Busy::Changed));
         }
+        let is_due = |registers: &Registers| {
+            registers.rip == gadgets.system_call && has(registers.rsp, &gadgets.restorer.to_le_bytes())
+        };
+        stop.skip_calls(is_due)?;
         let mut threads: Vec<_> = stop.registers().filter(|(_, registers)| registers.cs == CODE_SEGMENT).collect();
         threads.sort_by_cached_key(|(tid, registers)| {
             let is_given = target.has_given(*tid, registers, registers.rsp);

@@ -50,7 +50,7 @@ pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop:
             Spare::found(&remote, *kept).renew(&mut remote)?;
             leave_spare(&mut remote, *kept)?;
         }
-        // A thread may be about to make a call for an injector that was killed: it maps nothing without the descriptor.
+        // An injector that was killed left them.
         for fd in target.descriptors_of(found) {
             remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
         }

@@ -185,7 +185,7 @@ pub(crate) fn stopped(
     let (pid, memory) = (target.pid(), Arc::clone(&target.memory));
     let run = move || {
         work.pages().iter().chain(&target.needed()).for_each(|range| memory.fetch(range));
-        let mut stop = Stop::new(pid, Arc::clone(&memory), limit, grace);
+        let mut stop = Stop::new(pid, Arc::clone(&memory), target.spares_calls, limit, grace);
         let result = carry_out(&target, work, &mut stop, is_moment).map_err(|failure| match failure {
             // Its threads were gone.
             Failure::Trace(..) if !memory.is_there() => Failure::Busy(Busy::Changed),

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use crate::error::Busy;
 use crate::failure::Failure;
-use crate::interrupted;
+use crate::interrupted::{self, SYSCALL_BYTES};
 use crate::memory::Memory;
 use crate::priority::Raised;
 use crate::seccomp::{Answer, Call, Filters};
+use crate::sleeping_call::Sleeping;
 use crate::status::Status;
 use crate::sys::{self, Registers, Report};
 
@@ -77,6 +78,8 @@ pub(crate) struct Stop {
     grace: Option<Duration>,
     /// That of the program which the process ran when it was looked at.
     memory: Arc<Memory>,
+    /// Whether nobody is stopped while a thread is in a call that would return a part of what it was to do.
+    spares_calls: bool,
     has_job_control: bool,
     /// The priority of the calling thread meanwhile.
     raised: Option<Raised>,
@@ -84,9 +87,15 @@ pub(crate) struct Stop {
 
 impl Stop {
     /// Of a process, for at most `limit`. Nothing is stopped so far. If it takes `grace` longer, the kernel ends this process.
-    pub(crate) fn new(pid: i32, memory: Arc<Memory>, limit: Duration, grace: Option<Duration>) -> Self {
-        let (threads, known) = (Vec::new(), HashMap::new());
-        Self { pid, threads, known, since: None, limit, grace, memory, has_job_control: false, raised: None }
+    pub(crate) fn new(
+        pid: i32,
+        memory: Arc<Memory>,
+        spares_calls: bool,
+        limit: Duration,
+        grace: Option<Duration>,
+    ) -> Self {
+        let (threads, known, has_job_control) = (Vec::new(), HashMap::new(), false);
+        Self { pid, threads, known, since: None, limit, grace, memory, spares_calls, has_job_control, raised: None }
     }
 
     /// Stops all threads.
@@ -95,6 +104,10 @@ impl Stop {
         // Becoming the tracer stops nobody, so as much of it as possible is done before the clock starts.
         while self.seize_new()? {
             self.take_reports()?;
+        }
+        // A call may begin between this look and the stop.
+        if self.spares_calls && self.since.is_none() && self.would_end_a_call() {
+            return Err(Failure::Busy(Busy::InCall));
         }
         if let Some(grace) = self.grace.filter(|_| self.since.is_none()) {
             sys::end_after(self.limit + grace).map_err(|error| Failure::Trace("setting a time limit", error))?;
@@ -111,6 +124,12 @@ impl Stop {
             return Err(Failure::Busy(Busy::Changed));
         }
         Ok(())
+    }
+
+    /// Whether a thread is in a call that a stop may end early.
+    fn would_end_a_call(&self) -> bool {
+        let sleeping = self.threads.iter().filter_map(|thread| Sleeping::look(self.pid, thread.tid));
+        sleeping.into_iter().any(|sleeping| sleeping.may_return_a_part())
     }
 
     /// Whether the process has no other threads than those that are stopped: the kernel counts them among the links of this
@@ -254,6 +273,19 @@ impl Stop {
         stopped.filter_map(|thread| Some((thread.tid, thread.registers?)))
     }
 
+    /// Has threads that are about to make a call, as their registers tell, go on behind it.
+    pub(crate) fn skip_calls(&mut self, is_about_to: impl Fn(&Registers) -> bool) -> Result<(), Failure> {
+        for thread in self.threads.iter_mut().filter(|thread| matches!(thread.state, State::Stopped)) {
+            let Some(registers) = thread.registers.as_mut().filter(|registers| is_about_to(registers)) else {
+                continue;
+            };
+            registers.rip += SYSCALL_BYTES;
+            sys::set_registers(thread.tid, registers)
+                .map_err(|error| Failure::Trace("having it skip a call", error))?;
+        }
+        Ok(())
+    }
+
     /// What `/proc` says of a thread.
     pub(crate) fn status(&self, tid: i32) -> Option<Status> {
         let text = fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).ok()?;
@@ -287,7 +319,8 @@ impl Stop {
     /// repair. Those that take too long are let go when the calling thread ends.
     fn see_off_late_ones(&self) {
         let start = Instant::now();
-        let mut late = self.threads.iter().filter(|thread| matches!(thread.state, State::Running)).count();
+        let is_late = |thread: &&Thread| matches!(thread.state, State::Running) && thread.is_interrupted;
+        let mut late = self.threads.iter().filter(is_late).count();
         while late > 0 && start.elapsed() < LATEST {
             match sys::look(-1) {
                 Ok(Some((tid, report))) => {

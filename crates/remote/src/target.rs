@@ -17,6 +17,7 @@ use crate::maps::{Mapping, Maps};
 use crate::memory::Memory;
 use crate::outcome::FileId;
 use crate::remote::MAX_TRIES;
+use crate::sleeping_call::Sleeping;
 use crate::stack;
 use crate::status::{Status, start_and_heap};
 use crate::sys::{self, Registers};
@@ -56,6 +57,8 @@ pub struct Target {
     pub(crate) gadgets: Gadgets,
     /// Per thread, whether it had a seccomp filter.
     filtered: HashMap<i32, bool>,
+    /// Whether it is not stopped while a thread is in a call that would return a part of what it was to do.
+    pub(crate) spares_calls: bool,
 }
 
 impl Target {
@@ -90,7 +93,14 @@ impl Target {
         let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
         let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
         let gadgets = find_gadgets(number, &maps).ok_or(Refusal::NoSystemCall)?;
-        Ok(Self { pid: number, handle, start, memory, maps: Arc::new(maps), gadgets, filtered })
+        Ok(Self { pid: number, handle, start, memory, maps: Arc::new(maps), gadgets, filtered, spares_calls: true })
+    }
+
+    /// Has it stopped at any moment: also while a thread is in a call that would return a part of what it was to do ([`Busy::InCall`]).
+    #[must_use]
+    pub fn at_any_moment(mut self) -> Self {
+        self.spares_calls = false;
+        self
     }
 
     /// Its id.
@@ -130,10 +140,7 @@ impl Target {
     pub(crate) fn needed(&self) -> Vec<Range<u64>> {
         let code = [self.gadgets.system_call, self.gadgets.restorer].map(|start| start..start + 1);
         let stacks = self.threads().into_iter().take(MAX_TRIES).filter_map(|tid| {
-            let call = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid)).ok()?;
-            // The stack pointer precedes the instruction pointer; a thread that runs has neither.
-            let pointer = call.split_ascii_whitespace().rev().nth(1)?.strip_prefix("0x")?;
-            let pointer = u64::from_str_radix(pointer, 16).ok()?;
+            let pointer = Sleeping::look(self.pid, tid)?.stack_pointer;
             Some(pointer.saturating_sub(MAX_FRAME_BYTES)..pointer)
         });
         code.into_iter().chain(stacks).collect()
@@ -143,8 +150,8 @@ impl Target {
     pub(crate) fn copy(&self) -> Result<Self, Refusal> {
         let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process".into(), source })?;
         let (memory, maps, filtered) = (Arc::clone(&self.memory), Arc::clone(&self.maps), self.filtered.clone());
-        let Self { pid, start, gadgets, .. } = *self;
-        Ok(Self { pid, handle, start, memory, maps, gadgets, filtered })
+        let Self { pid, start, gadgets, spares_calls, .. } = *self;
+        Ok(Self { pid, handle, start, memory, maps, gadgets, filtered, spares_calls })
     }
 
     /// What to ask of the process that stops others.
@@ -152,7 +159,8 @@ impl Target {
         let Gadgets { system_call, restorer, restorer_code } = self.gadgets;
         let filtered = self.filtered.iter().map(|(tid, is_filtered)| (*tid, *is_filtered)).collect();
         let (pid, start, restorer_code) = (self.pid, self.start, restorer_code.to_vec());
-        Request { pid, start, system_call, restorer, restorer_code, filtered, limit, work }
+        let spares_calls = self.spares_calls;
+        Request { pid, start, system_call, restorer, restorer_code, filtered, spares_calls, limit, work }
     }
 
     /// What goes with a request.
@@ -174,7 +182,8 @@ impl Target {
         let gadgets = Gadgets::again(request.system_call, request.restorer, &request.restorer_code);
         let Some(gadgets) = gadgets.filter(|_| start == request.start) else { return Err(changed) };
         let (memory, filtered) = (Arc::new(Memory::of(content, pages)), request.filtered.iter().copied().collect());
-        Ok(Self { pid: request.pid, handle, start, memory, maps: Arc::new(maps), gadgets, filtered })
+        let Request { pid, spares_calls, .. } = *request;
+        Ok(Self { pid, handle, start, memory, maps: Arc::new(maps), gadgets, filtered, spares_calls })
     }
 
     /// Whether it has neither ended since, and its id been given to another, nor run another program.

@@ -25,6 +25,12 @@ impl Target {
         Err(Refusal::Machine)
     }
 
+    /// Has it stopped at any moment.
+    #[must_use]
+    pub fn at_any_moment(self) -> Self {
+        match self.0 {}
+    }
+
     /// Its id.
     #[must_use]
     pub fn pid(&self) -> i32 {

@@ -17,6 +17,8 @@ pub(crate) struct Request<W> {
     pub(crate) restorer_code: Vec<u8>,
     /// Its threads, and whether each has a seccomp filter.
     pub(crate) filtered: Vec<(i32, bool)>,
+    /// Whether it is left alone while a thread is in a call that would return a part of what it was to do.
+    pub(crate) spares_calls: bool,
     pub(crate) limit: Duration,
     pub(crate) work: W,
 }
@@ -78,10 +80,13 @@ mod tests {
         let work = Work::Replace { planned, mapped: Mapped(file), is_asked: true };
         let limit = Duration::from_millis(20);
         let (system_call, restorer, restorer_code, filtered) = (1, 2, vec![0x58, 0xc3], vec![(7, true), (8, false)]);
-        let request = Request { pid: 7, start: 5, system_call, restorer, restorer_code, filtered, limit, work: &work };
+        let (start, spares_calls, work) = (5, true, &work);
+        let request =
+            Request { pid: 7, start, system_call, restorer, restorer_code, filtered, spares_calls, limit, work };
         let sent = serde_json::to_vec(&request).expect("it can be written");
         let arrived: Request<Work> = serde_json::from_slice(&sent).expect("it can be read");
-        assert_eq!((arrived.pid, arrived.limit, &arrived.filtered), (7, limit, &request.filtered));
+        assert_eq!((arrived.pid, arrived.limit, arrived.spares_calls), (7, limit, true));
+        assert_eq!(arrived.filtered, request.filtered);
         let Work::Replace { planned, mapped: Mapped(file), is_asked: true } = arrived.work else {
             panic!("other work")
         };

@@ -6,9 +6,9 @@ use std::os::unix::fs::MetadataExt as _;
 use heapbpf_attach::inline::attempts::Attempts;
 use heapbpf_attach::inline::left::{Left, claim};
 use heapbpf_attach::inline::objects::lead_back;
-use heapbpf_attach::inline::removal::{COUNTS, leads_to_ours};
+use heapbpf_attach::inline::removal::{COUNTS, leads_to_ours, look_after};
 use heapbpf_attach::stop_limit;
-use heapbpf_remote::{NAME_PREFIX, Target, left_open};
+use heapbpf_remote::{NAME_PREFIX, left_open};
 
 /// What was done, and what stays.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ fn is_heapbpf(pid: u32) -> bool {
 fn clean_one(pid: u32, cleaned: &mut Cleaned) {
     let mut attempts = Attempts::default();
     loop {
-        match try_to_clean(pid, cleaned) {
+        match try_to_clean(pid, attempts, cleaned) {
             Ok(()) => return,
             Err(why) => match attempts.failed() {
                 Some(pause) => std::thread::sleep(pause),
@@ -73,8 +73,8 @@ fn clean_one(pid: u32, cleaned: &mut Cleaned) {
 }
 
 /// `Err`: another attempt may succeed.
-fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
-    let target = match Target::look(pid) {
+fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(), String> {
+    let target = match look_after(attempts, pid) {
         Ok(target) => target,
         // What no jump leads to stays.
         Err(_) if !leads_to_ours(pid) && left_open(pid).next().is_none() => return Ok(()),

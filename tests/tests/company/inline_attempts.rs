@@ -52,3 +52,21 @@ fn a_target_that_cannot_be_stopped_for_long_is_probed_and_the_reason_is_told() {
     checks::sites(&profile, &truth, 1, Compare::All);
     counted_exactly(&stats, &truth);
 }
+
+/// A stop would end its call with a part of what it was to write.
+#[test]
+fn a_target_that_is_always_in_a_call_that_would_come_back_early_is_probed() {
+    let Some(_turn) = turn("inline_a_target_that_is_always_in_a_call_that_would_come_back_early_is_probed") else {
+        return;
+    };
+    let mut target = Target::start(&program("slow_reader"), ["2000"]);
+    let pid = target.pid();
+    let recording = inline(pid).start();
+    let told = recording.said();
+    assert!(!is_hooked(pid) && told.contains("in a call that a stop may end early"), "{told}");
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    counted_exactly(&stats, &truth);
+    assert!(target.end().success(), "each of its calls wrote all");
+}

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 /// Time before each further attempt, ms: mostly, a thread found no free CPU in time.
 const PAUSES_MS: [u64; 11] = [10, 20, 50, 100, 200, 500, 1000, 1000, 2000, 4000, 4000];
+/// Longest of these pauses after which a call of the process is spared that a stop may end early, 0.9 s in all: it may take as long as the
+/// reader of a pipe likes.
+pub(super) const SPARED_FOR: Duration = Duration::from_millis(500);
 
 /// Attempts at one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +15,11 @@ pub struct Attempts {
 }
 
 impl Attempts {
+    /// Whether the next one still spares calls that a stop may end early.
+    pub(super) fn spares_calls(self) -> bool {
+        PAUSES_MS.iter().take(self.failed).all(|pause| Duration::from_millis(*pause) <= SPARED_FOR)
+    }
+
     /// Notes a failed attempt. Time until the next one; `None` if there is none.
     pub fn failed(&mut self) -> Option<Duration> {
         let pause = PAUSES_MS.get(self.failed).copied().map(Duration::from_millis);
@@ -31,5 +39,15 @@ mod tests {
         assert!(pauses.is_sorted());
         assert_eq!((pauses.len(), pauses.iter().sum()), (PAUSES_MS.len(), Duration::from_millis(12_880)));
         assert_eq!(attempts.failed(), None);
+    }
+
+    #[test]
+    fn calls_are_spared_for_almost_a_second() {
+        let mut attempts = Attempts::default();
+        let mut waited = Duration::ZERO;
+        while attempts.spares_calls() {
+            waited += attempts.failed().expect("it is early");
+        }
+        assert_eq!(waited, Duration::from_millis(1880), "the last pause comes after the last attempt that spares them");
     }
 }

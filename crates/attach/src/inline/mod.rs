@@ -283,7 +283,7 @@ impl InlineHooks {
         self.counted.unlist(process, base);
         match &error {
             // Nothing was changed.
-            Remote::Busy { why: Busy::Slow | Busy::Position | Busy::NotNow, .. } => {
+            Remote::Busy { why: Busy::Slow | Busy::Position | Busy::NotNow | Busy::InCall, .. } => {
                 self.prepared.insert((pid, key), prepared);
             }
             _ => prepared.undo(),

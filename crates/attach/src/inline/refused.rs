@@ -6,7 +6,9 @@ use std::time::Duration;
 use heapbpf_inline::ForeignBlob;
 use heapbpf_kernel::KernelError;
 use heapbpf_probes::AttachError;
-use heapbpf_remote::{Error as Remote, Refusal};
+use heapbpf_remote::{Busy, Error as Remote, Refusal};
+
+use super::attempts::SPARED_FOR;
 
 /// A pause after which a loader has most likely mapped a file's code.
 const MAPPED_WITHIN: Duration = Duration::from_millis(200);
@@ -148,9 +150,14 @@ impl Refused {
         matches!(self, Self::Hooked | Self::Left(_) | Self::Stays | Self::Sealed)
     }
 
-    /// Whether another attempt may succeed after a pause. What a loader is about to map looks like code in pieces, but not for long.
+    /// Whether another attempt may succeed after a pause. What a loader is about to map looks like code in pieces, but not for long; a
+    /// thread may write to a full pipe for as long as it runs.
     pub fn may_pass_in(&self, pause: Duration) -> bool {
-        self.may_pass() || matches!(self, Self::Mappings) && pause <= MAPPED_WITHIN
+        match self {
+            Self::Mappings => pause <= MAPPED_WITHIN,
+            Self::Hook(Remote::Busy { why: Busy::InCall, .. }) => pause <= SPARED_FOR,
+            _ => self.may_pass(),
+        }
     }
 
     /// Whether another attempt may succeed: no thread found a CPU in time, or the process was changing.

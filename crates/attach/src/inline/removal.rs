@@ -36,7 +36,8 @@ enum Next {
     Never,
 }
 
-/// Takes out of a process what is ours and nobody's any more, if it still runs. Waits for a moment at which that is possible.
+/// Takes out of a process what is ours and nobody's any more, if it still runs. Waits for a moment at which that is possible, and not for
+/// ever for one that ends no call of it early.
 pub(super) fn take_out(pid: u32) {
     try_to_take_out(pid);
 }
@@ -49,7 +50,7 @@ pub(super) fn take_out_now(pid: u32) -> bool {
 /// The same. Whether there may be another moment.
 fn try_to_take_out(pid: u32) -> Next {
     let mut attempts = Attempts::default();
-    let mut fails = |why: &dyn std::fmt::Display, what, may_pass| {
+    let fails = |attempts: &mut Attempts, why: &dyn std::fmt::Display, what, may_pass| {
         let pause = attempts.failed().filter(|_| may_pass);
         match pause {
             Some(pause) => {
@@ -61,14 +62,14 @@ fn try_to_take_out(pid: u32) -> Next {
         pause.is_some()
     };
     loop {
-        let target = match Target::look(pid) {
+        let target = match look_after(attempts, pid) {
             Ok(target) => target,
             // It has ended, or runs another program.
             Err(_) if !leads_to_ours(pid) => return Next::May,
             Err(why) => {
                 // A child of vfork goes its own way soon; a debugger may stay for hours.
                 let may_pass = matches!(why, Refusal::SharedMemory(_));
-                if !fails(&why, COUNT_ON, may_pass) {
+                if !fails(&mut attempts, &why, COUNT_ON, may_pass) {
                     return Next::May;
                 }
                 continue;
@@ -85,12 +86,20 @@ fn try_to_take_out(pid: u32) -> Next {
                 };
                 // Who stops it again waits as long again.
                 let may_pass = next == Next::May && !matches!(error, Error::Stuck(_));
-                if !fails(&error, what, may_pass) {
+                if !fails(&mut attempts, &error, what, may_pass) {
                     return next;
                 }
             }
         }
     }
+}
+
+/// Looks at a process from which something is to be taken out, after these attempts: the first ones spare calls that a stop may end early.
+///
+/// # Errors
+/// It cannot be looked at, or must not be stopped.
+pub fn look_after(attempts: Attempts, pid: u32) -> Result<Target, Refusal> {
+    Target::look(pid).map(|target| if attempts.spares_calls() { target } else { target.at_any_moment() })
 }
 
 /// Whether jumps of inline hooks are in the code of a process: pages of ours are mapped elsewhere than where they say.

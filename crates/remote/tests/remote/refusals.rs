@@ -49,7 +49,8 @@ fn a_process_stopped_by_job_control_stays_stopped() {
     assert!(matches!(refusal(program.pid()), Refusal::JobControl));
     // The same if it is stopped between the look and the stop.
     let error = target.hook(&plan, STOP_LIMIT).expect_err("it is stopped");
-    assert!(matches!(error, Error::Busy { why: Busy::JobControl, .. }), "{error}");
+    // It may have been stopped on its way out of the call that wrote its first line.
+    assert!(matches!(error, Error::Busy { why: Busy::JobControl | Busy::InCall, .. }), "{error}");
     // A thread that is let go passes through the kernel on its way back to the stop.
     let late = Instant::now() + Duration::from_secs(5);
     while program.state() != "T" {
