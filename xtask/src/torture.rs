@@ -314,6 +314,14 @@ const ROWS: &[Row] = &[
         ..CASE
     },
     Row {
+        name: "calls-in-part",
+        fault: "target writes to full pipes and receives with MSG_WAITALL",
+        promised: "hardly a call comes back early",
+        file: "remote/calls",
+        test: "calls_that_would_return_a_part_are_spared",
+        ..CASE
+    },
+    Row {
         name: "shared-memory",
         fault: "target shares its memory with another process",
         promised: "refused with the reason",

@@ -69,6 +69,23 @@ fn active_processes_are_counted_and_idle_ones_are_left_alone() {
     until("it is let go", || !is_hooked(pid));
 }
 
+/// The CPU time of a process that is no target, and ends, is in no share.
+#[test]
+fn the_share_of_a_named_process_is_its_own() {
+    let Some(_turn) = turn("the_share_of_a_named_process_is_its_own") else { return };
+    let (mut target, bystander) = (Target::start(&program("mix"), ["1000"]), Busy::start());
+    let recording = Recorder::of(target.pid(), 1).option("--every", "100ms").start();
+    target.run();
+    let written = || std::fs::read_dir(recording.folder()).expect("its folder").count();
+    let (used, had) = (cpu_time(bystander.0.id()), written());
+    until("the bystander works", || cpu_time(bystander.0.id()) > used + Duration::from_millis(50));
+    until("snapshots are written, for which CPU times are looked at", || written() > had + 2);
+    drop(bystander);
+    let (profile, _) = recording.stop().results();
+    assert_eq!(profile.process(target.pid()).cpu_coverage, Some(1.0), "{:?}", profile.process(target.pid()));
+    assert!(!profile.notes.iter().any(|note| note.contains("CPU time was counted")), "{:?}", profile.notes);
+}
+
 /// Breakpoints of links that serve every process are in each private mapping of a file. With probes they are, which shows that this would
 /// be seen.
 #[test]

@@ -68,5 +68,5 @@ fn a_target_that_is_always_in_a_call_that_would_come_back_early_is_probed() {
     let (profile, stats) = recording.stop().results();
     checks::sites(&profile, &truth, 1, Compare::All);
     counted_exactly(&stats, &truth);
-    assert!(target.end().success(), "each of its calls wrote all");
+    assert!(target.end().success(), "its call wrote all");
 }

@@ -126,14 +126,26 @@ impl Attaching {
     }
 
     /// Takes in the CPU time of all threads. Returns the processes that should be taken in now; named ones are all the same.
-    pub(crate) fn look_at_activity(&mut self, threads: &[LivingThread], now_ns: u64) -> Vec<ProcessKey> {
-        let Self { activity: Some(activity), inline: Some(inline), own, global, .. } = self else { return Vec::new() };
-        activity.look(threads, now_ns, |process| inline.is_counted(process) || own.contains(&process.tgid));
-        if !*global {
+    pub(crate) fn look_at_activity(
+        &mut self,
+        host: &mut Host,
+        threads: &[LivingThread],
+        now_ns: u64,
+    ) -> Vec<ProcessKey> {
+        let Some(mut activity) = self.activity.take() else { return Vec::new() };
+        let is_inline = |process| self.inline.as_ref().is_some_and(|inline| inline.is_counted(process));
+        let is_counted = |process: ProcessKey| is_inline(process) || self.own.contains(&process.tgid);
+        let is_target = |process: ProcessKey| {
+            let current = host.processes().current(process.tgid).map(|incarnation| incarnation.id);
+            current.is_some_and(|incarnation| self.is_target(host, incarnation))
+        };
+        activity.look(threads, now_ns, is_counted, is_target);
+        let due = if self.global { activity.due(now_ns) } else { Vec::new() };
+        if !self.global {
             activity.rest(now_ns);
-            return Vec::new();
         }
-        activity.due(now_ns)
+        self.activity = Some(activity);
+        due
     }
 
     /// Share of a process's CPU time in which its calls were counted; `None` if that is not known.

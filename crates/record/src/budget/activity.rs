@@ -43,6 +43,8 @@ struct Known {
     cpu_ns: u64,
     before_ns: u64,
     standing: Standing,
+    /// Whether it was a target at a look at which it had used CPU time.
+    is_target: bool,
     attempts: Attempts,
     /// Not tried before that (CLOCK_MONOTONIC).
     not_before_ns: u64,
@@ -129,8 +131,15 @@ impl Activity {
         self.next_ns = self.next_ns.min(at_ns);
     }
 
-    /// Takes in the CPU time of all threads of the host. `is_counted`: whether calls of a process are counted now.
-    pub fn look(&mut self, threads: &[LivingThread], now_ns: u64, is_counted: impl Fn(ProcessKey) -> bool) {
+    /// Takes in the CPU time of all threads of the host. `is_counted`: whether calls of a process are counted now. `is_target`: whether its
+    /// CPU time is a target's.
+    pub fn look(
+        &mut self,
+        threads: &[LivingThread],
+        now_ns: u64,
+        is_counted: impl Fn(ProcessKey) -> bool,
+        mut is_target: impl FnMut(ProcessKey) -> bool,
+    ) {
         let is_first = self.looked_ns == 0;
         let passed_ns = now_ns.saturating_sub(self.looked_ns);
         self.looked_ns = now_ns;
@@ -161,13 +170,14 @@ impl Activity {
                 is_any_new_busy |= known.not_before_ns <= now_ns;
                 retry_ns = retry_ns.min(known.not_before_ns.max(now_ns + SHORTEST_PAUSE_NS));
             }
-            self.processes.insert(process, Known { first_ns, cpu_ns, before_ns: known.cpu_ns, ..known });
+            let is_target = known.is_target || cpu_ns > first_ns && is_target(process);
+            self.processes.insert(process, Known { first_ns, cpu_ns, before_ns: known.cpu_ns, is_target, ..known });
         }
         for (process, known) in before {
             let CpuTime { all_ns, counted_ns } = known.cpu();
-            if process.start_ns < self.began_ns {
+            if process.start_ns < self.began_ns && known.is_target {
                 self.ended.add(known.cpu());
-            } else if counted_ns > 0 {
+            } else if process.start_ns >= self.began_ns && counted_ns > 0 {
                 self.late_ns += all_ns - counted_ns;
             }
         }
@@ -219,6 +229,7 @@ impl Activity {
     /// A process is counted from now on. `cpu_ns`: CPU time that it has used by now, if that is known.
     pub fn counted(&mut self, process: ProcessKey, cpu_ns: Option<u64>) {
         let known = self.processes.entry(process).or_default();
+        known.is_target = true;
         if !matches!(known.standing, Standing::Since(_)) {
             known.standing = Standing::Since(cpu_ns.unwrap_or(known.cpu_ns));
         }
@@ -282,7 +293,12 @@ mod tests {
     fn look(activity: &mut Activity, cpu_ms: &[(u32, u64)], now_ms: u64) -> Vec<u32> {
         let thread =
             |(tgid, ms): &(u32, u64)| LivingThread { process: process(*tgid), memory_users: 1, cpu_ns: ms * MS };
-        activity.look(&cpu_ms.iter().map(thread).collect::<Vec<_>>(), now_ms * MS, |_| false);
+        activity.look(
+            &cpu_ms.iter().map(thread).collect::<Vec<_>>(),
+            now_ms * MS,
+            |_| false,
+            |process| process.tgid != 9,
+        );
         activity.due(now_ms * MS).into_iter().map(|process| process.tgid).collect()
     }
 
@@ -310,8 +326,8 @@ mod tests {
     fn threads_of_a_process_are_added_up_and_kernel_threads_left_out() {
         let mut activity = Activity::new(2, 1, false);
         let thread = |tgid, memory_users| LivingThread { process: process(tgid), memory_users, cpu_ns: 9 * MS };
-        activity.look(&[], MS, |_| false);
-        activity.look(&[thread(1, 2), thread(1, 2), thread(2, 0)], 2 * MS, |_| false);
+        activity.look(&[], MS, |_| false, |_| true);
+        activity.look(&[thread(1, 2), thread(1, 2), thread(2, 0)], 2 * MS, |_| false, |_| true);
         assert_eq!(activity.due(2 * MS), [process(1)]);
         let cpu = activity.of(process(1)).unwrap();
         assert_eq!((cpu.all_ns, cpu.counted_ns, activity.of(process(2))), (18 * MS, 0, None));
@@ -337,6 +353,15 @@ mod tests {
     }
 
     #[test]
+    fn whoever_is_no_target_and_ends_is_in_no_share() {
+        let mut activity = Activity::new(2, 1, true);
+        look(&mut activity, &[(1, 10), (9, 10)], 100);
+        look(&mut activity, &[(1, 20), (9, 500)], 200);
+        look(&mut activity, &[], 300);
+        assert_eq!(activity.of_all(&Progress::default(), |_| true), CpuTime { all_ns: 10 * MS, counted_ns: 0 });
+    }
+
+    #[test]
     fn what_was_counted_stays_so_when_it_is_over() {
         let mut activity = Activity::new(2, 1, false);
         look(&mut activity, &[(1, 1000), (2, 0)], 100);
@@ -356,7 +381,7 @@ mod tests {
             let thread =
                 |(tgid, ms): &(u32, u64)| LivingThread { process: process(*tgid), memory_users: 1, cpu_ns: ms * MS };
             let threads: Vec<_> = cpu_ms.iter().map(thread).collect();
-            activity.look(&threads, now_ms * MS, |process| counted.contains(&process.tgid));
+            activity.look(&threads, now_ms * MS, |process| counted.contains(&process.tgid), |_| true);
         };
         look(&[], 100, &[]);
         // The first has its parent's hooks, the second is hooked later, the third never.
@@ -365,7 +390,7 @@ mod tests {
         look(&[(1, 30), (2, 35), (3, 50)], 400, &[1, 2]);
         assert_eq!([1, 2, 3].map(|tgid| activity.of(process(tgid)).unwrap().counted_ns), [30 * MS, 10 * MS, 0]);
         let all = activity.of_all(&Progress::default(), |_| true);
-        activity.look(&[], 500 * MS, |_| false);
+        activity.look(&[], 500 * MS, |_| false, |_| true);
         let ended = Progress { ended_counted_ns: 65 * MS, ended_uncounted_ns: 50 * MS, ..Progress::default() };
         assert_eq!((all.all_ns, activity.of_all(&ended, |_| true)), (115 * MS, all));
     }

@@ -58,7 +58,7 @@ impl Session {
         let read = threads(self.attaching.programs.process_iterator_link());
         let Some(threads) = self.errors.note(Step::Census, read, now_ns) else { return Vec::new() };
         self.attaching.note_heirs();
-        self.attaching.look_at_activity(&threads, now_ns)
+        self.attaching.look_at_activity(&mut self.host, &threads, now_ns)
     }
 
     fn take_in_one(&mut self, process: ProcessKey, now_ns: u64) {

@@ -46,9 +46,8 @@ fn parts(kind: &str, tenths: &str, cycle: impl Fn(&Program)) -> u64 {
     parts
 }
 
-/// Whoever is stopped in such a call gets the part: no restart can hide that. So nobody is, but for calls that begin in the moment between
-/// the look and the stop: 60 stops, each of which meets a call with a probability of 0.3 without a look, would end 5 or fewer with one of
-/// 0.02 %.
+/// Whoever is stopped in such a call gets the part: no restart can hide that. So nobody is, but for those that look as if they ran, because
+/// they have been woken and wait for a processor: 0 to 3 of 60 stops beside two busy loops on two processors.
 #[test]
 fn calls_that_would_return_a_part_are_spared() {
     let _turn = program::turn();
@@ -60,14 +59,13 @@ fn calls_that_would_return_a_part_are_spared() {
             program::hook(program.pid(), program.hooked);
             program::take_out(program.pid());
         });
-        assert!(spared <= 5, "{kind}: {spared} calls came back with a part");
         let ended = parts(kind, "9", |program| {
             let target = Target::look(program.pid()).expect("it runs").at_any_moment();
             // It may be busy; the stop is what counts.
             let _ = target.map(&program::plan(&target, program.hooked), STOP_LIMIT);
         });
-        assert!(ended > 5, "{kind}: {ended} calls were ended by a stop that spares none");
         eprintln!("{kind}: {spared} and {ended} calls came back with a part");
+        assert!(ended > 5 && 2 * spared < ended, "{kind}: {spared} of 60 stops, {ended} of 30 that spare none");
     }
     program::tell_vain();
 }
