@@ -72,10 +72,14 @@ pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop:
 }
 
 /// Whether a blob that nobody goes on mapping is still where it was found. All mappings of the process need not be read for
-/// that: if it has hundreds of thousands, that takes longer than it may be stopped.
+/// that: if it has hundreds of thousands, that takes longer than it may be stopped. Pages that were not replaced may be by now, by the last
+/// call of an injector that was killed: then their spare place has all that is left of the original ones.
 fn is_there(pid: i32, found: &Found) -> bool {
     let is_of_blob = |range: &Range<u64>| FileId::of(pid, range).is_some_and(|file| file.inode == found.inode);
-    found.text.iter().all(is_of_blob) && found.replaced().all(|range| is_of_blob(&range))
+    let is_replaced = |kept: &Kept| is_of_blob(&(kept.start..kept.start + kept.bytes));
+    found.text.iter().all(is_of_blob)
+        && found.replaced().all(|range| is_of_blob(&range))
+        && !found.put_back.iter().any(is_replaced)
 }
 
 /// Whether a blob is not as it was found: a thread has finished the last call of an injector that was killed meanwhile.

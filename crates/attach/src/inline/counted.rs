@@ -165,8 +165,8 @@ impl Process {
             return true;
         }
         let last = Counts::from(&entry.counts);
-        // Of a child, pages that it never touched are not there.
-        let is_complete = last.calls >= self.counts[1].calls && last.bytes >= self.counts[1].bytes;
+        // Of a child, pages that it never touched are not there. Bytes say nothing: what a call requested is taken back if it fails.
+        let is_complete = last.calls >= self.counts[1].calls;
         if is_complete {
             self.counts[1] = last;
         }
@@ -537,5 +537,26 @@ impl Counted {
             entries.iter().for_each(|(process, _)| self.map.remove(*process));
         }
         InlineLinks::close(self.linked.drain().flat_map(|(_, linked)| linked).map(|linked| linked.links));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that was read last while a call that fails was under way.
+    #[test]
+    fn a_call_that_fails_after_the_last_read_is_in_no_figure() {
+        let process = ProcessKey { tgid: 1, ..ProcessKey::default() };
+        let mut entry = InlineProcess { state: inline_state::LEFT, memory_of: process, ..InlineProcess::default() };
+        let mut known = Process::new(process, &entry);
+        let before =
+            Counts { calls: 3, bytes: (1 << 46) + 200, sampled: 2, reported: 2, threads: 1, ..Counts::default() };
+        known.counts = [before; 2];
+        (entry.counts.calls, entry.counts.bytes, entry.counts.failed) = (3, 200, 1);
+        assert!(known.leave(&entry));
+        assert_eq!((known.counts[1].bytes, known.counts[1].failed), (200, 1));
+        entry.counts.calls = 2;
+        assert!(!known.leave(&entry), "a part of it was not read");
     }
 }
