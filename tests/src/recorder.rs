@@ -340,12 +340,19 @@ impl Recording {
         self.stderr.next().expect("heapbpf has ended")
     }
 
-    /// Waits for a line on its standard error that contains these words, and keeps those before it.
+    /// How many lines are on its standard error by now.
+    pub fn lines_by_now(&mut self) -> usize {
+        self.said.extend(self.stderr.ready());
+        self.said.len()
+    }
+
+    /// Waits for a line on its standard error that contains these words, after so many others.
     ///
     /// # Panics
     /// If it exits instead.
-    pub fn await_line(&mut self, words: &str) {
-        while !self.said().contains(words) {
+    pub fn await_line(&mut self, words: &str, after: usize) {
+        let has_said = |said: &[String]| said.iter().skip(after).any(|line| line.contains(words));
+        while !has_said(&self.said) {
             self.said.push(self.next_line());
         }
     }

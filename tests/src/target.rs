@@ -49,6 +49,11 @@ impl Lines {
         }
     }
 
+    /// Lines that have been read by now.
+    pub fn ready(&self) -> Vec<String> {
+        self.0.try_iter().collect()
+    }
+
     /// All lines up to the end of the pipe.
     pub fn rest(&self) -> Vec<String> {
         std::iter::from_fn(|| self.next()).collect()

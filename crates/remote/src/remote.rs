@@ -24,6 +24,8 @@ pub(crate) const MAX_TRIES: usize = 16;
 /// Results from here on are errors.
 const FIRST_ERROR: u64 = (-4095i64) as u64;
 const ALL_SIGNALS: u64 = u64::MAX;
+/// Those that the kernel leaves out of any mask.
+const UNBLOCKABLE: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
 /// How much longer to wait for a thread that got no processor in time.
 const LATEST: Duration = Duration::from_secs(1);
 
@@ -130,8 +132,11 @@ impl Remote {
         if !has(gadgets.system_call, SYSTEM_CALL) || !has(gadgets.restorer, gadgets.restorer_code) {
             return Err(Failure::Busy(Busy::Changed));
         }
-        let is_due = |registers: &Registers| {
-            registers.rip == gadgets.system_call && has(registers.rsp, &gadgets.restorer.to_le_bytes())
+        let is_due = |tid, registers: &Registers| {
+            registers.rip == gadgets.system_call
+                && FIXED_CALLS.iter().any(|(_, (number, _))| number.cast_unsigned() == registers.rax)
+                && has(registers.rsp, &gadgets.restorer.to_le_bytes())
+                && sys::signal_mask(tid).is_ok_and(|mask| mask | UNBLOCKABLE == ALL_SIGNALS)
         };
         stop.skip_calls(is_due)?;
         let mut threads: Vec<_> = stop.registers().filter(|(_, registers)| registers.cs == CODE_SEGMENT).collect();

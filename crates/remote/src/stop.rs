@@ -101,13 +101,13 @@ impl Stop {
     /// Stops all threads.
     pub(crate) fn stop_all(&mut self) -> Result<(), Failure> {
         self.raised.get_or_insert_with(Raised::begin);
+        // Before anybody is traced: signals that are ignored wake whoever is. A call may begin between this look and the stop.
+        if self.spares_calls && self.since.is_none() && self.would_end_a_call()? {
+            return Err(Failure::Busy(Busy::InCall));
+        }
         // Becoming the tracer stops nobody, so as much of it as possible is done before the clock starts.
         while self.seize_new()? {
             self.take_reports()?;
-        }
-        // A call may begin between this look and the stop.
-        if self.spares_calls && self.since.is_none() && self.would_end_a_call() {
-            return Err(Failure::Busy(Busy::InCall));
         }
         if let Some(grace) = self.grace.filter(|_| self.since.is_none()) {
             sys::end_after(self.limit + grace).map_err(|error| Failure::Trace("setting a time limit", error))?;
@@ -127,9 +127,20 @@ impl Stop {
     }
 
     /// Whether a thread is in a call that a stop may end early.
-    fn would_end_a_call(&self) -> bool {
-        let sleeping = self.threads.iter().filter_map(|thread| Sleeping::look(self.pid, thread.tid));
-        sleeping.into_iter().any(|sleeping| sleeping.may_return_a_part())
+    fn would_end_a_call(&self) -> Result<bool, Failure> {
+        let mut sleeping = self.all_threads()?.into_iter().filter_map(|tid| Sleeping::look(self.pid, tid));
+        Ok(sleeping.any(|sleeping| sleeping.may_return_a_part()))
+    }
+
+    /// The threads that it has now.
+    fn all_threads(&self) -> Result<Vec<i32>, Failure> {
+        let list = match fs::read_dir(format!("/proc/{}/task", self.pid)) {
+            Ok(list) => list,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Failure::Ended),
+            Err(source) => return Err(Failure::Trace("listing its threads", source)),
+        };
+        let list = list.map_while(Result::ok).take(MAX_THREADS);
+        Ok(list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
     }
 
     /// Whether the process has no other threads than those that are stopped: the kernel counts them among the links of this
@@ -159,15 +170,8 @@ impl Stop {
     /// while it is traced, signals to the process that it ignores are not thrown away where they are sent, and would end a call of any
     /// thread that is not traced.
     fn seize_new(&mut self) -> Result<bool, Failure> {
-        let list = match fs::read_dir(format!("/proc/{}/task", self.pid)) {
-            Ok(list) => list,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Failure::Ended),
-            Err(source) => return Err(Failure::Trace("listing its threads", source)),
-        };
-        let list = list.map_while(Result::ok).take(MAX_THREADS);
-        let tids: Vec<i32> = list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
         let mut is_new = false;
-        for tid in tids.into_iter().rev() {
+        for tid in self.all_threads()?.into_iter().rev() {
             is_new |= self.seize(tid)?;
         }
         Ok(is_new)
@@ -274,9 +278,10 @@ impl Stop {
     }
 
     /// Has threads that are about to make a call, as their registers tell, go on behind it.
-    pub(crate) fn skip_calls(&mut self, is_about_to: impl Fn(&Registers) -> bool) -> Result<(), Failure> {
+    pub(crate) fn skip_calls(&mut self, is_about_to: impl Fn(i32, &Registers) -> bool) -> Result<(), Failure> {
         for thread in self.threads.iter_mut().filter(|thread| matches!(thread.state, State::Stopped)) {
-            let Some(registers) = thread.registers.as_mut().filter(|registers| is_about_to(registers)) else {
+            let Some(registers) = thread.registers.as_mut().filter(|registers| is_about_to(thread.tid, registers))
+            else {
                 continue;
             };
             registers.rip += SYSCALL_BYTES;
@@ -319,8 +324,7 @@ impl Stop {
     /// repair. Those that take too long are let go when the calling thread ends.
     fn see_off_late_ones(&self) {
         let start = Instant::now();
-        let is_late = |thread: &&Thread| matches!(thread.state, State::Running) && thread.is_interrupted;
-        let mut late = self.threads.iter().filter(is_late).count();
+        let mut late = self.threads.iter().filter(|thread| matches!(thread.state, State::Running)).count();
         while late > 0 && start.elapsed() < LATEST {
             match sys::look(-1) {
                 Ok(Some((tid, report))) => {

@@ -220,7 +220,7 @@ fn hooks_that_somebody_else_takes_out_are_missed() {
         process.take_out(&found[0], &(0..u64::MAX), STOP_LIMIT).is_ok()
     });
     assert!(!is_hooked(target.pid()));
-    recording.await_line("somebody else took its inline hooks out");
+    recording.await_line("somebody else took its inline hooks out", 0);
     target.step();
     let (profile, stats) = recording.stop().results();
     assert_eq!(stats.other["inline_incomplete"], 1, "{stats:?}");

@@ -52,6 +52,10 @@ impl Tool {
 }
 
 impl Watching {
+    fn heapbpf(&mut self) -> Option<&mut Recording> {
+        if let Self::Heapbpf(recording) = self { Some(recording) } else { None }
+    }
+
     fn stop(self) -> Saw {
         match self {
             Self::Bpftrace(it) => Saw::Calls(it.stop()),
@@ -105,19 +109,18 @@ fn go_through(order: &[Step], pid: u32, interval: u64, tool: &Tool, runs: &mut d
         match step {
             OtherComes => other = Some(tool.start(pid, interval)),
             OtherGoes => {
-                let had_hooks = is_hooked(pid);
+                let before = Before::of(pid, ours.as_mut());
                 saw = other.take().map(Watching::stop);
-                sees_again(pid, had_hooks, ours.as_mut());
+                before.sees_again(pid, ours.as_mut());
             }
             InlineComes => {
                 ours = Some(recorder(pid, Hook::Inline, interval).flag("-v").start());
                 was_hooked = is_hooked(pid);
             }
             InlineGoes => {
-                let had_hooks = is_hooked(pid);
+                let before = Before::of(pid, other.as_mut().and_then(Watching::heapbpf));
                 outcome = ours.take().map(Recording::stop);
-                let left = other.as_mut().and_then(|it| if let Watching::Heapbpf(it) = it { Some(it) } else { None });
-                sees_again(pid, had_hooks, left);
+                before.sees_again(pid, other.as_mut().and_then(Watching::heapbpf));
             }
             Runs => runs(),
         }
@@ -125,11 +128,24 @@ fn go_through(order: &[Step], pid: u32, interval: u64, tool: &Tool, runs: &mut d
     (outcome.expect("it ended"), saw.expect("it ended"), was_hooked)
 }
 
-/// Waits until a recording has noticed that another one's inline hooks, of which nothing tells that they go, are gone. From then
-/// on it knows again which blocks are in use.
-fn sees_again(pid: u32, had_hooks: bool, recording: Option<&mut Recording>) {
-    if let Some(recording) = recording.filter(|_| had_hooks && !is_hooked(pid)) {
-        recording.await_line("its calls are counted again");
+/// Before one of two recordings ends.
+struct Before {
+    had_hooks: bool,
+    /// Lines that the other one had written. Hooking may take more than one attempt, so the line below may be among them.
+    lines: usize,
+}
+
+impl Before {
+    fn of(pid: u32, left: Option<&mut Recording>) -> Self {
+        Self { had_hooks: is_hooked(pid), lines: left.map_or(0, Recording::lines_by_now) }
+    }
+
+    /// Waits until the recording that is left has noticed that the other one's inline hooks, of which nothing tells that they go, are gone.
+    /// From then on it knows again which blocks are in use.
+    fn sees_again(self, pid: u32, left: Option<&mut Recording>) {
+        if let Some(left) = left.filter(|_| self.had_hooks && !is_hooked(pid)) {
+            left.await_line("its calls are counted again", self.lines);
+        }
     }
 }
 

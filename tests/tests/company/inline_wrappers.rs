@@ -92,7 +92,7 @@ fn a_wrapper_that_is_loaded_later_is_not_hooked() {
         let mut recording = Recorder::of(target.pid(), 1).option("--hook", "inline").start();
         target.go();
         target.step();
-        recording.await_line(WHY);
+        recording.await_line(WHY, 0);
         std::thread::sleep(Duration::from_millis(500));
         assert!(hooked_files(target.pid()).iter().all(|path| path.contains("libc.so")) && is_hooked(target.pid()));
         let truth = target.run();
