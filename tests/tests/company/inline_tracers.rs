@@ -140,8 +140,8 @@ impl Before {
         Self { had_hooks: is_hooked(pid), lines: left.map_or(0, Recording::lines_by_now) }
     }
 
-    /// Waits until the recording that is left has noticed that the other one's inline hooks, of which nothing tells that they go, are gone.
-    /// From then on it knows again which blocks are in use.
+    /// Waits until the recording that is left has noticed that the other one's inline hooks are gone. It has to look for that, and knows
+    /// only from then on which blocks are in use.
     fn sees_again(self, pid: u32, left: Option<&mut Recording>) {
         if let Some(left) = left.filter(|_| self.had_hooks && !is_hooked(pid)) {
             left.await_line("its calls are counted again", self.lines);

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Time before each further attempt, ms: mostly, a thread found no free CPU in time.
 const PAUSES_MS: [u64; 11] = [10, 20, 50, 100, 200, 500, 1000, 1000, 2000, 4000, 4000];
-/// Longest of these pauses after which a call of the process is spared that a stop may end early, 0.9 s in all: it may take as long as the
-/// reader of a pipe likes.
+/// Attempts that come after no longer pause than this spare calls of the process that a stop may end early, for 0.9 s in all: such a call
+/// may take as long as the reader of a pipe likes.
 pub(super) const SPARED_FOR: Duration = Duration::from_millis(500);
 
 /// Attempts at one process.

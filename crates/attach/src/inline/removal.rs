@@ -36,8 +36,8 @@ enum Next {
     Never,
 }
 
-/// Takes out of a process what is ours and nobody's any more, if it still runs. Waits for a moment at which that is possible, and not for
-/// ever for one that ends no call of it early.
+/// Takes out of a process what is ours and nobody's any more, if it still runs. Waits for a moment at which that is possible, and up
+/// to two seconds for one at which no call of it ends early.
 pub(super) fn take_out(pid: u32) {
     try_to_take_out(pid);
 }

@@ -140,10 +140,12 @@ impl Attaching {
             current.is_some_and(|incarnation| self.is_target(host, incarnation))
         };
         activity.look(threads, now_ns, is_counted, is_target);
-        let due = if self.global { activity.due(now_ns) } else { Vec::new() };
-        if !self.global {
+        let due = if self.global {
+            activity.due(now_ns)
+        } else {
             activity.rest(now_ns);
-        }
+            Vec::new()
+        };
         self.activity = Some(activity);
         due
     }

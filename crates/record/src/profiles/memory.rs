@@ -29,7 +29,7 @@ const FOR_A_MIB: Duration = Duration::from_micros(700);
 const PAGE_BYTES: u64 = 4096;
 /// Most blocks of a process that are looked for in its mappings, to tell heaps from other memory.
 const MOST_BLOCKS: usize = 4096;
-/// Most processes of which the last reading is kept.
+/// The last readings of so many processes are kept, at most.
 const MOST_LAST: usize = 4096;
 /// Processes that may end are looked at again after so many times the CPU time that it took.
 const LOOK_SELDOM: u32 = 100;
