@@ -1,4 +1,4 @@
-use heapbpf_own_process::{OwnProcess, captured, unwind};
+use heapbpf_testing::own_process::{OwnProcess, captured, unwind};
 use heapbpf_unwind::dwarf::{Capture, Flaws, Unwinder};
 
 use super::*;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use heapbpf_elf::Elf;
-use heapbpf_own_process::Random;
+use heapbpf_testing::own_process::Random;
 use heapbpf_testing::skipped;
 
 use super::options::Options;

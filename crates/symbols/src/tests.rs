@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use heapbpf_elf::Elf;
 use heapbpf_host::mappings::ModuleId;
-use heapbpf_own_process::{OwnProcess, Random, captured, unwind};
 use heapbpf_profile::model::SharedFrames;
+use heapbpf_testing::own_process::{OwnProcess, Random, captured, unwind};
 use heapbpf_testing::skipped;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::raw::{Completeness, RawStack, Reason, UnwinderKind};
@@ -222,7 +222,7 @@ fn own_stack_down_to_the_thread_entry() {
     };
     let finished = finisher.finish(&stack, &mut |module| module.0 as usize, &mut SharedFrames::default());
     let names: Vec<&str> = finished.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
-    assert!(names[..4].iter().all(|name| *name == "heapbpf_own_process::recursion::descend"), "{names:?}");
+    assert!(names[..4].iter().all(|name| *name == "heapbpf_testing::own_process::recursion::descend"), "{names:?}");
     assert!(finished.frames[0].system_name.as_deref().is_some_and(|name| name.starts_with("_")));
     assert!(finished.frames[0].file.as_deref().is_some_and(|file| file.ends_with("recursion.rs")));
     assert!(names.iter().any(|name| name.contains("thread_start") || name.contains("start_thread")), "{names:?}");

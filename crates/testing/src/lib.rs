@@ -15,10 +15,13 @@
 //! }
 //! ```
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 #[cfg(feature = "grpc")]
 pub mod grpc;
+#[cfg(feature = "own-process")]
+#[allow(unsafe_code)]
+pub mod own_process;
 
 use std::fmt::Display;
 use std::fs::File;

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use heapbpf_own_process::{OwnCapture, OwnProcess, capture_here, take_capture};
+use heapbpf_testing::own_process::{OwnCapture, OwnProcess, capture_here, take_capture};
 use heapbpf_unwind::dwarf::{Capture, Flaws, Unwinder};
 use heapbpf_unwind::raw::{Completeness, RawStack, SpaceView};
 

@@ -1,6 +1,6 @@
 //! Call frame information written by hand (x86-64): rules of registers that compilers rarely use.
 
-use heapbpf_own_process::{Library, OwnProcess, exported_name, unwind};
+use heapbpf_testing::own_process::{Library, OwnProcess, exported_name, unwind};
 use heapbpf_unwind::raw::{Completeness, Reason};
 
 /// A function that calls `callee` and can only be left by the caller's rbx, which `callee` has to restore. There, rbx is

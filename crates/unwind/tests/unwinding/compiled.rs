@@ -1,6 +1,6 @@
 //! Stacks of compiled C code whose every frame is known.
 
-use heapbpf_own_process::{Library, OwnCapture, OwnProcess, exported_name, unwind};
+use heapbpf_testing::own_process::{Library, OwnCapture, OwnProcess, exported_name, unwind};
 use heapbpf_unwind::raw::{Completeness, Reason};
 
 const TRUTH: &str = include_str!("truth.c");

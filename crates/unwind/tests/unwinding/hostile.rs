@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use heapbpf_elf::Elf;
-use heapbpf_own_process::{Library, OwnProcess, Random, unwind};
+use heapbpf_testing::own_process::{Library, OwnProcess, Random, unwind};
 use heapbpf_unwind::cfi::ModuleCfi;
 use heapbpf_unwind::dwarf::{Capture, Flaws, Unwinder};
 use heapbpf_unwind::raw::{Completeness, Reason};
@@ -75,7 +75,7 @@ fn random_stacks_give_a_reason() {
     let mut random = Random(7);
     let space = process.space();
     for _ in 0..20_000 {
-        let mut capture = heapbpf_own_process::OwnCapture::default();
+        let mut capture = heapbpf_testing::own_process::OwnCapture::default();
         let code = |random: &mut Random| {
             let mapping = process.mappings()[random.below(process.mappings().len())];
             mapping.start + random.below((mapping.end - mapping.start) as usize) as u64

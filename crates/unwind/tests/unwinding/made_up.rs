@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use heapbpf_own_process::{OwnProcess, captured, unwind};
+use heapbpf_testing::own_process::{OwnProcess, captured, unwind};
 use heapbpf_unwind::dwarf::{Capture, Flaws, Limits, Unwinder};
 use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::mapping::{Mapping, ModuleId};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use heapbpf_own_process::{OwnCapture, OwnProcess, captured, unwind};
+use heapbpf_testing::own_process::{OwnCapture, OwnProcess, captured, unwind};
 use heapbpf_unwind::AddressBits;
 use heapbpf_unwind::dwarf::{Capture, Flaws, Limits, Unwinder};
 use heapbpf_unwind::raw::{Completeness, Reason};

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use framehop::{CacheNative, FrameAddress, MayAllocateDuringUnwind, UnwindRegsNative, Unwinder as _};
 use gimli::{CfaRule, RegisterRule, X86_64};
-use heapbpf_own_process::{Library, Random};
+use heapbpf_testing::own_process::{Library, Random};
 use heapbpf_unwind::dwarf::{Capture, Flaws, Limits, Unwinder};
 use heapbpf_unwind::memory::{Memory, word};
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gimli::{BaseAddresses, CieOrFde, EhFrame, EndianSlice, LittleEndian, UnwindSection as _};
 use heapbpf_elf::Elf;
-use heapbpf_own_process::Random;
+use heapbpf_testing::own_process::Random;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::mapping::{Mapping, ModuleId};
 

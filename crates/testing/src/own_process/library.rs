@@ -4,8 +4,8 @@ use std::ffi::{CStr, CString, c_void};
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::capture::{OwnCapture, capture_here, take_capture};
-use heapbpf_testing::skipped;
+use crate::own_process::capture::{OwnCapture, capture_here, take_capture};
+use crate::skipped;
 
 /// A loaded shared library.
 pub struct Library {

@@ -1,7 +1,7 @@
 //! The running process as something to unwind, for tests and benchmarks: its modules, and captures of its own stacks.
 //!
 //! ```
-//! use heapbpf_own_process::{OwnProcess, captured, unwind};
+//! use heapbpf_testing::own_process::{OwnProcess, captured, unwind};
 //! use heapbpf_unwind::raw::Completeness;
 //!
 //! let process = OwnProcess::read()?;

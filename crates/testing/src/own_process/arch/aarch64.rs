@@ -12,5 +12,5 @@ std::arch::global_asm!(
     "b {keep}",
     ".cfi_endproc",
     ".size heapbpf_capture_here, . - heapbpf_capture_here",
-    keep = sym crate::capture::keep_capture,
+    keep = sym crate::own_process::capture::keep_capture,
 );
