@@ -1,8 +1,8 @@
-//! Axes: where a value lies, and which values have a grid line.
+//! Axes: where a value lies, and which values get a grid line.
 
 use heapbpf_profile::units::{self, ByteUnit};
 
-/// What the numbers of an axis are.
+/// What the numbers of an axis measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes.
@@ -11,28 +11,28 @@ pub enum Unit {
     Seconds,
     /// Shares; 1 is 100 %.
     Share,
-    /// Numbers of things.
+    /// Counts.
     Count,
 }
 
 /// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// Its name, with the unit where numbers do not show it.
+    /// Name of the axis, with the unit if the numbers do not show it.
     pub label: String,
-    /// What its numbers are.
+    /// Unit of the numbers.
     pub unit: Unit,
     /// Whether it is logarithmic.
     pub logarithmic: bool,
-    /// The lowest value that is shown; above 0 on a logarithmic axis.
+    /// Lowest value shown; above 0 on a logarithmic axis.
     pub low: f64,
-    /// The highest value.
+    /// Highest value shown.
     pub high: f64,
 }
 
-/// Most grid lines of an axis.
+/// Maximum number of grid lines on an axis.
 const MOST: usize = 9;
-/// Seconds of a minute, an hour and a day.
+/// Seconds in a minute, an hour and a day.
 const LONG: [(f64, &str); 3] = [(60.0, "min"), (3_600.0, "h"), (86_400.0, "d")];
 
 impl Axis {
@@ -57,7 +57,7 @@ impl Axis {
         Self { label: label.into(), unit, logarithmic: true, low, high }
     }
 
-    /// The position of a value, from 0 at the low end to 1 at the high end; values beyond an end lie on it.
+    /// The position of a value, from 0 at the low end to 1 at the high end. Values beyond an end are clamped to it.
     pub fn position(&self, value: f64) -> f64 {
         let at = if self.logarithmic {
             (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
@@ -67,7 +67,7 @@ impl Axis {
         if at.is_nan() { 0.0 } else { at.clamp(0.0, 1.0) }
     }
 
-    /// The values that have a grid line, each with its text.
+    /// The values that get a grid line, each with its text.
     pub fn ticks(&self) -> Vec<(f64, String)> {
         let values = if self.logarithmic { self.powers() } else { self.multiples() };
         values.into_iter().map(|value| (value, self.text(value))).collect()
@@ -80,7 +80,7 @@ impl Axis {
         (0..=number.min(2 * MOST)).map(|index| self.low + index as f64 * step).collect()
     }
 
-    /// A round number of which six or so make up the axis.
+    /// A round step that divides the axis into about six parts.
     fn step(&self) -> f64 {
         let wanted = (self.high - self.low) / 6.0;
         let unit = match self.unit {
@@ -103,11 +103,11 @@ impl Axis {
         let power = 10_f64.powf(of_units.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].map(|step| step * power).into_iter().find(|step| *step >= of_units * 0.999);
         let step = step.unwrap_or(10.0 * power) * unit;
-        // There are no halves of things.
+        // Counts have no halves.
         if self.unit == Unit::Count { step.max(1.0) } else { step }
     }
 
-    /// Powers: of 10, for bytes of 4, for long times of round minutes, hours and days.
+    /// Powers: of 10; of 4 for bytes; round minutes, hours and days for long times.
     fn powers(&self) -> Vec<f64> {
         let all: Vec<f64> = match self.unit {
             Unit::Bytes => (0..32).map(|power| 4_f64.powi(power)).collect(),
@@ -123,7 +123,7 @@ impl Axis {
         on.into_iter().step_by(each).collect()
     }
 
-    /// The unit of a linear axis of times, and its name.
+    /// The unit of a linear time axis, and its name.
     fn time_unit(&self) -> (f64, &'static str) {
         let long = LONG.iter().rev().find(|(seconds, _)| self.high > 2.0 * seconds);
         let short = [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")];
@@ -157,7 +157,7 @@ impl Axis {
     }
 }
 
-/// A number without digits that say nothing.
+/// A number rounded to four decimals, without trailing zeros.
 fn trimmed(value: f64) -> String {
     let rounded = (value * 1e4).round() / 1e4;
     if rounded.abs() >= 1_000.0 { units::count(rounded) } else { format!("{rounded}") }
@@ -195,7 +195,7 @@ mod tests {
         assert!((bytes.position(512.0 * 1_024.0) - 0.5).abs() < 1e-9);
     }
 
-    /// Whatever values files hold, an axis has few grid lines, and positions within it.
+    /// Whatever values a file holds, an axis has few grid lines, and positions stay within it.
     #[test]
     fn absurd_values_have_axes() {
         for high in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e300, 1e-300] {

@@ -1,4 +1,4 @@
-//! Draws a figure: layout, and everything that makes up the style.
+//! Draws a figure: the layout and everything that makes up the style.
 
 use plotters::coord::Shift;
 use plotters::drawing::{DrawingArea, DrawingAreaErrorKind};
@@ -11,20 +11,20 @@ use crate::axis::Axis;
 use crate::figure::{Curve, Figure, Key, Panel, Point};
 use crate::letters::{self, FAMILY};
 
-/// Units of a backend for each unit of the figure, so that whole numbers are fine enough.
+/// Backend units per unit of the figure, so that integer coordinates are fine enough.
 pub const SCALE: u32 = 4;
 
-/// Width of a figure. All lengths are in the units of an SVG's user, which are pixels on a usual screen.
+/// Width of a figure. All lengths are in SVG user units, which are pixels on an ordinary screen.
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 36.0;
-/// Above the first panel's name: title and subject.
+/// Height above the first panel's heading: title and subject.
 const TOP: f64 = 66.0;
-/// A panel's name of the vertical axis.
+/// Height of a panel's heading, the name of the vertical axis.
 const PANEL_HEAD: f64 = 26.0;
-/// Numbers and name of the horizontal axis.
+/// Height of the numbers and the name of the horizontal axis.
 const PANEL_FOOT: f64 = 50.0;
-/// Height of a panel that is alone, and of one of several.
+/// Height of a single panel, and of one of several.
 const ALONE: f64 = 340.0;
 const ONE_OF_SEVERAL: f64 = 230.0;
 const LEGEND_LINE: f64 = 22.0;
@@ -41,7 +41,7 @@ const DASH: (f64, f64) = (5.0, 4.0);
 const BLACK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const GREY: RGBColor = RGBColor(0x66, 0x66, 0x66);
 const GRID: RGBColor = RGBColor(0xdd, 0xdd, 0xdd);
-/// The colours of Okabe and Ito, which color-blind readers can tell apart; in black and white they have different shades.
+/// The colours of Okabe and Ito, which colour-blind readers can tell apart; in black and white their shades differ.
 const COLORS: [RGBColor; 6] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
@@ -76,8 +76,8 @@ pub fn size(figure: &Figure) -> (u32, u32) {
     (WIDTH as u32 * SCALE, (TOP + panels + below + BOTTOM).ceil() as u32 * SCALE)
 }
 
-/// Draws a figure onto an area of its [`size`]. `lower`: how much lower texts must be for this backend so that their middle is where
-/// it should be, as a share of their size.
+/// Draws a figure onto an area of its [`size`]. `lower` says how far this backend must shift texts down so that their
+/// middle is in the right place, as a share of the text size.
 ///
 /// # Errors
 /// The backend failed.
@@ -130,7 +130,7 @@ impl Frame {
     }
 }
 
-/// A drawing area whose lengths are those of the figure.
+/// A drawing area that takes lengths in units of the figure.
 struct Sheet<'a, DB: DrawingBackend> {
     area: &'a DrawingArea<DB, Shift>,
     lower: f64,
@@ -149,7 +149,7 @@ fn stroke(color: RGBColor, width: f64) -> ShapeStyle {
 }
 
 impl<DB: DrawingBackend> Sheet<'_, DB> {
-    /// A text whose middle is at the height of a point.
+    /// A text that is centred vertically on a point.
     fn text(&self, text: &str, at: (f64, f64), size: f64, color: RGBColor, side: HPos) -> Result<DB> {
         let font = (FAMILY, size * f64::from(SCALE));
         let style = TextStyle::from(font).color(&color).pos(Pos::new(side, VPos::Center));
@@ -209,7 +209,7 @@ impl<DB: DrawingBackend> Sheet<'_, DB> {
         self.badges(panel, frame)
     }
 
-    /// The text of a vertical line, at its foot, on white: curves may pass there.
+    /// The text of a vertical line, at its foot, on a white background because curves may pass there.
     fn mark_text(&self, text: &str, x: f64, frame: &Frame) -> Result<DB> {
         let y = frame.bottom - 14.0;
         let width = letters::width(text, NOTE_SIZE);
@@ -256,7 +256,7 @@ impl<DB: DrawingBackend> Sheet<'_, DB> {
         Ok(())
     }
 
-    /// The badges at the ends of the curves, moved apart where they would lie upon each other.
+    /// The badges at the ends of the curves, moved apart where they would overlap.
     fn badges(&self, panel: &Panel, frame: &Frame) -> Result<DB> {
         let end = |curve: &Curve| {
             let last = curve.points.last()?;
@@ -267,7 +267,7 @@ impl<DB: DrawingBackend> Sheet<'_, DB> {
         ends.sort_by(|a, b| a.2.total_cmp(&b.2));
         spread(&mut ends, frame);
         for (key, x, y) in ends {
-            // A curve may end within the panel, where others go on.
+            // A curve may end inside the panel, where other curves continue.
             let halo = BADGE_RADIUS + 1.5;
             self.area.draw(&Circle::new(units((x, y)), unit(halo), plotters::style::WHITE.filled()))?;
             self.badge(key, (x, y))?;
@@ -276,7 +276,7 @@ impl<DB: DrawingBackend> Sheet<'_, DB> {
     }
 }
 
-/// Moves badges, sorted from top to bottom, so that none covers another: up, if there is no room below.
+/// Moves badges, sorted from top to bottom, so that none covers another. They move up if there is no space below.
 fn spread(ends: &mut [(Key, f64, f64)], frame: &Frame) {
     let apart = 2.0 * BADGE_RADIUS + 2.0;
     let beside = |a: &(Key, f64, f64), b: &(Key, f64, f64)| (a.1 - b.1).abs() < apart;
@@ -294,7 +294,7 @@ fn spread(ends: &mut [(Key, f64, f64)], frame: &Frame) {
     }
 }
 
-/// The corners of a curve: its points, and those of its steps.
+/// The corners of a curve: its points, plus the corners of its steps.
 fn corners(points: &[Point], steps: bool) -> Vec<(f64, f64)> {
     let mut corners = Vec::with_capacity(points.len() * 2);
     for point in points {
@@ -321,7 +321,7 @@ fn dashes(points: &[(f64, f64)]) -> Vec<[(f64, f64); 2]> {
             let period = at % (DASH.0 + DASH.1);
             let is_dash = period < DASH.0;
             let rest = if is_dash { DASH.0 - period } else { DASH.0 + DASH.1 - period };
-            // Never so little that it does not move on.
+            // At least a small step, so that the loop always advances.
             let end = (along + rest.max(0.05)).min(length);
             if is_dash {
                 dashes.push([place(along), place(end)]);

@@ -5,7 +5,7 @@ use thiserror::Error;
 /// Why there is nothing to draw.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlotError {
-    /// A development over time needs several moments.
+    /// A curve over time needs several snapshots.
     #[error(
         "{0} needs two snapshots of a recording or more: `heapbpf --every TIME -o x.json` writes them; give all of them"
     )]
@@ -16,12 +16,12 @@ pub enum PlotError {
          with samples of blocks"
     )]
     NoLifetimes,
-    /// The profiles say nothing of what probes took.
+    /// The profiles do not say how much time the probes took.
     #[error(
         "these profiles do not say what probes took: only .json has it, of a recording on whose machine that could be measured"
     )]
     NoProbeTimes,
-    /// The value needs frees.
+    /// The value needs frees, which were not followed.
     #[error("{0} cannot be drawn: frees were not followed (--no-live); choose alloc_space or alloc_objects")]
     NotFollowed(&'static str),
 }

@@ -5,15 +5,15 @@ use crate::axis::Axis;
 /// A picture before it is drawn.
 #[derive(Clone, Debug, Default)]
 pub struct Figure {
-    /// What it shows.
+    /// What the figure shows.
     pub title: String,
-    /// Of which program, when, at which sampling interval.
+    /// Which program, when, and with which sampling interval.
     pub subject: String,
     /// Panels, from top to bottom.
     pub panels: Vec<Panel>,
-    /// What the curves are, in the order of their keys.
+    /// Names of the curves, in the order of their keys.
     pub legend: Vec<Entry>,
-    /// How to read it; each note is a paragraph below the legend.
+    /// How to read the figure; each note is a paragraph below the legend.
     pub notes: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ pub struct Panel {
     pub marks: Vec<Mark>,
 }
 
-/// Which curve it is: its colour and the sign in its badge.
+/// Identifies a curve: its colour and the sign in its badge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// The whole: black, `Σ`.
@@ -42,53 +42,53 @@ pub enum Key {
 /// A point of a curve, with the ends of its interval if there is one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Horizontal place.
+    /// Horizontal position.
     pub x: f64,
     /// Value.
     pub y: f64,
-    /// Lower and upper end.
+    /// Lower and upper end of the interval.
     pub band: Option<(f64, f64)>,
 }
 
 /// A curve.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// Which one it is.
+    /// Which curve it is.
     pub key: Key,
-    /// Its points, places ascending.
+    /// Points, ascending by position.
     pub points: Vec<Point>,
-    /// Whether values hold until the next point (else the points are joined).
+    /// Whether values hold until the next point; otherwise the points are joined.
     pub steps: bool,
-    /// Whether each point is marked: it was measured, and what lies between was not.
+    /// Whether each point is marked, because only the points were measured and not what lies between them.
     pub dots: bool,
-    /// From this place on the curve is dashed: it goes on, but nothing was seen to happen.
+    /// From this position on the curve is dashed: it continues, but no event was observed there.
     pub dashed_from: Option<f64>,
-    /// Places at which the curve has a cross-stroke, and the curve's value there.
+    /// Positions at which the curve has a cross-stroke, and the curve's value there.
     pub strokes: Vec<(f64, f64)>,
 }
 
 /// A vertical line.
 #[derive(Clone, Debug)]
 pub struct Mark {
-    /// Its place.
+    /// Horizontal position.
     pub x: f64,
-    /// Its text.
+    /// Text of the line.
     pub text: String,
 }
 
 /// A line of the legend.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The curve.
+    /// Which curve it names.
     pub key: Key,
-    /// What it is.
+    /// Name of the curve.
     pub name: String,
-    /// Its figure, or a remark.
+    /// Its figure or a remark.
     pub about: String,
 }
 
 impl Curve {
-    /// A curve through points, without anything else.
+    /// A curve through points, with nothing else.
     pub fn through(key: Key, points: Vec<Point>) -> Self {
         Self { key, points, steps: false, dots: false, dashed_from: None, strokes: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! Whole pictures as they should look. `HEAPBPF_BLESS=1` writes the expected ones anew; look at them before they are kept.
+//! Golden tests of whole pictures. `HEAPBPF_BLESS=1` rewrites the expected files; check them before you commit them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use heapbpf_statistics::plan::Costs;
 
 use super::*;
 
-/// Compares the SVG with the kept one; the PNG has the same size twice over, and something is drawn on it.
+/// Compares the SVG with the expected file. The PNG must have twice the size and must not be blank.
 fn check(name: &str, figure: &Figure) {
     let found = figure.svg().expect("drawn");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/golden").join(format!("{name}.svg"));
@@ -35,7 +35,7 @@ fn check(name: &str, figure: &Figure) {
     assert!((0.005..0.5).contains(&share), "{share} of {name} is drawn");
 }
 
-/// A growing program: the first process alone, at four moments.
+/// A growing program: only the first process, at four points in time.
 fn snapshots() -> Vec<Profile> {
     let at = |second: u64| {
         let mut profile = testing::small().only_process(0);
@@ -52,7 +52,7 @@ fn snapshots() -> Vec<Profile> {
     [3, 6, 9, 12].map(at).into()
 }
 
-/// Stacks of which one frees all, one most, and one nothing.
+/// Three stacks: one frees everything, one most of it, and one nothing.
 fn with_lifetimes() -> Profile {
     let mut profile = testing::small().only_process(0);
     profile.rows.truncate(4);
@@ -106,7 +106,7 @@ fn what_cannot_be_drawn_is_told() {
     assert!(timeline(&dead, &options).is_ok_and(|figure| figure.title == "Bytes allocated over time"));
 }
 
-/// Names and figures of files may be anything; a picture is drawn, and no text of it is markup.
+/// Names and figures in files may be anything. The picture is drawn anyway, and none of its text acts as markup.
 #[test]
 fn hostile_profiles_are_drawn() {
     let mut profiles = snapshots();

@@ -1,23 +1,23 @@
-//! The font: registered once, measured for layout.
+//! The font: registers it once and measures texts for the layout.
 
 use std::sync::OnceLock;
 
 use plotters::style::{FontStyle, IntoFont, register_font};
 
-/// Name under which the font is known, which SVG viewers replace by their own.
+/// Name under which the font is registered. SVG viewers use their own font for it.
 pub const FAMILY: &str = "sans-serif";
 
 static FONT: &[u8] = include_bytes!("../fonts/sans.ttf");
 
-/// Makes the font known to plotters. Whether that worked, which depends on the file in this crate alone.
+/// Registers the font with plotters. Returns whether that worked, which depends only on the font file in this crate.
 pub fn register() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     *REGISTERED.get_or_init(|| register_font(FAMILY, FontStyle::Normal, FONT).is_ok())
 }
 
-/// The width of a text of a size, in the unit of the size.
+/// The width of a text at a font size, in the unit of the size.
 pub fn width(text: &str, size: f64) -> f64 {
-    // Measured large, because plotters rounds.
+    // Measured at a large size, because plotters rounds.
     const LARGE: f64 = 200.0;
     if !register() {
         return text.chars().count() as f64 * size * 0.6;
@@ -31,7 +31,7 @@ pub fn clip(text: &str, size: f64, room: f64) -> String {
         return text.to_owned();
     }
     let mut clipped: Vec<char> = text.chars().collect();
-    // A letter is at least a fifth of its size wide.
+    // A letter is at least a fifth of the font size wide.
     clipped.truncate((room / size * 5.0).max(0.0) as usize);
     while !clipped.is_empty() {
         let with_end: String = clipped.iter().collect::<String>().trim_end().to_owned() + "…";
@@ -43,7 +43,7 @@ pub fn clip(text: &str, size: f64, room: f64) -> String {
     "…".into()
 }
 
-/// The text in lines that are at most `room` wide.
+/// The text, wrapped to lines that are at most `room` wide.
 pub fn wrap(text: &str, size: f64, room: f64) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();

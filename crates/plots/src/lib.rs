@@ -25,16 +25,16 @@ pub use timeline::timeline;
 use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::value::Value;
 
-/// What plots of profiles have in common.
+/// Options that all plots of profiles share.
 #[derive(Clone, Copy, Debug)]
 pub struct PlotOptions {
-    /// The value that is shown, or by which stacks are chosen; `None`: bytes in use, or bytes allocated if nothing is in use.
+    /// The value to show, or to choose stacks by; `None`: bytes in use, or bytes allocated if nothing is in use.
     pub value: Option<Value>,
     /// Confidence level of bands, 0 to 1.
     pub confidence: f64,
     /// The grouping of stacks; `None`: by program if there are several processes.
     pub group_by: Option<GroupBy>,
-    /// Most stacks that have a curve of their own.
+    /// Maximum number of stacks that get a curve of their own.
     pub stacks: usize,
 }
 
@@ -49,7 +49,7 @@ fn seconds_between(from: std::time::SystemTime, to: std::time::SystemTime) -> f6
     to.duration_since(from).unwrap_or_default().as_secs_f64()
 }
 
-/// A moment as `2023-11-14 22:13:20 UTC`.
+/// A point in time as `2023-11-14 22:13:20 UTC`.
 fn moment(time: std::time::SystemTime) -> String {
     let text = heapbpf_profile::units::rfc3339(time);
     let (day, of_day) = text.split_once('T').unwrap_or((&text, ""));

@@ -1,4 +1,4 @@
-//! What the probes took over a recording, beside the calls that they counted.
+//! The time that probes took over a recording, next to the calls that they counted.
 
 use heapbpf_profile::model::{PROBE_NS, Profile};
 use heapbpf_profile::report::subject;
@@ -9,13 +9,13 @@ use crate::error::PlotError;
 use crate::figure::{Curve, Entry, Figure, Key, Panel, Point};
 use crate::seconds_between;
 
-/// Counters of the calls that a probe answers.
+/// Counters of the calls that trigger a probe.
 const CALLS: [&str; 3] = ["hits", "inner", "frees_seen"];
 
-/// The time of the probes, and the calls, between snapshots of a recording. The order of the profiles does not matter.
+/// The time of the probes and the calls between snapshots of a recording. The order of the profiles does not matter.
 ///
 /// # Errors
-/// There are fewer than two moments, or the profiles have no such counters.
+/// There are fewer than two points in time, or the profiles have no such counters.
 pub fn overhead(profiles: &[Profile]) -> Result<Figure, PlotError> {
     let mut order: Vec<&Profile> = profiles.iter().collect();
     order.sort_by_key(|profile| profile.header.time);
@@ -68,7 +68,7 @@ pub fn overhead(profiles: &[Profile]) -> Result<Figure, PlotError> {
     })
 }
 
-/// The rate of a sum between snapshots, as steps that begin with the recording, and the sum itself.
+/// The rate of a sum between snapshots, as steps that start with the recording, and the final sum.
 fn rates(order: &[&Profile], start: std::time::SystemTime, of: impl Fn(&Profile) -> f64) -> (Vec<Point>, f64) {
     let (mut points, mut before) = (Vec::new(), (0.0, 0.0));
     for profile in order {

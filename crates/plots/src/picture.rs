@@ -8,12 +8,12 @@ use crate::draw::{self, SCALE};
 use crate::figure::Figure;
 use crate::letters;
 
-/// Pixels of a PNG for each unit of the figure: sharp on a screen with a high resolution, and in print.
+/// PNG pixels per unit of the figure: sharp on a high-resolution screen and in print.
 const PNG_SCALE: u32 = 2;
-/// Pixels that are drawn for each of a PNG's, in either direction, and averaged.
+/// Pixels drawn per PNG pixel in each direction, before they are averaged.
 const FINE: u32 = SCALE / PNG_SCALE;
 
-/// plotters takes the upper end of a text's box for that of its letters in bitmaps, and not in SVG.
+/// In bitmaps, but not in SVG, plotters treats the top of a text's box as the top of its letters.
 const PNG_LOWER: f64 = 0.17;
 
 /// Why a picture could not be made.
@@ -22,7 +22,7 @@ pub enum PictureError {
     /// The font of this crate could not be read.
     #[error("the built-in font cannot be used")]
     Font,
-    /// Drawing failed.
+    /// The drawing backend failed.
     #[error("cannot draw the picture: {0}")]
     Draw(String),
     /// The PNG encoder failed.
@@ -34,7 +34,7 @@ impl Figure {
     /// The figure as an SVG file.
     ///
     /// # Errors
-    /// It could not be drawn.
+    /// The figure could not be drawn.
     pub fn svg(&self) -> Result<String, PictureError> {
         if !letters::register() {
             return Err(PictureError::Font);
@@ -46,7 +46,8 @@ impl Figure {
             draw::draw(self, &area, 0.0).map_err(|error| PictureError::Draw(error.to_string()))?;
             area.present().map_err(|error| PictureError::Draw(error.to_string()))?;
         }
-        // It is drawn with whole numbers, so it is drawn large; viewers show it in its size.
+        // The backend draws with integer coordinates, so the picture is drawn large; viewers show it at its nominal
+        // size.
         let (drawn, shown) = (
             format!("width=\"{width}\" height=\"{height}\" "),
             format!("width=\"{}\" height=\"{}\" ", width / SCALE, height / SCALE),
@@ -57,7 +58,7 @@ impl Figure {
     /// The figure as a PNG file.
     ///
     /// # Errors
-    /// It could not be drawn or encoded.
+    /// The figure could not be drawn or encoded.
     pub fn png(&self) -> Result<Vec<u8>, PictureError> {
         if !letters::register() {
             return Err(PictureError::Font);
@@ -81,7 +82,7 @@ impl Figure {
     }
 }
 
-/// The picture in which each pixel is the mean of a square of pixels.
+/// Scales the picture down: each pixel is the mean of a square of pixels.
 fn averaged(pixels: &[u8], width: usize) -> Vec<u8> {
     let fine = FINE as usize;
     let rows = pixels.chunks_exact(3 * width * fine);

@@ -1,4 +1,4 @@
-//! What sampling intervals would show of a program, and what they would cost.
+//! What different sampling intervals would show of a program, and what they would cost.
 
 use heapbpf_profile::units;
 use heapbpf_statistics::detect::detection;
@@ -7,12 +7,12 @@ use heapbpf_statistics::plan::{Costs, LARGEST_INTERVAL, Workload, automatic, row
 use crate::axis::{Axis, Unit};
 use crate::figure::{Curve, Entry, Figure, Key, Mark, Panel, Point};
 
-/// Smallest interval that is shown, in bytes.
+/// Smallest interval shown, in bytes.
 const SMALLEST_INTERVAL: u64 = 4_096;
-/// Stacks whose error is shown, as shares of all bytes. The first is all of them.
+/// Stack sizes whose error is shown, as shares of all bytes. The first is everything.
 const SHARES: [f64; 3] = [1.0, 0.01, 0.001];
 
-/// Error and cost against the sampling interval, for a recording of the workload's length. `subject` says what it is of.
+/// Error and cost against the sampling interval, for a recording of the workload's length. `subject` names the program.
 pub fn plan(subject: &str, workload: &Workload, costs: Costs) -> Figure {
     let intervals: Vec<u64> = (SMALLEST_INTERVAL.ilog2()..=LARGEST_INTERVAL.ilog2()).map(|power| 1 << power).collect();
     let x = || {
@@ -88,7 +88,7 @@ pub fn plan(subject: &str, workload: &Workload, costs: Costs) -> Figure {
     }
 }
 
-/// The largest power of ten that is not above a share.
+/// The largest power of ten that does not exceed a share.
 fn power_of_ten(share: f64) -> f64 {
     10_f64.powf(share.clamp(1e-9, 1e3).log10().floor())
 }

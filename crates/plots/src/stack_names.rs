@@ -1,12 +1,12 @@
-//! Names of stacks in legends, and what identifies a stack in several profiles.
+//! Names of stacks in legends, and the identity of a stack across profiles.
 
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::report::StackFigures;
 
-/// Functions of a stack that a legend has, if there is room.
+/// Maximum number of functions of a stack in its name.
 const CALLS: usize = 4;
 
-/// `cache_insert ← handle_request ← main`, with the group before it.
+/// `cache_insert ← handle_request ← main`, with the group in front.
 pub fn name(stack: &StackFigures) -> String {
     let mut calls: Vec<&str> = stack.calls.iter().take(CALLS).map(String::as_str).collect();
     if stack.calls.len() > CALLS {
@@ -19,7 +19,7 @@ pub fn name(stack: &StackFigures) -> String {
     escaped(&format!("{group}{}", calls.join(" ← "))).into_owned()
 }
 
-/// What is the same for a stack in all profiles of a recording.
+/// What identifies a stack in all profiles of a recording.
 pub fn identity(stack: &StackFigures) -> (&str, &[String], Option<&str>) {
     (&stack.group, &stack.calls, stack.cut.as_deref())
 }

@@ -1,4 +1,4 @@
-//! Survival curves: which share of a stack's blocks is still in use at which age.
+//! Survival curves: the share of a stack's blocks that is still in use at each age.
 
 use heapbpf_profile::model::{Lifetimes, Octave, Profile};
 use heapbpf_profile::report::{FigureText, ReportOptions, StackFigures, figures_of_stacks, subject};
@@ -12,10 +12,10 @@ use crate::error::PlotError;
 use crate::figure::{Curve, Entry, Figure, Key, Panel, Point};
 use crate::stack_names::name;
 
-/// Shortest age that is shown, in seconds.
+/// Shortest age shown, in seconds.
 const SHORTEST: f64 = 1e-6;
 
-/// The survival curves of the stacks that are largest in a value.
+/// The survival curves of the stacks with the largest value.
 ///
 /// # Errors
 /// No stack has lifetimes.
@@ -73,7 +73,7 @@ fn curve(key: Key, lives: &Lifetimes, design_effect: f64, confidence: f64, recor
         before.map_or(1.0, |(_, share)| *share)
     };
     let last_fall = survival.last().map_or(0.0, |(age, _)| *age);
-    // The oldest block is no older than the recording.
+    // No block is older than the recording.
     let begin = |octave: &Octave| Octave::begin_seconds(octave.exponent);
     let oldest = known.iter().rfind(|octave| octave.left > 0).map_or(last_fall, |octave| {
         let end = 2.0 * begin(octave);

@@ -1,4 +1,4 @@
-//! A value of several snapshots against time.
+//! A value over time, from several snapshots.
 
 use heapbpf_profile::estimates::{Pool, intervals_used};
 use heapbpf_profile::model::Profile;
@@ -12,11 +12,11 @@ use crate::figure::{Curve, Entry, Figure, Key, Panel, Point};
 use crate::stack_names::{identity, name};
 use crate::{PlotOptions, seconds_between};
 
-/// A value over time: of the whole, and of the stacks that are largest in the last snapshot. The order of the profiles does not
-/// matter.
+/// A value over time: the total, and the stacks that are largest in the last snapshot. The order of the profiles does
+/// not matter.
 ///
 /// # Errors
-/// There are fewer than two moments, or the value is not known.
+/// There are fewer than two points in time, or the value is not known.
 pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, PlotError> {
     let mut order: Vec<&Profile> = profiles.iter().collect();
     order.sort_by_key(|profile| profile.header.time);
@@ -30,7 +30,7 @@ pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, P
     if value.needs_frees() && !order.iter().all(|profile| profile.header.live) {
         return Err(PlotError::NotFollowed(value.name()));
     }
-    // The same grouping for all of them: some may have a single process.
+    // All snapshots use the same grouping; some may have a single process.
     let several = order.iter().any(|profile| profile.number_of_processes() > 1);
     let group_by = options.group_by.or_else(|| {
         let widest = order.iter().max_by_key(|profile| profile.number_of_processes());

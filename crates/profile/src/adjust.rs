@@ -1,4 +1,5 @@
-//! Adjustments: other figures from the same samples, calibrated by exact totals, by another estimator, or at the peak.
+//! Adjustments: other figures from the same samples. They are calibrated by exact totals, computed by another
+//! estimator, or taken at the peak.
 
 use super::estimates::exact;
 use super::model::{Criterion, Process, Profile, Row};
@@ -7,22 +8,22 @@ use heapbpf_statistics::calibrate::{Estimated, by_regression};
 use heapbpf_statistics::estimators::{Estimator, bytes_of_sums};
 use heapbpf_statistics::sums::SampleSums;
 
-/// The moment that the figures in use are shown for.
+/// The point in time for which figures in use are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum At {
     /// The end of the recording, or of the process.
     #[default]
     End,
-    /// The moment at which the estimated total in use was highest.
+    /// When the estimated total in use was highest.
     Peak,
 }
 
-/// Adjustments of a profile before it is shown or written.
+/// Adjustments to a profile before it is shown or written.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Adjustments {
     /// Whether to calibrate allocation totals by their exact counts.
     pub calibrate: bool,
-    /// The moment of the figures in use.
+    /// The point in time of the figures in use.
     pub at: At,
     /// The estimator of bytes.
     pub estimator: Estimator,
@@ -40,7 +41,7 @@ pub enum AdjustError {
     /// The estimator needs the sampling criterion bytes.
     #[error("--estimator compares rules for sampling by bytes; this profile was sampled by `{0}`")]
     Criterion(&'static str),
-    /// Probes were attached in time windows only, and the figures are corrected for that.
+    /// Probes were attached only in time windows, and the figures are already corrected for that.
     #[error(
         "probes were in place in time windows only: totals were not counted outside, and figures are corrected already"
     )]
@@ -114,7 +115,7 @@ fn correction(sums: &mut SampleSums, value: Value) -> &mut f64 {
     if value.is_bytes() { &mut sums.bytes_correction } else { &mut sums.objects_correction }
 }
 
-/// Replaces the figures in use by those at the peak. What ended processes held at exit does not change.
+/// Replaces the figures in use by those at the peak. Figures of ended processes at exit do not change.
 fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
     if !profile.header.live || profile.rows.iter().all(|row| row.peak.is_none()) && !profile.rows.is_empty() {
         return Err(AdjustError::NoPeak);
@@ -218,7 +219,7 @@ mod tests {
         assert!(profile.rows[1..].iter().all(|row| row.inuse.samples == 0));
     }
 
-    /// Records lost before the peak may hide that it was another moment's: then its figures have no interval.
+    /// Records lost before the peak may hide that the peak was at another time; then its figures have no interval.
     #[test]
     fn a_peak_after_losses_has_no_interval() {
         let mut profile = testing::small();

@@ -17,7 +17,7 @@ pub struct Chains<'a> {
     pub names: Vec<Name<'a>>,
     /// Chains as indices into `names`, outermost first, each with a non-zero value.
     pub chains: Vec<Box<[u32]>>,
-    /// For each requested value the rounded values of all chains, which add up to the rounded total.
+    /// For each requested value, the rounded values of all chains, which add up to the rounded total.
     pub columns: Vec<Vec<i64>>,
 }
 
@@ -31,8 +31,8 @@ pub struct Name<'a> {
 }
 
 impl<'a> Chains<'a> {
-    /// Builds the chains of a profile for the given values. `group_by` determines the outermost name; `with_files`
-    /// separates functions of the same name in different files.
+    /// Builds the chains of a profile for the given values. `group_by` determines the outermost name; with
+    /// `with_files`, functions of the same name in different files are kept apart.
     pub fn new(profile: &'a Profile, values: &[Value], group_by: GroupBy, with_files: bool) -> Self {
         let interned = Interned::for_viewers(profile);
         let groups = Groups::new(profile, group_by);

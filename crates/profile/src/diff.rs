@@ -28,14 +28,15 @@ const MAYBE: f64 = 5.0;
 /// How to compare two profiles.
 #[derive(Clone, Debug)]
 pub struct DiffOptions {
-    /// The values to compare; each is a family of its own for the correction for multiple tests. Empty: the default
-    /// value of the profiles.
+    /// The values to compare. Each is a separate family for the multiple-testing correction. Empty: the default value
+    /// of the profiles.
     pub values: Vec<Value>,
-    /// What else tells stacks apart. Process ids never do: they differ from run to run.
+    /// What else distinguishes stacks. Process ids never do, because they differ from run to run.
     pub group_by: GroupBy,
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
-    /// The false discovery rate: the largest expected share of false positives among stacks called significant, 0 to 1.
+    /// The false discovery rate, 0 to 1: the largest expected share of false positives among stacks reported as
+    /// significant.
     pub false_discovery_rate: f64,
     /// The exposure that allocations are divided by.
     pub exposure: Exposure,
@@ -56,17 +57,17 @@ impl Default for DiffOptions {
     }
 }
 
-/// The exposure that figures of allocation and at exit are divided by. Figures in use are levels and are compared per
-/// recording.
+/// The exposure by which figures of allocation and at exit are divided. Figures in use are levels, so they are compared
+/// per recording.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Exposure {
-    /// Per second; per recording if both recordings lasted until all their processes ended and so are whole runs.
+    /// Per second; per recording if both recordings are whole runs, that is, all their processes have ended.
     Automatic,
     /// Per second of recording.
     Seconds,
     /// Per recording.
     Recording,
-    /// Per unit of anything else, such as requests: how many there were before and after.
+    /// Per unit of something else, such as requests: the numbers before and after.
     Given(f64, f64),
 }
 
@@ -81,13 +82,13 @@ pub struct Diff {
     pub confidence: f64,
     /// The false discovery rate that q-values are compared with.
     pub false_discovery_rate: f64,
-    /// The change of the total, one for each value.
+    /// The change of the total, one entry per value.
     pub totals: Vec<Change>,
-    /// Stacks with significant growth, the largest first; then all others by the size of the change.
+    /// Stacks with significant growth, the largest first; then all others by the size of their change.
     pub stacks: Vec<StackChange>,
-    /// Changes by function, sure ones first, then by size.
+    /// Changes by function, [`Verdict::Sure`] ones first, then by size.
     pub functions: Vec<FunctionChange>,
-    /// Remarks that the reader needs.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 
@@ -119,7 +120,7 @@ pub struct Change {
     pub p_value: Option<f64>,
     /// q-value: the p-value corrected for the number of stacks (Benjamini–Hochberg).
     pub q_value: Option<f64>,
-    /// Whether the growth is significant: the q-value is within the false discovery rate.
+    /// Whether the growth is significant: the q-value does not exceed the false discovery rate.
     pub significant: bool,
     /// Direction of the change.
     pub direction: Direction,
@@ -142,7 +143,7 @@ pub enum Direction {
     Shrank,
     /// Not sampled before.
     New,
-    /// Not sampled any more.
+    /// No longer sampled.
     Gone,
     /// Equal.
     Same,
@@ -154,7 +155,7 @@ pub enum Direction {
 pub enum Verdict {
     /// Significant at the false discovery rate.
     Sure,
-    /// Significant at five times that rate.
+    /// Significant at five times the false discovery rate.
     Maybe,
     /// Neither.
     Chance,
@@ -163,7 +164,7 @@ pub enum Verdict {
 /// The change of all stacks with the same title.
 #[derive(Clone, Debug, Serialize)]
 pub struct FunctionChange {
-    /// Group, such as the process name. `old → new` if the program was renamed.
+    /// Group, such as the process name; `old → new` if the program was renamed.
     pub group: String,
     /// The function.
     pub function: String,
@@ -261,8 +262,9 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
     }
 }
 
-/// The changes of a family of figures, such as those of all functions: of each its rows before and after. `tests`: how many
-/// the family has with those that were left out because they did not grow, and that count as such.
+/// The changes of a family of figures, such as those of all functions. Each pair holds the rows of one figure before
+/// and after. `tests` is the size of the whole family, including figures that were left out because they did not grow;
+/// those count as tests without a result.
 pub fn changes(
     (before, after): (&Profile, &Profile),
     mut pairs: Vec<(Pool, Pool)>,
@@ -275,7 +277,7 @@ pub fn changes(
     let (was, is) = (Side::new(before, value, e_before), Side::new(after, value, e_after));
     let (used_before, used_after) = (intervals_used(before), intervals_used(after));
     let changed = pairs.iter_mut().map(|(pool_before, pool_after)| {
-        // All rows of a figure may have been lost, of any process.
+        // Any process may have lost all rows of a figure.
         pool_before.cover(0..before.processes.len());
         pool_after.cover(0..after.processes.len());
         pool_before.allow_for(&used_before);
@@ -291,7 +293,7 @@ fn judgeable(before: &Profile, after: &Profile) -> bool {
     before.errors_known() && after.errors_known()
 }
 
-/// Computes the q-values of a family of at least so many tests from the changes that have a p-value.
+/// Computes the q-values for the changes that have a p-value, in a family of at least `tests` tests.
 fn correct<'a>(family: impl Iterator<Item = &'a mut Change>, tests: usize, rate: f64) {
     let judged: Vec<&mut Change> = family.filter(|change| change.p_value.is_some()).collect();
     let corrected = |p: fn(&Change) -> Option<f64>| {
@@ -321,12 +323,12 @@ fn exposures(before: &Profile, after: &Profile, exposure: Exposure) -> (f64, f64
         Exposure::Automatic if whole_run(before) && whole_run(after) => recordings(before, after),
         Exposure::Automatic | Exposure::Seconds => (seconds(before), seconds(after)),
     };
-    // A profile read from elsewhere may have no duration.
+    // A profile from another tool may have no duration.
     let usable = |x: f64| x.is_finite() && x > 0.0;
     if usable(pair.0) && usable(pair.1) { pair } else { (1.0, 1.0) }
 }
 
-/// The numbers of recordings: merged profiles are compared by the mean of their recordings.
+/// The numbers of recordings: merged profiles are compared by their mean per recording.
 fn recordings(before: &Profile, after: &Profile) -> (f64, f64) {
     (f64::from(before.header.recordings.max(1)), f64::from(after.header.recordings.max(1)))
 }

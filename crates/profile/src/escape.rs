@@ -1,11 +1,11 @@
-//! Names, paths and messages come from other programs. What they contain must not control a terminal, begin a new line of
-//! a text format, or reverse the order in which text is shown. Everything that writes text escapes it here.
+//! Escapes text. Names, paths and messages come from other programs; they must not control a terminal, start a new line
+//! in a text format, or reverse the direction of text. Everything that writes text escapes it here.
 
 use std::borrow::Cow;
 use std::io;
 
-/// Whether a character is written as an escape: control characters (also those above ASCII, which terminals obey), line
-/// and paragraph separators, and marks that change the direction of text.
+/// Whether a character is written as an escape: control characters (including those above ASCII that terminals obey),
+/// line and paragraph separators, and marks that change the text direction.
 fn is_escaped(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -14,7 +14,7 @@ fn is_escaped(c: char) -> bool {
         )
 }
 
-/// The text in one line and without control characters. They are written as in Rust: `\n`, `\u{1b}`.
+/// The text on one line, without control characters. They are written as in Rust: `\n`, `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(is_escaped) {
         return Cow::Borrowed(text);
@@ -26,17 +26,17 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// A message of several lines, each [`escaped`]. Lines after the first are indented: no line that a name brings along
-/// looks like a message of its own.
+/// A message of several lines, each [`escaped`]. Lines after the first are indented, so that no line break in a name
+/// can fake a separate message.
 pub fn escaped_lines(text: &str) -> String {
     text.lines().map(escaped).collect::<Vec<_>>().join("\n  ")
 }
 
-/// Encoded JSON whose strings have JSON's own escapes (`\u009b`) for what JSON allows but terminals obey. A reader of
-/// JSON gets the same text back.
+/// A writer of encoded JSON. It replaces characters that JSON allows in strings but terminals obey by JSON's own
+/// escapes (`\u009b`). A JSON reader gets the same text back.
 pub struct JsonText<W>(pub W);
 
-/// A value as JSON in several lines, for a terminal or a file.
+/// A value as multi-line JSON, for a terminal or a file.
 ///
 /// # Errors
 /// The value cannot be encoded.
@@ -44,27 +44,27 @@ pub fn pretty_json<T: serde::Serialize>(value: &T) -> serde_json::Result<String>
     Ok(escaped_json(&serde_json::to_string_pretty(value)?).into_owned() + "\n")
 }
 
-/// JSON as [`JsonText`] writes it.
+/// JSON in the form that [`JsonText`] writes.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
-    // Mostly there is nothing but plain letters, of which many are looked at at once.
+    // Most text is plain ASCII, which this check handles many bytes at a time.
     if json.bytes().all(|byte| matches!(byte, b' '..=b'~' | b'\n')) {
         return Cow::Borrowed(json);
     }
-    // Below the space, encoded JSON has only the line feeds of its layout.
+    // Below the space character, encoded JSON contains only the line feeds of its layout.
     let is_escaped = |c: char| c > ' ' && is_escaped(c);
     if !json.contains(is_escaped) {
         return Cow::Borrowed(json);
     }
     let mut plain = String::with_capacity(json.len() + 8);
     for c in json.chars() {
-        // All of them have one UTF-16 unit.
+        // Each of these characters is one UTF-16 unit.
         if is_escaped(c) { plain.push_str(&format!("\\u{:04x}", u32::from(c))) } else { plain.push(c) }
     }
     Cow::Owned(plain)
 }
 
 impl<W: io::Write> io::Write for JsonText<W> {
-    /// Encoders of JSON write whole characters at once.
+    /// JSON encoders write whole characters at once.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // Nearly all pieces are plain ASCII, and most are short.
         if bytes.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\n')) {
@@ -90,7 +90,7 @@ mod tests {
     use crate::{FORMATS, WriteOptions, testing};
     use std::sync::Arc;
 
-    /// A line feed, a terminal's escape in seven and in eight bits, a bell, DEL, a reversal of text.
+    /// A line feed, a terminal escape in seven and in eight bits, a bell, DEL, and a text reversal.
     const HOSTILE: &str = "a\n7f00-8f00 r-xp 0 00:00 0 /b\x1b]0;t\x07\u{9b}2J\x7f\u{202e}\r.so";
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(out, plain.trim_end().as_bytes());
     }
 
-    /// A profile of one process whose every text is hostile.
+    /// A profile of one process in which every text is hostile.
     fn hostile() -> Profile {
         let mut profile = testing::small().only_process(0);
         let process = &mut profile.processes[0];
@@ -128,7 +128,7 @@ mod tests {
         for row in &mut profile.rows {
             let mut stack = Stack::clone(&row.key.stack);
             for frame in stack.frames.iter_mut().map(Arc::make_mut) {
-                // Named and unnamed frames: the name of the latter has the module's path.
+                // Named and unnamed frames: the name of an unnamed frame contains the module's path.
                 frame.function = frame.function.as_ref().map(|_| Arc::clone(&path));
                 (frame.file, frame.reason) = (Some(Arc::clone(&path)), Some(Arc::clone(&path)));
             }

@@ -16,33 +16,33 @@ use heapbpf_statistics::sums::SampleSums;
 
 /// Reason: the profile was read from a format without samples.
 pub const NO_SAMPLES: &str = "read from a format that keeps no samples";
-/// Reason for figures of allocation: probes were attached for a part of the time only.
+/// Reason for figures of allocation: probes were attached only part of the time.
 pub const TIME_WINDOWS: &str =
     "probes were in place in time windows only: what differs between windows and the rest is not known";
 
-/// Reason for figures of a process that is idle, or has no allocator that is known.
+/// Reason for figures of a process that is idle or has no known allocator.
 pub const NOT_COUNTED: &str = "nothing of it was counted";
 /// Reason for figures in use: the recording did not follow frees.
 pub const NOT_FOLLOWED: &str = "frees were not followed";
-/// Remark about a process whose frees were no longer followed.
+/// Note about a process whose frees were no longer followed.
 pub const INUSE_UNKNOWN: &str = "memory in use not known (frees were not followed)";
-/// What figures in use are of where following frees was given up and taken up again; a moment follows.
+/// Describes figures in use after following frees was stopped and resumed; a time follows.
 pub const INUSE_SINCE: &str = "in use: of blocks since ";
-/// Reason for figures in use that lack the processes whose frees were no longer followed.
+/// Reason for figures in use that exclude the processes whose frees were no longer followed.
 pub const SOME_NOT_FOLLOWED: &str = "without the processes whose frees were not followed";
 
-/// Reason for figures of allocation of Go's own heap.
+/// Reason for allocation figures of Go's own heap.
 pub const IN_USE_ALONE: &str = "of Go's own heap only what is in use is known";
 
-/// Reason for where blocks in use are: that of some was not read.
+/// Reason for figures of where blocks in use are: it was not read for some of them.
 pub const NOT_READ: &str = "it was not read which blocks are in memory";
 
-/// Reason for samples of another profiler: there are no offsets.
+/// Reason for samples of another profiler: they have no offsets.
 pub const NO_OFFSETS: &str = "the samples' offsets are not known";
 
 /// Sums of rows by sampling interval, from which their total is estimated.
 ///
-/// A profile has as many pools as stacks, and most are of one process and one interval: these need no memory of their own.
+/// A profile has as many pools as stacks. Most pools have one process and one interval; these need no heap memory.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
     parts: SmallVec<[PoolPart; 1]>,
@@ -50,15 +50,15 @@ pub struct Pool {
     processes: ProcessSet,
     /// Further processes whose rows may all have been lost.
     covered: BTreeSet<usize>,
-    /// Whether it was not read of some blocks in use where they are.
+    /// Whether the location of some blocks in use was not read.
     is_unread: bool,
-    /// What the lost samples of these rows stand for.
+    /// Estimate of what the lost samples of these rows stand for.
     lost_samples: Lacking,
-    /// Bounds on lost samples, if they are known already.
+    /// Bounds on lost samples, if they have been computed.
     lost: Option<Arc<LostOf>>,
 }
 
-/// Allocations whose samples were lost, estimated.
+/// Estimate of the allocations whose samples were lost.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lacking {
     bytes: f64,
@@ -86,7 +86,7 @@ impl Lacking {
     }
 }
 
-/// Processes, by their indices, which ascend. One needs no memory of its own.
+/// Process indices in ascending order. A single one needs no heap memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct ProcessSet {
     first: Option<usize>,
@@ -118,16 +118,16 @@ impl ProcessSet {
     }
 }
 
-/// Bounds on lost samples that pools of the same processes share.
+/// Bounds on lost samples, shared by pools of the same processes.
 #[derive(Debug, Default)]
 pub(crate) struct SharedLosses {
     known: HashMap<(u64, ProcessSet), Arc<LostOf>>,
-    /// The last of them: stacks are mostly of the same processes as the stack before.
+    /// The last one used: most stacks belong to the same processes as the stack before.
     last: Option<(u64, ProcessSet, Arc<LostOf>)>,
 }
 
 impl SharedLosses {
-    /// Gives a pool that is complete the bounds on its losses.
+    /// Gives a complete pool the bounds on its losses.
     pub(crate) fn give_to(&mut self, pool: &mut Pool, profile: &Profile) {
         if !pool.covered.is_empty() {
             return;
@@ -150,7 +150,7 @@ impl SharedLosses {
 #[derive(Clone, Debug)]
 struct PoolPart {
     interval: u64,
-    /// Whether Go's runtime has sampled it: then it has nothing but what is in use, and no offsets.
+    /// Whether Go's runtime took the samples. Then there are only figures in use, and no offsets.
     of_go: bool,
     alloc: SampleSums,
     inuse: SampleSums,
@@ -178,17 +178,17 @@ impl Pool {
         pool
     }
 
-    /// Includes the losses of these processes, of which the pool has no rows.
+    /// Includes the losses of these processes, even if the pool has no rows of them.
     pub fn cover(&mut self, processes: impl IntoIterator<Item = usize>) {
         self.covered.extend(processes);
     }
 
-    /// Makes it the pool of these processes, even if it has no row of one.
+    /// Adds processes to the pool, even if it has no row of them.
     pub(crate) fn is_of(&mut self, processes: impl IntoIterator<Item = usize>) {
         processes.into_iter().for_each(|process| self.processes.insert(process));
     }
 
-    /// Sets the losses of all processes that its rows may be of.
+    /// Sets the losses of all processes to which its rows may belong.
     pub(crate) fn set_lost(&mut self, lost: Arc<LostOf>) {
         self.lost = Some(lost);
     }
@@ -235,22 +235,22 @@ impl Pool {
         }
     }
 
-    /// Adds other samples in use in place of those of a row.
+    /// Adds samples in use, given separately from the row.
     pub(crate) fn add_inuse(&mut self, row: &Row, inuse: &SampleSums) {
         self.processes.insert(row.key.process);
         self.part(row.key.interval, row.is_of_go_runtime()).inuse.add(inuse);
     }
 
-    /// Allows for allocations that were not sampled under these intervals (in trials): the pool may have no sample
-    /// under one of them, but may have allocated while it was in force. A stack that Go's runtime has sampled has made no
-    /// others.
+    /// Allows for allocations that were not sampled under these intervals (in trials). The pool may have allocated
+    /// while an interval was in force without getting a sample under it. Stacks sampled by Go's runtime have no other
+    /// allocations, so a pool of only such stacks does not change.
     pub fn allow_for(&mut self, intervals: &[u64]) {
         if self.parts.is_empty() || self.parts.iter().any(|part| !part.of_go) {
             self.allow_for_others(intervals);
         }
     }
 
-    /// The same, also where Go's runtime has sampled all stacks that were found.
+    /// Like [`Self::allow_for`], but also for pools with only stacks that Go's runtime sampled.
     pub fn allow_for_others(&mut self, intervals: &[u64]) {
         for &interval in intervals.iter().filter(|interval| **interval > 0) {
             self.part(interval, false);
@@ -295,7 +295,7 @@ impl Pool {
         self.raw_estimate_with(profile, value, confidence, &LossBound::default())
     }
 
-    /// The unbiased estimate if up to `more` samples may be missing besides those that were lost.
+    /// The unbiased estimate, allowing for up to `more` missing samples in addition to those that were lost.
     pub(crate) fn raw_estimate_with(
         &self,
         profile: &Profile,
@@ -315,7 +315,7 @@ impl Pool {
         self.lost_samples.added_to(of_samples, value)
     }
 
-    /// The interval of the unbiased estimate of bytes whose coverage is guaranteed for every mix of sizes.
+    /// The interval of the unbiased estimate of bytes, with guaranteed coverage for every mix of sizes.
     ///
     /// # Errors
     ///
@@ -338,7 +338,8 @@ impl Pool {
         self.sums_of_parts(value).map(part).collect()
     }
 
-    /// Whether a value is known. Figures in use and at exit are not if frees were followed in none of the processes.
+    /// Whether a value is known. Figures in use and at exit are unknown if frees were followed in none of the
+    /// processes.
     pub fn knows(&self, profile: &Profile, value: Value) -> bool {
         if value.is_in_memory() && (self.is_unread || !profile.knows_in_memory()) {
             return false;
@@ -348,7 +349,7 @@ impl Pool {
                 && (self.processes.is_empty() || self.processes.iter().any(|it| profile.knows_inuse(it)))
     }
 
-    /// Whether a value is known for some of the processes only, so that it is their total alone.
+    /// Whether a value is known only for some of the processes, so that it is the total of just those.
     pub fn is_partial(&self, profile: &Profile, value: Value) -> bool {
         value.needs_frees() && self.knows(profile, value) && self.processes.iter().any(|it| !profile.knows_inuse(it))
     }
@@ -375,7 +376,7 @@ impl Pool {
         self.sums(value).map(|(_, sums)| sums.samples).sum()
     }
 
-    /// Unweighted bytes of the samples behind a value, a lower bound of it.
+    /// Unweighted bytes of the samples behind a value; a lower bound of it.
     pub fn sampled_bytes(&self, value: Value) -> u64 {
         self.sums(value).map(|(_, sums)| sums.sampled_bytes).sum()
     }
@@ -401,10 +402,10 @@ impl Pool {
     }
 }
 
-/// Zero, exactly.
+/// Exactly zero.
 const NONE: Estimate = Estimate { estimate: 0.0, low: Some(0.0), high: Some(0.0), exact: None, reason: None };
 
-/// Whether a value of a row at exit is known to be zero; see [`Pool::has_none`].
+/// Whether a row's value at exit is known to be zero; see [`Pool::has_none`].
 fn row_has_none(profile: &Profile, row: &Row, value: Value) -> bool {
     value.is_at_exit() && row.at_exit == SampleSums::default() && !profile.may_hold_at_exit(row.key.process)
 }
@@ -428,7 +429,7 @@ pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Es
     lost.added_to(of_parts(profile, &[part], &losses, value, confidence), value)
 }
 
-/// The interval of the bytes of one row whose coverage is guaranteed; see [`Pool::guaranteed`].
+/// The interval of a row's bytes with guaranteed coverage; see [`Pool::guaranteed`].
 ///
 /// # Errors
 ///
@@ -509,26 +510,27 @@ fn widened(
     }
 }
 
-/// Rows of samples that heapbpf has drawn.
+/// Rows whose samples heapbpf drew.
 fn own(rows: &[Row]) -> impl Iterator<Item = &Row> {
     rows.iter().filter(|row| !row.is_of_go_runtime())
 }
 
-/// Sampling intervals of heapbpf that are known to have been in force, from the samples and the header; in trials, ascending.
+/// Sampling intervals of heapbpf that are known to have been in force, from the samples and the header; in trials,
+/// ascending.
 pub fn intervals_used(profile: &Profile) -> Vec<u64> {
     let (mut used, mut last) = (BTreeSet::from([profile.header.interval]), profile.header.interval);
-    // Most rows have the interval of the row before.
+    // Most rows have the same interval as the previous row.
     for row in own(&profile.rows).filter(|row| row.key.interval != std::mem::replace(&mut last, row.key.interval)) {
         used.insert(row.key.interval);
     }
     used.into_iter().collect()
 }
 
-/// Coverage of a process that was hooked throughout, to rounding.
+/// Coverage of a process that was hooked throughout, allowing for rounding.
 const HOOKED_THROUGHOUT: f64 = 1.0 - 1e-9;
 
-/// The exact count of a value, of one process (by its index) or of all. `None` if a part of it was not counted. If probes
-/// were in place in time windows only, that is every process but those that were hooked throughout.
+/// The exact count of a value, for one process (by its index) or for all. `None` if part of it was not counted. If
+/// probes were in place only in time windows, that applies to every process that was not hooked throughout.
 pub fn exact(profile: &Profile, process: Option<usize>, value: Value) -> Option<u64> {
     let processes = match process {
         Some(index) => profile.processes.get(index..=index)?,
@@ -541,7 +543,7 @@ pub fn exact(profile: &Profile, process: Option<usize>, value: Value) -> Option<
         _ => None,
     };
     if value.needs_frees()
-        // Without processes nothing was counted, or the format does not hold processes.
+        // Without processes, either nothing was counted or the format does not store processes.
         || processes.is_empty() && !(profile.rows.is_empty() && profile.header.samples_known)
     {
         return None;

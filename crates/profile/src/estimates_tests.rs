@@ -29,8 +29,8 @@ fn pools_keep_intervals_apart_and_add_up() {
     assert_eq!(pool.samples(Value::AllocSpace), 60);
 }
 
-/// Half of the bytes were allocated under an R at which nothing was seen of them: only with that R allowed for can the
-/// interval reach the truth.
+/// Half of the bytes were allocated under an R that yielded no sample. The interval can reach the true value only if
+/// that R is allowed for.
 #[test]
 fn an_interval_without_a_sample_is_allowed_for() {
     let profile = testing::small();
@@ -47,9 +47,10 @@ fn an_interval_without_a_sample_is_allowed_for() {
     assert!(pool.guaranteed(&profile, Value::AllocObjects, 0.95).is_err());
 }
 
-/// Seeded: 4,000 recordings in which a stack allocates 3 R, then R is raised sixteenfold, then it allocates one new R.
-/// The interval holds the sum at least as often as it says, less 4 standard errors (0.35 %); without the second R
-/// where nothing was seen of the stack then, it would in two thirds of them.
+/// Seeded: 4,000 recordings in which a stack allocates 3 R, then R is raised sixteenfold, then the stack allocates one
+/// new R. The interval holds the sum at least as often as it claims, minus 4 standard errors (0.35 %). Without allowing
+/// for the second R, under which some recordings have no sample of the stack, it would hold the sum in two thirds of
+/// them.
 #[test]
 fn a_raised_sampling_interval_is_covered() {
     const INTERVALS: [u64; 2] = [1_000, 16_000];

@@ -1,4 +1,4 @@
-//! Filters: the part of a profile whose stacks go through something, in the terms of pprof's options of the same names.
+//! Filters: keep the part of a profile whose stacks match. The options have the same names and meaning as pprof's.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,35 +11,35 @@ use super::naming::frame_name;
 use super::units;
 use super::value::Value;
 
-/// What is kept of a profile. An expression matches a frame if it matches anywhere in the function's name, the source
-/// file or the path of the module.
+/// What to keep of a profile. An expression matches a frame if it matches anywhere in the function name, the source
+/// file or the module path.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Only stacks with a frame that matches.
+    /// Keep only stacks with a matching frame.
     pub focus: Option<Regex>,
-    /// No stacks with a frame that matches.
+    /// Drop stacks with a matching frame.
     pub ignore: Option<Regex>,
-    /// Stacks lose the frames that match.
+    /// Remove matching frames from stacks.
     pub hide: Option<Regex>,
-    /// Stacks lose the frames that do not match.
+    /// Remove frames that do not match.
     pub show: Option<Regex>,
 }
 
 impl Filter {
-    /// Whether it keeps everything as it is.
+    /// Whether the filter keeps everything.
     pub fn is_none(&self) -> bool {
         [&self.focus, &self.ignore, &self.hide, &self.show].iter().all(|expression| expression.is_none())
     }
 
-    /// Whether it drops stacks.
+    /// Whether the filter can drop stacks.
     fn drops_stacks(&self) -> bool {
         self.focus.is_some() || self.ignore.is_some()
     }
 
     /// Drops stacks and frames, and adds a note that says which part of the whole is left.
     ///
-    /// Estimates and their intervals are those of the rest. Exact counts are of whole processes, so none is left where
-    /// stacks were dropped; bounds on lost samples stay, because these may have been of any stack.
+    /// Estimates and their intervals are those of the rest. Exact counts apply to whole processes, so they are removed
+    /// if stacks were dropped. Bounds on lost samples stay, because any stack may have lost them.
     pub fn apply(&self, profile: &mut Profile) {
         if self.is_none() {
             return;
@@ -74,7 +74,7 @@ impl Filter {
 
     fn drop_frames(&self, profile: &mut Profile) {
         let mut known: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
-        // Stacks that are replaced stay alive until the end: their addresses are the keys.
+        // Replaced stacks stay alive until the end, because their addresses are the keys.
         let mut replaced = Vec::new();
         let mut rows = std::mem::take(&mut profile.rows);
         for row in &mut rows {
@@ -113,8 +113,8 @@ impl Filter {
     }
 }
 
-/// A profile whose stacks are upside down: they begin with the innermost function that matches, and go on with its callers, so that a
-/// flame graph of it shows who calls these functions. Stacks without such a function are dropped.
+/// A profile with inverted stacks: they start with the innermost matching function and continue with its callers, so a
+/// flame graph shows who calls these functions. Stacks without a match are dropped.
 pub fn callers(profile: &Profile, expression: &Regex) -> Profile {
     let mut known: HashMap<*const Stack, Option<Arc<Stack>>> = HashMap::new();
     let mut turned = profile.clone();
@@ -141,7 +141,7 @@ pub(crate) fn matches(expression: &Regex, profile: &Profile, frame: &Frame) -> b
         || module.is_some_and(|module| expression.is_match(&module.path))
 }
 
-/// Removes what is known of whole processes only, and processes of which nothing is left.
+/// Removes what is known only of whole processes, and processes of which nothing is left.
 fn forget_counts(profile: &mut Profile) {
     profile.idle.clear();
     for process in &mut profile.processes {
@@ -155,7 +155,7 @@ fn forget_counts(profile: &mut Profile) {
             *has = true;
         }
     }
-    // What a process lost may have been of the stacks that are left.
+    // A process may have lost samples of the stacks that are left.
     let keeps: Vec<bool> =
         profile.processes.iter().zip(&has_rows).map(|(process, has)| *has || !process.losses.is_none()).collect();
     let mut next = 0;

@@ -19,11 +19,11 @@ pub enum GroupBy {
     Comm,
     /// Path of the executable.
     Exe,
-    /// cgroup, that is container or service.
+    /// cgroup, that is, container or service.
     Cgroup,
     /// Process and thread name.
     Thread,
-    /// No grouping: equal stacks of all processes are one.
+    /// No grouping: equal stacks of all processes are merged.
     Nothing,
 }
 
@@ -54,18 +54,18 @@ impl GroupBy {
         }
     }
 
-    /// The default grouping of a profile: by program if there are several processes, else none.
+    /// The default grouping of a profile: by program if there are several processes, otherwise none.
     pub fn default_of(profile: &Profile) -> Self {
         if profile.number_of_processes() > 1 { Self::Program } else { Self::Nothing }
     }
 
-    /// Whether processes of one program are told apart.
+    /// Whether the grouping distinguishes processes of one program.
     pub const fn separates_processes(self) -> bool {
         matches!(self, Self::Process | Self::Thread)
     }
 }
 
-/// No grouping has this name.
+/// Error: no grouping has this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("cannot group by {0:?}: choose program, pid, comm, exe, cgroup, thread or none")]
 pub struct UnknownGroup(String);
@@ -82,9 +82,9 @@ impl FromStr for GroupBy {
 #[derive(Clone, Debug)]
 pub struct Groups<'a> {
     by: GroupBy,
-    /// Name of the group of each process, without its threads.
+    /// Group name of each process, without its threads.
     of_process: Vec<Cow<'a, str>>,
-    /// The same of idle processes.
+    /// Group name of each idle process.
     of_idle: Vec<Cow<'a, str>>,
 }
 
@@ -92,7 +92,7 @@ pub struct Groups<'a> {
 type Program<'a> = (&'a str, &'a str);
 
 impl<'a> Groups<'a> {
-    /// Groups under names for display: programs with the number of their processes.
+    /// Groups with names for display; programs are shown with their number of processes.
     pub fn new(profile: &'a Profile, by: GroupBy) -> Self {
         let mut counts: HashMap<Program<'a>, u64> = HashMap::new();
         let mut programs: HashMap<&str, BTreeSet<&str>> = HashMap::new();
@@ -124,7 +124,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// Groups under names that are the same in another recording.
+    /// Groups with names that stay the same in other recordings.
     pub fn comparable(profile: &'a Profile, by: GroupBy) -> Self {
         let name = |process: &'a Process| match by {
             GroupBy::Program if process.exe.is_empty() => Cow::Borrowed(&*process.comm),
@@ -172,7 +172,7 @@ fn name_or_none(process: &Process) -> &str {
     if process.comm.is_empty() { "unnamed" } else { &process.comm }
 }
 
-/// Display name of a process: `python3 (1234)`; of several that were put together: `python3 (4 processes)`.
+/// Display name of a process: `python3 (1234)`, or `python3 (4 processes)` if several processes were merged.
 pub fn process_name(process: &Process) -> String {
     match (process.comm.as_str(), process.pid) {
         (_, 0) if process.count() > 1 => format!("{} ({} processes)", name_or_none(process), process.count()),

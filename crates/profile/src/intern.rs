@@ -15,12 +15,12 @@ pub struct Interned<'a> {
     pub frames: Vec<&'a Frame>,
     /// Distinct stacks.
     pub stacks: Vec<InternedStack<'a>>,
-    /// For each row of the profile the index of its stack in `stacks`.
+    /// For each row of the profile, the index of its stack in `stacks`.
     pub stack_of_row: Vec<u32>,
     frame_ids: Vec<u32>,
 }
 
-/// A stack as indices of frames.
+/// A stack as frame indices.
 #[derive(Clone, Debug)]
 pub struct InternedStack<'a> {
     /// The stack in the profile.
@@ -40,7 +40,7 @@ impl<'a> Interned<'a> {
         Self::build(profile, Builder::default())
     }
 
-    /// Like [`Self::new`], but a stack without frames gets the frame [`NO_STACK`]: viewers drop stacks without frames,
+    /// Like [`Self::new`], but a stack without frames gets the frame [`NO_STACK`]. Viewers drop stacks without frames,
     /// and their totals would be too small.
     pub fn for_viewers(profile: &'a Profile) -> Self {
         Self::build(profile, Builder { shows_no_stack: true, ..Builder::default() })
@@ -63,14 +63,14 @@ struct Builder<'a> {
     stacks: Vec<InternedStack<'a>>,
     frame_ids: Vec<u32>,
     by_frame: HashMap<&'a Frame, u32, RandomState>,
-    /// Frames by their address: stacks share most of them, and a frame's text is long.
+    /// Frames by address: stacks share most frames, and hashing a frame's text is slow.
     by_address: HashMap<*const Frame, u32, RandomState>,
     by_pointer: HashMap<*const Stack, u32, RandomState>,
     by_content: HashMap<Content<'a>, u32, RandomState>,
     shows_no_stack: bool,
 }
 
-/// Frames, why the stack was cut, unwinder.
+/// Frames, the reason why the stack was cut, and the unwinder.
 type Content<'a> = (Box<[u32]>, Option<&'a str>, &'static str);
 
 impl<'a> Builder<'a> {

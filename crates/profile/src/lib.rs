@@ -38,7 +38,7 @@ pub mod unnamed;
 pub mod value;
 pub mod workload;
 
-// What is shared with fuzz targets names the crate.
+// Code shared with fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_profile;
 

@@ -1,5 +1,5 @@
-//! Bounds on the effect of lost events on an estimate: its interval is widened by samples that may be missing from the
-//! sums and by samples in them that may have been freed. `docs/sampling.md` derives the formulas.
+//! Bounds on the effect of lost events on an estimate. The interval is widened by samples that may be missing from the
+//! sums and by samples in the sums that may have been freed. `docs/sampling.md` derives the formulas.
 
 use super::model::{Criterion, LossBound, Losses, Process, Profile};
 use super::value::Value;
@@ -11,21 +11,22 @@ use heapbpf_statistics::sums::SampleSums;
 pub const UNREAD: &str = "some records were not read in time, and what they tell is missing: a larger -i makes fewer";
 /// Reason: the number of lost events is unknown.
 pub const UNBOUNDED: &str = "nobody counted what was lost: --ring-bytes makes room, a larger -i makes fewer samples";
-/// Reason for figures at the peak: events were lost before it.
+/// Reason for figures at the peak: events were lost before the peak.
 pub const PEAK_UNKNOWN: &str =
     "records were lost before the peak: --ring-bytes makes room, a larger -i makes fewer samples";
 
-/// Reason: samples that a process announces have weights that no sampling by bytes explains.
+/// Reason: the weights that a process reports for its samples cannot come from sampling by bytes with one interval.
 pub const WEIGHTS_UNPROVEN: &str = "the process itself states what its samples stand for, and that is not by one sampling \
                                     interval: how they vary is not known";
 
-/// Reason for figures of allocation: what a process allocated for a while is in none of them.
+/// Reason for figures of allocation: for some time, a process's allocations were not observed.
 pub const UNSEEN: &str = "another recording had hooked it inline for a while, and what it allocated then was not seen";
 
-/// Most sampling intervals with bounds of their own, as a file may claim a different one for each process.
+/// Maximum number of sampling intervals with bounds of their own, because a file may claim a different one for each
+/// process.
 const MOST_INTERVALS: usize = 32;
 
-/// A bound, and the largest R under which its samples may have been drawn.
+/// A bound, and the largest R under which the samples may have been drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct AtInterval {
     interval: u64,
@@ -57,7 +58,7 @@ impl LostOf {
         Self { alloc: of(Value::AllocSpace), inuse: of(Value::InuseSpace), at_exit: of(Value::AtExitSpace) }
     }
 
-    /// Those of two sets of processes together.
+    /// The bounds of two sets of processes together.
     #[must_use]
     pub fn with(self, others: &Self) -> Self {
         let both = |these: Lost, others: &Lost| Ok(these?.with(others.as_ref().map_err(|reason| *reason)?));
@@ -83,7 +84,7 @@ impl LostOf {
 pub struct Kind {
     /// The sampling criterion.
     pub criterion: Criterion,
-    /// Whether it counts bytes (else allocations).
+    /// Whether the figure counts bytes; otherwise allocations.
     pub is_bytes: bool,
 }
 
@@ -95,8 +96,8 @@ impl Kind {
 }
 
 impl LossBounds {
-    /// Sums over processes (by their index, without repetitions). `largest` is the largest sampling interval of the
-    /// figure's own samples, in trials.
+    /// The bounds, added up over processes (given by index, without repetitions). `largest` is the largest sampling
+    /// interval of the figure's own samples, in trials.
     ///
     /// # Errors
     ///
@@ -107,7 +108,7 @@ impl LossBounds {
         }
         let mut bounds = Self::default();
         for index in processes {
-            // Figures in use are of blocks whose frees were seen: they say since when.
+            // Figures in use cover only blocks whose frees were observed; they state since when.
             if !value.needs_frees() && profile.processes.get(index).is_some_and(Process::was_unseen) {
                 return Err(UNSEEN);
             }
@@ -116,7 +117,7 @@ impl LossBounds {
             };
             if value.needs_frees() && !profile.knows_inuse(index)
                 || value.is_at_exit() && !profile.may_hold_at_exit(index)
-                // What the process held at exit is not part of what is in use.
+                // Memory that the process held at exit is not part of what is in use.
                 || value.is_inuse() && profile.header.ended_apart && process.ended
             {
                 continue;
@@ -143,7 +144,7 @@ impl LossBounds {
         Ok(bounds)
     }
 
-    /// Those of two sets of processes together.
+    /// The bounds of two sets of processes together.
     #[must_use]
     pub fn with(mut self, others: &Self) -> Self {
         others.missing.iter().for_each(|at| add(&mut self.missing, at.interval, &at.bound));
@@ -161,8 +162,8 @@ impl LossBounds {
         self.missing.is_empty() && self.stale.is_empty()
     }
 
-    /// Widens the interval of an estimate so that it allows for lost samples. `of` estimates from parts, and `parts`
-    /// are the recorded samples. If `of` gives no interval, the result has none.
+    /// Widens the interval of an estimate to allow for lost samples. `of` estimates from parts; `parts` are the
+    /// recorded samples. If `of` returns no interval, the result has none.
     pub fn widen(
         &self,
         parts: &[Part<'_>],
@@ -190,7 +191,7 @@ impl LossBounds {
         }
     }
 
-    /// Widens the interval of bytes from offsets.
+    /// Widens the interval of bytes that was computed from offsets.
     ///
     /// # Errors
     ///
@@ -207,7 +208,7 @@ impl LossBounds {
         let parts = self.parts(parts, &nothing);
         let (seen, with_lost) = (of(&parts)?, of(&self.with_lost(&parts))?);
         let kind = Kind { criterion: Criterion::Bytes, is_bytes: true };
-        // A lost sample adds one to the number of samples and at most its size to the bytes that were not skipped.
+        // A lost sample adds one to the number of samples, and at most its size to the bytes that were not skipped.
         let sizes: f64 = self.missing.iter().map(|lost| lost.bound.sampled_bytes as f64).sum();
         Ok(Interval { low: self.low(&parts, kind, seen.low), high: with_lost.high + sizes })
     }
@@ -233,7 +234,8 @@ impl LossBounds {
         let gone = if kind.is_bytes { stale.sampled_bytes } else { stale.samples } as f64;
         let samples = seen.samples.saturating_sub(stale.samples);
         let sum = (seen.sum - gone).max(0.0);
-        // Besides its R, a stale sample of n trials removes n/P − R ≤ n − 1 from the estimate, which is 0 for n = 1.
+        // In addition to its R, a stale sample of n trials removes n/P − R ≤ n − 1 from the estimate, which is 0 for
+        // n = 1.
         let beyond = seen.estimate - seen.samples as f64 * r as f64 - if kind.is_bytes { gone } else { 0.0 };
         let estimate = if r == 1 { sum } else { beyond + samples as f64 * r as f64 };
         Sampled { samples, sum, estimate }
@@ -255,8 +257,7 @@ impl LossBounds {
         all
     }
 
-    /// The parts, each with all samples that may have been lost under its R, as it is unknown under which R they were
-    /// drawn.
+    /// The parts, each with all samples that may have been lost under its R, because the R of a lost sample is unknown.
     fn with_lost<'a>(&self, parts: &[Part<'a>]) -> Vec<Part<'a>> {
         let lost = |r: u64| {
             let at = self.missing.iter().filter(|lost| lost.interval >= r);
@@ -265,7 +266,7 @@ impl LossBounds {
         parts.iter().map(|part| Part { lost: lost(part.interval), ..*part }).collect()
     }
 
-    /// The lower end without samples that may be stale, but at least the unweighted remaining samples.
+    /// The lower end without samples that may be stale, but at least the unweighted samples that remain.
     fn low(&self, parts: &[Part<'_>], kind: Kind, seen: f64) -> f64 {
         if self.stale.is_empty() {
             return seen;
@@ -280,8 +281,9 @@ impl LossBounds {
         (seen - weight(&self.stale, kind)).max(there.saturating_sub(gone) as f64)
     }
 
-    /// How far above their weight lost samples may reach where the parts do not say so: a lost sample may be of another
-    /// size than those seen. Of allocations then as if of one trial each, of bytes as if of one size or another.
+    /// How far above their weight lost samples may reach if the parts do not account for it, because a lost sample may
+    /// differ in size from the observed ones. Allocations are treated as if each took one trial, bytes as if the
+    /// samples had any one size.
     fn own_distance(&self, kind: Kind, confidence: f64) -> f64 {
         let unseen = |samples, r| from_sizes(Sampled { samples, ..Sampled::default() }, r, confidence).high;
         let distance = |lost: &AtInterval| match (kind.criterion, kind.is_bytes) {
@@ -304,7 +306,7 @@ fn add(bounds: &mut Vec<AtInterval>, interval: u64, bound: &LossBound) {
     if bounds.len() < MOST_INTERVALS {
         return bounds.push(AtInterval { interval, bound: *bound });
     }
-    // A larger R is a valid bound as well.
+    // A larger R is also a valid bound.
     let larger = bounds.iter_mut().filter(|known| known.interval > interval).min_by_key(|known| known.interval);
     match larger {
         Some(larger) => larger.bound.add(bound),
@@ -338,8 +340,8 @@ fn weight(bounds: &[AtInterval], kind: Kind) -> f64 {
 }
 
 impl Profile {
-    /// Stores with the losses of each process the largest sampling interval that was in force, if it is not stored yet.
-    /// Once profiles are merged it could no longer be told.
+    /// Stores with each process's losses the largest sampling interval that was in force, if none is stored yet. After
+    /// profiles are merged, it could no longer be determined.
     pub fn keep_loss_intervals(&mut self) {
         let is_open = |process: &Process| !process.losses.is_none() && process.losses.interval == 0;
         if !self.processes.iter().any(is_open) {

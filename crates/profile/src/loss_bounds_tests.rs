@@ -1,4 +1,4 @@
-//! Tests of the bounds against arithmetic by hand.
+//! Tests of the bounds against calculations by hand.
 
 use super::*;
 use crate::estimates::{Pool, guaranteed_of_row, of_row};
@@ -11,7 +11,7 @@ fn bound(samples: u64, sampled_bytes: u64) -> LossBound {
     LossBound { samples, sampled_bytes }
 }
 
-/// A profile of one process with one row of these samples.
+/// A profile of one process with one row that has these samples.
 fn profile(interval: u64, alloc: SampleSums, inuse: SampleSums, losses: Losses) -> Profile {
     let mut profile = testing::small();
     profile.header.interval = interval;
@@ -47,7 +47,8 @@ fn with_every_allocation_sampled_the_bounds_are_what_was_lost() {
     assert_eq!(ends(&all_stale, Value::InuseSpace), (0.0, 410.0));
 }
 
-/// The upper end is that of all samples including the lost ones, each of which weighs at most its size plus R − 1.
+/// The upper end is that of all samples including the lost ones, each of which has a weight of at most its size plus
+/// R − 1.
 #[test]
 fn of_samples_the_upper_end_is_that_of_all_of_them() {
     const R: u64 = 4_096;
@@ -66,12 +67,12 @@ fn of_samples_the_upper_end_is_that_of_all_of_them() {
     let unskipped = seen.unskipped() as f64;
     let all = from_offsets(23, unskipped + 900.0, 6_900.0, R, 0.95);
     assert!((found.high / all.high - 1.0).abs() < 1e-12);
-    // They also do for the estimator from offsets, which is exact up to whole bytes.
+    // The same holds for the estimator from offsets, which is exact to whole bytes.
     let mut by_offsets = profile.clone();
     by_offsets.header.estimator = Estimator::Offset;
     let figure = of_row(&by_offsets, &by_offsets.rows[0], Value::AllocSpace, 0.95);
     assert!((figure.high.expect("an interval") / all.high - 1.0).abs() < 1e-2, "{figure:?} {all:?}");
-    // For a count of one size, a lost sample may have a single byte and represent R allocations.
+    // For a count with one size, a lost sample may have a single byte and represent R allocations.
     let (_, high) = ends(&profile, Value::AllocObjects);
     assert!(high > seen.objects + 3.0 * 4_096.0, "{high}");
 }
@@ -87,12 +88,12 @@ fn other_criteria_weigh_a_sample_with_its_interval() {
     assert!((high - from_sizes(seen, 50, 0.95).high).abs() < 1e-9);
     let (_, high) = ends(&profile, Value::AllocSpace);
     assert!(high > (sums.bytes + 128.0 * 50.0), "{high}");
-    // A figure without an interval does not get one by losses.
+    // Losses do not give an interval to a figure that has none.
     profile.rows[0].alloc.record(65, 1, 0, 50);
     assert!(of_row(&profile, &profile.rows[0], Value::AllocSpace, 0.95).low.is_none());
 }
 
-/// It is unknown under which of several R samples were lost, so the largest is allowed for, even if no row has it.
+/// The R of lost samples is unknown, so the largest of several is allowed for, even if no row has it.
 #[test]
 fn several_intervals() {
     let mut profile = testing::small();
@@ -145,8 +146,8 @@ fn where_no_bound_is_honest_there_is_a_reason() {
     }
 }
 
-/// Beyond the limit of sampling intervals a bound is added to the next larger interval, so the result is at least as
-/// wide.
+/// Beyond the maximum number of sampling intervals, a bound is added to the next larger interval, so the result is at
+/// least as wide.
 #[test]
 fn any_number_of_intervals_is_bounded() {
     let seen = testing::sums(9, 100, 4_096);

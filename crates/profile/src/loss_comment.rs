@@ -1,12 +1,12 @@
-//! The losses of a process as a line of text, for the comments of pprof, and the parser of such lines.
+//! The losses of a process as a line of text for pprof comments, and the parser for such lines.
 
 use super::model::{LossBound, Losses};
 
 /// Prefix of such a line.
 const BEGIN: &str = "losses ";
 
-/// The line of a process, for example `losses server (42): alloc=3/1536 interval=524288`: numbers of samples and their
-/// bytes. `None` if the process has neither losses nor slack.
+/// The line for a process, for example `losses server (42): alloc=3/1536 interval=524288`; pairs are numbers of samples
+/// and their bytes. `None` if the process has neither losses nor slack.
 pub fn written(name: &str, losses: &Losses, slack: &LossBound) -> Option<String> {
     if losses.is_none() && slack.is_none() {
         return None;
@@ -36,7 +36,7 @@ pub fn written(name: &str, losses: &Losses, slack: &LossBound) -> Option<String>
     Some(line)
 }
 
-/// Parses such a line into the name of the process, its losses and its slack. `None` if it is another line.
+/// Parses such a line into process name, losses and slack. `None` for any other line.
 pub fn read(line: &str) -> Option<(&str, Losses, LossBound)> {
     let (name, facts) = line.strip_prefix(BEGIN)?.rsplit_once(": ")?;
     let (mut losses, mut slack) = (Losses::default(), LossBound::default());

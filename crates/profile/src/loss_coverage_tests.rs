@@ -1,4 +1,4 @@
-//! Seeded simulations of the coverage of intervals when records are lost.
+//! Seeded simulations of interval coverage when records are lost.
 
 use sampler_ebpf::{geometric, rng, sampler::step};
 
@@ -31,7 +31,7 @@ struct Case {
 
 const BLOCKS: usize = 1_000;
 
-/// Simulates the recording and returns its profile, with the true losses as bounds, and the true values.
+/// Simulates the recording. Returns its profile, with the true losses as bounds, and the true values.
 fn recorded(case: &Case, state: &mut u64) -> (Profile, [(Value, f64); 4]) {
     let mut chance = |probability: f64| (rng::next(state) >> 11) as f64 / (1u64 << 53) as f64 <= probability;
     let mut profile = testing::small();
@@ -89,8 +89,8 @@ fn recorded(case: &Case, state: &mut u64) -> (Profile, [(Value, f64); 4]) {
     (profile, std::array::from_fn(|_| values.next().expect("four of each")))
 }
 
-/// Coverage: the share of recordings with an interval whose interval holds the true value, by value and form (usual or
-/// guaranteed); and the coverage for bytes allocated without the bounds on losses.
+/// Coverage: the share of recordings with an interval in which the interval holds the true value, by value and form
+/// (usual or guaranteed). Also returns the coverage for allocated bytes without the bounds on losses.
 fn coverage(case: &Case, runs: u32, state: &mut u64) -> (Vec<(u32, u32)>, f64) {
     let mut found = vec![(0, 0); 8];
     let mut unaware = 0;
@@ -123,7 +123,7 @@ fn coverage(case: &Case, runs: u32, state: &mut u64) -> (Vec<(u32, u32)>, f64) {
 
 const SIZES: [&[u64]; 3] = [&[64], &[16, 300, 5_000], &[100, 40_000, 3, 800, 1_500]];
 
-/// If everything is sampled, the true value is within the bounds in all recordings.
+/// If everything is sampled, the true value lies within the bounds in all recordings.
 #[test]
 fn with_every_allocation_sampled_the_truth_is_always_within() {
     let mut state = rng::seed(11, 0);
@@ -137,8 +137,8 @@ fn with_every_allocation_sampled_the_truth_is_always_within() {
     }
 }
 
-/// The coverage in so many recordings is at least 95 % minus 4 standard errors. Returns the coverage without the bounds from half of
-/// the samples, by case.
+/// Checks that the coverage over `runs` recordings is at least 95 % minus 4 standard errors. Returns the coverage
+/// without the bounds when half of the samples are lost, by case.
 fn covered(runs: u32) -> Vec<f64> {
     let mut without = Vec::new();
     let mut state = rng::seed(12, 0);
@@ -172,8 +172,8 @@ fn what_is_lost_is_covered() {
 mod long {
     use super::*;
 
-    /// The standard error of 1,000 recordings is 0.7 %. Intervals with a coverage of exactly 95 % would fail one of the 142 checks with
-    /// a probability of 0.5 %. Without the bounds, intervals from half of the samples cover less than 80 %.
+    /// The standard error of 1,000 recordings is 0.7 %. If the coverage were exactly 95 %, one of the 142 checks would
+    /// fail with a probability of 0.5 %. Without the bounds, intervals from half of the samples cover less than 80 %.
     #[test]
     fn what_is_lost_is_covered_as_often_as_it_says() {
         let without = covered(1_000);

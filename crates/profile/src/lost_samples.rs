@@ -1,9 +1,9 @@
-//! Allocations whose samples were lost, as a row of their process, so that totals do not lack them.
+//! Adds allocations whose samples were lost as a row of their process, so that totals include them.
 //!
-//! Which stacks they belong to is not known, so they have a row of their own, [`RECORDS_LOST`]. How many samples were lost
-//! and how many bytes these had was counted; what they stand for is in a range that follows from that
-//! ([`heapbpf_statistics::lost`]), and the exact count says where in it. Intervals belong to the samples that arrived,
-//! widened by what was lost (`loss_bounds`), and hold the corrected figure.
+//! Their stacks are unknown, so they get a separate row, [`RECORDS_LOST`]. The number of lost samples and their bytes
+//! were counted. They stand for a range of values that follows from that ([`heapbpf_statistics::lost`]), and the exact
+//! count says where in the range the value lies. Intervals belong to the samples that arrived, widened by what was lost
+//! (`loss_bounds`), and contain the corrected figure.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ pub const RECORDS_LOST: &str = "[records lost]";
 /// Why such a stack has no frames of its own.
 const REASON: &str = "its record was lost";
 
-/// Adds the row of lost samples to each process that has lost some and has no such row yet. A process whose losses were
-/// not counted, or whose records were not read in time, gets none: its figures have no interval and say so.
+/// Adds a row for lost samples to each process that lost some and has no such row yet. A process gets none if its
+/// losses were not counted or its records were not read in time; its figures have no interval and say so.
 pub fn add_rows(profile: &mut Profile) {
     if profile.header.unread.is_some() || profile.header.interval == 0 {
         return;
@@ -47,7 +47,7 @@ pub fn add_rows(profile: &mut Profile) {
     profile.rows.extend(added);
 }
 
-/// What the lost samples of a profile stand for, in bytes.
+/// Bytes that the lost samples of a profile stand for.
 pub fn bytes(profile: &Profile) -> f64 {
     profile.rows.iter().filter(|row| row.is_of_lost_samples()).map(|row| row.alloc.bytes).sum()
 }
@@ -73,7 +73,7 @@ fn row(profile: &Profile, process: usize, rows: &[&Row], stack: Arc<Stack>) -> O
     let estimate = |value: Value, range: Interval| {
         let (found, raw) = (pool.total(value), pool.raw_total(value));
         if found != raw && raw > 0.0 {
-            // They were lost in time windows, which stand for what was between them as well.
+            // They were lost within time windows, so they also stand for the time between the windows.
             return range.low * found / raw;
         }
         let lacking = exact(profile, Some(process), value).map(|exact| exact as f64 - found);

@@ -8,7 +8,7 @@ use crate::read;
 use crate::testing;
 use heapbpf_statistics::estimators::Estimator;
 
-/// One process that allocated `blocks` blocks of `size` bytes under R = `interval`; each second sample was lost.
+/// One process that allocated `blocks` blocks of `size` bytes under R = `interval`; every second sample was lost.
 fn half_lost(blocks: u64, size: u64, interval: u64) -> Profile {
     let mut profile = testing::small();
     profile.header.interval = interval;
@@ -64,7 +64,7 @@ fn the_interval_belongs_to_the_samples_and_holds_the_corrected_figure() {
     }
 }
 
-/// Chance, and what was counted later, are not taken for lost records.
+/// Differences due to chance or to later counts are not taken for lost records.
 #[test]
 fn no_more_is_added_than_the_lost_samples_can_stand_for() {
     let mut profile = half_lost(1_000_000, 96, 4_096);
@@ -98,7 +98,7 @@ fn what_was_not_counted_is_not_corrected() {
     }
 }
 
-/// Every format that is read back has the corrected totals, and merging adds them.
+/// Every format that is read back keeps the corrected totals, and merging adds them.
 #[test]
 fn formats_and_sums_agree() {
     let profile = half_lost(1_000_000, 96, 4_096);

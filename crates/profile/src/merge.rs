@@ -1,4 +1,4 @@
-//! Merging profiles of several runs or hosts. Samples keep their sampling interval, so sums and variances add up.
+//! Merges profiles of several runs or hosts. Samples keep their sampling interval, so sums and variances add up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub enum MergeError {
     Criteria {
         /// Criterion of the first profile.
         first: &'static str,
-        /// Criterion of the profile that does not fit.
+        /// Criterion of the profile that differs.
         other: &'static str,
         /// Position of that profile, counted from 1.
         position: usize,
@@ -114,7 +114,7 @@ fn moved(stack: &Stack, module_of: &[usize], frames: &mut SharedFrames) -> Arc<S
     Arc::new(stack.with_frames(frames, |frame| frame.module = frame.module.and_then(index)))
 }
 
-/// Indices of the modules by path and build ID, not by where they were mapped.
+/// Indices of the modules by path and build ID, regardless of where they were mapped.
 struct Modules(HashMap<(Arc<str>, Option<Vec<u8>>), usize>);
 
 impl Modules {

@@ -1,5 +1,5 @@
-//! A profile as data: its header, processes, rows of sums, stacks and accounting. Every format and report is made from
-//! this alone.
+//! A profile as data: its header, processes, rows of sums, stacks and accounting. Every format and report is built only
+//! from this.
 
 mod by_address;
 mod glibc;

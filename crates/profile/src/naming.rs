@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use super::model::{Frame, Profile};
 
-/// Name of a frame: its function, as `libc.so.6+0x9a1a0` if only its start is known, else its location as
-/// `[libc.so.6+0x9a1b2]` or `[0x7f12…]`, else `[unknown]`.
+/// Name of a frame: its function; else `libc.so.6+0x9a1a0` if only the function's start is known; else the frame's
+/// location as `[libc.so.6+0x9a1b2]` or `[0x7f12…]`; else `[unknown]`.
 pub fn frame_name<'a>(profile: &Profile, frame: &'a Frame) -> Cow<'a, str> {
     if let Some(function) = function_name(profile, frame) {
         return function;
@@ -19,7 +19,7 @@ pub fn frame_name<'a>(profile: &Profile, frame: &'a Frame) -> Cow<'a, str> {
     })
 }
 
-/// The function of a frame: its name, else the module and where the function begins in it, as `git+0x281b40`.
+/// The function of a frame: its name, otherwise the module and the function's start in it, as `git+0x281b40`.
 pub fn function_name<'a>(profile: &Profile, frame: &'a Frame) -> Option<Cow<'a, str>> {
     if let Some(function) = &frame.function {
         return Some(Cow::Borrowed(function));
@@ -28,7 +28,7 @@ pub fn function_name<'a>(profile: &Profile, frame: &'a Frame) -> Option<Cow<'a, 
     Some(Cow::Owned(format!("{}+{:#x}", bare_name(&module.path), frame.function_start?)))
 }
 
-/// Where a function begins, from what [`function_name`] called it for want of a name.
+/// Start of a function, parsed from the name that [`function_name`] gives to functions without a name.
 #[cfg(feature = "pprof")]
 pub(crate) fn function_start(name: &str, path: &str) -> Option<u64> {
     let digits = name.strip_prefix(bare_name(path))?.strip_prefix("+0x")?;
@@ -60,7 +60,7 @@ pub fn is_allocator_function(name: &str) -> bool {
     FUNCTIONS.contains(&name)
 }
 
-/// The functions of [`is_allocator_function`] as a regular expression for `drop_frames` of pprof, which anchors it at
+/// The functions of [`is_allocator_function`] as a regular expression for pprof's `drop_frames`. pprof anchors it at
 /// both ends and matches it against names without arguments.
 #[cfg(feature = "pprof")]
 pub fn drop_frames() -> String {
@@ -89,9 +89,9 @@ const FUNCTIONS: [&str; 12] = [
     "mallocx",
 ];
 
-/// A function name as people write it, without template arguments, parameters, return type, and the hash at the end of Rust symbols:
-/// `std::vector<int, std::allocator<int> >::push_back(int&&)` becomes `std::vector::push_back`. Only for display: what tells
-/// functions apart stays the full name.
+/// A function name as people write it, without template arguments, parameters, return type, and the hash at the end of
+/// Rust symbols: `std::vector<int, std::allocator<int> >::push_back(int&&)` becomes `std::vector::push_back`. For
+/// display only; functions are still distinguished by their full names.
 pub fn short_function(name: &str) -> Cow<'_, str> {
     if !name.contains(['<', '(', '[', '{', '$', '\'']) && !name.contains("::h") {
         return Cow::Borrowed(name);
@@ -106,12 +106,12 @@ pub fn short_function(name: &str) -> Cow<'_, str> {
             continue;
         }
         match next {
-            // Of Python, Java (`<init>`) and Go (`(*Server)`), where brackets are part of a name.
+            // Python, Java (`<init>`) and Go (`(*Server)`), where brackets are part of a name.
             '<' | '(' if let Some(kept) = part_of_name(&short, rest) => {
                 short.push_str(kept);
                 rest = &rest[kept.len()..];
             }
-            // In Rust's `<Type as Trait>::method` the type is kept.
+            // In Rust's `<Type as Trait>::method`, the type is kept.
             '<' if short.is_empty() => match balanced(rest) {
                 Some(inside) => {
                     let subject = inside.split(" as ").next().unwrap_or(inside);
@@ -137,12 +137,12 @@ pub fn short_function(name: &str) -> Cow<'_, str> {
         }
     }
     let short = short.strip_suffix(" const").unwrap_or(&short).trim();
-    // The demangled name of an instance of a template begins with the type that it returns.
+    // The demangled name of a template instance starts with its return type.
     let short = if name.contains('<') && name.contains('(') { without_return_type(short) } else { short };
     if short.is_empty() { Cow::Borrowed(name) } else { Cow::Owned(with_plain_lambdas(short)) }
 }
 
-/// What a text begins with, if that is a bracket that is part of the name: `<module>`, `<locals>`, `(*Server)`.
+/// The bracket at the start of a text, if it is part of the name: `<module>`, `<locals>`, `(*Server)`.
 fn part_of_name<'t>(before: &str, text: &'t str) -> Option<&'t str> {
     let inside = balanced(text)?;
     let (kept, after) = text.split_at(inside.len() + 2);
@@ -161,14 +161,14 @@ fn part_of_name<'t>(before: &str, text: &'t str) -> Option<&'t str> {
 fn without_return_type(name: &str) -> &str {
     const ANONYMOUS: &str = "(anonymous namespace)";
     let path = &name[..name.find("operator").unwrap_or(name.len())];
-    // The space in this name is none between two.
+    // The space inside this name does not separate anything.
     let mut spaces = path.match_indices(' ').map(|(at, _)| at).rev();
     let inside =
         |at: usize| path.match_indices(ANONYMOUS).any(|(start, _)| (start..start + ANONYMOUS.len()).contains(&at));
     spaces.find(|at| !inside(*at)).map_or(name, |at| &name[at + 1..])
 }
 
-/// A name in which lambdas of C++ and closures of Rust are `{lambda}` and `{closure}`.
+/// A name in which C++ lambdas become `{lambda}` and Rust closures `{closure}`.
 fn with_plain_lambdas(name: &str) -> String {
     let is_lambda = |part: &str| part.starts_with("{lambda") || part.starts_with("'lambda") || part.starts_with("$_");
     let mut parts: Vec<&str> = Vec::new();
@@ -196,7 +196,7 @@ const KEPT_WHOLE: [&str; 9] = [
     "operator>",
 ];
 
-/// The contents of the bracket that `text` begins with, if it is closed.
+/// The contents of the bracket at the start of `text`, if it is closed.
 fn balanced(text: &str) -> Option<&str> {
     let mut depth = 0usize;
     let mut previous = ' ';

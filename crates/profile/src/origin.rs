@@ -1,5 +1,5 @@
-//! Classifies frames for reports: the program's own code, a library, an interpreter, an allocation wrapper, start-up code. A rule looks
-//! at one frame alone, so the same frame is classified the same way in every stack and in every profile.
+//! Classifies frames for reports: the program's own code, a library, an interpreter, an allocation wrapper, start-up
+//! code. A rule looks only at one frame, so a frame has the same class in every stack and every profile.
 
 use std::sync::LazyLock;
 
@@ -48,7 +48,7 @@ impl Origin {
     }
 }
 
-/// A line that is not a valid rule.
+/// Error: a line is not a valid rule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}, column {column}: {why}")]
 pub struct InvalidRule {
@@ -59,7 +59,7 @@ pub struct InvalidRule {
     why: String,
 }
 
-/// The rules that match one field, with their positions in the list of all rules.
+/// The rules for one field, with their positions in the list of all rules.
 #[derive(Clone, Debug, Default)]
 struct Patterns {
     set: RegexSet,
@@ -82,14 +82,14 @@ pub struct FrameRules {
 
 const FIELDS: [&str; 3] = ["function", "module", "file"];
 
-/// The rules that heapbpf comes with.
+/// heapbpf's built-in rules.
 static STANDARD: LazyLock<FrameRules> = LazyLock::new(|| {
-    // The file is compiled in, and tests use it.
+    // The rules are compiled in, and tests use them.
     FrameRules::with("").unwrap_or_else(|error| panic!("origin.rules: {error}"))
 });
 
 impl FrameRules {
-    /// The rules that heapbpf comes with.
+    /// heapbpf's built-in rules.
     pub fn standard() -> &'static Self {
         &STANDARD
     }
@@ -97,7 +97,7 @@ impl FrameRules {
     /// The given rules, followed by the built-in ones. The first match wins.
     ///
     /// # Errors
-    /// A line is not empty, not a comment and not a rule.
+    /// A line is neither empty, nor a comment, nor a rule.
     pub fn with(more: &str) -> Result<Self, InvalidRule> {
         let mut origins = Vec::new();
         let mut by_field: [(Vec<String>, Vec<usize>); 3] = Default::default();
@@ -128,7 +128,7 @@ impl FrameRules {
         self.origin_of(function, module, frame.file.as_deref().unwrap_or(""))
     }
 
-    /// Classifies a frame by its function, module and source file. Pass an empty string for what is unknown.
+    /// Classifies a frame by function, module and source file. Pass an empty string for unknown fields.
     pub fn origin_of(&self, function: &str, module: &str, file: &str) -> Origin {
         let short = short_function(function);
         // The short form of Rust's `<u8 as Trait>::method` drops the trait, so rules also see the full name.
@@ -196,13 +196,13 @@ fn expression(pattern: &str, field: usize) -> String {
 pub struct Shown {
     /// Indices of the frames, innermost first. The first one is the title.
     pub frames: Vec<usize>,
-    /// Index of the hidden frame that the title called, if there is one.
+    /// Index of the hidden frame that the title frame called, if there is one.
     pub via: Option<usize>,
 }
 
 impl Shown {
-    /// Selects the frames to show, given the origin of each frame, innermost first. If the program has frames of its own, only these
-    /// are shown; otherwise those of libraries are.
+    /// Selects the frames to show, given the origin of each frame, innermost first. If the program has its own frames,
+    /// only those are shown; otherwise library frames are.
     pub fn of(origins: &[Origin]) -> Self {
         let best = origins.iter().map(|origin| origin.rank()).min().unwrap_or(0);
         let Some(first) = origins.iter().position(|origin| origin.rank() == best) else { return Self::default() };
@@ -338,7 +338,7 @@ mod tests {
         };
         let stack = [Wrapper, Wrapper, Library, Program, Wrapper, Library, Program, Entry, Startup];
         assert_eq!(shown(&stack), (vec![3, 6, 7], Some(2)));
-        // If `main` is the only frame of the program, the library function that it called is the title.
+        // If `main` is the program's only frame, the title is the library function that it called.
         assert_eq!(shown(&[Wrapper, Library, Library, Entry, Startup]), (vec![1, 2, 3], Some(0)));
         assert_eq!(shown(&[Wrapper, Entry, Startup]), (vec![1], Some(0)));
         assert_eq!(shown(&[Wrapper, Startup]), (vec![0, 1], None));

@@ -1,4 +1,4 @@
-//! Puts together the rows of all processes of a program, and takes a profile apart again as far as that is possible.
+//! Merges the rows of all processes of a program, and splits a profile up again as far as possible.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,12 +9,12 @@ use super::intern::Interned;
 use super::model::{Frame, GO_RUNTIME, Glibc, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, Stack};
 use heapbpf_statistics::survival;
 
-/// Name, executable, cgroup if asked for, whether it ended, whether its memory in use is unknown, and since when it is
-/// known: processes that are equal in these can have their figures added.
+/// Name, executable, cgroup if requested, whether it ended, whether its memory in use is unknown, and since when it is
+/// known. Figures of processes can be added if these are equal.
 type Program<'a> = (&'a str, &'a str, &'a str, bool, bool, Option<SystemTime>);
 
-/// Puts together the rows of all processes of a program. Each process stays a member of its program, with its totals.
-/// `by_cgroup`: programs in different cgroups stay apart.
+/// Merges the rows of all processes of a program. Each process stays a member of its program, with its totals. With
+/// `by_cgroup`, programs in different cgroups stay separate.
 pub fn put_together(profile: &Profile, by_cgroup: bool) -> Profile {
     let mut number_of: HashMap<Program, usize> = HashMap::new();
     let mut members: Vec<Vec<usize>> = Vec::new();
@@ -64,7 +64,7 @@ fn totals(profile: &Profile) -> Vec<Vec<Row>> {
     let go_runtime = Arc::new(Stack { unwinder: GO_RUNTIME, ..Stack::default() });
     for row in &profile.rows {
         let Some(totals) = totals.get_mut(row.key.process) else { continue };
-        // What lost samples stand for is not mixed with samples.
+        // Estimates for lost samples are not mixed with samples.
         let interval = row.key.interval;
         let kind = |row: &Row| (row.key.interval, row.is_of_lost_samples(), row.is_of_go_runtime());
         let is_same = |total: &&mut Row| kind(total) == kind(row);
@@ -98,7 +98,7 @@ fn add(sum: &mut Row, row: &Row) {
     }
 }
 
-/// The entry of a program, and for each of its processes the index of its first member.
+/// The entry of a program, and the index of the first member of each of its processes.
 fn group(profile: &Profile, processes: &[usize], totals: &[Vec<Row>]) -> (Process, Vec<usize>) {
     let first = &profile.processes[processes[0]];
     if processes.len() == 1 {
@@ -118,7 +118,7 @@ fn group(profile: &Profile, processes: &[usize], totals: &[Vec<Row>]) -> (Proces
     (all, starts)
 }
 
-/// The entry of a program that has no members yet; `first` will be one.
+/// The entry of a program without members; `first` will be its first member.
 pub(crate) fn entry_without_members(first: &Process) -> Process {
     Process {
         comm: first.comm.clone(),
@@ -176,10 +176,10 @@ fn add_new<T: Clone + PartialEq>(all: &mut Vec<T>, more: &[T]) {
 /// A row's key with the number of its group and of its code.
 type GroupKey = RowKey<usize, Arc<str>, u32>;
 
-/// Numbers of frames, why the stack is cut, and how it was unwound.
+/// Frame numbers, the reason why the stack was cut, and the unwinder.
 type CodeKey = (Vec<u32>, Option<Arc<str>>, &'static str);
 
-/// Rows of equal key and code, put together.
+/// Rows with equal key and code, merged.
 struct Sum<'a> {
     row: Row,
     lifetimes: Vec<(&'a Lifetimes, f64)>,
@@ -218,11 +218,11 @@ fn rows(profile: &Profile, group_of: &[usize], first_member: &[usize], members: 
     sums.into_iter().map(finished).collect()
 }
 
-/// Stacks by the code that they are of, wherever a process has mapped it.
+/// Stacks by their code, regardless of where a process has mapped it.
 struct Code {
-    /// For each distinct stack of the profile the number of its code.
+    /// For each distinct stack of the profile, the number of its code.
     id_of_stack: Vec<u32>,
-    /// A stack for each, with the addresses of the first process that mapped its modules.
+    /// One stack for each code, with the addresses of the first process that mapped its modules.
     stacks: Vec<Arc<Stack>>,
 }
 
@@ -262,23 +262,23 @@ impl Code {
     }
 }
 
-/// Where code is: module, offset in its file, line, function.
+/// The place of code: module, file offset, line, function.
 type Place = (Option<usize>, Option<u64>, Option<u32>, Option<Arc<str>>);
 
 fn place(frame: &Frame) -> Place {
-    // Generated code of the same name is the same, wherever it is.
+    // Generated code with the same name counts as the same code, wherever it is.
     let offset = if frame.module.is_some() { frame.file_offset } else { None };
     (frame.module, offset, frame.line, frame.function.clone())
 }
 
-/// Whether two frames of the same place are equal but for their addresses. Without name and module, only the address
-/// tells code apart.
+/// Whether two frames at the same place are equal except for their addresses. Without a name or a module, only the
+/// address identifies the code.
 fn is_same_code(one: &Frame, other: &Frame) -> bool {
     let is_named = one.function.is_some() || one.module.is_some() && one.file_offset.is_some();
     *one == Frame { address: if is_named { one.address } else { other.address }, ..other.clone() }
 }
 
-/// The profile with each process by itself. Rows of processes that were put together are their totals then, without
+/// The profile with each process as a separate entry. The rows of merged processes are then their totals, without
 /// stacks.
 pub fn by_process(profile: &Profile) -> Cow<'_, Profile> {
     if profile.processes.iter().all(|process| process.members.is_empty()) {

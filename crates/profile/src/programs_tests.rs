@@ -21,7 +21,7 @@ fn workers() -> Profile {
             ..Default::default()
         };
         profile.processes.push(Process { pid: 100 + worker, losses, ..server.clone() });
-        // The last stack is of the second worker alone.
+        // Only the second worker has the last stack.
         for row in own.iter().filter(|row| worker == 1 || row.alloc.samples != 1) {
             let mut stack = Stack::clone(&row.key.stack);
             for frame in stack.frames.iter_mut().map(Arc::make_mut) {
@@ -63,7 +63,7 @@ fn equal_stacks_of_a_program_become_one_and_every_sum_stays() {
     assert_eq!(of_two.collect::<Vec<_>>(), [None, None, None, Some(1)]);
     assert_eq!(together.processes[0].coverage, 1.0);
     assert_eq!(together.processes[0].losses.alloc.samples, 4);
-    // Again, nothing changes.
+    // A second time, nothing changes.
     let again = put_together(&together, false);
     assert_eq!((again.rows.len(), estimates(&again)), (6, estimates(&together)));
 }

@@ -44,36 +44,36 @@ pub struct ReportOptions {
     pub color: bool,
     /// The value to sort by; `None`: bytes in use, or bytes allocated if nothing is in use or frees were not followed.
     pub sort: Option<Value>,
-    /// What the main table has rows for.
+    /// What the rows of the main table are.
     pub by: By,
     /// A tree of calls instead of the main table.
     pub tree: Option<Tree>,
-    /// The report that fits on one screen, without the main table and what is below it.
+    /// The one-screen report, without the main table and what follows it.
     pub brief: bool,
     /// Leak suspects instead of the main table.
     pub suspects: bool,
-    /// Most rows in the main table.
+    /// Maximum number of rows in the main table.
     pub top: usize,
-    /// Most functions in the table; 0: no such table.
+    /// Maximum number of functions in the function table; 0: no such table.
     pub functions: usize,
     /// The grouping of stacks; `None`: by program if there are several processes.
     pub group_by: Option<GroupBy>,
-    /// Whether stacks that differ only in the depth of recursion are one. Those that differ in a line of a function that never
-    /// recurses stay apart.
+    /// Whether stacks that differ only in recursion depth are merged. Stacks that differ in a line of a function that
+    /// never recurses stay separate.
     pub fold_recursion: bool,
-    /// Which frames of stacks are shown, and how they are called.
+    /// Which frames of stacks are shown, and under which names.
     pub frames: FrameView,
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
-    /// Whether to show the intervals whose coverage is guaranteed for every mix of sizes as well.
+    /// Whether to show, in addition, the intervals with guaranteed coverage for every mix of sizes.
     pub guaranteed: bool,
-    /// Most lines for the calls of one stack.
+    /// Maximum number of lines for the calls of one stack.
     pub stack_lines: usize,
     /// Files that were written, each with the command that opens it.
     pub files: Vec<(String, String)>,
-    /// The file that the profile was read from, which suggested commands name; `None`: one of `files`.
+    /// The file that the profile was read from, for use in suggested commands; `None`: one of `files`.
     pub source: Option<String>,
-    /// Snapshots written during the recording: their number, and the file of the last one.
+    /// Snapshots written during the recording: their number and the file of the last one.
     pub snapshots: Option<(u64, String)>,
 }
 
@@ -102,7 +102,8 @@ impl Default for ReportOptions {
     }
 }
 
-/// What a service says when it ends, in three lines: what was recorded, in use, and allocated. Losses are told as well.
+/// The three lines that a service prints when it ends: what was recorded, in use, and allocated. Losses are reported
+/// too.
 pub fn totals(profile: &Profile, options: &ReportOptions) -> String {
     let context = Context::new(profile, options);
     let lost = remarks::of_losses(&context).map(|remark| {
@@ -113,10 +114,10 @@ pub fn totals(profile: &Profile, options: &ReportOptions) -> String {
     with_files(&context, lines.collect())
 }
 
-/// If at least this share of what is in use is in memory, it is not told apart.
+/// If at least this share of the memory in use is in memory, the two are not shown separately.
 const MOSTLY: f64 = 0.9;
 
-/// Smallest width that is respected; narrower terminals get lines that are too long.
+/// Minimum width; on narrower terminals, lines are too long.
 const LEAST_WIDTH: usize = 40;
 
 /// Renders the report of a profile.
@@ -132,7 +133,7 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     lines.extend(context.totals());
     let answer = if profile.number_of_targets() > 1 { summary::lines(&context) } else { answer::lines(&context) };
     lines.extend(answer);
-    // Of a host, the first question is who uses its memory.
+    // For a host, the first question is which processes use its memory.
     let (mut first, mut later) = (processes::section(&context), Vec::new());
     if !profile.header.ended_apart && profile.idle.is_empty() {
         std::mem::swap(&mut first, &mut later);
@@ -156,7 +157,7 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     with_files(&context, lines)
 }
 
-/// The text of a report, and which files were written.
+/// The text of a report, followed by the list of written files.
 fn with_files(context: &Context, mut lines: Vec<String>) -> String {
     if !context.options.files.is_empty() || context.options.snapshots.is_some() {
         lines.push(String::new());
@@ -166,12 +167,12 @@ fn with_files(context: &Context, mut lines: Vec<String>) -> String {
     lines.join("\n")
 }
 
-/// What must be known besides the figures: losses, coverage, incomplete stacks, notes. Each is a line.
+/// Remarks that must accompany the figures: losses, coverage, incomplete stacks, notes. One line each.
 pub fn remarks(profile: &Profile, options: &ReportOptions) -> Vec<String> {
     remarks::all(&Context::new(profile, options))
 }
 
-/// The table or tree that was asked for; by default that of the top stacks.
+/// The requested table or tree; by default the table of the top stacks.
 fn main_table(context: &Context) -> Vec<String> {
     let top = context.options.top;
     match (&context.options.tree, context.options.by) {
@@ -182,7 +183,7 @@ fn main_table(context: &Context) -> Vec<String> {
     }
 }
 
-/// Whether the main table is of stacks, so that suspects belong below it.
+/// Whether the main table shows stacks, so that suspects belong below it.
 fn is_plain(options: &ReportOptions) -> bool {
     !options.suspects && options.tree.is_none() && options.by == By::Stack
 }
@@ -193,12 +194,12 @@ fn default_sort(profile: &Profile, whole: &Pool) -> Value {
     if value == Value::InuseSpace && whole.total(value) <= 0.0 { Value::AllocSpace } else { value }
 }
 
-/// Whether a profile has figures of this value: those in use and at exit need the frees.
+/// Whether a profile has figures for this value. Those in use and at exit need frees.
 fn has(profile: &Profile, value: Value) -> bool {
     profile.header.live || !value.needs_frees()
 }
 
-/// What all sections share.
+/// Data that all sections share.
 struct Context<'a> {
     profile: &'a Profile,
     options: &'a ReportOptions,
@@ -206,7 +207,7 @@ struct Context<'a> {
     sort: Value,
     group_by: GroupBy,
     whole: Pool,
-    /// Sampling intervals that were in force, each of which bounds what it did not sample.
+    /// Sampling intervals that were in force. Each bounds what it did not sample.
     intervals: Vec<u64>,
 }
 
@@ -221,7 +222,7 @@ impl<'a> Context<'a> {
 }
 
 impl Context<'_> {
-    /// A copy that is sorted by another value.
+    /// A copy that sorts by another value.
     fn sorted_by(&self, sort: Value) -> Self {
         Self { sort, whole: self.whole.clone(), intervals: self.intervals.clone(), ..*self }
     }
@@ -234,8 +235,8 @@ impl Context<'_> {
         FigureText::new(self.profile, pool, value, self.options.confidence)
     }
 
-    /// The guaranteed interval of bytes, in the unit of the figure beside it; empty if it was not requested or does not
-    /// exist.
+    /// The guaranteed interval of bytes, in the unit of the figure next to it; empty if it was not requested or does
+    /// not exist.
     fn guaranteed(&self, pool: &Pool, value: Value) -> String {
         if !self.options.guaranteed || pool.samples(value) == 0 {
             return String::new();
@@ -269,8 +270,8 @@ impl Context<'_> {
 
     fn totals(&self) -> Vec<String> {
         let exact = |value| exact(self.profile, None, value).map(|exact| exact as f64);
-        // In time windows the count of several processes is not of what the estimate stands for: others may have come and
-        // gone between windows. That of a single one is the truth if it is known.
+        // With time windows, the count of several processes does not cover what the estimate stands for, because others
+        // may have come and gone between windows. For a single process, the count is the true value if it is known.
         let windows = self.profile.header.time_windows;
         let counted = exact(Value::AllocSpace).zip(exact(Value::AllocObjects));
         let counted = counted.filter(|_| !windows || self.profile.number_of_processes() == 1);
@@ -312,13 +313,13 @@ impl Context<'_> {
         lines
     }
 
-    /// Whether a part of what is in use is known not to be in memory that matters.
+    /// Whether a significant part of the memory in use is known not to be in memory.
     fn is_partly_in_memory(&self) -> bool {
         let knows = self.whole.knows(self.profile, Value::ResidentSpace);
         knows && self.whole.total(Value::ResidentSpace) < MOSTLY * self.whole.total(Value::InuseSpace)
     }
 
-    /// How much of what is in use is in memory, if that is not nearly all of it.
+    /// How much of the memory in use is in memory, unless it is nearly all.
     fn in_memory(&self) -> String {
         if !self.is_partly_in_memory() {
             return String::new();
@@ -340,7 +341,7 @@ impl Context<'_> {
         self.total_line(name, &values.map(|value| self.figure(&self.whole, value)), &guaranteed, noun, tail)
     }
 
-    /// A total of bytes and objects. What does not fit goes to a line of its own.
+    /// A total of bytes and objects. Parts that do not fit go on a separate line.
     fn total_line(
         &self,
         name: &str,

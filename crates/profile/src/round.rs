@@ -1,8 +1,8 @@
-//! Rounding of estimates to integers that preserves their sum.
+//! Rounds estimates to integers while preserving their sum.
 
-/// Rounds each value down or up so that the sum of the results is the rounded sum of the values (largest-remainder
-/// method). Each result is less than 1 away from its value. Equal remainders are resolved in the order of the input, so
-/// the result is deterministic. Values that are not finite count as 0.
+/// Rounds each value down or up so that the results add up to the rounded sum of the values (largest-remainder method).
+/// Each result is less than 1 away from its value. Ties are resolved in input order, so the result is deterministic.
+/// Values that are not finite count as 0.
 pub fn largest_remainder(values: &[f64]) -> Vec<i64> {
     let finite = |value: f64| if value.is_finite() { value } else { 0.0 };
     let mut rounded: Vec<i64> = values.iter().map(|&value| finite(value).floor() as i64).collect();
@@ -48,7 +48,7 @@ mod tests {
         assert_eq!(largest_remainder(&[-1e300, 1e300, 0.7]).len(), 3);
     }
 
-    /// Pseudo-random values of very different size: each moves by less than one, the sum is the rounded sum.
+    /// Pseudo-random values of very different sizes: each moves by less than one, and the sum is the rounded sum.
     #[test]
     fn any_values_keep_their_sum() {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -52,7 +52,7 @@ fn module(path: &str, build_id: &[u8], start: u64) -> Module {
     Module { path: path.into(), build_id: Some(build_id.to_vec()), start, end, file_offset, reason: None }
 }
 
-/// An audit of one file with a hooked function and one that is not hooked.
+/// An audit of one file with one hooked function and one that is not hooked.
 fn audit() -> FileAudit {
     let file = "/usr/lib/x86_64-linux-gnu/libc.so.6";
     FileAudit {
@@ -110,7 +110,7 @@ fn processes() -> Vec<Process> {
     ]
 }
 
-/// [`small`], where the memory of the first process was measured.
+/// [`small`], with measured memory of the first process.
 pub fn measured() -> Profile {
     let mut profile = small();
     profile.processes[0].resident = Some(Resident {
@@ -123,7 +123,7 @@ pub fn measured() -> Profile {
     profile
 }
 
-/// [`measured`], a recording of a whole host in which other processes were idle.
+/// [`measured`], as a recording of a whole host in which other processes were idle.
 pub fn whole_host() -> Profile {
     let idle = |pid, comm: &str, exe: &str, resident: Resident| Process {
         pid,
@@ -152,7 +152,7 @@ pub fn whole_host() -> Profile {
     profile
 }
 
-/// [`small`], where the library is stripped: of the function in its unnamed frame only the start is known.
+/// [`small`], with a stripped library: only the start of the function in its unnamed frame is known.
 pub fn stripped() -> Profile {
     let mut profile = small();
     profile.modules[1].reason = Some("libjson.so is stripped: install libjson1-dbgsym".into());
@@ -167,7 +167,7 @@ pub fn stripped() -> Profile {
 }
 
 /// A profile of two processes with six rows: inlined, unnamed and recursive frames, a cut stack, two sampling
-/// intervals, a stack with a single sample, and two rows that differ in the allocator function only.
+/// intervals, a stack with a single sample, and two rows that differ only in the allocator function.
 pub fn small() -> Profile {
     const R: u64 = 524_288;
     let modules = vec![
@@ -234,7 +234,7 @@ pub fn small() -> Profile {
     }
 }
 
-/// The small profile, with unknown figures in use of the second process.
+/// [`small`], with unknown figures in use for the second process.
 pub fn partly_followed() -> Profile {
     let mut profile = small();
     profile.processes[1].inuse_unknown = true;
@@ -244,7 +244,7 @@ pub fn partly_followed() -> Profile {
     profile
 }
 
-/// [`small`], of whose blocks in use half of the bytes are in memory and some swapped out.
+/// [`small`], where half of the bytes in use are in memory and some are swapped out.
 pub fn partly_in_memory() -> Profile {
     let mut profile = small();
     for row in &mut profile.rows {
@@ -259,14 +259,14 @@ pub fn partly_in_memory() -> Profile {
     profile
 }
 
-/// The small profile, in which frees of the first process were followed again 12.5 s after its start.
+/// [`small`], where following the first process's frees resumed 12.5 s after its start.
 pub fn followed_again() -> Profile {
     let mut profile = small();
     profile.processes[0].inuse_since = Some(profile.header.started + Duration::from_millis(12_500));
     profile
 }
 
-/// The small profile, in which what the second process held at exit is separate from what is in use.
+/// [`small`], where memory that the second process held at exit is separate from memory in use.
 pub fn ended_apart() -> Profile {
     let mut profile = small();
     profile.header.ended_apart = true;
@@ -277,14 +277,14 @@ pub fn ended_apart() -> Profile {
     profile
 }
 
-/// The profile of [`ended_apart`], with some records that were not read in time.
+/// [`ended_apart`], with some records that were not read in time.
 pub fn partly_read() -> Profile {
     let mut profile = ended_apart();
     profile.header.unread = Some(Unread { records: 12, of: 1_000 });
     profile
 }
 
-/// The small profile, in which the second process has a Go heap besides, sampled at another rate.
+/// [`small`], where the second process also has a Go heap, sampled at a different rate.
 pub fn with_go_heap() -> Profile {
     let mut profile = small();
     profile.processes[1].hook = Some(Hook::GoRuntime);
@@ -295,8 +295,8 @@ pub fn with_go_heap() -> Profile {
     profile
 }
 
-/// A profile of `stacks` distinct stacks with `depth` frames each, which share their outer frames as real call trees
-/// do, over 2,000 functions with long names.
+/// A profile of `stacks` distinct stacks with `depth` frames each, over 2,000 functions with long names. The stacks
+/// share their outer frames as in real call trees.
 pub fn large(stacks: usize, depth: usize) -> Profile {
     let mut profile = small();
     let module = 1;

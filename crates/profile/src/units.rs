@@ -20,8 +20,8 @@ pub enum SizeError {
 
 /// Parses a size in bytes: `4096`, `64k`, `64KiB` (both 65,536), `64kB` (64,000), `1.5MiB`.
 ///
-/// A bare letter and the `iB` units are powers of 1024, units that end in a plain `B` powers of 1000 (as in GNU
-/// coreutils). Upper or lower case makes no difference, nor does a space before the unit.
+/// A bare letter and the `iB` units are powers of 1024; units that end in a plain `B` are powers of 1000 (as in GNU
+/// coreutils). Case does not matter, and a space before the unit is allowed.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let syntax = || SizeError::Syntax(text.into());
     let trimmed = text.trim();
@@ -37,7 +37,7 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let mut bytes = whole.parse::<u64>().ok().and_then(|whole| whole.checked_mul(factor)).ok_or_else(too_large)?;
     let fraction = fraction.trim_end_matches('0');
     if !fraction.is_empty() {
-        // In integers: 1.5KiB is whole, 1.5 bytes are not.
+        // Computed in integers: 1.5KiB is whole, 1.5 bytes are not.
         let scale = u32::try_from(fraction.len()).ok().and_then(|places| 10u128.checked_pow(places));
         let part = fraction.parse::<u128>().ok().and_then(|part| part.checked_mul(factor.into()));
         let (scale, part) = scale.zip(part).ok_or_else(syntax)?;
@@ -95,7 +95,7 @@ impl ByteUnit {
     /// The largest unit in which `value` is at least one after rounding to three digits.
     pub fn of(value: f64) -> Self {
         let mut power = 0;
-        // The limit is 999.5, not 1024, as "1000 KiB" would have four digits.
+        // The limit is 999.5, not 1024, because "1000 KiB" would have four digits.
         while power + 1 < BYTE_UNITS.len() && value.abs() / 1024f64.powi(power as i32) >= 999.5 {
             power += 1;
         }
@@ -107,7 +107,7 @@ impl ByteUnit {
         BYTE_UNITS[self.0]
     }
 
-    /// How many bytes it is.
+    /// Number of bytes in the unit.
     pub fn bytes(self) -> f64 {
         1024f64.powi(self.0 as i32)
     }
@@ -159,8 +159,8 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// Formats a share as a percentage for table columns, always with one digit after the point: `3.0 %`, `<0.1 %`, `100.0
-/// %`.
+/// Formats a share as a percentage for table columns, always with one digit after the point: `3.0 %`, `<0.1 %`,
+/// `100.0 %`.
 pub fn share(share: f64) -> String {
     if share > 0.0 && share < 0.0005 { "<0.1 %".into() } else { format!("{:.1} %", share * 100.0) }
 }
@@ -176,7 +176,7 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// Formats a short time: `800 ns`, `12.5 µs`, `3.1 ms`, longer ones as [`duration`].
+/// Formats a short time: `800 ns`, `12.5 µs`, `3.1 ms`; longer ones as [`duration`] does.
 pub fn seconds(seconds: f64) -> String {
     let figure = |value: f64, unit: &str| {
         let text = if value < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") };
@@ -193,7 +193,7 @@ pub fn seconds(seconds: f64) -> String {
 /// The last second that RFC 3339 can represent, since 1970.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// Formats a wall-clock time by RFC 3339, in UTC with nanoseconds. Times outside the years 1970 to 9999 are clamped.
+/// Formats a wall-clock time as RFC 3339, in UTC with nanoseconds. Times outside the years 1970 to 9999 are clamped.
 pub fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default().min(Duration::from_secs(LAST_SECOND));
     humantime::format_rfc3339_nanos(UNIX_EPOCH + since).to_string()
@@ -204,7 +204,7 @@ pub fn unix_ms(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
-/// Parses a wall-clock time of RFC 3339. Times before 1970 are clamped.
+/// Parses an RFC 3339 wall-clock time. Times before 1970 are clamped.
 pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     humantime::parse_rfc3339(text).ok().map(|time| time.max(UNIX_EPOCH))
 }

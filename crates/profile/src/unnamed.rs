@@ -1,10 +1,10 @@
-//! Modules whose functions have no names, and why.
+//! Modules whose functions have no names, and the reasons.
 
 use crate::intern::Interned;
 use crate::model::{Module, Profile};
 
-/// Modules with a reason that frames of the profile lack their function's name for, those with the most allocated through
-/// such frames first.
+/// Modules that have a reason for missing function names and contain frames without names, sorted by what was allocated
+/// through such frames.
 pub fn modules(profile: &Profile) -> Vec<&Module> {
     let has_reason = |index: usize| profile.modules.get(index).is_some_and(|module| module.reason.is_some());
     if !(0..profile.modules.len()).any(has_reason) {

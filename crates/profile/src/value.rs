@@ -1,4 +1,5 @@
-//! The values of a stack: the four columns of pprof, and what ended processes held at exit.
+//! The values of a stack: pprof's four columns, what ended processes held at exit, and how much of the memory in use is
+//! in memory or swapped out.
 
 use std::str::FromStr;
 
@@ -22,17 +23,17 @@ pub enum Value {
     AtExitObjects,
     /// Bytes that ended processes held at exit, in recordings that separate them from those in use.
     AtExitSpace,
-    /// Of the bytes in use, those that are in memory.
+    /// Bytes in use that are in memory.
     ResidentSpace,
-    /// Of the bytes in use, those that are swapped out.
+    /// Bytes in use that are swapped out.
     SwappedSpace,
 }
 
 impl Value {
-    /// The columns of pprof, in its order.
+    /// pprof's columns, in its order.
     pub const COLUMNS: [Self; 4] = [Self::AllocObjects, Self::AllocSpace, Self::InuseObjects, Self::InuseSpace];
 
-    /// Every value: the columns of pprof, then those at exit, and where what is in use is.
+    /// Every value: pprof's columns, then those at exit, then those that say where memory in use is.
     pub const ALL: [Self; 8] = [
         Self::AllocObjects,
         Self::AllocSpace,
@@ -44,13 +45,13 @@ impl Value {
         Self::SwappedSpace,
     ];
 
-    /// The columns of pprof that this profile has: only those of allocation if frees were not followed.
+    /// pprof's columns that this profile has: only those of allocation if frees were not followed.
     pub fn of_profile(profile: &Profile) -> &'static [Self] {
         if profile.header.live { &Self::COLUMNS } else { &[Self::AllocObjects, Self::AllocSpace] }
     }
 
-    /// The columns of pprof that this profile has, the values at exit if an ended process held something, and where what is in use is if
-    /// that was read (what is swapped out if anything is).
+    /// pprof's columns that this profile has, the values at exit if an ended process held memory, and where memory in
+    /// use is if that was read (swapped-out memory only if there is any).
     pub fn shown_of(profile: &Profile) -> &'static [Self] {
         const IN_MEMORY: [Value; 6] = [
             Value::AllocObjects,
@@ -127,7 +128,7 @@ impl Value {
         if self.is_bytes() { "bytes" } else { "count" }
     }
 
-    /// Whether it counts bytes (else allocations).
+    /// Whether it counts bytes; otherwise allocations.
     pub fn is_bytes(self) -> bool {
         !matches!(self, Self::AllocObjects | Self::InuseObjects | Self::AtExitObjects)
     }
@@ -137,7 +138,7 @@ impl Value {
         matches!(self, Self::InuseObjects | Self::InuseSpace) || self.is_in_memory()
     }
 
-    /// Whether it says where what is in use is.
+    /// Whether it says where memory in use is.
     pub fn is_in_memory(self) -> bool {
         matches!(self, Self::ResidentSpace | Self::SwappedSpace)
     }
@@ -152,7 +153,7 @@ impl Value {
         self.is_inuse() || self.is_at_exit()
     }
 
-    /// The sums of a row that this value is estimated from.
+    /// The sums of a row from which this value is estimated.
     pub fn sums(self, row: &Row) -> &SampleSums {
         match self {
             Self::AllocObjects | Self::AllocSpace => &row.alloc,
@@ -162,7 +163,7 @@ impl Value {
         }
     }
 
-    /// The sums of blocks' bytes in memory, or those swapped out.
+    /// The sums of bytes in memory, or of those swapped out.
     pub(crate) fn part(self, in_memory: &InMemory) -> &SampleSums {
         if self == Self::SwappedSpace { &in_memory.swapped } else { &in_memory.resident }
     }
@@ -184,7 +185,7 @@ impl Value {
     }
 }
 
-/// No value has this name.
+/// Error: no value has this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "{0:?} is not a value of a heap profile: choose alloc_objects, alloc_space, inuse_objects, inuse_space, \
@@ -214,7 +215,8 @@ mod tests {
         pool.knows(profile, value).then_some((estimate.estimate, estimate.low, estimate.high))
     }
 
-    /// What of memory in use is in memory is a value like others: in sums over processes, in JSON and back, in pprof, in the report.
+    /// How much of the memory in use is in memory is a value like the others: in sums over processes, in JSON and back,
+    /// in pprof, and in the report.
     #[test]
     fn what_is_in_memory_is_a_value_of_its_own() {
         let profile = testing::partly_in_memory();
@@ -246,7 +248,7 @@ mod tests {
         );
     }
 
-    /// It is known of a sum if it is known of all blocks in use.
+    /// It is known for a sum only if it is known for all blocks in use.
     #[test]
     fn where_blocks_are_is_unknown_if_it_is_for_some() {
         let mut profile = testing::partly_in_memory();
@@ -258,7 +260,7 @@ mod tests {
         assert_eq!(of(&merged, Value::ResidentSpace), None);
         let small = testing::small();
         assert_eq!((of(&small, Value::ResidentSpace), Value::shown_of(&small).len()), (None, 4));
-        // A row without blocks in use has nothing to be known of.
+        // For a row without blocks in use there is nothing to know.
         let mut profile = testing::partly_in_memory();
         let empty = profile.rows.iter().position(|row| row.inuse.samples == 0).expect("one was freed");
         profile.rows[empty].in_memory = None;

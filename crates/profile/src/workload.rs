@@ -9,9 +9,9 @@ use heapbpf_statistics::plan::Workload;
 use sampler_ebpf::trials::size_class;
 
 /// The rates and call sites of a profile, for a recording of the same length. The allocations of each stack count with
-/// their mean size, which is all that a profile keeps of them. Live blocks are those in use at the end (at exit for an
-/// ended process) or at the peak, whichever is more, as many programs free everything at their end; if frees were not
-/// followed, they are the allocated ones.
+/// their mean size, because a profile stores nothing else about their sizes. Live blocks are those in use at the end
+/// (at exit for an ended process) or at the peak, whichever is more, because many programs free everything when they
+/// end. If frees were not followed, live blocks are the allocated ones.
 pub fn workload(profile: &Profile) -> Workload {
     let seconds = profile.header.duration.as_secs_f64();
     let per_second = if seconds > 0.0 { 1.0 / seconds } else { 1.0 };
@@ -54,7 +54,7 @@ mod tests {
     use crate::testing;
     use heapbpf_statistics::plan::samples_per_second;
 
-    /// What ended processes held was live, whether it counts as in use or not.
+    /// Memory that ended processes held was live, whether it counts as in use or not.
     #[test]
     fn what_was_held_at_exit_was_live() {
         let live = |profile| workload(&profile).classes.iter().map(|class| class.live).collect::<Vec<_>>();

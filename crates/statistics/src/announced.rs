@@ -1,23 +1,24 @@
-//! The sampling interval behind a weight that somebody else states: a sample of S bytes that stands for
-//! W = S/(1 − e^(−S/R)) bytes was included with probability S/W, whatever R is. R follows from both.
+//! Recovers the sampling interval behind a weight that another program reports. A sample of S bytes that stands for
+//! W = S/(1 − e^(−S/R)) bytes was included with probability S/W, whatever R is, so R follows from S and W.
 
-/// Relative error that a stated weight may have besides rounding, as from arithmetic of less precision.
+/// Relative error that a reported weight may have in addition to rounding, for example from lower-precision arithmetic.
 const TOLERANCE: f64 = 1e-4;
 
-/// The sampling intervals that a stated weight may be by: what is told is a whole number, rounded in any way.
+/// The sampling intervals that are consistent with a reported weight. Weights are whole numbers, rounded in an unknown
+/// direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IntervalRange {
-    /// The smallest.
+    /// Smallest consistent interval.
     pub low: f64,
-    /// The interval that the number gives as it is; 0 if the sample was sure to be taken.
+    /// The interval that follows if the reported weight is taken as exact; 0 if the sample was certain to be taken.
     pub exact: f64,
-    /// The largest.
+    /// Largest consistent interval.
     pub high: f64,
 }
 
 impl IntervalRange {
-    /// The intervals by which a sample of `size_bytes` stands for `weighted_bytes`. `None` if there is none: a sample stands for
-    /// itself at least.
+    /// The intervals under which a sample of `size_bytes` stands for `weighted_bytes`. `None` if there is none, because
+    /// a sample stands for at least its own size.
     pub fn of(size_bytes: u64, weighted_bytes: u64) -> Option<Self> {
         if weighted_bytes < size_bytes || weighted_bytes == 0 {
             return None;
@@ -30,20 +31,21 @@ impl IntervalRange {
         })
     }
 
-    /// Whether an interval is one of them.
+    /// Whether `interval` lies in the range.
     pub fn contains(&self, interval: u64) -> bool {
         (self.low..=self.high).contains(&(interval as f64))
     }
 
-    /// Those that another weight may be by, too; `None` if there is none.
+    /// The intervals that are also consistent with another weight; `None` if there are none.
     #[must_use]
     pub fn with(&self, other: &Self) -> Option<Self> {
         let (low, high) = (self.low.max(other.low), self.high.min(other.high));
         (low <= high).then_some(Self { low, exact: other.exact, high })
     }
 
-    /// The most likely of them as a whole number: programs mostly choose powers of two. If the sample was sure to be taken, it is
-    /// the largest, by which most may have been missed of what is smaller.
+    /// The most likely interval as a whole number. A power of two is preferred, because programs usually choose one. If
+    /// the sample was certain to be taken, returns the largest interval: the one under which the most smaller blocks
+    /// may have been missed.
     pub fn nearest(&self) -> u64 {
         if self.exact <= 0.0 {
             return (self.high as u64).max(1);
@@ -56,7 +58,7 @@ impl IntervalRange {
     }
 }
 
-/// R = −S/ln(1 − S/W); 0 if W is not above S. Without a byte, the weight itself is R.
+/// R = −S/ln(1 − S/W); 0 if W is not above S. For S = 0, R is the weight itself.
 fn interval_of(size: f64, weighted: f64) -> f64 {
     if size == 0.0 {
         return weighted;
@@ -69,7 +71,7 @@ mod tests {
     use super::*;
     use crate::weight::inclusion;
 
-    /// What a program states, rounded down, up, or to the nearest number.
+    /// The weight that a program would report, rounded down, up, and to the nearest number.
     fn stated(size: u64, interval: f64) -> [u64; 3] {
         let weighted = size as f64 / -(-(size as f64) / interval).exp_m1();
         [weighted.floor() as u64, weighted.ceil() as u64, weighted.round() as u64]

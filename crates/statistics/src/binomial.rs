@@ -1,8 +1,8 @@
 //! The binomial and negative-binomial distributions for small success probabilities and many trials.
 //!
 //! Tails are sums of positive terms that start from Loader's saddle-point form of the largest one, as in
-//! [`gamma`](super::gamma). That is accurate enough to find the exact integer quantile among 10^9 candidates; differences
-//! of log-gamma functions are not.
+//! [`gamma`](super::gamma). That is accurate enough to find the exact integer quantile among 10^9 candidates;
+//! differences of log-gamma functions are not.
 
 use std::f64::consts::PI;
 
@@ -119,8 +119,8 @@ pub fn waiting_quantile(probability: f64, successes: u64, interval: u64) -> u64 
     at
 }
 
-/// Draws from Binomial(n, p) by adding up geometric waiting times, so the cost grows with n p. `random` returns 64 uniform
-/// random bits.
+/// Draws from Binomial(n, p) by adding up geometric waiting times, so the cost grows with n p. `random` returns 64
+/// uniform random bits.
 ///
 /// For n p above 1,000 it draws from the normal approximation, whose error is far below the standard deviation.
 pub fn draw(n: u64, p: f64, mut random: impl FnMut() -> u64) -> u64 {
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// Absurd numbers, as a file may hold, neither take long nor overflow.
+    /// Absurd numbers, which a file may contain, neither take long nor overflow.
     #[test]
     fn absurd_numbers_have_quantiles() {
         for (successes, interval) in [(1 << 48, 1 << 40), (u64::MAX, 2), (1 << 48, 3), (1 << 30, 1 << 20)] {

@@ -29,12 +29,13 @@ pub fn by_regression(parts: &[Estimated], exact: f64) -> Vec<f64> {
 /// How an estimated total compares with the exact one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SelfCheck {
-    /// (exact − estimate) / √variance; `None` without variance. Where that is above 5 although the exact total is inside
-    /// the five-sigma interval (few samples, or samples so large that almost none can be missed, beside unsampled small
-    /// allocations), the variance says too little: then it is in fifths of that side of the interval.
+    /// (exact − estimate) / √variance; `None` without variance. With few samples, or with samples so large that almost
+    /// none can be missed next to unsampled small allocations, this can exceed 5 although the exact total is inside the
+    /// five-sigma interval. The variance is then too small to judge by, and `z` is measured in fifths of that side of
+    /// the interval.
     pub z: Option<f64>,
-    /// Whether chance cannot explain the difference, so that samples were lost or something is broken: |z| > 5, and the
-    /// exact total is outside the five-sigma interval, which allows for the skewness of few samples.
+    /// Whether chance cannot explain the difference, so samples were lost or something is broken. True if |z| > 5 and
+    /// the exact total is outside the five-sigma interval, which allows for the skewness of few samples.
     pub alarming: bool,
 }
 
@@ -83,11 +84,11 @@ mod tests {
     fn alarms() {
         let r = 1_000u64;
         let seen = |s: u64| Sampled { samples: s, sum: s as f64, estimate: (s * r) as f64 };
-        // One sample where six were expected: 5.5 standard deviations, yet the probability is 1 %: no alarm, and no such
-        // figure is shown.
+        // One sample where six were expected: 5.5 standard deviations, yet the probability is 1 %. There is no alarm,
+        // and z stays below 5.
         let check = of_one_interval(seen(1), 1e6, r, 6_500.0);
         assert!(check.z.is_some_and(|z| 0.0 < z && z < 5.0) && !check.alarming, "{check:?}");
-        // Large blocks that are sampled almost surely have no variance to speak of; small ones beside them were not
+        // Large blocks that are sampled almost surely have almost no variance; the small ones next to them were not
         // sampled.
         let large = Sampled { samples: 200, sum: 92.8e6, estimate: 92.8e6 };
         let check = of_one_interval(large, 1e4, 524_288, 93.1e6);

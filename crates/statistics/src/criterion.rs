@@ -8,8 +8,8 @@ pub enum Criterion {
     Bytes,
     /// One trial per allocation.
     Allocations,
-    /// A number of trials per allocation that depends on its size class, so that each class has a sampling interval of its
-    /// own.
+    /// A number of trials per allocation that depends on its size class, so that each class has a sampling interval of
+    /// its own.
     SizeClass,
 }
 

@@ -52,12 +52,13 @@ pub fn detection(size: u64, interval: u64) -> Option<Detection> {
     })
 }
 
-/// Bytes of which at least one sample is taken with the given probability, in the Poisson limit: −R ln(1 − probability).
+/// Bytes at which a call site gets at least one sample with the given probability, in the Poisson limit:
+/// −R ln(1 − probability).
 pub fn size_seen_with(probability: f64, interval: u64) -> f64 {
     -(interval as f64) * (-probability).ln_1p()
 }
 
-/// Smallest whole number of bytes that is sampled with a probability above `probability`, exactly.
+/// Smallest whole number of bytes that is sampled with a probability above `probability`, computed exactly.
 pub fn smallest_seen_with(probability: f64, interval: u64) -> u64 {
     if interval <= 1 {
         return 1;

@@ -24,7 +24,7 @@ pub struct Estimate {
     pub reason: Option<&'static str>,
 }
 
-/// Reason: there is no part, hence no sampling interval that would bound what was not sampled.
+/// Reason: there are no parts, so no sampling interval bounds what was not sampled.
 pub const NO_INTERVAL_KNOWN: &str = "nothing was sampled";
 /// Reason for counts whose samples have different sizes.
 pub const MIXED_SIZES: &str = "sizes are mixed: unsampled small allocations could be any number";
@@ -68,8 +68,8 @@ impl Estimate {
     }
 }
 
-/// Estimates bytes: the unbiased total of all parts, with its RB-NB interval ([`interval::from_sizes`]) at the confidence
-/// level `confidence` (for example 0.95).
+/// Estimates bytes: the unbiased total of all parts, with its RB-NB interval ([`interval::from_sizes`]) at the
+/// confidence level `confidence` (for example 0.95).
 ///
 /// Under a criterion other than [`Criterion::Bytes`] there is an interval only if all samples have one size.
 pub fn bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
@@ -79,8 +79,8 @@ pub fn bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estim
     Estimate::combine(total, parts.iter().map(|part| (part.sums.bytes, part_bytes(part, criterion, size, confidence))))
 }
 
-/// Estimates bytes of which each sample contributes a part, such as those in memory, with the interval [`interval::from_variance`]. Trials
-/// must be bytes.
+/// Estimates bytes where each sample contributes only a part of its size, such as the part in memory, with the interval
+/// [`interval::from_variance`]. Trials must be bytes.
 pub fn parts_of_blocks(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
     let total = parts.iter().map(|part| part.sums.bytes).sum::<f64>() + 0.0;
     let interval = |part: &Part<'_>| {
@@ -90,10 +90,10 @@ pub fn parts_of_blocks(parts: &[Part<'_>], criterion: Criterion, confidence: f64
     Estimate::combine(total, parts.iter().map(|part| (part.sums.bytes, interval(part))))
 }
 
-/// Confidence interval of bytes from the samples' offsets ([`interval::from_offsets`]), whose coverage is guaranteed for
-/// every mix of sizes.
+/// Confidence interval of bytes from the samples' offsets ([`interval::from_offsets`]), whose coverage is guaranteed
+/// for every mix of sizes.
 ///
-/// Of k parts each gets α/k of the error probability (Bonferroni) and the ends are added, which holds however the parts
+/// Each of k parts gets α/k of the error probability (Bonferroni), and the ends are added. This holds however the parts
 /// depend on each other.
 ///
 /// # Errors
@@ -117,10 +117,11 @@ pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f6
     Ok(whole)
 }
 
-/// Bytes by another estimator, with the interval that belongs to it or the reason why there is none. Trials must be bytes.
+/// Estimates bytes with another estimator, with that estimator's interval or the reason why it has none. Trials must be
+/// bytes.
 ///
-/// [`bytes_correction`](crate::sums::SampleSums::bytes_correction) of each part must hold the difference between the result of
-/// [`estimators::bytes_of_sums`] and its [`bytes`](crate::sums::SampleSums::bytes).
+/// [`bytes_correction`](crate::sums::SampleSums::bytes_correction) of each part must hold the difference between the
+/// result of [`estimators::bytes_of_sums`] and its [`bytes`](crate::sums::SampleSums::bytes).
 pub fn bytes_by(estimator: Estimator, parts: &[Part<'_>], confidence: f64) -> Estimate {
     let figure = |part: &Part<'_>| part.sums.bytes + part.sums.bytes_correction;
     let total = parts.iter().map(figure).sum::<f64>() + 0.0;

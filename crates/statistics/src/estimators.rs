@@ -57,7 +57,8 @@ pub struct Sample {
 /// ln 100: an allocation above this many R is sampled with a probability above 0.99.
 pub const CUT_OFF_IN_INTERVALS: f64 = std::f64::consts::LN_10 * 2.0;
 
-/// Whether heapprofd would record an allocation of `size` bytes unscaled, because its inclusion probability is above 0.99.
+/// Whether heapprofd would record an allocation of `size` bytes unscaled, because its inclusion probability is above
+/// 0.99.
 pub fn above_cut_off(size: u64, interval: u64) -> bool {
     inclusion(size, interval).is_some_and(|inclusion| inclusion.miss_probability() < 0.01)
 }
@@ -76,8 +77,8 @@ impl Sample {
         }
     }
 
-    /// Successes among all trials of this allocation. The sampler stopped at the first one; the further ones are drawn here
-    /// from Binomial(size − offset − 1, 1/R), the distribution of a sampler that goes on.
+    /// Successes among all trials of this allocation. The sampler stopped at the first one; the further ones are drawn
+    /// here from Binomial(size − offset − 1, 1/R), the distribution of a sampler that goes on.
     pub fn successes(&self, random: impl FnMut() -> u64) -> u64 {
         let rest = self.unskipped().saturating_sub(1);
         1 + binomial::draw(rest, 1.0 / self.interval.max(1) as f64, random)
@@ -92,11 +93,12 @@ impl Sample {
 /// Why the rule min(1, size/R) cannot be computed from the sums of a stack.
 pub const SIZES_ON_BOTH_SIDES: &str = "sizes below and above the sampling interval are mixed in one stack";
 
-/// Estimates the bytes of a stack from its sums, which is what a saved profile has. Trials must be bytes; `random` returns
-/// 64 uniform random bits.
+/// Estimates the bytes of a stack from its sums, which is what a saved profile has. Trials must be bytes; `random`
+/// returns 64 uniform random bits.
 ///
-/// The further successes of all samples add up to a single binomial variable, so single samples are not needed. The 99 %
-/// cut-off is applied if all sizes are above it; in a mixed stack all successes are counted, which is unbiased as well.
+/// The further successes of all samples add up to a single binomial variable, so single samples are not needed. The
+/// 99 % cut-off is applied if all sizes are above it; in a mixed stack all successes are counted, which is unbiased as
+/// well.
 ///
 /// # Errors
 /// [`SIZES_ON_BOTH_SIDES`]: the rule min(1, size/R) needs sizes that are all below or all above R.
@@ -136,9 +138,9 @@ const MOST_EXACT: u64 = 100_000;
 ///
 /// For the offset estimator it is the exact negative-binomial interval. Each thread has a countdown of its own, and the
 /// observation window of each ends while a countdown is running. But the trials of all threads are independent and
-/// identically distributed, so the windows can be laid end to end: an unfinished wait continues in the next thread, s and
-/// u add up, and one open end remains. A count of successes K covers all bytes: these are at least the bytes up to success
-/// number K and fewer than the bytes up to number K + 1. That is the same distribution, with nothing skipped.
+/// identically distributed, so the windows can be laid end to end: an unfinished wait continues in the next thread, s
+/// and u add up, and one open end remains. A count of successes K covers all bytes: these are at least the bytes up to
+/// success number K and fewer than the bytes up to number K + 1. That is the same distribution, with nothing skipped.
 ///
 /// # Errors
 /// The reason why there is no interval.
@@ -200,8 +202,8 @@ pub enum Window {
 /// Exact confidence interval of the bytes behind s samples: quantiles of the negative binomial number of failed trials,
 /// plus u.
 ///
-/// Both ends follow the published convention, the largest number whose cumulative probability is below the level, that is
-/// the quantile − 1. With [`Window::Open`] the upper end is the quantile for s + 1 itself.
+/// Both ends follow the published convention, the largest number whose cumulative probability is below the level, that
+/// is the quantile − 1. With [`Window::Open`] the upper end is the quantile for s + 1 itself.
 pub fn negative_binomial_interval(
     samples: u64,
     unskipped: u64,
@@ -299,8 +301,8 @@ mod tests {
         assert_eq!(bytes_of_sums(&SampleSums::default(), interval, Estimator::Offset, || 0), Ok(0.0));
     }
 
-    /// Seeded: 4,000 runs of a stack of mixed sizes with 4.2 expected samples. The intervals cover the true value at least
-    /// as often as they claim, less 4 standard errors (of 0.35 % each).
+    /// Seeded: 4,000 runs of a stack of mixed sizes with 4.2 expected samples. The intervals cover the true value at
+    /// least as often as they claim, minus 4 standard errors (of 0.35 % each).
     #[test]
     fn estimators_have_intervals_of_their_own() {
         let (interval, confidence, runs) = (1_000, 0.95, 4_000);
@@ -332,8 +334,8 @@ mod tests {
         }
     }
 
-    /// The gamma limit is close to the exact quantiles where it takes over, and an absurd number of samples is handled at
-    /// once.
+    /// The gamma limit is close to the exact quantiles where it takes over, and an absurd number of samples takes no
+    /// time.
     #[test]
     fn many_samples_have_the_limits_interval() {
         let of = |samples: u64| {
@@ -367,8 +369,8 @@ mod tests {
         assert_eq!(offset_estimate(8, 10_908, 102_400), 830_100.0);
     }
 
-    /// Seeded: 3,000 windows of five threads of unequal length. The interval covers the true value at least as often as it
-    /// claims, less 4 standard errors of 3,000 runs (0.4 % each); with the window closed it would not.
+    /// Seeded: 3,000 windows of five threads of unequal length. The interval covers the true value at least as often as
+    /// it claims, minus 4 standard errors of 3,000 runs (0.4 % each); with a closed window it would not.
     #[test]
     fn threads_laid_end_to_end_are_covered() {
         let (interval, confidence, runs) = (1_000, 0.95, 3_000);

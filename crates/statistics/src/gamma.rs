@@ -1,7 +1,8 @@
 //! The gamma distribution with integer shape and scale 1, the waiting time for k events: both tails and quantiles.
 //!
 //! Tails are sums of positive terms, so small tails keep their relative accuracy. The common factor is Loader's
-//! saddle-point form ("Fast and accurate computation of binomial probabilities", 2000), which loses no digits for large k.
+//! saddle-point form ("Fast and accurate computation of binomial probabilities", 2000), which loses no digits for large
+//! k.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,8 +25,8 @@ pub enum Tail {
     Upper,
 }
 
-/// P(G ≤ x) and P(G > x) of G ~ Gamma(`shape`, 1). The smaller of the two has full relative accuracy (a relative error of
-/// 1e-6 from a shape of four million on).
+/// P(G ≤ x) and P(G > x) of G ~ Gamma(`shape`, 1). The smaller of the two has full relative accuracy (a relative error
+/// of 1e-6 for shapes of four million and more).
 pub fn tails(shape: u64, x: f64) -> (f64, f64) {
     if shape == 0 {
         return (1.0, 0.0);
@@ -49,11 +50,11 @@ pub fn tails(shape: u64, x: f64) -> (f64, f64) {
     }
 }
 
-/// P(K ≤ k) and P(K > k) of a Poisson or binomial K with a large k: Peizer and Pratt's normal approximation ("A normal
-/// approximation for binomial, F, beta, and other common, related tail probabilities", 1968).
+/// P(K ≤ k) and P(K > k) of a Poisson or binomial K with a large k, by Peizer and Pratt's normal approximation ("A
+/// normal approximation for binomial, F, beta, and other common, related tail probabilities", 1968).
 ///
-/// `distance` is k + ½ minus the mean, `shift` the correction that is added to it, `deviance` the deviance of k + ½ (summed
-/// over both outcomes for a binomial).
+/// `distance` is k + ½ minus the mean, `shift` the correction that is added to it, `deviance` the deviance of k + ½
+/// (summed over both outcomes for a binomial).
 pub(super) fn large_tails(distance: f64, shift: f64, deviance: f64) -> (f64, f64) {
     // Within a millionth of a standard deviation of the mean the quotient has no digits left.
     let z = if deviance < 1e-12 { 0.0 } else { (distance + shift) / distance.abs() * (2.0 * deviance).sqrt() };
@@ -91,8 +92,8 @@ pub fn density(shape: u64, x: f64) -> f64 {
     if x <= 0.0 { 0.0 } else { power_over_factorial(shape, x) * shape as f64 / x }
 }
 
-/// Quantile of Gamma(`shape`, 1): the x beyond which the given tail has the given probability, strictly between 0 and 1.
-/// 0 for shape 0.
+/// Quantile of Gamma(`shape`, 1): the x beyond which the given tail has the given probability, strictly between 0
+/// and 1. Returns 0 for shape 0.
 pub fn quantile(shape: u64, tail: Tail, probability: f64) -> f64 {
     thread_local! {
         static KNOWN: RefCell<HashMap<(u64, Tail, u64), f64>> = RefCell::default();
@@ -138,7 +139,7 @@ fn compute_quantile(shape: u64, tail: Tail, probability: f64) -> f64 {
     x
 }
 
-/// Wilson and Hilferty's cube, or the leading term of the lower tail where that goes astray.
+/// Wilson and Hilferty's cube, or the leading term of the lower tail where the cube is far off.
 fn first_guess(k: f64, tail: Tail, probability: f64) -> f64 {
     let normal = SQRT_2 * erfc_inv(2.0 * probability);
     let z = if tail == Tail::Upper { normal } else { -normal };
@@ -278,7 +279,8 @@ mod tests {
 
     #[test]
     fn known_quantiles() {
-        // χ² with 2 and 20 degrees of freedom at 97.5 %, halved (from tables; further digits by high-precision arithmetic).
+        // χ² with 2 and 20 degrees of freedom at 97.5 %, halved (from tables; further digits by high-precision
+        // arithmetic).
         assert!((quantile(1, Tail::Upper, 0.025) - 3.688_879_454_113_936).abs() < 1e-14);
         assert!((quantile(10, Tail::Upper, 0.025) - 17.084_803).abs() < 1e-6);
         assert_eq!(quantile(0, Tail::Lower, 0.025), 0.0);

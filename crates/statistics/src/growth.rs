@@ -1,5 +1,5 @@
-//! Growth of a stack between two profiles: a significance test, the confidence interval of the change, and the correction
-//! for testing many stacks.
+//! Growth of a stack between two profiles: a significance test, the confidence interval of the change, and the
+//! correction for testing many stacks.
 
 use std::f64::consts::SQRT_2;
 use std::sync::OnceLock;
@@ -12,24 +12,24 @@ use super::gamma::{LARGE, log_factorial, lower_series, tails, upper_series};
 use super::interval::{self, Interval, Sampled};
 use super::sums::SampleSums;
 
-/// How memory in use changed since a moment, as two independent sets of samples. What was in use all the time is in neither, so it adds
-/// nothing to the error.
+/// How memory in use changed since a point in time, as two independent sets of samples. Blocks that were in use all
+/// along are in neither set, so they add nothing to the error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
-    /// Allocated since, and in use.
+    /// Allocated since then and still in use.
     pub kept: SampleSums,
-    /// In use at that moment, and freed since.
+    /// In use then and freed since.
     pub freed: SampleSums,
 }
 
 impl Growth {
-    /// Adds other samples of the same sampling interval.
+    /// Adds other samples with the same sampling interval.
     pub fn add(&mut self, other: &Self) {
         self.kept.add(&other.kept);
         self.freed.add(&other.freed);
     }
 
-    /// Whether there is a sample.
+    /// Whether there are any samples.
     pub const fn is_known(&self) -> bool {
         self.kept.samples > 0 || self.freed.samples > 0
     }
@@ -42,7 +42,7 @@ pub struct Observed {
     pub sampled: Sampled,
     /// R, in trials.
     pub interval: u64,
-    /// What totals are divided by to compare them: seconds, requests, or 1.
+    /// Divisor that makes totals comparable: seconds, requests, or 1.
     pub exposure: f64,
 }
 
@@ -68,8 +68,8 @@ pub fn change(before: &Observed, after: &Observed, confidence: f64) -> (f64, Int
 /// p-value of "no growth": P(max(S₁, A₁ + R₁ G(s₁+1))/E₁ ≥ max(S₂, A₂ + R₂ G(s₂))/E₂) with independent gamma variables.
 /// 1 if nothing was sampled after. A side with R = 1 is known exactly.
 ///
-/// The error is below 1e-6 and below 1e-4 of the value. From four million samples on it is the error of the normal limit:
-/// a few hundredths of any value above 1e-4.
+/// The error is below 1e-6 and below 1e-4 of the value. From four million samples on it is the error of the normal
+/// limit: a few hundredths of any value above 1e-4.
 pub fn p_no_growth(before: &Observed, after: &Observed) -> f64 {
     let (s1, s2) = (before.sampled.samples, after.sampled.samples);
     if s2 == 0 {
@@ -113,7 +113,7 @@ pub fn p_no_growth(before: &Observed, after: &Observed) -> f64 {
 /// Samples from which a gamma variable may be taken as normal next to one of millions.
 const ENOUGH_FOR_NORMAL: u64 = 1 << 16;
 
-/// The normal limit of [`p_no_growth`] for millions of samples: A + R G(k) has mean A + R k and standard deviation R √k.
+/// Normal limit of [`p_no_growth`] for millions of samples: A + R G(k) has mean A + R k and standard deviation R √k.
 fn p_no_growth_of_millions(before: &Observed, after: &Observed) -> f64 {
     let part = |side: &Observed, shape: u64| {
         let (interval, shape) = (side.interval as f64, shape as f64);
@@ -122,7 +122,7 @@ fn p_no_growth_of_millions(before: &Observed, after: &Observed) -> f64 {
     let (s1, s2) = (before.sampled.samples, after.sampled.samples);
     let (mean_before, deviation_before) = part(before, s1 + 1);
     let (mean_after, deviation_after) = part(after, s2);
-    // Next to few samples, a side of millions is a point.
+    // Compared with few samples, a side with millions is a point.
     if s1 < ENOUGH_FOR_NORMAL {
         return tails(s1 + 1, (mean_after * before.exposure - before.remainder()) / before.interval as f64).1;
     }
@@ -140,9 +140,9 @@ pub fn p_small_allocations(before: &Observed, after: &Observed) -> f64 {
     if s2 == 0 { 1.0 } else { at_least(s1 + s2, s2, rate2 / (rate1 + rate2)) }
 }
 
-/// The integrand f(x) F(offset + slope x): the density of Gamma(s₁ + 1) times the distribution function of Gamma(s₂). Its
-/// logarithm is concave, so it has a single peak; Gauss–Legendre quadrature covers it between the points where it has
-/// become negligible.
+/// The integrand f(x) F(offset + slope x): the density of Gamma(s₁ + 1) times the distribution function of Gamma(s₂).
+/// Its logarithm is concave, so it has a single peak; Gauss–Legendre quadrature covers it between the points where it
+/// has become negligible.
 struct Waiting {
     s1: f64,
     s2: f64,
@@ -161,8 +161,8 @@ impl Waiting {
         Self { s1: s1 as f64, s2: s2 as f64, log_factorial1, log_factorial2, offset, slope }
     }
 
-    /// ln of the integrand, and its derivative. The logarithms are accurate to 1e-15 of s ln s, which is enough for p-values
-    /// and much faster to compute than what quantiles need.
+    /// ln of the integrand, and its derivative. The logarithms are accurate to 1e-15 of s ln s, which is enough for
+    /// p-values and much faster to compute than what quantiles need.
     fn log(&self, x: f64) -> (f64, f64) {
         const PRECISION: f64 = 1e-10;
         let y = self.offset + self.slope * x;
@@ -181,7 +181,7 @@ impl Waiting {
         (self.s1 * x.ln() - x - self.log_factorial1 + tail, self.s1 / x - 1.0 + self.slope * hazard)
     }
 
-    /// Integral from `start` on; where F has reached 1 it is the upper tail of f alone.
+    /// Integral from `start` upwards; where F has reached 1 it is the upper tail of f alone.
     fn integral_from(&self, start: f64) -> f64 {
         // From here on F is 1 within 1e-8: its mean plus eight standard deviations, and 10 for the skew of few samples.
         let risen = (self.s2 + 8.0 * self.s2.sqrt() + 10.0 - self.offset) / self.slope;
@@ -286,8 +286,9 @@ fn nodes() -> &'static [(f64, f64)] {
     })
 }
 
-/// One-sided p-value from intervals alone, for stacks sampled with several R: the level at which the MOVER interval of the
-/// change just excludes zero. `lower_end_at` returns the lower end of that interval at a two-sided confidence level.
+/// One-sided p-value from intervals alone, for stacks sampled with several R: the level at which the MOVER interval of
+/// the change just excludes zero. `lower_end_at` returns the lower end of that interval at a two-sided confidence
+/// level.
 pub fn p_from_intervals(lower_end_at: impl Fn(f64) -> f64) -> f64 {
     // Bisection over ln(tail), from e^−36 to one half.
     let excludes = |log_tail: f64| lower_end_at(1.0 - 2.0 * log_tail.exp()) > 0.0;
@@ -309,8 +310,8 @@ pub fn p_from_intervals(lower_end_at: impl Fn(f64) -> f64) -> f64 {
     large.exp()
 }
 
-/// Benjamini–Hochberg q-values, in the order of the p-values: q₍ᵣ₎ = min over j ≥ r of p₍ⱼ₎ m / j. Rejecting all q ≤ x keeps
-/// the false discovery rate at or below x.
+/// Benjamini–Hochberg q-values, in the order of the p-values: q₍ᵣ₎ = min over j ≥ r of p₍ⱼ₎ m / j. Rejecting all q ≤ x
+/// keeps the false discovery rate at or below x.
 pub fn q_values(p_values: &[f64]) -> Vec<f64> {
     let m = p_values.len() as f64;
     let mut order: Vec<usize> = (0..p_values.len()).collect();
@@ -346,7 +347,7 @@ mod tests {
         }
     }
 
-    /// The normal limit, up to absurd numbers of samples: no series gets long with them.
+    /// The normal limit, up to absurd numbers of samples: no series becomes long.
     #[test]
     fn millions_of_samples() {
         for samples in [LARGE - 1_000, 1 << 32, 1 << 47] {
@@ -358,7 +359,7 @@ mod tests {
                 assert!((p / normal - 1.0).abs() < 0.02, "{samples} {sigmas}: {p}, {normal}");
             }
         }
-        // As much memory in few samples as in many.
+        // The same amount of memory in few samples and in many.
         for (s1, s2) in [(30, 30 << 22), (30 << 22, 30)] {
             let (before, after) = (observed(s1, (30 << 30) / s1), observed(s2, (30 << 30) / s2));
             let (p, limit) = (p_no_growth(&before, &after), p_small_allocations(&before, &after));

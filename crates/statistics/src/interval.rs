@@ -1,9 +1,10 @@
 //! Confidence intervals of a sampled total, from the sizes of the samples or from their offsets.
 //!
-//! The number of bytes up to sample s is a negative-binomial waiting time. An observation window that ends anywhere holds s
-//! samples and part of the wait for number s + 1. With the offsets of the samples the interval is exact for every mix of
-//! sizes ([`from_offsets`]). Without them each offset is replaced by its expectation given the size (Rao–Blackwell), which
-//! keeps the width and needs less data ([`from_sizes`], the RB-NB interval). `docs/sampling.md` has the coverage of both.
+//! The number of bytes up to sample s is a negative-binomial waiting time. An observation window that ends anywhere
+//! holds s samples and part of the wait for number s + 1. With the offsets of the samples the interval is exact for
+//! every mix of sizes ([`from_offsets`]). Without them each offset is replaced by its expectation given the size
+//! (Rao–Blackwell), which keeps the width and needs less data ([`from_sizes`], the RB-NB interval). `docs/sampling.md`
+//! has the coverage of both.
 
 use serde::Serialize;
 
@@ -30,8 +31,9 @@ pub struct Sampled {
     pub estimate: f64,
 }
 
-/// RB-NB interval of the total that T estimates: [max(S, T − R (s − g(s, α/2))), T + R (g(s + 1, 1 − α/2) − s)], where g(k, ·) is the quantile of
-/// Gamma(k, 1) and α = 1 − `confidence`. With R = 1 everything is sampled and the interval is the point T.
+/// RB-NB interval of the total that T estimates: [max(S, T − R (s − g(s, α/2))), T + R (g(s + 1, 1 − α/2) − s)], where
+/// g(k, ·) is the quantile of Gamma(k, 1) and α = 1 − `confidence`. With R = 1 everything is sampled and the interval
+/// is the point T.
 pub fn from_sizes(sampled: Sampled, interval: u64, confidence: f64) -> Interval {
     let Sampled { samples, sum, estimate } = sampled;
     if interval == 1 {
@@ -57,10 +59,11 @@ pub fn from_offsets(samples: u64, unskipped: f64, sum: f64, interval: u64, confi
     }
 }
 
-/// Interval of a total of which each sample contributes a part of its size, such as its bytes in memory. T = Σ part × weight, S = Σ part,
-/// V = Σ part² w (w − 1). With k = T²/V it is [max(S, V/T g(k, α/2)), (V + m²)/(T + m) g((T + m)²/(V + m²), 1 − α/2)], where m is what a
-/// sample that is not there could contribute: R, or V/T or [`Part::most_bytes`] if that is more. This is the gamma interval of weighted sums
-/// of counts (Fay and Feuer, 1997). If samples are small and count in full, it is [`from_sizes`].
+/// Interval of a total to which each sample contributes a part of its size, such as its bytes in memory.
+/// T = Σ part × weight, S = Σ part, V = Σ part² w (w − 1). With k = T²/V it is [max(S, V/T g(k, α/2)),
+/// (V + m²)/(T + m) g((T + m)²/(V + m²), 1 − α/2)], where m is the most that one unseen sample could contribute: the
+/// largest of R, V/T and [`Part::most_bytes`]. This is the gamma interval of weighted sums of counts (Fay and Feuer,
+/// 1997). If samples are small and count in full, it equals [`from_sizes`].
 ///
 /// The upper end is as far above T as if each of the part's lost samples had contributed R.
 pub fn from_variance(part: &Part<'_>, confidence: f64) -> Interval {
@@ -80,7 +83,7 @@ pub fn from_variance(part: &Part<'_>, confidence: f64) -> Interval {
     }
 }
 
-/// [`quantile`] for a shape of at least 1, between those of the whole numbers next to it.
+/// [`quantile`] for a shape of at least 1 that need not be whole: interpolated between the neighbouring whole numbers.
 fn real_quantile(shape: f64, tail: Tail, probability: f64) -> f64 {
     let (whole, rest) = (shape.floor(), shape.fract());
     let [below, above] = [whole, whole + 1.0].map(|shape| quantile(shape as u64, tail, probability));
@@ -93,8 +96,8 @@ pub fn unseen_upper_limit(interval: u64, tail: f64) -> f64 {
     if interval == 1 { 0.0 } else { tail.ln() / super::weight::log_q(interval) }
 }
 
-/// Sum of independent estimates and its interval, from their intervals: the distances from estimate to end add in squares
-/// (MOVER, the method of variance estimates recovery; Zou and Donner, 2008).
+/// Sum of independent estimates and its interval, from their intervals: the distances from estimate to end add in
+/// squares (MOVER, the method of variance estimates recovery; Zou and Donner, 2008).
 pub fn sum(parts: impl IntoIterator<Item = (f64, Interval)>) -> (f64, Interval) {
     let (mut total, mut below, mut above) = (0.0, 0.0, 0.0);
     for (estimate, interval) in parts {
@@ -160,11 +163,12 @@ mod tests {
         assert!((lossy.high / r - (quantile(3, Tail::Upper, 0.025) - 2.0)).abs() < 1e-9);
     }
 
-    /// The share of a block that is in memory, from a uniform random number.
+    /// The share of a block that is in memory, given a uniform random number.
     type PartOf = fn(f64) -> f64;
 
-    /// Of each block a part is in memory: all of it, a tenth, or a uniform share. Sizes are in R, `mean` is the mean number of samples. A
-    /// share `look` of the samples is looked at. Returns the share of `runs` in which the interval holds the truth.
+    /// Coverage for blocks that are partly in memory: fully, by a tenth, or by a uniform share. Sizes are in R, `mean`
+    /// is the mean number of samples, and a share `look` of the samples is examined. Returns the share of `runs` in
+    /// which the interval holds the truth.
     fn coverage_of_parts((sizes, part): (&[f64], PartOf), mean: f64, look: f64, (runs, seed): (u32, u64)) -> f64 {
         let r = 4096;
         let mut state = rng::seed(seed, 0);

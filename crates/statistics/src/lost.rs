@@ -1,4 +1,4 @@
-//! What lost samples stand for, if their number and the sum of their sizes are known.
+//! Bounds on what lost samples stand for, given their number and the sum of their sizes.
 
 use crate::criterion::Criterion;
 use crate::interval::Interval;
@@ -19,8 +19,8 @@ pub struct LostSamples {
 impl LostSamples {
     /// Range of Σ size × weight.
     ///
-    /// With bytes as trials, size × weight is convex in the size and at most size + R − 1. So the sum is at least what l
-    /// samples of the mean size stand for, and at most B + l (R − 1).
+    /// With bytes as trials, size × weight is convex in the size and at most size + R − 1. So the sum is at least that
+    /// of l samples of the mean size, and at most B + l (R − 1).
     pub fn bytes(&self, criterion: Criterion) -> Interval {
         let (samples, bytes, smallest, largest) = self.numbers();
         match criterion {
@@ -32,7 +32,7 @@ impl LostSamples {
         }
     }
 
-    /// Range of Σ weight. The weight is convex in the size, and R at most.
+    /// Range of Σ weight. The weight is convex in the size and at most R.
     pub fn objects(&self, criterion: Criterion) -> Interval {
         let (samples, _, smallest, largest) = self.numbers();
         match criterion {
@@ -59,7 +59,7 @@ impl LostSamples {
 }
 
 impl Interval {
-    /// The same interval if rounding has put its ends in the wrong order.
+    /// The same interval with its ends in order, in case rounding swapped them.
     fn ordered(self) -> Self {
         Self { low: self.low.min(self.high), high: self.high }
     }
@@ -109,7 +109,7 @@ mod tests {
         assert!(wider.bytes(Criterion::Bytes).high > 15.0 * lost(&[16, 100], R).bytes(Criterion::Bytes).high);
     }
 
-    /// More losses never stand for less, so totals do not fall while a recording goes on.
+    /// More losses never stand for less, so totals do not fall during a recording.
     #[test]
     fn the_range_only_rises() {
         let mut before = lost(&[], 512).bytes(Criterion::Bytes);

@@ -1,7 +1,7 @@
 //! Optimal sampling probabilities by size for a given budget of samples.
 //!
-//! The problem is to minimise the variance of the live bytes, Σ Z² l (1 − p)/p, subject to Σ a p ≤ budget and p ≤ 1, where
-//! a class of size Z has the share a of allocations and the share l of live blocks. By Lagrange multipliers
+//! The problem is to minimise the variance of the live bytes, Σ Z² l (1 − p)/p, subject to Σ a p ≤ budget and p ≤ 1,
+//! where a class of size Z has the share a of allocations and the share l of live blocks. By Lagrange multipliers
 //! p = min(1, c Z √(l/a)).
 
 use super::weight::log_q;

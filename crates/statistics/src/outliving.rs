@@ -1,14 +1,15 @@
-//! Blocks that live far beyond the lifetime curve of their own stack: a test, and what it found.
+//! Tests whether some blocks live far beyond the lifetime curve of their own stack.
 //!
-//! The hypothesis is that a stack's blocks have one law of lifetimes, by which the chance of being freed in the next doubling of
-//! the age does not fall with age. That is so for exponential, Weibull, gamma, log-normal and Pareto laws, whatever their
-//! parameters: a heavy tail alone is no suspicion. A share that is never freed breaks it.
+//! The null hypothesis is that all blocks of a stack follow one lifetime distribution, under which the chance of being
+//! freed in the next doubling of the age does not fall with age. That holds for exponential, Weibull, gamma, log-normal
+//! and Pareto distributions, whatever their parameters, so a heavy tail alone raises no suspicion. A share of blocks
+//! that is never freed breaks it.
 
 use std::collections::BTreeMap;
 
 use crate::binomial;
 
-/// Samples whose age was from 2^`exponent` ns to twice that.
+/// Samples whose age was between 2^`exponent` ns and twice that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Octave {
     /// Binary logarithm of the lowest age, in nanoseconds.
@@ -20,7 +21,7 @@ pub struct Octave {
 }
 
 impl Octave {
-    /// Its lowest age in seconds.
+    /// Lowest age of the octave with this exponent, in seconds.
     pub fn begin_seconds(exponent: u32) -> f64 {
         2_f64.powi(exponent.min(64) as i32) * 1e-9
     }
@@ -28,36 +29,38 @@ impl Octave {
 
 /// Octaves between the ages where blocks are freed and the ages that are "far beyond": at least a factor of 4.
 const GAP: usize = 2;
-/// How many times rarer frees must be there.
+/// How many times rarer frees must be in the later octaves.
 const FAR_RARER: f64 = 4.0;
-/// Younger blocks (8 ms) outlive nothing: whatever runs at the end of a recording may have them in its hands.
+/// Blocks younger than this (8 ms) do not count as outliving: any code that runs at the end of a recording may still be
+/// using them.
 const LEAST_EXPONENT: u32 = 23;
 /// Exponents beyond this are ignored: 2^63 ns are 292 years.
 const MOST_EXPONENT: u32 = 63;
-/// More samples of an octave are taken for so many, so that sums cannot overflow.
+/// Larger counts of an octave are capped at this, so that sums cannot overflow.
 const MOST_SAMPLES: u64 = 1 << 40;
 
-/// What lives beyond the lifetime curve of its stack.
+/// Samples that outlive the lifetime curve of their stack.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outliving {
-    /// Probability that samples look like this or worse if there is nothing of the kind, corrected for the ages that were tried.
+    /// Probability of samples like these or more extreme under the null hypothesis, corrected for the number of ages
+    /// tried.
     pub p_value: f64,
     /// Age up to which frees were frequent, in seconds.
     pub usual_seconds: f64,
-    /// Samples freed up to that age.
+    /// Samples freed by that age.
     pub freed: u64,
-    /// The age that is far beyond, in seconds.
+    /// The age that counts as far beyond, in seconds.
     pub beyond_seconds: f64,
-    /// Samples that are not freed and older than that.
+    /// Samples older than that and not freed.
     pub older: u64,
-    /// Frees beyond that age, and the number to be expected there by the frequency before.
+    /// Frees beyond that age. `expected_beyond` is the number to be expected there from the earlier frequency.
     pub freed_beyond: u64,
     /// See `freed_beyond`.
     pub expected_beyond: f64,
 }
 
-/// Adds up counts of ages. Where some parts have frees, those without are left out: they may be of a process or thread that does
-/// nothing, so that what it has in use is no evidence.
+/// Adds up counts of ages. If some parts have frees, parts without any are left out: they may come from an idle process
+/// or thread, whose blocks in use are no evidence.
 pub fn added<'a>(parts: impl Iterator<Item = &'a [Octave]>) -> Vec<Octave> {
     let has_frees = |part: &[Octave]| part.iter().any(|octave| octave.freed > 0);
     let parts: Vec<&[Octave]> = parts.collect();
@@ -71,7 +74,7 @@ pub fn added<'a>(parts: impl Iterator<Item = &'a [Octave]>) -> Vec<Octave> {
     sums.into_values().collect()
 }
 
-/// Samples by octave, from the first octave with a sample on.
+/// Samples by octave, starting with the first octave that has a sample.
 struct Table {
     first: u32,
     freed: Vec<u64>,
@@ -100,25 +103,26 @@ impl Table {
         Some(Self { first, freed, left, reached })
     }
 
-    /// Trials and frees of octaves in which each sample that reached one counts as a trial.
+    /// Trials and frees in a range of octaves. Each sample that reached an octave counts as a trial.
     fn usual(&self, begin: usize, end: usize) -> (u64, u64) {
         (self.reached[begin..end].iter().sum(), self.freed[begin..end].iter().sum())
     }
 
-    /// The same from an octave on, where samples count that were seen through the octave.
+    /// Trials and frees from an octave onwards. Only samples that were observed through an octave count as trials.
     fn beyond(&self, begin: usize) -> (u64, u64) {
         let trials = (begin..self.freed.len()).map(|at| self.reached[at] - self.left[at]).sum();
         (trials, self.freed[begin..].iter().sum())
     }
 }
 
-/// Tests whether some samples of a stack live far beyond its curve. `None` if its samples cannot tell: none was freed, or none
-/// was seen far beyond the ages at which others were freed.
+/// Tests whether some samples of a stack live far beyond its curve. `None` if the samples cannot tell, because none was
+/// freed or none was observed far beyond the ages at which others were freed.
 ///
-/// Each octave that a sample reaches is a trial: is it freed in it? For each range of octaves, and all octaves that begin at
-/// least a factor of four after it, the number of frees in the latter is compared with a binomial number (given all frees of
-/// both). Samples that were not seen through an octave count as trials in the former, and not in the latter: both err on the
-/// side of no suspicion. The least p-value is multiplied by the number of comparisons (Bonferroni).
+/// Each octave that a sample reaches is a trial: is it freed in that octave? For each range of octaves, the frees in
+/// all octaves that begin at least a factor of four later are counted and compared with a binomial number (given the
+/// frees of both). Samples that were not observed through an octave count as trials in the early range but not in the
+/// late one; both choices err on the side of no suspicion. The smallest p-value is multiplied by the number of
+/// comparisons (Bonferroni).
 pub fn outliving(ages: &[Octave]) -> Option<Outliving> {
     let table = Table::of(ages)?;
     let size = table.freed.len();
@@ -176,13 +180,13 @@ mod tests {
             (((z ^ (z >> 31)) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
         }
 
-        /// The sum of twelve is near enough to a normal number.
+        /// The sum of twelve uniform numbers is close enough to a normal one.
         fn normal(&mut self) -> f64 {
             (0..12).map(|_| self.next()).sum::<f64>() - 6.0
         }
     }
 
-    /// A recording of `duration` ns: `blocks` begin at random moments and live as long as the law says.
+    /// A recording of `duration` ns: `blocks` blocks begin at random times and live as long as `law` says.
     fn recorded(random: &mut Random, blocks: usize, duration: f64, law: impl Fn(&mut Random) -> f64) -> Vec<Octave> {
         let lives: Vec<(f64, f64)> = (0..blocks).map(|_| (random.next() * duration, law(random).max(1.0))).collect();
         // Samples count as in use until the last free.
@@ -200,7 +204,8 @@ mod tests {
 
     const SECOND: f64 = 1e9;
 
-    /// Shares of recordings without a leak in which p ≤ 0.05, of each law and number of blocks. The share is printed for the document.
+    /// Largest share of recordings without a leak in which p ≤ 0.05, over all laws and numbers of blocks. Prints each
+    /// share for the documentation.
     fn worst_share_of_alarms(numbers: &[usize], rounds: u32) -> f64 {
         type Law = fn(&mut Random) -> f64;
         let laws: [(&str, Law); 9] = [
@@ -246,7 +251,7 @@ mod tests {
         }
     }
 
-    /// One block in twenty is never freed, the others live 10 ms in the mean.
+    /// One block in twenty is never freed; the others live 10 ms on average.
     #[test]
     fn a_share_that_is_never_freed_is_found() {
         let law = |random: &mut Random| match random.next() {
@@ -289,7 +294,8 @@ mod tests {
         assert_eq!((all_freed.p_value, all_freed.older), (1.0, 0));
     }
 
-    /// 900 of 1,000 are freed in the octave from 1 ms on; the rest is seen through the five octaves from 4 ms to 134 ms.
+    /// 900 of 1,000 are freed in the octave that starts at 1 ms; the rest are observed through the five octaves from 4
+    /// ms to 134 ms.
     #[test]
     fn the_figures_are_of_the_best_comparison() {
         let ages = [Octave { exponent: 20, freed: 900, left: 0 }, Octave { exponent: 27, freed: 0, left: 100 }];
@@ -297,7 +303,7 @@ mod tests {
         assert_eq!((found.freed, found.older, found.freed_beyond), (900, 100, 0));
         assert!((found.usual_seconds - 2.097_152e-3).abs() < 1e-12, "{found:?}");
         assert!((found.beyond_seconds - 8.388_608e-3).abs() < 1e-12, "{found:?}");
-        // Four octaves of 100 samples, of which 90 % each should have been freed.
+        // Four octaves of 100 samples; 90 % of each should have been freed.
         assert!((found.expected_beyond - 360.0).abs() < 1e-9, "{found:?}");
         let (early, late) = (1_000.0_f64, 400.0);
         let expected = (early / (early + late)).powi(900) * 10.0;

@@ -1,4 +1,4 @@
-//! A part: the samples of one sampling interval, as estimates take them.
+//! A part: the samples of one sampling interval, in the form that estimates take.
 
 use super::sums::SampleSums;
 
@@ -7,12 +7,13 @@ use super::sums::SampleSums;
 pub struct Part<'a> {
     /// R: the sampling interval in trials.
     pub interval: u64,
-    /// The samples drawn with it.
+    /// The samples drawn with that interval.
     pub sums: &'a SampleSums,
-    /// Further samples that may have been drawn and lost. The upper end of an interval is as far above the estimate as if
-    /// they had been recorded; their own weights are not included.
+    /// Further samples that may have been drawn and lost. The upper end of an interval is as far above the estimate as
+    /// if they had been recorded; their weights are not included in the estimate.
     pub lost: u64,
-    /// The most bytes that a block without a sample could contribute, where samples are not all looked at; if that is more than R.
+    /// The most bytes that a block without a sample could contribute, if not all samples are examined. Matters only if
+    /// it is larger than R.
     pub most_bytes: f64,
 }
 

@@ -20,7 +20,7 @@ pub struct Workload {
     pub classes: Vec<ClassUse>,
     /// Bytes per second that each call site (stack) allocates.
     pub sites: Vec<f64>,
-    /// Length of the planned recording in seconds: a call site is to be detected by what it allocates in that time.
+    /// Length of the planned recording in seconds. A call site is detected by what it allocates in that time.
     pub seconds: f64,
 }
 
@@ -52,7 +52,7 @@ pub struct PlanRow {
     pub sites_seen: Option<f64>,
     /// Share of the workload's bytes in those sites; `None` without sites.
     pub bytes_seen: Option<f64>,
-    /// Bytes of a call site from which on the mean error of its estimate is at most 20 %.
+    /// Bytes from which the mean error of a call site's estimate is at most 20 %.
     pub within_fifth_from_bytes: f64,
 }
 
@@ -61,7 +61,7 @@ pub struct PlanRow {
 pub struct Automatic {
     /// R: the sampling interval in bytes, a power of two.
     pub interval: u64,
-    /// Whether probes and samples fit the budget. If no interval does, the largest one is given.
+    /// Whether probes and samples fit the budget. If no interval fits, the largest one is given.
     pub fits: bool,
 }
 
@@ -96,8 +96,8 @@ pub fn row(workload: &Workload, costs: Costs, interval: u64) -> PlanRow {
     }
 }
 
-/// The smallest sampling interval whose samples cost at most 1 % of what the probes cost and, with `budget_cpus`, at which
-/// probes and samples fit that budget.
+/// The smallest sampling interval whose samples cost at most 1 % of what the probes cost and, with `budget_cpus`, at
+/// which probes and samples fit that budget.
 pub fn automatic(workload: &Workload, costs: Costs, budget_cpus: Option<f64>) -> Automatic {
     let probes = calls_per_second(workload) * costs.probe_ns / 1e9;
     for exponent in 0..=LARGEST_INTERVAL.ilog2() {
@@ -142,7 +142,7 @@ pub enum ClassPlanError {
     /// Not the JSON that `heapbpf plan` writes.
     #[error("not a plan written by `heapbpf plan`: {0}")]
     Syntax(#[from] serde_json::Error),
-    /// It names no size class.
+    /// The plan names no size class.
     #[error("the plan names no size class")]
     Empty,
     /// An interval is below 1, too large, or not a number.
@@ -160,8 +160,9 @@ pub enum ClassPlanError {
 impl ClassPlan {
     /// The optimal intervals for a workload at the cost of per-byte sampling with R = `interval`.
     ///
-    /// One sixteenth of the samples is spent as per-byte sampling would, so that classes that had no live blocks, or of
-    /// which little was known, are sampled too. `class_start_bytes` returns the smallest size in the class of a size.
+    /// One sixteenth of the samples is spent as per-byte sampling would spend it, so that classes without live blocks,
+    /// or about which little is known, are sampled too. `class_start_bytes` returns the smallest size in the class of a
+    /// size.
     pub fn best(workload: &Workload, interval: u64, class_start_bytes: impl Fn(f64) -> u64) -> Self {
         const PER_BYTE: f64 = 1.0 / 16.0;
         let classes = &workload.classes;

@@ -1,5 +1,5 @@
-//! Pre-distortion for jemalloc's `heap_v2` format: its reader unbiases the sums of each stack, so a writer of unbiased sums
-//! has to apply the inverse first.
+//! Pre-distortion for jemalloc's `heap_v2` format. Its reader unbiases the sums of each stack, so a writer of unbiased
+//! sums has to apply the inverse first.
 
 /// Figures of a stack.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,8 +10,8 @@ pub struct Predistorted {
     pub bytes: f64,
 }
 
-/// The figures to write so that `jeprof` reads the given unbiased totals of a stack. `jeprof` computes x = bytes/objects and
-/// divides both by 1 − e^(−x/R); this multiplies both by that factor, which keeps x.
+/// The figures to write so that `jeprof` reads the given unbiased totals of a stack. `jeprof` computes
+/// x = bytes/objects and divides both by 1 − e^(−x/R); this multiplies both by that factor, which keeps x.
 ///
 /// It is meant for the totals of a stack, not for single samples. Without objects or bytes the result is zero.
 pub fn predistort(objects: f64, bytes: f64, interval: u64) -> Predistorted {

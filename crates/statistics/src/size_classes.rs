@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::weight::log_q;
 
-/// Common sampling interval R of size-class sampling, in trials. It is large enough that a whole number of trials gives the
-/// interval of a class with a relative error of 7.5e-9 times that interval, and small enough for the draw.
+/// Common sampling interval R of size-class sampling, in trials. It is large enough that a whole number of trials gives
+/// the interval of a class with a relative error of 7.5e-9 times that interval, and small enough for the draw.
 pub const CLASS_INTERVAL: u64 = 1 << 26;
 /// Largest sampling interval of a class, in allocations.
 pub const LARGEST_CLASS_INTERVAL: f64 = 67_108_864.0;
@@ -21,8 +21,8 @@ pub struct ClassInterval {
     pub interval: f64,
 }
 
-/// Trials per allocation under [`CLASS_INTERVAL`] with which an allocation is sampled with probability 1/`interval`: the n
-/// with 1 − qⁿ = 1/R_c. The interval, in allocations, is clamped to 1 … [`LARGEST_CLASS_INTERVAL`].
+/// Trials per allocation under [`CLASS_INTERVAL`] with which an allocation is sampled with probability 1/`interval`:
+/// the n with 1 − qⁿ = 1/R_c. The interval, in allocations, is clamped to 1 … [`LARGEST_CLASS_INTERVAL`].
 pub fn class_trials(interval: f64) -> u64 {
     if interval.is_nan() || interval <= 1.0 {
         return ALWAYS;
@@ -32,8 +32,8 @@ pub fn class_trials(interval: f64) -> u64 {
     (trials.round() as u64).clamp(1, ALWAYS)
 }
 
-/// Intervals for even coverage: one sample in `overall` allocations, divided evenly among the classes in use. With shares
-/// s_c of m classes, R_c = max(1, overall · m · s_c); samples that a rare class cannot use go to the others.
+/// Intervals for even coverage: one sample in `overall` allocations, divided evenly among the classes in use. With
+/// shares s_c of m classes, R_c = max(1, overall · m · s_c); samples that a rare class cannot use go to the others.
 ///
 /// `counts` holds the number of allocations by size class, and `from_bytes` returns the smallest size of a class by its
 /// index. The result has one entry for each class in use.

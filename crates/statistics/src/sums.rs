@@ -6,8 +6,8 @@ use crate::weight::{Inclusion, inclusion};
 
 /// Sums over samples that were drawn with one sampling interval R.
 ///
-/// Each sample is weighted before it is added (Horvitz–Thompson), so sums can be added to sums. The symbols are those of
-/// `docs/sampling.md`.
+/// Each sample is weighted before it is added (Horvitz–Thompson), so sums can be added to sums. The symbols are those
+/// of `docs/sampling.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SampleSums {
     /// Number of samples, including those of zero bytes.
@@ -43,7 +43,7 @@ fn is_zero(value: &f64) -> bool {
 }
 
 impl SampleSums {
-    /// Those of no sample.
+    /// The sums of no samples.
     pub const NONE: Self = Self {
         samples: 0,
         zero_byte_samples: 0,
@@ -59,9 +59,9 @@ impl SampleSums {
         objects_correction: 0.0,
     };
 
-    /// Adds one sample: an allocation of `size_bytes` that took `trials` trials, of which `offset` failed before the one
-    /// that succeeded, under the sampling interval `interval` (R, in trials). `offset` may be 0 if it is not known and no
-    /// estimate from offsets is needed.
+    /// Adds one sample: an allocation of `size_bytes` that took `trials` trials, of which `offset` failed before the
+    /// one that succeeded, under the sampling interval `interval` (R, in trials). `offset` may be 0 if it is not known
+    /// and no estimate from offsets is needed.
     ///
     /// A sample without trials or with R = 0 is impossible and is ignored.
     pub fn record(&mut self, size_bytes: u64, trials: u64, offset: u64, interval: u64) {
@@ -98,7 +98,7 @@ impl SampleSums {
         self.sampled_bytes.saturating_sub(self.offset_sum)
     }
 
-    /// Adds the sums of other samples of the same sampling interval.
+    /// Adds the sums of other samples with the same sampling interval.
     pub fn add(&mut self, other: &Self) {
         if other.samples > 0 {
             self.smallest_bytes =

@@ -11,14 +11,14 @@ pub struct Lifetimes {
     pub temporary: f64,
     /// Survival curve: (age in seconds, share still alive at that age), ages ascending.
     pub survival: Vec<(f64, f64)>,
-    /// Samples, not weighted, by their age at their free or now; ages ascend. Empty if they were not counted.
+    /// Unweighted samples by their age when freed, or now if still alive; ages ascend. Empty if they were not counted.
     pub ages: Vec<Octave>,
 }
 
 /// One sampled block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
-    /// Age at its free, or now if it is still alive, in seconds.
+    /// Age when freed, or now if it is still alive, in seconds.
     pub age_seconds: f64,
     /// w: the number of allocations that it represents.
     pub weight: f64,
@@ -28,12 +28,12 @@ pub struct Observation {
     pub temporary: bool,
 }
 
-/// Kaplan–Meier survival curve: (age in seconds, share still alive just after it) for each age at which a block was freed,
-/// ages ascending.
+/// Kaplan–Meier survival curve: (age in seconds, share still alive just after it) for each age at which a block was
+/// freed, ages ascending.
 ///
-/// S(t) = Π over ages t_j ≤ t of (1 − d_j / n_j), where d_j is the weight freed at t_j and n_j the weight that reached t_j.
-/// A block that is censored at an age has reached it. Observations whose age is negative or not finite, or whose weight is
-/// not positive and finite, are ignored.
+/// S(t) = Π over ages t_j ≤ t of (1 − d_j / n_j), where d_j is the weight freed at t_j and n_j the weight that reached
+/// t_j. A block that is censored at an age has reached it. Observations whose age is negative or not finite, or whose
+/// weight is not positive and finite, are ignored.
 pub fn survival_curve(observations: &[Observation]) -> Vec<(f64, f64)> {
     let mut sorted: Vec<&Observation> = observations
         .iter()
@@ -85,8 +85,8 @@ pub fn lifetimes(observations: &[Observation], points: usize) -> Option<Lifetime
     })
 }
 
-/// Pools the lifetimes of several stacks, each weighted by its number of allocations: the weighted mean of their curves.
-/// `None` without stacks or weight.
+/// Pools the lifetimes of several stacks, each weighted by its number of allocations: the weighted mean of their
+/// curves. `None` without stacks or weight.
 pub fn pooled(parts: &[(&Lifetimes, f64)]) -> Option<Lifetimes> {
     let all: f64 = parts.iter().map(|(_, weight)| weight).sum();
     if let [(single, _)] = parts {

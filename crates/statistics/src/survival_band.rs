@@ -1,22 +1,23 @@
 //! Pointwise confidence bands of survival curves.
 //!
-//! A share S that is still alive is worth as much as a number of blocks of which each was seen to its end: by Greenwood's variance
-//! over octaves of age (the life table: a block that was last seen in use in an octave counts as half a block at risk there), and at
-//! most the number still at risk over S (Peto), which shrinks in the tail, where Greenwood's does not. With that number the interval
-//! is that of Clopper and Pearson, as Korn and Graubard (1998) have it for weighted samples. So it stays within 0 and 1, and has a
-//! width where S is 0 or 1.
+//! A surviving share S carries as much information as some number of fully observed blocks. That number follows from
+//! Greenwood's variance over octaves of age (the life table: a block last seen in use in an octave counts as half a
+//! block at risk there). It is at most the number still at risk divided by S (Peto), which shrinks in the tail, where
+//! Greenwood's does not. The interval is Clopper and Pearson's with that number, as Korn and Graubard (1998) do for
+//! weighted samples. So it stays within 0 and 1 and has a width even where S is 0 or 1.
 
 use statrs::distribution::{Beta, ContinuousCDF};
 
 use crate::outliving::Octave;
 
-/// More samples are taken for so many: the band has no width then, and quantiles of absurd numbers are never found.
+/// More samples than this are capped. The band has no width then, and the search for quantiles of absurd numbers never
+/// ends.
 const MOST_SAMPLES: f64 = 1e9;
 
-/// Fewer samples say nothing.
+/// With fewer samples than this, nothing is known.
 const LEAST_SAMPLES: f64 = 1e-3;
 
-/// A share still alive, with its interval.
+/// A surviving share with its interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Band {
     /// Age in seconds.
@@ -27,11 +28,12 @@ pub struct Band {
     pub high: f64,
 }
 
-/// The band of a survival curve: its interval at age 0, just after each step of the curve, and where octaves begin and the last one
-/// ends. Empty without samples.
+/// The band of a survival curve: its interval at age 0, just after each step of the curve, at the start of each octave,
+/// and at the end of the last one. Empty without samples.
 ///
-/// `curve` has (age in seconds, share still alive), ages ascending; `ages` has the samples that it is made from. `design_effect`
-/// (at least 1) is how many weighted samples are worth one of equal weights: n Σw² / (Σw)² (Kish). `confidence` is 0 to 1.
+/// `curve` has (age in seconds, share still alive), ages ascending; `ages` has the samples that it was computed from.
+/// `design_effect` (at least 1) is how many weighted samples are worth one sample of equal weight: n Σw² / (Σw)²
+/// (Kish). `confidence` is 0 to 1.
 pub fn band(curve: &[(f64, f64)], ages: &[Octave], design_effect: f64, confidence: f64) -> Vec<Band> {
     let table = Table::of(ages);
     let Some(all) = table.reached.first().copied().filter(|all| *all > 0.0) else { return Vec::new() };
@@ -69,8 +71,8 @@ impl<'a> Table<'a> {
         Self { ages, reached }
     }
 
-    /// How many samples without censoring would be as good as these at an age: (1 − S)/(S V), where V is Greenwood's sum, and at
-    /// most r/S, where r are at risk. `None` where neither has a value: all were freed.
+    /// How many uncensored samples would be as good as these at an age: (1 − S)/(S V), where V is Greenwood's sum, and
+    /// at most r/S, where r samples are at risk. `None` where neither has a value because all were freed.
     fn worth(&self, curve: &[(f64, f64)], age: f64, share: f64) -> Option<f64> {
         let mut sum = 0.0;
         let mut at_risk_now = self.reached.first().copied()?;
@@ -80,7 +82,7 @@ impl<'a> Table<'a> {
             if begin > age {
                 break;
             }
-            // Of the octave in which the age lies, the part of its frees by which the curve has fallen so far.
+            // In the octave that contains the age, only the part of the frees by which the curve has fallen so far.
             let freed = octave.freed as f64 * if end <= age { 1.0 } else { part_of_fall(curve, begin, end, share) };
             let left = octave.left as f64 * ((age - begin) / (end - begin)).min(1.0);
             at_risk_now = reached - freed - left;
@@ -94,14 +96,14 @@ impl<'a> Table<'a> {
     }
 }
 
-/// How much of the fall of a curve within an octave lies before it reaches `share`.
+/// Which part of a curve's fall within an octave happens before it reaches `share`.
 fn part_of_fall(curve: &[(f64, f64)], begin: f64, end: f64, share: f64) -> f64 {
     let before = curve.iter().take_while(|(age, _)| *age < begin).last().map_or(1.0, |(_, share)| *share);
     let after = curve.iter().take_while(|(age, _)| *age < end).last().map_or(1.0, |(_, share)| *share);
     if before > after { ((before - share) / (before - after)).clamp(0.0, 1.0) } else { 1.0 }
 }
 
-/// The interval of Clopper and Pearson of a share that was seen in `samples`, which need not be whole.
+/// Clopper and Pearson's interval of a share that was observed in `samples`, which need not be whole.
 fn clopper_pearson(share: f64, samples: f64, confidence: f64) -> (f64, f64) {
     let tail = (1.0 - confidence) / 2.0;
     let samples = samples.min(MOST_SAMPLES);
@@ -114,7 +116,7 @@ fn clopper_pearson(share: f64, samples: f64, confidence: f64) -> (f64, f64) {
     (low, high)
 }
 
-/// The quantile of a beta distribution, by halving: statrs' own search does not end for some parameters.
+/// Quantile of a beta distribution by bisection: statrs' own search does not end for some parameters.
 fn beta_quantile(a: f64, b: f64, probability: f64) -> f64 {
     const HALVINGS: u32 = 50;
     let Ok(beta) = Beta::new(a, b) else { return 0.5 };
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
     use crate::survival::{Observation, survival_curve};
 
-    /// By tables of binomial limits: 10 of 20, 0 of 10.
+    /// From tables of binomial limits: 10 of 20, 0 of 10.
     #[test]
     fn binomial_limits() {
         let near = |(low, high): (f64, f64), expected: (f64, f64)| {
@@ -146,10 +148,10 @@ mod tests {
         *bands.iter().take_while(|band| band.age_seconds <= age).last().expect("age 0")
     }
 
-    /// Without censoring, a share is worth all samples: the band is the binomial one.
+    /// Without censoring, a share is worth all samples, so the band is the binomial interval.
     #[test]
     fn without_censoring_it_is_the_binomial_interval() {
-        // Ten freed at 1.5 s, and ten at 100 s.
+        // Ten freed at 1.5 s and ten at 100 s.
         let ages = [Octave { exponent: 30, freed: 10, left: 0 }, Octave { exponent: 36, freed: 10, left: 0 }];
         let curve = [(1.5, 0.5), (100.0, 0.0)];
         let bands = band(&curve, &ages, 1.0, 0.95);
@@ -160,12 +162,12 @@ mod tests {
                 "{found:?} {expected:?}"
             );
         }
-        // Weights that differ make it wider.
+        // Unequal weights make it wider.
         assert!(at(&band(&curve, &ages, 4.0, 0.95), 1.5).low < at(&bands, 1.5).low);
         assert!(band(&[], &[], 1.0, 0.95).is_empty());
     }
 
-    /// Where nobody is left to look at, the band says that nothing is known.
+    /// Where no blocks at risk are left, the band says that nothing is known.
     #[test]
     fn the_tail_widens_as_blocks_at_risk_run_out() {
         let ages = [Octave { exponent: 30, freed: 10, left: 0 }, Octave { exponent: 33, freed: 0, left: 10 }];
@@ -187,8 +189,8 @@ mod tests {
         }
     }
 
-    /// Blocks with exponential lifetimes of mean 1 s that were allocated throughout 3 s: how many of so many bands at 95 % hold the
-    /// true share, at each of three ages. The draws are the same in each run.
+    /// Blocks with exponential lifetimes of mean 1 s, allocated throughout 3 s. Returns how many of `rounds` bands at
+    /// 95 % hold the true share at each of three ages. The draws are the same in each run.
     fn held(rounds: usize) -> [usize; 3] {
         let mut random = Random(7);
         let mut held = [0; 3];
@@ -233,7 +235,8 @@ mod tests {
     mod long {
         use super::*;
 
-        /// Of 2,000 curves per age, fewer than 1,880 (94 %) would be a chance of 3 % each if it held exactly 95 %.
+        /// Of 2,000 curves per age, fewer than 1,880 (94 %) would have a probability of 3 % each if coverage were
+        /// exactly 95 %.
         #[test]
         fn the_band_holds_the_true_share_as_often_as_it_says() {
             let held = held(2_000);

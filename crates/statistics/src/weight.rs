@@ -1,5 +1,5 @@
-//! Inclusion probabilities and weights (Horvitz–Thompson): how likely an allocation is to be sampled, and how many
-//! allocations a sample therefore represents.
+//! Inclusion probabilities and weights (Horvitz–Thompson): how likely an allocation is to be sampled, and therefore how
+//! many allocations a sample represents.
 
 /// Inclusion probability and weight of an allocation of n trials under the sampling interval R.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,8 +14,8 @@ pub struct Inclusion {
     log_miss: f64,
 }
 
-/// Inclusion probability and weight of an allocation of `trials` trials (n) under the sampling interval `interval` (R, in
-/// trials). The relative error is below 1e-12 for n up to 2^47 and R up to 2^40.
+/// Inclusion probability and weight of an allocation of `trials` trials (n) under the sampling interval `interval` (R,
+/// in trials). The relative error is below 1e-12 for n up to 2^47 and R up to 2^40.
 ///
 /// `None` if it cannot be sampled, because there is no trial or R = 0.
 pub fn inclusion(trials: u64, interval: u64) -> Option<Inclusion> {
@@ -44,7 +44,7 @@ impl Inclusion {
         self.log_miss.exp()
     }
 
-    /// That of a sample which is looked at with this probability (above 0, at most 1), whatever its size.
+    /// The inclusion of a sample that is then examined with this probability (above 0, at most 1), whatever its size.
     #[must_use]
     pub fn thinned(self, probability: f64) -> Self {
         if probability >= 1.0 { self } else { Self::from_log_miss((-self.probability * probability).ln_1p()) }

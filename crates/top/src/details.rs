@@ -1,4 +1,4 @@
-//! Figures that only visible rows have: intervals, median lifetimes, the last minute.
+//! Figures that are computed only for visible rows: intervals, median lifetimes, the last minute.
 
 use heapbpf_profile::report::FigureText;
 use heapbpf_profile::{Pool, Value};
@@ -8,24 +8,24 @@ use crate::world::World;
 /// Figures of a visible row.
 #[derive(Clone, Debug)]
 pub(crate) struct Details {
-    /// What is in use (allocated, if frees are not followed), with its interval.
+    /// Bytes in use (allocated, if frees are not followed), with their interval.
     pub(crate) size: FigureText,
-    /// Bytes in use at points of the last minute.
+    /// Bytes in use at several points during the last minute.
     pub(crate) series: Vec<f64>,
 }
 
-/// Figures that the selected row has besides. Each interval takes some microseconds.
+/// Further figures, only for the selected row. Each interval takes some microseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Others {
     /// Blocks in use, with their interval.
     pub(crate) blocks: FigureText,
-    /// What was allocated, with its interval.
+    /// Bytes allocated, with their interval.
     pub(crate) allocated: FigureText,
     /// Allocations, with their interval.
     pub(crate) allocations: FigureText,
 }
 
-/// Figures of some leaves.
+/// The figures of some leaves.
 pub(crate) fn details(world: &World, leaves: &[u32]) -> Details {
     let inuse = |leaves: &[u32], of: &dyn Fn(u32) -> f64| leaves.iter().map(|leaf| of(*leaf)).sum::<f64>();
     let mut series: Vec<f64> = world.history.points().map(|point| inuse(leaves, &|leaf| point.inuse(leaf))).collect();
@@ -33,7 +33,7 @@ pub(crate) fn details(world: &World, leaves: &[u32]) -> Details {
     Details { size: text(world, &world.now.pool(leaves), world.value()), series }
 }
 
-/// Other figures of some leaves.
+/// The further figures of some leaves.
 pub(crate) fn others(world: &World, leaves: &[u32]) -> Others {
     let pool = world.now.pool(leaves);
     Others {
@@ -50,7 +50,7 @@ fn text(world: &World, pool: &Pool, value: Value) -> FigureText {
 
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Values as a row of bars of at most `columns`, the newest at the right. The highest bar is the largest value.
+/// Values as a row of at most `columns` bars, the newest on the right. Heights are relative to the largest value shown.
 pub(crate) fn sparkline(series: &[f64], columns: usize) -> String {
     let shown = &series[series.len().saturating_sub(columns)..];
     let largest = shown.iter().copied().fold(0.0, f64::max);

@@ -8,7 +8,7 @@ use crate::tree;
 use crate::view::{Kind, RowId, Sort, View};
 use crate::world::World;
 
-/// The leaves that a view is of.
+/// The leaves that belong to a view.
 pub(crate) fn scope(world: &World, view: &View) -> Vec<u32> {
     let leaves = &world.leaves;
     let is_of = |leaf: &u32| {
@@ -18,7 +18,7 @@ pub(crate) fn scope(world: &World, view: &View) -> Vec<u32> {
     (0..leaves.len() as u32).filter(is_of).collect()
 }
 
-/// The numbers under which a leaf counts in a table.
+/// The row numbers that a leaf counts towards in a table.
 fn keys<'a>(world: &'a World, kind: Kind, leaf: &'a u32, program: &'a mut u32) -> &'a [u32] {
     match kind {
         Kind::Programs => {
@@ -30,7 +30,7 @@ fn keys<'a>(world: &'a World, kind: Kind, leaf: &'a u32, program: &'a mut u32) -
     }
 }
 
-/// The identity of a row of a table.
+/// The identity of a table row.
 fn row_id(kind: Kind, key: u32) -> RowId {
     match kind {
         Kind::Programs => RowId::Program(key),
@@ -106,11 +106,11 @@ fn sort(world: &World, view: &View, entries: &mut Vec<Entry>) {
             .then(a.1.cmp(&b.1))
     });
     let mut unsorted: Vec<Option<Entry>> = std::mem::take(entries).into_iter().map(Some).collect();
-    // Each index is there once.
+    // Each index occurs once.
     entries.extend(order.iter().filter_map(|(_, index)| unsorted[*index].take()));
 }
 
-/// Median lifetimes; those that are not known, or longer than the recording, are the longest.
+/// Median lifetimes. Those that are unknown or longer than the recording count as the longest.
 fn medians(world: &World, view: &View, entries: &[Entry]) -> Vec<f64> {
     let Some(lives) = &world.lives else { return vec![f64::INFINITY; entries.len()] };
     let ids: Vec<&RowId> = entries.iter().map(|entry| &entry.id).collect();
@@ -118,10 +118,10 @@ fn medians(world: &World, view: &View, entries: &[Entry]) -> Vec<f64> {
     leaves_of(world, view, &ids).into_iter().map(median).collect()
 }
 
-/// The leaves of some rows of a table, of each.
+/// The leaves of each of the given table rows.
 pub(crate) fn leaves_of(world: &World, view: &View, ids: &[&RowId]) -> Vec<Vec<u32>> {
     if view.kind == Kind::Stacks {
-        // There, a leaf is a row.
+        // In this view, each row is one leaf.
         let leaf = |id: &&RowId| if let RowId::Leaf(leaf) = id { vec![*leaf] } else { Vec::new() };
         return ids.iter().map(leaf).collect();
     }
@@ -137,20 +137,20 @@ pub(crate) fn leaves_of(world: &World, view: &View, ids: &[&RowId]) -> Vec<Vec<u
     found
 }
 
-/// Names that have a text, whatever its case.
+/// Functions whose names contain a text, ignoring case.
 pub(crate) struct Matching {
     text: String,
     functions: Vec<bool>,
 }
 
 impl Matching {
-    /// Looks for the text in the names and places of all functions.
+    /// Searches the names and places of all functions for the text.
     pub(crate) fn new(world: &World, text: &str) -> Self {
         let text = text.to_lowercase();
         Self { functions: world.leaves.functions_with(&text), text }
     }
 
-    /// Whether a row's name, or one on its stack, has the text.
+    /// Whether a row's name, or a name on its stack, contains the text.
     pub(crate) fn has(&self, world: &World, id: &RowId) -> bool {
         let is_in = |name: &str| name.to_lowercase().contains(&self.text);
         match id {

@@ -1,4 +1,4 @@
-//! The flame view: calls as boxes, the outermost at the top, each as wide as what is in use below it.
+//! The flame view: calls as boxes, the outermost at the top. The width of a box shows how much is in use below it.
 
 use crate::sums::Tally;
 use crate::tree::{branches, leaves_of_path};
@@ -14,15 +14,16 @@ pub(crate) struct FlameBox {
     pub(crate) tally: Tally,
     /// Its leaves.
     pub(crate) leaves: Vec<u32>,
-    /// Its row.
+    /// Row on the screen.
     pub(crate) row: usize,
-    /// Its first column.
+    /// First column.
     pub(crate) x: usize,
-    /// Its width in columns.
+    /// Width in columns.
     pub(crate) columns: usize,
 }
 
-/// The boxes of some leaves at and below `zoom`, in `rows` rows of `columns`. Those narrower than a column are left out.
+/// The boxes of some leaves at and below `zoom`, in `rows` rows of `columns`. Boxes narrower than a column are left
+/// out.
 pub(crate) fn boxes(world: &World, of: &[u32], zoom: &Path, columns: usize, rows: usize) -> Vec<FlameBox> {
     let leaves = leaves_of_path(world, Root::Outermost, zoom, of);
     let mut tally = Tally::default();
@@ -54,7 +55,7 @@ fn add(world: &World, this: FlameBox, rows: usize, boxes: &mut Vec<FlameBox>) {
     }
 }
 
-/// The box that a cursor key leads to: down to the widest callee, up to the caller, left and right in a row.
+/// The box that a cursor key leads to: down to the widest callee, up to the caller, left and right within a row.
 pub(crate) fn neighbour(boxes: &[FlameBox], at: usize, rows: isize, columns: isize) -> usize {
     let Some(this) = boxes.get(at) else { return 0 };
     let is_below = |it: &FlameBox| it.row == this.row + 1 && it.path.starts_with(&this.path);

@@ -1,4 +1,4 @@
-//! Which keys there are.
+//! The list of keys.
 
 /// Keys and what they do.
 pub(crate) const KEYS: &[(&str, &str)] = &[
@@ -19,7 +19,7 @@ pub(crate) const KEYS: &[(&str, &str)] = &[
     ("?   q", "this help; quit"),
 ];
 
-/// The keys at the bottom of the screen: those with the lowest number are the last to go where there is no room.
+/// The keys shown at the bottom of the screen. Where space is short, those with the highest number are dropped first.
 pub(crate) const BOTTOM: &[(u8, &str, &str)] = &[
     (0, "q", "quit"),
     (0, "?", "help"),

@@ -10,17 +10,17 @@ use crate::sums::Sums;
 const SPACING: Duration = Duration::from_secs(5);
 /// How long points are kept.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Shortest time that a rate is told of.
+/// Shortest time over which a rate or a growth is shown.
 const LEAST: Duration = Duration::from_millis(900);
 
-/// Figures of all leaves at some moment.
+/// Figures of all leaves at one point in time.
 #[derive(Debug)]
 pub(crate) struct Point {
-    /// Length of the recording.
+    /// Length of the recording at that point.
     pub(crate) at: Duration,
-    /// Bytes in use and bytes allocated, of each leaf.
+    /// Bytes in use and bytes allocated of each leaf.
     figures: Vec<(f64, f64)>,
-    /// Their sums.
+    /// Totals of the two.
     pub(crate) total: (f64, f64),
 }
 
@@ -30,7 +30,7 @@ impl Point {
         self.figures.get(leaf as usize).map_or(0.0, |figures| figures.0)
     }
 
-    /// Bytes in use and allocated of a leaf.
+    /// Bytes in use and bytes allocated of a leaf.
     pub(crate) fn of(&self, leaf: u32) -> (f64, f64) {
         self.figures.get(leaf as usize).copied().unwrap_or_default()
     }
@@ -43,10 +43,10 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Adds a moment, if it is far enough from the last one.
+    /// Adds a moment, unless it is too close to the last one.
     pub(crate) fn add(&mut self, moment: &Moment) {
         if self.points.back().is_some_and(|last| moment.at < last.at) {
-            // Another recording.
+            // A different recording.
             self.points.clear();
         }
         if self.points.back().is_some_and(|last| moment.at < last.at + SPACING) {
@@ -65,13 +65,13 @@ impl History {
         self.points.iter()
     }
 
-    /// The oldest point, which growth is counted from, and the minutes since.
+    /// The oldest point, from which growth is measured, and the minutes since then.
     pub(crate) fn for_growth(&self, now: Duration) -> Option<(&Point, f64)> {
         let first = self.points.front().filter(|point| point.at + LEAST <= now)?;
         Some((first, (now - first.at).as_secs_f64() / 60.0))
     }
 
-    /// The newest point that is old enough for a rate, and the seconds since.
+    /// The newest point that is old enough for a rate, and the seconds since then.
     pub(crate) fn for_rate(&self, now: Duration) -> Option<(&Point, f64)> {
         let old = |point: &&Point| point.at + SPACING <= now;
         let any = self.points.front().filter(|point| point.at + LEAST <= now);
@@ -79,7 +79,7 @@ impl History {
         Some((point, (now - point.at).as_secs_f64()))
     }
 
-    /// Forgets all.
+    /// Removes all points.
     pub(crate) fn clear(&mut self) {
         self.points.clear();
     }

@@ -1,11 +1,11 @@
-//! Numbers for things that come again and again.
+//! Assigns numbers to recurring items.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use foldhash::fast::RandomState;
 
-/// Numbers things in the order in which they come.
+/// Numbers items in order of first appearance.
 #[derive(Debug)]
 pub(crate) struct Interner<T> {
     ids: HashMap<T, u32, RandomState>,
@@ -19,7 +19,7 @@ impl<T> Default for Interner<T> {
 }
 
 impl<T: Clone + Eq + Hash> Interner<T> {
-    /// The number of a thing, and whether it is new.
+    /// The number of an item, and whether the item is new.
     pub(crate) fn id(&mut self, item: T) -> (u32, bool) {
         if let Some(&id) = self.ids.get(&item) {
             return (id, false);
@@ -30,12 +30,12 @@ impl<T: Clone + Eq + Hash> Interner<T> {
         (id, true)
     }
 
-    /// The thing with this number, which [`Self::id`] gave.
+    /// The item with this number, which must come from [`Self::id`].
     pub(crate) fn get(&self, id: u32) -> &T {
         &self.items[id as usize]
     }
 
-    /// How many things have a number.
+    /// How many items have a number.
     pub(crate) fn len(&self) -> usize {
         self.items.len()
     }

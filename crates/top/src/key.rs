@@ -1,4 +1,4 @@
-//! Keys that the view knows.
+//! The keys that the view understands.
 
 /// A key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +27,10 @@ pub enum Key {
     Escape,
     /// Backspace.
     Backspace,
-    /// Tabulator.
+    /// Tab.
     Tab,
-    /// Control and C.
+    /// Ctrl-C.
     Interrupt,
-    /// Control and L: the screen is drawn anew.
+    /// Ctrl-L: redraws the screen.
     Redraw,
 }

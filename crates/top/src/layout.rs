@@ -1,4 +1,4 @@
-//! Which columns a table has at which width.
+//! Which columns a table has at a given width.
 
 use crate::view::Sort;
 
@@ -7,9 +7,9 @@ use crate::view::Sort;
 pub(crate) enum Cell {
     /// Bytes in use.
     Size,
-    /// Their interval.
+    /// Interval of the bytes in use.
     Bounds,
-    /// Resident memory, of programs.
+    /// Resident memory; only programs have it.
     Resident,
     /// Growth per minute, or since the mark.
     Growth,
@@ -19,17 +19,17 @@ pub(crate) enum Cell {
     Count,
     /// Median lifetime.
     Lifetime,
-    /// The last minute.
+    /// Bars for the last minute.
     Trend,
     /// Name.
     Name,
 }
 
-/// Narrowest column of names.
+/// Minimum width of the name column.
 const NAME: usize = 20;
 
 impl Cell {
-    /// Its width; that of names is what is left.
+    /// Width of the column; the name column takes whatever is left.
     pub(crate) const fn columns(self) -> usize {
         match self {
             Self::Size => 10,
@@ -43,7 +43,7 @@ impl Cell {
         }
     }
 
-    /// What it is sorted by.
+    /// The sort order that belongs to the column.
     pub(crate) const fn sort(self) -> Option<Sort> {
         match self {
             Self::Size => Some(Sort::InUse),
@@ -58,7 +58,8 @@ impl Cell {
     }
 }
 
-/// The columns of a table of some width, each with its own: those that say least give way first. `has_memory`: with resident memory.
+/// The columns of a table that is `width` wide, each with its own width. The least informative columns are dropped
+/// first. `has_memory` adds the column of resident memory.
 pub(crate) fn columns(width: usize, has_memory: bool) -> Vec<(Cell, usize)> {
     use Cell::{Bounds, Count, Growth, Lifetime, Name, Rate, Resident, Size, Trend};
     let mut cells = vec![Resident, Size, Bounds, Growth, Rate, Count, Lifetime, Trend, Name];

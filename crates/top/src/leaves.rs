@@ -1,5 +1,5 @@
-//! Identities that last from one profile to the next: programs, functions, stacks, and leaves, which are the stacks of each
-//! program. All that the view shows is a sum over leaves.
+//! Identities that persist from one profile to the next: programs, functions, stacks, and leaves. A leaf is one stack
+//! of one program; everything that the view shows is a sum over leaves.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use heapbpf_profile::{GroupBy, Profile, Stack};
 
 use crate::interner::Interner;
 
-/// What a stack without frames is called.
+/// Name of a stack without frames.
 const NO_STACK: &str = "[no stack]";
-/// Stacks that are always kept, so that their addresses are known.
+/// Number of known stacks up to which none is dropped from the address map.
 const MOST_KNOWN: usize = 4096;
 
-/// A stack, in numbers.
+/// A stack as numbers.
 #[derive(Debug)]
 pub(crate) struct StackIds {
-    /// Calls, innermost first, each with whether repetitions were folded into it.
+    /// Calls, innermost first, each with a flag that says whether repetitions were folded into it.
     pub(crate) calls: Vec<(u32, bool)>,
     /// Functions, innermost first, without immediate repetitions.
     pub(crate) path: Vec<u32>,
@@ -31,7 +31,7 @@ pub(crate) struct StackIds {
     pub(crate) cut: Option<Arc<str>>,
 }
 
-/// A stack's calls, and why it was cut.
+/// A stack's calls, and why the stack was cut.
 type StackKey = (Arc<[(u32, bool)]>, Option<Arc<str>>);
 
 /// The identities.
@@ -39,9 +39,9 @@ type StackKey = (Arc<[(u32, bool)]>, Option<Arc<str>>);
 pub(crate) struct Leaves {
     /// Which frames of stacks are shown.
     frames: FrameView,
-    /// Programs by the name that is the same in another recording.
+    /// Programs, by a name that stays the same in other recordings.
     programs: Interner<String>,
-    /// Names of programs for display, as of the last profile.
+    /// Names of programs for display, from the last profile.
     program_names: Vec<String>,
     calls: Interner<Call>,
     functions: Interner<String>,
@@ -50,25 +50,25 @@ pub(crate) struct Leaves {
     stacks: Vec<StackIds>,
     /// Program and stack.
     leaves: Interner<(u32, u32)>,
-    /// Stacks by their address, which is not reused while they are here.
+    /// Stacks by address. An address is not reused as long as its stack is in this map.
     known: HashMap<ByAddress<Stack>, u32, RandomState>,
-    /// The programs of the last profile's processes, and of its idle ones after these.
+    /// The programs of the last profile's processes, followed by those of its idle processes.
     last_programs: Vec<u32>,
-    /// The rows of the last profile: most profiles have the same ones in the same order.
+    /// The rows of the last profile. Most profiles have the same rows in the same order.
     last: Vec<SeenRow>,
 }
 
 /// A row of the last profile.
 #[derive(Debug)]
 struct SeenRow {
-    /// One of the stacks that are known.
+    /// Address of a known stack.
     stack: *const Stack,
     program: u32,
     leaf: u32,
 }
 
 impl Leaves {
-    /// An empty set. `frames`: how stacks are shown.
+    /// An empty set; `frames` says how stacks are shown.
     pub(crate) fn new(frames: FrameView) -> Self {
         Self { frames, ..Self::default() }
     }
@@ -112,7 +112,7 @@ impl Leaves {
         number
     }
 
-    /// The program of each process, and their names for display.
+    /// The program of each process. Also updates the programs' names for display.
     fn of_processes(&mut self, profile: &Profile) -> Vec<u32> {
         let stable = Groups::comparable(profile, GroupBy::Program);
         let shown = Groups::new(profile, GroupBy::Program);
@@ -134,7 +134,7 @@ impl Leaves {
         (0..counted + profile.idle.len()).map(program).collect()
     }
 
-    /// Resident memory of each program of the profile that was taken last, bytes; 0 where it was not measured.
+    /// Resident memory of each program in bytes, for the last profile that was taken; 0 where it was not measured.
     pub(crate) fn resident_of_programs(&self, profile: &Profile) -> Vec<u64> {
         let mut bytes = vec![0_u64; self.programs.len()];
         for (process, program) in profile.processes.iter().chain(&profile.idle).zip(&self.last_programs) {
@@ -209,7 +209,7 @@ impl Leaves {
         self.functions.get(function)
     }
 
-    /// Of each function whether its name or one of its places has a text of small letters.
+    /// For each function, whether its name or one of its places contains a lower-case text.
     pub(crate) fn functions_with(&self, text: &str) -> Vec<bool> {
         let mut with = vec![false; self.functions.len()];
         for (call, function) in (0..).zip(&self.function_of_call) {
@@ -224,11 +224,11 @@ impl Leaves {
         self.calls.get(call)
     }
 
-    /// Source lines of calls by a function.
+    /// Source lines of the calls made by a function.
     pub(crate) fn places(&self, function: u32) -> Vec<&str> {
         let of_function = (0..).zip(&self.function_of_call).filter(|(_, it)| **it == function);
         let places = of_function.map(|(call, _)| self.calls.get(call).place.as_str()).filter(|place| !place.is_empty());
-        // Calls may differ in what they allocate with alone.
+        // Calls may differ only in the allocation function that they call.
         let mut known = HashSet::new();
         places.filter(|place| known.insert(*place)).collect()
     }

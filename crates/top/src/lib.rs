@@ -1,7 +1,7 @@
-//! The live view of heapbpf in a terminal, as a function of profiles and keys: [`Top`] takes profiles, keys and the time,
-//! and draws itself into a buffer of cells. It reads nothing and writes nothing; whoever uses it does.
+//! heapbpf's live view in a terminal, as a function of profiles and keys. [`Top`] takes profiles, keys and the time,
+//! and draws itself into a buffer of cells. It does no I/O; that is up to the caller.
 //!
-//! Texts of targets pass the sanitizer of heapbpf's reports before they become cells.
+//! Texts that come from targets pass the sanitizer of heapbpf's reports before they become cells.
 
 #![forbid(unsafe_code)]
 

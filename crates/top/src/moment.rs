@@ -1,4 +1,4 @@
-//! A profile with its rows by leaf.
+//! A profile with its rows grouped by leaf.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use heapbpf_statistics::survival::{Lifetimes, pooled};
 use crate::leaves::Leaves;
 use crate::sums::Sums;
 
-/// A profile with its rows by leaf.
+/// A profile with its rows grouped by leaf.
 #[derive(Debug)]
 pub(crate) struct Moment {
     /// The profile.
@@ -19,13 +19,13 @@ pub(crate) struct Moment {
     pub(crate) at: Duration,
     /// Sums of each leaf.
     pub(crate) sums: Vec<Sums>,
-    /// Sums of all.
+    /// Sums over all leaves.
     pub(crate) total: Sums,
     /// Resident memory of each program, bytes.
     pub(crate) resident: Vec<u64>,
     /// Sampling intervals in force.
     pub(crate) intervals: Vec<u64>,
-    /// Rows of all leaves, and where those of each leaf begin.
+    /// Rows grouped by leaf, and where those of each leaf start.
     rows: Vec<u32>,
     starts: Vec<u32>,
 }
@@ -56,7 +56,7 @@ impl Moment {
         Self { profile, at, sums, total, resident, intervals, rows, starts }
     }
 
-    /// Rows of some leaves.
+    /// The rows of some leaves.
     pub(crate) fn rows<'a>(&'a self, leaves: &'a [u32]) -> impl Iterator<Item = &'a Row> {
         let of_leaf = |leaf: &'a u32| {
             let leaf = *leaf as usize;
@@ -76,14 +76,15 @@ impl Moment {
         pool
     }
 
-    /// Median lifetime in seconds of what some leaves allocated; `None` if more than half lives, or if it is unknown.
+    /// Median lifetime in seconds of the blocks that some leaves allocated; `None` if more than half are still alive or
+    /// if it is unknown.
     pub(crate) fn median_seconds(&self, leaves: &[u32]) -> Option<f64> {
         let parts: Vec<(&Lifetimes, f64)> =
             self.rows(leaves).filter_map(|row| Some((row.lifetimes.as_ref()?, row.alloc.objects))).collect();
         pooled(&parts)?.median_seconds
     }
 
-    /// The sums of a leaf; nothing if it is newer.
+    /// The sums of a leaf; zero if the leaf is newer than this moment.
     pub(crate) fn sums_of(&self, leaf: u32) -> Sums {
         self.sums.get(leaf as usize).copied().unwrap_or_default()
     }

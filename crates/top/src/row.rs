@@ -6,15 +6,15 @@ use crate::view::RowId;
 /// A row.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
-    /// Which.
+    /// Identity of the row.
     pub(crate) id: RowId,
     /// Its figures.
     pub(crate) tally: Tally,
     /// Its depth in a tree.
     pub(crate) depth: usize,
-    /// Whether its branch is open, if there is more below.
+    /// Whether the row's branch is open; `None` if there is nothing below it.
     pub(crate) is_open: Option<bool>,
-    /// Its leaves, if the tree knows them.
+    /// Leaves of the row, if it is in a tree.
     pub(crate) leaves: Vec<u32>,
 }
 

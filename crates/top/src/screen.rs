@@ -19,11 +19,11 @@ use crate::top::{Purpose, Status, Top};
 use crate::view::{Kind, RowId};
 use crate::world::World;
 
-/// Rows above the table: title, totals, path, header.
+/// Lines above the table: title, totals, path, header.
 const ABOVE: usize = 4;
 
 impl Top {
-    /// Draws the screen into a buffer, which is as large as the terminal.
+    /// Draws the screen into a buffer of the terminal's size.
     pub fn draw(&mut self, buffer: &mut Buffer) {
         let (width, height) = (usize::from(buffer.area.width), usize::from(buffer.area.height));
         let mut canvas = Canvas { buffer, width };
@@ -91,7 +91,7 @@ impl Top {
         }
     }
 
-    /// Totals, and the path of the view.
+    /// Draws the totals and the path of the view.
     fn head(&self, canvas: &mut Canvas, world: &World) {
         let theme = self.options.theme;
         let total = world.total();
@@ -205,7 +205,7 @@ impl Top {
         let mut x = 0;
         for &(cell, columns) in cells {
             match cell {
-                // Nothing of it was sampled.
+                // Nothing was sampled here.
                 Cell::Size if entry.tally.is_nothing() => canvas.put_right(x, y, "–", columns, theme.dim()),
                 Cell::Size => canvas.put_right(x, y, &details.size.figure, columns, theme.bold()),
                 Cell::Resident => {
@@ -252,7 +252,7 @@ impl Top {
         format!("{}{mark} {name}", " ".repeat(entry.depth.min(12)))
     }
 
-    /// Growth per minute, or since the mark; a star says that it is significant.
+    /// Growth per minute, or since the mark. A star marks significant growth.
     fn growth(&self, world: &World, entry: &Entry) -> (String, Style) {
         let theme = self.options.theme;
         let Some(marked) = &world.marked else {
@@ -338,7 +338,7 @@ impl Top {
     }
 }
 
-/// Whole seconds.
+/// Rounds down to whole seconds.
 fn rounded(duration: std::time::Duration) -> std::time::Duration {
     std::time::Duration::from_secs(duration.as_secs())
 }

@@ -11,7 +11,7 @@ use crate::row::Entry;
 use crate::view::{RowId, View};
 use crate::world::World;
 
-/// Rows that are tested at most: those that grew the most. The others count as tests that found nothing.
+/// Maximum number of rows tested: those that grew the most. The rest count as tests that found nothing.
 const MOST_TESTS: usize = 500;
 /// Tests the rows of a view for growth since the mark.
 pub(crate) fn test(world: &World, view: &View, entries: &[Entry]) -> HashMap<RowId, Change> {

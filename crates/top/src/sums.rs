@@ -1,8 +1,8 @@
-//! Point estimates of rows that were added up.
+//! Point estimates, added up over rows.
 
 use heapbpf_profile::{Row, Value};
 
-/// Point estimates that every row of the screen has.
+/// The point estimates that every row on the screen has.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sums {
     /// Bytes in use.
@@ -16,7 +16,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Those of a row of a profile.
+    /// The estimates of a profile row.
     pub(crate) fn of(row: &Row) -> Self {
         Self {
             inuse_bytes: Value::InuseSpace.of(row),
@@ -26,7 +26,7 @@ impl Sums {
         }
     }
 
-    /// Adds others.
+    /// Adds other sums.
     pub(crate) fn add(&mut self, other: &Self) {
         self.inuse_bytes += other.inuse_bytes;
         self.inuse_blocks += other.inuse_blocks;
@@ -35,21 +35,21 @@ impl Sums {
     }
 }
 
-/// Figures of some leaves, now and before.
+/// Figures of some leaves, now and at earlier points.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Tally {
-    /// Now.
+    /// Current sums.
     pub(crate) sums: Sums,
-    /// Bytes in use when growth is counted from.
+    /// Bytes in use at the point from which growth is measured.
     pub(crate) inuse_before: f64,
-    /// Bytes allocated when the rate is counted from.
+    /// Bytes allocated at the point from which the rate is measured.
     pub(crate) alloc_before: f64,
-    /// Bytes in use at the mark.
+    /// Size at the mark: bytes in use, or bytes allocated if frees are not followed.
     pub(crate) inuse_marked: f64,
 }
 
 impl Tally {
-    /// Adds other leaves.
+    /// Adds the figures of other leaves.
     pub(crate) fn add(&mut self, other: &Self) {
         self.sums.add(&other.sums);
         self.inuse_before += other.inuse_before;
@@ -57,7 +57,7 @@ impl Tally {
         self.inuse_marked += other.inuse_marked;
     }
 
-    /// Whether there is and was nothing.
+    /// Whether all figures are zero.
     pub(crate) fn is_nothing(&self) -> bool {
         *self == Self::default()
     }

@@ -1,4 +1,4 @@
-//! Tests of whole screens. `HEAPBPF_BLESS=1` writes the expected ones anew; look at them before they are kept.
+//! Tests of whole screens. `HEAPBPF_BLESS=1` rewrites the expected files; check them before you commit them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use ratatui_core::style::Color;
 
 use crate::{Action, Key, Options, Status, Theme, Top};
 
-/// The small profile at some second, with so many samples in use on its first stack.
+/// The small profile at a given second, with the given number of samples in use on its first stack.
 fn profile(second: u64, samples: u64) -> Arc<Profile> {
     let mut profile = small();
     let interval = profile.header.interval;
@@ -32,7 +32,7 @@ fn top(color: bool) -> Top {
     })
 }
 
-/// A screen after a minute in which something grew.
+/// A screen after a minute during which something grew.
 fn grown() -> Top {
     let mut top = top(false);
     for tens in 0..=6 {
@@ -99,7 +99,8 @@ fn screens_look_as_they_should() {
     check("help_80x24", &screen(&mut top, 80, 24));
 }
 
-/// Of a whole host, idle programs have their resident memory, after those with samples unless they are sorted by it.
+/// In a profile of a whole host, idle programs are listed with their resident memory. They come after programs with
+/// samples, unless rows are sorted by resident memory.
 #[test]
 fn idle_programs_have_a_row() {
     let mut top = top(false);
@@ -207,7 +208,7 @@ fn one_program_is_entered_at_once_and_its_stacks_show_their_lines() {
     let mut top = top(false);
     let mut one = small().only_process(0);
     one.header.duration = Duration::from_secs(3);
-    // What was sampled may come later.
+    // The first samples may arrive later.
     let mut nothing = one.clone();
     (nothing.processes, nothing.rows) = Default::default();
     top.take(Arc::new(nothing));
@@ -261,7 +262,7 @@ fn keys_that_the_caller_acts_on() {
     assert_eq!(top.key(Key::Char('q')), Some(Action::Quit));
 }
 
-/// The small profile whose names are hostile: control sequences, direction marks, much text, marks without a width, markup.
+/// The small profile with hostile names: control sequences, direction marks, long texts, zero-width marks, markup.
 fn hostile() -> Arc<Profile> {
     let long = "x".repeat(10_000);
     let marks = format!("a{}", "\u{301}".repeat(10_000));

@@ -1,4 +1,4 @@
-//! How things look: with the terminal's own sixteen colours, or with none.
+//! Styles of the screen: with the terminal's own sixteen colours, or without colours.
 
 use ratatui_core::style::{Color, Modifier, Style};
 
@@ -54,7 +54,7 @@ impl Theme {
         Style::new().add_modifier(Modifier::UNDERLINED)
     }
 
-    /// A box of the flame view: neighbours differ.
+    /// A box of the flame view; neighbouring boxes differ.
     pub(crate) fn flame(self, number: u32, odd: bool) -> Style {
         const COLORS: [Color; 5] = [Color::Red, Color::Yellow, Color::Green, Color::Magenta, Color::Cyan];
         if self.color {

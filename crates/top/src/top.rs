@@ -1,4 +1,4 @@
-//! The state of the screen, and what profiles do to it.
+//! The state of the screen, and how profiles change it.
 
 mod steering;
 
@@ -17,7 +17,7 @@ use crate::theme::Theme;
 use crate::view::{Kind, Path, Root, RowId, View};
 use crate::world::World;
 
-/// How the screen looks and what is on it.
+/// Options of the screen.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where profiles come from: the targets, or an address.
@@ -30,35 +30,35 @@ pub struct Options {
     pub frames: FrameView,
 }
 
-/// Whether profiles come.
+/// Whether profiles arrive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Status {
-    /// The first has not come yet.
+    /// No profile has arrived yet.
     #[default]
     Waiting,
-    /// They come.
+    /// Profiles are arriving.
     Live,
-    /// They do not come at present, and why. What is shown stays.
+    /// No profiles arrive at present; holds the reason. The screen keeps showing the last one.
     Away(String),
 }
 
 /// What the caller has to do after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// End.
+    /// Quit.
     Quit,
-    /// Write the profile that is shown, and say where with [`Top::say`].
+    /// Write the profile shown, and report the file with [`Top::say`].
     Write,
-    /// Draw everything anew.
+    /// Redraw everything.
     Redraw,
 }
 
-/// What a text that is being typed is for.
+/// What the text being typed is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Only rows with it are shown.
+    /// Only rows that contain the text are shown.
     Filter,
-    /// The next row with it is selected.
+    /// The next row that contains the text is selected.
     Search,
 }
 
@@ -68,24 +68,24 @@ pub struct Top {
     pub(crate) options: Options,
     pub(crate) status: Status,
     pub(crate) world: Option<World>,
-    /// The views from the outermost to the one that is shown.
+    /// The views, from the outermost to the one shown.
     pub(crate) views: Vec<View>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) input: Option<(Purpose, String)>,
     search: String,
     pub(crate) message: Option<String>,
     pub(crate) help: bool,
-    /// Whether the selected row has most of the screen.
+    /// Whether the selected row takes up most of the screen.
     pub(crate) large: bool,
     pub(crate) frozen: bool,
-    /// Whether a program was shown, or a key was pressed.
+    /// Whether a program has been shown or a key pressed.
     has_begun: bool,
-    /// The profile that came last while frozen.
+    /// The latest profile that arrived while frozen.
     pending: Option<Arc<Profile>>,
     details: HashMap<RowId, Details>,
     medians: HashMap<RowId, Option<f64>>,
     pub(crate) boxes: Vec<FlameBox>,
-    /// Rows of the table on the screen.
+    /// Number of table rows on the screen.
     pub(crate) page: usize,
 }
 
@@ -113,7 +113,7 @@ impl Top {
         }
     }
 
-    /// Takes a profile. If the screen is frozen, it is shown later.
+    /// Takes a profile. If the screen is frozen, the profile is shown later.
     pub fn take(&mut self, profile: Arc<Profile>) {
         self.status = Status::Live;
         if self.frozen {
@@ -139,7 +139,7 @@ impl Top {
         self.refresh();
     }
 
-    /// Goes inside the first program if it is the only one: there is no choice.
+    /// Enters the first program if it is the only one.
     fn enter_only_program(&mut self) {
         let programs = self.world.as_ref().map_or(0, |world| world.leaves.programs());
         if programs > 0 && !std::mem::replace(&mut self.has_begun, true) && programs == 1 {
@@ -147,7 +147,7 @@ impl Top {
         }
     }
 
-    /// Whether profiles come.
+    /// Sets whether profiles arrive.
     pub fn set_status(&mut self, status: Status) {
         self.status = status;
     }
@@ -163,7 +163,7 @@ impl Top {
     }
 
     pub(crate) fn view(&self) -> &View {
-        // There is always one: views are pushed, and popped down to the first.
+        // There is always a view: views are pushed, and popped only down to the first.
         &self.views[self.views.len() - 1]
     }
 
@@ -172,7 +172,7 @@ impl Top {
         &mut self.views[last]
     }
 
-    /// Makes the rows anew. The selected row stays selected.
+    /// Rebuilds the rows. The selected row stays selected.
     fn refresh(&mut self) {
         self.details.clear();
         let Some(world) = &mut self.world else { return };
@@ -193,7 +193,7 @@ impl Top {
         }
     }
 
-    /// The same after another view was chosen.
+    /// Like [`Self::refresh`], after switching to another view.
     fn renew(&mut self) {
         self.medians.clear();
         self.entries.clear();
@@ -201,7 +201,7 @@ impl Top {
         self.refresh();
     }
 
-    /// Computes the figures that rows on the screen have alone.
+    /// Computes the figures that only visible rows have.
     pub(crate) fn prepare(&mut self, rows: std::ops::Range<usize>) {
         let Some(world) = &self.world else { return };
         let view = &self.views[self.views.len() - 1];
@@ -250,7 +250,7 @@ impl Top {
         self.boxes.iter().position(is_selected).unwrap_or(0)
     }
 
-    /// Path of what is shown, for the title of the view.
+    /// Path of the current view, for its title.
     pub(crate) fn trail(&self) -> Vec<String> {
         let Some(world) = &self.world else { return Vec::new() };
         let function = |function: u32| world.leaves.function_name(function).to_owned();
@@ -270,7 +270,7 @@ impl Top {
         trail
     }
 
-    /// Makes the boxes of the flame view anew.
+    /// Rebuilds the boxes of the flame view.
     pub(crate) fn lay_out_flame(&mut self, columns: usize, rows: usize) {
         let view = &self.views[self.views.len() - 1];
         if let Some(world) = &self.world {

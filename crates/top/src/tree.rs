@@ -1,4 +1,4 @@
-//! Trees of calls: lines of the tree view and boxes of the flame view are made from the same walk.
+//! Trees of calls. The lines of the tree view and the boxes of the flame view come from the same walk.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,10 @@ use crate::sums::Tally;
 use crate::view::{Path, Root, RowId, View};
 use crate::world::World;
 
-/// Deepest call of a tree.
+/// Maximum depth of a tree.
 const DEEPEST: usize = 256;
 
-/// A call on a tree, with all that is below it.
+/// A call in a tree, with everything below it.
 #[derive(Clone, Debug)]
 pub(crate) struct Branch {
     /// Its function.
@@ -38,7 +38,7 @@ fn at(leaves: &Leaves, leaf: u32, root: Root, depth: usize) -> Option<u32> {
     }
 }
 
-/// The calls at a depth of the leaves that share what is above, largest first.
+/// The calls at a depth, for leaves that share the path above it; largest first.
 pub(crate) fn branches(world: &World, root: Root, depth: usize, of: &[u32]) -> Vec<Branch> {
     if depth >= DEEPEST {
         return Vec::new();
@@ -59,7 +59,7 @@ pub(crate) fn branches(world: &World, root: Root, depth: usize, of: &[u32]) -> V
     branches
 }
 
-/// The leaves that go through a path of a tree.
+/// The leaves whose stacks follow a path of a tree.
 pub(crate) fn leaves_of_path(world: &World, root: Root, path: &[u32], of: &[u32]) -> Vec<u32> {
     let goes = |leaf: &u32| {
         path.iter().enumerate().all(|(depth, function)| at(&world.leaves, *leaf, root, depth) == Some(*function))
@@ -67,7 +67,7 @@ pub(crate) fn leaves_of_path(world: &World, root: Root, path: &[u32], of: &[u32]
     of.iter().copied().filter(goes).collect()
 }
 
-/// The lines of a tree, as far as it is open.
+/// The visible lines of a tree: those in open branches.
 pub(crate) fn lines(world: &World, view: &View, root: Root, of: &[u32]) -> Vec<Entry> {
     let mut lines = Vec::new();
     add_lines(world, view, root, of, &mut Path::new(), &mut lines);
@@ -89,7 +89,7 @@ fn add_lines(world: &World, view: &View, root: Root, of: &[u32], path: &mut Path
     }
 }
 
-/// Opens a branch, and what is below it as long as there is no choice.
+/// Opens a branch, and everything below it down to the first fork.
 pub(crate) fn open(world: &World, view: &mut View, root: Root, path: &Path, of: &[u32]) {
     let mut path = path.clone();
     let mut leaves = leaves_of_path(world, root, &path, of);
@@ -105,7 +105,7 @@ pub(crate) fn open(world: &World, view: &mut View, root: Root, path: &Path, of: 
     }
 }
 
-/// Opens the largest branches of a new tree, down to where they part.
+/// Opens the largest branch of a new tree, down to the first fork.
 pub(crate) fn open_largest(world: &World, view: &mut View, root: Root, of: &[u32]) {
     if let Some(first) = branches(world, root, 0, of).first() {
         open(world, view, root, &vec![first.function], of);

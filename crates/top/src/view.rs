@@ -1,11 +1,11 @@
-//! What is being looked at, and where the cursor is.
+//! What is shown, and where the cursor is.
 
 use std::collections::HashSet;
 
 /// Functions from the root of a tree to one of its calls.
 pub(crate) type Path = Vec<u32>;
 
-/// Which row of a view.
+/// Identifies a row of a view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RowId {
     /// A program.
@@ -18,7 +18,7 @@ pub(crate) enum RowId {
     Path(Path),
 }
 
-/// Where a tree begins, and which way it goes.
+/// Where a tree starts, and in which direction it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Root {
     /// At the outermost functions, down to the allocations.
@@ -29,7 +29,7 @@ pub(crate) enum Root {
     Callees(u32),
 }
 
-/// What a view has rows for.
+/// The kind of rows that a view has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Programs.
@@ -44,13 +44,13 @@ pub(crate) enum Kind {
     Flame,
 }
 
-/// By what rows are sorted.
+/// What rows are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Sort {
     /// Bytes in use.
     #[default]
     InUse,
-    /// Growth of what is in use.
+    /// Growth of the bytes in use.
     Growth,
     /// Rate of allocation.
     Rate,
@@ -60,7 +60,7 @@ pub(crate) enum Sort {
     Lifetime,
     /// Name.
     Name,
-    /// Resident memory, which programs have.
+    /// Resident memory, which only programs have.
     Resident,
 }
 
@@ -69,7 +69,7 @@ impl Sort {
     pub(crate) const ALL: [Self; 7] =
         [Self::InUse, Self::Growth, Self::Rate, Self::Count, Self::Lifetime, Self::Name, Self::Resident];
 
-    /// The one after this.
+    /// The next sort order.
     pub(crate) fn next(self) -> Self {
         let at = Self::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
         Self::ALL[(at + 1) % Self::ALL.len()]
@@ -79,19 +79,19 @@ impl Sort {
 /// A view.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
-    /// What it has rows for.
+    /// Kind of rows.
     pub(crate) kind: Kind,
     /// Only stacks of this program.
     pub(crate) program: Option<u32>,
     /// Only stacks through this function.
     pub(crate) through: Option<u32>,
-    /// By what it is sorted.
+    /// What the rows are sorted by.
     pub(crate) sort: Sort,
     /// Whether the smallest come first.
     pub(crate) reversed: bool,
     /// Only rows whose name has this text.
     pub(crate) filter: String,
-    /// The selected row, and where it was.
+    /// The selected row. [`Self::cursor`] is its index.
     pub(crate) selected: Option<RowId>,
     /// Index of the selected row.
     pub(crate) cursor: usize,
@@ -99,7 +99,7 @@ pub(crate) struct View {
     pub(crate) offset: usize,
     /// Branches of a tree that are open.
     pub(crate) open: HashSet<Path>,
-    /// What the flame view is of.
+    /// The path that the flame view is zoomed to.
     pub(crate) zoom: Path,
 }
 
@@ -121,12 +121,12 @@ impl View {
         }
     }
 
-    /// A view inside this one.
+    /// A view within this one: the same program, function and sort order.
     pub(crate) fn inside(&self, kind: Kind) -> Self {
         Self { program: self.program, through: self.through, sort: self.sort, ..Self::new(kind) }
     }
 
-    /// Whether rows are in the order of a tree.
+    /// Whether rows are in tree order.
     pub(crate) const fn is_tree(&self) -> bool {
         matches!(self.kind, Kind::Tree(_))
     }

@@ -1,4 +1,4 @@
-//! All that views are made of: the profile that is shown, those before it, and the identities of their rows.
+//! Everything that views are built from: the profile shown, the ones before it, and the identities of their rows.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::moment::Moment;
 use crate::sums::{Sums, Tally};
 use crate::view::RowId;
 
-/// More identities than this many times those in use begin anew.
+/// Identities are rebuilt when there are more than this many per row of the profile.
 const MOST_PER_LEAF: usize = 4;
-/// Identities that are always kept.
+/// Identities are never rebuilt up to this number.
 const LEAST_KEPT: usize = 20_000;
 
-/// What views are made of.
+/// Everything that views are built from.
 #[derive(Debug)]
 pub(crate) struct World {
     /// Identities.
@@ -35,7 +35,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A world that begins with a profile.
+    /// A world that starts with a profile.
     pub(crate) fn new(profile: Arc<Profile>, confidence: f64, frames: FrameView) -> Self {
         let mut leaves = Leaves::new(frames);
         let now = Moment::new(Arc::clone(&profile), &mut leaves);
@@ -45,7 +45,7 @@ impl World {
         world
     }
 
-    /// Takes the next profile. Returns whether all identities are new.
+    /// Takes the next profile. Returns whether all identities were renumbered.
     pub(crate) fn take(&mut self, profile: Arc<Profile>) -> bool {
         let crowded = self.leaves.len() > LEAST_KEPT.max(profile.rows.len() * MOST_PER_LEAF);
         if crowded {
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// Marks what is shown as the baseline.
+    /// Marks the profile shown as the baseline.
     pub(crate) fn mark(&mut self) {
         let profile = Arc::clone(&self.now.profile);
         self.marked = Some(Marked::new(Moment::new(profile, &mut self.leaves)));
@@ -80,12 +80,12 @@ impl World {
         self.now.profile.knows_some_inuse()
     }
 
-    /// The value that rows are as large as: in use, or allocated if frees are not followed.
+    /// The value that determines the size of rows: in use, or allocated if frees are not followed.
     pub(crate) fn value(&self) -> Value {
         if self.is_live() { Value::InuseSpace } else { Value::AllocSpace }
     }
 
-    /// Figures of leaves, by their numbers. What they are compared with is looked up once.
+    /// The figures of a leaf, by its number. The points of comparison are looked up only once.
     pub(crate) fn figures(&self) -> impl Fn(u32) -> Tally {
         let growth = self.history.for_growth(self.now.at).map(|(point, _)| point);
         let rate = self.history.for_rate(self.now.at).map(|(point, _)| point);
@@ -111,7 +111,7 @@ impl World {
         if self.is_live() { sums.inuse_blocks } else { sums.allocations }
     }
 
-    /// Growth of what is in use during the last minute, in bytes per minute.
+    /// Growth of the bytes in use during the last minute, in bytes per minute.
     pub(crate) fn growth(&self, tally: &Tally) -> Option<f64> {
         let (_, minutes) = self.history.for_growth(self.now.at).filter(|_| self.is_live())?;
         Some((tally.sums.inuse_bytes - tally.inuse_before) / minutes)
@@ -123,7 +123,7 @@ impl World {
         Some((tally.sums.alloc_bytes - tally.alloc_before) / seconds)
     }
 
-    /// Resident memory of a row's program, in bytes; `None` for other rows, and if it was not measured.
+    /// Resident memory of a row's program, in bytes; `None` for other rows, or if it was not measured.
     pub(crate) fn resident(&self, id: &RowId) -> Option<u64> {
         let RowId::Program(program) = id else { return None };
         self.now.resident.get(*program as usize).copied().filter(|bytes| *bytes > 0)
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Sums and figures before of everything.
+    /// Sums and earlier figures over everything.
     pub(crate) fn total(&self) -> Tally {
         let before = |found: Option<(&crate::history::Point, f64)>| found.map_or((0.0, 0.0), |it| it.0.total);
         Tally {

@@ -4,7 +4,7 @@ use super::{Change, Diff, FunctionChange, StackChange};
 use crate::escape::escaped;
 use heapbpf_statistics::estimate::Estimate;
 
-/// Columns of figures, behind those that say what they are of.
+/// Columns of figures, which follow the columns that identify the line.
 const FIGURES: [&str; 16] = [
     "value",
     "before",
@@ -24,7 +24,7 @@ const FIGURES: [&str; 16] = [
     "verdict",
 ];
 
-/// A line per function, or per stack. Empty: not known.
+/// One line per function or per stack. Unknown figures are empty.
 ///
 /// # Errors
 /// Writing to memory failed.
@@ -34,7 +34,7 @@ pub fn csv(diff: &Diff, stacks: bool) -> Result<Vec<u8>, ::csv::Error> {
     writer.write_record(keys.iter().chain(&FIGURES))?;
     if stacks {
         for StackChange { group, frames, figures, .. } in &diff.stacks {
-            // From the outermost to the innermost, as in folded stacks.
+            // Outermost to innermost, as in folded stacks.
             let frames: Vec<String> = frames.iter().rev().map(|frame| escaped(&frame.name).replace(';', ":")).collect();
             writer.write_record(line(group, &frames.join(";"), figures))?;
         }

@@ -1,4 +1,4 @@
-//! Frames of a comparison, with the same keys as in `.json`.
+//! Frames in a comparison, with the same keys as in `.json`.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ pub struct DiffFrame {
     pub build_id: Option<String>,
     /// Address in the process.
     pub address: u64,
-    /// Whether it was inlined into the next frame.
+    /// Whether the function was inlined into the next frame.
     pub inlined: bool,
     /// Why there is no function name.
     pub reason: Option<String>,
-    /// Name to show: the function's, or its location if the function is unknown.
+    /// Name to show: the function's name, or the location if the function is unknown.
     #[serde(skip)]
     pub name: String,
-    /// Whether a table shows it.
+    /// Whether tables show the frame.
     #[serde(skip)]
     pub is_shown: bool,
 }

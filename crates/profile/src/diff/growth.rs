@@ -8,7 +8,7 @@ use crate::value::Value;
 use heapbpf_statistics::binomial::at_least;
 use heapbpf_statistics::estimate::Estimate;
 
-/// With fewer samples, no growth can be told from chance: each may have been kept or freed.
+/// With fewer samples, growth cannot be distinguished from chance: each sample may have been kept or freed.
 const FEWEST: u64 = 5;
 
 /// Growth of some rows over [`Header::growth_over`](crate::model::Header::growth_over).
@@ -16,9 +16,9 @@ const FEWEST: u64 = 5;
 pub struct Grown {
     /// Bytes per second.
     pub per_second: Estimate,
-    /// Probability of as much growth where memory in use stays about the same; `None` if it cannot be tested.
+    /// Probability of growth at least this large if memory in use stays about constant; `None` if it cannot be tested.
     pub p_value: Option<f64>,
-    /// Samples that were allocated in that time and kept.
+    /// Samples that were allocated during that time and kept.
     pub kept: u64,
 }
 
@@ -35,9 +35,10 @@ pub fn growth_of_processes(profile: &Profile, confidence: f64) -> Vec<Option<Gro
 
 /// Growth of some rows; `None` if it is not known.
 ///
-/// What was allocated and kept and what was freed meanwhile are independent samples, which are compared as the two sides of a
-/// difference. Exact figures are no reason for certainty: sessions begin and end by chance. So the numbers of samples are compared as
-/// well, as if each was as likely to be of one side as of the other, and the larger p-value counts.
+/// Blocks that were allocated and kept, and blocks that were freed in the same time, are independent samples; they are
+/// compared as the two sides of a difference. Even exact figures do not make growth certain, because requests start and
+/// end at random. So the numbers of samples are compared too, as if each sample were equally likely to be on either
+/// side, and the larger p-value counts.
 pub(crate) fn growth(profile: &Profile, rows: &[&Row], confidence: f64) -> Option<Grown> {
     let seconds = profile.header.growth_over?.as_secs_f64();
     let rows: Vec<&Row> = rows.iter().copied().filter(|row| !row.is_of_go_runtime()).collect();

@@ -10,10 +10,10 @@ use heapbpf_statistics::growth::{Observed, p_from_intervals, p_no_growth};
 use heapbpf_statistics::interval::{self, Interval, Sampled};
 use heapbpf_statistics::sums::SampleSums;
 
-/// Reason why a change between profiles of different criteria has no p-value.
+/// Reason why a change between profiles with different criteria has no p-value.
 const DIFFERENT_CRITERIA: &str = "the profiles were sampled by different criteria";
 
-/// One of the two profiles, with what all its stacks have in common.
+/// One of the two profiles, with what all its stacks share.
 pub(super) struct Side<'a> {
     profile: &'a Profile,
     value: Value,
@@ -46,7 +46,7 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
     };
     let (was_figure, is_figure) = (figure(before, was), figure(after, is));
     let (lost_before, lost_after) = (was.losses(before.profile, value), is.losses(after.profile, value));
-    // One-sided p-values of growth and of shrinkage. Losses count against each of them.
+    // One-sided p-values of growth and of shrinkage. Losses count against both.
     let p_values = match (unknown(before).or(unknown(after)), &*lost_before, &*lost_after) {
         (None, Ok(lost_before), Ok(lost_after)) => {
             let (was, is) = ((&*was_parts, lost_before), (&*is_parts, lost_after));
@@ -87,7 +87,7 @@ fn direction(before: &Side, was: &Pool, after: &Side, is: &Pool) -> Direction {
 }
 
 /// Interval of the change. If events were lost (`touched`), the error from them is systematic and does not average out,
-/// so the ends are subtracted from each other.
+/// so opposite ends are subtracted.
 fn difference(was: Estimate, is: Estimate, scale: f64, touched: bool) -> Estimate {
     let change = is.estimate - was.estimate * scale;
     let ends = |figure: Estimate, scale: f64| {
@@ -107,11 +107,11 @@ fn apart(was: Interval, is: Interval) -> Interval {
     Interval { low: is.low - was.high, high: is.high - was.low }
 }
 
-/// Samples of one figure, and how many may have been lost.
+/// Samples of one figure, and bounds on how many may have been lost.
 type Seen<'a> = (&'a [Part<'a>], &'a LossBounds);
 
-/// Allows for losses in the way that makes growth least likely: all samples that may have been lost before are added,
-/// all samples that may be stale after are removed.
+/// Allows for losses in the way that makes growth least likely: adds all samples that may have been lost before, and
+/// removes all samples that may be stale after.
 fn p_value(
     before: &Side,
     (was, lost_before): Seen<'_>,

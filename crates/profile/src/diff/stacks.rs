@@ -18,12 +18,12 @@ pub(super) struct Matched {
     pub(super) function: String,
     pub(super) before: Pool,
     pub(super) after: Pool,
-    /// The stack as it was first found, and whether that was in the profile before.
+    /// The stack as first found, and whether it was found in the profile before.
     stack: (Arc<Stack>, bool),
 }
 
 impl Matched {
-    /// Its title: function and place.
+    /// Title of the stack: function and place.
     pub(super) fn title(
         &self,
         before: &Profile,
@@ -66,20 +66,21 @@ fn title(profile: &Profile, stack: &Stack, view: FrameView, known: &mut KnownOri
     Some((call.name, call.place))
 }
 
-/// The group of a profile that has exactly one.
+/// The only group of a profile; `None` if there are none or several.
 fn only_group(profile: &Profile, groups: &Groups) -> Option<String> {
     let names: BTreeSet<String> = profile.rows.iter().map(|row| groups.name(row).into_owned()).collect();
     if names.len() == 1 { names.into_iter().next() } else { None }
 }
 
-/// The stacks of both profiles, matched by their frames, or by their titles if `titles` is given. In the order in which they are found.
+/// The stacks of both profiles, matched by their frames, or by their titles if `titles` is given. In the order in which
+/// they are found.
 pub(super) fn matched(
     before: &Profile,
     after: &Profile,
     group_by: GroupBy,
     mut titles: Option<(FrameView, &mut KnownOrigins)>,
 ) -> Vec<Matched> {
-    // If each side has one program, it is the same one even under another name.
+    // If each side has a single program, it is treated as the same program even under another name.
     let only = |profile| only_group(profile, &Groups::comparable(profile, group_by));
     let renamed = only(before).zip(only(after)).filter(|(was, is)| was != is);
     let mut stacks: Vec<Matched> = Vec::new();
@@ -134,12 +135,12 @@ pub(super) fn matched(
     stacks
 }
 
-/// Lost samples by group: any stack of a group may have lost all that the processes of the group lost.
+/// Lost samples by group. Any stack of a group may have lost everything that the group's processes lost.
 struct LostRows<'a> {
     profile: &'a Profile,
-    /// Processes with losses, by the groups that their rows are in.
+    /// Processes with losses, by the groups of their rows.
     processes: HashMap<String, BTreeSet<usize>>,
-    /// Processes with losses but without rows: they may be in any group.
+    /// Processes with losses but without rows, which may belong to any group.
     unseen: Arc<LostOf>,
     /// Cache of computed losses.
     known: HashMap<String, Arc<LostOf>>,

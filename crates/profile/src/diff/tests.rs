@@ -36,7 +36,7 @@ fn a_planted_leak_is_on_top() {
     let before = testing::small();
     let mut after = testing::small();
     after.rows[0].inuse = testing::sums(60, 4_096, 524_288);
-    // With another process id and other addresses it is still the same stack.
+    // With another process id and other addresses, it is still the same stack.
     after.processes[0].pid += 1;
     let found = diff(&before, &after, &DiffOptions::default());
     let top = &found.stacks[0];
@@ -50,7 +50,7 @@ fn a_planted_leak_is_on_top() {
     assert!(text["stacks"][0]["before"]["estimate"].is_number());
 }
 
-/// Parquet does not keep allocator functions, but stacks match nevertheless.
+/// Parquet does not store allocator functions, but stacks match nevertheless.
 #[cfg(feature = "parquet")]
 #[test]
 fn a_line_of_csv_is_a_function_or_a_stack_with_its_change() {
@@ -132,7 +132,7 @@ fn durations_are_exposures() {
     );
 }
 
-/// Three merged runs are compared with one by their mean.
+/// Three merged runs are compared with a single run by their mean.
 #[test]
 fn merged_recordings_are_compared_by_their_mean() {
     let mut one = testing::small();
@@ -201,7 +201,7 @@ fn figures_at_exit_are_compared_where_asked_for() {
     assert!(found.notes.iter().any(|note| note.contains("was held at exit cannot be compared")), "{:?}", found.notes);
 }
 
-/// Nothing has grown between two recordings of one program if one of them lost half of its samples or of its frees.
+/// Two recordings of one program show no growth if one of them lost half of its samples or frees.
 #[test]
 fn what_losses_explain_is_no_growth() {
     let with = |samples, losses| {
@@ -236,7 +236,7 @@ fn what_losses_explain_is_no_growth() {
     assert!(found(&few, &stale, Value::AllocSpace).0);
     // This is more than losses explain.
     assert!(found(&few_seen, &with(101, none), Value::AllocSpace).0);
-    // A stack that is missing before may have been lost with others of its process.
+    // A stack that is missing before may have been lost together with others of its process.
     let mut elsewhere = few_seen.clone();
     elsewhere.rows[0].key.stack = Arc::new(crate::model::Stack::default());
     let new = diff(&elsewhere, &with(40, none), &options(Value::AllocSpace));
@@ -249,9 +249,9 @@ fn what_losses_explain_is_no_growth() {
     assert!(new.stacks[0].figures.p_value.is_none() && new.stacks[0].figures.reason.is_some());
 }
 
-/// Seeded: 600 pairs of recordings of one program, the first of which lost half of its samples, under one sampling
-/// interval and under two. p ≤ 0.05 in at most 5 % of them plus 4 standard errors (3.6 %), which fails for one in
-/// 30,000 seeds if the rate is exactly 5 %. Without the bounds on losses it is more than a third.
+/// Seeded: 600 pairs of recordings of one program. The first of each pair lost half of its samples, under one sampling
+/// interval or two. p ≤ 0.05 in at most 5 % of the pairs plus 4 standard errors (3.6 %), which fails for one in 30,000
+/// seeds if the rate is exactly 5 %. Without the bounds on losses the share is above a third.
 #[test]
 fn losses_before_do_not_make_growth_significant() {
     use heapbpf_statistics::sums::SampleSums;

@@ -1,4 +1,4 @@
-//! What ended processes held at exit, and the time of the figures, in every format that has a place for them.
+//! Memory that ended processes held at exit, and the time of the figures, in every format that can store them.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +14,7 @@ use crate::testing;
 use crate::value::Value;
 use heapbpf_statistics::sums::SampleSums;
 
-/// The values that are recorded, without those of where blocks are.
+/// The values that are always recorded, without those of where blocks are.
 const RECORDED: [Value; 6] = *Value::ALL.first_chunk().expect("six and two");
 
 fn written_with(profile: &Profile, format: &str, options: &WriteOptions) -> Vec<u8> {
@@ -39,8 +39,8 @@ fn of_process(profile: &Profile, process: usize) -> Pool {
     Pool::of(profile.rows.iter().filter(|row| row.key.process == process))
 }
 
-/// Profiles with memory held at exit, without any, where it counts as in use, and where the ended process has unknown
-/// figures.
+/// Profiles with memory held at exit, without any, with such memory counted as in use, and with unknown figures for the
+/// ended process.
 fn profiles() -> [Profile; 4] {
     let mut nothing = testing::ended_apart();
     nothing.rows.iter_mut().for_each(|row| row.at_exit = SampleSums::default());
@@ -115,7 +115,7 @@ fn pprof_gives_rounded_figures_back() {
     assert!(of_ended.contains("5.02 MiB"), "{text}");
 }
 
-/// Stacks and processes add up to the totals; figures at exit of processes that have not ended are exactly zero.
+/// Stacks and processes add up to the totals; figures at exit are exactly zero for processes that have not ended.
 #[test]
 fn figures_at_exit_add_up_and_the_living_have_none() {
     for profile in profiles() {
@@ -143,8 +143,8 @@ fn figures_at_exit_add_up_and_the_living_have_none() {
     assert!(of_unknown["estimate"].is_null() && of_unknown["reason"].is_string());
 }
 
-/// Seeded: profiles of 400 stacks, each of which holds some of its samples at exit or none. In every format that is
-/// read back the rows add up to the totals, rounded rows to the rounded totals.
+/// Seeded: profiles of 400 stacks, each of which holds some or none of its samples at exit. In every format that is
+/// read back, the rows add up to the totals, and rounded rows to the rounded totals.
 #[test]
 fn rows_of_any_mix_add_up() {
     for seed in 1..=8 {
@@ -225,7 +225,7 @@ fn opentelemetry_has_profiles_at_exit_of_ended_processes() {
     assert!(kinds[1].contains(&("inuse_space", 0)));
 }
 
-/// Formats with one heap per process have no place for figures at exit: an ended process has nothing in use there.
+/// Formats with one heap per process cannot store figures at exit; an ended process has nothing in use there.
 #[test]
 fn heaps_of_ended_processes_are_empty_where_there_is_no_place() {
     let profile = testing::ended_apart();
@@ -249,7 +249,7 @@ fn hostile_values_are_refused_or_bounded() {
     assert!(matches!(many, Err(ContentError::TooLarge(_))));
     let unknown = with(|value| value["processes"][1]["live"] = false.into()).expect("not known");
     assert_eq!(total(&unknown, Value::AtExitSpace), 0.0);
-    // A duration so long that the end of the recording overflows.
+    // The duration is so long that the end of the recording overflows.
     let long = with(|value| {
         value["duration_seconds"] = 1e15.into();
         value.as_object_mut().expect("an object").remove("time");

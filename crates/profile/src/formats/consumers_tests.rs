@@ -1,4 +1,4 @@
-//! Formats checked by the programs that read them. A test whose program is not installed says that it is skipped.
+//! Formats checked with the programs that read them. A test is reported as skipped if its program is not installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::testing;
 use crate::value::Value;
 use heapbpf_testing::skipped;
 
-/// A temporary folder with the profile in the given format, and the path of the file.
+/// A temporary directory with the profile in the given format, and the path of the file.
 fn written(profile: &Profile, file: &str, format: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join(file);
@@ -24,7 +24,7 @@ fn write_file(profile: &Profile, path: &Path, format: &str) {
     std::fs::write(path, bytes).expect("written");
 }
 
-/// Whether the program is installed; reports a skipped test if not.
+/// Whether the program is installed; otherwise reports the test as skipped.
 fn installed(program: &str, argument: &str, package: &str) -> bool {
     let found = Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success());
     if !found {
@@ -113,7 +113,7 @@ fn jeprof_prints_our_totals() {
     }
 }
 
-/// Viewers drop stacks without frames, so those get a frame and the totals agree.
+/// Viewers drop stacks without frames, so such stacks get a frame, and the totals agree.
 #[test]
 fn a_stack_without_frames_is_in_every_total() {
     let mut profile = testing::small().only_process(0);
@@ -147,7 +147,7 @@ fn a_stack_without_frames_is_in_every_total() {
 
 /// Runs a Python script with the path of the file as its argument, if the module is installed.
 fn python(module: &str, script: &str, file: &Path) -> Option<String> {
-    // An interpreter of a virtual environment may be given, as Debian packages none of these modules.
+    // A virtual environment's interpreter can be given, because Debian packages none of these modules.
     let python = std::env::var("HEAPBPF_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
     let found = Command::new(&python).args(["-c", &format!("import {module}")]).output();
     if !found.is_ok_and(|output| output.status.success()) {
@@ -289,7 +289,7 @@ fn a_browser_without_a_network_shows_the_page() {
     assert!(dom.contains("<option value=\"inuse_space\">bytes in use</option>"));
 }
 
-/// Does what `speedscope FILE` does, in a headless browser.
+/// Does what `speedscope FILE` does, but in a headless browser.
 #[test]
 fn speedscope_opens_the_file() {
     let Some(release) = std::env::var_os("HEAPBPF_TEST_SPEEDSCOPE").map(PathBuf::from) else {

@@ -54,7 +54,7 @@ impl Format for Csv {
                     record.extend([String::new(), String::new(), String::new()]);
                     continue;
                 };
-                // The figure may have been moved by up to one, out of a narrow interval.
+                // Rounding may have moved the figure by up to one, out of a narrow interval.
                 let low = estimate.low.map(|low| (low.round() as i64).min(*figure));
                 let high = estimate.high.map(|high| (high.round() as i64).max(*figure));
                 let end = |end: Option<i64>| end.map_or_else(String::new, |end| end.to_string());
@@ -74,7 +74,8 @@ impl Format for Csv {
     }
 }
 
-/// The estimates of a value for each line, and these as whole numbers that add up to the rounded total, as in pprof. `None`: not known.
+/// The estimates of a value for each line, and whole numbers for them that add up to the rounded total, as in pprof.
+/// `None`: not known.
 fn figures(profile: &Profile, lines: &[Line], value: Value, confidence: f64) -> Vec<Option<(Estimate, i64)>> {
     let estimate =
         |line: &Line| line.pool.knows(profile, value).then(|| line.pool.estimate(profile, value, confidence));
@@ -149,7 +150,7 @@ mod tests {
     #[test]
     fn lines_add_up_to_the_totals_and_intervals_hold_their_estimates() {
         let mut profile = testing::small();
-        // Fractions that are rounded down each.
+        // Fractions that would each be rounded down.
         profile.rows.iter_mut().for_each(|row| row.alloc.objects = row.alloc.objects.floor() + 0.4);
         let (header, records) = table(&profile);
         for value in Value::COLUMNS {

@@ -50,7 +50,7 @@ impl Format for Dhat {
             cmd: subject(profile),
             pid,
             te: microseconds,
-            // When the peak was is not kept: without one, the end is shown.
+            // The time of the peak is not recorded; without a peak, the end is shown.
             tg: if has_peak { 0 } else { microseconds },
             pps: rounded(&points, has_peak, profile.header.live),
             ftbl: table.texts,
@@ -64,7 +64,7 @@ impl Format for Dhat {
     }
 }
 
-/// Names of fields are DHAT's.
+/// The field names are DHAT's.
 #[derive(Serialize)]
 struct File {
     #[serde(rename = "dhatFileVersion")]
@@ -94,12 +94,12 @@ struct ProgramPoint {
     /// Sum of lifetimes, in time units.
     #[serde(skip_serializing_if = "Option::is_none")]
     tl: Option<i64>,
-    /// Largest bytes and blocks in use that are known: at the peak of the whole or at the end.
+    /// Largest known bytes and blocks in use: at the peak of the total, or at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     mb: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mbk: Option<i64>,
-    /// At the peak of the whole.
+    /// At the peak of the total.
     #[serde(skip_serializing_if = "Option::is_none")]
     gb: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,7 +135,7 @@ struct Point<'a> {
     lifetimes: Vec<(&'a Lifetimes, f64)>,
 }
 
-/// Texts of frames with their numbers; the first is the viewer's root.
+/// Texts of frames with their numbers; the first is the root that the viewer expects.
 struct FrameTable {
     texts: Vec<String>,
     numbers: HashMap<String, usize>,
@@ -168,7 +168,7 @@ fn text(profile: &Profile, frame: &Frame) -> String {
     escaped(&text).into_owned()
 }
 
-/// Each distinct stack of each group once: the viewer refuses a stack that comes twice.
+/// Each distinct stack of each group once. The viewer rejects duplicate stacks.
 fn points<'a>(profile: &'a Profile, options: &WriteOptions, table: &mut FrameTable) -> Vec<Point<'a>> {
     let interned = Interned::for_viewers(profile);
     let groups = Groups::new(profile, options.group_of(profile));
@@ -201,7 +201,7 @@ fn points<'a>(profile: &'a Profile, options: &WriteOptions, table: &mut FrameTab
     points
 }
 
-/// Points in whole numbers whose sums are the rounded totals.
+/// Points as whole numbers whose sums are the rounded totals.
 fn rounded(points: &[Point], has_peak: bool, live: bool) -> Vec<ProgramPoint> {
     let column = |of: &dyn Fn(&Point) -> f64| largest_remainder(&points.iter().map(of).collect::<Vec<_>>());
     let [tb, tbk] = [column(&|point| point.alloc.bytes), column(&|point| point.alloc.objects)];
@@ -228,8 +228,8 @@ fn rounded(points: &[Point], has_peak: bool, live: bool) -> Vec<ProgramPoint> {
     points.iter().enumerate().map(point).collect()
 }
 
-/// Mean lifetime in microseconds: the area under the survival curve up to its last step, from where blocks that are
-/// still alive are not followed (the restricted mean of Kaplan and Meier, 1958).
+/// Mean lifetime in microseconds: the area under the survival curve up to its last step; what blocks that are still
+/// alive do after it is not included (the restricted mean of Kaplan and Meier, 1958).
 fn mean_microseconds(lifetimes: &[(&Lifetimes, f64)]) -> f64 {
     let Some(Lifetimes { survival, .. }) = survival::pooled(lifetimes) else { return 0.0 };
     let (mut area, mut since, mut alive) = (0.0, 0.0, 1.0);

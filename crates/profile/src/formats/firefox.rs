@@ -1,7 +1,7 @@
 //! Firefox Profiler: native allocations, one thread per program or process.
 //!
-//! A profile has sums per stack, not single allocations. Of each stack, what is in use is allocations without a deallocation, and
-//! the rest is one allocation with its deallocation.
+//! A profile has sums per stack, not single allocations. For each stack, what is in use is written as allocations
+//! without a deallocation, and the rest as one allocation with its deallocation.
 
 use std::collections::HashMap;
 use std::io;
@@ -39,7 +39,7 @@ impl Format for Firefox {
     }
 }
 
-/// The same without compression.
+/// The same format without compression.
 pub(super) struct Plain;
 
 impl Format for Plain {
@@ -64,13 +64,13 @@ impl Format for Plain {
 struct Event {
     nanoseconds: u64,
     stack: Option<StackHandle>,
-    /// Stands for an address: the same for an allocation and its deallocation.
+    /// Stands for an address; an allocation and its deallocation share it.
     block: u64,
-    /// Negative if it is a deallocation.
+    /// Negative for a deallocation.
     bytes: i64,
 }
 
-/// A program or process, and its thread in the file.
+/// A program or process, with its thread in the file.
 struct Track {
     thread: ThreadHandle,
     events: Vec<Event>,
@@ -124,7 +124,7 @@ fn converted(profile: &Profile, group_by: GroupBy) -> fxprof::Profile {
         add(0, allocated[index].saturating_sub(in_use[index]), profile.header.live);
     }
     for mut track in tracks {
-        // The viewer expects allocations in the order of time.
+        // The viewer expects allocations in time order.
         track.events.sort_by_key(|event| event.nanoseconds);
         for Event { nanoseconds, stack, block, bytes } in track.events {
             file.add_allocation_sample(track.thread, moment(nanoseconds), stack, block, bytes);
@@ -137,7 +137,7 @@ fn moment(nanoseconds: u64) -> Timestamp {
     Timestamp::from_nanos_since_reference(nanoseconds)
 }
 
-/// Adds a process with one thread, for the program or process of a row.
+/// Adds a process with one thread for the program or process of a row.
 fn track(file: &mut fxprof::Profile, profile: &Profile, row: &Row, name: &str, end: u64) -> ThreadHandle {
     let process = profile.processes.get(row.key.process);
     let name = match (name, process) {
@@ -149,15 +149,15 @@ fn track(file: &mut fxprof::Profile, profile: &Profile, row: &Row, name: &str, e
     let handle = file.add_process(&escaped(&name), pid, moment(0));
     let thread = file.add_thread(handle, pid, moment(0), true);
     file.add_initial_visible_thread(thread);
-    // Without samples of time, the viewer would not know how long the recording was.
+    // Without time samples, the viewer would not know how long the recording was.
     for time in [0, end] {
         file.add_sample(thread, moment(time), None, CpuDelta::ZERO, 0);
     }
     thread
 }
 
-/// Bytes in use by their age in nanoseconds: divided like the samples in use among the octaves of age, whose middle is taken.
-/// Without ages, they are as old as the recording.
+/// Bytes in use by age in nanoseconds. They are divided among the octaves of age in proportion to the samples in use;
+/// the age is the middle of the octave. Without ages, all bytes are as old as the recording.
 fn by_age(row: &Row, bytes: i64) -> Vec<(u64, i64)> {
     let ages = row.lifetimes.as_ref().map_or(&[][..], |lifetimes| &lifetimes.ages);
     let left: Vec<&Octave> = ages.iter().filter(|age| age.left > 0 && age.exponent < 63).collect();
@@ -211,7 +211,7 @@ mod tests {
         names
     }
 
-    /// Per thread: what is retained, all that is allocated, and the largest retained stack.
+    /// For each thread: bytes retained, bytes allocated in total, and the largest retained stack.
     fn sums(thread: &Json) -> (i64, i64, Vec<String>) {
         let events = &thread["nativeAllocations"];
         let (mut allocated, mut kept) = (0, HashMap::new());
@@ -252,7 +252,7 @@ mod tests {
         }
     }
 
-    /// Of the 20 samples in use of the first row, 17 are between 8.6 and 17.2 s old, and 3 between 1.1 and 2.1 s.
+    /// Of the first row's 20 samples in use, 17 are between 8.6 and 17.2 s old, and 3 between 1.1 and 2.1 s.
     #[test]
     fn what_is_in_use_was_allocated_when_its_ages_say() {
         let profile = testing::small();

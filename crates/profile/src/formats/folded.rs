@@ -49,7 +49,7 @@ pub(super) fn lines(
     Ok(())
 }
 
-/// The name without the characters that separate names or lines.
+/// The name without characters that separate names or lines.
 fn plain(name: &str) -> String {
     escaped(name).replace(';', ":")
 }

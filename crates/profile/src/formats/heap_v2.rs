@@ -1,9 +1,9 @@
 //! jemalloc's `heap_v2` for `jeprof`: one process per file, with numbers from which `jeprof` computes our estimates.
 //!
 //! `jeprof` multiplies the numbers of a stack by 1/(1 − e^(−x/R)), where x is their mean size and R comes from the
-//! header. The header says 1, whatever the sampling interval was: with that R the factor is close to 1, and rounding to
-//! integers loses nothing. With the real interval, rounding would cost most stacks of a sampled profile up to half a
-//! sample.
+//! header. The header always says R = 1, whatever the sampling interval was: then the factor is close to 1, and
+//! rounding to integers loses nothing. With the real interval, most stacks of a sampled profile would lose up to half a
+//! sample to rounding.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::round::largest_remainder;
 use crate::value::Value;
 use heapbpf_statistics::predistort::predistort;
 
-/// R of the header.
+/// R in the header.
 const HEADER_INTERVAL: u64 = 1;
 
 pub(super) struct HeapV2;
@@ -48,7 +48,7 @@ impl Format for HeapV2 {
             write_figures(out, stacks.columns.each_ref().map(|column| column[index]))?;
         }
         writeln!(out, "\nMAPPED_LIBRARIES:")?;
-        // As in pprof, the program comes first: readers name a profile after the first file.
+        // As in pprof, the program comes first, because readers name a profile after the first file.
         let exe = profile.processes.first().map_or("", |process| &process.exe);
         let mut modules: Vec<_> = profile.modules.iter().filter(|module| module.end > module.start).collect();
         modules.sort_by_key(|module| *module.path != *exe);
@@ -109,13 +109,13 @@ impl Stacks {
     }
 }
 
-/// The addresses of a stack as jemalloc would have written them: `jeprof` subtracts one from all but the first.
+/// The addresses of a stack as jemalloc would have written them. `jeprof` subtracts one from all but the first.
 fn addresses(profile: &Profile, interned: &Interned, stack: u32) -> Vec<u64> {
     interned
         .frame_ids(stack)
         .iter()
         .map(|&id| interned.frames[id as usize])
-        // An inlined function shares the address of its caller, which follows.
+        // An inlined function has the same address as its caller, which follows.
         .filter(|frame| !frame.inlined)
         .map(|frame| profile.address_in_first_process(frame))
         .enumerate()
@@ -144,7 +144,7 @@ mod tests {
         }
         assert_eq!(back.rows.len(), 2);
         assert_eq!(back.modules[0].path, profile.modules[0].path);
-        // The call of `main`, from its return address.
+        // The call in `main`, computed from its return address.
         assert_eq!(back.rows[0].key.stack.frames.last().expect("frames").address, 0x5555_0000_1000);
     }
 

@@ -39,7 +39,7 @@ use super::group::GroupBy;
 use super::model::Profile;
 use super::value::Value;
 
-/// Options for writing a profile; each format uses those that concern it.
+/// Options for writing a profile; each format uses those that it needs.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteOptions {
     /// The value for formats that hold a single one; `None`: bytes in use, or bytes allocated if frees were not
@@ -57,8 +57,8 @@ impl Default for WriteOptions {
     }
 }
 
-/// What `write` writes, compressed. The compressor gets large pieces: each call of it costs as much as some thousand bytes, because
-/// it clears room for its output, and encoders write a number at a time.
+/// Compresses what `write` writes. The compressor gets large pieces, because each call to it costs as much as
+/// compressing some thousand bytes (it clears its output buffer), and encoders write one number at a time.
 #[cfg(any(feature = "firefox", feature = "pprof"))]
 fn gzipped(
     out: &mut dyn io::Write,
@@ -95,7 +95,7 @@ pub enum FormatError {
     /// Writing to the destination failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The JSON encoder failed, but not because of its destination.
+    /// The JSON encoder failed, but not because of the destination.
     #[error("cannot write the profile as JSON: {0}")]
     Json(serde_json::Error),
     /// No format has this extension.
@@ -114,7 +114,7 @@ pub enum FormatError {
         /// Known names, separated by commas.
         known: String,
     },
-    /// The format is known, but this build does not have it.
+    /// The format is known, but this build does not include it.
     #[error("heapbpf-profile was built without its feature {0}")]
     NotBuilt(&'static str),
     /// The value needs frees, which the recording did not follow.
@@ -141,7 +141,7 @@ pub trait Format: Sync {
     /// Name of the format, for `--format`.
     fn name(&self) -> &'static str;
 
-    /// File name extensions with their dot; default names get the first one.
+    /// File name extensions, with the dot; default file names get the first one.
     fn extensions(&self) -> &'static [&'static str];
 
     /// Writes a profile to `out`, which should be buffered.
@@ -151,10 +151,10 @@ pub trait Format: Sync {
     /// Writing failed, or the format cannot hold this profile.
     fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError>;
 
-    /// A command line that opens the file, or the next step.
+    /// A command line that opens the file, or a hint on what to do next.
     fn how_to_open(&self, file: &str) -> String;
 
-    /// Whether a file holds a single process, so that a profile of several has to be split.
+    /// Whether a file holds a single process, so that a profile of several must be split.
     fn one_process_per_file(&self) -> bool {
         false
     }
@@ -166,7 +166,7 @@ impl fmt::Debug for dyn Format {
     }
 }
 
-/// All formats of this build. A format whose extension ends in that of another comes first.
+/// All formats of this build. A format whose extension ends in another format's extension comes before that format.
 pub static FORMATS: &[&dyn Format] = &[
     #[cfg(feature = "pprof")]
     &pprof::Pprof,
@@ -193,7 +193,7 @@ pub static FORMATS: &[&dyn Format] = &[
     &otlp::Otlp,
 ];
 
-/// A format whose feature this build lacks.
+/// A format whose feature is not part of this build.
 struct Absent {
     /// Name of the format and of the feature.
     name: &'static str,
@@ -239,7 +239,8 @@ pub fn by_extension(path: &Path) -> Result<&'static dyn Format, FormatError> {
         .ok_or_else(|| FormatError::UnknownExtension { name: path.display().to_string(), known: known_extensions() })
 }
 
-/// Splits `FORMAT:FILE`. What is before the colon must be the name of a format; else all of it is the file, as `./json:x` is.
+/// Splits `FORMAT:FILE`. If the text before the colon is not a format name, everything is the file name, as for
+/// `./json:x`.
 #[must_use]
 pub fn split(output: &str) -> (Option<&str>, &str) {
     let is_format = |(name, file): &(&str, &str)| {
@@ -248,7 +249,7 @@ pub fn split(output: &str) -> (Option<&str>, &str) {
     output.split_once(':').filter(is_format).map_or((None, output), |(name, file)| (Some(name), file))
 }
 
-/// Finds the format for a file: by `name` if it is given, else by the extension of the file name.
+/// Finds the format for a file: by `name` if given, otherwise by the extension of the file name.
 pub fn choose(path: &Path, name: Option<&str>) -> Result<&'static dyn Format, FormatError> {
     match name {
         Some(name) => by_name(name),
@@ -357,7 +358,7 @@ mod tests {
         assert_eq!(format!("{apart:?}"), "[heap_v2]");
     }
 
-    /// A full disk is an error of the disk, not of the format.
+    /// A full disk is an error of the destination, not of the format.
     #[test]
     fn errors_of_the_destination_are_its_own() {
         struct Full;

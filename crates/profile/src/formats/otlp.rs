@@ -1,7 +1,7 @@
 //! OpenTelemetry profiles (signal `v1development`): one resource per process, one profile per value.
 //!
-//! The message is a pprof message with dictionaries, so it is made from our pprof message. Attribute names follow the
-//! semantic conventions of OpenTelemetry where there are any.
+//! The message is a pprof message with dictionaries, so it is built from our pprof message. Attribute names follow
+//! OpenTelemetry's semantic conventions where there are any.
 
 use std::collections::HashMap;
 use std::io;
@@ -39,7 +39,7 @@ impl Format for Otlp {
 }
 
 /// Encodes a profile as the message that an OTLP receiver takes (`ExportProfilesServiceRequest` has the same encoding).
-/// `first` is the value of the first profile of each resource, which viewers show by default.
+/// `first` is the value of the first profile of each resource; viewers show that one by default.
 pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
     let Encoded { message, process_of_sample, at_exit, values } = encode_with_processes(profile);
     let mut tables = Tables::new(&message);
@@ -48,7 +48,7 @@ pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
 
     let mut columns: Vec<usize> = (0..values.len()).collect();
     columns.sort_by_key(|&column| values[column] != first);
-    // Values at exit come after those that pprof has columns for.
+    // Values at exit follow those that pprof has columns for.
     let held = |column: usize| column.checked_sub(message.sample_type.len()).and_then(|number| at_exit.get(number));
     let value_of = |column: usize, number: usize| match held(column) {
         Some((_, values)) => values[number],
@@ -102,7 +102,7 @@ fn value_type(kind: proto::ValueType) -> otlp::ValueType {
     otlp::ValueType { type_strindex: index(kind.r#type), unit_strindex: index(kind.unit) }
 }
 
-/// Tables never have 2³¹ entries: the frames alone would exceed the memory of a host.
+/// Converts a table index. Tables never have 2³¹ entries: the frames alone would exceed a host's memory.
 fn index(id: i64) -> i32 {
     i32::try_from(id).unwrap_or(0)
 }

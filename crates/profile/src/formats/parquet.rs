@@ -1,5 +1,5 @@
-//! Parquet: rows for SQL engines. One row per process, stack and interval, with estimates and their variances, so that
-//! `sum(alloc_bytes)` and `sqrt(sum(alloc_bytes_var))` over any rows of any hosts are right.
+//! Parquet: rows for SQL engines. There is one row per process, stack and interval, with estimates and their variances,
+//! so that `sum(alloc_bytes)` and `sqrt(sum(alloc_bytes_var))` are correct over any rows of any hosts.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,17 +27,17 @@ pub(super) struct Parquet;
 /// once.
 const DICTIONARY_BYTES: usize = 16 << 20;
 
-/// Most rows of a row group.
+/// Maximum number of rows in a row group.
 const ROWS_OF_GROUP: usize = 1 << 20;
 
-/// Number of rows that are handed to the library at a time.
+/// Number of rows passed to the library at a time.
 const ROWS_AT_A_TIME: usize = 4096;
 
-/// The same columns as Arrow's schema, by which pandas and others that use Arrow read text as categories: `schema.serialize()`
-/// of pyarrow in base64.
+/// The Arrow schema of the same columns, in base64, as pyarrow's `schema.serialize()` returns it. It makes pandas and
+/// other Arrow users read text as categories.
 const ARROW_SCHEMA: &str = include_str!("arrow_schema.base64");
 
-/// Prefix of what the file says of its writer: our name, before the version.
+/// Prefix of the file's writer name: our name, before the version.
 pub(crate) const CREATED_BY: &str = "heapbpf ";
 
 impl Format for Parquet {
@@ -122,7 +122,7 @@ struct Column<'a> {
     values: Values<'a>,
 }
 
-/// Gives the value of a row.
+/// Returns the value of a row.
 type Of<'a, T> = Box<dyn Fn(&TableRow) -> Option<T> + 'a>;
 
 /// The values of a column by row; `None` is NULL.
@@ -136,7 +136,7 @@ enum Values<'a> {
     Frames,
 }
 
-/// The rows of the table, which are written column by column.
+/// The rows of the table. They are written column by column.
 struct Table<'a> {
     profile: &'a Profile,
     interned: &'a Interned<'a>,
@@ -197,7 +197,7 @@ impl<'a> Table<'a> {
         let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         match &column.values {
             Values::Text(of) => {
-                // Rows that follow each other mostly have the same text.
+                // Consecutive rows mostly have the same text.
                 let mut last = ("", ByteArray::from(""));
                 let shared = rows.map(|row| {
                     let text = of(row)?;
@@ -217,7 +217,7 @@ impl<'a> Table<'a> {
                 for row in rows {
                     let frames = row.stack.map_or(&[][..], |stack| self.interned.frame_ids(stack));
                     values.extend(frames.iter().map(|&frame| names[frame as usize].clone()));
-                    // An empty list is one level, which defines nothing.
+                    // An empty list is one level that defines nothing.
                     defined.extend((0..frames.len().max(1)).map(|_| i16::from(!frames.is_empty())));
                     repeated.extend((0..frames.len().max(1)).map(|at| i16::from(at > 0)));
                 }
@@ -283,7 +283,7 @@ impl<'a> Table<'a> {
         named(columns, false).collect()
     }
 
-    /// The columns of sums that need frees. Without frees they are unknown: NULL, not 0.
+    /// The columns of sums that need frees. Without frees the values are unknown: NULL, not 0.
     fn of_followed(&self, prefix: &str, sums: fn(&TableRow) -> &SampleSums) -> Vec<Column<'_>> {
         let live = move |row: &TableRow| self.profile.knows_inuse(row.process);
         let whole =
@@ -306,7 +306,7 @@ impl<'a> Table<'a> {
         columns.map(|column| Column { name: format!("{prefix}_{}", column.name), ..column }).collect()
     }
 
-    /// These are figures of the process, repeated in each of its rows.
+    /// Columns of losses. They are figures of the process, repeated in each of its rows.
     fn of_losses(&self) -> Vec<Column<'_>> {
         let lost = |number: fn(&Losses) -> u64| self.whole(move |row| number(&self.process(row).losses));
         let is_lost = |flag: fn(&Losses) -> bool| self.flags(move |row| flag(&self.process(row).losses));
@@ -315,7 +315,7 @@ impl<'a> Table<'a> {
             ("lost_samples", lost(|losses| losses.alloc.samples)),
             ("lost_sampled_bytes", lost(|losses| losses.alloc.sampled_bytes)),
             ("lost_interval_bytes", lost(|losses| losses.interval)),
-            // Why is not told here. Who reads it has no more bounds than who wrote it.
+            // The reason is not stored. A reader has no more bounds than the writer had.
             (
                 "losses_unbounded",
                 self.flags(|row| self.process(row).losses.unbounded || self.process(row).was_unseen()),
@@ -356,7 +356,7 @@ impl<'a> Table<'a> {
 }
 
 impl Column<'_> {
-    /// The column in Parquet's language of schemas.
+    /// The column in Parquet's schema language.
     fn schema(&self) -> String {
         let (name, repetition) = (&self.name, if self.may_be_null { "optional" } else { "required" });
         match self.values {
@@ -401,7 +401,7 @@ pub(crate) mod tests {
     use crate::testing;
     use crate::value::Value;
 
-    /// The table with a column of ones, in place of its own if it has one of that name.
+    /// The table with an extra column of ones, which replaces a column of the same name.
     pub(crate) fn with_column(profile: &Profile, name: &str) -> Vec<u8> {
         let interned = Interned::new(profile);
         let table = Table::new(profile, &interned);

@@ -1,7 +1,7 @@
 //! A Perfetto trace with one heap dump per process, for ui.perfetto.dev and its trace processor.
 //!
-//! The times of a recording are wall-clock times, but Perfetto needs monotonic clocks. The recording starts one second
-//! after zero on those, and a clock snapshot relates them to wall-clock time.
+//! A recording has wall-clock times, but Perfetto needs monotonic clocks. The recording starts one second after zero on
+//! those, and a clock snapshot relates them to wall-clock time.
 
 use std::io;
 use std::time::UNIX_EPOCH;
@@ -17,13 +17,13 @@ use crate::round::largest_remainder;
 use crate::units;
 use crate::value::Value;
 
-/// The sequence of all packets.
+/// The sequence id of all packets.
 const SEQUENCE: u32 = 1;
 const STATE_CLEARED: u32 = 1;
 const NEEDS_STATE: u32 = 2;
-/// Start of the recording on the clocks of the trace.
+/// Start of the recording on the trace's clocks.
 const START_NS: u64 = 1_000_000_000;
-/// Most call stacks in one packet of interned data, as a packet is decoded as a whole.
+/// Maximum number of call stacks in one packet of interned data, because a packet is decoded as a whole.
 const STACKS_PER_PACKET: usize = 10_000;
 
 pub(super) struct Perfetto;

@@ -25,14 +25,14 @@ use heapbpf_audit::FileAudit;
 use heapbpf_audit::Hook;
 use heapbpf_audit::Missing;
 
-/// Level 5 of 9: within a few percent of the smallest file in half the time.
+/// Level 5 of 9: within a few percent of the smallest file, in half the time.
 const COMPRESSION: Compression = Compression::new(5);
 
-/// Most hooked files whose probes are listed.
+/// Maximum number of hooked files whose probes are listed.
 const MOST_FILES: usize = 4;
-/// Most modules without names that are listed.
+/// Maximum number of modules without names that are listed.
 const MOST_UNNAMED: usize = 8;
-/// Most processes with comments of their own, as pprof prints all comments above its tables.
+/// Maximum number of processes with comments of their own, because pprof prints all comments above its tables.
 const MOST_PROCESSES: usize = 3;
 
 pub(super) struct Pprof;
@@ -64,13 +64,13 @@ pub fn encode(profile: &Profile) -> proto::Profile {
 }
 
 #[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only OTLP needs more than the message"))]
-/// A pprof message, and for each of its samples the index of its process in the profile.
+/// A pprof message with the process index of each of its samples.
 pub(super) struct Encoded {
     pub(super) message: proto::Profile,
     pub(super) process_of_sample: Vec<usize>,
     /// Sample types of what ended processes held at exit, each with one value per sample; empty if they held nothing.
     pub(super) at_exit: Vec<(proto::ValueType, Vec<i64>)>,
-    /// What the sample types are of, and then those at exit.
+    /// The values of the sample types, followed by those at exit.
     pub(super) values: Vec<Value>,
 }
 
@@ -107,7 +107,7 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
             sample.value.push(value);
         }
     }
-    // The tools of pprof expect four values, so these are labels.
+    // pprof's tools expect four values, so these are labels.
     let mut at_exit = Vec::new();
     for ((value, label), column) in held.iter().zip(AT_EXIT).zip(at_exit_columns) {
         let (column, kind) = (largest_remainder(column), value_type(label, value.unit()));
@@ -149,7 +149,7 @@ fn clamp(value: u128) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// Functions that are not an allocator's: mappings that a program made itself.
+/// Functions that do not belong to an allocator: mappings that a program made itself.
 const MAPPING_FUNCTIONS: [&str; 3] = ["mmap", "mremap", "brk"];
 
 fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Label> {
@@ -176,10 +176,10 @@ fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Lab
     labels
 }
 
-/// The comment of a profile that separates what ended processes held at exit from what is in use.
+/// The comment that marks a profile in which memory held by ended processes is separate from memory in use.
 pub(crate) const ENDED_APART: &str = "ended=apart";
 
-/// Remarks for the reader of the figures, one per comment; `key=value` comments are read back.
+/// Remarks for the reader, one per comment; `key=value` comments are read back.
 fn comments(profile: &Profile) -> Vec<String> {
     let mut comments = vec![
         format!("heapbpf {} on {}: values are unbiased estimates", profile.header.version, profile.header.host),
@@ -236,24 +236,24 @@ fn comments(profile: &Profile) -> Vec<String> {
     comments
 }
 
-/// Before how a process is hooked, in the comment about it: right after its coverage.
+/// Separator before the hooking method in a process's comment; it follows the coverage.
 pub(crate) const HOOK: &str = ", hook ";
-/// Before the reason why it is not hooked inline: the last of the comment.
+/// Separator before the reason for not hooking inline, which ends the comment.
 pub(crate) const NOT_INLINE: &str = "; not hooked inline: ";
 
-/// Prefix of the comments on modules without names of functions: path and reason.
+/// Prefix of comments on modules without function names; path and reason follow.
 pub(crate) const NO_NAMES: &str = "no names in ";
 
-/// One comment for each module without names of functions.
+/// One comment for each module without function names.
 fn unnamed(profile: &Profile) -> impl Iterator<Item = String> {
     let modules = unnamed::modules(profile).into_iter().take(MOST_UNNAMED);
     modules.filter_map(|module| Some(format!("{NO_NAMES}{}: {}", module.path, module.reason.as_deref()?)))
 }
 
-/// Prefix of the comment on all processes together.
+/// Prefix of the comment about all processes together.
 pub(crate) const ALL_PROCESSES: &str = "all processes: ";
 
-/// What is known of all processes together.
+/// The comment about all processes together.
 fn total(profile: &Profile) -> String {
     let mut comment = format!("{ALL_PROCESSES}{}", profile.number_of_processes());
     if let (Some(bytes), Some(objects)) =
@@ -283,7 +283,7 @@ fn total(profile: &Profile) -> String {
     comment
 }
 
-/// Losses: one comment per process if there are few, else one for all.
+/// Losses: one comment per process if there are few, otherwise one for all.
 fn losses(profile: &Profile, has_few: bool) -> Vec<String> {
     let line = |process: &Process| loss_comment::written(&process_name(process), &process.losses, &process.slack);
     let mut lossy = profile.processes.iter().filter(|process| !process.losses.is_none() || !process.slack.is_none());
@@ -316,7 +316,7 @@ impl Strings {
             return id;
         }
         let id = self.table.len() as i64;
-        // `go tool pprof` prints names as they are.
+        // `go tool pprof` prints names as they are, so they are escaped here.
         self.table.push(escaped(text).into_owned());
         self.ids.insert(text.to_owned(), id);
         id
@@ -332,7 +332,7 @@ struct Locations<'a> {
     function_ids: HashMap<(i64, i64, i64), u64>,
     /// Locations by their frames (ids of distinct frames, inlined ones first).
     by_frames: HashMap<Vec<u32>, u64>,
-    /// Locations by their content, as another process may have mapped the same file elsewhere.
+    /// Locations by content, because another process may have mapped the same file elsewhere.
     by_content: HashMap<Content, u64>,
 }
 
@@ -384,7 +384,7 @@ impl<'a> Locations<'a> {
         let lines: Vec<proto::Line> = frames.filter_map(|frame| self.line(frame, strings)).collect();
         if let Some(mapping) = mapping {
             let mapping = &mut self.mappings[mapping];
-            // Without names alone, a viewer may look for them itself.
+            // If only names are missing, a viewer may look them up itself.
             mapping.has_functions |= ids.iter().any(|&id| interned.frames[id as usize].function.is_some());
             mapping.has_filenames |= ids.iter().any(|&id| interned.frames[id as usize].file.is_some());
             mapping.has_line_numbers |= lines.iter().any(|line| line.line != 0);
@@ -400,8 +400,8 @@ impl<'a> Locations<'a> {
         known
     }
 
-    /// Drops mappings without locations and moves that of the program to the front: pprof names a profile after the
-    /// first one.
+    /// Drops mappings without locations and moves the program's mapping to the front, because pprof names a profile
+    /// after the first one.
     fn keep_used_mappings(&mut self) {
         let mut used = vec![false; self.mappings.len() + 1];
         self.locations.iter().for_each(|location| used[location.mapping_id as usize] = true);

@@ -184,7 +184,7 @@ fn how_each_process_is_hooked_is_a_comment_and_read_back() {
     }
     profile.processes.extend(vec![profile.processes[0].clone(); 3]);
     assert!(told(&profile).contains("all processes: 5; 4 hooked inline"), "{}", told(&profile));
-    // Words of the process's own do not count.
+    // The same words in the process's own data do not count.
     profile.processes.truncate(1);
     profile.processes[0].hook = None;
     profile.processes[0].allocators = vec!["x, hook probe".into()];
@@ -243,7 +243,7 @@ fn comments_say_why_each_probe_is_where_it_is_once_for_each_file() {
     assert!(!back.notes.iter().any(|note| note.starts_with("probes in ")), "no remark: {:?}", back.notes);
 }
 
-/// pprof prints all comments above its tables: of many processes there are totals and remarks only.
+/// pprof prints all comments above its tables, so for many processes there are only totals and remarks.
 #[test]
 fn many_processes_have_no_comments_of_their_own() {
     let mut profile = testing::partly_followed();
@@ -268,7 +268,7 @@ fn many_processes_have_no_comments_of_their_own() {
     {
         assert!(lines.iter().any(|line| line.contains(expected)), "{expected}: {lines:?}");
     }
-    // What is not known is still known not to be.
+    // Unknown figures are still marked as unknown.
     let mut file = Vec::new();
     Pprof.write(&profile, &WriteOptions::default(), &mut file).expect("memory");
     let back = crate::read::parse(&file).expect("pprof");

@@ -48,7 +48,7 @@ impl Format for Svg {
     }
 }
 
-/// The SVG of an empty profile, which says that it is empty.
+/// The SVG of an empty profile, with a text that says so.
 fn nothing(what: &str) -> String {
     format!(
         "<?xml version=\"1.0\" standalone=\"no\"?>\n<svg version=\"1.1\" width=\"600\" height=\"60\" \

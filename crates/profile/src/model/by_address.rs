@@ -4,8 +4,8 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A shared value that is equal to its own copies alone: it is compared and hashed by address, in constant time. The value
-/// stays alive as long as the key does, so no other value takes its address.
+/// A shared value that equals only its own copies: it is compared and hashed by address, in constant time. The key
+/// keeps the value alive, so no other value can get the same address.
 #[derive(Debug)]
 pub struct ByAddress<T>(pub Arc<T>);
 

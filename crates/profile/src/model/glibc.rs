@@ -1,8 +1,9 @@
-//! What glibc's arenas say of a heap.
+//! The state of a heap according to glibc's arenas.
 
 use serde::{Deserialize, Serialize};
 
-/// What glibc has of memory by its own records, read from outside, in bytes. A block's size is with its header, and as glibc rounded it up.
+/// A process's memory according to glibc's own records, read from outside, in bytes. A block's size includes its header
+/// and is rounded up as glibc does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Glibc {
@@ -10,55 +11,56 @@ pub struct Glibc {
     pub arenas: u64,
     /// Blocks in use.
     pub blocks: u64,
-    /// Of these, large ones that have mappings of their own.
+    /// Of these, large blocks that have their own mappings.
     #[serde(rename = "large")]
     pub large_blocks: u64,
-    /// Sizes of all of them.
+    /// Sizes of all blocks in use.
     #[serde(rename = "in_use")]
     pub inuse_bytes: u64,
-    /// Of these, what is not in memory: never written to, or swapped out.
+    /// Of these bytes, the part that is not in memory: never written to, or swapped out.
     #[serde(rename = "in_use_absent")]
     pub absent_bytes: u64,
-    /// What the program may be given again.
+    /// Free memory that the program may be given again.
     #[serde(rename = "free")]
     pub free_bytes: u64,
-    /// Of these, what is in memory.
+    /// Of the free bytes, the part in memory.
     #[serde(rename = "free_resident")]
     pub free_resident_bytes: u64,
-    /// Of these, blocks in caches of threads and in fast bins.
+    /// Of the free bytes, blocks in thread caches and fast bins.
     #[serde(rename = "cached")]
     pub cached_bytes: u64,
-    /// Of what is in memory, pages that `malloc_trim(0)` gives back.
+    /// Of the free bytes in memory, pages that `malloc_trim(0)` would give back.
     #[serde(rename = "trimmable")]
     pub trimmable_bytes: u64,
     /// Resident memory of the arenas and of large blocks.
     #[serde(rename = "resident")]
     pub resident_bytes: u64,
-    /// At most this much of what is in use may be in a cache.
+    /// Upper bound of the bytes counted as in use that may really be in a cache.
     #[serde(rename = "doubtful")]
     pub doubtful_bytes: u64,
-    /// What was not read because it is swapped out, or because that would have taken too long.
+    /// Bytes that were not read because they are swapped out or would have taken too long to read.
     #[serde(rename = "unread")]
     pub unread_bytes: u64,
-    /// What was not read because it is not consistent.
+    /// Bytes that were not read because the records there are inconsistent.
     #[serde(rename = "inconsistent")]
     pub inconsistent_bytes: u64,
-    /// Whether none of these figures is a bound: all was read, and large blocks are as many as glibc counts.
+    /// Whether all figures are exact rather than bounds: everything was read, and the number of large blocks matches
+    /// glibc's count.
     pub exact: bool,
-    /// Blocks that were in use when the recording came to the process; `None` if that was not read.
+    /// Blocks that were in use when the recording attached to the process; `None` if that was not read.
     #[serde(rename = "at_attach_blocks")]
     pub at_attach_blocks: Option<u64>,
-    /// Their sizes, or the upper bound of these.
+    /// Sizes of those blocks, or an upper bound.
     #[serde(rename = "at_attach")]
     pub at_attach_bytes: Option<u64>,
 }
 
-/// What is recorded: estimates, with the ends of their intervals where there are any.
+/// Memory in use according to the recording: estimates, with the ends of their intervals where there are any.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recorded {
-    /// Bytes that were asked for: the estimate and its interval.
+    /// Requested bytes: the estimate and its interval.
     pub bytes: (f64, Option<f64>, Option<f64>),
-    /// Blocks.
+    /// Blocks, likewise.
     pub blocks: (f64, Option<f64>, Option<f64>),
 }
 
@@ -67,24 +69,24 @@ pub struct Recorded {
 pub struct Before {
     /// The estimate.
     pub estimate: f64,
-    /// The lower bound; `None` if nothing bounds what was recorded.
+    /// The lower bound; `None` if nothing bounds the recorded amount.
     pub low: Option<f64>,
     /// The upper bound.
     pub high: f64,
 }
 
-/// The minor version of glibc 2 that is among some allocators.
+/// The minor version of glibc 2 among the given allocators, if it is there.
 pub fn glibc_version<'n>(allocators: impl IntoIterator<Item = &'n str>) -> Option<u32> {
     allocators.into_iter().find_map(|name| name.strip_prefix("glibc 2.")?.parse().ok())
 }
 
-/// A block's header and what its size is rounded up by, bytes: at least, on average, and at most.
+/// A block's header plus rounding, in bytes: minimum, average, and maximum.
 const ROUNDED: [f64; 3] = [8.0, 16.0, 32.0];
 /// Large blocks are rounded up to pages.
 const PAGE: f64 = 4096.0;
 
 impl Glibc {
-    /// The heap of no process, to which others are added.
+    /// An empty heap, to which others are added.
     pub fn nothing() -> Self {
         Self { exact: true, at_attach_blocks: Some(0), at_attach_bytes: Some(0), ..Self::default() }
     }
@@ -114,20 +116,21 @@ impl Glibc {
         }
     }
 
-    /// What is in use at least and at most.
+    /// Lower and upper bound of the bytes in use.
     pub fn inuse_bounds(&self) -> (f64, f64) {
         let most = self.inuse_bytes.saturating_add(self.unread_bytes).saturating_add(self.inconsistent_bytes);
         (self.inuse_bytes.saturating_sub(self.doubtful_bytes) as f64, most as f64)
     }
 
-    /// Of what is in use, what is older than the recording: all that was not recorded, and no more than was in use when it came.
+    /// The part of the bytes in use that is older than the recording: everything that was not recorded, but at most
+    /// what was in use when the recording attached.
     pub fn before(&self, recorded: &Recorded) -> Before {
         let (bytes, blocks) = (recorded.bytes, recorded.blocks);
         let (least, most) = self.inuse_bounds();
         let at_first = self.at_attach_bytes.map_or(f64::INFINITY, |bytes| bytes as f64);
         let within = |value: f64| value.clamp(0.0, most.min(at_first));
         let least_recorded = bytes.1.unwrap_or(0.0) + ROUNDED[0] * blocks.1.unwrap_or(0.0);
-        // Not more blocks were recorded than there are.
+        // At most as many blocks were recorded as exist.
         let most_blocks = blocks.2.unwrap_or(f64::INFINITY).min(self.blocks as f64);
         let rounded = ROUNDED[2] * most_blocks + PAGE * self.large_blocks as f64;
         let most_recorded = bytes.2.map(|bytes| bytes + rounded);
@@ -156,12 +159,12 @@ mod tests {
         assert_eq!(heap.before(&unknown).low, Some(568_000.0), "not more blocks were recorded than there are");
         let with_large = Glibc { large_blocks: 2, ..heap };
         assert_eq!(with_large.before(&recorded).low, Some(596_800.0 - 8192.0), "they are rounded up to pages");
-        // Not more than there was at first, and not less than nothing.
+        // At most what there was at first, and at least nothing.
         let known = Glibc { at_attach_bytes: Some(500_000), ..heap };
         assert_eq!((known.before(&recorded).estimate, known.before(&recorded).high), (500_000.0, 500_000.0));
         let all = Recorded { bytes: exact(2e6), blocks: exact(1.0) };
         assert_eq!(heap.before(&all), Before { estimate: 0.0, low: Some(0.0), high: 0.0 });
-        // What was not read may be in use, and what may be in a cache may not.
+        // Unread memory may be in use, and what may be in a cache may not be in use.
         let partly = Glibc { unread_bytes: 50, inconsistent_bytes: 7, doubtful_bytes: 10, ..heap };
         assert_eq!(partly.inuse_bounds(), (999_990.0, 1_000_057.0));
         assert_eq!(Glibc::nothing().with(&heap), heap, "an unknown start stays unknown");

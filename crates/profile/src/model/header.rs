@@ -10,7 +10,7 @@ use super::losses::Unread;
 /// Facts about a recording as a whole.
 #[derive(Clone, Debug)]
 pub struct Header {
-    /// Version of heapbpf that made the recording.
+    /// heapbpf version that made the recording.
     pub version: String,
     /// Sampling interval R in force at the end, in trials. Each row has its own.
     pub interval: u64,
@@ -20,32 +20,32 @@ pub struct Header {
     pub unwind: String,
     /// Wall-clock time at the start.
     pub started: SystemTime,
-    /// Wall-clock time that figures in use refer to.
+    /// Wall-clock time to which figures in use refer.
     pub time: SystemTime,
     /// Records from before `time` that were not read in time and are missing from the figures.
     pub unread: Option<Unread>,
     /// Length of the recording; the sum of lengths for a merged profile.
     pub duration: Duration,
-    /// Length of the last part of the recording over which rows tell how they grew; `None` if they do not.
+    /// Length of the last part of the recording for which rows have growth figures; `None` if they have none.
     pub growth_over: Option<Duration>,
     /// Number of recordings: 1, except for a merged profile.
     pub recordings: u32,
     /// Whether frees were followed. If not (`--no-live`), there are no figures in use.
     pub live: bool,
-    /// Whether what ended processes held at exit is separate from what is in use
-    /// ([`Row::at_exit`](super::Row::at_exit)), as it is unless the recording had named targets. Otherwise it counts as
-    /// in use.
+    /// Whether memory that ended processes held at exit is separate from memory in use
+    /// ([`Row::at_exit`](super::Row::at_exit)). It is, unless the recording had named targets; then it counts as in
+    /// use.
     pub ended_apart: bool,
-    /// Whether rows have samples. They do in every recording, but not in a profile from a format that keeps estimates
-    /// only (pprof), whose figures have no interval.
+    /// Whether rows have samples. They do in every recording, but not in a profile from a format that stores only
+    /// estimates (pprof); its figures have no interval.
     pub samples_known: bool,
-    /// Whether the `offset_sum` of sums is known. It is in every recording, but not for samples of other profilers.
+    /// Whether the `offset_sum` of sums is known. It is in every recording, but not for samples from other profilers.
     pub offsets_known: bool,
     /// The estimator of bytes: Horvitz–Thompson unless a report requested another.
     pub estimator: Estimator,
-    /// Older recordings: whether probes were attached in time windows only during a part of it. Figures of allocation are
-    /// corrected for that window by window. They have no interval, as it is unknown how windows differ from the rest,
-    /// and exact counts are incomplete.
+    /// Whether probes were attached only in time windows for a part of the recording (older recordings). Figures of
+    /// allocation are corrected for that, window by window. They have no interval, because it is unknown how windows
+    /// differ from the rest, and exact counts are incomplete.
     pub time_windows: bool,
     /// Host name.
     pub host: String,

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LossBound {
-    /// Their number.
+    /// Number of samples.
     pub samples: u64,
-    /// Unweighted sum of their sizes in bytes.
+    /// Unweighted sum of the sizes in bytes.
     pub sampled_bytes: u64,
 }
 
@@ -40,21 +40,21 @@ impl LossBound {
 pub struct Losses {
     /// Samples that are missing from figures of allocation.
     pub alloc: LossBound,
-    /// Samples that may be in use and are missing from figures in use.
+    /// Samples that may be in use but are missing from figures in use.
     pub inuse_missing: LossBound,
-    /// Samples in figures in use that may have been freed.
+    /// Samples included in figures in use that may have been freed.
     pub inuse_stale: LossBound,
-    /// Largest sampling interval R that may have been in force when they were lost, in trials; 0: the largest in the
-    /// profile.
+    /// Largest sampling interval R that may have been in force when the samples were lost, in trials; 0: the largest in
+    /// the profile.
     pub interval: u64,
-    /// Whether events were lost before the peak, so that figures at the peak have no honest interval.
+    /// Whether events were lost before the peak, so that figures at the peak have no valid interval.
     pub peak_unknown: bool,
-    /// Whether figures in use have no bound, because they are those of such a peak.
+    /// Whether figures in use have no bound, because they are taken at such a peak.
     pub inuse_unbounded: bool,
-    /// Whether there is no bound at all.
+    /// Whether no bound is known at all.
     pub unbounded: bool,
-    /// Whether the weights that the process itself states of its samples are not those of one sampling interval, so that
-    /// nothing is known of how they vary.
+    /// Whether the weights that the process itself reports for its samples do not belong to one sampling interval, so
+    /// that nothing is known about their variance.
     pub weights_unproven: bool,
 }
 

@@ -1,13 +1,13 @@
-//! What a process runs in: a container, a pod, a unit of systemd.
+//! Where a process runs: container, pod, systemd unit.
 
-/// What a process runs in, as far as its control groups tell. Each text is empty if it runs in none, or if that is unknown.
+/// Where a process runs, as far as its cgroups tell. Each text is empty if there is none or if it is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Placement {
-    /// ID of its innermost container, as the container engine shows it, in full.
+    /// Full ID of its innermost container, as the container engine shows it.
     pub container: String,
     /// UID of its Kubernetes pod.
     pub pod: String,
-    /// Its unit of systemd, for example `nginx.service`.
+    /// Its systemd unit, for example `nginx.service`.
     pub unit: String,
 }
 
@@ -18,7 +18,7 @@ impl Placement {
         all.into_iter().filter(|(_, value)| !value.is_empty())
     }
 
-    /// Keeps what `other` agrees with: what several processes run in.
+    /// Keeps only what `other` agrees with: what several processes have in common.
     pub fn keep_common(&mut self, other: &Self) {
         for (own, other) in
             [(&mut self.container, &other.container), (&mut self.pod, &other.pod), (&mut self.unit, &other.unit)]

@@ -10,12 +10,12 @@ use super::placement::Placement;
 use super::resident::Resident;
 use super::row::Row;
 
-/// A process in a profile, or several of one program whose rows were put together.
+/// A process in a profile, or several processes of one program whose rows were merged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Process {
     /// Process id, in the initial pid namespace.
     pub pid: u32,
-    /// Process id inside its own pid namespace, if that differs.
+    /// Process id inside its own pid namespace, if it differs.
     pub namespace_pid: Option<u32>,
     /// Name of the main thread.
     pub comm: String,
@@ -23,34 +23,37 @@ pub struct Process {
     pub exe: String,
     /// cgroup v2 path; empty if unknown.
     pub cgroup: String,
-    /// What it runs in: container, pod, unit of systemd.
+    /// Where it runs: container, pod, systemd unit.
     pub placement: Placement,
     /// Allocators that were found, for example `glibc 2.36`.
     pub allocators: Vec<String>,
-    /// How its calls were counted; `None` if nothing of it was hooked, if that is not known, or if that differs between the
-    /// processes that it stands for.
+    /// How its calls were counted; `None` if nothing in it was hooked, if that is unknown, or if the merged processes
+    /// differ.
     pub hook: Option<Hook>,
-    /// Why it has probes although inline hooks were asked for.
+    /// Why it has probes although inline hooks were requested.
     pub not_inline: Option<String>,
-    /// If it has probes, whether links serve it alone, or every process; `None` if that is not known.
+    /// For a process with probes, whether its links serve only this process (otherwise every process); `None` if
+    /// unknown.
     pub own_links: Option<bool>,
-    /// Audit of each of its files with an allocator: what was hooked, at which instruction, and what was not.
+    /// Audit of each of its files that contain an allocator: what was hooked, at which instruction, and what was not.
     pub audit: Vec<Arc<FileAudit>>,
     /// What else in its files was not hooked, and why.
     pub missing: Vec<Missing>,
     /// Share of the process's time in the recording during which its allocators were hooked, 0 to 1.
     pub coverage: f64,
-    /// Share of its CPU time in the recording in which its calls were counted, 0 to 1; `None` if that was not measured.
+    /// Share of its CPU time in the recording during which its calls were counted, 0 to 1; `None` if that was not
+    /// measured.
     pub cpu_coverage: Option<f64>,
-    /// Whether it ended during the recording. What it held at exit is in use, or separate
+    /// Whether it ended during the recording. What it held at exit counts as in use, or is separate
     /// ([`Header::ended_apart`](super::Header::ended_apart)).
     pub ended: bool,
-    /// Whether its memory in use is unknown although the recording followed frees: following those of this process was
-    /// given up to keep the overhead budget, or another recording's inline hooks hide them. Its rows then have nothing in use,
-    /// and totals over processes do not include it.
+    /// Whether its memory in use is unknown although the recording followed frees. Either its frees were no longer
+    /// followed, to keep the overhead budget, or another recording's inline hooks hide them. Its rows then have nothing
+    /// in use, and totals over processes do not include it.
     pub inuse_unknown: bool,
-    /// Since when its frees were followed again, after they had been given up to keep the overhead budget, or hidden: what it has
-    /// in use, at exit and at the peak is of blocks allocated since then. `None`: of all blocks of the recording.
+    /// When following its frees resumed, after it had stopped to keep the overhead budget or the frees had been hidden.
+    /// Its figures in use, at exit and at the peak cover only blocks allocated since then. `None`: they cover all
+    /// blocks of the recording.
     pub inuse_since: Option<SystemTime>,
     /// Exact count of bytes requested; `None` if they could not be counted.
     pub exact_alloc_bytes: Option<u64>,
@@ -58,17 +61,17 @@ pub struct Process {
     pub exact_alloc_objects: Option<u64>,
     /// Bounds on the effect of lost events on its figures.
     pub losses: Losses,
-    /// Upper bound of what was counted after the time of the samples, by which exact counts may be too large.
+    /// Upper bound of what was counted after the time of the samples; exact counts may be too large by this much.
     pub slack: LossBound,
-    /// Where its memory was at the moment of the profile, if that was measured.
+    /// Where its memory was when the profile was taken, if that was measured.
     pub resident: Option<Resident>,
-    /// Number of processes that it stands for if it is not just one; see [`Process::count`].
+    /// Number of processes that it stands for, if it is more than one; see [`Process::count`].
     pub stands_for: u64,
-    /// The processes whose rows were put together under this entry, as far as they are still told apart; else empty.
+    /// The processes whose rows were merged into this entry, as far as they are still distinguished; otherwise empty.
     pub members: Vec<Member>,
 }
 
-/// A process whose rows were put together with those of others.
+/// A process whose rows were merged with those of others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
     /// The process.
@@ -78,21 +81,21 @@ pub struct Member {
 }
 
 impl Process {
-    /// Whether nothing was seen of it for a part of its time, because another recording had hooked it inline: what it allocated
-    /// then is in no figure, and no figure of allocation has an honest interval.
+    /// Whether the process was not observed for some time, because another recording had hooked it inline. Its
+    /// allocations in that time are in no figure, and no figure of allocation has a valid interval.
     pub fn was_unseen(&self) -> bool {
         self.missing.iter().any(|missing| missing.what == Missing::UNSEEN)
     }
 
-    /// Whether all blocks that were recorded are glibc's and none is missing, so that its arenas tell what else is in use.
+    /// Whether all recorded blocks are glibc's and none is missing, so that its arenas tell what else is in use.
     pub fn is_followed_in_glibc(&self) -> bool {
         let is_glibc = |name: &String| name.starts_with("glibc ") || name == "Rust global allocator";
         let has_gap = self.inuse_since.is_some() || self.was_unseen();
         !has_gap && !self.allocators.is_empty() && self.allocators.iter().all(is_glibc)
     }
 
-    /// Share of its anonymous memory, without stacks, that is in heaps of allocators whose calls are counted. `None` if that was
-    /// not measured, or if its runtime's own heap is read.
+    /// Share of its anonymous memory, without stacks, that lies in heaps of allocators whose calls are counted. `None`
+    /// if that was not measured, or if its runtime's own heap is read.
     pub fn memory_coverage(&self) -> Option<f64> {
         let share = self.resident?.heap_share()?;
         match self.hook {
@@ -102,7 +105,7 @@ impl Process {
         }
     }
 
-    /// Number of processes that it stands for: 1, unless processes were put together.
+    /// Number of processes that it stands for: 1, unless processes were merged.
     pub fn count(&self) -> u64 {
         self.stands_for.max(1)
     }

@@ -14,10 +14,10 @@ use super::stack::{Frame, Module, SharedFrames, Stack};
 pub struct Profile {
     /// Facts about the recording as a whole.
     pub header: Header,
-    /// Processes with at least one hit, and others that were counted.
+    /// Processes with at least one hit, and other processes that were counted.
     pub processes: Vec<Process>,
-    /// Further targets, in which nothing was counted: idle ones, and those without a known allocator. They have no rows, and no
-    /// figures but those of their memory.
+    /// Further targets in which nothing was counted: idle ones, and those without a known allocator. They have no rows,
+    /// and no figures except those of their memory.
     pub idle: Vec<Process>,
     /// One row per process, thread, allocator function, stack and sampling interval.
     pub rows: Vec<Row>,
@@ -25,7 +25,7 @@ pub struct Profile {
     pub modules: Vec<Module>,
     /// Counters of the recording by name, in display order.
     pub counters: BTreeMap<String, u64>,
-    /// Remarks that must accompany the figures: losses, coverage, changes of the sampling interval.
+    /// Notes that must accompany the figures: losses, coverage, changes of the sampling interval.
     pub notes: Vec<String>,
 }
 
@@ -43,12 +43,12 @@ impl Profile {
         }
     }
 
-    /// Number of targets: processes that were counted, and others.
+    /// Number of targets, whether they were counted or not.
     pub fn number_of_targets(&self) -> u64 {
         self.number_of_processes() + self.idle.len() as u64
     }
 
-    /// Number of processes that were counted, including each of those that were put together.
+    /// Number of processes that were counted; merged processes count individually.
     pub fn number_of_processes(&self) -> u64 {
         self.processes.iter().map(Process::count).sum()
     }
@@ -68,21 +68,21 @@ impl Profile {
         self.header.live && (self.processes.is_empty() || self.processes.iter().any(|process| !process.inuse_unknown))
     }
 
-    /// Number of processes that figures in use do not include, because theirs are unknown.
+    /// Number of processes that figures in use leave out because their memory in use is unknown.
     pub fn without_inuse(&self) -> usize {
         let unknown = self.processes.iter().filter(|process| self.header.live && process.inuse_unknown);
         unknown.map(|process| process.count() as usize).sum()
     }
 
-    /// Number of processes whose figures in use are of blocks since some moment of the recording only, and the last of
-    /// these moments; `None` if there are none.
+    /// Number of processes whose figures in use cover only blocks since some point in the recording, and the latest of
+    /// these points; `None` if there are no such processes.
     pub fn inuse_since(&self) -> Option<(u64, SystemTime)> {
         let late = self.processes.iter().filter(|process| self.header.live && !process.inuse_unknown);
         let late = late.filter_map(|process| Some((process.count(), process.inuse_since?)));
         late.reduce(|(number, last), (more, since)| (number + more, last.max(since)))
     }
 
-    /// Whether it is known of any blocks in use where they are.
+    /// Whether the location of any blocks in use is known.
     pub fn knows_in_memory(&self) -> bool {
         self.rows.iter().any(|row| row.in_memory.is_some() && row.inuse.samples > 0)
     }
@@ -111,7 +111,8 @@ impl Profile {
         }
     }
 
-    /// The profile without the modules that no frame of it is in: their paths are those of programs that it says nothing about.
+    /// The profile without modules that none of its frames refers to. Their paths belong to programs that the profile
+    /// says nothing about.
     #[must_use]
     pub fn without_unused_modules(mut self) -> Self {
         let used: BTreeSet<usize> =
@@ -132,7 +133,7 @@ impl Profile {
     }
 
     /// Address of a frame where its module was mapped in the first process that had it, so that a place in a file has
-    /// one address in all processes; the frame's own address if its module or file offset is unknown.
+    /// the same address in all processes. If the module or the file offset is unknown, the frame's own address.
     pub fn address_in_first_process(&self, frame: &Frame) -> u64 {
         let module = frame.module.and_then(|module| self.modules.get(module));
         module

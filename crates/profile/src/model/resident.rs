@@ -1,35 +1,35 @@
-//! Where the resident memory of a process is.
+//! What a process's resident memory is used for.
 
 use serde::{Deserialize, Serialize};
 
 use super::Glibc;
 
-/// The part that is none of the others: anonymous memory that nobody accounts for.
+/// The remaining part: anonymous memory that cannot be attributed.
 pub const OTHER: &str = "other";
 /// Private anonymous memory whose mappings were not read.
 pub const UNDIVIDED: &str = "anonymous";
 
-/// Resident memory of a process by what it is for, in bytes. The parts do not overlap, so their sum is what the kernel counts
+/// Resident memory of a process by purpose, in bytes. The parts do not overlap, so their sum is what the kernel counts
 /// as resident (`Rss` in proc(5)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resident {
-    /// Heaps of allocators: the main heap, arenas, and other mappings with blocks that were sampled.
+    /// Heaps of allocators: the main heap, arenas, and other mappings that contain sampled blocks.
     #[serde(rename = "heap")]
     pub heap_bytes: u64,
-    /// Mapped files, with their pages that the process has written to.
+    /// Mapped files, including their pages that the process has written to.
     #[serde(rename = "files")]
     pub files_bytes: u64,
     /// Stacks of threads.
     #[serde(rename = "stacks")]
     pub stacks_bytes: u64,
-    /// Memory that may be shared with other processes and is no file.
+    /// Memory that may be shared with other processes and is not file-backed.
     #[serde(rename = "shared")]
     pub shared_bytes: u64,
-    /// Executable memory that is no file.
+    /// Executable memory that is not file-backed.
     #[serde(rename = "jit_code")]
     pub jit_code_bytes: u64,
-    /// Pages of heapbpf's own: inline hooks, and what they keep.
+    /// heapbpf's own pages: inline hooks and their data.
     #[serde(rename = "heapbpf")]
     pub own_bytes: u64,
     /// Other anonymous memory.
@@ -41,28 +41,28 @@ pub struct Resident {
     /// Huge pages of hugetlbfs. The kernel does not count them as resident, so no sum includes them.
     #[serde(rename = "hugetlb")]
     pub hugetlb_bytes: u64,
-    /// Private memory in swap space, beside what is resident.
+    /// Private memory in swap space; not part of resident memory.
     #[serde(rename = "swapped")]
     pub swapped_bytes: u64,
-    /// Its proportional share of the resident memory (`Pss`); `None` if mappings were not read.
+    /// The process's proportional share of the resident memory (`Pss`); `None` if mappings were not read.
     #[serde(rename = "pss")]
     pub pss_bytes: Option<u64>,
-    /// All memory that the kernel charges to its cgroup (`memory.current`), which other processes may share.
+    /// All memory that the kernel charges to the process's cgroup (`memory.current`), which other processes may share.
     #[serde(rename = "cgroup")]
     pub cgroup_bytes: Option<u64>,
-    /// Private anonymous memory that was resident when the recording came to the process; `None` if that is unknown.
+    /// Private anonymous memory that was resident when the recording attached to the process; `None` if unknown.
     #[serde(rename = "at_attach")]
     pub at_attach_bytes: Option<u64>,
-    /// What glibc has of it; `None` if its arenas were not read.
+    /// Memory by glibc's own records; `None` if its arenas were not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub glibc: Option<Glibc>,
-    /// Whether it is the last reading of a process that has ended since.
+    /// Whether this is the last reading of a process that has ended since.
     #[serde(rename = "before_end", skip_serializing_if = "std::ops::Not::not")]
     pub is_before_end: bool,
 }
 
 impl Resident {
-    /// All of it.
+    /// The sum of all parts.
     pub fn total_bytes(&self) -> u64 {
         self.parts().iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
@@ -81,8 +81,8 @@ impl Resident {
         ]
     }
 
-    /// Share of the anonymous memory, without stacks and heapbpf's own pages, that is in heaps of allocators. `None` if there is
-    /// none, or if it is not divided into parts.
+    /// Share of the anonymous memory, without stacks and heapbpf's own pages, that lies in heaps of allocators. `None`
+    /// if there is none, or if it is not divided into parts.
     pub fn heap_share(&self) -> Option<f64> {
         let all = [self.heap_bytes, self.jit_code_bytes, self.other_bytes];
         let all = all.into_iter().fold(0, u64::saturating_add);
@@ -112,11 +112,11 @@ impl Resident {
         };
     }
 
-    /// What the allocators hold and nobody uses (free blocks, caches, rounding), in bytes: at least and at most.
-    /// `inuse_bytes`: the lower and the upper end of what sampled stacks have in use.
+    /// Lower and upper bound of the unused bytes that allocators hold (free blocks, caches, rounding). `inuse_bytes`
+    /// has the lower and the upper end of what sampled stacks have in use.
     ///
-    /// The heap's resident memory is in use by blocks that the recording saw, or by older ones, or by nobody. Of the older
-    /// ones only a bound is known: they are not larger than what was resident at first.
+    /// The heap's resident memory is used by blocks that the recording saw, by older blocks, or not at all. For the
+    /// older blocks only a bound is known: they are not larger than what was resident at first.
     pub fn unused_bytes(&self, inuse_bytes: (f64, f64)) -> (f64, f64) {
         let heap = self.heap_bytes as f64;
         let older = self.at_attach_bytes.map_or(heap, |bytes| bytes as f64);
@@ -132,11 +132,11 @@ mod tests {
     fn parts_add_up_and_what_nobody_uses_is_bounded() {
         let mut one = Resident { heap_bytes: 1000, files_bytes: 20, other_bytes: 3, ..Resident::default() };
         assert_eq!(one.total_bytes(), 1023);
-        // How old the blocks are that were not sampled is unknown.
+        // The age of blocks that were not sampled is unknown.
         assert_eq!(one.unused_bytes((200.0, 300.0)), (0.0, 800.0));
         one.at_attach_bytes = Some(100);
         assert_eq!(one.unused_bytes((200.0, 300.0)), (600.0, 800.0));
-        // Blocks may be in use and not resident.
+        // Blocks may be in use but not resident.
         assert_eq!(one.unused_bytes((2_000.0, 3_000.0)), (0.0, 0.0));
         let mut sum = one;
         sum.add(&one);

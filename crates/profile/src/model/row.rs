@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 use super::row_key::RowKey;
 use super::stack::Stack;
 
-/// Where the bytes of the blocks in use are: sums to which each block contributes the bytes that are there.
+/// Where the bytes of blocks in use are. In each sum, a block contributes the bytes that are there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct InMemory {
-    /// In memory. Pages that were never written to are not.
+    /// In memory; this excludes pages that were never written to.
     pub resident: SampleSums,
     /// Swapped out.
     #[serde(default, skip_serializing_if = "is_of_none")]
     pub swapped: SampleSums,
-    /// The most that a block which was not looked at could contribute, if not all were looked at, in bytes.
+    /// The most bytes that an unexamined block could contribute, if not all blocks were examined.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub most_bytes: f64,
 }
@@ -32,10 +32,10 @@ fn is_zero(value: &f64) -> bool {
 }
 
 impl InMemory {
-    /// Those of no block.
+    /// The sums of no blocks.
     pub const NONE: Self = Self { resident: SampleSums::NONE, swapped: SampleSums::NONE, most_bytes: 0.0 };
 
-    /// Adds those of other blocks of the same sampling interval.
+    /// Adds the sums of other blocks with the same sampling interval.
     pub fn add(&mut self, other: &Self) {
         self.resident.add(&other.resident);
         self.swapped.add(&other.swapped);
@@ -55,15 +55,17 @@ pub struct Row {
     pub inuse: SampleSums,
     /// Where the blocks in use are, if that was read.
     pub in_memory: Option<Box<InMemory>>,
-    /// Sums of the samples that their process held at exit, if those are separate from what is in use.
+    /// Sums of the samples that their process held at exit, if they are separate from what is in use.
     pub at_exit: SampleSums,
-    /// Sums of the samples in use when the estimated total in use was highest, if they were kept.
+    /// Sums of the samples in use when the estimated total in use was highest, if they were recorded.
     pub peak: Option<SampleSums>,
     /// Lifetimes of the sampled blocks, if they were followed.
     pub lifetimes: Option<Lifetimes>,
-    /// How what is in use changed over the last [`Header::growth_over`](super::Header::growth_over), if it did and that is known.
+    /// How memory in use changed over the last [`Header::growth_over`](super::Header::growth_over); `None` if it did
+    /// not change or that is unknown.
     pub growth: Option<Growth>,
-    /// The only member of the row's process that it is of (by its index), if rows of several were put together.
+    /// Index of the process member that the row belongs to, if rows of several processes were merged and the row
+    /// belongs to just one.
     pub member: Option<usize>,
 }
 
@@ -84,7 +86,8 @@ impl Row {
         }
     }
 
-    /// Whether it stands for lost samples ([`crate::lost_samples`]): it has estimates of allocation, but no samples.
+    /// Whether the row stands for lost samples ([`crate::lost_samples`]): it has estimates of allocation but no
+    /// samples.
     pub fn is_of_lost_samples(&self) -> bool {
         self.alloc.samples == 0 && (self.alloc.bytes != 0.0 || self.alloc.objects != 0.0)
     }
@@ -100,12 +103,12 @@ impl Row {
         self.inuse.add(&other.inuse);
     }
 
-    /// Whether Go's runtime has sampled it ([`Stack::source`]).
+    /// Whether Go's runtime took the samples ([`Stack::source`]).
     pub fn is_of_go_runtime(&self) -> bool {
         self.key.stack.source().is_some()
     }
 
-    /// The row with its process under another number.
+    /// The row with another process index.
     #[must_use]
     pub fn with_process(mut self, process: usize) -> Self {
         self.key.process = process;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-/// Identity of a row: process, thread name, allocator function, sampling interval and call stack. Each stage from sampling
-/// to the profile has its own types for a process `P`, a function `F` and a stack `S`.
+/// Identity of a row: process, thread name, allocator function, sampling interval and call stack. Each stage from
+/// sampling to the profile uses its own types for the process `P`, the function `F` and the stack `S`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RowKey<P, F, S> {
     /// Process.
@@ -35,7 +35,7 @@ impl<P, F: Clone, S> RowKey<P, F, S> {
 }
 
 impl<P, S> RowKey<P, Arc<str>, S> {
-    /// The key of a row that adds up all threads and functions of a process.
+    /// The key of a row with the totals over all threads and functions of a process.
     pub fn total(process: P, interval: u64, stack: S) -> Self {
         Self { process, thread: "".into(), function: "".into(), interval, stack }
     }

@@ -1,16 +1,16 @@
-//! Call stacks, their frames, and the modules that frames are in.
+//! Call stacks, their frames, and the modules that frames belong to.
 
 use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// The source of stacks that Go's runtime has recorded ([`Stack::source`]).
+/// The source of stacks that Go's runtime recorded ([`Stack::source`]).
 pub const GO_RUNTIME: &str = "go runtime";
 
 /// A call stack.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stack {
-    /// Frames, innermost first. Stacks share them, because most of them are on many stacks (see [`SharedFrames`]).
+    /// Frames, innermost first. Stacks share frames, because most frames are on many stacks (see [`SharedFrames`]).
     pub frames: Vec<Arc<Frame>>,
     /// The unwinder that produced it: `dwarf`, `fp` or `caller` (only the address of the caller is known), or
     /// [`GO_RUNTIME`].
@@ -20,7 +20,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// The stack with each frame changed. Frames that are equal afterwards are shared through `shared`.
+    /// The stack with `change` applied to each frame. Frames that are equal afterwards are shared through `shared`.
     #[must_use]
     pub fn with_frames(&self, shared: &mut SharedFrames, change: impl Fn(&mut Frame)) -> Self {
         let changed = |frame: &Arc<Frame>| {
@@ -31,17 +31,17 @@ impl Stack {
         Self { frames: self.frames.iter().map(changed).collect(), unwinder: self.unwinder, cut: self.cut.clone() }
     }
 
-    /// Who recorded it, if not heapbpf: [`GO_RUNTIME`]. Its row is of what the process has in use since it started, not
-    /// since the recording began, and has no allocations.
+    /// Who recorded the stack, if not heapbpf: [`GO_RUNTIME`]. The row of such a stack covers what the process has in
+    /// use since it started, not since the recording began, and has no allocations.
     pub fn source(&self) -> Option<&'static str> {
         (self.unwinder == GO_RUNTIME).then_some(GO_RUNTIME)
     }
 }
 
-/// A frame. An inlined function is a frame of its own, before the function that it is inlined into.
+/// A frame. An inlined function has its own frame, before the frame of the function that it is inlined into.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
-    /// Function name, demangled; `None` if unknown, then `reason` says why.
+    /// Demangled function name; `None` if unknown, and `reason` says why.
     pub function: Option<Arc<str>>,
     /// Symbol name before demangling, if it differs.
     pub system_name: Option<Arc<str>>,
@@ -51,9 +51,10 @@ pub struct Frame {
     pub line: Option<u32>,
     /// Whether this is a function inlined into the next frame.
     pub inlined: bool,
-    /// Where the function begins, as an address of its ELF file, if its unwind entry tells so and nothing gives it a name.
+    /// Start of the function as an address in its ELF file, if its unwind entry gives it and the function has no name.
     pub function_start: Option<u64>,
-    /// Why nothing is known of the function. Why functions with a start have no name is the module's `reason`.
+    /// Why nothing is known about the function. If the function has a start but no name, the module's `reason` says
+    /// why.
     pub reason: Option<Arc<str>>,
     /// Index into [`Profile::modules`](super::Profile::modules).
     pub module: Option<usize>,
@@ -73,10 +74,10 @@ impl Hash for Frame {
     }
 }
 
-/// Number of frames below which those that no stack has any more are not looked for.
+/// Number of frames from which frames that no stack uses any more are removed.
 const FIRST_SWEEP: usize = 1024;
 
-/// Frames that stacks share: equal ones are kept once, as long as a stack has them.
+/// Frames shared by stacks. Equal frames are stored once, as long as a stack uses them.
 #[derive(Clone, Debug, Default)]
 pub struct SharedFrames {
     known: HashSet<Arc<Frame>>,
@@ -84,7 +85,7 @@ pub struct SharedFrames {
 }
 
 impl SharedFrames {
-    /// The frame that is equal to this one, shared.
+    /// The shared frame that equals this one.
     pub fn share(&mut self, frame: Frame) -> Arc<Frame> {
         if let Some(known) = self.known.get(&frame) {
             return Arc::clone(known);
@@ -97,14 +98,15 @@ impl SharedFrames {
         frame
     }
 
-    /// Forgets frames that no stack has any more. This also happens whenever there are twice as many as the last time.
+    /// Removes frames that no stack uses any more. This also happens whenever their number has doubled since the last
+    /// time.
     pub fn sweep(&mut self) {
         self.known.retain(|frame| Arc::strong_count(frame) > 1);
         self.sweep_at = 2 * self.known.len();
         self.known.shrink_to(self.sweep_at);
     }
 
-    /// The distinct frames, also some that no stack has any more.
+    /// The distinct frames, possibly including some that no stack uses any more.
     pub fn iter(&self) -> impl Iterator<Item = &Frame> {
         self.known.iter().map(AsRef::as_ref)
     }
@@ -114,7 +116,7 @@ impl SharedFrames {
         self.known.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no frames.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -133,7 +135,7 @@ pub struct Module {
     pub end: u64,
     /// File offset of that mapping.
     pub file_offset: u64,
-    /// Why functions of it have no names; `None` if all have one.
+    /// Why its functions have no names; `None` if all have one.
     pub reason: Option<Arc<str>>,
 }
 
@@ -154,7 +156,7 @@ mod tests {
             .collect();
         assert_eq!(shared.len(), 8);
         assert!(stacks.iter().all(|stack| Arc::ptr_eq(&stack.frames[1], &stacks[0].frames[1])));
-        // What a stack takes for a frame is a pointer.
+        // A stack stores one pointer per frame.
         assert_eq!(size_of_val(&*stacks[0].frames), 2 * size_of::<usize>());
         let unnamed = |frame: &mut Frame| frame.line = None;
         let mut again = SharedFrames::default();

@@ -1,4 +1,5 @@
-//! Stacks of a page: text once, frames once, and of each stack only what differs from the stack before it.
+//! Stacks of a page, encoded compactly: each text and each frame once, and of each stack only the part that differs
+//! from the previous stack.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use crate::model::{Frame, Profile};
 use crate::naming::{base_name, frame_name, is_allocator_function, short_function};
 use crate::origin::FrameRules;
 
-/// A call, as the page shows it.
+/// A call as the page shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Call {
     function: u32,
@@ -19,7 +20,7 @@ struct Call {
     inlined: bool,
 }
 
-/// What is known of a call whose function has a name.
+/// The place of a call.
 pub(super) struct Place<'a> {
     pub(super) file: &'a str,
     pub(super) line: u32,
@@ -27,16 +28,16 @@ pub(super) struct Place<'a> {
     pub(super) inlined: bool,
 }
 
-/// Functions, by columns. All texts are numbers in `strings`.
+/// Functions, as columns. All texts are indices into `strings`.
 #[derive(Default, Serialize)]
 pub(super) struct Functions {
     name: Vec<u32>,
     short: Vec<u32>,
-    /// 1: of an allocator.
+    /// 1 for an allocator's function.
     allocator: Vec<u8>,
 }
 
-/// Frames, by columns. 0 stands for no text and no line.
+/// Frames, as columns. 0 means no text or no line.
 #[derive(Default, Serialize)]
 pub(super) struct Frames {
     function: Vec<u32>,
@@ -57,7 +58,7 @@ pub(super) struct Names {
     by_text: HashMap<String, u32>,
     by_function: HashMap<u32, u32>,
     by_call: HashMap<Call, u32>,
-    /// A number of each function that is the same in other recordings.
+    /// A hash of each function that is the same in other recordings.
     hashes: Vec<u64>,
 }
 
@@ -93,7 +94,7 @@ impl Names {
         id
     }
 
-    /// The number of a call of a function.
+    /// The number of a call.
     pub(super) fn call(&mut self, name: &str, is_named: bool, place: &Place<'_>) -> u32 {
         let call = Call {
             function: self.function(name, is_named),
@@ -133,15 +134,15 @@ impl Names {
     }
 }
 
-/// FNV-1a: the same in every run, which is all that is asked of it.
+/// FNV-1a, because the hash must be the same in every run.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Bits of a number that JavaScript keeps exactly.
+/// Bits of an integer that JavaScript represents exactly.
 const EXACT_BITS: u32 = 53;
 
-/// A stack: its group, why it is cut, and its frames, outermost first.
+/// A stack: its group, why it was cut, and its frames, outermost first.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Chain {
     pub(super) group: u32,
@@ -149,25 +150,25 @@ pub(super) struct Chain {
     pub(super) frames: Arc<[u32]>,
 }
 
-/// Stacks, by columns, in the order of their functions: the page builds its tree by comparing neighbours.
+/// Stacks, as columns, sorted by their functions. The page builds its tree by comparing neighbours.
 #[derive(Default, Serialize)]
 pub(super) struct Stacks {
-    /// A number that the same stack has in other recordings of the same program.
+    /// A number that identifies the stack in other recordings of the same program.
     id: Vec<u64>,
     /// Number of the group.
     group: Vec<u32>,
-    /// Text that says why the stack is cut; 0 if it is whole.
+    /// Text that says why the stack was cut; 0 if it is complete.
     cut: Vec<u32>,
-    /// How many outermost frames it shares with the stack before it.
+    /// Number of outermost frames that it shares with the previous stack.
     shared: Vec<u32>,
-    /// How many other frames it has.
+    /// Number of further frames.
     own: Vec<u32>,
-    /// These frames of all stacks, outermost first.
+    /// The further frames of all stacks, outermost first.
     calls: Vec<u32>,
 }
 
 impl Stacks {
-    /// The stacks in their order, and that order. `group_names` must be the same in other recordings.
+    /// The sorted stacks, and their order. `group_names` must be the same in other recordings.
     pub(super) fn new(names: &Names, chains: &[Chain], group_names: &[String]) -> (Self, Vec<usize>) {
         let mut order: Vec<usize> = (0..chains.len()).collect();
         let functions = |index: usize| chains[index].frames.iter().map(|frame| names.function_of(*frame));

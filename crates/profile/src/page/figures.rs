@@ -1,4 +1,4 @@
-//! Figures of a page, as columns of whole numbers.
+//! Figures of a page, as columns of integers.
 
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// The figure of a pool; without numbers if it is not known.
+    /// The figure of a pool, without numbers if it is unknown.
     pub(super) fn of(profile: &Profile, pool: &Pool, value: Value, confidence: f64, exact: Option<u64>) -> Self {
         if !pool.knows(profile, value) {
             return Self { estimate: None, low: None, high: None, exact: None };
@@ -29,11 +29,11 @@ impl Figure {
     }
 }
 
-/// One figure of all stacks.
+/// One figure for all stacks.
 #[derive(Default, Serialize)]
 pub(super) struct Column {
     pub(super) estimate: Vec<i64>,
-    /// `null` where no interval is honest.
+    /// `null` where there is no valid interval.
     pub(super) low: Vec<Option<i64>>,
     pub(super) high: Vec<Option<i64>>,
     pub(super) samples: Vec<u64>,

@@ -1,4 +1,4 @@
-//! Growth between two moments, for the page: the stacks of a comparison.
+//! Growth between two points in time, for the page: the stacks of a comparison.
 
 use serde::Serialize;
 
@@ -51,7 +51,7 @@ impl Row {
     }
 }
 
-/// Compares memory in use of two profiles as `heapbpf diff` does.
+/// Compares the memory in use of two profiles as `heapbpf diff` does.
 pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> GrowthData {
     let options = DiffOptions {
         values: vec![Value::InuseSpace],
@@ -83,7 +83,7 @@ pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> Growth
         .collect();
     let (columns, order) = Stacks::new(&names, &chains, &groups);
     let mut total = totals.pop().map(|total| Row::of(&total)).unwrap_or_else(Row::none);
-    // One test needs no correction for many.
+    // A single test needs no multiple-testing correction.
     total.significant = total.q.is_some_and(|p| p <= false_discovery_rate);
     GrowthData {
         from_ms: units::unix_ms(before.header.time),

@@ -1,4 +1,4 @@
-//! What was allocated between two moments and is in use at the second one, for the page.
+//! Memory allocated between two points in time and in use at the second, for the page.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::model::Profile;
 use crate::units;
 use crate::value::Value;
 
-/// What was allocated after a moment and is in use at a later one, by stack.
+/// Memory allocated after a point in time and in use at a later one, by stack.
 #[derive(Serialize)]
 pub struct KeptData {
     from_ms: u64,
@@ -20,7 +20,7 @@ pub struct KeptData {
     total: Figure,
     notes: Vec<String>,
     groups: Vec<String>,
-    /// Stacks that are not here, because they are too many.
+    /// Number of stacks that are left out because there are too many.
     left_out: usize,
     strings: Vec<String>,
     functions: Functions,
@@ -29,9 +29,9 @@ pub struct KeptData {
     column: Column,
 }
 
-/// Makes the data. `profile`: the later moment, with rows in use that have only the blocks allocated after `from_ms`.
+/// Builds the data. `profile` is the later point in time; its rows in use cover only blocks allocated after `from_ms`.
 ///
-/// The figures are estimated as those in use are, from fewer samples. Bounds on losses are those of everything in use, so
+/// The figures are estimated like those in use, from fewer samples. Bounds on losses are those of everything in use, so
 /// intervals are never too narrow.
 pub fn kept_data(profile: &Profile, from_ms: u64, notes: Vec<String>, confidence: f64) -> KeptData {
     const VALUE: Value = Value::InuseSpace;

@@ -1,5 +1,5 @@
-//! What a page shows of stacks apart from their figures: names, frames, groups, and their order. While a recording goes on, most
-//! refreshes have the stacks of the one before, so that this need not be made again.
+//! What a page shows of stacks apart from their figures: names, frames, groups, and their order. During a recording,
+//! most refreshes have the same stacks as the previous one, so the layout can be reused.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::intern::Interned;
 use crate::model::{Lifetimes, Module, Profile, Row, Stack};
 use crate::value::Value;
 
-/// Rows of equal group and frames.
+/// Rows with equal group and frames.
 #[derive(Default)]
 pub(super) struct Pooled<'a> {
     pub(super) pool: Pool,
@@ -26,9 +26,9 @@ pub(super) struct Pooled<'a> {
 /// What a page shows of stacks apart from their figures.
 #[derive(Debug, Serialize)]
 pub struct Layout {
-    /// Stacks that are not here, because they are too many.
+    /// Number of stacks that are left out because there are too many.
     left_out: usize,
-    /// Names, functions, frames and stacks as JSON: they are written once.
+    /// Names, functions, frames and stacks as JSON, encoded only once.
     strings: Box<RawValue>,
     functions: Box<RawValue>,
     frames: Box<RawValue>,
@@ -37,29 +37,29 @@ pub struct Layout {
     made_from: MadeFrom,
     #[serde(skip)]
     pub(super) groups: Vec<String>,
-    /// Of each row, the number of its group.
+    /// For each row, the number of its group.
     #[serde(skip)]
     group_of_row: Vec<u32>,
-    /// Of each row, where its stack is in their order; `None` if it is left out.
+    /// For each row, the position of its stack in the order; `None` if it is left out.
     #[serde(skip)]
     place_of_row: Vec<Option<u32>>,
     #[serde(skip)]
     places: usize,
 }
 
-/// What decides on a layout.
+/// The inputs that determine a layout.
 #[derive(Debug)]
 struct MadeFrom {
     by: GroupBy,
-    /// Stack and process of each row. Stacks are kept, so that nothing else comes to be at their address.
+    /// Stack and process of each row. The stacks are kept alive, so that no other stack can get the same address.
     rows: Vec<(Arc<Stack>, usize)>,
-    /// Names of the groups of processes, for display and for comparison.
+    /// Names of the processes' groups, for display and for comparison.
     processes: Vec<(String, String)>,
     modules: Vec<Module>,
 }
 
 impl Layout {
-    /// Lays the stacks of a profile out. Beyond [`MOST_STACKS`], those with the least of `shown` are left out.
+    /// Lays out the stacks of a profile. Beyond [`MOST_STACKS`], those with the smallest `shown` are left out.
     pub(super) fn new(profile: &Profile, by: GroupBy, shown: Value) -> Self {
         let mut names = Names::new();
         let mut groups = GroupNames::new(profile, by);
@@ -95,13 +95,13 @@ impl Layout {
         }
     }
 
-    /// Whether a profile has the same layout.
+    /// Whether a profile would get the same layout.
     pub(super) fn fits(&self, profile: &Profile, by: GroupBy) -> bool {
         let MadeFrom { by: own, rows, processes, modules } = &self.made_from;
         let is_same = |(row, (stack, process)): (&Row, &(Arc<Stack>, usize))| {
             Arc::ptr_eq(&row.key.stack, stack) && row.key.process == *process
         };
-        // Threads are groups by the names that rows have, and which stacks are the largest changes.
+        // Groups by thread depend on names in the rows, and the set of largest stacks changes.
         by != GroupBy::Thread
             && *own == by
             && self.left_out == 0
@@ -111,7 +111,7 @@ impl Layout {
             && *processes == group_names(profile, by)
     }
 
-    /// The rows of each stack, in the order of the stacks.
+    /// The rows of each stack, in stack order.
     pub(super) fn pooled<'a>(&self, profile: &'a Profile) -> Vec<Pooled<'a>> {
         let mut stacks: Vec<Pooled> = Vec::new();
         stacks.resize_with(self.places, Pooled::default);
@@ -123,14 +123,14 @@ impl Layout {
         stacks
     }
 
-    /// The rows of each group, and its processes.
+    /// The rows of each group, with its processes.
     pub(super) fn pooled_groups(&self, profile: &Profile) -> Vec<(Pool, BTreeSet<usize>)> {
         let mut groups = vec![(Pool::default(), BTreeSet::new()); self.groups.len()];
         let mut last = None;
         for (row, &group) in profile.rows.iter().zip(&self.group_of_row) {
             let (pool, processes) = &mut groups[group as usize];
             pool.add(row);
-            // Rows of a process are mostly next to each other.
+            // The rows of a process are mostly adjacent.
             if last.replace((group, row.key.process)) != Some((group, row.key.process)) {
                 processes.insert(row.key.process);
             }
@@ -158,16 +158,16 @@ fn group_names(profile: &Profile, by: GroupBy) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Names of groups, in the order in which their stacks come.
+/// Names of groups, in the order in which their stacks appear.
 pub(super) struct GroupNames<'a> {
     by: GroupBy,
     shown: Groups<'a>,
     same: Groups<'a>,
     pub(super) names: Vec<String>,
-    /// Names that are the same in another recording.
+    /// Names that stay the same in other recordings.
     pub(super) comparable: Vec<String>,
     by_name: HashMap<String, u32>,
-    /// The last process, and the number of its group.
+    /// The previous process, and the number of its group.
     last: Option<(usize, u32)>,
 }
 
@@ -201,7 +201,7 @@ impl<'a> GroupNames<'a> {
     }
 }
 
-/// The distinct groups and frames of rows, and which of them each row has.
+/// The distinct combinations of group and frames, and the one that each row has.
 pub(super) fn chains<'a>(
     profile: &'a Profile,
     names: &mut Names,
@@ -209,7 +209,7 @@ pub(super) fn chains<'a>(
 ) -> (Vec<Chain>, Vec<u32>) {
     let interned = Interned::for_viewers(profile);
     let ids: Vec<u32> = interned.frames.iter().map(|frame| names.frame(profile, frame)).collect();
-    // Frames that differ in their address alone are one call, so that stacks may be equal here.
+    // Frames that differ only in their address are the same call, so stacks may become equal here.
     let mut numbers: HashMap<Arc<[u32]>, u32, RandomState> = HashMap::default();
     let stacks: Vec<(u32, Arc<[u32]>)> = (0..interned.stacks.len() as u32)
         .map(|stack| {

@@ -1,4 +1,4 @@
-//! The web page: one file with all its code (`web/`), and the data that it shows.
+//! The web page: one file with all its code (`web/`) and the data that it shows.
 
 mod calls;
 mod figures;
@@ -27,16 +27,16 @@ use crate::units;
 use crate::value::Value;
 use heapbpf_statistics::survival;
 
-/// The page, with a place for its data. Made by `cargo xtask web`.
+/// The page, with a placeholder for its data. Built by `cargo xtask web`.
 pub const PAGE: &str = include_str!("../../../../web/dist/page.html");
-/// The place. In a page that gets its data from a server, nothing is there.
+/// The placeholder. In a page that gets its data from a server, it is empty.
 const PLACE: &str = "@DATA@";
 
-/// Most processes that are listed one by one, and most of those in which nothing was counted.
+/// Maximum number of processes listed individually, and maximum number of idle ones.
 const MOST_PROCESSES: usize = 500;
-/// Most stacks with a lifetime curve.
+/// Maximum number of stacks with a lifetime curve.
 const MOST_CURVES: usize = 2_000;
-/// Most stacks; the smallest are left out beyond that.
+/// Maximum number of stacks; beyond that the smallest are left out.
 const MOST_STACKS: usize = 100_000;
 
 /// What the page shows of one profile.
@@ -54,19 +54,19 @@ pub struct PageData {
     /// Whether frees were followed, so that there are figures in use.
     live: bool,
     values: Vec<PageValue>,
-    /// The value to show first.
+    /// Index of the value to show first.
     active: usize,
-    /// A figure for each value.
+    /// One figure per value.
     totals: Vec<Figure>,
     groups: Vec<Group>,
     processes: Vec<ProcessEntry>,
-    /// What grows; `None` if the profile does not tell.
+    /// Functions that grow; `None` if the profile has no growth figures.
     growing: Option<Vec<Growing>>,
     remarks: Vec<String>,
     counters: std::collections::BTreeMap<String, u64>,
     #[serde(flatten)]
     layout: SharedLayout,
-    /// A column for each value.
+    /// One column per value.
     columns: Vec<Column>,
     sizes: Sizes,
     lifetimes: Vec<Option<StackLifetimes>>,
@@ -81,7 +81,7 @@ impl Serialize for SharedLayout {
 }
 
 impl PageData {
-    /// What is shown of stacks apart from their figures, for the next page of the same recording.
+    /// The layout of the stacks, to be reused for the next page of the same recording.
     pub const fn layout(&self) -> &Arc<Layout> {
         &self.layout.0
     }
@@ -103,7 +103,7 @@ struct Group {
     resident: Option<ResidentEntry>,
 }
 
-/// Where the resident memory of a program or process is.
+/// How the resident memory of a program or process is used.
 #[derive(Serialize)]
 struct ResidentEntry {
     bytes: u64,
@@ -145,12 +145,12 @@ struct Sizes {
 struct StackLifetimes {
     median: Option<f64>,
     temporary: f64,
-    /// Seconds and the share that lives longer.
+    /// Age in seconds, and the share that lives longer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     curve: Vec<(f64, f64)>,
 }
 
-/// The page over one profile, without a server.
+/// The page for one profile, without a server.
 ///
 /// # Errors
 /// The data cannot be encoded.
@@ -164,30 +164,30 @@ pub fn static_page(data: &PageData, report: &str, growth: Option<&GrowthData>) -
     }
     let data = serde_json::to_string(&Static { profile: data, report, growth })?;
     let (before, after) = PAGE.split_once(PLACE).unwrap_or((PAGE, ""));
-    // A name with "</script>" in it must not end the data.
+    // A name that contains "</script>" must not end the data.
     Ok([before, &escaped_json(&data.replace('<', "\\u003c")), after].concat())
 }
 
-/// The page of a server, which asks for its data.
+/// The page for a server, from which it requests its data.
 pub fn served_page() -> String {
     PAGE.replacen(PLACE, "", 1)
 }
 
-/// The page's policy: only its own code runs, and it talks to nobody but its own server.
+/// The page's content security policy: only its own code runs, and it connects only to its own server.
 pub fn served_policy() -> &'static str {
     let begin = "Content-Security-Policy\" content=\"";
     PAGE.split_once(begin).and_then(|(_, rest)| rest.split_once('"')).map_or("default-src 'none'", |(policy, _)| policy)
 }
 
-/// Most functions that are said to grow.
+/// Maximum number of functions listed as growing.
 const MOST_GROWING: usize = 5;
 
-/// Makes the data of a page.
+/// Builds the data of a page.
 pub fn page_data(profile: &Profile, shown: Value, group_by: Option<GroupBy>, confidence: f64) -> PageData {
     next_page_data(profile, shown, group_by, confidence, None)
 }
 
-/// The same, with the layout of the page before if it fits: then only figures are new.
+/// Like [`page_data`], but reuses the previous page's layout if it fits; then only the figures are computed.
 pub fn next_page_data(
     profile: &Profile,
     shown: Value,
@@ -234,7 +234,7 @@ pub fn next_page_data(
     }
 }
 
-/// Figures in use and allocated of the processes (by their indices) that are `seen`, for a timeline.
+/// Figures in use and allocated for the processes (by index) that are `seen`, for a timeline.
 pub fn totals(profile: &Profile, confidence: f64, seen: impl Fn(usize) -> bool) -> [Figure; 2] {
     let processes = || (0..profile.processes.len()).filter(|index| seen(*index));
     let mut pool = Pool::of(profile.rows.iter().filter(|row| seen(row.key.process)));
@@ -251,7 +251,7 @@ fn figures(profile: &Profile, pool: &Pool, values: &[Value], confidence: f64, pr
     values.iter().map(figure).collect()
 }
 
-/// Figures of the groups.
+/// The figures of the groups.
 fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], confidence: f64) -> Vec<Group> {
     let mut resident = resident_of_groups(profile, by, confidence);
     let names = Groups::new(profile, by);
@@ -271,7 +271,7 @@ fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], con
     };
     let mut groups: Vec<Group> = layout.groups.iter().zip(layout.pooled_groups(profile)).map(group).collect();
     if by != GroupBy::Thread {
-        // Stacks name groups by their place in the list, so these come last.
+        // Stacks refer to groups by their index in the list, so idle ones come last.
         groups.extend(idle.into_iter().map(|(name, processes)| {
             let resident = resident.remove(&name);
             Group { name, processes, totals: Vec::new(), resident }
@@ -280,7 +280,7 @@ fn groups(profile: &Profile, layout: &Layout, by: GroupBy, values: &[Value], con
     groups
 }
 
-/// Where the memory of each group is, by its name. Threads have none of their own.
+/// How the memory of each group is used, by group name. Threads have no memory of their own.
 fn resident_of_groups(profile: &Profile, by: GroupBy, confidence: f64) -> HashMap<String, ResidentEntry> {
     if by == GroupBy::Thread {
         return HashMap::new();
@@ -363,7 +363,7 @@ impl Sizes {
     }
 }
 
-/// Lifetimes of each stack; the largest have their curves.
+/// Lifetimes of each stack; only the largest stacks have their curves.
 fn lifetimes(stacks: &[Pooled], by: Value) -> Vec<Option<StackLifetimes>> {
     if stacks.iter().all(|stack| stack.lifetimes.is_empty()) {
         return stacks.iter().map(|_| None).collect();

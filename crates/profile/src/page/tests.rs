@@ -91,7 +91,7 @@ fn growth_is_judged_as_diff_judges_it() {
     let rows = growth["rows"].as_array().expect("rows");
     assert_eq!(rows.iter().filter(|row| row["significant"] == true).count(), 1);
     assert_eq!(growth["total"]["significant"], true);
-    // A stack has one id, wherever it is shown.
+    // A stack has the same id wherever it is shown.
     let ids = numbers(&data(&after)["stacks"]["id"]);
     let of_growth = numbers(&growth["stacks"]["id"]);
     assert!(of_growth.iter().filter(|id| ids.contains(id)).count() >= 3, "{of_growth:?} {ids:?}");
@@ -121,7 +121,8 @@ fn the_page_needs_nothing_and_cannot_be_broken_out_of() {
     assert!(!code.contains("unsafe-inline") && !code.contains("unsafe-eval"));
 }
 
-/// A refresh with the layout of the one before is the page that would be made anew; one that does not fit is not used.
+/// A refresh that reuses the previous layout gives the same page as one built from scratch; a layout that does not fit
+/// is not reused.
 #[test]
 fn the_layout_of_the_page_before_is_used_if_it_fits() {
     let mut profile = testing::large(400, 12);

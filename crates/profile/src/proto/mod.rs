@@ -1,5 +1,5 @@
-//! Protobuf messages of pprof, Perfetto and OpenTelemetry, written by hand after their public schemas, with the fields that this
-//! crate uses.
+//! Protobuf messages of pprof, Perfetto and OpenTelemetry. They are written by hand from the public schemas, with only
+//! the fields that this crate uses.
 
 #[cfg(feature = "otlp")]
 pub mod otlp;

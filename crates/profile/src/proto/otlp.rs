@@ -1,18 +1,19 @@
-//! OpenTelemetry's messages for profiles, as far as they are written, after `opentelemetry/proto/profiles/v1development/profiles.proto`
-//! of github.com/open-telemetry/opentelemetry-proto 1.10. Index 0 of each table of the dictionary means "none".
+//! OpenTelemetry's messages for profiles, as far as this crate writes them, from
+//! `opentelemetry/proto/profiles/v1development/profiles.proto` of github.com/open-telemetry/opentelemetry-proto 1.10.
+//! Index 0 of each dictionary table means "none".
 
 /// `ProfilesData`; `ExportProfilesServiceRequest` has the same fields.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProfilesData {
-    /// Profiles by what they are of.
+    /// Profiles by resource.
     #[prost(message, repeated, tag = "1")]
     pub resource_profiles: Vec<ResourceProfiles>,
-    /// What the profiles refer to.
+    /// The tables that the profiles refer to.
     #[prost(message, optional, tag = "2")]
     pub dictionary: Option<ProfilesDictionary>,
 }
 
-/// What profiles share.
+/// Tables shared by all profiles.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProfilesDictionary {
     /// Mapped files.
@@ -44,7 +45,7 @@ pub struct ResourceProfiles {
     /// The resource.
     #[prost(message, optional, tag = "1")]
     pub resource: Option<Resource>,
-    /// Its profiles, by what made them.
+    /// Its profiles, by the program that made them.
     #[prost(message, repeated, tag = "2")]
     pub scope_profiles: Vec<ScopeProfiles>,
 }
@@ -52,7 +53,7 @@ pub struct ResourceProfiles {
 /// `opentelemetry.proto.resource.v1.Resource`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Resource {
-    /// What is known of it.
+    /// Its attributes.
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
 }
@@ -79,19 +80,19 @@ pub struct InstrumentationScope {
     pub version: String,
 }
 
-/// Samples of one value.
+/// Samples of one kind of value.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Profile {
-    /// What the value is.
+    /// Kind of value.
     #[prost(message, optional, tag = "1")]
     pub sample_type: Option<ValueType>,
     /// Stacks with values.
     #[prost(message, repeated, tag = "2")]
     pub samples: Vec<Sample>,
-    /// Wall clock at the start, nanoseconds since 1970.
+    /// Wall-clock time at the start, nanoseconds since 1970.
     #[prost(fixed64, tag = "3")]
     pub time_unix_nano: u64,
-    /// Length.
+    /// Length in nanoseconds.
     #[prost(uint64, tag = "4")]
     pub duration_nano: u64,
     /// What `period` counts.
@@ -100,7 +101,7 @@ pub struct Profile {
     /// Mean number of events between samples.
     #[prost(int64, tag = "6")]
     pub period: i64,
-    /// What else is known of it.
+    /// Its attributes.
     #[prost(int32, repeated, tag = "11")]
     pub attribute_indices: Vec<i32>,
 }
@@ -122,7 +123,7 @@ pub struct Sample {
     /// Stack.
     #[prost(int32, tag = "1")]
     pub stack_index: i32,
-    /// What else is known of it.
+    /// Its attributes.
     #[prost(int32, repeated, tag = "2")]
     pub attribute_indices: Vec<i32>,
     /// Value.
@@ -139,13 +140,13 @@ pub struct Mapping {
     /// Address after the last one.
     #[prost(uint64, tag = "2")]
     pub memory_limit: u64,
-    /// Where in the file it begins.
+    /// File offset of the first address.
     #[prost(uint64, tag = "3")]
     pub file_offset: u64,
-    /// File.
+    /// File name.
     #[prost(int32, tag = "4")]
     pub filename_strindex: i32,
-    /// What else is known of it.
+    /// Its attributes.
     #[prost(int32, repeated, tag = "5")]
     pub attribute_indices: Vec<i32>,
 }
@@ -161,7 +162,7 @@ pub struct Stack {
 /// An address.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Location {
-    /// Where it is mapped.
+    /// Its mapping.
     #[prost(int32, tag = "1")]
     pub mapping_index: i32,
     /// Address.
@@ -170,7 +171,7 @@ pub struct Location {
     /// Functions, innermost first.
     #[prost(message, repeated, tag = "3")]
     pub lines: Vec<Line>,
-    /// What else is known of it.
+    /// Its attributes.
     #[prost(int32, repeated, tag = "4")]
     pub attribute_indices: Vec<i32>,
 }
@@ -192,7 +193,7 @@ pub struct Function {
     /// Name.
     #[prost(int32, tag = "1")]
     pub name_strindex: i32,
-    /// Name as the linker knows it.
+    /// Name in the symbol table.
     #[prost(int32, tag = "2")]
     pub system_name_strindex: i32,
     /// Source file.
@@ -200,11 +201,11 @@ pub struct Function {
     pub filename_strindex: i32,
 }
 
-/// A link to a span; only the empty one is written.
+/// A link to a span. Only an empty one is written.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Link {}
 
-/// An attribute of the dictionary.
+/// An attribute in the dictionary.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct KeyValueAndUnit {
     /// Name.
@@ -234,7 +235,7 @@ pub struct AnyValue {
     pub value: Option<Any>,
 }
 
-/// A value of an attribute.
+/// The value of an attribute.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum Any {
     /// A text.
@@ -259,12 +260,12 @@ pub struct ArrayValue {
 /// `ExportProfilesServiceResponse` of `opentelemetry.proto.collector.profiles.v1development`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ExportProfilesServiceResponse {
-    /// What was not accepted.
+    /// The part that was not accepted.
     #[prost(message, optional, tag = "1")]
     pub partial_success: Option<ExportProfilesPartialSuccess>,
 }
 
-/// What of a request was not accepted.
+/// The part of a request that was not accepted.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ExportProfilesPartialSuccess {
     /// Number of profiles.
@@ -281,7 +282,8 @@ mod tests {
 
     use super::*;
 
-    /// Every field has a value of its own; the bytes are those that code made from the schema (opentelemetry-proto 0.33.1) reads and writes.
+    /// Every field has a distinct value. The bytes are what code generated from the schema (opentelemetry-proto 0.33.1)
+    /// reads and writes.
     #[test]
     fn fields_have_the_numbers_and_types_of_the_schema() {
         let text = |text: &str| Some(AnyValue { value: Some(Any::String(text.into())) });

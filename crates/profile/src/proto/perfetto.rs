@@ -1,4 +1,4 @@
-//! Perfetto's trace packets, after `perfetto_trace.proto` of github.com/google/perfetto.
+//! Perfetto's trace packets, from `perfetto_trace.proto` of github.com/google/perfetto.
 
 /// `perfetto.protos.Trace`.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -14,7 +14,7 @@ pub struct TracePacket {
     /// Processes.
     #[prost(message, optional, tag = "2")]
     pub process_tree: Option<ProcessTree>,
-    /// One moment on several clocks.
+    /// One point in time on several clocks.
     #[prost(message, optional, tag = "6")]
     pub clock_snapshot: Option<ClockSnapshot>,
     /// Time on CLOCK_BOOTTIME, nanoseconds.
@@ -26,13 +26,13 @@ pub struct TracePacket {
     /// Strings, mappings, frames and call stacks by number.
     #[prost(message, optional, tag = "12")]
     pub interned_data: Option<InternedData>,
-    /// 1: numbers begin anew; 2: refers to numbers.
+    /// 1: numbering restarts; 2: refers to numbers.
     #[prost(uint32, optional, tag = "13")]
     pub sequence_flags: Option<u32>,
     /// Heap dumps.
     #[prost(message, optional, tag = "37")]
     pub profile_packet: Option<ProfilePacket>,
-    /// The sequence begins here.
+    /// Whether the sequence starts here.
     #[prost(bool, optional, tag = "87")]
     pub first_packet_on_sequence: Option<bool>,
 }
@@ -131,13 +131,13 @@ pub struct Mapping {
     pub exact_offset: u64,
 }
 
-/// Heap dumps of one moment; `continued` until the last of its packets.
+/// Heap dumps of one point in time; all packets but the last have `continued` set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProfilePacket {
     /// Dumps.
     #[prost(message, repeated, tag = "5")]
     pub process_dumps: Vec<ProcessHeapSamples>,
-    /// More packets of this moment follow.
+    /// Whether more packets for this point in time follow.
     #[prost(bool, tag = "6")]
     pub continued: bool,
     /// Number of the packet.
@@ -154,10 +154,10 @@ pub struct ProcessHeapSamples {
     /// Stacks.
     #[prost(message, repeated, tag = "2")]
     pub samples: Vec<HeapSample>,
-    /// The process ended.
+    /// Whether the process ended.
     #[prost(bool, tag = "6")]
     pub disconnected: bool,
-    /// Moment on CLOCK_MONOTONIC_COARSE, nanoseconds.
+    /// Time on CLOCK_MONOTONIC_COARSE, nanoseconds.
     #[prost(uint64, tag = "9")]
     pub timestamp: u64,
     /// Name of the heap.
@@ -166,7 +166,7 @@ pub struct ProcessHeapSamples {
     /// Sampling interval in force.
     #[prost(uint64, tag = "12")]
     pub sampling_interval_bytes: u64,
-    /// Sampling interval asked for.
+    /// Requested sampling interval.
     #[prost(uint64, tag = "13")]
     pub orig_sampling_interval_bytes: u64,
 }
@@ -208,15 +208,15 @@ pub struct Process {
     /// Command line, the program first.
     #[prost(string, repeated, tag = "3")]
     pub cmdline: Vec<String>,
-    /// Process id in its own namespace.
+    /// Process id in its own pid namespace.
     #[prost(int32, repeated, packed = "false", tag = "6")]
     pub nspid: Vec<i32>,
-    /// `cmdline` is only the name of the main thread.
+    /// Whether `cmdline` is only the name of the main thread.
     #[prost(bool, tag = "9")]
     pub cmdline_is_comm: bool,
 }
 
-/// One moment on several clocks.
+/// One point in time on several clocks.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ClockSnapshot {
     /// Clocks.
@@ -227,7 +227,7 @@ pub struct ClockSnapshot {
 /// A clock's time.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Clock {
-    /// Which clock, as in `clock_gettime`, see [`clock`].
+    /// The clock, numbered as in `clock_gettime`; see [`clock`].
     #[prost(uint32, tag = "1")]
     pub clock_id: u32,
     /// Nanoseconds.
@@ -235,7 +235,7 @@ pub struct Clock {
     pub timestamp: u64,
 }
 
-/// Perfetto's numbers of clocks.
+/// Perfetto's clock numbers.
 pub mod clock {
     /// CLOCK_REALTIME.
     pub const REALTIME: u32 = 1;

@@ -1,9 +1,9 @@
-//! pprof's messages, after `profile.proto` of github.com/google/pprof.
+//! pprof's messages, from `profile.proto` of github.com/google/pprof.
 
 /// `perftools.profiles.Profile`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Profile {
-    /// What the values of a sample are.
+    /// Kinds of the values of a sample.
     #[prost(message, repeated, tag = "1")]
     pub sample_type: Vec<ValueType>,
     /// Stacks with values.
@@ -21,16 +21,16 @@ pub struct Profile {
     /// Strings that everything else refers to; the first is empty.
     #[prost(string, repeated, tag = "6")]
     pub string_table: Vec<String>,
-    /// Expression: frames from a matching function inwards are left out by readers.
+    /// Regular expression: readers leave out frames from a matching function inwards.
     #[prost(int64, tag = "7")]
     pub drop_frames: i64,
-    /// Expression: exceptions to `drop_frames`.
+    /// Regular expression: exceptions to `drop_frames`.
     #[prost(int64, tag = "8")]
     pub keep_frames: i64,
-    /// Wall clock at the start, nanoseconds since 1970.
+    /// Wall-clock time at the start, nanoseconds since 1970.
     #[prost(int64, tag = "9")]
     pub time_nanos: i64,
-    /// Length.
+    /// Length in nanoseconds.
     #[prost(int64, tag = "10")]
     pub duration_nanos: i64,
     /// What `period` counts.
@@ -67,7 +67,7 @@ pub struct Sample {
     /// One value per sample type.
     #[prost(int64, repeated, tag = "2")]
     pub value: Vec<i64>,
-    /// What else is known of it.
+    /// Its labels.
     #[prost(message, repeated, tag = "3")]
     pub label: Vec<Label>,
 }
@@ -98,7 +98,7 @@ pub struct Mapping {
     /// First address.
     #[prost(uint64, tag = "2")]
     pub memory_start: u64,
-    /// End.
+    /// End address.
     #[prost(uint64, tag = "3")]
     pub memory_limit: u64,
     /// File offset of the first address.
@@ -110,16 +110,16 @@ pub struct Mapping {
     /// Build ID in hexadecimal digits.
     #[prost(int64, tag = "6")]
     pub build_id: i64,
-    /// Functions of this mapping have been looked up.
+    /// Whether functions of this mapping have been looked up.
     #[prost(bool, tag = "7")]
     pub has_functions: bool,
-    /// So have source files.
+    /// Whether source files have been looked up.
     #[prost(bool, tag = "8")]
     pub has_filenames: bool,
-    /// So have line numbers.
+    /// Whether line numbers have been looked up.
     #[prost(bool, tag = "9")]
     pub has_line_numbers: bool,
-    /// So have inlined functions.
+    /// Whether inlined functions have been looked up.
     #[prost(bool, tag = "10")]
     pub has_inline_frames: bool,
 }
@@ -139,7 +139,7 @@ pub struct Location {
     /// Functions at this address, the innermost inlined one first.
     #[prost(message, repeated, tag = "4")]
     pub line: Vec<Line>,
-    /// Several symbols share this address.
+    /// Whether several symbols share this address.
     #[prost(bool, tag = "5")]
     pub is_folded: bool,
 }
@@ -164,7 +164,7 @@ pub struct Function {
     /// Name.
     #[prost(int64, tag = "2")]
     pub name: i64,
-    /// Name as the linker knows it.
+    /// Name in the symbol table.
     #[prost(int64, tag = "3")]
     pub system_name: i64,
     /// Source file.

@@ -1,4 +1,4 @@
-//! What a file is that is no profile, as far as its beginning shows it.
+//! Recognizes files that are not profiles by their first bytes.
 
 /// Magic numbers of files that users might mistake for profiles.
 const KNOWN: &[(&[u8], &str)] = &[
@@ -9,12 +9,12 @@ const KNOWN: &[(&[u8], &str)] = &[
     (b"group,stack,incomplete,", "a table (CSV)"),
 ];
 
-/// Longest first line, and the most of a text, that is looked at, in bytes.
+/// Maximum length of a first line, and maximum part of a text that is examined, in bytes.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// What a file is that begins like this; `None` if it may be a pprof profile, or something else.
+/// What kind of file starts with these bytes; `None` if it may be a pprof profile, or something else.
 pub(super) fn kind(bytes: &[u8]) -> Option<&'static str> {
-    // A name may begin as JSON does: `[unknown]`.
+    // A name may start like JSON: `[unknown]`.
     if is_folded(bytes) {
         return Some("folded stacks, for flame graphs");
     }
@@ -22,11 +22,11 @@ pub(super) fn kind(bytes: &[u8]) -> Option<&'static str> {
     if let Some((_, what)) = KNOWN.iter().find(|(magic, _)| start.starts_with(magic)) {
         return Some(what);
     }
-    // A pprof profile begins with a value type (field 1), whose fields 1 and 2 are integers.
+    // A pprof profile starts with a value type (field 1) whose fields 1 and 2 are integers.
     let [0x0a, rest @ ..] = bytes else { return None };
     let length = rest.iter().position(|byte| byte & 0x80 == 0)? + 1;
     match rest.get(length..)? {
-        // A resource (field 1), with its attributes (field 1), each with a key (field 1).
+        // A resource (field 1) with attributes (field 1), each with a key (field 1).
         [0x0a, inner @ ..] => is_attributes(inner).then_some("an OpenTelemetry profile (OTLP)"),
         // A clock snapshot: field 6.
         [0x32, ..] => Some("a Perfetto trace"),
@@ -34,12 +34,13 @@ pub(super) fn kind(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Whether a file begins as text does: in UTF-8, with no other control characters than those of lines, pages and colours.
+/// Whether a file starts like text: UTF-8, with no control characters other than line breaks, tabs, form feeds and
+/// escapes for colours.
 pub(super) fn is_text(bytes: &[u8]) -> bool {
     let start = &bytes[..bytes.len().min(LONGEST_LINE)];
     let text = match std::str::from_utf8(start) {
         Ok(text) => text,
-        // The limit may be within a character.
+        // The limit may fall inside a character.
         Err(error) if error.error_len().is_none() && start.len() < bytes.len() => {
             std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default()
         }
@@ -48,7 +49,7 @@ pub(super) fn is_text(bytes: &[u8]) -> bool {
     !text.is_empty() && !text.contains(|c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\x0c' | '\x1b'))
 }
 
-/// Whether a message has a message in its field 1, whose field 1 has a length, too.
+/// Whether a message has a message in field 1 whose own field 1 is length-delimited.
 fn is_attributes(mut bytes: &[u8]) -> bool {
     for _ in 0..2 {
         let Some(length) = bytes.iter().position(|byte| byte & 0x80 == 0) else { return false };
@@ -74,7 +75,7 @@ mod tests {
     use crate::formats::{FORMATS, WriteOptions};
     use crate::testing;
 
-    /// Every format that heapbpf writes is read, or named.
+    /// Every format that heapbpf writes is either read or named.
     #[test]
     fn formats_that_are_not_read_are_named() {
         let mut named = 0;

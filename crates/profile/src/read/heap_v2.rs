@@ -1,8 +1,8 @@
-//! Reader of jemalloc's `heap_v2` text and the similar text of gperftools: stacks of addresses with counts that are not
-//! yet unbiased.
+//! Reader of jemalloc's `heap_v2` text and gperftools' similar text: stacks of addresses with counts that are not
+//! unbiased yet.
 //!
-//! A line holds the sums of all samples of a stack, so they are unbiased by their mean size, as `jeprof` does. That is
-//! exact for blocks of one size and an approximation otherwise. jemalloc 5.3 and later write numbers with which it is
+//! A line has the sums of all samples of a stack, so they are unbiased by their mean size, as `jeprof` does. That is
+//! exact for blocks of one size, and an approximation otherwise. jemalloc 5.3 and later write numbers for which it is
 //! exact on average.
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim())).peekable();
     let (_, header) = lines.next().unwrap_or_default();
     let interval = interval(header)?;
-    // jemalloc writes a stack before its figures, gperftools the other way round.
+    // jemalloc writes a stack before its figures, gperftools after them.
     let mut addresses: Option<Vec<u64>> = None;
     let mut found: Vec<(Vec<u64>, Line)> = Vec::new();
     let mut total_frames = 0;
@@ -39,7 +39,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
             addresses = Some(stack_addresses(stack).ok_or_else(|| damaged(number, "an address that is none"))?);
             in_totals = false;
         } else if let Some(figures) = line.strip_prefix("t*:") {
-            // The sum over all threads. The lines of single threads follow and would count twice.
+            // The sum over all threads. The lines for single threads follow and would count twice.
             let figures = Line::parse(figures).ok_or_else(|| damaged(number, "figures that are none"))?;
             if let Some(addresses) = addresses.take() {
                 total_frames += addresses.len();
@@ -76,7 +76,8 @@ fn stack_addresses(text: &str) -> Option<Vec<u64>> {
     text.split_whitespace().map(|address| u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()).collect()
 }
 
-/// Parses `objects: bytes [objects: bytes]`: in use, and allocated in all (if jemalloc was configured to keep that).
+/// Figures of a stack, parsed from `objects: bytes [objects: bytes]`: in use, and allocated in total (if jemalloc was
+/// configured to record that).
 struct Line {
     inuse: (u64, u64),
     alloc: (u64, u64),
@@ -129,7 +130,7 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
         let reason = Some(Arc::clone(&reason));
         shared.share(Frame { module, address, file_offset, reason, ..Frame::default() })
     };
-    // Without opt.prof_accum jemalloc writes zeros for allocation totals.
+    // Without opt.prof_accum, jemalloc writes zeros for allocation totals.
     let accumulated = found.iter().any(|(_, line)| line.alloc.0 > 0);
     let row = |(addresses, line): &(Vec<u64>, Line)| {
         let frames = addresses.iter().map(&mut frame).collect();

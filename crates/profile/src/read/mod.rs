@@ -1,4 +1,4 @@
-//! Readers of profiles: heapbpf's own, and those of other heap profilers.
+//! Readers of profiles: heapbpf's own and those of other heap profilers.
 //!
 //! A file may be damaged or hostile, so every size is bounded, every index is checked, and every error is a sentence
 //! for the user.
@@ -28,9 +28,10 @@ use super::units::ByteUnit;
 pub const LARGEST_FILE: u64 = 2 << 30;
 /// Largest decompressed size of a file, in bytes. 50,000 stacks of 40 frames take 6 MB as pprof, and 350 MB as JSON.
 pub const LARGEST_DECOMPRESSED: u64 = 1 << 30;
-/// Most frames of all stacks together, which take 1 GiB of memory: four times those of 50,000 stacks of 40 frames.
+/// Maximum number of frames of all stacks together, which take 1 GiB of memory: four times those of 50,000 stacks of 40
+/// frames.
 const MOST_FRAMES: usize = if cfg!(test) { 200_000 } else { 8_000_000 };
-/// Most samples of a profile: a million per second for twelve days.
+/// Maximum number of samples in a profile: a million per second for twelve days.
 const MOST_SAMPLES: u64 = 1 << 40;
 
 /// Why a profile could not be read.
@@ -52,7 +53,7 @@ pub enum ReadError {
         /// What is wrong with the contents.
         source: ContentError,
     },
-    /// The figures are samples, but the file does not hold the sampling interval.
+    /// The figures are samples, but the file does not state the sampling interval.
     #[error("cannot unbias: no sampling interval recorded in {0}")]
     NoInterval(PathBuf),
 }
@@ -60,7 +61,7 @@ pub enum ReadError {
 /// What is wrong with the contents of a file.
 #[derive(Debug, Error)]
 pub enum ContentError {
-    /// The contents are of no known format.
+    /// The contents are in no known format.
     #[error(
         "it is {0}; heapbpf reads its own .json, .parquet and .pb.gz, heap profiles of Go and tcmalloc (pprof) and jemalloc's heap_v2"
     )]
@@ -123,7 +124,7 @@ fn parse_within(bytes: &[u8], largest_decompressed: u64) -> Result<Profile, Cont
     parse_plain(&decompressed(bytes, largest_decompressed)?)
 }
 
-/// A limit in its unit: `1 GiB`.
+/// A limit in its own unit: `1 GiB`.
 fn whole(bytes: u64) -> String {
     let unit = ByteUnit::of(bytes as f64);
     format!("{} {}", bytes as f64 / unit.bytes(), unit.name())
@@ -177,7 +178,7 @@ fn parse_content(bytes: &[u8]) -> Result<Profile, ContentError> {
     }
     match foreign::kind(bytes) {
         Some(what) => Err(ContentError::Foreign(what.into())),
-        // Text may happen to be a message, so that only what cannot be read is said to be text.
+        // Text may happen to decode as a message, so a file is reported as text only if it cannot be read.
         None => parse_pprof(bytes).map_err(|error| match error {
             ContentError::Damaged { .. } | ContentError::Foreign(_) if foreign::is_text(bytes) => {
                 ContentError::Foreign("text, no profile".into())
@@ -204,7 +205,7 @@ fn parse_pprof(bytes: &[u8]) -> Result<Profile, ContentError> {
 
 #[cfg(not(feature = "pprof"))]
 fn parse_pprof(bytes: &[u8]) -> Result<Profile, ContentError> {
-    // Writers of pprof begin with the first value type: field 1, length-delimited.
+    // pprof writers start with the first value type: field 1, length-delimited.
     let like_pprof = bytes.first() == Some(&0x0a);
     Err(if like_pprof { ContentError::NotBuilt("pprof") } else { ContentError::Foreign("no profile".into()) })
 }

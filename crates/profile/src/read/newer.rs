@@ -1,4 +1,4 @@
-//! What this version does not understand of a profile that a newer one wrote.
+//! Reports the parts of a profile from a newer version that this version does not understand.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,14 +8,14 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 
 use crate::escape::escaped;
 
-/// The version that reads.
+/// The version of this reader.
 const OURS: &str = env!("CARGO_PKG_VERSION");
-/// Most fields that are named.
+/// Maximum number of fields that are named.
 const MOST_NAMED: usize = 8;
-/// Longest name of a field, in characters.
+/// Maximum length of a field name, in characters.
 const LONGEST: usize = 40;
 
-/// Fields that this version writes, and so understands.
+/// Fields that this version writes and therefore understands.
 const TOP: &str = "audit confidence counters criterion duration_seconds ended_apart estimator growth_seconds host interval_bytes live modules \
                    notes processes recordings samples_known stacks started time time_windows totals unread unwind version";
 const FIGURES: &str = "alloc_bytes alloc_objects inuse_bytes inuse_objects at_exit_bytes at_exit_objects";
@@ -27,13 +27,14 @@ const STACK: &str = "at_exit_largest_bytes at_exit_offset_sum at_exit_sampled_by
                      offset_sum peak pid process program sampled_bytes samples smallest_bytes source thread unwinder \
                      zero_byte_samples";
 
-/// A sentence about the fields that are not understood, if a newer version wrote the profile (heapbpf's JSON) and there are some.
+/// A sentence about the fields that are not understood, if a newer version wrote the profile (heapbpf's JSON) and there
+/// are such fields.
 pub(super) fn note(version: &str, bytes: &[u8]) -> Option<String> {
     if is_newer(version) { note_of(version, &unknown_fields(bytes)) } else { None }
 }
 
-/// A sentence about the parts of a profile that are not understood, if a newer version wrote it and there are some. Their names
-/// are told as [`shown`] makes them.
+/// A sentence about the parts of a profile that are not understood, if a newer version wrote it and there are such
+/// parts. `parts` are names as [`shown`] returns them.
 pub(super) fn note_of(version: &str, parts: &BTreeSet<String>) -> Option<String> {
     if !is_newer(version) || parts.is_empty() {
         return None;
@@ -47,12 +48,12 @@ pub(super) fn note_of(version: &str, parts: &BTreeSet<String>) -> Option<String>
     ))
 }
 
-/// A name from a profile, for a sentence about it.
+/// A name from a profile, prepared for use in such a sentence.
 pub(super) fn shown(name: &str) -> String {
     escaped(name).chars().take(LONGEST).collect()
 }
 
-/// What to add to an error about a profile of this version.
+/// Text to append to an error about a profile that `version` wrote.
 pub(super) fn hint_of(version: &str) -> String {
     if is_newer(version) {
         format!(" (it was written by heapbpf {version}, and this is {OURS})")
@@ -61,7 +62,7 @@ pub(super) fn hint_of(version: &str) -> String {
     }
 }
 
-/// What to add to an error about the profile: that a newer version wrote it.
+/// Text to append to an error about the profile, which says that a newer version wrote it.
 pub(super) fn hint(bytes: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Version {
@@ -78,16 +79,16 @@ pub(super) fn is_newer(version: &str) -> bool {
     numbers(version).zip(numbers(OURS)).is_some_and(|(theirs, ours)| theirs.len() < 5 && theirs > ours)
 }
 
-/// Names of the fields of the profile, of processes and of stacks that this version does not write.
+/// Names of the fields in the profile, in processes and in stacks that this version does not write.
 fn unknown_fields(bytes: &[u8]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    // What is damaged was refused before.
+    // Damaged files were rejected earlier.
     let _ = Fields { of: "", known: &[TOP], found: &mut found }
         .deserialize(&mut serde_json::Deserializer::from_slice(bytes));
     found
 }
 
-/// Takes note of the unknown fields of an object, or of all objects of a list.
+/// Collects the unknown fields of an object, or of all objects in a list.
 struct Fields<'a> {
     of: &'static str,
     known: &'static [&'static str],

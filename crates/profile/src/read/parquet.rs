@@ -1,4 +1,4 @@
-//! Reader of heapbpf's Parquet tables, which hold what a comparison needs, but no locations of frames.
+//! Reader of heapbpf's Parquet tables, which contain what a comparison needs, but no locations of frames.
 
 mod pages;
 
@@ -21,7 +21,7 @@ use crate::model::{
 use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
 
-/// Most columns that are looked at for what is not understood.
+/// Maximum number of columns that are checked for unknown names.
 const MOST_COLUMNS: usize = 1_000;
 
 fn damaged(reason: impl ToString) -> ContentError {
@@ -32,7 +32,8 @@ fn too_many() -> ContentError {
     ContentError::TooLarge(format!("more than {MOST_FRAMES} frames"))
 }
 
-/// Reads the profile, and says what a newer version may have meant. Rows of several hosts become one profile under the name of the first host.
+/// Reads the profile, and adds a note about parts from a newer version. Rows of several hosts become one profile under
+/// the name of the first host.
 pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     let file = SerializedFileReader::new(Bytes::copy_from_slice(bytes)).map_err(damaged)?;
     let version = file.metadata().file_metadata().created_by().and_then(|by| by.strip_prefix(CREATED_BY));
@@ -62,7 +63,7 @@ fn names(file: &ParquetMetaData) -> impl Iterator<Item = &str> {
 /// Reads the table.
 fn table(file: &SerializedFileReader<Bytes>, known: &[String]) -> Result<Profile, ContentError> {
     let groups = file.metadata().row_groups();
-    // The library panics on these.
+    // The library panics on such values.
     let columns = groups.iter().flat_map(|group| group.columns());
     if columns
         .map(|column| {
@@ -93,16 +94,16 @@ fn table(file: &SerializedFileReader<Bytes>, known: &[String]) -> Result<Profile
     Ok(table.profile)
 }
 
-/// Process id, name, and index in the profile of the recording if known.
+/// Process id, name, and index in the recording's profile if known.
 type ProcessId = (u32, String, Option<u64>);
 
 struct Table {
     profile: Profile,
     strings: Strings,
     process_ids: HashMap<ProcessId, usize>,
-    /// The distinct losses that the rows of each process state.
+    /// The distinct losses that rows state for each process.
     losses: HashSet<(usize, String, Losses)>,
-    /// Number of the stacks' frames.
+    /// Number of frames in all stacks.
     frames: usize,
     shared_frames: SharedFrames,
 }
@@ -137,7 +138,7 @@ impl Table {
             (self.profile.header.started, self.profile.header.time) = if columns.has("started") {
                 (UNIX_EPOCH + columns.time("started")?.unwrap_or_default(), time)
             } else {
-                // Older versions wrote the start of the recording only.
+                // Older versions wrote only the start of the recording.
                 (time, time.checked_add(self.profile.header.duration).unwrap_or(time))
             };
         }
@@ -151,7 +152,7 @@ impl Table {
         let inuse = columns.sums("inuse_", "inuse")?;
         self.profile.header.live |= inuse.is_some();
         self.profile.processes[process].inuse_unknown |= inuse.is_none();
-        // In older versions, what ended processes held counted as in use.
+        // In older versions, memory that ended processes held counted as in use.
         let at_exit = if columns.has("at_exit_bytes") { columns.sums("at_exit_", "at_exit")? } else { None };
         self.profile.header.ended_apart |= columns.flag("ended_apart").unwrap_or(false);
         self.profile.header.time_windows |= columns.flag("time_windows").unwrap_or(false);
@@ -195,7 +196,7 @@ impl Table {
         if let Some(&known) = self.process_ids.get(&key) {
             return Ok(known);
         }
-        // Older versions did not write these.
+        // Older versions did not write these columns.
         let text = |name: &str| columns.text(name).unwrap_or_default().to_owned();
         let placement = Placement { container: text("container"), pod: text("pod"), unit: text("unit") };
         self.profile.processes.push(Process {
@@ -206,7 +207,7 @@ impl Table {
             cgroup: columns.text("cgroup")?.into(),
             coverage: 1.0,
             ended: columns.flag("ended").unwrap_or(false),
-            // Older versions did not write this column, and a text that is NULL reads as empty.
+            // Older versions did not write this column, and NULL reads as empty text.
             hook: columns.text("hook").ok().and_then(Hook::from_name),
             inuse_since: columns.time("inuse_since").ok().flatten().and_then(|since| UNIX_EPOCH.checked_add(since)),
             ..Process::default()
@@ -218,7 +219,7 @@ impl Table {
 }
 
 impl Table {
-    /// Adds the losses that a row states for its process. Files of several recordings state several of one process.
+    /// Adds the losses that a row states for its process. Files with several recordings have several for one process.
     fn losses(&mut self, process: usize, columns: &Columns) -> Result<(), ContentError> {
         // Older versions did not write these columns.
         let whole = |name: &str| columns.some_whole(name).ok().flatten().unwrap_or(0);
@@ -243,7 +244,7 @@ impl Table {
     }
 }
 
-/// The columns that are understood, with their values of a row, and type checks.
+/// The columns that are understood, with the values of the current row and type checks.
 struct Columns<'a> {
     file: &'a ParquetMetaData,
     cells: HashMap<&'a str, (Column, Cell)>,
@@ -254,7 +255,7 @@ impl<'a> Columns<'a> {
         let mut cells = HashMap::new();
         for (at, column) in file.file_metadata().schema_descr().columns().iter().enumerate() {
             let [name, inner @ ..] = column.path().parts() else { continue };
-            // Lists are groups of a group of their elements.
+            // A list is a group that contains a group of its elements.
             let deepest = if name == "frames" { 2 } else { 0 };
             if known.contains(name) && inner.len() <= deepest && !cells.contains_key(name.as_str()) {
                 let pages = group.get_column_page_reader(at).map_err(damaged)?;
@@ -284,7 +285,7 @@ impl<'a> Columns<'a> {
         self.cells.get(name).map(|(_, cell)| cell).ok_or_else(|| self.missing(name))
     }
 
-    /// Names of functions, of at most so many levels.
+    /// Function names of a stack, with at most `most` levels.
     fn frames(&mut self, most: usize) -> Result<Vec<Cell>, ContentError> {
         match self.cells.get_mut("frames") {
             Some((column, _)) => column.texts(most),
@@ -329,7 +330,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// A column that older versions did not write.
+    /// The value of a column that older versions did not write.
     fn flag(&self, name: &str) -> Option<bool> {
         match self.cells.get(name)?.1 {
             Cell::Flag(flag) => Some(flag),

@@ -1,8 +1,8 @@
-//! Reader of pprof heap profiles by heapbpf, Go and tcmalloc.
+//! Reader of pprof heap profiles from heapbpf, Go and tcmalloc.
 //!
-//! All of them hold unbiased estimates, as their writers scale before they write. Go keeps the block size of each
-//! sample, so the number of samples can be recovered, and there are intervals; from the others only the estimates are
-//! known.
+//! All of them contain unbiased estimates, because their writers scale before they write. Go stores the block size of
+//! each sample, so the number of samples can be recovered, and there are intervals. For the others, only the estimates
+//! are known.
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem::take;
@@ -34,34 +34,34 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     reader.profile()
 }
 
-/// The message with its samples still encoded, as their number is what makes a profile large.
+/// The message with its samples still encoded, because the samples make a profile large.
 #[derive(Default)]
 struct Raw<'a> {
     head: proto::Profile,
     samples: Vec<&'a [u8]>,
-    /// Number of lines of all locations.
+    /// Number of lines in all locations.
     lines: usize,
-    /// Numbers of fields that no profile had when this was written.
+    /// Field numbers that did not exist when this was written.
     unknown: BTreeSet<u32>,
 }
 
-/// The highest number of a field of a profile: a link to its documentation.
+/// The highest field number of a profile: a link to its documentation.
 const LAST_FIELD: u32 = 15;
 /// Field numbers.
 const SAMPLE: u32 = 2;
 const LOCATION: u32 = 4;
 const STRING_TABLE: u32 = 6;
 
-/// Most unknown fields that are counted.
+/// Maximum number of unknown fields that are recorded.
 const MOST_UNKNOWN: usize = 64;
 
-/// Largest message in bytes; in memory it may take sixteen times as much.
+/// Maximum size of a message in bytes; in memory it may take sixteen times as much.
 const LARGEST_MESSAGE: usize = 16 << 20;
 
 impl<'a> Raw<'a> {
     fn read(mut rest: &'a [u8]) -> Result<Self, ContentError> {
         let mut raw = Self::default();
-        // Decode one field at a time: a few bytes can encode many empty messages.
+        // Decodes one field at a time, because a few bytes can encode many empty messages.
         while !rest.is_empty() {
             let whole = rest;
             let (tag, wire_type) = decode_key(&mut rest).map_err(|_| not_pprof(&raw))?;
@@ -125,7 +125,7 @@ fn not_pprof(raw: &Raw) -> ContentError {
     }
 }
 
-/// The writer of a pprof profile, as far as it matters for reading.
+/// The program that wrote a pprof profile, as far as that matters for reading.
 #[derive(Clone, Copy, PartialEq)]
 enum Writer {
     Heapbpf,
@@ -138,7 +138,8 @@ struct Reader<'a> {
     /// The column of each of [`crate::value::Value::COLUMNS`].
     columns: [Option<usize>; 4],
     writer: Writer,
-    /// Shared copies of the string table, made on demand; indexed by number so that each long string is copied once.
+    /// Shared copies of the string table, made on demand and indexed by number, so that each long string is copied
+    /// once.
     shared: Vec<Option<Arc<str>>>,
     shared_frames: SharedFrames,
     mapping_index: HashMap<u64, usize>,
@@ -153,7 +154,7 @@ impl<'a> Reader<'a> {
         let types: Vec<(&str, &str)> =
             head.sample_type.iter().map(|kind| (text(kind.r#type), text(kind.unit))).collect();
         let column = |names: &[&str]| types.iter().position(|(kind, _)| names.contains(kind));
-        // tcmalloc calls the values in use `objects` and `space`.
+        // tcmalloc's names for the values in use are `objects` and `space`.
         let columns = [
             column(&["alloc_objects"]),
             column(&["alloc_space"]),
@@ -227,7 +228,7 @@ impl<'a> Reader<'a> {
             let (inuse, inuse_known) = sums(figure(2), figure(3), block, interval);
             let [objects, bytes] = labels.at_exit.map(|held| held as f64);
             samples_known &= alloc_known && inuse_known;
-            // Other ended processes have no such label.
+            // Ended processes that held nothing have no such label.
             processes[process].ended |= objects > 0.0;
             processes[process].inuse_unknown |= labels.inuse_unknown;
             rows.push(Row {
@@ -253,7 +254,7 @@ impl<'a> Reader<'a> {
         for process in &mut processes {
             comments.describe(process);
         }
-        // These are the losses of processes without a sample.
+        // What remains are the losses of processes without a sample.
         let mut others: Vec<String> = comments.losses.drain().map(|(_, (_, _, line))| line).collect();
         others.sort_unstable();
         comments.notes.append(&mut others);
@@ -269,7 +270,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Adds the note about the parts of our profile that a newer version may have added.
+    /// Adds a note about the parts of our own profile that a newer version may have added.
     fn tell_unknown(&self, comments: &mut Comments, labels: &BTreeSet<i64>) {
         if self.writer != Writer::Heapbpf {
             return;
@@ -325,7 +326,7 @@ impl<'a> Reader<'a> {
 
     fn process(&self, labels: &Labels) -> Process {
         let head = &self.raw.head;
-        // By convention the first mapping is the program.
+        // By convention, the first mapping is the program.
         let exe = head.mapping.first().map_or("", |mapping| text(head, mapping.filename));
         let comm = Some(text(head, labels.comm)).filter(|comm| !comm.is_empty()).unwrap_or(base_name(exe));
         let exe = if self.writer == Writer::Heapbpf { "" } else { exe };
@@ -398,18 +399,18 @@ struct Labels {
     /// Container, pod and unit.
     placement: [i64; 3],
     cut: i64,
-    /// Whether its Go runtime has sampled it.
+    /// Whether the process's Go runtime took the sample.
     is_of_go_runtime: bool,
     /// Whether the process's memory in use is unknown.
     inuse_unknown: bool,
     /// Objects and bytes that the process held at exit.
     at_exit: [u64; 2],
-    /// Size of each block of the sample in bytes, if the writer gives it.
+    /// Size of each block of the sample in bytes, if the writer states it.
     block_bytes: Option<u64>,
 }
 
 impl Labels {
-    /// `unknown`: gets keys that are not known.
+    /// Reads the labels of a sample. Unknown keys are added to `unknown`.
     fn new(head: &proto::Profile, sample: &proto::Sample, unknown: &mut BTreeSet<i64>) -> Self {
         let mut labels = Self::default();
         for label in &sample.label {
@@ -437,8 +438,8 @@ impl Labels {
     }
 }
 
-/// Sums of a sample from its estimates, and whether the number of samples is known. It follows from the size of the
-/// blocks, since an estimated number of n-byte blocks is the number of samples times 1/(1 − e^(−n/R)).
+/// Sums of a sample from its estimates, and whether the number of samples is known. It follows from the block size,
+/// because the estimated number of n-byte blocks is the number of samples times 1/(1 − e^(−n/R)).
 fn sums(objects: f64, bytes: f64, block_bytes: Option<u64>, interval: u64) -> (SampleSums, bool) {
     let estimates = SampleSums { bytes, objects, ..SampleSums::default() };
     if objects <= 0.0 {

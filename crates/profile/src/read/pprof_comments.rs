@@ -14,11 +14,11 @@ use crate::proto::pprof as proto;
 use crate::units;
 use heapbpf_audit::{Hook, Missing};
 
-/// Most comments that are kept, and most characters of each.
+/// Maximum number of comments that are kept, and maximum number of characters of each.
 const MOST_COMMENTS: usize = 1_000;
 const LONGEST_COMMENT: usize = 10_000;
 
-/// A string of the table; empty if there is none of that number.
+/// A string of the table; empty if there is none with that number.
 pub(super) fn text(head: &proto::Profile, id: i64) -> &str {
     usize::try_from(id).ok().and_then(|id| head.string_table.get(id)).map_or("", String::as_str)
 }
@@ -26,7 +26,7 @@ pub(super) fn text(head: &proto::Profile, id: i64) -> &str {
 /// Prefix of the first comment in our pprof files.
 pub(super) const OUR_COMMENT: &str = "heapbpf ";
 
-/// Prefixes of comments that are no remarks, because their contents are read from elsewhere or describe the recording.
+/// Prefixes of comments that are not remarks, because their contents are read from elsewhere or describe the recording.
 const UNREAD: [&str; 3] = ["interval=", "probes in ", ALL_PROCESSES];
 
 /// The contents of our comments.
@@ -41,7 +41,7 @@ pub(super) struct Comments {
     pub(super) notes: Vec<String>,
     /// Comments of a newer version that this one does not understand.
     pub(super) not_understood: BTreeSet<String>,
-    /// Why functions of a module have no names, by its path.
+    /// Why a module's functions have no names, by module path.
     pub(super) unnamed: HashMap<String, Arc<str>>,
     /// Descriptions of processes by process name.
     processes: HashMap<String, String>,
@@ -105,7 +105,7 @@ impl Comments {
         comments
     }
 
-    /// Completes a process from the comment about it.
+    /// Completes a process with the comment about it.
     pub(super) fn describe(&mut self, process: &mut Process) {
         if let Some((losses, slack, _)) = self.losses.remove(&process_name(process)) {
             (process.losses, process.slack) = (losses, slack);
@@ -149,7 +149,7 @@ fn parse_unread(text: &str) -> Option<Unread> {
     Some(Unread { records: records.min(of), of })
 }
 
-/// Splits a comment about a process into its name and the description.
+/// Splits a comment about a process into the name and the description.
 fn process_comment(comment: &str) -> Option<(&str, &str)> {
     comment.strip_prefix("process ")?.split_once(": coverage ")
 }

@@ -1,4 +1,4 @@
-//! Interning of strings.
+//! Interns strings.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Round trips, profiles of other profilers, damaged and hostile files.
+//! Round trips, profiles of other profilers, and damaged or hostile files.
 
 #[cfg(feature = "pprof")]
 mod against_go;
@@ -26,7 +26,7 @@ fn message(result: Result<Profile, ContentError>) -> String {
     result.map(|_| ()).expect_err("must be refused").to_string()
 }
 
-/// Checks that a profile without its sampling interval is refused with the name of the file.
+/// Checks that a profile without a sampling interval is rejected with the file's name.
 fn cannot_be_unbiased(bytes: &[u8]) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("x");
@@ -35,7 +35,7 @@ fn cannot_be_unbiased(bytes: &[u8]) {
     assert_eq!(text, format!("cannot unbias: no sampling interval recorded in {}", path.display()));
 }
 
-/// Checks that truncated and corrupted files are read or refused without a panic.
+/// Checks that truncated and corrupted files are read or rejected without a panic.
 fn damaged_does_no_harm(whole: Vec<u8>) {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     for length in (0..whole.len()).step_by(whole.len() / 200 + 1) {
@@ -51,7 +51,7 @@ fn damaged_does_no_harm(whole: Vec<u8>) {
             bytes[at] = state as u8;
         }
         if let Ok(profile) = parse(&bytes) {
-            // A profile that was read can be shown.
+            // A profile that could be read can also be shown.
             let _ = crate::report::report(&profile, &Default::default());
             #[cfg(feature = "pprof")]
             let _ = written(&profile, "pprof");

@@ -1,5 +1,5 @@
-//! The answer at the head of a report of one process, after how much there is and how sure that is: where, growing or not, what was
-//! missed, and what to do next.
+//! The answer at the top of a report about one process, after the totals and their error bars: where memory is used,
+//! whether it grows, what was missed, and what to do next.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,18 +16,18 @@ use crate::value::Value;
 use heapbpf_audit::Missing;
 use serde::Serialize;
 
-/// Places that are named, if they have at least this share.
+/// Maximum number of places named; each needs at least this share.
 const PLACES: usize = 3;
 const LEAST_SHARE: f64 = 0.01;
 /// Placeholder for a file that does not exist yet.
 const NO_FILE: &str = "FILE";
-/// Fewer samples have wide error bars.
+/// With fewer samples, error bars are wide.
 const FEW_SAMPLES: u64 = 30;
-/// Share of stacks without names from which on names come first.
+/// Share of unnamed stacks from which getting names is the first suggestion.
 const UNNAMED: f64 = 0.1;
-/// What remarks say of calls that are in no figure.
+/// Text that identifies notes about calls missing from all figures.
 const IS_MISSING: &str = "is missing";
-/// Columns of a line's title.
+/// Width of a line's title, in columns.
 const TITLE: usize = 13;
 
 /// Lines of the answer.
@@ -58,7 +58,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     missed.extend(given_up(context));
     let not_hooked = context.profile.processes.iter().chain(&context.profile.idle).flat_map(|process| &process.missing);
     let not_hooked = not_hooked.map(|missing| &*missing.what);
-    // That has been named already.
+    // That has already been reported.
     let mut known = HashSet::new();
     let not_hooked: Vec<&str> = not_hooked.filter(|what| *what != Missing::UNSEEN && known.insert(*what)).collect();
     if let [first, rest @ ..] = not_hooked.as_slice() {
@@ -91,7 +91,7 @@ fn most_lines(context: &Context) -> usize {
     if context.profile.number_of_targets() > 1 { 1 } else { 2 }
 }
 
-/// A title and a text in a line or two.
+/// A title and a text on one or two lines.
 fn said(context: &Context, title: &str, text: &str, style: Style) -> Vec<String> {
     let mut lines = wrap(text, context.width - TITLE);
     let most = most_lines(context);
@@ -109,7 +109,7 @@ fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
     if total <= 0.0 {
         return Vec::new();
     }
-    // The groups are sorted, so the first place found for a function is that of its largest stack.
+    // The groups are sorted, so the first place found for a function is the one of its largest stack.
     let mut functions: Vec<(String, String, f64)> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for group in groups {
@@ -129,7 +129,7 @@ fn places(context: &Context, groups: &[Group]) -> Vec<(Style, String)> {
     large.map(|function| (Style::Plain, text(function))).collect()
 }
 
-/// What grows most, and why that is suspected.
+/// What grows most, and why it is suspected.
 fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
     if let [first, others @ ..] = found.suspects.as_slice() {
         let Growing { name, how_much, why } = growing_of(context, groups, first);
@@ -149,18 +149,18 @@ fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
     "not known: only .json has ages of blocks; `heapbpf diff` compares two files".into()
 }
 
-/// What grows, in words.
+/// A description of something that grows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Growing {
-    /// The function.
+    /// Name of the function.
     pub name: String,
-    /// How fast, with the ends of its interval, or how much is kept.
+    /// How fast it grows, with the ends of its interval, or how much is kept.
     pub how_much: String,
-    /// Why that is suspected.
+    /// Why it is suspected.
     pub why: String,
 }
 
-/// What grows in a profile, the leak suspects of its report, at most so many. `None` if the profile does not tell.
+/// What grows in a profile: at most `most` of its report's leak suspects. `None` if the profile cannot tell.
 pub fn growing(profile: &Profile, confidence: f64, most: usize) -> Option<Vec<Growing>> {
     let options = ReportOptions { confidence, ..ReportOptions::default() };
     let context = Context::new(profile, &options);
@@ -191,7 +191,7 @@ fn growing_of(context: &Context, groups: &[Group], suspect: &Suspect) -> Growing
     Growing { name: suspect.name.clone(), how_much, why }
 }
 
-/// The file that suggested commands name: the one that was read or written, or a placeholder.
+/// The file for suggested commands: the one that was read or written, or a placeholder.
 pub(super) fn readable_file(context: &Context) -> String {
     let options = context.options;
     let readable = |(file, command): &&(String, String)| command == &format!("heapbpf report {file}");
@@ -199,7 +199,7 @@ pub(super) fn readable_file(context: &Context) -> String {
     clip(options.source.clone().or_else(written).as_deref().unwrap_or(NO_FILE), context.width / 2)
 }
 
-/// A command that leads on from here.
+/// A command to continue with.
 fn next(context: &Context, groups: &[Group], suspects: bool) -> Option<String> {
     let (profile, options) = (context.profile, context.options);
     let file = readable_file(context);
@@ -230,12 +230,12 @@ fn next(context: &Context, groups: &[Group], suspects: bool) -> Option<String> {
     Some(format!("{first}heapbpf report --callers {function} {file} (who calls it?)"))
 }
 
-/// Whether a name needs no quotes in a shell, and means itself in an expression.
+/// Whether a name needs no quotes in a shell and has no special characters as a regular expression.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':')
 }
 
-/// Share of the sorted value in stacks whose title has no name, and may still get one: by the build ID of its file.
+/// Share of the sorted value in stacks whose title has no name but may still get one through the build ID of its file.
 fn unnamed_share(context: &Context, groups: &[Group]) -> f64 {
     let (mut all, mut unnamed) = (0.0, 0.0);
     for group in groups {

@@ -1,5 +1,5 @@
-//! The default report, which fits on one screen: totals with error bars, what grows, what was missed, the next step, the largest
-//! processes and the largest functions of the program. `--details` shows the rest.
+//! The default report, which fits on one screen: totals with error bars, what grows, what was missed, the next step,
+//! the largest processes and the program's largest functions. `--details` shows the rest.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
         lines.extend(resident::brief(context));
     }
     lines.extend(answer::without_places(context, &groups));
-    // Of a host, the first question is who uses its memory.
+    // For a host, the first question is which processes use its memory.
     let most = if context.profile.idle.is_empty() { ROWS } else { FEWEST_ROWS };
     let (functions, notes) = functions(context, &groups, most);
     let files = context.options.files.len() + usize::from(context.options.snapshots.is_some());
@@ -57,9 +57,9 @@ fn section(lines: Vec<String>) -> Vec<String> {
 
 /// All stacks with the same title.
 struct Function {
-    /// Its program, if the stacks are grouped.
+    /// Program of the stacks, if they are grouped.
     program: String,
-    /// The function, and what follows its name.
+    /// The function, and the suffix after its name.
     title: (String, String),
     pool: Pool,
 }
@@ -82,7 +82,8 @@ fn by_title(context: &Context, groups: &[Group]) -> Vec<Function> {
     functions
 }
 
-/// Fits the program and the function into the column. A long function name loses its beginning, which says least.
+/// Fits the program and the function into the column. A long function name loses its beginning, which is the least
+/// informative part.
 fn fitted(context: &Context, program: &str, (function, about): &(String, String)) -> String {
     let columns = context.width * 2 / 5;
     let lead = if program.is_empty() { String::new() } else { clip(program, columns / 2) + ": " };
@@ -91,7 +92,7 @@ fn fitted(context: &Context, program: &str, (function, about): &(String, String)
     clip(&format!("{lead}{function}{about}"), columns)
 }
 
-/// The title of a stack: the function, and a suffix with its place and what it allocated with.
+/// The title of a stack: the function, and a suffix with its place and with what it called to allocate.
 fn title(context: &Context, group: &Group) -> (String, String) {
     let Some((call, _)) = group.chain(context).into_iter().next() else { return ("[no stack]".into(), String::new()) };
     let processes = &context.profile.processes;
@@ -112,7 +113,7 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
     let shown = &all[..all.len().min(most)];
     let mut table = FigureTable::new(context, &[Column::left("FUNCTION", Style::Name)]);
     let program = &shown[0].program;
-    // If all rows are of one program, the heading names it.
+    // If all rows belong to one program, the heading names it.
     let is_common = shown.iter().all(|function| function.program == *program);
     for Function { program, title, pool } in shown {
         table.row(context, pool, vec![fitted(context, if is_common { "" } else { program }, title)]);
@@ -137,7 +138,7 @@ fn functions(context: &Context, groups: &[Group], most: usize) -> (Vec<String>, 
     ([heading, header].into_iter().chain(rows).collect(), table.notes(context))
 }
 
-/// As many remarks as fit into `room` lines, and the number of the others.
+/// As many remarks as fit into `room` lines, and the number of remaining ones.
 fn told(context: &Context, room: usize) -> Vec<String> {
     let all = remarks::all(context);
     let mark = context.paint(Style::Warning, "!");

@@ -1,4 +1,4 @@
-//! Tables by something else than the stack: function, source file, module, program, size or thread.
+//! Tables by something other than the stack: function, source file, module, program, size or thread.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ use crate::report::figure::FigureText;
 use crate::report::text::{Column, Style, clip, clip_start, wrap};
 use crate::units;
 
-/// What the main table of a report has rows for.
+/// What the rows of a report's main table are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
     /// Call stacks.
@@ -74,7 +74,7 @@ impl By {
     }
 }
 
-/// No table has this name.
+/// Error: no table has this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("no table by {0:?}: choose stack, function, file, module, program, size or thread")]
 pub struct UnknownTable(String);
@@ -87,7 +87,7 @@ impl FromStr for By {
     }
 }
 
-/// Lines of the section with at most `wanted` rows; empty if none are wanted or there are none.
+/// Lines of the section with at most `wanted` rows; empty if no rows are wanted or there are none.
 pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
     if wanted == 0 {
         return Vec::new();
@@ -118,7 +118,7 @@ pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
             true => units::bytes(*itself),
             false => units::count(*itself),
         };
-        // Of a path the end says most.
+        // The end of a path is the most informative part.
         let name = match by {
             By::File | By::Module => clip_start(name, context.width / 3),
             _ => clip(name, context.width / 3),
@@ -154,15 +154,15 @@ pub(super) fn entries(context: &Context, by: By) -> Vec<Entry> {
 /// A row of the table.
 pub(super) struct Entry {
     pub(super) name: String,
-    /// All samples that belong to it.
+    /// All samples that belong to the row.
     pub(super) pool: Pool,
-    /// Estimate of what is allocated without a further call, where stacks have frames.
+    /// Estimate of what the frame allocates itself, in tables by frame.
     pub(super) itself: f64,
-    /// Sizes of its blocks, in a table by size.
+    /// Sizes of the row's blocks, in the table by size.
     sizes: Option<Sizes>,
 }
 
-/// The name under which a frame counts.
+/// The row name that a frame counts towards.
 fn name_of(profile: &Profile, by: By, view: FrameView, frame: &Frame) -> String {
     let module = || frame.module.and_then(|index| profile.modules.get(index)).map(|module| module.path.to_string());
     match by {
@@ -175,7 +175,7 @@ fn name_of(profile: &Profile, by: By, view: FrameView, frame: &Frame) -> String 
     }
 }
 
-/// Entries of frames, those with the most allocated through them first.
+/// Entries by frame, sorted by what is allocated through them.
 fn of_frames(context: &Context, by: By) -> Vec<Entry> {
     let interned = Interned::new(context.profile);
     let mut entries = Entries::default();

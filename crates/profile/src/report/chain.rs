@@ -17,11 +17,11 @@ pub struct Call {
     pub place: String,
     /// Whether the place is the module.
     pub is_module: bool,
-    /// For the title of a stack: what it allocated with, in one word. Empty if it called the allocator directly.
+    /// For the title of a stack: one word for what it called to allocate. Empty if it called the allocator directly.
     pub via: String,
 }
 
-/// Classes of frames by their addresses, because most stacks share most of their frames. Valid while the profiles live.
+/// Frame classes by frame address, because stacks share most frames. Valid as long as the profiles are alive.
 pub type KnownOrigins = HashMap<*const Frame, Origin>;
 
 /// How tables show stacks: which frames, and under which names.
@@ -54,7 +54,7 @@ impl FrameView {
     /// The name under which a frame is shown.
     pub fn name(&self, profile: &Profile, frame: &Frame) -> String {
         let name = frame_name(profile, frame);
-        // A name made of a module and an offset is not shortened.
+        // A name that consists of a module and an offset is not shortened.
         let is_whole = self.full_names || frame.function.is_none() && frame.function_start.is_some();
         if is_whole { name.into_owned() } else { short_function(&name).into_owned() }
     }
@@ -66,7 +66,7 @@ impl FrameView {
         let place = match (&frame.file, frame.line) {
             (Some(file), Some(line)) => format!("{}:{line}", base_name(file)),
             (Some(file), None) => base_name(file).into(),
-            // The name contains the location.
+            // The name already contains the location.
             _ if frame.function.is_none() => String::new(),
             _ => module.into(),
         };
@@ -74,12 +74,12 @@ impl FrameView {
         Call { name: self.name(profile, frame), place, is_module, via: String::new() }
     }
 
-    /// Classifies a frame. With `all_frames` every frame counts as the program's.
+    /// Classifies a frame. With `all_frames`, every frame counts as the program's own.
     pub fn origin(&self, profile: &Profile, frame: &Frame) -> Origin {
         if self.all_frames { Origin::Program } else { self.rules.origin(profile, frame) }
     }
 
-    /// Selects the frames to show. `origins`: the class of each frame.
+    /// Selects the frames to show. `origins` has the class of each frame.
     pub fn shown(&self, stack: &Stack, origins: &[Origin]) -> Shown {
         if self.all_frames {
             return Shown { frames: (allocator_frames(stack)..stack.frames.len()).collect(), via: None };
@@ -87,7 +87,7 @@ impl FrameView {
         let Shown { frames, via } = Shown::of(origins);
         let is_telling = |at: &usize| match (&stack.frames[*at].function, frames.first()) {
             (Some(function), _) => !is_allocator_function(function),
-            // Only the module of this frame is known, and it says something if it is another one.
+            // Only the module of this frame is known, which is informative only if it differs from the title's.
             (None, first) => first.is_some_and(|first| stack.frames[*first].module != stack.frames[*at].module),
         };
         let via = via.filter(is_telling);
@@ -113,21 +113,21 @@ impl FrameView {
     }
 }
 
-/// A chain of calls, innermost first, each with whether repetitions were folded into it.
+/// A chain of calls, innermost first, each with a flag that says whether repetitions were folded into it.
 pub type Chain = Vec<(Call, bool)>;
 
-/// Number of innermost frames that belong to an allocator rather than the program; 0 if all do.
+/// Number of innermost frames that belong to an allocator rather than the program; 0 if all frames do.
 pub fn allocator_frames(stack: &Stack) -> usize {
     let of_allocator = |frame: &&Arc<Frame>| frame.function.as_deref().is_some_and(is_allocator_function);
     let count = stack.frames.iter().take_while(of_allocator).count();
     if count == stack.frames.len() { 0 } else { count }
 }
 
-/// Longest cycle of calls that is recognised as recursion.
+/// Longest cycle of calls that is recognized as recursion.
 const LONGEST_CYCLE: usize = 8;
 
-/// Removes immediate repetitions of an item, or of a cycle of up to eight items. Each remaining item comes
-/// with whether it was repeated.
+/// Removes immediate repetitions of an item, or of a cycle of up to eight items. Each remaining item has a flag that
+/// says whether it was repeated.
 pub fn fold_recursion<T: Clone + PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<(T, bool)> {
     let mut folded: Vec<(T, bool)> = Vec::new();
     for item in items {
@@ -145,8 +145,8 @@ pub fn fold_recursion<T: Clone + PartialEq>(items: impl IntoIterator<Item = T>) 
     folded
 }
 
-/// Renders the chain in at most `limit` lines of at most `columns`. If it does not fit, what is left out is in its middle. `lead` (a
-/// process name) precedes it; `cut` is the reason why the stack is incomplete.
+/// Renders the chain in at most `limit` lines of at most `columns`. If it does not fit, the middle is left out. `lead`
+/// (a process name) precedes it; `cut` is the reason why the stack is incomplete.
 pub fn lines(chain: &Chain, lead: &str, cut: Option<&str>, columns: usize, limit: usize, color: bool) -> Vec<String> {
     let laid_out = |pieces: &mut dyn Iterator<Item = Piece>| {
         let mut lines = Lines { done: Vec::new(), line: String::new(), used: 0, columns, color };
@@ -190,7 +190,7 @@ type Piece = Vec<(Style, String)>;
 fn piece(chain: &Chain, index: usize, columns: usize) -> Piece {
     let (call, repeated) = &chain[index];
     let arrow = if index == 0 { "" } else { "← " };
-    // A module is named where it begins.
+    // A module is named only on the first of consecutive calls.
     let is_known = call.is_module && index > 0 && chain[index - 1].0.place == call.place;
     let place =
         if call.place.is_empty() || is_known { String::new() } else { format!(" {}", clip(&call.place, columns / 2)) };

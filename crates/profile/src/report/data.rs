@@ -1,4 +1,5 @@
-//! The tables and trees of a report as data: CSV for spreadsheets, JSON for scripts. All rows, not only those that fit a screen.
+//! The tables and trees of a report as data: CSV for spreadsheets, JSON for scripts. They contain all rows, not only
+//! those that fit on a screen.
 
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
@@ -23,7 +24,7 @@ pub enum DataError {
     Json(#[from] serde_json::Error),
 }
 
-/// What a report shows instead of its usual table, in words; `None` if it shows that.
+/// The name of the view that a report shows instead of its usual table; `None` for the usual table.
 pub fn view(options: &ReportOptions) -> Option<String> {
     match (&options.tree, options.by) {
         _ if options.suspects => Some("suspects".into()),
@@ -34,14 +35,14 @@ pub fn view(options: &ReportOptions) -> Option<String> {
     }
 }
 
-/// Stacks in files have all frames. A table by function has the functions that the text table shows.
+/// In files, stacks have all frames. A table by function has the same functions as the text table.
 fn with_all_frames(options: &ReportOptions) -> ReportOptions {
     let is_by_function = options.by == By::Function && options.tree.is_none() && !options.suspects;
     let all_frames = options.frames.all_frames || !is_by_function;
     ReportOptions { frames: FrameView { all_frames, ..options.frames }, ..options.clone() }
 }
 
-/// The view as CSV: a line per row, with every value and the ends of its interval (empty: not known).
+/// The view as CSV: one line per row, with every value and the ends of its interval (empty if unknown).
 ///
 /// # Errors
 /// Writing to memory failed.
@@ -75,11 +76,11 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataEr
     writer.into_inner().map_err(|error| DataError::Csv(error.into_error().into()))
 }
 
-/// The view as JSON: an object with `view`, `subject`, `sorted_by`, `confidence` and `rows`, whose figures are those of the profile's own
-/// JSON.
+/// The view as JSON: an object with `view`, `subject`, `sorted_by`, `confidence` and `rows`. The rows have the same
+/// figures as the profile's own JSON.
 ///
 /// # Errors
-/// It could not be encoded.
+/// The view could not be encoded.
 pub fn json(profile: &Profile, options: &ReportOptions) -> Result<String, DataError> {
     let options = &with_all_frames(options);
     let context = Context::new(profile, options);
@@ -97,9 +98,9 @@ pub fn json(profile: &Profile, options: &ReportOptions) -> Result<String, DataEr
 
 /// A table before it is written.
 struct Table {
-    /// Names of what rows are identified by.
+    /// Names of the columns that identify rows.
     keys: Vec<&'static str>,
-    /// Names of what stands behind the figures.
+    /// Names of the columns after the figures.
     more: Vec<&'static str>,
     rows: Vec<Row>,
 }
@@ -110,7 +111,7 @@ struct Row {
     more: Vec<Cell>,
 }
 
-/// A cell that is no estimate.
+/// A cell that is not an estimate.
 enum Cell {
     Text(String),
     Frames(Vec<String>),
@@ -123,7 +124,7 @@ impl Cell {
     fn text(&self) -> String {
         match self {
             Self::Text(text) => escaped(text).into_owned(),
-            // From the outermost to the innermost, as in folded stacks.
+            // Outermost to innermost, as in folded stacks.
             Self::Frames(calls) => {
                 let calls = calls.iter().rev().map(|call| escaped(call).replace(';', ":"));
                 calls.collect::<Vec<_>>().join(";")
@@ -198,7 +199,7 @@ fn of_stacks(context: &Context) -> Table {
     Table { keys: STACK_KEYS.into(), more: Vec::new(), rows: groups(context).iter().map(row).collect() }
 }
 
-/// Nodes from top to bottom, each after its parent: `parent` is a row's number from 0.
+/// Nodes from top to bottom, each after its parent; `parent` is a row number, counted from 0.
 fn of_tree(context: &Context, tree: &Tree) -> Table {
     let nodes: Vec<Node> = tree::build(context, tree);
     let mut rows: Vec<Row> = Vec::new();

@@ -37,7 +37,7 @@ impl FigureText {
             None => count(bound),
         };
         // With a single sample, the lower end is the sampled size and the upper end says little. If samples may have
-        // been lost, the upper end is shown because it allows for them.
+        // been lost, the upper end is shown, because it allows for them.
         let touched = pool.is_touched(profile, value);
         if profile.errors_known() && samples == 1 && !touched && estimate.low != estimate.high && value.is_bytes() {
             let least = super::units::bytes(pool.sampled_bytes(value) as f64);
@@ -48,7 +48,7 @@ impl FigureText {
             (Some(low), Some(high)) => {
                 Self { figure, bounds: format!("[{}, {}]", number(low), number(high)), unbounded: None }
             }
-            // There is no sample, hence no claim.
+            // Without a sample, there is no claim.
             _ if samples == 0 && estimate.estimate == 0.0 && !touched => Self { figure, ..Self::default() },
             _ => {
                 let unbounded = estimate.reason.filter(|_| profile.errors_known());
@@ -57,7 +57,7 @@ impl FigureText {
         }
     }
 
-    /// The text of a value that was counted.
+    /// The text of a value that was counted exactly.
     pub fn exactly(exact: u64, value: Value) -> Self {
         let exact = exact as f64;
         let figure = if value.is_bytes() { super::units::bytes(exact) } else { count(exact) };
@@ -69,7 +69,7 @@ impl FigureText {
         Self { figure: "not known".into(), ..Self::default() }
     }
 
-    /// Drops the interval of a stack that has no sample in use and cannot have lost one.
+    /// Drops the interval of a stack that has no samples in use and cannot have lost any.
     pub fn quiet_if_unseen(self, profile: &Profile, pool: &Pool, value: Value) -> Self {
         if pool.samples(value) == 0 && pool.total(value) == 0.0 && !pool.is_touched(profile, value) {
             return Self { bounds: String::new(), unbounded: None, ..self };

@@ -1,4 +1,4 @@
-//! The table columns of figures and intervals that stacks and functions share.
+//! The table columns of figures and intervals, shared by stacks and functions.
 
 use std::collections::BTreeSet;
 
@@ -10,13 +10,13 @@ use crate::report::text::{Column, Style, Table, wrap};
 use crate::units;
 use crate::value::Value;
 
-/// A table of pools: number, share, four figures, and further columns of the caller.
+/// A table of pools: number, share, up to five figures, and further columns from the caller.
 pub(super) struct FigureTable {
     table: Table,
     rows: usize,
     /// Whether rows have numbers.
     numbered: bool,
-    /// Whether some figures in use or at exit cover a part of the processes only.
+    /// Whether some figures in use or at exit cover only some of the processes.
     partial: bool,
     /// Reasons why figures have no interval.
     reasons: BTreeSet<&'static str>,
@@ -46,13 +46,13 @@ fn has_guaranteed(context: &Context, value: Value) -> bool {
 }
 
 impl FigureTable {
-    /// A table without rows, whose rows get numbers.
+    /// A table without rows. Its rows will be numbered.
     pub(super) fn new(context: &Context, more: &[Column]) -> Self {
         let columns = vec![Column::right("#", Style::Dim).gap(1), Column::right("SHARE", Style::Bold)];
         Self { numbered: true, ..Self::of(columns, context, more) }
     }
 
-    /// A table without rows, whose rows have no order of their own.
+    /// A table without rows. Its rows will not be numbered.
     pub(super) fn without_numbers(context: &Context, more: &[Column]) -> Self {
         Self::of(vec![Column::right("SHARE", Style::Bold)], context, more)
     }
@@ -60,7 +60,7 @@ impl FigureTable {
     fn of(mut columns: Vec<Column>, context: &Context, more: &[Column]) -> Self {
         let live = context.profile.header.live;
         for &value in values(context) {
-            // On narrow terminals intervals of counts are dropped first, then counts, then intervals of bytes.
+            // On narrow terminals, intervals of counts are dropped first, then counts, then intervals of bytes.
             let (title, style, rank) = match value {
                 Value::InuseSpace => ("IN USE", Style::Bold, 0),
                 Value::AtExitSpace => ("AT EXIT", Style::Bold, 0),

@@ -1,4 +1,4 @@
-//! The stacks of a report as data, for those who draw them.
+//! The stacks of a report as data, for plots.
 
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival;
@@ -9,25 +9,25 @@ use crate::estimates::Pool;
 use crate::group::Groups;
 use crate::model::{Lifetimes, Profile};
 
-/// A stack of the report's table.
+/// A stack in the report's table.
 #[derive(Clone, Debug)]
 pub struct StackFigures {
-    /// Name of its group (program, process, …), the same in another recording; empty if stacks are not grouped.
+    /// Name of its group (program, process, …), the same in other recordings; empty if stacks are not grouped.
     pub group: String,
     /// Names of its functions, innermost first.
     pub calls: Vec<String>,
-    /// Why the stack is incomplete, if it is.
+    /// Why the stack is incomplete; `None` if it is complete.
     pub cut: Option<String>,
     /// Its samples.
     pub pool: Pool,
     /// Lifetimes of its blocks, if they are known.
     pub lifetimes: Option<Lifetimes>,
-    /// How many of its samples are worth one of equal weights, at least 1 (Kish): n Σw² / (Σw)².
+    /// How many of its samples are worth one sample of equal weight, at least 1 (Kish): n Σw² / (Σw)².
     pub design_effect: f64,
 }
 
-/// The stacks of a report, the largest in its value first. They are told apart by functions, with recursion folded, so that those of
-/// one recording are found again in another.
+/// The stacks of a report, sorted by its value, largest first. Stacks are distinguished by functions, with recursion
+/// folded, so that they can be matched with those of another recording.
 pub fn figures_of_stacks(profile: &Profile, options: &ReportOptions) -> Vec<StackFigures> {
     let options = ReportOptions { fold_recursion: true, ..options.clone() };
     let context = Context::new(profile, &options);
@@ -70,7 +70,7 @@ mod tests {
         assert!((design_effect(&testing::sums(10, 512, 4_096)) - 1.0).abs() < 1e-9);
         let mut mixed = testing::sums(10, 512, 4_096);
         mixed.add(&testing::sums(10, 1 << 20, 4_096));
-        // Ten samples that stand for 9 allocations each, ten for one each.
+        // Ten samples that stand for 9 allocations each, and ten that stand for one each.
         assert!((design_effect(&mixed) - 1.6).abs() < 0.1, "{}", design_effect(&mixed));
         assert_eq!(design_effect(&SampleSums::default()), 1.0);
     }

@@ -1,4 +1,4 @@
-//! What of a heap is in use and what is free, where glibc's arenas were read: in parts that add up.
+//! How a heap is divided into memory in use and free memory, if glibc's arenas were read; the parts add up.
 
 use super::processes::Entry;
 use super::resident::{TOGETHER, bytes};
@@ -7,12 +7,13 @@ use crate::model::{Before, Glibc, Recorded, Resident};
 use crate::units;
 use crate::value::Value;
 
-/// Free memory from this size and share of the heap on has a remedy named.
+/// From this amount and share of the heap, a remedy is suggested for free memory.
 const MUCH_BYTES: u64 = 16 << 20;
 const MUCH: f64 = 0.1;
-/// More arenas than these for each process are many: a program with one thread has one.
+/// More arenas than this per process are considered many; a single-threaded program has one.
 const MANY_ARENAS: u64 = 4;
-/// Other memory in the heap's mappings, or what came between both readings, is named from this size and share on.
+/// From this size and share, the report names other memory in the heap's mappings, or memory added between the two
+/// readings.
 const OTHER_BYTES: f64 = (1 << 20) as f64;
 const OTHER: f64 = 0.02;
 
@@ -71,7 +72,7 @@ fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -
         (resident.heap_bytes as f64, glibc.absent_bytes as f64, glibc.free_resident_bytes as f64);
     let other = heap - glibc.resident_bytes as f64;
     let other = if other > OTHER_BYTES.max(OTHER * heap) { other } else { 0.0 };
-    // The heap's mappings were read a moment later.
+    // The heap's mappings were read slightly later.
     let rounding = glibc.resident_bytes as f64 + absent - recorded.bytes.0 - before.estimate - free_bytes;
     let part = |sign: char, size: f64, what: &str| match size {
         _ if size < 1.0 => String::new(),
@@ -90,7 +91,7 @@ fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -
     )
 }
 
-/// The size with its bounds, unless these are as good as equal.
+/// The size with its bounds, unless they show the same number.
 fn with_bounds(before: &Before) -> String {
     let estimate = before.estimate;
     let unit = units::ByteUnit::of(estimate.max(before.high));
@@ -99,12 +100,12 @@ fn with_bounds(before: &Before) -> String {
     if low == of && of == high { bytes(estimate) } else { format!("{} [{low}, {high}]", bytes(estimate)) }
 }
 
-/// What is free, as far as it takes memory.
+/// Free memory that is resident.
 fn free(glibc: &Glibc) -> String {
     bytes(glibc.free_resident_bytes as f64)
 }
 
-/// What to do about much free memory.
+/// Suggestions if there is much free memory.
 fn remedy(glibc: &Glibc, resident: &Resident, processes: u64) -> Option<String> {
     let free = glibc.free_resident_bytes;
     if free < MUCH_BYTES || (free as f64) < MUCH * resident.heap_bytes as f64 {

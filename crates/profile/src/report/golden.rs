@@ -1,4 +1,4 @@
-//! Whole reports as they should look. `HEAPBPF_BLESS=1` writes the expected ones anew; look at them before they are kept.
+//! Golden tests of whole reports. `HEAPBPF_BLESS=1` rewrites the expected files; check them before you commit them.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn check(name: &str, profile: &Profile, options: ReportOptions) {
     assert_eq!(kept, found, "{name}:\n{found}");
 }
 
-/// The small profile, of which one stack has a share of blocks that are never freed, and another only grows.
+/// The small profile, in which one stack has a share of blocks that are never freed and another only grows.
 pub(super) fn leaking() -> Profile {
     let mut profile = testing::small();
     let octave = |exponent, freed, left| Octave { exponent, freed, left };

@@ -1,4 +1,4 @@
-//! How the calls of processes were counted, and why not by inline hooks.
+//! How the calls of processes were counted, and why inline hooks were not used.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,13 @@ use crate::model::{Process, Profile};
 use crate::report::text::{Style, clip, wrap};
 use heapbpf_audit::Hook;
 
-/// Most reasons, most processes that are named with each, and columns of a name.
+/// Maximum number of reasons, maximum number of processes named for each, and width of a name in columns.
 const MOST_REASONS: usize = 5;
 const MOST_NAMED: usize = 3;
 const NAME: usize = 30;
 
-/// Lines of the section; empty if nothing is known, or if there is one process that was hooked inline, which its name says.
+/// Lines of the section. Empty if nothing is known, or if the only process was hooked inline, which is shown with its
+/// name.
 pub(super) fn section(context: &Context) -> Vec<String> {
     let profile = context.profile;
     let (mut ways, mut reasons) = (BTreeMap::<&str, u64>::new(), BTreeMap::<&str, (u64, Vec<&Process>)>::new());
@@ -47,7 +48,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
-/// The processes, those too whose rows were put together.
+/// All processes, including those whose rows were merged.
 fn each(profile: &Profile) -> impl Iterator<Item = &Process> {
     profile.processes.iter().flat_map(|process| {
         let itself = process.members.is_empty().then_some(process);
@@ -62,7 +63,7 @@ fn way(process: &Process) -> &'static str {
         (Some(Hook::Usdt), _) => "announced by themselves (USDT)",
         (Some(Hook::GoRuntime), _) => "by Go's runtime",
         (Some(Hook::Probe), Some(true)) => "by probes of their own",
-        // Where processes are to be hooked inline, no link serves all.
+        // If processes are to be hooked inline, no link serves all of them.
         (Some(Hook::Probe), Some(false)) if process.not_inline.is_none() => "by probes that serve every process",
         (Some(Hook::Probe), None) => "by probes",
         (Some(Hook::Probe), Some(false)) | (None, _) => "not counted",

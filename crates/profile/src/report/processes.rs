@@ -1,4 +1,4 @@
-//! The programs or processes, one line each, with estimates and exact counts.
+//! The table of programs or processes, one per line, with estimates and exact counts.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,39 +18,39 @@ use heapbpf_statistics::calibrate::{SELF_CHECK_CONFIDENCE, SelfCheck, self_check
 use heapbpf_statistics::estimate::Estimate;
 use heapbpf_statistics::interval::Interval;
 
-/// Most programs or processes in the table.
+/// Maximum number of programs or processes in the table.
 const MOST: usize = 10;
 
-/// A line of the table: a program, or a process.
+/// A line of the table: a program or a process.
 pub(super) struct Entry {
     /// Its name.
     pub(super) name: String,
-    /// Its processes, by their index.
+    /// Indices of its processes.
     processes: Vec<usize>,
-    /// Its idle processes, by their index among these.
+    /// Indices of its idle processes in the list of idle ones.
     idle: Vec<usize>,
-    /// All of their rows.
+    /// The samples of all its rows.
     pub(super) pool: Pool,
 }
 
 impl Entry {
-    /// Its processes, by their index.
+    /// Indices of its processes.
     pub(super) fn processes(&self) -> &[usize] {
         &self.processes
     }
 
-    /// Its idle processes, by their index among these.
+    /// Indices of its idle processes in the list of idle ones.
     pub(super) fn idle(&self) -> &[usize] {
         &self.idle
     }
 
-    /// Its processes and its idle ones.
+    /// Its processes, including idle ones.
     pub(super) fn members<'a>(&'a self, profile: &'a Profile) -> impl Iterator<Item = &'a Process> {
         let counted = self.processes.iter().map(|&process| &profile.processes[process]);
         counted.chain(self.idle.iter().map(|&process| &profile.idle[process]))
     }
 
-    /// Whether nothing of it was counted.
+    /// Whether nothing was counted in it.
     pub(super) fn is_idle(&self) -> bool {
         self.processes.is_empty()
     }
@@ -60,7 +60,7 @@ impl Entry {
         self.processes.iter().map(|&process| profile.processes[process].count()).sum()
     }
 
-    /// The exact count of a value, if all of it was counted.
+    /// The exact count of a value, if everything was counted.
     fn exact(&self, profile: &Profile, value: Value) -> Option<u64> {
         let sum = || self.processes.iter().try_fold(0u64, |sum, &it| sum.checked_add(exact(profile, Some(it), value)?));
         if self.is_idle() { None } else { sum() }
@@ -80,7 +80,7 @@ impl Entry {
         self.processes.iter().any(|&process| profile.may_hold_at_exit(process))
     }
 
-    /// Share of time during which allocators were hooked, the mean over its processes.
+    /// Share of time during which allocators were hooked: the mean over its processes.
     fn coverage(&self, profile: &Profile) -> f64 {
         let weight = |&process: &usize| {
             let process = &profile.processes[process];
@@ -89,7 +89,7 @@ impl Entry {
         self.processes.iter().map(weight).sum::<f64>() / self.count(profile).max(1) as f64
     }
 
-    /// How fast what it has in use grows or shrinks per second, unless that may be chance.
+    /// How fast its memory in use grows or shrinks per second, unless that may be chance.
     fn growing(&self, context: &Context) -> String {
         let profile = context.profile;
         if profile.header.growth_over.is_none() {
@@ -118,15 +118,16 @@ impl Entry {
                 context.figure(pool, value).quiet_if_unseen(profile, pool, value)
             }
             value => match self.exact(profile, value) {
-                // It was hooked throughout, so its count is the truth. The estimate stands for others as well.
+                // It was hooked throughout, so its count is the true value. The estimate also stands for other
+                // processes.
                 Some(exact) if profile.header.time_windows => FigureText::exactly(exact, value),
                 _ => context.figure(pool, value),
             },
         }
     }
 
-    /// Compares the estimate with the exact count, for bytes, or for calls if only their number has an interval (the
-    /// criterion `allocations`). `None` if there is no exact count or no interval.
+    /// Compares the estimate with the exact count: for bytes, or for calls if only their number has an interval
+    /// (criterion `allocations`). `None` if there is no exact count or no interval.
     pub(super) fn checked(&self, context: &Context) -> Option<SelfCheck> {
         let profile = context.profile;
         if !profile.header.samples_known || profile.header.interval == 0 {
@@ -138,7 +139,7 @@ impl Entry {
         [Value::AllocSpace, Value::AllocObjects].into_iter().find_map(|value| {
             let counted = self.exact(profile, value)? as f64;
             let found = self.pool.raw_estimate_with(profile, value, SELF_CHECK_CONFIDENCE, &later);
-            // In time windows there is no interval of what was allocated in all.
+            // With time windows, there is no interval of the total that was allocated.
             let five_sigma = Interval { low: found.low?, high: found.high? };
             let check = self_check(self.pool.raw_total(value), self.pool.variance(value), five_sigma, counted);
             Some(check).filter(|_| !profile.header.time_windows)
@@ -154,7 +155,7 @@ pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut entry_of = Vec::with_capacity(profile.processes.len());
     let mut entry_with = |entries: &mut Vec<Entry>, number: usize, name: String| {
-        // Two lives under one pid are two processes.
+        // Two processes that had the same pid one after the other are separate.
         let key = if by.separates_processes() { number.to_string() } else { name.clone() };
         *number_of.entry(key).or_insert_with(|| {
             entries.push(Entry { name, processes: Vec::new(), idle: Vec::new(), pool: Pool::default() });
@@ -175,9 +176,9 @@ pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
             entries[entry].pool.add(row);
         }
     }
-    // A process without samples is bounded as well.
+    // Processes without samples have bounds too.
     for Entry { processes, pool, .. } in &mut entries {
-        // Nothing is hooked in a program that is Go's alone.
+        // Nothing is hooked in a program that allocates only on Go's heap.
         if processes.iter().any(|&process| profile.processes[process].hook != Some(Hook::GoRuntime)) {
             pool.allow_for_others(&context.intervals);
         }
@@ -187,12 +188,12 @@ pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
     entries
 }
 
-/// At most so many lines of programs or processes, the largest first, without what was counted exactly.
+/// At most `rows` lines of programs or processes, the largest first, without the exact counts.
 pub(super) fn brief(context: &Context, rows: usize) -> Vec<String> {
     with_grouping(context, &|context, by| table(context, by, rows, true))
 }
 
-/// Lines of the section; empty if there is a single process and nothing to compare.
+/// Lines of the section; empty if there is only one process and nothing to compare.
 pub(super) fn section(context: &Context) -> Vec<String> {
     with_grouping(context, &|context, by| table(context, by, context.options.top.max(MOST), false))
 }
@@ -303,7 +304,7 @@ fn columns(
     let mut columns = vec![Column::left(name, Style::Name).gap(2)];
     let memory = memory.into_iter().enumerate().filter_map(|(place, title)| Some((place, title?)));
     let ranks = [0, if brief { 4 } else { 1 }, 6, 1];
-    // What resident memory is divided into goes before the figures that it is compared with.
+    // The parts of resident memory come before the figures that it is compared with.
     columns.extend(memory.map(|(place, title)| Column::right(title, Style::Plain).dispensable(ranks[place])));
     for value in values.into_iter().flatten() {
         let (title, rank) = match value {

@@ -15,10 +15,10 @@ use crate::value::Value;
 /// The counter of calls in flight at the end of the recording, which are not lost.
 const IN_FLIGHT: &str = "in_flight";
 
-/// Most remarks of one kind, as a host has thousands of processes.
+/// Maximum number of remarks of one kind, because a host has thousands of processes.
 const MOST: usize = 5;
 
-/// Most processes with a remark of their own about how long they were hooked.
+/// Maximum number of processes that get an individual remark about how long they were hooked.
 const SEPARATE: usize = 2;
 
 /// Lines of the section; empty if there are no remarks.
@@ -53,7 +53,7 @@ pub(super) fn all(context: &Context) -> Vec<String> {
     remarks
 }
 
-/// Remarks about what was not read, or lost.
+/// Remarks about what was not read or was lost.
 pub(super) fn of_losses(context: &Context) -> impl Iterator<Item = String> {
     unread(context.profile).into_iter().chain(losses(context))
 }
@@ -67,7 +67,7 @@ fn limited(mut remarks: Vec<String>) -> Vec<String> {
     remarks
 }
 
-/// The value to sort by is none of this profile.
+/// Remark if the profile lacks the requested sort value.
 fn without_wanted(context: &Context) -> Option<String> {
     let wanted = context.options.sort.filter(|wanted| !super::has(context.profile, *wanted))?;
     let instead = context.sort.title();
@@ -77,7 +77,7 @@ fn without_wanted(context: &Context) -> Option<String> {
     ))
 }
 
-/// Records that were sent before the time of the figures but not read.
+/// Remark about records that were sent before the time of the figures but not read.
 fn unread(profile: &Profile) -> Option<String> {
     let unread = profile.header.unread?;
     let missing = if unread.records == 0 { "some".to_owned() } else { units::percent(unread.share()) };
@@ -142,7 +142,7 @@ fn lost_in_use(context: &Context) -> Option<String> {
     is_known.then(|| format!("records were lost: what is in use {}; error bars cover that", parts.join(" and ")))
 }
 
-/// Of which processes figures in use lack older blocks.
+/// Remark about processes whose figures in use lack older blocks.
 fn since(profile: &Profile) -> Option<String> {
     let (number, last) = profile.inuse_since()?;
     let moment = units::time_of_day(last);
@@ -228,7 +228,7 @@ fn distant(context: &Context) -> Vec<String> {
     entries(context, GroupBy::Process).into_iter().filter_map(remark).collect()
 }
 
-/// Counters of causes for a difference between samples and exact counts.
+/// Counters that may explain a difference between samples and exact counts.
 fn cause(profile: &Profile) -> String {
     let moved: Vec<String> = profile
         .counters
@@ -242,7 +242,7 @@ fn cause(profile: &Profile) -> String {
     if moved.is_empty() { "no loss was counted, so a probe or a counter is broken".into() } else { moved.join(", ") }
 }
 
-/// Of how much of their time processes were seen.
+/// For how much of their time processes were observed.
 fn coverage(context: &Context) -> Vec<String> {
     let (unseen, others): (Vec<_>, Vec<_>) = context.profile.processes.iter().partition(|process| process.was_unseen());
     let mut remarks = short(
@@ -250,7 +250,7 @@ fn coverage(context: &Context) -> Vec<String> {
         ["were seen", "what they did while another recording hooked them inline"],
         ["it was seen", "what it did while another recording hooked it inline"],
     );
-    // Figures of time windows (older recordings) are corrected for what is between them; a note says so.
+    // Figures from time windows (older recordings) are corrected for what happened between windows; a note says so.
     if !context.profile.header.time_windows {
         let late: Vec<_> = others.into_iter().filter(|process| process.coverage < 0.9995).collect();
         remarks.extend(short(&late, ["were counted", "the rest"], ["it was counted", "the rest"]));
@@ -258,7 +258,7 @@ fn coverage(context: &Context) -> Vec<String> {
     remarks
 }
 
-/// Processes of which something is missing: of many in one remark.
+/// Remarks about processes of which something is missing; many processes share one remark.
 fn short(processes: &[&Process], of_many: [&str; 2], of_one: [&str; 2]) -> Vec<String> {
     let least = processes.iter().min_by(|a, b| a.coverage.total_cmp(&b.coverage));
     if let Some(least) = least.filter(|_| processes.len() > SEPARATE) {

@@ -1,4 +1,5 @@
-//! Why a process is larger than its profile: its resident memory in parts that add up, and what is known of its heap.
+//! Why a process is larger than its profile: its resident memory in parts that add up, and what is known about its
+//! heap.
 
 use super::processes::{Entry, entries};
 use super::{Context, ReportOptions};
@@ -9,29 +10,29 @@ use crate::report::text::{Style, wrap};
 use crate::units;
 use crate::value::Value;
 
-/// Most programs or processes with a line.
+/// Maximum number of programs or processes shown.
 const MOST: usize = 3;
 
-/// Stands for a space at which no line breaks, between a number and its unit.
+/// Placeholder for a non-breaking space between a number and its unit.
 pub(super) const TOGETHER: char = '\u{e000}';
 
-/// Where the resident memory of a program or process is.
+/// How the resident memory of a program or process is used.
 pub struct ResidentText {
-    /// Its processes, by their index.
+    /// Indices of its processes.
     pub processes: Vec<usize>,
-    /// Its idle processes, by their index among these.
+    /// Indices of its idle processes in the list of idle ones.
     pub idle: Vec<usize>,
-    /// The name of the program or process.
+    /// Name of the program or process.
     pub name: String,
-    /// All of it, in bytes.
+    /// Total in bytes.
     pub bytes: u64,
-    /// The sum: `1.2 GiB = heap 1 GiB + files 200 MiB`.
+    /// The total as a sum: `1.2 GiB = heap 1 GiB + files 200 MiB`.
     pub parts: String,
-    /// What of its heap is in use.
+    /// How much of its heap is in use.
     pub heap: String,
 }
 
-/// Where the resident memory of each group of processes is, in the words of the report; those that were measured.
+/// How the resident memory of each measured group of processes is used, in the words of the report.
 pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<ResidentText> {
     let options = ReportOptions { confidence, ..ReportOptions::default() };
     let context = Context::new(profile, &options);
@@ -78,7 +79,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
-/// The resident memory of a single program in one or two lines. Empty if it was not measured.
+/// The resident memory of a single program, on one or two lines. Empty if it was not measured.
 pub(super) fn brief(context: &Context) -> Vec<String> {
     let measured = measured(context, GroupBy::Program);
     let [(_, resident)] = measured.as_slice() else { return Vec::new() };
@@ -87,7 +88,7 @@ pub(super) fn brief(context: &Context) -> Vec<String> {
     wrapped.iter().enumerate().map(|(k, line)| format!("{}{}", begin(k), line.replace(TOGETHER, " "))).collect()
 }
 
-/// The memory of an entry's processes; `None` if that of one which has not ended was not measured.
+/// The total memory of an entry's processes; `None` if it was not measured for a process that has not ended.
 pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
     let sum = entry.members(profile).try_fold(None, |sum: Option<Resident>, process| match process.resident {
         Some(resident) => {
@@ -100,12 +101,13 @@ pub(super) fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
     sum.flatten().filter(|resident| resident.total_bytes() > 0)
 }
 
-/// Unaccounted memory is reported from this size and this share of the resident memory on.
+/// Unaccounted memory is reported from this size and this share of the resident memory.
 const MUCH_BYTES: f64 = (8 << 20) as f64;
 const MUCH: f64 = 0.1;
 
-/// Lower bound of the anonymous resident memory that neither an allocator's heap nor a recorded block explains, in bytes, summed over
-/// all programs. Programs with a known runtime are left out, because the report names its heap.
+/// Lower bound of the anonymous resident memory that neither an allocator's heap nor a recorded block explains, in
+/// bytes, summed over all programs. Programs with a known runtime are left out, because the report names that runtime's
+/// heap.
 pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
     let profile = context.profile;
     let of_entry = |(entry, resident): &(Entry, Resident)| {
@@ -124,7 +126,7 @@ pub(super) fn unaccounted_bytes(context: &Context) -> f64 {
 /// Parts below this share are added to "other" in the one-line form.
 const LARGE: f64 = 0.05;
 
-/// The same, with small parts added to "other".
+/// The resident memory as a sum, with small parts added to "other".
 fn large_parts(resident: &Resident) -> String {
     let least = resident.total_bytes() as f64 * LARGE;
     let is_large = |(name, size): &(&str, u64)| *name == UNDIVIDED || *name != OTHER && *size as f64 >= least;
@@ -164,7 +166,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     if !known {
         return "what of the heap is in use was not followed".into();
     }
-    // Blocks may be in use that nobody saw being allocated.
+    // Some blocks in use may have been allocated unobserved.
     let had_gap = |process: usize| {
         profile.processes.get(process).is_some_and(|process| process.inuse_since.is_some() || process.was_unseen())
     };
@@ -178,7 +180,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     let before = match resident.at_attach_bytes {
         Some(0) => "nothing is older than the recording".to_owned(),
         Some(older) => {
-            // Large blocks and heaps in which nothing was sampled are not known as such.
+            // Large blocks, and heaps in which nothing was sampled, are not recognized as such.
             let most = older.min(resident.heap_bytes.saturating_add(resident.other_bytes));
             format!("at most {} is older than the recording", bytes(most as f64))
         }
@@ -196,7 +198,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     )
 }
 
-/// A size whose number and unit stay in one line.
+/// A size whose number and unit stay on one line.
 pub(super) fn bytes(value: f64) -> String {
     units::bytes(value).replace(' ', &TOGETHER.to_string())
 }

@@ -5,19 +5,19 @@ use std::fmt;
 use crate::model::Row;
 use crate::units;
 
-/// What the table must say about itself.
+/// Explanation below the table.
 pub(super) const NOTE: &str = "sizes from the first up to, but not including, the second; a stack whose samples have several sizes \
      counts under all of their range";
 
-/// Columns of the longest bar.
+/// Width of the longest bar, in columns.
 const BAR: f64 = 12.0;
 
-/// Sizes of the samples of a row: a power of two, or a range of several. Unknown ones come last.
+/// Sizes of a row's samples: a power of two, or a range of several. Unknown ones sort last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Sizes {
     /// From the first power of two up to the second; `None`: zero bytes.
     Range(Option<u32>, Option<u32>),
-    /// The profile does not say.
+    /// The profile does not contain the sizes.
     Unknown,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// A bar for a value, as long as its share of the largest.
+/// A bar whose length is the value's share of the largest one.
 pub(super) fn bar(value: f64, largest: f64) -> String {
     let length = if largest > 0.0 { (value / largest * BAR).clamp(0.0, BAR) } else { 0.0 };
     let halves = (2.0 * length).round() as usize;

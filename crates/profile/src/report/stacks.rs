@@ -1,4 +1,4 @@
-//! The top stacks.
+//! The table of top stacks.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -76,13 +76,13 @@ pub(super) struct Group<'a> {
     pub(super) name: Cow<'a, str>,
     pub(super) cut: Option<Cow<'a, str>>,
     pub(super) pool: Pool,
-    /// Sums of what was allocated, of all sampling intervals together.
+    /// Sums of allocations over all sampling intervals.
     pub(super) alloc: SampleSums,
-    /// The first of its rows.
+    /// The first row.
     pub(super) row: &'a Row,
     /// Which frames of its stack are shown.
     pub(super) shown: Shown,
-    /// All of them.
+    /// All rows.
     pub(super) rows: Vec<&'a Row>,
     /// Lifetimes of each row, with its estimated number of allocations.
     pub(super) lifetimes: Vec<(&'a Lifetimes, f64)>,
@@ -115,27 +115,28 @@ impl PartialEq for ByName<'_> {
     }
 }
 
-/// Name of the group, calls, and why the stack was cut.
+/// Group name, calls, and the reason why the stack was cut.
 type GroupKey<'a, 'b> = (Cow<'a, str>, &'b [u32], Option<&'a str>);
 
-/// What stacks are told apart by.
+/// What distinguishes stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
-    /// Their calls, with the lines of these.
+    /// Their calls, including source lines.
     Calls,
-    /// The same with recursion folded. Lines of functions that recurse anywhere in the profile do not count: where a recursion ends
-    /// may be at any of them.
+    /// Their calls with recursion folded. Source lines of functions that recurse anywhere in the profile do not count,
+    /// because a recursion may end at any of these lines.
     FoldedCalls,
-    /// Names of functions, with recursion folded.
+    /// Function names, with recursion folded.
     Functions,
 }
 
-/// Groups of rows as the options say, largest first.
+/// Groups of rows according to the options, largest first.
 pub(super) fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
     groups_told(context, how(context), context.options.frames)
 }
 
-/// Groups of rows by all their frames, including hidden ones, so that one leaking stack is not averaged away among others.
+/// Groups of rows by all their frames, including hidden ones, so that one leaking stack is not averaged away among
+/// others.
 pub(super) fn judged_groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
     groups_told(context, how(context), FrameView { all_frames: true, ..context.options.frames })
 }
@@ -144,7 +145,7 @@ fn how(context: &Context) -> Told {
     if context.options.fold_recursion { Told::FoldedCalls } else { Told::Calls }
 }
 
-/// What is the same in two stacks that are one, for each stack of the profile.
+/// The key of each stack of the profile. Stacks with equal keys are merged.
 fn stack_keys(context: &Context, interned: &Interned, told: Told, shown: &[Vec<u32>]) -> Vec<Box<[u32]>> {
     let view = context.options.frames;
     let calls: Vec<Call> = interned.frames.iter().map(|frame| view.call(context.profile, frame)).collect();
@@ -205,7 +206,7 @@ fn numbers(interned: &Interned, places: &[Shown]) -> Vec<Vec<u32>> {
     (0..).zip(places).map(of_stack).collect()
 }
 
-/// Groups of rows whose stacks are told apart in this way, largest first.
+/// Groups of rows, with stacks distinguished by `told`, largest first.
 pub(super) fn groups_told<'a>(context: &'a Context, told: Told, view: FrameView) -> Vec<Group<'a>> {
     let profile = context.profile;
     let groups_of = Groups::new(profile, context.group_by);
@@ -238,7 +239,7 @@ pub(super) fn groups_told<'a>(context: &'a Context, told: Told, view: FrameView)
         groups.retain(|group| group.pool.total(context.sort) > 0.0);
     }
     groups.iter_mut().for_each(|group| group.pool.allow_for(&context.intervals));
-    // Stacks that are equal in the chosen value (nothing in use) are sorted by bytes allocated.
+    // Stacks that are equal in the chosen value (for example nothing in use) are sorted by bytes allocated.
     let order = |group: &Group| (group.pool.total(context.sort), group.pool.total(Value::AllocSpace));
     groups.sort_by(|a, b| {
         let (a, b) = (order(a), order(b));
@@ -255,7 +256,7 @@ mod tests {
     use crate::report::{ReportOptions, report};
     use crate::testing;
 
-    /// The small profile with one more row, whose stack is that of another but for the line of a function.
+    /// The small profile with one more row, whose stack differs from another only in the line of one function.
     fn with_other_lines(from: usize, function: &str, line: u32) -> Profile {
         let mut profile = testing::small().only_process(0);
         let mut row = profile.rows[from].clone();

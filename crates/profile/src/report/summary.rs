@@ -1,5 +1,5 @@
-//! The answer at the head of a report of many processes: which programs hold and which allocate how much, how sure that is,
-//! what was given up, and what to do about it.
+//! The answer at the top of a report about many processes: which programs hold and allocate how much, how certain that
+//! is, what is missing, and what to do about it.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use crate::units;
 use crate::value::Value;
 use heapbpf_audit::Missing;
 
-/// Programs that are named.
+/// Maximum number of programs named.
 const PROGRAMS: usize = 3;
-/// Columns of a line's title.
+/// Width of a line's title, in columns.
 const TITLE: usize = 13;
-/// Most lines of an item.
+/// Maximum number of lines per item.
 const MOST_LINES: usize = 2;
 
 /// Lines of the answer.
@@ -49,12 +49,12 @@ fn largest(context: &Context, entries: &[Entry], value: Value, title: &str) -> V
     if order.is_empty() { Vec::new() } else { listed(context, title, order.iter().take(PROGRAMS).map(text).collect()) }
 }
 
-/// A title and items, in at most [`MOST_LINES`] lines.
+/// A title and items, on at most [`MOST_LINES`] lines.
 fn listed(context: &Context, title: &str, items: Vec<(Style, String)>) -> Vec<String> {
     listed_in(context, title, items, MOST_LINES)
 }
 
-/// A title and items, in at most `most` lines.
+/// A title and items, on at most `most` lines.
 pub(super) fn listed_in(context: &Context, title: &str, items: Vec<(Style, String)>, most: usize) -> Vec<String> {
     let mut lines = vec![format!("  {title:<0$}", TITLE - 3)];
     let mut used = TITLE - 1;
@@ -134,14 +134,14 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     }
     let cut: u64 = reasons.values().sum();
     if let Some((most, _)) = reasons.into_iter().max_by_key(|(_, samples)| *samples).filter(|_| cut * 100 > samples) {
-        // A reason that an option cures names it: "… (see --stack-bytes)".
+        // If an option helps, the reason names it: "… (see --stack-bytes)".
         let remedy = most.split_once("(see ").map_or(most, |(_, option)| option.trim_end_matches(')'));
         add(format!("whole stacks of {} of the samples", share(cut, samples)), remedy);
     }
     found
 }
 
-/// What helps where the overhead budget made heapbpf give something up.
+/// The option that helps if heapbpf left something out to keep the overhead budget.
 const BUDGET: &str = "--max-overhead";
 
 /// Number of processes that were hooked late.
@@ -155,8 +155,8 @@ mod tests {
     use crate::testing;
     use crate::value::Value;
 
-    /// What another recording's inline hooks hid is in no figure: that is the first thing that a report says was missed, no figure of
-    /// allocation has an error bar, and nothing claims that all was counted.
+    /// Allocations hidden by another recording's inline hooks are in no figure. The report lists that first among what
+    /// was missed, no figure of allocation has an error bar, and nothing claims that everything was counted.
     #[test]
     fn time_under_the_hooks_of_another_recording_is_missed() {
         let mut profile = testing::followed_again();

@@ -1,6 +1,8 @@
-//! Leak suspects: functions whose memory in use grows, or keeps blocks far beyond the lifetimes of the others of the same stack.
+//! Leak suspects: functions whose memory in use grows, or that keep some blocks far beyond the lifetimes of the others
+//! of the same stack.
 //!
-//! Stacks are judged one by one, and then put together by function: a leak is not averaged away among the other stacks.
+//! Stacks are judged individually and then combined by function, so that a leak is not averaged away among the other
+//! stacks.
 
 use std::collections::HashMap;
 
@@ -16,24 +18,24 @@ use crate::report::text::{Style, clip, width, wrap};
 use crate::units::{self, ByteUnit};
 use crate::value::Value;
 
-/// q-value up to which a stack is listed: the share of listed ones that is expected to be chance, at most. Growth is looked at again and
-/// again, so it is small.
+/// Largest q-value at which a stack is listed, that is, the largest expected share of chance findings in the list. It
+/// is small because users check growth repeatedly.
 const CHANCE: f64 = 0.01;
-/// Suspects in a report that does not ask for them.
+/// Number of suspects in a report that was not asked for them.
 const FEW: usize = 3;
 /// Lines for the calls of a stack.
 const STACK_LINES: usize = 2;
-/// Samples from which a stack that has grown before and does so no more is called full.
+/// Minimum number of samples at which a stack that grew earlier but no longer grows is reported as full.
 const MANY: u64 = 8;
 
 /// Why a stack is suspected.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Why {
-    /// It grows, and none of its samples was freed. `left`: samples in use; `kept`: those of them that are new, if that is known.
+    /// It grows, and none of its samples was freed. `left`: samples in use; `kept`: how many of them are new, if known.
     FreesNothing { left: u64, kept: Option<u64> },
     /// Some of its blocks live far beyond the lifetimes of the others.
     Outlives { found: Outliving, q_value: f64 },
-    /// It grows, though it frees blocks of all ages.
+    /// It grows, although it frees blocks of all ages.
     Grows,
 }
 
@@ -58,20 +60,20 @@ impl Why {
     }
 }
 
-/// A function with the stacks of it that are suspected.
+/// A function with its suspected stacks.
 pub(super) struct Suspect<'a> {
-    /// Its name.
+    /// Name of the function.
     pub(super) name: String,
-    /// Its stacks, the one that grows most first.
+    /// Its stacks, the fastest-growing first.
     pub(super) stacks: Vec<&'a Group<'a>>,
-    /// Of its first stack, and of the others that are suspected for the same.
+    /// The reason for its first stack, combined with those of the other stacks suspected for the same reason.
     pub(super) why: Why,
-    /// Of all its stacks together; `None` if the profile does not tell.
+    /// Growth of all its stacks together; `None` if the profile does not contain it.
     pub(super) grown: Option<Grown>,
 }
 
 impl Suspect<'_> {
-    /// Whether another stack of the function frees blocks, of all `groups` that were judged.
+    /// Whether another stack of the function frees blocks, among all `groups` that were judged.
     pub(super) fn frees_elsewhere(&self, context: &Context, groups: &[Group]) -> bool {
         let Some(first) = self.stacks.first() else { return false };
         let frees = |group: &&Group| ages(group).iter().any(|octave| octave.freed > 0);
@@ -84,24 +86,24 @@ impl Suspect<'_> {
     }
 }
 
-/// A stack that has grown before, and does so no more.
+/// A stack that grew earlier but no longer grows.
 pub(super) struct Full<'a> {
     pub(super) group: &'a Group<'a>,
     /// Age of its youngest block, in seconds.
     pub(super) seconds: f64,
 }
 
-/// What was found.
+/// The findings.
 pub(super) struct Found<'a> {
-    /// Suspects, the one that grows most first.
+    /// Suspects, the fastest-growing first.
     pub(super) suspects: Vec<Suspect<'a>>,
     /// Number of stacks that could be judged.
     pub(super) judged: u64,
-    /// Stacks that are full, the largest first.
+    /// Full stacks, the largest first.
     pub(super) full: Vec<Full<'a>>,
 }
 
-/// What is known of a stack.
+/// A stack with the results of its tests.
 struct Judged<'a> {
     group: &'a Group<'a>,
     ages: Vec<Octave>,
@@ -123,7 +125,7 @@ impl Judged<'_> {
     }
 }
 
-/// Sorts by how fast something grows at least, so that what is certain comes before what may be chance, and then by bytes in use.
+/// Sorts by the lower bound of growth, so that certain growth comes before possible chance, and then by bytes in use.
 fn sort_by_growth<T>(all: &mut [T], of: impl Fn(&T) -> (Option<Grown>, f64)) {
     let certain = |grown: Grown| grown.per_second.low.unwrap_or(grown.per_second.estimate);
     let order = |it: &T| {
@@ -136,7 +138,7 @@ fn sort_by_growth<T>(all: &mut [T], of: impl Fn(&T) -> (Option<Grown>, f64)) {
     });
 }
 
-/// Name of the program's function that a stack is of.
+/// The program function that titles a stack.
 fn title(context: &Context, group: &Group) -> String {
     group.chain(context).into_iter().next().map_or_else(|| NO_STACK.to_owned(), |(call, _)| call.name)
 }
@@ -168,7 +170,7 @@ pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> Found<'a> 
             Some(found) if q_outlives <= CHANCE => Some(Why::Outlives { found, q_value: q_outlives }),
             _ if q_grows <= CHANCE && it.frees_nothing() => Some(it.as_freeing_nothing()),
             _ if q_grows <= CHANCE => Some(Why::Grows),
-            // Older profiles do not tell how much a stack grew.
+            // Older profiles do not contain the growth of a stack.
             _ => only_grows(context, it).then(|| it.as_freeing_nothing()),
         };
         suspected.extend(why.map(|why| (it, why)));
@@ -180,7 +182,7 @@ pub(super) fn find<'a>(context: &Context, groups: &'a [Group<'a>]) -> Found<'a> 
     Found { suspects, judged, full }
 }
 
-/// Puts stacks with the same title together.
+/// Combines stacks with the same title.
 fn by_function<'a>(context: &Context, suspected: &[(&Judged<'a>, Why)]) -> Vec<Suspect<'a>> {
     let mut suspects: Vec<Suspect> = Vec::new();
     let mut known: HashMap<(String, String), usize> = HashMap::new();
@@ -204,7 +206,7 @@ fn by_function<'a>(context: &Context, suspected: &[(&Judged<'a>, Why)]) -> Vec<S
     suspects
 }
 
-/// Whether nothing of a stack was freed while it grew, by the ages of its blocks.
+/// Whether a stack grew without any frees, judged by the ages of its blocks.
 fn only_grows(context: &Context, it: &Judged) -> bool {
     let half_ns = (context.profile.header.duration / 2).as_nanos().max(1).ilog2();
     let young: u64 = it.ages.iter().filter(|octave| octave.exponent < half_ns).map(|octave| octave.left).sum();
@@ -241,7 +243,7 @@ pub(super) fn rate(grown: &Grown) -> (String, String) {
     (format!("{plus}{} {}/s", figure(per_second.estimate), unit.name()), bounds)
 }
 
-/// Lines of a report that does not ask for suspects; empty if there is none.
+/// Lines for a report that was not asked for suspects; empty if there are none.
 pub(super) fn brief(context: &Context) -> Vec<String> {
     let groups = judged_groups(context);
     let found = find(context, &groups);
@@ -255,7 +257,7 @@ pub(super) fn brief(context: &Context) -> Vec<String> {
     lines
 }
 
-/// Lines of the report of suspects: those that were found, and stacks that are full.
+/// Lines of the report on suspects: the suspects, and stacks that are full.
 pub(super) fn section(context: &Context) -> Vec<String> {
     let groups = judged_groups(context);
     let top = context.options.top;
@@ -306,7 +308,7 @@ fn head(context: &Context, number: usize, (amount, more): &(String, String), abo
     format!("{number}  {amount}{}", context.paint(Style::Dim, &format!("{more}{about}")))
 }
 
-/// What a stack has in use, or held at exit, and its interval.
+/// What a stack has in use or held at exit, with its interval.
 fn held(context: &Context, group: &Group) -> (String, String) {
     let is_at_exit = group.pool.total(Value::InuseSpace) <= 0.0 && group.pool.total(Value::AtExitSpace) > 0.0;
     let (value, what) = if is_at_exit { (Value::AtExitSpace, "at exit") } else { (Value::InuseSpace, "in use") };

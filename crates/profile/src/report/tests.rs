@@ -23,7 +23,7 @@ fn lines_fit_and_colours_change_nothing_else() {
         for columns in [60, 80, 100, 160] {
             let options = ReportOptions { width: columns, ..ReportOptions::default() };
             let text = report(&profile, &options);
-            // The totals at the head need 80 columns.
+            // The totals at the top need 80 columns.
             for line in text.lines().skip(if columns < 80 { head(&text).len() } else { 0 }) {
                 assert!(width(line) <= columns, "{columns}: {line}");
             }
@@ -76,8 +76,8 @@ fn a_profile_without_samples_says_so() {
     assert!(report(&profile, &ReportOptions::default()).contains("no process"));
 }
 
-/// An exact total that contradicts the samples raises an alarm that names the counter behind it. One that chance
-/// explains does not, even at |z| > 5 by the variance (one sample where six were expected).
+/// An exact total that contradicts the samples raises an alarm that names the responsible counter. A difference that
+/// chance explains does not, even if |z| > 5 by the variance (one sample where six were expected).
 #[test]
 fn the_self_check_allows_for_chance_and_names_the_counter() {
     let mut profile = testing::small();
@@ -96,11 +96,11 @@ fn the_self_check_allows_for_chance_and_names_the_counter() {
     profile.rows[0].key.interval = profile.header.interval;
     profile.processes[0].exact_alloc_bytes = Some(65 * profile.header.interval / 10);
     let text = report(&profile, &ReportOptions::default());
-    // By the variance of the one sample it would be +5.5 σ.
+    // By the variance of the single sample it would be +5.5 σ.
     assert!(text.contains("+1.6 σ") && !text.contains(alarm), "{text}");
 }
 
-/// Guaranteed intervals are shown beside the usual ones if they are requested, and only then.
+/// Guaranteed intervals are shown next to the usual ones only if they are requested.
 #[test]
 fn guaranteed_intervals_are_the_users() {
     let mut profile = testing::small();
@@ -115,7 +115,7 @@ fn guaranteed_intervals_are_the_users() {
     assert!(text.contains("GUARANTEED") && text.contains(" guaranteed ["), "{text}");
     let several = profile.rows.iter().any(|row| row.key.interval != profile.header.interval);
     assert!(several && !text.contains(&format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))));
-    // With a single sampling interval, the ends of the stack itself are shown.
+    // With a single sampling interval, the ends of the stack's own interval are shown.
     profile.rows.retain(|row| row.key.interval == profile.header.interval);
     let text = with(&profile, true);
     assert!(text.contains(&format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))), "{text}");
@@ -123,7 +123,8 @@ fn guaranteed_intervals_are_the_users() {
     assert!(!with(&profile, true).contains("every mix of sizes"));
 }
 
-/// Rows are titled by functions of the program; what these allocated with is one word, and all frames are there on request.
+/// Rows are titled by functions of the program. What these called to allocate is one word, and all frames are available
+/// on request.
 #[test]
 fn libraries_and_wrappers_title_no_row() {
     let mut profile = testing::small().only_process(0);
@@ -160,7 +161,7 @@ fn libraries_and_wrappers_title_no_row() {
     assert!(text.contains("int shop::fill<int>(std::vector<int>&) server (via vector) ← main"), "{text}");
 }
 
-/// A function has everything that is allocated through it, with the interval of that sum; recursion counts once.
+/// A function includes everything that is allocated through it, with the interval of that sum; recursion counts once.
 #[test]
 fn functions_have_figures_of_their_own() {
     let mut profile = testing::small();
@@ -169,7 +170,7 @@ fn functions_have_figures_of_their_own() {
     let text = report(&profile, &ReportOptions { functions: 4, width: 140, ..ReportOptions::default() });
     let section: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("By function")).collect();
     assert!(section[0].contains("top 4 of 4"), "{text}");
-    // `parse_value` is twice on the stacks of rows 0, 1 and 4, and on no other.
+    // `parse_value` occurs twice on the stacks of rows 0, 1 and 4, and on no other.
     let through = Pool::of([0, 1, 3].map(|row| &profile.rows[row]));
     let figure = crate::report::figure::FigureText::new(&profile, &through, Value::InuseSpace, 0.95);
     let line = section.iter().find(|line| line.ends_with("parse_value")).expect("a top function");
@@ -280,7 +281,7 @@ fn resident_memory_is_said_in_parts_that_add_up() {
     assert!(!report(&testing::small(), &ReportOptions::default()).contains("resident:"), "nothing was measured");
 }
 
-/// Where glibc's arenas were read, the heap is a sum whose parts add up, and free memory has a remedy.
+/// If glibc's arenas were read, the heap is shown as a sum whose parts add up, and free memory has a remedy.
 #[test]
 fn a_heap_whose_arenas_were_read_is_a_sum() {
     const MIB: u64 = 1 << 20;
@@ -314,7 +315,7 @@ fn a_heap_whose_arenas_were_read_is_a_sum() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // What is not exact has bounds, and says why.
+    // Inexact figures have bounds and a reason.
     let partly = Glibc { exact: false, unread_bytes: 5 * MIB, inconsistent_bytes: MIB, doubtful_bytes: MIB, ..glibc };
     let text = said(&mut profile, partly);
     for part in [
@@ -326,21 +327,22 @@ fn a_heap_whose_arenas_were_read_is_a_sum() {
     }
     let text = said(&mut profile, Glibc { exact: false, ..glibc });
     assert!(text.contains("it changed while it was read"), "{text}");
-    // Where other allocators were recorded as well, only the sum of all blocks is known.
+    // If other allocators were recorded too, only the sum of all blocks is known.
     profile.processes[0].allocators.push("jemalloc 5.3".into());
     let text = said(&mut profile, partly);
     assert!(
         text.contains("of glibc's heap, between ") && text.contains(" is in use in 1,000 blocks; 180 MiB is free"),
         "{text}"
     );
-    // Others have bounds: what was there at first may be in mappings in which nothing was sampled.
+    // Other heaps have bounds: what existed at first may be in mappings in which nothing was sampled.
     let resident = profile.processes[0].resident.as_mut().expect("measured");
     (resident.glibc, resident.heap_bytes, resident.other_bytes) = (None, 0, 30 * MIB);
     let text = report(&profile, &ReportOptions { width: 1_000, ..ReportOptions::default() });
     assert!(text.contains("at most 30.0 MiB is older than the recording"), "{text}");
 }
 
-/// Memory that no recorded call allocated is told where its share is large: "missed nothing" is not said of a runtime's own heap.
+/// Memory that no recorded call allocated is reported if its share is large: a runtime's own heap must not be
+/// summarized as "missed nothing".
 #[test]
 fn memory_that_nothing_accounts_for_is_missed() {
     let mut profile = testing::measured().only_process(0);
@@ -361,8 +363,8 @@ fn memory_that_nothing_accounts_for_is_missed() {
     assert!(!missed(&profile).contains("resident"), "it is named: {}", missed(&profile));
 }
 
-/// If samples and counts must agree, a call that was counted after the time of the samples raises no alarm if it is
-/// part of the slack, and neither do samples that are known to be lost. An unexplained call does.
+/// If samples and counts must agree, a call that was counted after the time of the samples raises no alarm as long as
+/// it is part of the slack; nor do samples that are known to be lost. An unexplained call does.
 #[test]
 fn the_self_check_knows_of_losses_and_of_the_last_call() {
     let wide = ReportOptions { width: 1_000, ..ReportOptions::default() };
@@ -372,14 +374,14 @@ fn the_self_check_knows_of_losses_and_of_the_last_call() {
     profile.processes[0].exact_alloc_bytes = Some(600);
     profile.processes[0].exact_alloc_objects = Some(6);
     assert!(alarms(&profile));
-    // A call in flight does not explain it.
+    // A call in flight does not explain the difference.
     profile.counters.insert("lost_in_flight".into(), 1);
     assert!(report(&profile, &wide).contains("no loss was counted"));
     assert!(!report(&profile, &wide).contains("in flight") && !report(&profile, &wide).contains("1 sample lost"));
     let call = LossBound { samples: 1, sampled_bytes: 100 };
     profile.processes[0].slack = call;
     assert!(!alarms(&profile));
-    // More than the slack is not explained.
+    // A difference larger than the slack is unexplained.
     profile.processes[0].exact_alloc_bytes = Some(700);
     assert!(alarms(&profile));
     profile.processes[0].losses.alloc = call;
@@ -408,7 +410,7 @@ fn what_losses_did_to_figures_in_use_is_said() {
     // Nothing is in use, but lost samples might be.
     profile.rows[0].inuse = Default::default();
     assert!(report(&profile, &wide).contains("[0, 200 B]"), "{}", report(&profile, &wide));
-    // A single sample is not "≥" its size if it may have been freed.
+    // A single sample is not shown as "≥" its size if it may have been freed.
     profile.rows[0].inuse = testing::sums(1, 100, 1);
     assert!(!report(&profile, &wide).contains("≥"));
     profile.processes[0].losses.unbounded = true;
@@ -432,7 +434,7 @@ fn what_is_in_use_since_a_moment_only_says_so() {
     assert!(!text.contains("since 22:13") && !text.contains("older blocks"), "{text}");
 }
 
-/// The report that nobody asked more of fits on a screen, and says how to get the rest.
+/// The default report fits on a screen, and says how to get the rest.
 #[test]
 fn a_brief_report_has_at_most_25_lines() {
     let mut many = testing::small();
@@ -469,7 +471,7 @@ fn head(text: &str) -> Vec<&str> {
     text.lines().take_while(|line| !line.is_empty()).collect()
 }
 
-/// A report of many processes begins with the answer, in ten lines.
+/// A report about many processes starts with the answer, in ten lines.
 #[test]
 fn many_processes_are_answered_for_in_ten_lines() {
     let mut profile = testing::small();
@@ -515,7 +517,8 @@ fn an_untroubled_recording_gave_up_nothing() {
     assert!(report(&profile, &ReportOptions::default()).contains("missed     nothing"));
 }
 
-/// A report of one process begins with the answer: how much, how sure, where, growing or not, what was missed, what next.
+/// A report about one process starts with the answer: how much, how certain, where, growing or not, what was missed,
+/// what next.
 #[test]
 fn one_process_is_answered_for_in_ten_lines() {
     let options = |columns| ReportOptions { width: columns, source: Some("x.json".into()), ..ReportOptions::default() };
@@ -535,7 +538,7 @@ fn one_process_is_answered_for_in_ten_lines() {
     }
 }
 
-/// The command that leads on depends on what was found.
+/// The suggested command depends on the findings.
 #[test]
 fn what_to_do_next_is_a_command() {
     let one = |mut profile: Profile| {
@@ -557,7 +560,7 @@ fn what_to_do_next_is_a_command() {
     let closing =
         ReportOptions { files: vec![("y.json".into(), "heapbpf report y.json".into())], ..ReportOptions::default() };
     assert_eq!(next(&leaking, closing), "heapbpf report --suspects y.json");
-    // Only .json has the ages of blocks.
+    // Only .json contains the ages of blocks.
     let wrote = |file: &str| ReportOptions { files: vec![(file.into(), format!("view {file}"))], ..Default::default() };
     for file in ["y.pb.gz", "y.svg"] {
         assert!(next(&leaking, wrote(file)).starts_with("record with -o x.json"), "{file}");
@@ -575,7 +578,7 @@ fn what_to_do_next_is_a_command() {
     assert!(next(&unnamed, of("x.json")).starts_with("install the debug symbols"));
 }
 
-/// In time windows a process that was hooked throughout has its count, not an estimate that contradicts it.
+/// With time windows, a process that was hooked throughout shows its count instead of an estimate that contradicts it.
 #[test]
 fn a_count_of_all_takes_the_place_of_an_estimate_from_time_windows() {
     let mut profile = testing::small();

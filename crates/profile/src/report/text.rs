@@ -137,14 +137,14 @@ impl Column {
         Self { gap, ..self }
     }
 
-    /// Makes the column dispensable: if the line is too short, columns with the largest number are dropped first.
+    /// Makes the column dispensable: if the line is too short, columns with the highest number are dropped first.
     pub fn dispensable(self, dispensable: u8) -> Self {
         Self { dispensable, ..self }
     }
 }
 
-/// A table of single-line cells. A title that is wider than the cells of its column runs into the next column if that
-/// has no title.
+/// A table of single-line cells. A title that is wider than its column's cells extends into the next column if that has
+/// no title.
 pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<String>>,

@@ -15,16 +15,16 @@ use crate::intern::Interned;
 use crate::report::text::{Column, Style, clip, width, wrap};
 use crate::value::Value;
 
-/// Which tree a report shows instead of its table of stacks.
+/// The tree that a report shows instead of its table of stacks.
 #[derive(Clone, Debug)]
 pub enum Tree {
     /// From the outermost functions down to the allocations.
     Down,
-    /// From the functions that match up to the threads' entries.
+    /// From the matching functions up to the threads' entry functions.
     Callers(Regex),
 }
 
-/// Lines of the section with at most `most` rows; empty if no stack belongs to it.
+/// Lines of the section with at most `most` rows. If no stack belongs to the tree, they say so.
 pub(super) fn section(context: &Context, tree: &Tree, most: usize) -> Vec<String> {
     let nodes = build(context, tree);
     let lines = Lines::largest(context, &nodes, most);
@@ -63,10 +63,11 @@ pub(super) fn section(context: &Context, tree: &Tree, most: usize) -> Vec<String
     section
 }
 
-/// Indentation of calls that have no room beside their figures, in columns.
+/// Indentation of calls that do not fit next to their figures, in columns.
 const INDENT: usize = 6;
 
-/// Calls that share a line: as one text of at most `columns`, or the first of them, and the rest for lines of their own.
+/// Lays out calls that share a line: all in one text of at most `columns`, or the first one, and the rest for separate
+/// lines.
 fn split(names: &[&str], columns: usize) -> (String, String) {
     const ARROW: &str = " → ";
     let whole = names.join(ARROW);
@@ -94,7 +95,7 @@ impl Node {
     }
 }
 
-/// Nodes, each after its parent; the first is the root, which is not shown.
+/// The nodes of the tree, each after its parent; the first is the root, which is not shown.
 pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
     let profile = context.profile;
     let interned = Interned::for_viewers(profile);
@@ -110,12 +111,12 @@ pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
             Tree::Callers(expression) => matches(expression, profile, frame),
         })
         .collect();
-    // Names of each stack from the root of the tree outwards; none if it does not belong to the tree.
+    // Names on each stack, starting at the root of the tree; none if the stack does not belong to the tree.
     let path_of = |stack: u32| -> Vec<&str> {
         let name = |frame: &u32| names[*frame as usize].as_str();
         let path: Vec<&str> = match tree {
             Tree::Down => shown[stack as usize].iter().rev().map(name).collect(),
-            // What was asked for, whoever it belongs to, and its callers that are shown.
+            // The matching function, whatever its origin, followed by its callers that are shown.
             Tree::Callers(_) => {
                 let is_shown: HashSet<u32> = shown[stack as usize].iter().copied().collect();
                 let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
@@ -158,16 +159,18 @@ pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
     nodes
 }
 
-/// The lines of the tree that are shown. A call whose only callee (or caller) has all of its samples shares its line.
+/// The lines of the tree that are shown. A call shares a line with its only callee (or caller) if that has all of its
+/// samples.
 struct Lines {
-    /// The calls of each line, by the first of them.
+    /// The calls on each line, by their first call.
     shown: HashMap<usize, Vec<usize>>,
-    /// Lines that had no room.
+    /// Number of lines left out directly below the shown ones.
     left_out: usize,
 }
 
 impl Lines {
-    /// The `most` largest lines. A line is as large as those below it or larger, so none stands without those above it.
+    /// The `most` largest lines. A line is at least as large as those below it, so a line is never shown without those
+    /// above it.
     fn largest(context: &Context, nodes: &[Node], most: usize) -> Self {
         let mut waiting = BinaryHeap::new();
         let enter = |waiting: &mut BinaryHeap<Waiting>, parent: usize| {
@@ -197,7 +200,7 @@ impl Lines {
         Self { shown, left_out: waiting.len() }
     }
 
-    /// The lines from top to bottom: depth and calls.
+    /// The lines from top to bottom, each with depth and calls.
     fn in_order(&self, nodes: &[Node]) -> Vec<(usize, &[usize])> {
         let mut rows = Vec::new();
         let mut open: Vec<(usize, usize)> = nodes[ROOT].children.iter().rev().map(|&child| (0, child)).collect();
@@ -211,7 +214,7 @@ impl Lines {
     }
 }
 
-/// A line that waits for room: the largest first, of equals the earlier node.
+/// A candidate line. The largest comes first; among equals, the earlier node.
 struct Waiting {
     size: f64,
     node: usize,
@@ -237,7 +240,7 @@ impl PartialEq for Waiting {
 
 impl Eq for Waiting {}
 
-/// Whether two pools, one of which includes the other, are of the same samples.
+/// Whether two pools, one of which includes the other, have the same samples.
 fn is_same(part: &Pool, whole: &Pool) -> bool {
     let samples = |pool: &Pool| Value::ALL.map(|value| (pool.samples(value), pool.total(value).to_bits()));
     samples(part) == samples(whole)
@@ -273,7 +276,7 @@ mod tests {
         let callers = |text: &str| Tree::Callers(Regex::new(text).expect("an expression"));
         let text = shown(callers("^handle"), 160, 20);
         assert!(text.contains("Callers of /^handle/") && !text.contains("grow"), "{text}");
-        // One stack through it is incomplete, so that its caller has less and a line of its own, which is indented.
+        // One stack through it is incomplete, so its caller has fewer samples and gets an indented line of its own.
         let column = |name: &str| text.lines().find(|line| line.ends_with(name)).and_then(|line| line.find(name));
         assert_eq!(column(" main"), column(" handle").map(|at| at + 2), "{text}");
         assert!(shown(callers("^nobody$"), 100, 20).contains("no stack goes through such a function"));

@@ -4,19 +4,19 @@ use heapbpf_profile::report::text::{clip, width};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 
-/// Characters of a text per column that are looked at: marks without a width may be many.
+/// Characters of a text that are examined per column. There may be many zero-width marks.
 const CHARACTERS_PER_COLUMN: usize = 4;
-/// Marks without a width that are kept in a row.
+/// Maximum number of consecutive zero-width marks that are kept.
 const MOST_MARKS: usize = 3;
 
-/// A part of the screen that lines are written to.
+/// A part of the screen into which lines are written.
 pub(super) struct Canvas<'a> {
     pub(super) buffer: &'a mut Buffer,
     pub(super) width: usize,
 }
 
 impl Canvas<'_> {
-    /// Writes a text at a place, cut to some columns. Returns the columns that it takes.
+    /// Writes a text at a position, cut to at most `columns`. Returns the columns that it takes.
     pub(super) fn put(&mut self, x: usize, y: usize, text: &str, columns: usize, style: Style) -> usize {
         let columns = columns.min(self.width.saturating_sub(x));
         if y >= usize::from(self.buffer.area.height) || columns == 0 {
@@ -27,7 +27,7 @@ impl Canvas<'_> {
         width(&text)
     }
 
-    /// The same, aligned at the right end of the columns.
+    /// Like [`Self::put`], but aligned to the right end of the columns.
     pub(super) fn put_right(&mut self, x: usize, y: usize, text: &str, columns: usize, style: Style) {
         let text = shown(text, columns);
         let free = columns.saturating_sub(width(&text));
@@ -41,7 +41,8 @@ impl Canvas<'_> {
     }
 }
 
-/// A text without what controls terminals, cut to some columns. Of marks without a width only a few in a row are kept.
+/// A text without terminal control characters, cut to at most `columns`. Only a few consecutive zero-width marks are
+/// kept.
 pub(super) fn shown(text: &str, columns: usize) -> String {
     if !text.is_ascii() {
         let mut marks = 0;

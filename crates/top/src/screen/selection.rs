@@ -1,4 +1,4 @@
-//! What is known of the selected row.
+//! Draws the details of the selected row.
 
 use heapbpf_profile::report::chain::{Chain, lines as chain_lines};
 use heapbpf_profile::report::text::clip_start;
@@ -14,7 +14,7 @@ use crate::view::RowId;
 use crate::world::World;
 
 impl Top {
-    /// All about the selected row.
+    /// Draws everything about the selected row.
     pub(super) fn selection(&self, canvas: &mut Canvas, world: &World, entry: &Entry, first: usize, end: usize) {
         let theme = self.options.theme;
         let Some(details) = self.details(&entry.id) else { return };
@@ -67,7 +67,7 @@ impl Top {
         Some(format!("since the mark {}{bounds}: {judged}", signed(change.change.estimate)))
     }
 
-    /// Calls of the selected row with their source lines.
+    /// The calls of the selected row with their source lines.
     fn places(&self, world: &World, entry: &Entry, columns: usize, most: usize) -> Vec<(String, Style)> {
         let theme = self.options.theme;
         let leaves = &world.leaves;

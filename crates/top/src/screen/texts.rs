@@ -16,7 +16,7 @@ pub(super) fn figure_of(world: &World, tally: &Tally) -> String {
     format!("{} {what}", units::bytes(world.size(&tally.sums)))
 }
 
-/// Facts in as few lines as they fit in.
+/// Joins facts into as few lines as possible.
 pub(super) fn joined(facts: &[String], columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for fact in facts {

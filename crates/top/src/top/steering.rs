@@ -9,11 +9,11 @@ use crate::tree;
 use crate::view::{Kind, Root, RowId, Sort, View};
 use crate::world::World;
 
-/// Longest text of a filter or a search.
+/// Maximum length of a filter or search text.
 const LONGEST_INPUT: usize = 200;
 
 impl Top {
-    /// Does what a key asks for. Returns what the caller has to do.
+    /// Handles a key. Returns what the caller has to do.
     pub fn key(&mut self, key: Key) -> Option<Action> {
         self.message = None;
         self.has_begun = true;
@@ -154,7 +154,8 @@ impl Top {
         self.refresh();
     }
 
-    /// Selects the next row with the text that was searched for: from the selected one on, or in a direction from it.
+    /// Selects the next row that contains the search text: starting at the selected row for direction 0, otherwise at
+    /// the next row in that direction.
     fn search(&mut self, direction: isize) {
         let Some(world) = &self.world else { return };
         if self.search.is_empty() || self.entries.is_empty() {
@@ -213,7 +214,7 @@ impl Top {
         }
     }
 
-    /// Goes inside the selected row.
+    /// Enters the selected row.
     fn enter(&mut self, key: Key) {
         let Some(entry) = self.selected().cloned() else { return };
         let kind = self.view().kind;
@@ -239,7 +240,7 @@ impl Top {
         }
     }
 
-    /// Closes the selected branch. Returns whether it was one that is open.
+    /// Closes the selected branch. Returns whether there was an open branch to close.
     fn closes_branch(&mut self) -> bool {
         let Some(Entry { id: RowId::Path(path), is_open: Some(true), .. }) = self.selected().cloned() else {
             return false;
@@ -258,7 +259,7 @@ impl Top {
         self.refresh();
     }
 
-    /// Shows stacks instead of functions, or the other way round.
+    /// Switches between stacks and functions.
     fn other_table(&mut self) {
         let kind = if self.view().kind == Kind::Functions { Kind::Stacks } else { Kind::Functions };
         let view = self.view().inside(kind);

@@ -9,7 +9,7 @@ use crate::estimates::{NOT_COUNTED, NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact
 use crate::model::{Profile, Recorded, Row};
 use crate::value::Value;
 
-/// An estimate, with the variance that sums over profiles need.
+/// An estimate with its variance, which sums over profiles need.
 #[derive(Serialize)]
 struct Figure {
     estimate: Option<f64>,
@@ -18,7 +18,7 @@ struct Figure {
     exact: Option<u64>,
     variance: Option<f64>,
     /// What calibration, another estimator or time windows added to the unbiased estimate. The interval belongs to the
-    /// latter.
+    /// unbiased estimate.
     #[serde(skip_serializing_if = "Option::is_none")]
     correction: Option<f64>,
     /// For bytes, the interval whose coverage is guaranteed for every mix of sizes.
@@ -48,7 +48,7 @@ impl Figure {
         }
     }
 
-    /// Nothing is known, for a reason.
+    /// A figure of which nothing is known, with the reason.
     const fn unknown(reason: &'static str) -> Self {
         Self {
             estimate: None,
@@ -93,7 +93,8 @@ impl Figures {
         }
     }
 
-    /// Of a process in which nothing was counted: it adds nothing to sums, and how much it allocated is not known.
+    /// Figures of a process in which nothing was counted. It adds nothing to sums, and how much it allocated is not
+    /// known.
     pub(super) fn of_idle() -> Self {
         let none = |value: Value| Some(0.0).filter(|_| !value.needs_frees());
         Self::new(
@@ -102,7 +103,7 @@ impl Figures {
         )
     }
 
-    /// Of a process given by its index, or of the whole profile.
+    /// Figures of a process, given by its index, or of the whole profile.
     pub(super) fn of_pool(profile: &Profile, confidence: f64, pool: &Pool, process: Option<usize>) -> Self {
         let known = |value: Value| {
             pool.knows(profile, value) && process.is_none_or(|it| !value.needs_frees() || profile.knows_inuse(it))
@@ -135,13 +136,13 @@ impl Figures {
         )
     }
 
-    /// What is recorded to be in use.
+    /// The figures in use.
     pub(super) fn recorded(&self) -> Recorded {
         let ends = |figure: &Figure| (figure.estimate.unwrap_or(0.0), figure.low, figure.high);
         Recorded { bytes: ends(&self.inuse_bytes), blocks: ends(&self.inuse_objects) }
     }
 
-    /// Adds them to the fields of what they are of.
+    /// Writes the figures as fields of the object that they belong to.
     pub(super) fn fields<S: Serializer>(&self, fields: &mut S::SerializeStruct) -> Result<(), S::Error> {
         fields.serialize_field("alloc_bytes", &self.alloc_bytes)?;
         fields.serialize_field("alloc_objects", &self.alloc_objects)?;

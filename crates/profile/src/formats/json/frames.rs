@@ -12,7 +12,8 @@ use crate::units;
 /// An encoded frame.
 pub(super) struct EncodedFrame {
     full: Box<RawValue>,
-    /// Without its system name, which may be as long as all the rest: a reader has it from the first one.
+    /// The frame without its system name, which may be as long as the rest. A reader takes it from the first
+    /// occurrence.
     again: Option<Box<RawValue>>,
     written: Cell<bool>,
 }
@@ -27,7 +28,7 @@ impl EncodedFrame {
         })
     }
 
-    /// What is written in its next place.
+    /// The JSON for the next place where the frame occurs.
     pub(super) fn next(&self) -> &RawValue {
         let again = self.again.as_deref().filter(|_| self.written.replace(true));
         again.unwrap_or(&self.full)

@@ -1,5 +1,5 @@
-//! JSON: the whole profile, with confidence intervals. [`read`](crate::read) reads it back without loss, but for which process
-//! of a program a stack is of, unless stacks are grouped by process.
+//! JSON: the whole profile, with confidence intervals. [`read`](crate::read) reads it back without loss, except for
+//! which of a program's processes a stack belongs to, unless stacks are grouped by process.
 
 mod figures;
 mod frames;
@@ -49,7 +49,7 @@ impl Format for Json {
     }
 }
 
-/// The same, compressed.
+/// The same format, compressed.
 #[cfg(feature = "pprof")]
 pub(super) struct JsonGz;
 
@@ -81,7 +81,7 @@ fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> 
     Ok(())
 }
 
-/// A profile, by its stacks.
+/// Writes a profile, given its stacks.
 struct Writer<'a>(Stacks<'a>);
 
 impl Serialize for Writer<'_> {

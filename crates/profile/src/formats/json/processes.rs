@@ -1,4 +1,4 @@
-//! Processes, with what is told of each.
+//! Processes and what is known about each.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::model::{InMemory, Process, Profile, Row};
 use crate::process_pools::pools_of_processes;
 use crate::units;
 
-/// One entry for each process by itself.
+/// One entry for each single process.
 pub(super) fn processes<'a>(
     profile: &'a Profile,
     confidence: f64,
@@ -40,12 +40,12 @@ pub(super) fn processes<'a>(
             live: profile.knows_inuse(index),
             figures: Figures::of_pool(profile, confidence, &pool, Some(index)),
         })
-        // Stacks name processes by their place in the list, so these come last.
+        // Stacks refer to processes by their index in the list, so idle ones come last.
         .chain(idle)
         .collect()
 }
 
-/// The audit of each file, once for all processes that map it.
+/// The audit of each file, stored once for all processes that map it.
 #[derive(Default)]
 pub(super) struct Audits<'a> {
     pub(super) files: Vec<&'a FileAudit>,
@@ -65,11 +65,11 @@ impl<'a> Audits<'a> {
     }
 }
 
-/// Programs whose processes' rows were put together, numbered.
+/// Programs whose processes' rows were merged, with their numbers.
 pub(super) struct Programs {
-    /// For each process by itself the program that it is a member of.
+    /// For each single process, the program that it belongs to.
     of_process: Vec<Option<usize>>,
-    /// For each entry of the profile its number as a program, and that of its first process.
+    /// For each entry of the profile, its number as a program and the index of its first process.
     pub(super) of_entry: Vec<(Option<usize>, usize)>,
 }
 
@@ -92,7 +92,7 @@ impl Programs {
     }
 }
 
-/// Totals of a process whose rows were put together with those of others, for readers.
+/// Totals of a process whose rows were merged with those of others, for readers.
 #[derive(Serialize)]
 struct TotalJson {
     interval: u64,
@@ -125,9 +125,9 @@ impl TotalJson {
 
 pub(super) struct ProcessJson<'a> {
     process: &'a Process,
-    /// Whether nothing of it was counted.
+    /// Whether nothing was counted in the process.
     is_idle: bool,
-    /// The program that its stacks are put together under.
+    /// The program under which its stacks are merged.
     program: Option<usize>,
     totals: Vec<TotalJson>,
     /// Indices of its files in `audit`.

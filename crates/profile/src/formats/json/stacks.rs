@@ -16,7 +16,7 @@ pub(super) struct Stacks<'a> {
     pub(super) profile: &'a Profile,
     pub(super) confidence: f64,
     pub(super) interned: &'a Interned<'a>,
-    /// Distinct frames, encoded once, as most frames are in many stacks.
+    /// Distinct frames, each encoded once, because most frames occur in many stacks.
     pub(super) frames: &'a [EncodedFrame],
 }
 
@@ -40,7 +40,7 @@ struct RowJson<'a> {
 }
 
 impl RowJson<'_> {
-    /// The program that the row is of, and its process, if it is of one alone: index and pid.
+    /// The program of the row, and its process (index and pid) if the row belongs to a single one.
     fn owner(&self) -> (Option<usize>, Option<(usize, u32)>) {
         let Some(process) = self.all.profile.processes.get(self.row.key.process) else { return (None, None) };
         let (program, first) = self.programs.of_entry[self.row.key.process];
@@ -58,7 +58,7 @@ impl Serialize for RowJson<'_> {
         let (row, profile) = (self.row, self.all.profile);
         let mut fields = serializer.serialize_struct("Row", 42)?;
         let (program, only) = self.owner();
-        // The index tells apart processes that had the same pid one after the other.
+        // The index distinguishes processes that had the same pid one after the other.
         fields.serialize_field("process", &only.map(|(index, _)| index))?;
         fields.serialize_field("pid", &only.map(|(_, pid)| pid))?;
         if let Some(program) = program {

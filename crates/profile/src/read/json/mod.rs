@@ -1,4 +1,4 @@
-//! Reader of heapbpf's JSON, which holds all sums.
+//! Reader of heapbpf's JSON, which contains all sums.
 
 mod processes;
 mod schema;
@@ -43,7 +43,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     let duration = Duration::try_from_secs_f64(top.duration_seconds).map_err(|error| damaged(error.to_string()))?;
     let growth_over = top.growth_seconds.map(Duration::try_from_secs_f64).transpose();
     let growth_over = growth_over.map_err(|error| damaged(error.to_string()))?;
-    // Older versions did not write it; it was the end of the recording.
+    // Older versions did not write the time; it was the end of the recording.
     let time = match &top.time {
         Some(time) => wall_clock("time", time)?,
         None => started.checked_add(duration).unwrap_or(started),
@@ -93,7 +93,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     })
 }
 
-/// What JSON of another program is.
+/// Identifies JSON from other programs.
 fn foreign_json(bytes: &[u8]) -> Option<&'static str> {
     #[derive(Deserialize)]
     struct Keys {
@@ -117,7 +117,7 @@ struct Reader<'a> {
     modules: Vec<Module>,
     module_ids: HashMap<(String, Option<String>), usize>,
     frames: HashMap<&'a str, Arc<Frame>>,
-    /// System names of frames. A frame has its system name where it occurs first.
+    /// System names of frames. A frame has its system name only where it first occurs.
     system_names: HashMap<FrameJson, Arc<str>>,
 }
 
@@ -191,7 +191,7 @@ impl<'a> Reader<'a> {
             None => self.system_names.get(&json).map(Arc::clone),
         };
         let frame = Arc::new(Frame {
-            // What a function without a name is called is made anew from its start.
+            // The display name of an unnamed function is derived again from its start.
             function: self.strings.share_some(json.function.as_deref().filter(|_| json.function_start.is_none())),
             function_start: json.function_start,
             system_name,

@@ -1,4 +1,4 @@
-//! Processes, and which of them a stack belongs to.
+//! Processes, and the process that each stack belongs to.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use crate::model::{GO_RUNTIME, Member, Placement, Process, Row, RowKey, Stack};
 use crate::programs;
 use crate::units;
 
-/// The processes of a profile; those whose stacks are put together are one entry.
+/// The processes of a profile. Processes whose stacks are merged form one entry.
 pub(super) struct Processes {
     pub(super) entries: Vec<Process>,
-    /// Those in which nothing was counted.
+    /// Processes in which nothing was counted.
     pub(super) idle: Vec<Process>,
-    /// For each process of the file its entry, and which member of it it is.
+    /// For each process in the file, its entry, and its member index in the entry if there is one.
     places: Vec<Option<(usize, Option<usize>)>>,
     /// The entry of each program.
     programs: HashMap<usize, usize>,
@@ -49,7 +49,7 @@ impl Processes {
         processes
     }
 
-    /// The entry that a stack belongs to, and the member if it is of one alone.
+    /// The entry that a stack belongs to, and the member if the stack belongs to just one.
     pub(super) fn owner(
         &self,
         program: Option<usize>,
@@ -73,7 +73,7 @@ fn total(json: TotalJson) -> Row {
 
 fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
     let audit: Vec<Arc<FileAudit>> = json.audit.iter().filter_map(|&number| audit.get(number).cloned()).collect();
-    // These are also listed with its files.
+    // Those are also listed with the process's files.
     let of_files = |missing: &Missing| audit.iter().any(|file| file.missing.contains(missing));
     let missing = json.missing.into_iter().filter(|missing| !of_files(missing)).collect();
     Process {

@@ -1,4 +1,4 @@
-//! What the file has, as far as a profile is made from it.
+//! The schema of the file, as far as it is used to build a profile.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::model::{InMemory, LossBound, Losses, Resident, Unread};
 
-/// The parts of the schema that a profile is made from. Fields that other versions leave out are optional.
+/// The parts of the schema from which a profile is built. Fields that other versions leave out are optional.
 #[derive(Deserialize)]
 pub(super) struct Top<'a> {
     #[serde(default)]
@@ -66,7 +66,7 @@ fn unknown_size() -> u64 {
 #[derive(Deserialize)]
 pub(super) struct ProcessJson {
     pub(super) pid: u32,
-    /// Number of the program that its stacks are put together under.
+    /// Number of the program under which its stacks are merged.
     #[serde(default)]
     pub(super) program: Option<usize>,
     #[serde(default)]
@@ -88,14 +88,14 @@ pub(super) struct ProcessJson {
     pub(super) unit: String,
     #[serde(default)]
     pub(super) allocators: Vec<String>,
-    /// A word that this version does not know is no reason to refuse the file.
+    /// A word that this version does not know is no reason to reject the file.
     #[serde(default)]
     pub(super) hook: Option<String>,
     #[serde(default)]
     pub(super) not_inline: Option<String>,
     #[serde(default)]
     pub(super) own_links: Option<bool>,
-    /// Indices of its files in the audit of the profile.
+    /// Indices of its files in the profile's audit.
     #[serde(default)]
     pub(super) audit: Vec<usize>,
     #[serde(default)]
@@ -124,7 +124,7 @@ pub(super) struct ProcessJson {
     pub(super) alloc_objects: Figure,
 }
 
-/// Totals of a process whose rows were put together with those of others.
+/// Totals of a process whose rows were merged with those of others.
 #[derive(Deserialize)]
 pub(super) struct TotalJson {
     pub(super) interval: u64,
@@ -214,7 +214,7 @@ pub(super) struct RowJson<'a> {
     pub(super) cut: Option<String>,
     #[serde(default)]
     pub(super) unwinder: String,
-    /// Frames are kept as text at first, so that equal ones are parsed once.
+    /// Frames are first kept as text, so that equal ones are parsed only once.
     #[serde(borrow)]
     pub(super) frames: Vec<&'a RawValue>,
     pub(super) alloc_bytes: Figure,
@@ -310,7 +310,7 @@ impl RowJson<'_> {
     }
 }
 
-/// The estimates of sums; their whole numbers are separate fields.
+/// The estimates in sums; the integers in sums are separate fields.
 fn estimates(bytes: &Figure, objects: &Figure) -> SampleSums {
     SampleSums {
         bytes: bytes.estimate.unwrap_or(0.0) - bytes.correction,

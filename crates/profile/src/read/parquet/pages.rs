@@ -1,5 +1,5 @@
-//! Values of one column of a Parquet file, page by page. The library finds and unpacks pages; they are decoded here, because
-//! its own decoders panic on damaged pages, and take memory for what a few bytes claim.
+//! The values of one column of a Parquet file, page by page. The library finds and unpacks the pages. They are decoded
+//! here, because the library's own decoders panic on damaged pages and allocate as much memory as a few bytes claim.
 
 use std::sync::Arc;
 
@@ -48,21 +48,21 @@ fn kind(column: &ColumnDescriptor) -> Kind {
     }
 }
 
-/// The values of a column in a group of rows, in their order.
+/// The values of a column in a group of rows, in order.
 pub(super) struct Column {
     kind: Kind,
     pages: Box<dyn PageReader>,
-    /// Levels of a value that is there, and of an element of a list, be it NULL.
+    /// Definition levels of a value that is present, and of a list element, which may be NULL.
     whole: u32,
     element: u32,
     is_list: bool,
     dictionary: Vec<Cell>,
-    /// Number of levels that are left in the page, how deep each repeats and is defined, and its values.
+    /// Number of levels left in the page, their repetition and definition levels, and the values.
     left: u32,
     repeated: Runs,
     defined: Runs,
     values: Values,
-    /// The level that follows a list.
+    /// The first level after a list.
     next: Option<Level>,
 }
 
@@ -72,10 +72,10 @@ struct Level {
     value: Cell,
 }
 
-/// What is left of a page's values.
+/// The remaining values of a page.
 enum Values {
     Plain(Bytes),
-    /// Bits of flags.
+    /// Flags as single bits.
     Flags(Runs),
     Indices(Runs),
 }
@@ -107,7 +107,7 @@ impl Column {
         Ok(self.level()?.ok_or_else(ends_early)?.value)
     }
 
-    /// The texts of the next row's list, of at most so many levels.
+    /// The texts in the next row's list, with at most `most` levels.
     pub(super) fn texts(&mut self, most: usize) -> Result<Vec<Cell>, ContentError> {
         if !self.is_list {
             return Err(damaged("frames is no list"));
@@ -155,7 +155,7 @@ impl Column {
         }
     }
 
-    /// Begins a page; `None` if it ends early.
+    /// Starts a page; `None` if its data ends early.
     fn open(&mut self, page: Page) -> Option<Result<(), ContentError>> {
         let (encoding, mut bytes) = match page {
             Page::DictionaryPage { mut buf, num_values, .. } => {
@@ -212,18 +212,18 @@ fn unknown(encoding: Encoding) -> ContentError {
     damaged(format!("a column is encoded as {encoding}"))
 }
 
-/// Takes the first bytes.
+/// Takes the first `length` bytes.
 fn first(bytes: &mut Bytes, length: usize) -> Option<Bytes> {
     (length <= bytes.len()).then(|| bytes.split_to(length))
 }
 
-/// Takes bytes that begin with their length.
+/// Takes bytes that are preceded by their length.
 fn prefixed(bytes: &mut Bytes) -> Option<Bytes> {
     let length = first(bytes, 4)?;
     first(bytes, u32::from_le_bytes(length[..].try_into().ok()?) as usize)
 }
 
-/// Takes a value in plain encoding.
+/// Takes one value in plain encoding.
 fn plain(kind: Kind, bytes: &mut Bytes) -> Option<Cell> {
     if kind == Kind::Text {
         let text = prefixed(bytes)?;
@@ -238,14 +238,14 @@ fn plain(kind: Kind, bytes: &mut Bytes) -> Option<Cell> {
     })
 }
 
-/// Small numbers: runs of one number, and runs of packed bits.
+/// Small numbers, as runs of one repeated number and runs of packed bits.
 struct Runs {
     bytes: Bytes,
-    /// Bits of a number.
+    /// Bits per number.
     width: u32,
-    /// What is left of the run.
+    /// Numbers left in the run.
     left: u64,
-    /// The number that a run repeats; otherwise its bits are at `bit`.
+    /// The number that the run repeats; `None` for a run of packed bits, the next of which is at `bit`.
     same: Option<u32>,
     bit: usize,
 }
@@ -260,7 +260,7 @@ impl Runs {
         Self { bytes, width: u32::BITS - largest.leading_zeros(), left: 0, same: None, bit: 0 }
     }
 
-    /// One run of bits.
+    /// A single run of bits.
     fn bits(bytes: Bytes) -> Self {
         Self { left: u64::MAX, ..Self::of(bytes, 1) }
     }
@@ -280,10 +280,10 @@ impl Runs {
         Some((number >> (bit % 8) & ((1 << self.width) - 1)) as u32)
     }
 
-    /// Begins a run.
+    /// Starts a run.
     fn begin(&mut self) -> Option<()> {
         if self.same.take().is_none() {
-            // Past the bits of the last run.
+            // Skips the bits of the previous run.
             let _ = first(&mut self.bytes, self.bit.div_ceil(8))?;
         }
         self.bit = 0;

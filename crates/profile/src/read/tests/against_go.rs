@@ -1,5 +1,5 @@
-//! The reader of pprof against Go's: random profiles, encoded in every order that the format allows, have the same stacks and the
-//! same sums in both.
+//! Compares the pprof reader with Go's: random profiles, encoded in every order that the format allows, must give the
+//! same stacks and sums in both.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,10 +9,10 @@ use prost::Message as _;
 use super::*;
 use crate::proto::pprof as proto;
 
-/// Profiles that are compared, if `HEAPBPF_TEST_PROFILES` does not say more.
+/// Number of profiles to compare, unless `HEAPBPF_TEST_PROFILES` sets another.
 const PROFILES: u64 = 24;
 
-/// A generator of numbers (SplitMix64).
+/// A random number generator (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// Sums by stack: names of functions, innermost first, and the values of the profile's types.
+/// Sums by stack: function names, innermost first, and the values of the profile's types.
 type Stacks = BTreeMap<Vec<String>, [i64; 4]>;
 
 /// A profile of another profiler, and the order of its four columns.
@@ -41,7 +41,7 @@ fn random_profile(random: &mut Random) -> (proto::Profile, [usize; 4]) {
         strings.len() as i64 - 1
     };
     let mut names = ["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"].map(String::from);
-    // Go's own order would be taken for its heap profiles, whose samples are counted again.
+    // Go's own column order would make it a Go heap profile, whose samples are recounted.
     while names[0] == "alloc_objects" {
         random.shuffle(&mut names);
     }
@@ -70,7 +70,7 @@ fn random_profile(random: &mut Random) -> (proto::Profile, [usize; 4]) {
     let sample = (0..random.below(60))
         .map(|_| {
             let location_id = (0..1 + random.below(12)).map(|_| location[random.below(location.len())].id).collect();
-            // A negative value is one of a difference.
+            // Negative values occur in profiles of differences.
             let value = (0..4).map(|_| random.below(1 << 40) as i64 >> random.below(40)).collect();
             proto::Sample { location_id, value, label: vec![] }
         })
@@ -90,7 +90,7 @@ fn random_profile(random: &mut Random) -> (proto::Profile, [usize; 4]) {
     (profile, columns)
 }
 
-/// The message with its parts in random order, each part whole or one element at a time, and with fields that nobody knows.
+/// The message with its parts in random order, each part whole or one element at a time, plus unknown fields.
 fn encoded(profile: &proto::Profile, random: &mut Random) -> Vec<u8> {
     let empty = proto::Profile::default;
     let proto::Profile { sample_type, function, location, sample, string_table, .. } = profile.clone();
@@ -129,7 +129,8 @@ fn add(stacks: &mut Stacks, frames: Vec<String>, values: [i64; 4]) {
     }
 }
 
-/// What `go tool pprof -raw` prints: values and locations of each sample, then the locations with a line for each function.
+/// What `go tool pprof -raw` prints: values and locations of each sample, then the locations with one line per
+/// function.
 fn of_go(printed: &str, columns: [usize; 4]) -> Stacks {
     let section = |name: &str, next: &str| {
         let rest = printed.split_once(name).expect("a section").1;
@@ -138,7 +139,7 @@ fn of_go(printed: &str, columns: [usize; 4]) -> Stacks {
     let mut functions: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     let mut current = "";
     for line in section("\nLocations\n", "\nMappings").lines() {
-        // `     3: 0x1003 f1::g2 /3.c:17 s=0`, and without number and address for further functions of the same place.
+        // `     3: 0x1003 f1::g2 /3.c:17 s=0`; further functions at the same place have no number and no address.
         let fields: Vec<&str> = line.split_whitespace().collect();
         let Some(name) = fields.iter().find(|field| field.starts_with('f') && field.contains("::g")) else { continue };
         if let Some(number) = fields[0].strip_suffix(':') {

@@ -1,4 +1,4 @@
-//! Rows that Go's runtime has sampled.
+//! Rows with samples from Go's runtime.
 
 use super::*;
 use crate::estimates::{IN_USE_ALONE, of_row};

@@ -57,7 +57,7 @@ fn gperftools_text_is_read_too() {
     assert_eq!((exact.rows[0].inuse.bytes, exact.rows[0].alloc.objects), (196_608.0, 10.0));
 }
 
-/// The format has no word for it: a recording without frees looks as if nothing were in use.
+/// The format cannot express it: a recording without frees looks as if nothing were in use.
 #[test]
 fn nothing_in_use_may_mean_that_frees_were_not_followed() {
     let told = |text: &str| {

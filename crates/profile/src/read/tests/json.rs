@@ -1,4 +1,4 @@
-//! heapbpf's JSON is read back without loss; absurd numbers are refused.
+//! heapbpf's JSON is read back without loss; absurd numbers are rejected.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn json_comes_back_whole() {
     }
 }
 
-/// System names are as long as everything else, so a frame has its own once in a file.
+/// System names are as long as the rest of a frame, so a file contains each frame's only once.
 #[test]
 fn a_system_name_is_written_once_and_read_for_every_stack() {
     let mut profile = testing::small();

@@ -62,7 +62,7 @@ fn parquet_keeps_losses() {
     let back = parse(&written(&profile, "parquet")).expect("its own output");
     assert_eq!((back.rows.len(), back.processes.len()), (5, 3));
     for (back, process) in back.processes.iter().zip(&profile.processes) {
-        // Parquet does not keep the peak.
+        // Parquet does not store the peak.
         assert_eq!(back.losses, Losses { peak_unknown: false, ..process.losses });
     }
     assert_eq!(intervals(&back), intervals(&profile));
@@ -85,7 +85,7 @@ fn pprof_says_what_was_lost() {
     let of_silent = "losses silent (9): alloc=7/700 interval=4194304";
     assert!(back.notes.iter().any(|note| note == of_silent), "{:?}", back.notes);
     assert_eq!(parse(&written(&testing::small(), "pprof")).expect("its own output").notes, testing::small().notes);
-    // On a host with many processes, all share a comment.
+    // On a host with many processes, they share one comment.
     for pid in 100..150 {
         let process = Process { pid, comm: "many".into(), ..profile.processes[2].clone() };
         profile.processes.push(process);
@@ -96,7 +96,7 @@ fn pprof_says_what_was_lost() {
     assert!(back.notes.iter().all(|note| !note.contains("all processes")), "{:?}", back.notes);
 }
 
-/// Absurd numbers are added without overflow, and values that are not numbers are refused.
+/// Absurd numbers are added without overflow, and non-numeric values are rejected.
 #[test]
 fn hostile_losses_are_bounded() {
     let mut value: serde_json::Value = serde_json::from_slice(&written(&lossy(), "json")).expect("JSON");

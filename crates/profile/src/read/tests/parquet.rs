@@ -1,4 +1,4 @@
-//! What a Parquet table keeps of a profile.
+//! What a Parquet table preserves of a profile.
 
 use super::*;
 use heapbpf_audit::Hook;
@@ -31,7 +31,7 @@ fn parquet_keeps_what_a_comparison_needs() {
     assert!(!parse(&written(&without_frees, "parquet")).expect("its own output").header.live);
 }
 
-/// The table as a version writes it that has one column more, or another in place of its own.
+/// The table as a version would write it that has an additional column, or replaces one of ours.
 fn with_column(profile: &Profile, name: &str, version: &str) -> Vec<u8> {
     let mut profile = profile.clone();
     profile.header.version = version.into();
@@ -53,7 +53,7 @@ fn columns_of_a_newer_version_are_named() {
     let mut newer = profile;
     newer.header.version = "99.0.1".into();
     assert_eq!(parse(&written(&newer, "parquet")).expect("nothing new").notes, Vec::<String>::new());
-    // What means something else is refused, and a newer writer is named.
+    // A column with a different meaning is rejected, and the error names the newer writer.
     let error = parse(&with_column(&newer, "criterion", "99.0.1")).expect_err("no criterion");
     assert!(error.to_string().contains("99.0.1"), "{error}");
 }

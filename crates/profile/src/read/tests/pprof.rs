@@ -1,4 +1,4 @@
-//! pprof profiles of heapbpf and Go, and hostile ones.
+//! pprof profiles from heapbpf and Go, and hostile ones.
 
 use std::io::{Read as _, Write as _};
 
@@ -41,7 +41,7 @@ fn a_profile_of_a_go_program_holds_what_it_allocated() {
     assert_eq!(of("main.drop", 1024).total(Value::InuseSpace), 0.0);
 }
 
-/// What a function without a name is called is shown by every viewer, and read back as what it is: not a name.
+/// Every viewer shows the placeholder of a function without a name; it is read back as a placeholder, not as a name.
 #[test]
 fn functions_without_names_are_shown_and_read_back_without() {
     let profile = testing::stripped();
@@ -162,9 +162,9 @@ fn bombs_are_refused() {
     let bomb = gzip(&[0x32u8, 0].repeat(5 << 20));
     assert!(bomb.len() < 1 << 17);
     assert!(message(parse_within(&bomb, 1 << 20)).contains("too large: more than 1 MiB when decompressed"));
-    // This is small enough to be decompressed, but has too many entries.
+    // Small enough to be decompressed, but with too many entries.
     assert!(message(parse(&[0x12u8, 0].repeat(MOST_FRAMES + 2))).contains("too large"));
-    // This is one stack of many frames, many times over.
+    // One stack with many frames, many times over.
     let mut deep = go_profile(524_288);
     deep.location[0].line = vec![proto::Line { function_id: 1, line: 1 }; 5_000];
     deep.sample[0].location_id = vec![1; 5_000];
@@ -221,7 +221,7 @@ fn parts_of_a_newer_version_are_named() {
         assert!(said.contains("by heapbpf 99.0.1") && said.contains(part), "{part} in {said}");
     }
     assert_eq!(notes.len(), newer.notes.len() + 1, "{notes:?}");
-    // Of a profile of this version, nobody knows what they are.
+    // In a profile of this version, unknown parts are not explained by a newer one.
     let same = testing::small();
     assert!(read(&added(message(&same)), &field).iter().all(|note| !note.contains("which does not understand")));
 }
