@@ -1,8 +1,8 @@
-//! x86-64.
+//! The blob's code for x86-64.
 //!
-//! Everything here follows from three facts: at a function's entry `rax`, `r10` and `r11` are free and nothing lives below
-//! the stack pointer; single instructions are not split by signals; a thread's slot is its own, but signal handlers
-//! of the thread use it too. `heapbpf_inline::abi` has the layout of memory, `sampler_ebpf::abi::inline` that of the
+//! Everything here follows from three facts. At a function's entry `rax`, `r10` and `r11` are free, and nothing lives
+//! below the stack pointer. Signals do not split single instructions. A thread's slot is its own, but the thread's
+//! signal handlers use it too. `heapbpf_inline::abi` describes the layout of memory, `sampler_ebpf::abi::inline` the
 //! registers at the sites.
 
 use core::arch::global_asm;
@@ -28,8 +28,8 @@ unsafe extern "C" {
 
 /// See [`crate::code`].
 pub(crate) fn code() -> Code<'static> {
-    // SAFETY: the assembler defines the three symbols below, in read-only data; the code lies between the first two, and
-    // the third has one `u32` per field of the plain structure.
+    // SAFETY: the assembler below defines the three symbols, in read-only data. The code lies between the first two,
+    // and the third has one `u32` per field of the plain structure.
     unsafe {
         let start = &raw const heapbpf_inline_code;
         let length = (&raw const heapbpf_inline_code_end).offset_from_unsigned(start);

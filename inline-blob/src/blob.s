@@ -1,7 +1,7 @@
 # The shared code of the blob. Offsets in braces come from blob.rs. The frame of the slow paths, from the stack pointer:
 #   0 offset  8 interval  16 old block  24 flags  32 slot  40 size  48 function  56 six arguments (and the result, at
 #   last, in place of the sixth)  104 return address
-# `lock` where other threads or signal handlers may write too; the paths here are rare.
+# Writes use `lock` where other threads or signal handlers may write too; the paths here are rare.
 
 .macro address register, offset
     lea \register, [rip + .Lcode + (\offset) - {CODE}]
@@ -81,8 +81,8 @@
     or r10, rcx
 .endm
 
-# A site: a no-op of one byte, which the kernel emulates, and one of four. Not a single one of five: the kernel (6.18) turns that
-# into a call of a trampoline that a forked child does not have.
+# A site: a one-byte no-op, which the kernel emulates, and a four-byte one. A single five-byte no-op would not do: the
+# kernel (6.18) turns that into a call of a trampoline that a forked child does not have.
 .macro site name
     .p2align 3, 0x90
 \name:
@@ -106,8 +106,8 @@ heapbpf_inline_code:
     jg .Larmed
     add rdx, rax
     jmp .Ldecision
-# A signal handler came between this call's countdown and here, and drew anew. The success is this call's all the same; at
-# which of its trials is no longer known.
+# A signal handler ran between this call's countdown and here, and drew anew. The success still belongs to this call,
+# but at which of its trials is not known any more.
 .Larmed:
     xor r8d, r8d
     mov r9, [r10 + {S_INTERVAL}]
@@ -188,7 +188,7 @@ heapbpf_inline_code:
     add r11, r10
     jmp .Loriginal
 
-# ---- the original is called, and its outcome awaited
+# ---- call the original, and look at its outcome
 .Lawait:
     mov r11, [rsp + 48]
     mov r10d, [r11 + {F_ORIGINAL}]
@@ -215,7 +215,7 @@ heapbpf_inline_code:
     add r11, r10
 .Lframed:
     call r11
-    # Nobody who looks at the stack may take it for a way back.
+    # A scan of the stack must not take this for a return address.
     mov qword ptr [rsp - 8], 0
     mov r11, [rsp + 48]
     mov r10, [rsp + 32]
@@ -254,7 +254,7 @@ site .Lsite_result
     test r11d, r11d
     jnz .Lby_index
     ret
-# An unsampled call: told of only if it took a sampled block.
+# An unsampled call: reported only if it took a sampled block.
 4:  cmp qword ptr [rsp + 16], 0
     jne .Ltell
 5:  mov rax, [rsp + 96]
@@ -285,7 +285,7 @@ site .Lsite_result
 3:  xor edi, edi
     jmp .Ltell
 
-# What the function itself makes of the call will not be seen; an old block is taken to stay in use.
+# The outcome of the function itself will not be seen; an old block is assumed to stay in use.
 .Lthrowing:
     mov rdi, [rsp + 16]
     test rdi, rdi
@@ -358,7 +358,7 @@ site .Lsite_freeing
 .Lreallocation:
     save
     prepare
-    # mul leaves the carry flag as it should be; a comparison with an equal number clears it.
+    # mul sets the carry flag if the size does not fit; comparing equal numbers clears it.
     jc .Lrefusal
     mov rcx, rax
     shr rcx, 47
@@ -391,15 +391,15 @@ site .Lsite_reallocating
     mov [rsp + 16], rdi
     jmp .Lcounting
 
-# The old block is not sampled. A call by an object allocator is part of that one's.
+# The old block is not sampled. A call by an object allocator is part of that allocator's call.
 .Lreallocated:
     call .Linside
     jc .Lpass
     jmp .Lcounting
 
 # ---- subroutines
-# r10: slot, r11: function -> carry flag: the call is part of an object allocator's, or cannot say that another one is part of its
-# own. Clobbers rcx.
+# r10: slot, r11: function -> carry flag: the call is part of an object allocator's call, or has no slot in which to
+# mark its inner calls. Clobbers rcx.
 .Linside:
     test dword ptr [r11 + {F_FLAGS}], {OF_OBJECTS}
     jz 1f
@@ -417,7 +417,7 @@ site .Lsite_reallocating
 3:  clc
     ret
 
-# Counts a site that is about to be passed, and waits while that is one more than the daemon has room for. Clobbers rax, rcx.
+# Counts a site that is about to be passed, and waits while that is more than the daemon has granted. Clobbers rax, rcx.
 .Lpassing:
     address rcx, {CONTROL}
     cmp qword ptr [rcx + {C_GRANTED}], 0
@@ -460,7 +460,7 @@ site .Lsite_reallocating
     ret
 
 # r10: slot, rax: trials, rdx: trials until the next success before this call -> carry flag if sampled, r8: offset, r9:
-# interval. Keeps rax, r10. Without a draw before, the trials are those of a fresh one.
+# interval. Keeps rax, r10. If nothing was drawn before, the trials come from a new draw.
 .Ldecide:
     cmp qword ptr [r10 + {S_INTERVAL}], 0
     je 1f
@@ -673,7 +673,7 @@ site .Lsite_reallocating
     pop rcx
     ret
 
-# Notes the block in rdi; carry flag: there is no place. Keeps rdi, r10, r11.
+# Adds the block in rdi to the set; carry flag: there is no space. Keeps rdi, r10, r11.
 .Linsert:
     window
     mov r9, r8
@@ -707,7 +707,7 @@ site .Lsite_reallocating
 6:  clc
     ret
 
-# Forgets the block in rdi; carry flag: it was noted. Keeps rdi, r10, r11.
+# Removes the block in rdi from the set; carry flag: it was there. Keeps rdi, r10, r11.
 .Lremove:
     test rdi, rdi
     jz 2f

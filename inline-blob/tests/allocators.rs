@@ -1,4 +1,4 @@
-//! Other allocators than the C library's, C++ operators and exceptions.
+//! Allocators other than the C library's, C++ operators and exceptions.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs)]
 
@@ -12,10 +12,10 @@ const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
 const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
 
-/// More than an address space has.
+/// More than an address space can hold.
 const TOO_MUCH: u64 = (1 << 47) - (1 << 36);
 
-/// Runs a test in a process of its own, whose loader has room for the thread-local data of further libraries.
+/// Runs a test in a separate process, whose loader has space for the thread-local data of further libraries.
 fn with_room(test: &str, body: impl FnOnce()) {
     const ROOM: &str = "glibc.rtld.optional_static_tls=65536";
     if std::env::var("GLIBC_TUNABLES").is_ok_and(|set| set == ROOM) {
@@ -113,7 +113,7 @@ fn exceptions_pass(path: &str, throws: bool) {
         assert_eq!(thrown(counted("caught", u64::MAX / 2)), (1, 1, true, 1));
         assert_eq!(thrown(counted("caught_aligned", TOO_MUCH)), (1, 1, true, 1));
         assert_eq!(call("caught_own", TOO_MUCH), 1);
-        // The handler is called as often as without us, and its exception, or bad_alloc, is caught.
+        // The handler is called as often as without hooks, and its exception, or bad_alloc, is caught.
         assert_eq!((call("handled_once", TOO_MUCH), call("handled_aligned", TOO_MUCH)), (101, 101));
         assert_eq!(call("handled_thrice", TOO_MUCH), 103);
     }
@@ -137,7 +137,7 @@ fn calls_whose_results_are_unseen() {
         assert_eq!((caught(5000), caught(TOO_MUCH)), (0, 1));
     }
     let unseen: Vec<Event> = events().into_iter().filter(|e| e.kind() == SiteKind::Unseen).collect();
-    // 5000 bytes are not sampled with a probability of e^−100.
+    // The probability that 5000 bytes are not sampled is e^−100.
     assert_eq!(unseen.len(), 20);
     for (event, bytes) in unseen.iter().zip([5000, TOO_MUCH].into_iter().cycle()) {
         assert_eq!((event.r11, event.rdi, event.rax >> 32), (bytes, bytes, 50));
@@ -158,6 +158,6 @@ fn exceptions_pass_through_tcmalloc() {
 
 #[test]
 fn exceptions_pass_through_mimalloc() {
-    // As Debian builds it, mimalloc ends the program where others throw.
+    // Debian builds mimalloc such that it ends the program where others throw.
     exceptions_pass(MIMALLOC, false);
 }

@@ -1,4 +1,4 @@
-//! Every call counts once, exactly, whoever makes it.
+//! Every call counts exactly once, whichever code makes it.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs)]
 
@@ -15,8 +15,8 @@ fn glibc(options: &Options) -> Hooked {
     hooked
 }
 
-/// At interval 1, at a common one, and without sampling: eight threads on the machine's CPUs, with whatever migrations
-/// there are, in many runs.
+/// At interval 1, at a common interval, and without sampling: eight threads on the machine's CPUs, with the migrations
+/// that happen, in many runs.
 #[test]
 fn eight_threads_count_exactly() {
     let _turn = turn();
@@ -40,7 +40,7 @@ fn eight_threads_count_exactly() {
             _ => assert!(counts.sampled > 0),
         }
         assert_eq!((counts.slots_full, counts.set_full), (0, 0));
-        // All blocks were freed, and each sampled one was noticed.
+        // All blocks were freed, and each free of a sampled one was noticed.
         assert_eq!(counts.frees_matched, counts.reported);
         assert_eq!(calls_recorded()[1] + calls_recorded()[2], counts.frees_matched);
     }
@@ -128,7 +128,7 @@ fn each_event_says_what_happened() {
     assert_eq!(counts.frees_matched, counts.reported);
 }
 
-/// Sampling may be paused and go on at any moment: each byte in between counts as any other, the first as the last.
+/// Sampling may pause and resume at any moment: each byte counts like any other, the first like the last.
 #[test]
 fn what_was_drawn_before_a_pause_holds_after_it() {
     let _turn = turn();

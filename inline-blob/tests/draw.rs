@@ -1,4 +1,4 @@
-//! The blob draws what the BPF programs draw.
+//! The blob draws the same numbers as the BPF programs.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs)]
 
@@ -12,7 +12,7 @@ use sampler_ebpf::{rng, sampler};
 
 type Draw = unsafe extern "C" fn(u64, *const DrawConstants) -> u64;
 
-/// The blob's own function, where it is mapped.
+/// The blob's own function, at its mapped address.
 fn draw_of(hooked: &Hooked) -> impl Fn(u64, &DrawConstants) -> u64 {
     let entry = heapbpf_inline_blob::code().unwrap().entries.draw;
     let address = hooked.base() + CODE + u64::from(entry);
@@ -37,7 +37,7 @@ fn the_same_numbers_as_the_bpf_side() {
     }
 }
 
-/// One thread's samples are those that the shared mathematics says, with their offsets.
+/// One thread's samples, with their offsets, are those that the shared mathematics predicts.
 #[test]
 fn the_same_samples_as_the_bpf_side() {
     let _turn = turn();

@@ -10,7 +10,7 @@ use std::sync::Barrier;
 use common::{Hooked, Options, libc_path, record, turn};
 use heapbpf_inline::read::Counts;
 
-/// Most rounds until a jump left a call.
+/// Maximum rounds until a jump leaves a call.
 const MOST_ROUNDS: u64 = 400;
 
 fn toy(options: &Options) -> Hooked {
@@ -28,14 +28,14 @@ fn call(hooked: &Hooked, name: &str, n: i64) -> u64 {
     function(n)
 }
 
-/// A handler may interrupt any instruction of the blob, and call it.
+/// A signal handler may interrupt any instruction of the blob, and call it.
 #[test]
 fn signal_handlers_allocate() {
     let _turn = turn();
     record(false);
     for interval in [1, 40, 4096] {
         let hooked = toy(&Options { interval, set_log2: 18, ..Options::default() });
-        // realloc's malloc is its own.
+        // realloc's call of malloc belongs to realloc.
         assert_eq!(hooked.plan.refused, []);
         let before = hooked.counts();
         const ROUNDS: u64 = 20;
@@ -48,7 +48,7 @@ fn signal_handlers_allocate() {
         let counts = hooked.counts();
         println!("interval {interval}: {handled} signals, {counts:?}");
         assert!(handled > 100, "{handled}");
-        // The timer may allocate, too, in the C library of that namespace.
+        // The timer in that namespace's C library may allocate, too.
         let calls = counts.calls - before.calls;
         let least = 2 * ROUNDS * PAIRS + handled;
         assert!((least..least + 10 * ROUNDS).contains(&calls), "{calls}, {least}");
@@ -60,7 +60,7 @@ fn signal_handlers_allocate() {
     }
 }
 
-/// Calls that are left by a jump are counted; whatever else is as it was.
+/// Calls that are left by a jump are counted; everything else stays as it was.
 #[test]
 fn jumps_out_of_the_allocator() {
     let _turn = turn();
@@ -68,7 +68,7 @@ fn jumps_out_of_the_allocator() {
     let hooked = toy(&Options { interval: 50, set_log2: 18, ..Options::default() });
     let left = |counts: &Counts| counts.sampled - counts.reported - counts.failed;
     let mut counts = hooked.counts();
-    // More than one: the last call of a thread may look like one that was left.
+    // More than one, because the last call of a thread may look like an abandoned one.
     for _ in 0..MOST_ROUNDS {
         call(&hooked, "toy_jumps", 20_000);
         counts = hooked.counts();
@@ -79,9 +79,9 @@ fn jumps_out_of_the_allocator() {
     println!("{counts:?}");
     assert!(counts.sampled >= counts.reported + counts.failed);
     call(&hooked, "toy_reset", 0);
-    // So that the last call of each thread is one that has ended.
+    // With this, the last call of each thread is one that has ended.
     call(&hooked, "toy_pairs", 1_000);
-    // The last call of a thread, if it was sampled, may still be in progress for all that counts tell.
+    // Counts cannot tell whether the last call of a thread, if it was sampled, is still in progress.
     let mut before = hooked.counts();
     for _ in 0..100 {
         if before.abandoned == left(&before) {
@@ -99,7 +99,7 @@ fn jumps_out_of_the_allocator() {
     assert_eq!(after.sampled - before.sampled, after.reported - before.reported);
 }
 
-/// Those without a slot share one, and count exactly all the same.
+/// Threads without their own slot share one, and still count exactly.
 #[test]
 fn more_threads_than_slots() {
     let _turn = turn();
@@ -116,7 +116,7 @@ fn more_threads_than_slots() {
                 for i in 0..pairs {
                     unsafe { (f.free)((f.malloc)(i + 1)) };
                 }
-                // All at the same time, so that no thread inherits another's slot.
+                // All at the same time, so that no thread inherits another one's slot.
                 together.wait();
             };
             std::thread::Builder::new().stack_size(64 << 10).spawn(body).unwrap()
@@ -129,7 +129,7 @@ fn more_threads_than_slots() {
     let bytes = (1..=pairs as u64).sum::<u64>() * threads as u64;
     assert_eq!((counts.calls, counts.bytes), ((threads * pairs) as u64, bytes));
     assert_eq!(counts.frees_matched, counts.reported);
-    // Σ 1 − (1 − 1/300)^n over n from 1 to 300 is 110.8, so 144,040 samples; σ = 300 (threads draw alike from run
-    // to run, but share slots as they come).
+    // Σ 1 − (1 − 1/300)^n over n from 1 to 300 is 110.8, so 144,040 samples; σ = 300 (threads draw alike from run to
+    // run, but share slots in the order in which they come).
     assert!((142_000..146_000).contains(&counts.sampled), "{}", counts.sampled);
 }

@@ -1,4 +1,4 @@
-//! An object allocator above malloc: each call counts once, at the outermost.
+//! An object allocator on top of malloc: each call counts once, at the outermost level.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs)]
 
@@ -14,9 +14,9 @@ use sampler_ebpf::abi::{NO_ARGUMENT, SITE_FREES, Site};
 
 type Pointer = *mut c_void;
 
-/// What the object allocator calls: the library's functions.
+/// The library's functions, which the object allocator calls.
 static LIBRARY: std::sync::Mutex<Option<Functions>> = std::sync::Mutex::new(None);
-/// The words that lead to the functions, in the order malloc, calloc, realloc, free.
+/// The words through which the functions are called, in the order malloc, calloc, realloc, free.
 static WORDS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 /// Small blocks.
 static ARENA: [AtomicU64; 1 << 18] = [const { AtomicU64::new(0) }; 1 << 18];
@@ -35,7 +35,7 @@ extern "C" fn object_malloc(_: Pointer, size: usize) -> Pointer {
     if size > SMALL {
         return unsafe { (library().malloc)(size) };
     }
-    // As an arena: now and then, what it keeps for itself.
+    // Like an arena: now and then it allocates memory for its own use.
     let at = NEXT.fetch_add(size.div_ceil(8) + 1, Ordering::Relaxed);
     if at.is_multiple_of(64) {
         unsafe { (library().free)((library().calloc)(7, 11)) };
@@ -140,7 +140,7 @@ fn each_call_counts_once_at_every_interval() {
         assert_eq!([counts.calls, counts.bytes], truth, "interval {interval}: {counts:?}");
         assert_eq!(counts.sampled, counts.reported + counts.failed);
         if interval == 1 {
-            // Blocks of the first malloc were reallocated, and their frees after that are of nothing.
+            // Blocks of the first malloc were reallocated, so their frees after that match nothing.
             assert_eq!((counts.sampled, counts.frees_matched), (truth[0], counts.reported), "{counts:?}");
             assert_eq!(calls_recorded()[1] + calls_recorded()[2], counts.frees_matched);
         }
@@ -162,7 +162,7 @@ fn an_object_is_told_of_once_and_malloc_s_blocks_are_known_above_it() {
     assert_eq!((found[0].rdi, found[0].rsi), (large as u64, 1000));
     free(large);
     assert_eq!(numbers(&events()), [(SiteKind::Freeing, 1003)]);
-    // What malloc gave, the object allocator frees and reallocates.
+    // The object allocator frees and reallocates blocks of malloc.
     let own = unsafe { (functions.malloc)(700) };
     let of_malloc = events()[0].function();
     let own = realloc(own, 800);

@@ -1,4 +1,4 @@
-//! Plans for whole libraries, and the file that is mapped.
+//! Plans for whole libraries, and the mapped file.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -52,7 +52,7 @@ fn plan(path: &str) -> Option<(Plan, Vec<String>)> {
     Some((plan, found.functions.into_iter().map(|f| f.name).collect()))
 }
 
-/// Tools find its sites by name, and its frames.
+/// Tools find the blob's sites by name, and its frames.
 #[test]
 fn the_file_has_symbols_and_frames() {
     let Some((plan, _)) = plan("/lib/x86_64-linux-gnu/libc.so.6") else { return };
@@ -87,7 +87,8 @@ const PRESERVED: [gimli::Register; 6] = [
     gimli::X86_64::R15,
 ];
 
-/// Where the return address and the caller's registers are, as far as they are on the stack at distances from its pointer.
+/// Where the return address and the caller's registers are, if they are on the stack at fixed distances from its
+/// pointer.
 fn frame_at(
     frames: &gimli::EhFrame<gimli::EndianSlice<'_, gimli::LittleEndian>>,
     at: u64,
@@ -108,7 +109,7 @@ fn frame_at(
     Some([*offset].into_iter().chain(PRESERVED.map(place)).collect())
 }
 
-/// Copied instructions say of the stack what the library says of them.
+/// The unwind rows of copied instructions agree with the library's own.
 #[test]
 fn frames_of_copied_instructions_are_those_of_the_library() {
     use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
@@ -147,7 +148,7 @@ fn frames_of_copied_instructions_are_those_of_the_library() {
                 let [expected, found] = [(0, original.ip()), (1, copied.ip())]
                     .map(|(of, ip)| frame_at(&frames[of], sections[of].address(), ip));
                 let Some(mut expected) = expected else { continue };
-                // GCC does not say that a register was popped: its value is below the stack pointer as well.
+                // GCC does not describe that a register was popped: its value is also still below the stack pointer.
                 let depth = expected[0];
                 expected[1..].iter_mut().filter(|place| **place < -depth).for_each(|place| *place = 0);
                 assert_eq!(found, Some(expected), "{path}: {:#x}: {original}", original.ip());

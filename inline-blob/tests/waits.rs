@@ -1,4 +1,4 @@
-//! Threads that have passed as many sites as they may wait, and no longer than they are told.
+//! Threads that have passed as many sites as were granted wait, but no longer than they are allowed to.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs)]
 
@@ -16,10 +16,10 @@ fn word(hooked: &Hooked, offset: usize) -> &AtomicU64 {
     unsafe { AtomicU64::from_ptr((hooked.control() as usize + offset) as *mut u64) }
 }
 
-/// What the daemon writes, and what threads do: granted, most pauses; passed, given up, pauses.
+/// The words that the daemon writes: granted, most pauses; and those that threads write: passed, given up, pauses.
 fn words(hooked: &Hooked) -> ([&AtomicU64; 2], [&AtomicU64; 3]) {
     use std::mem::offset_of;
-    // Nobody waits before the daemon has looked at the process, and all waits together have no end of their own.
+    // No thread waits before the daemon knows the process, and all waits together have no limit of their own.
     unsafe {
         let at = hooked.base() + STATE + offset_of!(Totals, may_wait) as u64;
         AtomicU64::from_ptr(at as *mut u64).store(1, Ordering::SeqCst);
@@ -32,12 +32,12 @@ fn words(hooked: &Hooked) -> ([&AtomicU64; 2], [&AtomicU64; 3]) {
     )
 }
 
-/// So many calls of malloc, each with its free: two sites each.
+/// Makes `calls` calls of malloc, each with its free: two sites each.
 fn pairs(functions: Functions, calls: usize) {
     (0..calls).for_each(|_| unsafe { (functions.free)((functions.malloc)(100)) });
 }
 
-/// Whether a forked child finds that something is so.
+/// Whether a condition holds in a forked child.
 fn in_a_child(is_so: impl FnOnce() -> bool) -> bool {
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -102,7 +102,7 @@ fn a_wait_that_is_given_up_is_everybodys_last_until_more_is_granted() {
     assert_eq!(said(), [24, 22, 3072]);
 }
 
-/// Arguments and results are as without waits, at each kind of site.
+/// Arguments and results are the same as without waits, at each kind of site.
 #[test]
 fn waits_change_nothing_else() {
     let _turn = turn();
@@ -136,7 +136,7 @@ fn waits_change_nothing_else() {
     assert_eq!(kinds, [result, reallocating, result, result, freeing, freeing]);
 }
 
-/// All that wait at once give up together: each runs, so that what one has is the less.
+/// All that wait at once stop waiting together: each of them spins, so each one's share is smaller.
 #[test]
 fn threads_give_up_together() {
     let _turn = turn();
@@ -153,12 +153,12 @@ fn threads_give_up_together() {
         }
     });
     assert_eq!([passed, given_up].map(|word| word.load(Ordering::SeqCst)), [400, 1]);
-    // Each may have been in the middle of a look.
+    // Each may have been between two checks.
     let made = pauses.load(Ordering::SeqCst);
     assert!((1 << 16..(1 << 16) + 9 * 64).contains(&made), "{made}");
 }
 
-/// A forked child has what was left to its parent, and waits for nobody before it is looked at.
+/// A forked child has what its parent had left, and does not wait before the daemon knows it.
 #[test]
 fn a_child_that_is_not_known_waits_for_nobody() {
     let _turn = turn();

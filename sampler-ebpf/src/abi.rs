@@ -18,7 +18,8 @@ pub use site::*;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A process incarnation: a process between two `exec`s. Not a bare pid, because the kernel reuses pids.
+/// A process generation: one program run by a process, from one `exec` to the next. A bare pid would not do, because
+/// the kernel reuses pids.
 #[repr(C)]
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -32,19 +33,20 @@ pub struct ProcessKey {
     pub exec_id: u32,
 }
 
-/// A thread of a process that lives.
+/// A thread of a live process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct LivingThread {
     /// Its process.
     pub process: ProcessKey,
-    /// How many use its memory: threads, also of other processes, and whoever in the kernel reads it at the moment. 0 if it has left its memory.
+    /// Number of users of its memory: threads (also of other processes), and kernel code that is reading it at the
+    /// moment. 0 if the process has left its memory.
     pub memory_users: u64,
-    /// CPU time that it has used, and if it is the first thread, that of threads which have ended, ns.
+    /// CPU time that it has used, ns. For the first thread, this includes the threads that have ended.
     pub cpu_ns: u64,
 }
 
-/// Key of a live block: an address in one address space. The address space is named by the process that owns it.
+/// Key of a live block: an address in one address space. The address space is identified by the process that owns it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct LiveKey {
@@ -54,8 +56,8 @@ pub struct LiveKey {
     pub address: u64,
 }
 
-/// What the kernel keeps of a sampled allocation until its free. This is enough to count the sample even if its record
-/// was lost.
+/// What the kernel side stores about a sampled allocation until its free. It is enough to count the sample even if its
+/// record was lost.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct LiveValue {
@@ -80,7 +82,7 @@ pub struct LiveValue {
 }
 
 impl LiveValue {
-    /// In place of a sample's id: the block was freed, and the free was reported, but the kernel refused to remove the
+    /// Replaces a sample's id: the block was freed and the free was reported, but the kernel refused to remove the
     /// entry. No sample has this id.
     pub const FREED: u64 = 0;
 }
@@ -95,24 +97,24 @@ pub const LICENSE: &[u8; 13] = b"Dual MIT/GPL\0";
 /// Largest plausible stack, bytes. An address further from the stack pointer belongs to something else.
 pub const LARGEST_STACK_BYTES: u64 = 64 << 20;
 
-/// Most bytes of stack copied at first where the top of the stack is not known. Up to here, a copy may take any room
-/// that the ring has.
+/// Maximum size of a first stack copy if the top of the stack is not known, bytes. Copies up to this size may use all
+/// space in the ring.
 pub const FIRST_STACK_BYTES: u64 = 64 << 10;
-/// A longer copy may take this fraction of the room that is left in the ring.
+/// A longer copy may take this fraction of the ring's free space.
 pub const STACK_ROOM_SHARE: u64 = 8;
-/// A copy ends where more pages than this were not in memory: each costs the target about a microsecond.
+/// A copy ends once more pages than this were not in memory: each costs the target about a microsecond.
 pub const MOST_MISSING_PAGES: u32 = 64;
-/// Most bytes of stack that a copy can have.
+/// Maximum size of a stack copy, bytes.
 pub const LARGEST_STACK_COPY: u64 = 1 << 20;
 
-/// Stacks with an element in the map `OUTER_FRAMES`, at most.
+/// Maximum number of stacks with an element in the map `OUTER_FRAMES`.
 pub const OUTER_STACKS: usize = 1024;
-/// A stack with fewer bytes than this is copied as a whole: to look its outer frames up would take as long.
+/// Stacks with fewer bytes than this are copied whole: looking up their outer frames would take as long.
 pub const FEW_STACK_BYTES: u64 = 4 << 10;
 
-/// Fewest bytes of stack that a copy may be allowed: a page, and one byte. With a page or less, all longer copies are dead code, and the
-/// kernel's verifier (6.18) removes a function that it still finds called: "verifier bug: No program to jit", with a warning in its
-/// log.
+/// Smallest limit for the size of a stack copy, bytes: a page plus one byte. With a page or less, all code for longer
+/// copies is dead. The kernel's verifier (6.18) then removes a function although it still finds a call to it: "verifier
+/// bug: No program to jit", with a warning in the kernel log.
 pub const SMALLEST_STACK_COPY: u64 = (4 << 10) + 1;
 
 /// Bits that select which processes are targets besides those in the `TARGETS` map.
@@ -125,17 +127,17 @@ pub mod target_rule {
     pub const CGROUP: u32 = 4;
 }
 
-/// Kinds of links by whom they serve: in a link's [`Cookie`], and as values of the `TARGETS` map, which say which links count
-/// a process's calls. (0 and 4 are other states of threads.)
+/// Kinds of links, by the processes that they serve. Used in a link's [`Cookie`], and as values of the `TARGETS` map,
+/// which say which links count a process's calls. (0 and 4 are other states of threads.)
 pub mod link_kind {
     /// Every process that maps the file.
     pub const SHARED: u32 = 1;
     /// One process.
     pub const OWN: u32 = 2;
-    /// Every process that maps the file, if it is listed as one that announces its samples, because it has no allocator to
-    /// hook.
+    /// Every process that maps the file and is listed as announcing its samples, because it has no allocator to hook.
     pub const ANNOUNCED: u32 = 3;
-    /// As [`SHARED`], of a process that began with inline hooks, its parent's, and has run no other program since.
+    /// Same as [`SHARED`], for a process that inherited its parent's inline hooks and has not run another program
+    /// since.
     pub const INHERITED_HOOKS: u32 = 4;
 }
 
@@ -145,14 +147,14 @@ pub mod ring {
     pub const EVENTS: u32 = 0;
     /// Stack copies.
     pub const STACKS: u32 = 1;
-    /// Process ids of targets that executed a program (a `u32` each), while somebody has them wait at their entry point.
+    /// Process ids (`u32`) of targets that executed a program, if something makes them wait at their entry point.
     pub const EXECS: u32 = 2;
     /// Number of rings.
     pub const COUNT: usize = 3;
 }
 
-/// Faults of the kernel that tests provoke, because they are too rare to wait for. In a recording there are none, and the
-/// verifier removes their code.
+/// Kernel faults that tests inject, because they are too rare to wait for. A recording has none, and the verifier
+/// removes the code for them.
 pub mod fault {
     /// Only the first thread gets state.
     pub const NO_THREAD_STATE: u32 = 1;
@@ -171,7 +173,7 @@ pub struct Config {
     pub follow: u32,
     /// 1 if frees are tracked.
     pub live: u32,
-    /// How stacks are taken, one of [`stack_kind`].
+    /// How stacks are captured, one of [`stack_kind`].
     pub stack_kind: u32,
     /// heapbpf's own process id, which is never a target.
     pub self_tgid: u32,
@@ -179,19 +181,20 @@ pub struct Config {
     pub faults: u32,
     /// What a trial is, one of `trials::CRITERION_*`.
     pub criterion: u64,
-    /// Most bytes of stack copied: 0 where none are, else [`SMALLEST_STACK_COPY`] to [`LARGEST_STACK_COPY`].
+    /// Maximum size of a stack copy, bytes: 0 if stacks are not copied, else [`SMALLEST_STACK_COPY`] to
+    /// [`LARGEST_STACK_COPY`].
     pub stack_bytes: u64,
     /// Seed of the draws; 0 for an unpredictable one.
     pub seed: u64,
-    /// The daemon is woken when this fraction of a ring, one in so many, is full; 0: never.
+    /// The daemon is woken when a ring is filled to 1/`wake_share`; 0: never.
     pub wake_share: u64,
     /// cgroup id, for [`target_rule::CGROUP`].
     pub cgroup_id: u64,
     /// Depth of that cgroup below the root.
     pub cgroup_level: u64,
-    /// Memory that the host can give to any process, bytes. A request for more fails.
+    /// Memory that the host can give to any process, bytes. A larger request fails.
     pub memory_bytes: u64,
-    /// Page size as the kernel counts pages, bytes.
+    /// Page size of the kernel's page counts, bytes.
     pub page_bytes: u64,
     /// When the recording began (CLOCK_BOOTTIME), ns.
     pub began_ns: u64,
@@ -257,9 +260,9 @@ pub const DRAWS: u32 = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Control {
     /// Index into the `DRAWS` map of the constants for the current interval. Threads use them from their next draw on.
-    /// The index is below [`DRAWS`], so only one of its bytes ever changes: no program sees half of a change.
+    /// The index is below [`DRAWS`], so only one of its bytes ever changes, and a program never sees a partial change.
     pub draw: u64,
-    /// Grows when the set of targets changes, so that threads that were not targets are checked again.
+    /// Incremented when the set of targets changes, so that threads that were not targets are checked again.
     pub targets_generation: u64,
 }
 
@@ -271,12 +274,13 @@ pub struct Progress {
     pub threads: u64,
     /// Number of threads whose counters have been added to their process's totals.
     pub threads_flushed: u64,
-    /// Number of allocations, frees and unmappings whose records did not fit into the events ring.
+    /// Number of records of allocations, frees and unmappings that did not fit into the events ring.
     pub records_lost: u64,
-    /// Number of targets that began and ended in the recording, and that nothing of their own counted.
+    /// Number of targets that began and ended during the recording without being counted by inline hooks or links of
+    /// their own.
     pub ended_uncounted: u64,
-    /// CPU time that these used in all, ns.
+    /// Total CPU time of these targets, ns.
     pub ended_uncounted_ns: u64,
-    /// CPU time of those that inline hooks, or links of their own, did count, ns.
+    /// Total CPU time of those that inline hooks, or links of their own, did count, ns.
     pub ended_counted_ns: u64,
 }

@@ -8,7 +8,7 @@ const PLACES: u32 = 126;
 const RATIO_PLACES: u32 = 80;
 /// Largest sampling interval that constants exist for.
 pub const LARGEST_INTERVAL: u64 = 1 << 40;
-/// Largest sampling interval of a recording, `heapbpf_statistics::plan::LARGEST_INTERVAL`.
+/// Largest sampling interval of a recording (`heapbpf_statistics::plan::LARGEST_INTERVAL`).
 pub const LARGEST_CHOSEN_INTERVAL: u64 = 64 << 20;
 
 /// Constants for the sampling interval `interval` (R, in trials): C = round(c · 2^shift) with 2^63 ≤ C < 2^64, where
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn known_constants() {
-        // From the oracle with 50 digits.
+        // From the oracle with 50 digits of precision.
         for (interval, multiplier, shift) in [
             (2, 9_223_372_036_854_775_808, 63),
             (3, 15_767_458_641_338_505_533, 63),

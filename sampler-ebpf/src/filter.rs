@@ -3,8 +3,8 @@
 /// Number of counts in the filter, which takes 64 KiB.
 pub const SLOTS: usize = 1 << 14;
 
-/// Blocks of one region share one cache line of the filter. A program frees blocks near those it freed before, so the
-/// line is usually in the cache already.
+/// Blocks of one region share a cache line of the filter. A program usually frees blocks near those that it freed
+/// before, so the line is usually cached already.
 const REGION_SHIFT: u32 = 10;
 /// Block addresses are multiples of 16 bytes apart.
 const BLOCK_SHIFT: u32 = 4;

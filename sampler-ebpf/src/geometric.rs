@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::bits::leading_zeros;
 
-/// Parameters of the draw for one sampling interval, computed by the daemon (`heapbpf_record::sampling::constants`).
+/// Parameters of the draw for one sampling interval, computed by the daemon (`constants::draw_constants`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct DrawConstants {
@@ -21,9 +21,9 @@ pub struct DrawConstants {
     pub shift: u64,
 }
 
-/// Number of mantissa bits that choose a table entry.
+/// Number of mantissa bits that select a table entry.
 const TABLE_BITS: u32 = 7;
-/// Entries of each table.
+/// Number of entries per table.
 pub const ENTRIES: usize = 1 << TABLE_BITS;
 /// Binary places of logarithms.
 const LOG_PLACES: u32 = 56;

@@ -21,7 +21,7 @@ pub fn seed(recording_seed: u64, ordinal: u64) -> u64 {
     if mixed == 0 { 1 } else { mixed }
 }
 
-/// splitmix64's step: a bijection in which every input bit reaches every output bit.
+/// splitmix64's step: a bijection in which every input bit affects every output bit.
 #[inline(always)]
 fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);

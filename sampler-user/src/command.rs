@@ -24,13 +24,13 @@ use crate::cli::record_args::RecordArgs;
 use crate::doctor::cleaner;
 use crate::{cli, demo, run as recording};
 
-/// Runs the command, which has these BPF programs inside: an ELF object, aligned to 8 bytes, or nothing.
+/// Runs the command. `programs` are the BPF programs it contains: an ELF object, aligned to 8 bytes, or nothing.
 pub fn run(programs: &'static [u8]) -> ExitCode {
     object::embed(programs);
     if let Some(length) = demo::asked_for(std::env::args_os()) {
         return demo::run(length).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
-    // No command of users, whose completions and pages name all commands.
+    // Not a user command. Completions and man pages list all commands, so it must not be one.
     if std::env::args_os().skip(1).eq([cost::workload::WORD]) {
         return cost::workload::serve().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
@@ -69,7 +69,8 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
     outcome.map_or_else(
         |error| {
             let text = told(&error);
-            // Only the verifier's log has lines. Names of files and processes bring none along.
+            // Only the verifier's log has several lines. Names of files and processes are escaped, so they cannot add
+            // lines.
             let text = if has_kernel_log(&error) { escaped_lines(&text) } else { escaped(&text).into_owned() };
             say(text);
             ExitCode::from(exit_status(&error))
@@ -78,7 +79,7 @@ pub fn run(programs: &'static [u8]) -> ExitCode {
     )
 }
 
-/// Whether the error tells what the kernel logged, in lines.
+/// Whether the error contains a kernel log, which has several lines.
 fn has_kernel_log(error: &anyhow::Error) -> bool {
     let of_kernel = |cause: &(dyn std::error::Error + 'static)| {
         matches!(cause.downcast_ref(), Some(KernelError::Program { .. } | KernelError::BtfRefused { .. }))
@@ -86,7 +87,7 @@ fn has_kernel_log(error: &anyhow::Error) -> bool {
     error.chain().any(of_kernel)
 }
 
-/// The error and its causes. A cause that a message already contains is not repeated.
+/// Returns the error and its causes. A cause that a message already contains is not repeated.
 fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for message in error.chain().map(ToString::to_string).filter(|message| !message.is_empty()) {
@@ -108,12 +109,12 @@ fn start(args: &RecordArgs) -> anyhow::Result<u8> {
     recording::run(plan::plan(args)?)
 }
 
-/// Whether somebody at a terminal has given the name of the program alone.
+/// Whether somebody at a terminal has typed only the name of the program.
 fn is_lost() -> bool {
     std::env::args_os().len() <= 1 && std::io::stderr().is_terminal()
 }
 
-/// Shows the first steps. Nothing was recorded, which is what the exit status says, too.
+/// Shows the first steps. The exit status says that nothing was recorded.
 fn first_steps() -> anyhow::Result<u8> {
     let _ = std::io::stderr().write_all(cli::manual::FIRST_STEPS.as_bytes());
     Ok(2)

@@ -1,4 +1,4 @@
-//! A program with a leak, for a first look: `heapbpf demo` records heapbpf itself, run as this program.
+//! A program with a leak, for a first try: `heapbpf demo` records heapbpf itself, run as this program.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -10,25 +10,25 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// Argument that makes heapbpf run as the program.
 pub const WORD: &str = "leak-for-demonstration";
-/// Its name.
+/// Name of the process.
 const NAME: &str = "demo";
-/// Requests between two pauses, and their length: about 10,000 requests a second.
+/// Number of requests between two pauses, and length of a pause: about 10,000 requests a second.
 const REQUESTS_AT_ONCE: u64 = 10;
 const PAUSE: Duration = Duration::from_millis(1);
-/// One request in so many leaves a session behind.
+/// One request in this many leaves data behind.
 const SESSION_EVERY: u64 = 5;
-/// Recent pages that are kept.
+/// Number of recent pages kept.
 const RECENT: usize = 64;
 
-/// What a client left behind. Nobody removes it: the leak.
+/// What a client leaves behind. Nothing removes it: this is the leak.
 struct Session {
     _user: String,
     _payload: Box<[u8]>,
 }
 
-/// How long to run as the program, if that is what the arguments ask for.
+/// Returns how long to run as the program, if the arguments ask for that.
 ///
-/// They are not looked at with those of the command line, whose allocations would be in the profile.
+/// They are not parsed with the rest of the command line, because the allocations of that would be in the profile.
 pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<Duration> {
     let mut arguments = arguments.skip(1);
     let milliseconds = arguments.next().filter(|word| word == WORD).and(arguments.next())?.to_str()?.parse().ok()?;
@@ -38,7 +38,7 @@ pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<Duration> 
 /// Runs for a time, or until the recording ends.
 ///
 /// # Errors
-/// It cannot give itself a name, or cannot see to it that it does not outlive the recording.
+/// It cannot set its name, or cannot make sure that it ends with the recording.
 pub fn run(length: Duration) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     std::fs::write("/proc/self/comm", NAME)?;
@@ -53,7 +53,7 @@ pub fn run(length: Duration) -> io::Result<()> {
             std::thread::sleep(PAUSE);
         }
     }
-    // The leak is there to the end.
+    // Keep the leak until the end.
     std::mem::forget(sessions);
     Ok(())
 }
@@ -77,7 +77,7 @@ fn render_page(id: u64) -> String {
     page
 }
 
-/// Older pages are freed.
+/// Frees older pages.
 #[inline(never)]
 fn remember_page(recent: &mut VecDeque<String>, page: String) {
     recent.push_back(page);

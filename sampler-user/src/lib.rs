@@ -1,5 +1,5 @@
-//! heapbpf's daemon as a library: a pure middle (decode, weight, live heap, aggregate, symbolize, encode) with
-//! I/O at its ends (the kernel on one side, writers and servers on the other).
+//! heapbpf's daemon as a library: a pure middle (decode, weight, live heap, aggregate, symbolize, encode) with I/O at
+//! its ends (the kernel on one side, writers and servers on the other).
 //!
 //! ```text
 //!    target process                      kernel                                    heapbpf (one tokio thread)
@@ -19,7 +19,7 @@
 //!                              files, report, HTTP ◄── encode ◄── symbolize ◄── snapshot: Profile
 //! ```
 
-// They panic if nobody reads what they print.
+// These macros panic if their reader has closed the pipe.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod cli;

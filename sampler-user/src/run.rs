@@ -1,4 +1,4 @@
-//! `heapbpf record` and `heapbpf serve`: run a recording, and the services that deliver profiles from it.
+//! `heapbpf record` and `heapbpf serve`: run a recording and the services that deliver its profiles.
 
 use anyhow::{Context, bail};
 use heapbpf_host::limits::raise_for_recording;
@@ -10,7 +10,7 @@ use heapbpf_record::remarks::say;
 use heapbpf_record::requests::RecordingHandle;
 use heapbpf_serve::{ServePlan, Services};
 
-/// What to record, and which services to run meanwhile.
+/// What to record, and which services to run with it.
 pub struct RunPlan {
     /// The recording.
     pub recording: RecordPlan,
@@ -21,7 +21,7 @@ pub struct RunPlan {
 /// Records, writes the files and shows the table. Returns heapbpf's exit status.
 ///
 /// # Errors
-/// One sentence that says what to do. Nothing stays attached, and no half-written file remains.
+/// A sentence that says what to do. Nothing stays attached, and no half-written file remains.
 pub fn run(plan: RunPlan) -> anyhow::Result<u8> {
     raise_for_recording()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;

@@ -14,10 +14,10 @@ use crate::shell::{Stopped, announce, describe, run, say};
 use crate::toolchain::{Compiler, CoreLibrary, TARGET};
 use crate::{cross_tools, linker, toolchain};
 
-/// The variable that names the stage after which programs end. Without it they are complete.
+/// The variable that names the stage after which BPF programs end. Without it they are complete.
 const ABLATION_VARIABLE: &str = "HEAPBPF_ABLATION";
 
-/// Separates rustc's flags in `CARGO_ENCODED_RUSTFLAGS`, so that they may have spaces.
+/// Separates rustc's flags in `CARGO_ENCODED_RUSTFLAGS`, so that flags may contain spaces.
 pub const FLAG_SEPARATOR: &str = "\u{1f}";
 
 /// The tools that the BPF build needs.
@@ -41,16 +41,16 @@ pub fn build(context: &Context) -> anyhow::Result<PathBuf> {
     Ok(build_while(context, || ())?.1)
 }
 
-/// Builds everything. While the library compiles, which takes longest and needs nothing of that, does something else, such as
-/// installing packages, and builds the BPF object. Returns what that had to say, and the release binary.
+/// Builds everything. The library takes longest to compile and is independent of the rest. Meanwhile this runs `other`,
+/// such as installing packages, and builds the BPF object. Returns the result of `other`, and the release binary.
 pub fn build_while<T>(context: &Context, other: impl FnOnce() -> T) -> anyhow::Result<(T, PathBuf)> {
     if let Some(machine) = context.machine {
-        // The library has parts in C.
+        // The library contains C code.
         cross_tools::set_up(context, machine)?;
     }
     let mut command = daemon_command(context, &["--package", "sampler-user", "--lib"]);
     announce(&command, context.options.verbose);
-    // What it says waits in the pipe until the terminal is free: the other steps may ask for a password.
+    // Its output waits in the pipe until the terminal is free, because the other steps may ask for a password.
     let library = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
     let mut library = Stopped(library.with_context(|| format!("cannot start {}", describe(&command)))?);
     let said = other();
@@ -64,14 +64,14 @@ pub fn build_while<T>(context: &Context, other: impl FnOnce() -> T) -> anyhow::R
     Ok((said, build_daemon(context)?))
 }
 
-/// Where BPF programs are built, and with which flags of rustc besides the usual ones.
+/// Where BPF programs are built, and with which additional rustc flags.
 pub struct Place {
     pub target: PathBuf,
     pub flags: Vec<String>,
 }
 
 impl Place {
-    /// Where the daemon's build script finds the object by itself.
+    /// The place where the daemon's build script finds the object by itself.
     fn usual(context: &Context) -> Self {
         Self { target: context.bpf_target(), flags: Vec::new() }
     }
@@ -98,8 +98,8 @@ pub fn build_bpf_at(context: &Context, place: &Place) -> anyhow::Result<PathBuf>
     Ok(object)
 }
 
-/// Builds the BPF programs so that they end after a stage, to measure the cost of the rest. Returns a copy of the
-/// object, because [`build_bpf`] rebuilds the one that the daemon embeds.
+/// Builds BPF programs that end after a stage, to measure the cost of the rest. Returns a copy of the object, because
+/// [`build_bpf`] rebuilds the one that the daemon embeds.
 pub fn build_ablation(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
     let tools = set_up(context)?;
     let mut command = bpf_command(context, &tools, &Place::usual(context));
@@ -110,7 +110,7 @@ pub fn build_ablation(context: &Context, stage: &str) -> anyhow::Result<PathBuf>
     Ok(copy)
 }
 
-/// Builds a daemon with programs of this ablation, beside the usual one, which has to be built again.
+/// Builds a daemon with this ablation's programs, as a copy. The usual daemon must be rebuilt afterwards.
 pub fn build_ablated(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
     build_ablation(context, stage)?;
     let copy = context.target().join("bench").join(format!("heapbpf-{stage}"));
@@ -118,11 +118,11 @@ pub fn build_ablated(context: &Context, stage: &str) -> anyhow::Result<PathBuf> 
     Ok(copy)
 }
 
-/// What makes a build after a change of the daemon short: notes of how its parts were compiled.
+/// Shortens rebuilds after a change to the daemon: incremental compilation.
 const NOTES: [&str; 2] = ["--config", "profile.release.incremental=true"];
 
-/// Whether the daemon is compiled with [`NOTES`]: whoever builds it and does nothing else will change it. Once there are
-/// notes, each command goes on with them.
+/// Whether the daemon is compiled with [`NOTES`]. A command that only builds it is probably followed by changes. Once
+/// there is incremental data, every command continues to use it.
 fn has_notes(context: &Context) -> bool {
     let is_usual = env::var_os("CARGO_INCREMENTAL").is_none() && context.machine.is_none();
     let is_noted = || {
@@ -133,14 +133,14 @@ fn has_notes(context: &Context) -> bool {
     is_usual && (context.keeps_notes || is_noted())
 }
 
-/// A release build of a part of the daemon.
+/// Returns the command for a release build of a part of the daemon.
 fn daemon_command(context: &Context, part: &[&str]) -> Command {
     let mut command = context.cargo("build");
     if has_notes(context) {
         command.args(NOTES);
     }
     command.arg("--release").args(part).arg("--target-dir").arg(context.host_target());
-    // The build script finds the object that was just built by itself.
+    // The build script finds the newly built object by itself.
     command.env_remove("HEAPBPF_BPF_OBJECT");
     if let Some(machine) = context.machine {
         machine.aim(&mut command);
@@ -171,7 +171,8 @@ fn shorten(context: &Context, path: &Path) -> String {
     path.strip_prefix(&context.root).unwrap_or(path).display().to_string()
 }
 
-/// The cargo call that compiles and links the BPF programs, in an environment without the outer cargo's variables.
+/// Returns the cargo call that compiles and links the BPF programs, in an environment without the outer cargo's
+/// variables.
 fn bpf_command(context: &Context, tools: &Tools, place: &Place) -> Command {
     let architecture = context.machine.map_or(std::env::consts::ARCH, |machine| machine.architecture);
     let machine = format!("bpf_target_arch=\"{architecture}\"");
@@ -210,9 +211,9 @@ fn bpf_command(context: &Context, tools: &Tools, place: &Place) -> Command {
     command
 }
 
-/// Whether a variable of our environment may reach the cargo of another toolchain. Of cargo's and rustup's variables,
-/// only those for locations and network access may; the others (RUSTC, RUSTFLAGS, CARGO_TARGET_DIR, …) would name the
-/// outer toolchain or change what is built.
+/// Whether an environment variable may reach the cargo of another toolchain. Of cargo's and rustup's variables, only
+/// those for locations and network access may. The others (RUSTC, RUSTFLAGS, CARGO_TARGET_DIR, …) would name the outer
+/// toolchain or change what is built.
 fn reaches_inner_cargo(name: &OsStr) -> bool {
     const KEPT: [&str; 8] = [
         "CARGO_HOME",
@@ -279,7 +280,7 @@ mod tests {
             command.get_envs().find(|(name, _)| *name == "CARGO_ENCODED_RUSTFLAGS").and_then(|(_, value)| value);
         let flags = flags.expect("set").to_string_lossy();
         assert!(flags.ends_with("--cfg\u{1f}bpf_target_arch=\"aarch64\""), "{flags}");
-        // Another machine has its own folder.
+        // Another machine has a separate directory.
         assert_eq!(words(&command).contains("/w/target/bpf-aarch64 "), machine.is_some());
     }
 

@@ -1,4 +1,4 @@
-//! Cargo's subcommands that xtask uses, built once into the cache.
+//! The cargo subcommands that xtask uses, built once into the cache.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,8 +7,8 @@ use crate::context::Context;
 use crate::programs::{host_cargo, is_executable};
 use crate::shell::{run_quietly, say};
 
-/// The program of a package of the same name, which is built if it is not in the cache. Without optimisation: it does little
-/// itself.
+/// Returns the program of the package of the same name. Builds it if it is not in the cache, without optimisation,
+/// because it does little work itself.
 pub fn installed(context: &Context, package: &str, version: &str) -> anyhow::Result<PathBuf> {
     let folder = context.cache()?.join(format!("{package}-{version}"));
     let program = folder.join("bin").join(package);
@@ -16,7 +16,7 @@ pub fn installed(context: &Context, package: &str, version: &str) -> anyhow::Res
         say!("installing {package} {version}, which takes a minute or two");
         let mut install = Command::new(host_cargo());
         install.args(["install", "--locked", "--debug", package, "--version", version, "--root"]).arg(&folder);
-        // Not in the workspace's target folder, and without debug information.
+        // Outside the workspace's target directory, and without debug information.
         install.env("CARGO_TARGET_DIR", folder.join("build")).env("CARGO_PROFILE_DEV_DEBUG", "0");
         run_quietly(&mut install, context.options.verbose)?;
         std::fs::remove_dir_all(folder.join("build"))?;

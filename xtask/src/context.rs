@@ -1,4 +1,4 @@
-//! The context of every command: the workspace's folders, the user's options and the way to become root.
+//! The context of every command: the workspace's directories, the user's options and the way to become root.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::root::Privilege;
 
 /// The context of one `cargo xtask` call.
 pub struct Context {
-    /// The workspace's root folder.
+    /// The workspace's root directory.
     pub root: PathBuf,
     /// The user's options.
     pub options: Options,
@@ -21,7 +21,7 @@ pub struct Context {
     pub privilege: Privilege,
     /// The machine to build for, if it is not the host.
     pub machine: Option<&'static Machine>,
-    /// Whether the daemon is built so that the next build is short.
+    /// Whether the daemon is built incrementally, so that the next build is short.
     pub keeps_notes: bool,
 }
 
@@ -35,12 +35,12 @@ impl Context {
         Ok(Self { root, options, privilege, machine: None, keeps_notes: false })
     }
 
-    /// The workspace's `target` folder, regardless of `CARGO_TARGET_DIR`: users and tests rely on what is there.
+    /// The workspace's `target` directory, regardless of `CARGO_TARGET_DIR`: users and tests rely on its contents.
     pub fn target(&self) -> PathBuf {
         self.root.join("target")
     }
 
-    /// The folder where cargo puts its builds for the host.
+    /// The directory where cargo puts its builds for the host.
     pub fn host_target(&self) -> PathBuf {
         match env::var_os("CARGO_TARGET_DIR") {
             Some(dir) if !dir.is_empty() => self.root.join(dir),
@@ -48,7 +48,7 @@ impl Context {
         }
     }
 
-    /// The folder where the BPF programs are built, one for each machine because they depend on its registers.
+    /// The directory where the BPF programs are built. Each machine has its own, because they depend on its registers.
     pub fn bpf_target(&self) -> PathBuf {
         self.target().join(self.machine.map_or("bpf".to_owned(), |machine| format!("bpf-{}", machine.architecture)))
     }
@@ -58,12 +58,12 @@ impl Context {
         Self::bpf_object_in(&self.bpf_target())
     }
 
-    /// The BPF object that a build in this folder makes.
+    /// The BPF object that a build in this directory makes.
     pub fn bpf_object_in(target: &Path) -> PathBuf {
         target.join("bpfel-unknown-none/bpf/heapbpf-probes")
     }
 
-    /// The path of the release binary that `cargo xtask build` creates, below a target folder.
+    /// The path of the release binary that `cargo xtask build` creates, below a target directory.
     pub fn binary_in(&self, target: &Path) -> PathBuf {
         target.join(self.machine.map_or("", |machine| machine.triple)).join("release/heapbpf")
     }
@@ -73,7 +73,7 @@ impl Context {
         self.binary_in(&self.target())
     }
 
-    /// A call of the host's cargo, in the workspace's root, with a subcommand.
+    /// Returns a call of the host's cargo with a subcommand, in the workspace's root.
     pub fn cargo(&self, subcommand: &str) -> Command {
         let mut command = Command::new(host_cargo());
         command.current_dir(&self.root).arg(subcommand);
@@ -83,14 +83,14 @@ impl Context {
         command
     }
 
-    /// A call of cargo with the profile of tests, in which packages from elsewhere are those of the release build.
+    /// Returns a call of cargo with the tests' profile, which shares external packages with the release build.
     pub fn cargo_for_tests(&self, subcommand: &str) -> Command {
         let mut command = self.cargo(subcommand);
         command.args(["--profile", "bench"]);
         command
     }
 
-    /// The folder of things that are built once and shared between checkouts.
+    /// The directory of things that are built once and shared between checkouts.
     pub fn cache(&self) -> anyhow::Result<PathBuf> {
         cache_folder(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
             .context("no cache folder: set HEAPBPF_CACHE, XDG_CACHE_HOME or HOME")

@@ -59,7 +59,7 @@ pub fn packages(context: &Context) -> anyhow::Result<Vec<Package>> {
     Ok(packages)
 }
 
-/// What a call of `cargo metadata` says.
+/// Returns the output of a `cargo metadata` call.
 pub fn metadata(command: &mut Command) -> anyhow::Result<Value> {
     serde_json::from_str(&read(command.arg("--format-version=1"))?).context("cargo metadata wrote no JSON")
 }

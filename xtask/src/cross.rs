@@ -2,16 +2,16 @@
 
 use std::process::Command;
 
-/// A machine type that can be built for on other machines.
+/// A machine type that can be built for on another machine.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Machine {
     /// Rust's target triple.
     pub triple: &'static str,
-    /// The value of `target_arch` there, and of `bpf_target_arch` in the BPF programs.
+    /// Its value of `target_arch`, and of `bpf_target_arch` in the BPF programs.
     pub architecture: &'static str,
     /// Debian's cross compiler, which links for it, and its packages.
     pub linker: (&'static str, &'static [&'static str]),
-    /// The emulator that runs its programs here, the emulator's package, and the folder of their libraries.
+    /// The emulator that runs its programs here, the emulator's package, and the directory of the programs' libraries.
     pub emulator: (&'static str, &'static str, &'static str),
 }
 
@@ -53,7 +53,7 @@ impl Machine {
         command.args(["--target", self.triple]);
         command.env(variable("LINKER"), self.linker.0);
         command.env(variable("RUNNER"), format!("{emulator} -L {libraries}"));
-        // Programs that the tests compile are for that machine too, and the tests need to know the emulator.
+        // Programs that the tests compile must be for that machine as well, and the tests need to know the emulator.
         command.env("CC", self.linker.0).env("HEAPBPF_EMULATOR", emulator);
     }
 }

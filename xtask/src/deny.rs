@@ -1,4 +1,4 @@
-//! `cargo xtask deny`: checks the licences and sources of all dependencies by deny.toml.
+//! `cargo xtask deny`: checks the licences and sources of all dependencies against deny.toml.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,10 +10,11 @@ use crate::shell::run;
 /// The version of cargo-deny that is installed.
 const VERSION: &str = "0.20.2";
 
-/// What is always checked. Advisories need a database, which is a git repository.
+/// Always checked. Advisories need a database, which is a git repository.
 const ALWAYS: &[&str] = &["licenses", "bans", "sources"];
 
-/// Checks licences, banned crates and sources; with `advisories`, also known vulnerabilities, whose database is fetched.
+/// Checks licences, banned crates and sources. With `advisories`, fetches the database of known vulnerabilities and
+/// checks these as well.
 ///
 /// # Errors
 /// A dependency is not allowed, or cargo-deny cannot be installed.
@@ -24,7 +25,7 @@ pub fn deny(context: &Context, advisories: bool) -> anyhow::Result<()> {
 
 fn check(program: &Path, root: &Path, advisories: bool) -> Command {
     let mut command = Command::new(program);
-    // Several versions of a crate are only warned about, and there are many.
+    // Several versions of a crate cause only warnings, and there are many of these.
     command.current_dir(root).args(["--log-level", "error", "--locked"]);
     command.arg("check").args(ALWAYS).args(if advisories { ["advisories"].as_slice() } else { &[] });
     command

@@ -18,7 +18,7 @@ use crate::shell::{run, say};
 
 /// The version of cargo-fuzz that is installed.
 const VERSION: &str = "0.13.1";
-/// Largest input, bytes. Larger ones are slower, and what a reader does with a few pages it does with more.
+/// Maximum size of an input, bytes. Larger ones are slower, and readers treat a few pages like many.
 const LARGEST_INPUT: u32 = 16 << 10;
 
 /// What is fuzzed, and for how long.
@@ -53,17 +53,17 @@ pub struct Selection {
 /// A fuzz target.
 struct Fuzzed {
     name: String,
-    /// Of the fuzz crate, for what it links.
+    /// Features of the fuzz crate, for what the target links.
     features: Vec<String>,
 }
 
-/// What a run told of itself, as libFuzzer prints it.
+/// What a run reported about itself, as libFuzzer prints it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Told {
     inputs: u64,
-    /// Edges of the program that inputs have taken.
+    /// Edges of the program that inputs have covered.
     edges: u64,
-    /// Edges of the whole program, with all that is linked.
+    /// Edges of the whole program, including everything that is linked.
     all_edges: u64,
     per_second: u64,
 }
@@ -91,7 +91,7 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     let begun = Instant::now();
     if selection.within.is_some() {
         let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 3600));
-        // Those of the daemon's crate may take longer to build than to run.
+        // Targets of the daemon's crate may take longer to build than to run.
         targets.sort_by_key(|target| target.features.iter().any(|feature| feature == "daemon"));
         let light = targets.partition_point(|target| !target.features.iter().any(|feature| feature == "daemon"));
         let first = days as usize % light.max(1);
@@ -119,7 +119,7 @@ pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The package of the targets in a folder, as cargo's metadata describes it.
+/// Returns the package of the targets in a directory, as cargo's metadata describes it.
 pub fn package(folder: &Path) -> anyhow::Result<Value> {
     let manifest = folder.join("Cargo.toml");
     let mut command = Command::new(host_cargo());
@@ -129,7 +129,7 @@ pub fn package(folder: &Path) -> anyhow::Result<Value> {
     found.cloned().context("fuzz/Cargo.toml has no package")
 }
 
-/// The targets, in the order of their names.
+/// Returns the targets, in the order of their names.
 fn targets(folder: &Path) -> anyhow::Result<Vec<Fuzzed>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let targets = package(folder)?["targets"].as_array().cloned().unwrap_or_default();
@@ -154,7 +154,7 @@ fn run_one(context: &Context, folder: &Path, target: &Fuzzed, selection: &Select
     Ok(told(&said))
 }
 
-/// `cargo fuzz SUBCOMMAND` of a target, with what it links alone.
+/// Returns `cargo fuzz SUBCOMMAND` for a target, linking only what the target needs.
 fn cargo_fuzz(context: &Context, subcommand: &str, target: &Fuzzed, fast: bool) -> anyhow::Result<Command> {
     let program = cargo_tools::installed(context, "cargo-fuzz", VERSION)?;
     let mut command = Command::new(program);
@@ -168,7 +168,7 @@ fn cargo_fuzz(context: &Context, subcommand: &str, target: &Fuzzed, fast: bool) 
     Ok(command)
 }
 
-/// Gives a target, built as any other program, what is known. A panic or a hang ends it.
+/// Runs a target on its seeds and corpus, built like any other program. A panic or a hang ends it.
 fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
     let inputs = [unpacked_seeds(context, folder, target)?, folder.join("corpus").join(&target.name)];
     let files = inputs.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
@@ -185,15 +185,16 @@ fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<(
     Ok(())
 }
 
-/// Makes the inputs that add coverage the target's seeds.
+/// Replaces the target's seeds by the inputs that add coverage.
 fn minimise(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
     let (corpus, seeds) = (folder.join("corpus").join(&target.name), unpacked_seeds(context, folder, target)?);
     let mut command = cargo_fuzz(context, "run", target, true)?;
-    // As few inputs as take all edges, however often; for each count of each edge there would be several times as many.
+    // As few inputs as cover all edges, however often. Covering each count of each edge would take several times as
+    // many.
     command.args([&seeds, &corpus]).args(["--", "-set_cover_merge=1", "-use_counters=0"]);
     command.args(["-timeout=10", "-max_len=4096"]);
     run(command.stderr(Stdio::null()), context.options.verbose)?;
-    // The same seeds make the same archive.
+    // The same seeds must make the same archive.
     let mut tar = Command::new("tar");
     tar.args(["--create", "--format=gnu", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"]);
     tar.args(["--mode=u=rwX,go=rX", "--use-compress-program=gzip -9n", "--file"]).arg(seeds_of(folder, target));
@@ -205,7 +206,7 @@ fn seeds_of(folder: &Path, target: &Fuzzed) -> PathBuf {
     folder.join("seeds").join(&target.name).with_extension("tar.gz")
 }
 
-/// A fresh folder with a target's seeds, none for a new target.
+/// Returns a fresh directory with a target's seeds. It is empty for a new target.
 fn unpacked_seeds(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<PathBuf> {
     let (archive, unpacked) = (seeds_of(folder, target), context.target().join("fuzz-seeds").join(&target.name));
     let _ = fs::remove_dir_all(&unpacked);
@@ -218,7 +219,7 @@ fn unpacked_seeds(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::
     Ok(unpacked)
 }
 
-/// Runs a command. What it says on standard error is returned, or shown if it fails.
+/// Runs a command. Returns its standard error, or shows it if the command fails.
 fn read_errors(command: &mut Command, verbose: bool) -> anyhow::Result<String> {
     crate::shell::announce(command, verbose);
     let output = command.stdin(Stdio::null()).output().context("cannot start cargo")?;
@@ -232,7 +233,7 @@ fn read_errors(command: &mut Command, verbose: bool) -> anyhow::Result<String> {
     Ok(said)
 }
 
-/// What libFuzzer's last lines say.
+/// Parses libFuzzer's last lines.
 fn told(said: &str) -> Told {
     let after = |line: &str, word: &str| {
         let rest = line.split_once(word)?.1.trim_start();

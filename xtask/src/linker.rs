@@ -60,7 +60,7 @@ fn build(context: &Context, llvm: u32, folder: &Path) -> anyhow::Result<()> {
     say!("building bpf-linker {VERSION} with LLVM {llvm} (once, about a minute)");
     let parent = folder.parent().context("the cache folder has no parent folder")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    // Another xtask may be building too, so build into a temporary folder and rename it.
+    // Another xtask may be building too, so build into a temporary directory and rename it.
     let scratch = parent.join(format!("bpf-linker-{VERSION}.{}.tmp", std::process::id()));
     let built = run_quietly(&mut install_command(llvm, &prefix, &scratch), context.options.verbose);
     let placed = built.and_then(|()| place(&scratch.join("install"), folder));
@@ -79,7 +79,8 @@ fn install_command(llvm: u32, prefix: &Path, scratch: &Path) -> Command {
         .env("LLVM_PREFIX", prefix)
         .env("CARGO_TARGET_DIR", scratch.join("target"))
         .env_remove("RUSTFLAGS")
-        // LLVM does its work. Optimized and with debug information, as it comes, it takes three times as long to build.
+        // LLVM does the work. With its default optimization and debug information, it takes three times as long to
+        // build.
         .envs([("OPT_LEVEL", "0"), ("DEBUG", "false"), ("CODEGEN_UNITS", "16")].map(profile))
         // Outside the workspace, so that its .cargo/config.toml does not apply.
         .current_dir("/");
@@ -92,8 +93,7 @@ fn profile((setting, value): (&str, &'static str)) -> (String, &'static str) {
 }
 
 fn place(installed: &Path, folder: &Path) -> anyhow::Result<()> {
-    // The existing folder is incomplete or of another version, or another xtask was faster, in which case its copy is
-    // used.
+    // The existing directory is incomplete or of another version. Or another xtask was faster; then its copy is used.
     let _ = fs::remove_dir_all(folder);
     match fs::rename(installed, folder) {
         Err(_) if is_right_version(&folder.join("bin/bpf-linker")) => Ok(()),
@@ -101,7 +101,8 @@ fn place(installed: &Path, folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The folder with LLVM's development files: from `LLVM_PREFIX`, this version's llvm-config, or Debian's default.
+/// Returns the directory with LLVM's development files: from `LLVM_PREFIX`, this version's llvm-config, or Debian's
+/// default.
 fn llvm_prefix(llvm: u32) -> Option<PathBuf> {
     let named = std::env::var_os("LLVM_PREFIX").map(PathBuf::from);
     let asked =
@@ -110,7 +111,7 @@ fn llvm_prefix(llvm: u32) -> Option<PathBuf> {
     [named, asked, usual].into_iter().flatten().find(|prefix| prefix.join("include/llvm-c/Core.h").is_file())
 }
 
-/// The package for the C++ library, if it is missing: bpf-linker links with that library, and cargo links with `cc`.
+/// Returns the package of the C++ library, if that is missing: bpf-linker links with it, and cargo links with `cc`.
 fn missing_cpp() -> Option<Package> {
     let found = on_path("cc").and_then(|cc| read(Command::new(cc).arg("-print-file-name=libstdc++.so")).ok());
     // If the compiler does not know the file, it prints the bare name.

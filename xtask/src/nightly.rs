@@ -1,10 +1,11 @@
-//! What needs a nightly toolchain: Rust's interpreter, and fuzzing with coverage.
+//! Support for what needs a nightly toolchain: Rust's interpreter, and fuzzing with coverage.
 
 use std::process::{Command, Stdio};
 
 use anyhow::bail;
 
-/// Fails with what to do unless rustup has a nightly toolchain on which `cargo SUBCOMMAND` runs, such as `miri`.
+/// Fails, with a message on what to do, unless rustup has a nightly toolchain on which `cargo SUBCOMMAND` runs, such as
+/// `miri`.
 pub fn require(subcommand: &str, components: &str) -> anyhow::Result<()> {
     if has(subcommand) {
         return Ok(());
@@ -23,7 +24,7 @@ pub fn has(subcommand: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The nightly's cargo, without the toolchain that a cargo that runs xtask hands on.
+/// Returns the nightly's cargo, without the toolchain variables that a cargo running xtask passes on.
 pub fn cargo() -> Command {
     let mut command = Command::new("cargo");
     command.arg("+nightly");

@@ -32,12 +32,12 @@ impl Package {
     }
 }
 
-/// Why packages cannot be installed on this machine, as far as can be known before trying.
+/// Returns why packages cannot be installed on this machine, as far as that is known before trying.
 pub fn refusal(context: &Context) -> Option<&'static str> {
     if on_path("apt-get").is_none() { Some("there is no apt-get") } else { context.privilege.refusal() }
 }
 
-/// Installs packages, and prints first which and why. Never removes a package: rustc-web, for example, conflicts with
+/// Installs packages, after printing which and why. Never removes a package: rustc-web, for example, conflicts with
 /// rustc.
 pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
     let missing: Vec<&Package> = packages.iter().filter(|package| !package.is_installed()).collect();

@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// The cargo that runs this xtask, else the one on the PATH.
+/// Returns the cargo that runs this xtask, or else the one on the PATH.
 pub fn host_cargo() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }

@@ -1,5 +1,5 @@
-//! Python packages that read heapbpf's output formats, or that its figures are compared with. Debian has none of these
-//! versions, so they are installed into a virtual environment.
+//! Python packages that read heapbpf's output formats, or whose figures are compared with heapbpf's. Debian does not
+//! have these versions, so they are installed into a virtual environment.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use crate::packages::{self, Package};
 use crate::programs::is_executable;
 use crate::shell::{run_quietly, say};
 
-/// PyPI's packages for the tests of the formats and of Python stacks. (Without pyspark, which takes half a gigabyte: its test prints that it
-/// is skipped.)
+/// PyPI packages for the tests of formats and of Python stacks. pyspark is left out because it takes half a gigabyte;
+/// its test reports that it is skipped.
 const PACKAGES: [&str; 8] = [
     "perfetto==0.59.1",
     "protobuf==7.36.2",

@@ -37,7 +37,7 @@ impl Privilege {
         }
     }
 
-    /// The reason why steps cannot run as root, if so.
+    /// Returns why steps cannot run as root, if they cannot.
     pub fn refusal(self) -> Option<&'static str> {
         match self {
             Self::No(reason) => Some(reason),
@@ -45,7 +45,7 @@ impl Privilege {
         }
     }
 
-    /// A command that runs as root with these variables set (sudo would drop them). Prints its purpose.
+    /// Returns a command that runs as root with these variables set (sudo would drop them). Prints its purpose.
     pub fn command<'a>(
         self,
         purpose: &str,

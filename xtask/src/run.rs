@@ -1,4 +1,4 @@
-//! `cargo xtask run`: heapbpf itself, or a five-second demonstration on a program with a leak.
+//! `cargo xtask run`: runs heapbpf itself, or a five-second demonstration on a program with a leak.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -28,11 +28,11 @@ pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
     Err(error).with_context(|| format!("cannot start {}", describe(&command)))
 }
 
-/// heapbpf's subcommands; any other first word is a program to start.
+/// Subcommands that are passed to heapbpf as they are. Any other first word is a program to start.
 const COMMANDS: [&str; 8] = ["record", "report", "diff", "merge", "plan", "doctor", "serve", "help"];
 
-/// The user's arguments as heapbpf expects them. The `--` of `cargo xtask run -- python3 script.py` ends xtask's
-/// options, and heapbpf needs a `--` of its own before a program to start.
+/// Returns the user's arguments as heapbpf expects them. The `--` of `cargo xtask run -- python3 script.py` ends
+/// xtask's options, and heapbpf needs another `--` before a program to start.
 fn heapbpf_arguments(args: &[OsString]) -> Vec<&OsStr> {
     let is_program = args
         .first()
@@ -41,7 +41,7 @@ fn heapbpf_arguments(args: &[OsString]) -> Vec<&OsStr> {
     is_program.then_some(OsStr::new("--")).into_iter().chain(args.iter().map(OsString::as_os_str)).collect()
 }
 
-/// heapbpf, run as root if possible. Otherwise it runs as this user and reports which capability it lacks.
+/// Returns heapbpf, run as root if possible. Otherwise it runs as this user and reports which capability it lacks.
 fn as_root(context: &Context, binary: &Path) -> anyhow::Result<Command> {
     if let Some(reason) = context.privilege.refusal() {
         say!("running heapbpf without root: {reason}");

@@ -1,5 +1,5 @@
-//! Runs other programs. Commands are printed with `-v` and always checked; output is hidden where the caller asks for
-//! it.
+//! Runs other programs. Commands are printed with `-v` and always checked. Output is hidden if the caller asks for
+//! that.
 
 use std::process::{Child, Command, Output, Stdio};
 
@@ -11,12 +11,12 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Runs a command with the user's terminal; fails unless it succeeds.
+/// Runs a command on the user's terminal. Fails unless it succeeds.
 pub fn run(command: &mut Command, verbose: bool) -> anyhow::Result<()> {
     if succeeds(command, verbose)? { Ok(()) } else { bail!("this command failed: {}", describe(command)) }
 }
 
-/// Runs a command with the user's terminal and returns whether it succeeded; fails only if it could not be started.
+/// Runs a command on the user's terminal. Returns whether it succeeded. Fails only if it cannot be started.
 pub fn succeeds(command: &mut Command, verbose: bool) -> anyhow::Result<bool> {
     announce(command, verbose);
     let status = command.status().with_context(|| format!("cannot start {}", describe(command)))?;
@@ -36,7 +36,7 @@ pub fn run_quietly(command: &mut Command, verbose: bool) -> anyhow::Result<()> {
     bail!("this command failed ({}): {}", output.status, describe(command))
 }
 
-/// The standard output of a command, if it succeeds.
+/// Returns the standard output of a command, if it succeeds.
 pub fn read(command: &mut Command) -> anyhow::Result<String> {
     let output = capture(command)?;
     if !output.status.success() {

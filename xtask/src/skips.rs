@@ -1,5 +1,5 @@
-//! What the tests skipped, and why: listed at the end of `cargo xtask test`. In CI a skip that `.ci/allowed-skips` does not
-//! expect is a failure: tests that nobody runs say nothing.
+//! Lists which tests were skipped, and why, at the end of `cargo xtask test`. In CI, a skip that `.ci/allowed-skips`
+//! does not expect is a failure: a test that is never run proves nothing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,10 +11,10 @@ use anyhow::Context as _;
 use crate::context::Context;
 use crate::shell::say;
 
-/// The variable that names the file in which tests say what they skip (`heapbpf_testing::skipped`).
+/// The variable that names the file to which tests write what they skip (`heapbpf_testing::skipped`).
 const VARIABLE: &str = "HEAPBPF_SKIPPED";
 
-/// The skips that CI accepts, in the workspace.
+/// The list of skips that CI accepts, in the workspace.
 const ALLOWED: &str = ".ci/allowed-skips";
 
 /// A test, or a part of one, that did not run.
@@ -34,15 +34,16 @@ impl Skip {
 /// The skips of one run.
 pub struct Skips {
     file: PathBuf,
-    /// What xtask itself left out.
+    /// What xtask itself skipped.
     own: BTreeSet<Skip>,
 }
 
 impl Skips {
-    /// Nothing is skipped yet. The file has this name in the target folder; a run that another one started has its own.
+    /// Creates an empty list. The file has this name in the target directory. A run that was started by another run has
+    /// a different file.
     ///
     /// # Errors
-    /// The target folder cannot be written.
+    /// The target directory cannot be written.
     pub fn begin(context: &Context, name: &str) -> anyhow::Result<Self> {
         let folder = context.target();
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -51,12 +52,12 @@ impl Skips {
         Ok(Self { file, own: BTreeSet::new() })
     }
 
-    /// Has the tests of a command say what they skip.
+    /// Makes the tests of a command report what they skip.
     pub fn listen<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.env(VARIABLE, &self.file)
     }
 
-    /// Notes what xtask itself leaves out.
+    /// Records something that xtask itself skips.
     pub fn note(&mut self, what: impl Into<String>, why: impl Into<String>) {
         self.own.insert(Skip { test: what.into(), why: why.into().replace('\n', " ") });
     }
@@ -89,13 +90,13 @@ impl Skips {
     }
 }
 
-/// Whether this is a run whose result nobody reads line by line.
+/// Whether this is a CI run, whose output is not read line by line.
 fn in_ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
 }
 
-/// The skips that no line of the list of allowed ones expects. A line is `TEST: part of the reason`, where `*` is any test;
-/// a part that is empty would allow everything and is an error.
+/// Returns the skips that no line of the allowed list expects. A line is `TEST: part of the reason`, where `*` is any
+/// test. An empty part would allow everything and is an error.
 fn unexpected<'a>(skips: &'a BTreeSet<Skip>, allowed: &str) -> anyhow::Result<Vec<&'a Skip>> {
     let mut expected = Vec::new();
     for line in allowed.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {

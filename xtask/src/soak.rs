@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: a long recording of a mixed load, which is a test in `tests/tests/alone/long/soak.rs`.
+//! `cargo xtask soak`: a long recording of a mixed load. It is a test in `tests/tests/alone/long/soak.rs`.
 
 use std::ffi::OsStr;
 
@@ -18,7 +18,7 @@ pub struct Selection {
     every: f64,
 }
 
-/// Runs it, and shows what was measured; fails if memory grows or estimates drift.
+/// Runs it, and shows what was measured. Fails if memory grows or estimates drift.
 pub fn soak(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     let (minutes, every) = (selection.minutes.to_string(), selection.every.to_string());
     let variables = [("HEAPBPF_SOAK_MINUTES", OsStr::new(&minutes)), ("HEAPBPF_SOAK_EVERY", OsStr::new(&every))];

@@ -1,4 +1,4 @@
-//! Chooses the rustc that compiles the BPF programs: a survey of the machine, and a pure choice from the result.
+//! Chooses the rustc that compiles the BPF programs: surveys the machine, then makes a pure choice from the result.
 
 use std::env;
 use std::fmt;
@@ -74,7 +74,7 @@ impl Compiler {
         self.release.contains("nightly")
     }
 
-    /// The cargo next to this rustc, else the host's.
+    /// Returns the cargo next to this rustc, or else the host's.
     pub fn cargo(&self) -> PathBuf {
         let beside = self.rustc.with_file_name("cargo");
         if is_executable(&beside) { beside } else { host_cargo() }
@@ -106,7 +106,7 @@ pub struct Findings {
 /// What to do to get a rustc for BPF.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// Use this one as it is.
+    /// Use this compiler as it is.
     Use(Compiler),
     /// Install Debian's packages, then survey the machine again.
     Packages,
@@ -242,7 +242,7 @@ fn compilers() -> anyhow::Result<Vec<Compiler>> {
     }));
     let others = others.chain([(PathBuf::from("/usr/bin/rustc"), Origin::Distribution)]);
     for (rustc, origin) in others.filter(|(rustc, _)| is_executable(rustc)) {
-        // A broken toolchain that nobody requested is skipped. The current toolchain appears again under its own name,
+        // A broken toolchain that was not requested is skipped. The current toolchain appears again under its own name,
         // which is the name that rustup expects.
         if let Ok(compiler) = inspect(&rustc, origin) {
             found.push(compiler);
@@ -291,7 +291,7 @@ fn inspect(rustc: &Path, origin: Origin) -> anyhow::Result<Compiler> {
 /// The rustc that compiles for this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// The folder that contains its libraries and its own tools.
+    /// The directory that contains its libraries and its own tools.
     pub sysroot: PathBuf,
     /// The machine's target triple.
     pub triple: String,

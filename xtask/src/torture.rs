@@ -1,4 +1,4 @@
-//! `cargo xtask torture`: a table of faults, each a test in `tests/tests` that is repeated, and what was seen of it.
+//! `cargo xtask torture`: a table of faults and results. Each fault is a test in `tests/tests` that is repeated.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -31,7 +31,7 @@ pub struct Selection {
     list: bool,
 }
 
-/// Something that is done to heapbpf or to a target.
+/// A fault injected into heapbpf or a target.
 struct Row {
     /// Name on the command line.
     name: &'static str,
@@ -39,26 +39,26 @@ struct Row {
     fault: &'static str,
     /// What must hold.
     promised: &'static str,
-    /// File of the test, without its ending, below its program's name.
+    /// File of the test, without extension, below its program's name.
     file: &'static str,
     /// Name of the test.
     test: &'static str,
-    /// The variable that tells the test how often; `None`: it is run as often.
+    /// The variable that tells the test how often to repeat the fault. `None`: the test itself is repeated.
     times_variable: Option<&'static str>,
-    /// How often.
+    /// Number of repetitions.
     times: u32,
-    /// How often in a short round.
+    /// Number of repetitions in a short round.
     times_quick: u32,
-    /// Seconds that the state lasts, if that matters; not in a short round.
+    /// How many seconds the state lasts, if that matters. Not used in a short round.
     seconds: Option<u32>,
 }
 
-/// The variable of the tests that are rows and nothing else.
+/// The variable of tests that exist only for this table.
 const TIMES: &str = "HEAPBPF_TORTURE_TIMES";
 const TORTURE: &str = "alone/long/torture";
 const TARGETS: &str = "alone/long/torture_targets";
 const FLOODS: &str = "alone/long/floods";
-/// Threads of the row that has many, but in a short round.
+/// Number of threads of the row with many threads, except in a short round.
 const THREADS: &str = "10000";
 
 const ROW: Row = Row {
@@ -73,7 +73,7 @@ const ROW: Row = Row {
     seconds: None,
 };
 
-/// A case that does not repeat itself.
+/// A test that does not repeat the fault itself.
 const CASE: Row = Row { times_variable: None, ..ROW };
 
 const ROWS: &[Row] = &[
@@ -483,7 +483,7 @@ const ROWS: &[Row] = &[
     },
 ];
 
-/// What a row saw.
+/// The result of a row.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     fault: String,
@@ -498,7 +498,7 @@ impl Row {
         selection.times.unwrap_or(if selection.quick { self.times_quick } else { self.times })
     }
 
-    /// Runs it, and returns what it saw; the flag is whether all was as promised.
+    /// Runs the row. Returns its results, and whether everything was as promised.
     fn run(&self, context: &Context, selection: &Selection, file: &Path) -> anyhow::Result<(Vec<Seen>, bool)> {
         let times = self.times(selection).to_string();
         let seconds = self.seconds.filter(|_| !selection.quick).map(|seconds| seconds.to_string());
@@ -524,7 +524,7 @@ impl Row {
         Ok((self.seen(&text, succeeded, &times), succeeded))
     }
 
-    /// What a row saw, by the lines that its test wrote.
+    /// Returns the row's results, from the lines that its test wrote.
     fn seen(&self, text: &str, succeeded: bool, times: &str) -> Vec<Seen> {
         let seen = |[fault, hook, times, what]: [&str; 4]| Seen {
             fault: fault.into(),
@@ -541,14 +541,14 @@ impl Row {
         if !succeeded {
             found.push(seen([self.fault, "", times, "**not as promised**: the test's message is above"]));
         } else if found.is_empty() {
-            // A test that has another purpose as well, and writes no line.
+            // A test that also has another purpose writes no line.
             found.push(seen([self.fault, "", times, "as promised"]));
         }
         found
     }
 }
 
-/// Runs the rows and prints their table; the exit code is a failure if one of them was not as promised.
+/// Runs the rows and prints their table. The exit code is a failure if one of them was not as promised.
 pub fn torture(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
     let chosen = |row: &&Row| selection.row.as_ref().is_none_or(|name| row.name.starts_with(name.as_str()));
     let rows: Vec<&Row> = ROWS.iter().filter(chosen).collect();
@@ -577,7 +577,7 @@ pub fn torture(context: &Context, selection: &Selection) -> anyhow::Result<ExitC
     Ok(if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The table as docs/reliability.md has it.
+/// Returns the table in the format of docs/reliability.md.
 fn markdown(table: &[Seen]) -> String {
     let mut text = "| fault | hook | times | promised | seen |\n|---|---|---|---|---|\n".to_owned();
     for Seen { fault, hook, times, promised, what } in table {

@@ -1,6 +1,7 @@
 //! `cargo xtask web`: checks, tests and bundles the web page. The bundle is committed, so that nobody else needs node.
 //!
-//! The page's first comment has a hash of its sources, which is checked without node: `cargo xtask web --check`.
+//! The page's first comment has a hash of its sources. `cargo xtask web --check` compares it without node, and also
+//! rebuilds the page if npm is installed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,16 +13,17 @@ use anyhow::{Context as _, bail, ensure};
 use crate::context::Context;
 use crate::shell::{run, run_quietly, say};
 
-/// Most bytes of the page, compressed.
+/// Maximum size of the compressed page, bytes.
 const MOST_COMPRESSED: usize = 200 << 10;
 
-/// What the page is made of, in `web/`.
+/// The sources of the page, in `web/`.
 const SOURCES: &[&str] = &["src", "build.mjs", "package.json", "package-lock.json", "tsconfig.json"];
 
-/// Makes the page; with `check`, only says whether the committed one is that of its sources.
+/// Makes the page. With `check`, only compares it with the committed one: by the hash of its sources, and by its
+/// content if npm is installed.
 ///
 /// # Errors
-/// A check or test failed, or the committed page is another.
+/// A check or test failed, or the committed page is different.
 pub fn web(context: &Context, check: bool) -> anyhow::Result<()> {
     let folder = context.root.join("web");
     let page = folder.join("dist/page.html");
@@ -73,7 +75,7 @@ fn stamp(hash: &str) -> String {
     format!("<!-- Made by `cargo xtask web` from sources with the hash {hash}. -->\n")
 }
 
-/// The hash of all sources, by their paths: git's, as everybody has it.
+/// Returns the hash of all sources, by their paths. It is git's hash, because everybody has git.
 fn hash(folder: &Path) -> anyhow::Result<String> {
     let mut files = BTreeMap::new();
     for name in SOURCES {

@@ -6,7 +6,7 @@ use std::path::Path;
 use heapbpf_host::process::CommGlob;
 use heapbpf_profile::model::{Process, Profile};
 
-/// The fields of a filter, as they are told to users.
+/// The fields of a filter, as users see them.
 pub const KEYS: &str = "pid, comm, cgroup, container, pod and unit";
 
 /// A filter on processes. A field that is `None` excludes no process.
@@ -34,7 +34,7 @@ impl Filter {
     /// Sets the field `key` ([`KEYS`]). Returns whether the key is known.
     ///
     /// # Errors
-    /// Says what is wrong with the value.
+    /// Describes what is wrong with the value.
     pub fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
         let once = |set: bool| if set { Err(format!("{key} may be given once")) } else { Ok(()) };
         match key {
@@ -97,7 +97,7 @@ impl Filter {
     }
 }
 
-/// The part of a profile about the processes that pass all filters.
+/// The part of a profile for the processes that pass all filters.
 pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
     let mut number_of = vec![None; profile.processes.len()];
     let mut processes = Vec::new();
@@ -125,8 +125,8 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
     part
 }
 
-/// The part of a profile that passes `filter`, for a client that may see `scope`. Notes and counters describe all
-/// processes, and modules are files of all of them, so only a client that may see everything gets them.
+/// The part of a profile that passes `filter`, for a client that may see `scope`. Notes, counters and modules describe
+/// all processes, so only a client that may see everything gets all of them.
 pub fn shown<'a>(profile: &'a Profile, scope: &Filter, filter: &Filter) -> Cow<'a, Profile> {
     if scope.is_everything() && filter.is_everything() && profile.header.live == profile.knows_some_inuse() {
         return Cow::Borrowed(profile);

@@ -1,6 +1,6 @@
 //! Who may read which profiles: the parameters of a request, the filter that they make, and tokens with their scopes.
 
-// They panic if nobody reads what they print.
+// These macros panic if their reader has closed the pipe.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod filter;
@@ -10,6 +10,6 @@ pub mod tokens;
 #[cfg(test)]
 mod fuzzed;
 
-// What is shared with fuzz targets names the crate.
+// The code shared with the fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_access;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::filter::{Filter, KEYS};
 
-/// Longest time that a difference may cover, in seconds.
+/// Maximum time that a difference may cover, in seconds.
 pub const MOST_SECONDS: u64 = 3600;
 
 /// Parameters of a request.
@@ -12,7 +12,7 @@ pub const MOST_SECONDS: u64 = 3600;
 pub struct Parameters {
     /// Which processes to include.
     pub filter: Filter,
-    /// Report the difference over this time, instead of everything since the start.
+    /// Report the difference over this time instead of everything since the start.
     pub seconds: Option<Duration>,
     /// How the profile is encoded.
     pub format: ProfileFormat,
@@ -24,7 +24,7 @@ pub enum ProfileFormat {
     /// pprof, compressed.
     #[default]
     Pprof,
-    /// JSON with all that is known, compressed: intervals, lifetimes, what was lost.
+    /// JSON with everything that is known, compressed: intervals, lifetimes, losses.
     Json,
 }
 
@@ -70,7 +70,7 @@ impl Parameters {
     }
 }
 
-/// Takes a parameter of an endpoint of its own out of the pairs; the first, if it is there twice.
+/// Removes the first parameter with this key from the pairs and returns its value.
 pub fn taken(pairs: &mut Vec<(String, String)>, key: &str) -> Option<String> {
     let index = pairs.iter().position(|(name, _)| name == key)?;
     Some(pairs.remove(index).1)

@@ -29,7 +29,7 @@ pub enum TokenError {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// Other users can read it, and so use the tokens.
+    /// Other users can read it and so use the tokens.
     #[error("the token file {path} can be read by others (mode {mode:03o}): chmod 600 {path}")]
     Public {
         /// The file.
@@ -86,10 +86,10 @@ impl Tokens {
         if tokens.0.is_empty() { Err(unfit("has no token")) } else { Ok(tokens) }
     }
 
-    /// The tokens of a file's text.
+    /// Parses the text of a token file.
     ///
     /// # Errors
-    /// A line, counted from 1, and what is wrong with it, without the token.
+    /// Returns a line, counted from 1, and what is wrong with it. The message does not contain the token.
     pub fn parse(text: &str) -> Result<Self, (usize, String)> {
         let mut tokens = Vec::new();
         for (line, text) in (1..).zip(text.lines()) {
@@ -113,9 +113,10 @@ impl Tokens {
         Ok(Self(tokens))
     }
 
-    /// The number of a token, below [`Self::count`], and what its bearer may see. `None` if the token is unknown.
+    /// Returns the number of a token, below [`Self::count`], and what its bearer may see. `None` if the token is
+    /// unknown.
     pub fn scope(&self, token: &str) -> Option<(usize, &Filter)> {
-        // Compare with every token in constant time, so that the time does not reveal where they differ.
+        // Compare with every token in constant time, so that timing reveals nothing about the tokens.
         let mut found = None;
         for (number, (known, filter)) in self.0.iter().enumerate() {
             if bool::from(known.ct_eq(token.as_bytes())) {
@@ -130,7 +131,7 @@ impl Tokens {
         self.0.first().and_then(|(token, _)| std::str::from_utf8(token).ok())
     }
 
-    /// How many tokens there are.
+    /// The number of tokens.
     pub const fn count(&self) -> usize {
         self.0.len()
     }

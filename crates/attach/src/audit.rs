@@ -1,19 +1,19 @@
-//! The audit of a file: what of its plan is, or would be, hooked.
+//! The audit of a file: what of its plan is hooked, or would be.
 
 use std::collections::BTreeMap;
 
 use heapbpf_audit::{AttachEntry, FileAudit, LinkKind, Missing};
 use heapbpf_probes::{AllocatorFile, EndSeen, ReturnProbe};
 
-/// Why a function is a risk without session links, and with them under a condition.
+/// Why a function is a risk without session links, and a conditional risk with them.
 const MAY_SWITCH: &str = "it may call code that switches to another stack before it returns, and its returns cannot all \
                           be read off its code: the awaited return would end the program";
-/// What is not known of a function that may throw and whose returns are not probed.
+/// What is unknown about a function that may throw and whose returns are not probed.
 const RESULT_UNSEEN: &str = "it may throw, and its returns cannot be read off its code: sampled calls count as \
                              successful, and whether their blocks are in use stays unknown";
 
-/// The audit of a file that is hooked with links of kind `link`. `frees`: whether freeing functions are hooked. `refused`:
-/// instructions (file offsets) that the kernel accepts no probe on, with its error.
+/// The audit of a file that is hooked with links of kind `link`. `frees` says whether freeing functions are hooked.
+/// `refused` lists instructions (file offsets) where the kernel refuses a probe, with its error.
 pub(super) fn file_audit(
     file: &str,
     plan: &AllocatorFile,
@@ -53,7 +53,8 @@ pub(super) fn file_audit(
             function: site.function.clone(),
             offset,
             kind: site.kind,
-            // A session link also probes the return, which a freeing function does not need, and others do not bear.
+            // A session link also probes the return. Freeing functions do not need that, and some other functions do
+            // not tolerate it.
             link: match link {
                 LinkKind::Session if !site.return_needed || end != EndSeen::Returning => LinkKind::Multi,
                 link => link,

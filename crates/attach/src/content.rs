@@ -1,4 +1,4 @@
-//! Whether a file is what it was: by its attributes, and by what the kernel tells of writes to it.
+//! Detects whether a file has changed, by its attributes and by the kernel's notifications of writes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
 use crate::files::FileKey;
 
-/// The content of a file, as far as that can be told without reading it.
+/// The state of a file's content, as far as it is known without reading the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Content {
     device: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Content {
 }
 
 impl Content {
-    /// That of an open file.
+    /// Reads the state of an open file.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let data = file.metadata()?;
         Ok(Self {
@@ -34,18 +34,20 @@ impl Content {
         })
     }
 
-    /// Whether a file is the same that had this device and inode. Through an overlay mount it has others.
+    /// Whether a file is the same and unchanged, if it had this device and inode before. Through an overlay mount it
+    /// has others.
     pub(crate) fn is_unchanged(&self, now: &Self) -> bool {
         self.is_unwritten(now) && self.changed == now.changed
     }
 
-    /// Whether a file that has been open ever since has not been written to. New names or owners change nothing in it.
+    /// Whether a file that has been open ever since has not been written to. New names or owners do not change its
+    /// content.
     pub(crate) fn is_unwritten(&self, now: &Self) -> bool {
         (self.bytes, self.modified) == (now.bytes, now.modified)
     }
 }
 
-/// Tells which of some files are written to. Without a descriptor for it, none is told.
+/// Reports which of some files are written to. If there is no descriptor for it, nothing is reported.
 #[derive(Debug)]
 pub(crate) struct Watch {
     inotify: Option<OwnedFd>,
@@ -53,17 +55,17 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// No file is watched yet.
+    /// Creates a watch without any files.
     pub(crate) fn new() -> Self {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
         let inotify = inotify.inspect_err(|error| log::info!("no file can be watched for writes: {error}")).ok();
         Self { inotify, watched: HashMap::new() }
     }
 
-    /// Has the next write to a file told.
+    /// Watches for the next write to a file.
     pub(crate) fn add(&mut self, key: FileKey, file: &File) {
         let Some(inotify) = &self.inotify else { return };
-        // Whatever became of its path.
+        // Works whatever has become of the file's path.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         match inotify::add_watch(inotify, path, WatchFlags::MODIFY | WatchFlags::ONESHOT) {
             Ok(watch) => _ = self.watched.insert(watch, key),
@@ -71,20 +73,21 @@ impl Watch {
         }
     }
 
-    /// Watches some files no longer.
+    /// Stops watching some files.
     pub(crate) fn remove(&mut self, gone: &[FileKey]) {
         let Some(inotify) = &self.inotify else { return };
         self.watched.retain(|watch, key| {
             let stays = !gone.contains(key);
-            // It may have been told, and be gone.
+            // The watch may have fired, and no longer exist.
             let _ = stays || inotify::remove_watch(inotify, *watch).is_ok();
             stays
         });
     }
 
-    /// The files that were written to since the last call; all, if the kernel cannot tell which.
+    /// Returns the files that were written to since the last call, or all files if the kernel has lost track.
     pub(crate) fn written(&mut self) -> Vec<FileKey> {
-        // It is asked before each mapping of the host, and where all is hooked inline there is nothing to ask for.
+        // This runs before each mapping event of the host is handled. Where everything is hooked inline, no file is
+        // watched, and the read is saved.
         let Some(inotify) = self.inotify.as_ref().filter(|_| !self.watched.is_empty()) else { return Vec::new() };
         let mut buffer = [MaybeUninit::uninit(); 1024];
         let mut events = Reader::new(inotify, &mut buffer);

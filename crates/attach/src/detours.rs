@@ -1,10 +1,11 @@
-//! Leads interpreters around copies of their object allocator's functions.
+//! Redirects interpreters away from copies of their object allocator's functions.
 //!
-//! A compiler that optimizes by profiles lets callers run copies of these functions as long as the interpreter's table of
-//! allocators has their addresses. So the table is given other addresses, of jumps to the same functions: these are written into
-//! unused bytes behind the interpreter's code, in the memory of the process alone. Whichever pointer a thread has read, old or
-//! new, leads to the same function, now and after we are gone, so nothing can go wrong at any moment. The pointers are put back at
-//! the end; the jumps stay, because somebody may have kept their addresses.
+//! A compiler that optimizes with profiles lets callers run copies of these functions as long as the interpreter's
+//! table of allocators contains their addresses. So the table gets other addresses: those of jumps to the same
+//! functions. The jumps are written into unused bytes behind the interpreter's code, only in the memory of the process.
+//! Whichever pointer a thread has read, old or new, it leads to the same function, now and after heapbpf has exited, so
+//! nothing can go wrong at any moment. The pointers are restored at the end. The jumps stay, because their addresses
+//! may have been saved somewhere.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,33 +17,33 @@ use heapbpf_remote::{Error, Target, Word};
 use crate::inline::{self, Refused, forbidden};
 use crate::stop_limit;
 
-/// Bytes of a word.
+/// Bytes per word.
 const WORD_BYTES: u64 = 8;
-/// Most bytes of an interpreter's variables that are looked through. 3.13 has one and a half million.
+/// Maximum number of bytes of an interpreter's variables to search. Python 3.13 has one and a half million.
 const MOST_DATA_BYTES: u64 = 64 << 20;
-/// Most tables that are changed. There are two, and copies of debug hooks and of tracemalloc.
+/// Maximum number of tables to change. There are two, plus copies made by debug hooks and by tracemalloc.
 const MOST_TABLES: usize = 12;
 
-/// Where the table of an interpreter leads in a process.
+/// Where an interpreter's table points in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leads {
     /// To the functions of the object allocator.
     There,
-    /// To jumps that we have written.
+    /// To our jumps.
     Around,
     /// To the functions that call malloc (`PYTHONMALLOC=malloc`).
     ToMalloc,
-    /// To other functions of the interpreter, such as debug hooks and tracemalloc. These call the functions by a pointer of
-    /// theirs.
+    /// To other functions of the interpreter, such as debug hooks and tracemalloc. These call the functions through a
+    /// pointer of their own.
     ToWrappers,
     /// Out of the interpreter.
     Elsewhere,
-    /// Nowhere yet: the loader has not filled it in.
+    /// Nowhere yet: the loader has not filled in the table.
     Nowhere,
 }
 
 impl Leads {
-    /// Why objects of the interpreter are not counted; `None` if they can be.
+    /// Why objects of the interpreter are not counted. `None` if they can be.
     pub const fn why_not(self) -> Option<&'static str> {
         match self {
             Self::There | Self::Around | Self::ToWrappers => None,
@@ -53,11 +54,11 @@ impl Leads {
     }
 }
 
-/// Whether objects of the Python interpreter in a file would be counted inside a process that is hooked inline. Nothing is done to it.
-/// `pid`: `None` for a program that does not run yet.
+/// Checks whether objects of the Python interpreter in a file would be counted in a process that is hooked inline.
+/// Changes nothing in the process. `pid` is `None` for a program that is not running yet.
 ///
 /// # Errors
-/// Why not.
+/// The reason why they would not be counted.
 pub fn check_objects(pid: Option<u32>, (path, file): (&str, &File)) -> Result<(), String> {
     let table = object_table(file, path).ok_or_else(|| Runtime::Python.missing().why)?;
     let table = table.map_err(|why| format!("{path}: {why}"))?;
@@ -68,32 +69,33 @@ pub fn check_objects(pid: Option<u32>, (path, file): (&str, &File)) -> Result<()
     leads.why_not().map_or(Ok(()), |why| Err(why.to_owned()))
 }
 
-/// Why an interpreter is not led around the copies.
+/// Why an interpreter is not redirected.
 #[derive(Debug, thiserror::Error)]
 pub enum NotLed {
     /// Its memory cannot be read.
     #[error("its memory cannot be read: {0}")]
     Unread(#[from] std::io::Error),
-    /// There is no room for the jumps.
+    /// There is no space for the jumps.
     #[error("there are no unused bytes behind its code")]
     NoRoom,
-    /// Nothing may be written into it.
+    /// A rule forbids writing into the process.
     #[error(transparent)]
     Forbidden(#[from] Box<Refused>),
-    /// It cannot be stopped, or the kernel refuses.
+    /// The process cannot be stopped, or the kernel refuses.
     #[error(transparent)]
     Stop(#[from] Error),
 }
 
-/// The interpreters that are led around the copies.
+/// The interpreters that are redirected.
 #[derive(Debug, Default)]
 pub struct Detours {
-    /// Pointers to be put back, by process.
+    /// Pointers to restore, by process.
     made: HashMap<u32, Vec<Word>>,
 }
 
 impl Detours {
-    /// Looks where the table of an interpreter leads in a process. `bias`: address in the process less address in the file.
+    /// Finds out where an interpreter's table points in a process. `bias` is the address in the process minus the
+    /// address in the file.
     ///
     /// # Errors
     /// Its memory cannot be read.
@@ -109,25 +111,25 @@ impl Detours {
             _ if Some(found) == around => Leads::Around,
             _ if table.raw.is_some_and(|raw| raw[0] == found) => Leads::ToMalloc,
             _ if table.code.iter().any(|code| code.contains(&found)) => Leads::ToWrappers,
-            // What the linker has written there, or nothing.
+            // The value that the linker has written, or zero.
             _ if u64::from_le_bytes(bytes) == 0 || u64::from_le_bytes(bytes) == table.functions[0] => Leads::Nowhere,
             _ => Leads::Elsewhere,
         })
     }
 
-    /// The same, of tables that lead to the functions themselves: if there are none, nothing is done.
+    /// Like [`Self::lead`], but does nothing if no table points to the functions themselves.
     ///
     /// # Errors
-    /// [`NotLed`]. The process runs on as before.
+    /// [`NotLed`]. The process continues as before.
     pub fn lead_if_there(&mut self, pid: u32, table: &ObjectTable, bias: u64) -> Result<(), NotLed> {
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         if tables(&memory, table, bias)?.is_empty() { Ok(()) } else { self.lead(pid, table, bias) }
     }
 
-    /// Leads the interpreter of a process around the copies.
+    /// Redirects the interpreter of a process away from the copies.
     ///
     /// # Errors
-    /// [`NotLed`]. The process runs on as before.
+    /// [`NotLed`]. The process continues as before.
     pub fn lead(&mut self, pid: u32, table: &ObjectTable, bias: u64) -> Result<(), NotLed> {
         forbidden::check(pid).map_err(Box::new)?;
         let detours = table.detours().ok_or(NotLed::NoRoom)?;
@@ -140,7 +142,7 @@ impl Detours {
         for detour in detours {
             let (address, code) = (detour.address.wrapping_add(bias), u64::from_le_bytes(Detour::CODE));
             let (before, to) = (read(address)?, detour.word().wrapping_add(bias));
-            // One that is there already may lead to our code.
+            // A jump that already exists may lead to our hook code.
             if before != code {
                 words.push(word(to, read(to)?, detour.function.wrapping_add(bias)));
                 words.push(word(address, before, code));
@@ -167,22 +169,22 @@ impl Detours {
         Ok(())
     }
 
-    /// A child has the memory of its parent.
+    /// Copies the state of a parent to its child, which has a copy of the parent's memory.
     pub fn inherit(&mut self, parent: u32, child: u32) {
         if let Some(made) = self.made.get(&parent).cloned() {
             self.made.insert(child, made);
         }
     }
 
-    /// A process has ended, or runs another program.
+    /// Forgets a process that has exited or runs another program.
     pub fn forget(&mut self, pid: u32) {
         self.made.remove(&pid);
     }
 
-    /// Puts all pointers back.
+    /// Restores all pointers.
     pub fn release_all(&mut self) {
         for (pid, mut pointers) in self.made.drain() {
-            // The interpreter may have changed some itself since.
+            // The interpreter may have changed some of them itself.
             let memory = File::open(format!("/proc/{pid}/mem"));
             pointers.retain(|pointer| {
                 let mut bytes = [0; WORD_BYTES as usize];
@@ -204,7 +206,7 @@ impl Drop for Detours {
     }
 }
 
-/// Addresses of the tables in the interpreter's data that lead to the functions.
+/// Addresses of the tables in the interpreter's data that point to the functions.
 fn tables(memory: &File, table: &ObjectTable, bias: u64) -> std::io::Result<Vec<u64>> {
     let mut found = Vec::new();
     for range in &table.data {

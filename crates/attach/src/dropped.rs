@@ -1,13 +1,13 @@
-//! Mappings of a process that are not kept because there are too many, for its audit.
+//! Describes, for a process's audit, the mappings that were not kept because there are too many.
 
 use heapbpf_audit::Missing;
 use heapbpf_host::mappings::{AddressSpace, Dropped, MAX_MAPPINGS};
 use heapbpf_host::modules::ModuleTable;
 
-/// Most files that are named.
+/// Maximum number of files to name.
 const MOST_NAMES: usize = 3;
 
-/// What is missing of an address space, by the kind of mapping, and what that means.
+/// What is missing from an address space, by the kind of mapping, and what that means.
 pub fn dropped_mappings(space: &AddressSpace, modules: &ModuleTable) -> Vec<Missing> {
     let Dropped { anonymous, files, replaced } = space.dropped();
     let mut missing = Vec::new();
@@ -24,7 +24,7 @@ pub fn dropped_mappings(space: &AddressSpace, modules: &ModuleTable) -> Vec<Miss
     missing
 }
 
-/// The first files of which mappings are missing, in brackets.
+/// The first files with missing mappings, in brackets.
 fn names(space: &AddressSpace, modules: &ModuleTable) -> String {
     let files = space.files_only();
     let named = files.iter().filter_map(|module| modules.get(*module)).take(MOST_NAMES);

@@ -15,14 +15,15 @@ use heapbpf_probes::{
 
 use crate::content::Content;
 
-/// Files of at least this size are worth a thread, and are examined one at a time: one of 150 MB takes a quarter of a second
-/// and 40 MiB.
+/// Files of at least this size are examined on a separate thread, one at a time: a file of 150 MB takes a quarter of a
+/// second and 40 MiB.
 const LARGE_BYTES: u64 = 8 << 20;
 
-/// Most files that are known. More are forgotten, if nothing in them is missed, and examined anew when they are seen again.
+/// Maximum number of known files. Beyond that, files without anything to miss are forgotten, and examined again when
+/// they are seen again.
 const MOST_KNOWN: usize = 8192;
 
-/// Most files with something to hook that are forgotten at once.
+/// Maximum number of files with something to hook that are forgotten at once.
 const MOST_FORGOTTEN: usize = 16;
 
 /// Identifies a file by device and inode.
@@ -36,7 +37,7 @@ impl FileKey {
     /// The key of an open file.
     ///
     /// # Errors
-    /// As of fstat(2).
+    /// Errors of fstat(2).
     pub fn of(file: &File) -> std::io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(Self { device: metadata.dev(), inode: metadata.ino() })
@@ -47,39 +48,41 @@ impl FileKey {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {path}: {source}")]
 pub struct UnreadableFile {
-    /// Its path, as the process sees it.
+    /// Its path as the process sees it.
     pub path: String,
-    /// The operating system's reason.
+    /// The operating system's error.
     pub source: std::io::Error,
 }
 
-/// Of what samples are made.
+/// Where samples come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sources {
-    /// Calls of allocators.
+    /// Calls to allocators.
     #[default]
     Allocators,
-    /// Announcements of programs, in files without an allocator.
+    /// Programs' own announcements, in files without an allocator; otherwise calls to allocators.
     AllocatorsOrAnnouncements,
-    /// Announcements of programs alone.
+    /// Programs' own announcements only.
     Announcements,
 }
 
 /// An examined file.
 pub struct ExaminedFile {
-    /// Its path, as the first process sees it that was found to map it.
+    /// Its path, as seen by the first process that was found to map it.
     pub path: String,
-    /// Open, so that the file stays reachable for links whatever becomes of its path. `None` if there is nothing in it to hook.
+    /// Kept open, so that links can still reach the file whatever becomes of its path. `None` if there is nothing in it
+    /// to hook.
     pub file: Option<Arc<File>>,
-    /// What it was then: an inode that is not open may become another file's, and a file be overwritten in place.
+    /// Its state when it was examined. The inode of a file that is not open may be reused for another file, and a file
+    /// can be overwritten in place.
     content: Option<Content>,
-    /// The plan, or why nothing in the file can be hooked.
+    /// The plan, or the reason why nothing in the file can be hooked.
     pub plan: Result<AllocatorFile, Arc<AttachError>>,
-    /// Whether the plan is of what the program announces, not of an allocator.
+    /// Whether the plan is for the program's announcements, not for an allocator.
     pub announces: bool,
-    /// A language runtime in it, with a heap of its own.
+    /// A language runtime with its own heap, if the file contains one.
     pub runtime: Option<Runtime>,
-    /// The object allocator of an interpreter, if that is in the plan.
+    /// The interpreter's object allocator, if it is in the plan.
     pub objects: Option<ObjectTable>,
 }
 
@@ -97,12 +100,12 @@ pub struct ExaminedFiles {
     table: Table,
     sources: Sources,
     by_key: HashMap<FileKey, ExaminedFile>,
-    /// For every file on or beneath an overlay mount: the key that it was first seen under, and whether that was through
-    /// the overlay. The kernel places probes on the inode beneath.
+    /// For every file on or beneath an overlay mount: the key that it was first seen under, and whether that was
+    /// through the overlay. The kernel places probes on the inode beneath.
     beneath: HashMap<Beneath, (FileKey, bool)>,
     /// Keys of files that are known under another key.
     aliases: HashMap<FileKey, FileKey>,
-    /// Files that a thread of its own examines, and those that wait for it.
+    /// Files that the separate thread is examining, and those that wait for it.
     under_way: HashSet<FileKey>,
     /// See [`take_outdated`](Self::take_outdated).
     outdated: Vec<FileKey>,
@@ -113,11 +116,11 @@ pub struct ExaminedFiles {
 /// A file to examine, and its path.
 type Job = (FileKey, String, Arc<File>);
 
-/// What the thread has found; `None` if it could not examine the file.
+/// What the thread has found. `None` if it could not examine the file.
 type Examined = (FileKey, Option<ExaminedFile>);
 
 impl ExaminedFiles {
-    /// No files yet. `table` holds the allocators to look for.
+    /// Creates the set without any files. `table` lists the allocators to look for.
     pub fn new(rules: KernelRules, table: Table) -> Self {
         Self {
             rules,
@@ -133,25 +136,25 @@ impl ExaminedFiles {
         }
     }
 
-    /// Looks for these sources of samples.
+    /// Selects the sources of samples to look for.
     #[must_use]
     pub const fn of(mut self, sources: Sources) -> Self {
         self.sources = sources;
         self
     }
 
-    /// Whether an examined file has no allocator, but a program in it announces its samples.
+    /// Whether an examined file has no allocator, but contains a program that announces its samples.
     pub fn announces(&self, key: FileKey) -> bool {
         self.get(key).is_some_and(|file| file.announces && self.sources == Sources::AllocatorsOrAnnouncements)
     }
 
-    /// The allocators that are looked for.
+    /// The allocators to look for.
     pub const fn table(&self) -> &Table {
         &self.table
     }
 
-    /// A file's key. A file that is seen both through an overlay mount and beneath it keeps the key of its first
-    /// appearance: under two keys it would be hooked twice.
+    /// Returns a file's key. A file that is seen both through an overlay mount and beneath it keeps the key of its
+    /// first appearance. With two keys it would be hooked twice.
     fn key_of(&mut self, file: &File) -> std::io::Result<FileKey> {
         let key = FileKey::of(file)?;
         if self.is_known(key, file) {
@@ -162,7 +165,7 @@ impl ExaminedFiles {
         }
         let Some((beneath, overlay)) = open::beneath(file) else { return Ok(key) };
         let (first, first_overlay) = *self.beneath.entry(beneath).or_insert((key, overlay));
-        // Files on two ordinary file systems may be copies of each other, down to their handles.
+        // Files on two ordinary file systems may be copies of each other, with identical handles.
         if first == key || !(overlay || first_overlay) {
             return Ok(key);
         }
@@ -170,7 +173,7 @@ impl ExaminedFiles {
         Ok(first)
     }
 
-    /// Examines a file, unless that was done before. The flag says whether it has something to hook.
+    /// Examines a file, unless that was done before. The flag says whether there is something to hook.
     ///
     /// # Errors
     /// The file's metadata cannot be read.
@@ -189,7 +192,7 @@ impl ExaminedFiles {
         Ok((key, is_hookable))
     }
 
-    /// Whether a file was examined, and is still the same.
+    /// Whether a file was examined and has not changed since.
     fn is_known(&self, key: FileKey, file: &File) -> bool {
         let Some((known, now)) = self.by_key.get(&key).zip(Content::of(file).ok()) else { return false };
         let Some(then) = known.content else { return false };
@@ -206,17 +209,18 @@ impl ExaminedFiles {
         }
     }
 
-    /// Files that had something to hook and were overwritten since the last call.
+    /// Returns the files that had something to hook and were overwritten since the last call.
     pub(super) fn take_outdated(&mut self) -> Vec<FileKey> {
         std::mem::take(&mut self.outdated)
     }
 
-    /// Forgets a file that is being overwritten. Whoever maps it has it examined anew.
+    /// Forgets a file that is being overwritten. When a process maps it, it is examined again.
     pub(super) fn forget_written(&mut self, key: FileKey) {
         self.by_key.remove(&key);
     }
 
-    /// Forgets files for which `stays` is false, by key and path, and closes them. Returns those that had something to hook.
+    /// Forgets and closes files for which `stays` returns false, given key and path. Returns those that had something
+    /// to hook.
     pub fn forget(&mut self, stays: impl Fn(&FileKey, &str) -> bool) -> Vec<FileKey> {
         let mut gone = Vec::new();
         self.by_key.retain(|key, file| {
@@ -230,8 +234,8 @@ impl ExaminedFiles {
         gone
     }
 
-    /// Has a large file examined on another thread. Returns whether that is under way. If not, examining it takes no time that
-    /// matters, or it is done.
+    /// Starts examining a large file on another thread. Returns whether that is in progress. If not, examining the file
+    /// is quick, or it is done.
     pub fn examine_aside(&mut self, path: &str, file: &Arc<File>) -> bool {
         while let Ok(examined) = self.examined.1.try_recv() {
             self.take_in(examined);
@@ -251,8 +255,8 @@ impl ExaminedFiles {
         begun
     }
 
-    /// The queue of the thread that examines large files, which is started when it is first needed. There is one, so that
-    /// the memory that one file takes is all that is needed.
+    /// The queue of the thread that examines large files, which is started when it is first needed. There is one
+    /// thread, so that only the memory for one file is needed.
     fn jobs(&mut self) -> Option<&Sender<Job>> {
         if self.jobs.is_none() {
             let (jobs, queue) = channel::<Job>();
@@ -260,7 +264,8 @@ impl ExaminedFiles {
             let sources = self.sources;
             let work = move || {
                 for (key, path, file) in queue {
-                    // The file is hostile. Its reader should not panic on it, but whoever waits must hear of it if it does.
+                    // The file may be hostile. Its reader should not panic, but if it does, the waiting side must be
+                    // notified.
                     let found =
                         catch_unwind(AssertUnwindSafe(|| self::examined(path, file, (&rules, &table, sources)))).ok();
                     give_memory_back();
@@ -282,8 +287,8 @@ impl ExaminedFiles {
         }
     }
 
-    /// Examines many files on all CPUs, but large ones one after the other, because of the memory that each takes. Files that
-    /// cannot be read are skipped: [`examine`](Self::examine) reports them.
+    /// Examines many files on all CPUs, but large files one after another, because each takes a lot of memory. Files
+    /// that cannot be read are skipped; [`examine`](Self::examine) reports them.
     pub fn examine_all(&mut self, files: Vec<(String, Arc<File>)>) {
         let mut new: HashMap<FileKey, (String, Arc<File>)> = HashMap::new();
         for (path, file) in files {
@@ -304,7 +309,7 @@ impl ExaminedFiles {
         };
         let examined: Vec<(FileKey, ExaminedFile)> = std::thread::scope(|scope| {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            // The first thread has all large files.
+            // The first thread gets all large files.
             let shares = std::iter::once(large).chain(std::iter::repeat_with(Vec::new)).take(threads);
             let workers: Vec<_> = shares.map(|large| scope.spawn(move || work(large))).collect();
             workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
@@ -312,14 +317,14 @@ impl ExaminedFiles {
         examined.into_iter().for_each(|(key, examined)| self.insert(key, examined));
     }
 
-    /// Plans an examined file anew, without probes at these file offsets as far as possible.
+    /// Plans an examined file again, avoiding probes at these file offsets as far as possible.
     pub fn avoid(&mut self, key: FileKey, offsets: &BTreeSet<u64>) {
         if let Some(ExaminedFile { path, file: Some(file), plan, announces: false, .. }) = self.by_key.get_mut(&key) {
             *plan = examine_avoiding(&**file, path, &self.rules, &self.table, offsets).plan.map_err(Arc::new);
         }
     }
 
-    /// An examined file.
+    /// Returns an examined file.
     pub fn get(&self, key: FileKey) -> Option<&ExaminedFile> {
         self.by_key.get(&key)
     }
@@ -329,30 +334,32 @@ impl ExaminedFiles {
         self.get(key).map(|file| file.path.as_str())
     }
 
-    /// The plan of an examined file; `None` if it has nothing to hook.
+    /// The plan of an examined file. `None` if there is nothing to hook.
     pub fn plan(&self, key: FileKey) -> Option<&AllocatorFile> {
         self.get(key)?.plan.as_ref().ok()
     }
 
-    /// A language runtime with a heap of its own in an examined file, unless that is why it is not hooked.
+    /// A language runtime with its own heap in an examined file, unless that runtime is the reason why the file is not
+    /// hooked.
     pub fn runtime(&self, key: FileKey) -> Option<Runtime> {
         self.get(key)?.runtime.filter(|_| self.refusal(key).is_none())
     }
 
-    /// The object allocator of an interpreter in an examined file, if that is hooked.
+    /// The object allocator of an interpreter in an examined file, if it is hooked.
     pub fn objects(&self, key: FileKey) -> Option<&ObjectTable> {
         self.get(key)?.objects.as_ref()
     }
 
-    /// The heap of a language runtime in an examined file that is not seen.
+    /// A language runtime in an examined file whose own heap is not observed.
     pub fn unseen_heap(&self, key: FileKey) -> Option<Runtime> {
         self.runtime(key).filter(|runtime| *runtime != Runtime::Python || self.objects(key).is_none())
     }
 
-    /// Why a file that should be hooked cannot be; `None` if it can be, or has no allocator to miss.
+    /// Why a file that should be hooked cannot be. `None` if it can be hooked, or has no allocator that could be
+    /// missed.
     pub fn refusal(&self, key: FileKey) -> Option<&AttachError> {
         let file = self.get(key)?;
-        // A Go program is no failure if it was recognised: its runtime tells what is in use.
+        // A recognised Go program is not a failure: its runtime reports what is in use.
         let is_read = |reason: &AttachError| matches!(reason, AttachError::Go) && file.runtime == Some(Runtime::Go);
         let reason = file.plan.as_ref().err().map(AsRef::as_ref);
         reason.filter(|reason| !reason.misses_nothing() && !is_read(reason))
@@ -372,7 +379,7 @@ impl ExaminedFiles {
     }
 }
 
-/// Whether examining a file takes time and memory that matter.
+/// Whether examining a file takes a significant amount of time and memory.
 fn is_large(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.len() >= LARGE_BYTES)
 }
@@ -414,7 +421,7 @@ fn planned(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) 
 
 #[cfg(test)]
 impl ExaminedFiles {
-    /// Adds a file whose plan is given.
+    /// Adds a file with a given plan.
     pub(super) fn add(&mut self, path: &str, file: File, plan: Result<AllocatorFile, AttachError>) -> FileKey {
         let key = FileKey::of(&file).expect("stat of an open file");
         self.by_key.insert(
@@ -497,7 +504,7 @@ mod tests {
         let mut files = files();
         assert!(!files.examine_aside(&small, &small_file), "at once, when it is needed");
         assert!(files.examine_aside(&large, &large_file));
-        // It is under way until its result is taken in.
+        // It stays in progress until its result is taken in.
         let key = FileKey::of(&large_file).expect("stat of an open file");
         assert!(files.under_way.contains(&key) && files.get(key).is_none());
         assert_eq!(files.examine(&large, &large_file).expect("readable"), (key, false));

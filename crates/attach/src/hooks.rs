@@ -1,4 +1,5 @@
-//! Which examined files are hooked, for which processes, and with which links; links are made as processes need them.
+//! Decides which examined files are hooked, for which processes, and with which links. Links are made when processes
+//! need them.
 
 use std::collections::HashSet;
 use std::collections::btree_map::BTreeMap;
@@ -21,14 +22,14 @@ use super::content::Watch;
 use super::files::{ExaminedFiles, FileKey, Sources};
 use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
 
-/// Most named processes with links of their own to one file. On every hit of an instruction the kernel checks each link
-/// there, whichever process it is for (about 50 ns each), and a session link for another process makes the call trap on
-/// its return. With more processes than this, a named process pays as much for the others' links as for its own, and more
-/// than an unnamed one would pay for a single link that serves everyone. Beyond this number one link serves everyone, and
-/// the BPF programs check who is a target.
+/// Maximum number of named processes with links of their own to one file. On every hit of an instruction the kernel
+/// checks each link there, whichever process it is for (about 50 ns each), and a session link for another process makes
+/// the call trap on its return. With more processes than this, a named process pays as much for the others' links as
+/// for its own, and more than an unnamed one would pay for a single link that serves all processes. Beyond this number
+/// one link serves all processes, and the BPF programs check who is a target.
 pub const MOST_OWN_LINKS: usize = 8;
 
-/// Time before a file that another tracer has already patched is tried again. Each try blocks for some 40 ms.
+/// Time before a file that another tracer has already patched is tried again. Each attempt blocks for some 40 ms.
 const CONFLICT_RETRY: Duration = Duration::from_secs(1);
 
 /// Why a file is not hooked.
@@ -42,7 +43,7 @@ pub enum HookError {
         /// Why.
         source: Arc<AttachError>,
     },
-    /// The kernel refuses.
+    /// The kernel refused.
     #[error("{path}: {source}")]
     Kernel {
         /// Its path.
@@ -50,7 +51,7 @@ pub enum HookError {
         /// Why.
         source: KernelError,
     },
-    /// It is not what it was when it was examined.
+    /// The file has changed since it was examined.
     #[error("{path}: it was overwritten while it was examined")]
     Overwritten {
         /// Its path.
@@ -68,7 +69,7 @@ pub enum HookError {
 }
 
 impl HookError {
-    /// Whether the process ended before its links were made.
+    /// Whether the process exited before its links were made.
     pub fn is_too_late(&self) -> bool {
         matches!(self, Self::Kernel { source: KernelError::Link { source, .. }, .. }
             if source.raw_os_error() == Some(libc::ESRCH))
@@ -88,11 +89,11 @@ pub enum Hooked {
 struct HookedFile {
     /// Index of its first site in that table.
     first_site: u32,
-    /// CLOCK_MONOTONIC when it was first linked for every process.
+    /// CLOCK_MONOTONIC when it was first linked for all processes.
     shared_since_ns: Option<u64>,
-    /// What was hooked when it was first linked, or when tracking of its frees stopped.
+    /// The audit from when it was first linked, or from when tracking of its frees stopped.
     audit: Option<Arc<FileAudit>>,
-    /// Instructions (file offsets) that the kernel accepts no probe on, with its error.
+    /// Instructions (file offsets) where the kernel refuses a probe, with its error.
     refused: BTreeMap<u64, String>,
 }
 
@@ -101,28 +102,28 @@ pub struct Hooks<L = Links> {
     /// The examined files.
     pub files: ExaminedFiles,
     hooked: HashMap<FileKey, HookedFile>,
-    /// What of files was hooked inline.
+    /// The audits of files that were hooked inline.
     inline: HashMap<FileKey, Arc<FileAudit>>,
-    /// Links to a file, by the process that they are for; `None`: every process.
+    /// Links to a file, by the process that they are for. `None` means all processes.
     links: HashMap<(FileKey, Option<u32>), L>,
-    /// Of the files with links, those that have not been written to.
+    /// Watches the files with links for writes.
     watch: Watch,
-    /// Files that another tracer has already patched, and when that was last observed.
+    /// Files that another tracer has already patched, with the time when that was last observed.
     conflicts: HashMap<FileKey, Instant>,
     /// Row of the allocator table for each site, by the site's index.
     functions: Vec<u16>,
-    /// Probes on the system calls that map memory, if those are wanted.
+    /// Probes on the system calls that map memory, if requested.
     mappings: Option<MappingProbes>,
     /// Whether frees are tracked.
     frees: bool,
-    /// Whether they were, and were given up.
+    /// Whether tracking of frees was stopped.
     gave_up_frees: bool,
-    /// The functions to hook; `None`: all.
+    /// The functions to hook. `None` means all.
     only: Option<&'static [&'static str]>,
 }
 
 impl<L: ProbeLinks> Hooks<L> {
-    /// Nothing is hooked yet. `live`: frees are tracked.
+    /// Creates the state without any hooks. `live` says whether frees are tracked.
     pub fn new(rules: KernelRules, table: Table, live: bool) -> Self {
         Self {
             files: ExaminedFiles::new(rules, table),
@@ -146,7 +147,7 @@ impl<L: ProbeLinks> Hooks<L> {
         self
     }
 
-    /// Looks for these sources of samples.
+    /// Selects the sources of samples to look for.
     #[must_use]
     pub fn of(mut self, sources: Sources) -> Self {
         self.files = self.files.of(sources);
@@ -161,7 +162,7 @@ impl<L: ProbeLinks> Hooks<L> {
         self
     }
 
-    /// Links the probes on mapping system calls, if those are wanted. To be called once the allocators are hooked.
+    /// Links the probes on mapping system calls, if requested. Must be called after the allocators are hooked.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -169,10 +170,10 @@ impl<L: ProbeLinks> Hooks<L> {
         self.mappings.as_mut().map_or(Ok(()), MappingProbes::link)
     }
 
-    /// The most mapping system calls that may have been missed.
+    /// Maximum number of mapping system calls that may have been missed.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     pub fn mapping_calls_skipped(&self) -> Result<u64, KernelError> {
         self.mappings.as_ref().map_or(Ok(0), MappingProbes::runs_skipped)
     }
@@ -182,7 +183,7 @@ impl<L: ProbeLinks> Hooks<L> {
         self.mappings.is_some()
     }
 
-    /// Hooks an examined file for one process, or for all.
+    /// Hooks an examined file for one process, or for all processes.
     ///
     /// # Errors
     /// The file cannot be hooked, or the kernel refuses. Earlier links stay.
@@ -225,7 +226,7 @@ impl<L: ProbeLinks> Hooks<L> {
             return Err(refused(KernelError::Conflict));
         }
         let points = wanted.points(plan, hooked);
-        // It was examined a while ago. From here on each write is told.
+        // The file was examined a while ago. From here on, every write is reported.
         if !self.links.keys().any(|(of, _)| *of == key) {
             self.watch.add(key, file);
         }
@@ -233,7 +234,7 @@ impl<L: ProbeLinks> Hooks<L> {
         if examined.was_written() {
             return Err(overwritten());
         }
-        // Opening it by descriptor reaches this very file, whatever became of its path.
+        // Opening by descriptor reaches exactly this file, whatever has become of its path.
         let by_descriptor = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
         let (links, unprobed) = link(linker, &by_descriptor, &points, pid).map_err(|error| {
             if matches!(error, KernelError::Conflict) {
@@ -255,7 +256,7 @@ impl<L: ProbeLinks> Hooks<L> {
         Ok(Hooked::Now)
     }
 
-    /// Adds sites that no links of this table serve. Returns the index of the first.
+    /// Adds sites that are not served by links of this table. Returns the index of the first.
     ///
     /// # Errors
     /// The kernel's table is full.
@@ -265,8 +266,8 @@ impl<L: ProbeLinks> Hooks<L> {
         Ok(first)
     }
 
-    /// Forgets files for which `stays` is false, by key and path, with their links: some of them, as removing links takes time.
-    /// Returns them.
+    /// Forgets files for which `stays` returns false, given key and path, and removes their links. Forgets only some of
+    /// them per call, because removing links takes time. Returns the forgotten files.
     pub fn forget(&mut self, stays: impl Fn(&FileKey, &str) -> bool, sites: &mut impl SiteTable) -> Vec<FileKey> {
         let gone = self.files.forget(stays);
         for key in &gone {
@@ -278,8 +279,8 @@ impl<L: ProbeLinks> Hooks<L> {
         gone
     }
 
-    /// Removes all links of files that were written to since the last call, as they are at the places of other instructions now. The
-    /// files are forgotten. Returns them with their paths.
+    /// Removes all links of files that were written to since the last call, because the probes may now be on other
+    /// instructions. The files are forgotten. Returns them with their paths.
     pub fn forget_written(&mut self, sites: &mut impl SiteTable) -> Vec<(FileKey, String)> {
         let written = self.watch.written().into_iter();
         let had_links = |key: &FileKey| self.links.keys().any(|(of, _)| of == key);
@@ -303,7 +304,7 @@ impl<L: ProbeLinks> Hooks<L> {
         self.hooked.remove(&key).into_iter().for_each(|hooked| sites.remove_file(hooked.first_site));
     }
 
-    /// Removes the links of one process, which has ended. Links that it shares with others stay.
+    /// Removes the links of one process that has exited. Links that it shares with others stay.
     pub fn release(&mut self, pid: u32) {
         self.links.retain(|(_, owner), _| *owner != Some(pid));
     }
@@ -321,7 +322,7 @@ impl<L: ProbeLinks> Hooks<L> {
         }
     }
 
-    /// Whether tracking of frees was given up.
+    /// Whether frees were tracked and the tracking was stopped.
     pub const fn gave_up_frees(&self) -> bool {
         self.gave_up_frees
     }
@@ -332,7 +333,7 @@ impl<L: ProbeLinks> Hooks<L> {
         self.links.clear();
     }
 
-    /// Whether links to a file serve one process, or every process.
+    /// Whether a file has links for one process, or for all processes.
     pub fn is_served(&self, key: FileKey, pid: Option<u32>) -> bool {
         self.links.contains_key(&(key, pid))
     }
@@ -342,26 +343,26 @@ impl<L: ProbeLinks> Hooks<L> {
         self.links.keys().filter(|(file, pid)| *file == key && pid.is_some()).count()
     }
 
-    /// Files to which links serve one process, or every process.
+    /// Files that have links for one process, or for all processes.
     pub fn served(&self, pid: Option<u32>) -> impl Iterator<Item = FileKey> + '_ {
         self.links.keys().filter(move |(_, of)| *of == pid).map(|(key, _)| *key)
     }
 
-    /// Whether links of this kind to a file must serve every process: a function's return may be awaited in one call of a thread at
-    /// a time. The programs see to that, but where a session is for one process, the kernel replaces the return address of each
-    /// call of other probed processes without asking them.
+    /// Whether links of this kind to a file must serve all processes. That is so if a function's return may be awaited
+    /// in only one call of a thread at a time. The programs ensure that. But if a session is for one process, the
+    /// kernel replaces the return address of each call in other probed processes without running the programs.
     pub fn must_be_shared(&self, key: FileKey, link: LinkKind) -> bool {
         let is_one_at_a_time = |site: &PlannedSite| site.return_needed && site.return_probe == ReturnProbe::OneAtATime;
         let plan = self.files.plan(key).filter(|_| link == LinkKind::Session);
         plan.is_some_and(|plan| plan.sites.iter().any(is_one_at_a_time))
     }
 
-    /// Kinds of the probed instructions in hooked files: of freeing functions if `frees`, of allocating ones otherwise.
+    /// Kinds of the probed instructions in hooked files: of freeing functions if `frees`, otherwise of allocating ones.
     pub fn kinds(&self, frees: bool) -> impl Iterator<Item = ProbeKind> + '_ {
         self.hooked.keys().flat_map(move |key| self.kinds_in(*key, frees))
     }
 
-    /// The same in one file; none if it is not hooked.
+    /// The same for one file. Empty if it is not hooked.
     pub fn kinds_in(&self, key: FileKey, frees: bool) -> impl Iterator<Item = ProbeKind> + '_ {
         let plan = self.hooked.get(&key).and_then(|_| self.files.plan(key));
         let sites = plan.into_iter().flat_map(|plan| &plan.sites);
@@ -373,12 +374,12 @@ impl<L: ProbeLinks> Hooks<L> {
         self.hooked.len()
     }
 
-    /// Whether the sites of a file are in the kernel's table, so that its plan must stay as it is.
+    /// Whether the sites of a file are in the kernel's table. Then its plan must not change.
     pub fn has_sites(&self, key: FileKey) -> bool {
         self.hooked.contains_key(&key)
     }
 
-    /// CLOCK_MONOTONIC when a file was first hooked for every process.
+    /// CLOCK_MONOTONIC when a file was first hooked for all processes.
     pub fn shared_since(&self, key: FileKey) -> Option<u64> {
         self.hooked.get(&key)?.shared_since_ns
     }
@@ -388,7 +389,7 @@ impl<L: ProbeLinks> Hooks<L> {
         self.hooked.get(&key)?.audit.as_ref()
     }
 
-    /// Notes that a file was hooked inline in a process. Its audit has no probe.
+    /// Notes that a file was hooked inline in a process. Its audit lists no probes.
     pub fn hooked_inline(&mut self, key: FileKey, link: LinkKind) {
         if !self.inline.contains_key(&key)
             && let Some(audit) = self.audit_of(key, link)
@@ -412,7 +413,7 @@ impl<L: ProbeLinks> Hooks<L> {
         audits
     }
 
-    /// What is, or would be, hooked in an examined file.
+    /// What is hooked in an examined file, or would be.
     pub fn audit_of(&self, key: FileKey, link: LinkKind) -> Option<FileAudit> {
         let none = BTreeMap::new();
         let refused = self.hooked.get(&key).map_or(&none, |hooked| &hooked.refused);
@@ -430,16 +431,16 @@ impl<L: ProbeLinks> Hooks<L> {
     }
 }
 
-/// Notes the functions of sites, by the index of the first.
+/// Records the functions of sites, starting at the index of the first.
 fn set_functions(functions: &mut Vec<u16>, first_site: u32, sites: &[Site]) {
     let (first, past) = (first_site as usize, first_site as usize + sites.len());
     functions.resize(functions.len().max(past), u16::MAX);
     functions[first..past].iter_mut().zip(sites).for_each(|(function, site)| *function = site.function);
 }
 
-/// What of a plan is linked.
+/// What part of a plan is linked.
 struct Wanted {
-    /// The functions; `None`: all.
+    /// The functions. `None` means all.
     only: Option<&'static [&'static str]>,
     /// Whether freeing functions are linked.
     frees: bool,
@@ -464,9 +465,9 @@ impl Wanted {
         Site { flags: planned.site.flags | calls_out | return_sites, ..planned.site }
     }
 
-    /// The instructions to link, without those that the kernel has refused before.
+    /// The instructions to link, except those that the kernel has refused before.
     fn points(&self, plan: &AllocatorFile, hooked: &HookedFile) -> Vec<ProbePoint> {
-        // Functions may end in the same code.
+        // Several functions may end in the same code.
         let mut return_sites = HashSet::new();
         (hooked.first_site..)
             .zip(&plan.sites)
@@ -477,7 +478,7 @@ impl Wanted {
             .collect()
     }
 
-    /// The instructions that a site's probes are on.
+    /// The instructions that get the probes of a site.
     fn points_of(&self, planned: &PlannedSite, index: u32) -> Vec<ProbePoint> {
         let end = self.end_seen(planned);
         if let Some(semaphore) = planned.announces {
@@ -504,8 +505,9 @@ impl Wanted {
     }
 }
 
-/// Makes the links to a file: all points at once or, if the kernel accepts no probe on some instruction, each separately.
-/// Returns the points that it refused, with its error. [`KernelError::Conflict`] if another tracer has patched the file.
+/// Makes the links to a file: all points at once or, if the kernel refuses a probe on some instruction, each
+/// separately. Returns the refused points with the kernel's error. [`KernelError::Conflict`] means that another tracer
+/// has patched the file.
 fn link<K: Linker>(
     linker: &K,
     path: &CString,

@@ -1,11 +1,11 @@
 //! Probes on the allocators of programs.
 //!
-//! [`files`] examines files and plans their probes, [`linker`] is the way to the kernel, and [`hooks`] decides which links
-//! to make for which processes. [`libraries`] predicts which files a command will allocate with, before it runs. [`rules`] says how this kernel runs
-//! what is probed. [`detours`] leads interpreters around copies of their object allocator.
-//! [`moved_text`] knows programs that move their code.
+//! [`files`] examines files and plans their probes, [`linker`] is the interface to the kernel, and [`hooks`] decides
+//! which links to make for which processes. [`libraries`] predicts which files a command will allocate with, before it
+//! runs. [`rules`] describes how this kernel runs probed instructions. [`detours`] redirects interpreters away from
+//! copies of their object allocator. [`moved_text`] detects programs that move their code.
 
-// They panic if nobody reads what they print.
+// These macros panic if nobody reads the output.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 mod audit;
@@ -23,8 +23,8 @@ pub mod rules;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// For how long a process may be stopped at a time: 20 ms. Tests that run beside each other on few processors set
-/// `HEAPBPF_STOP_LIMIT_MS`, because a stop waits for a processor most of the time.
+/// How long a process may be stopped at a time: 20 ms. Tests that run in parallel on few CPUs set
+/// `HEAPBPF_STOP_LIMIT_MS`, because a stop waits for a CPU most of the time.
 pub fn stop_limit() -> Duration {
     static LIMIT: LazyLock<Duration> = LazyLock::new(|| {
         let told = std::env::var("HEAPBPF_STOP_LIMIT_MS").ok().and_then(|milliseconds| milliseconds.parse().ok());

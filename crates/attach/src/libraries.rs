@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use heapbpf_probes::FileImage;
 use procfs::process::{MMPermissions, MMapPath, Process};
 
-/// Most files examined for one command.
+/// Maximum number of files to examine for one command.
 const MOST_FILES: usize = 256;
-/// Longest first line of a script, bytes.
+/// Maximum length of a script's first line, in bytes.
 const LONGEST_SHEBANG: u64 = 4096;
 
-/// The command's program (for a script, its interpreter), the libraries that it is linked with, those that the environment
-/// preloads, and the libraries of heapbpf itself, which include the host's C library.
+/// Returns the command's program (for a script, its interpreter), the libraries that it is linked with, those that the
+/// environment preloads, and the libraries of heapbpf itself, which include the host's C library.
 pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
     let mut found = BTreeSet::new();
     let mut queue: VecDeque<PathBuf> = VecDeque::new();
@@ -57,7 +57,7 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     })
 }
 
-/// Finds a library approximately as the dynamic linker does.
+/// Finds a library, approximately as the dynamic linker does.
 fn find_library(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Path::new(name).canonicalize().ok();
@@ -82,7 +82,8 @@ fn environment_list(name: &str, separators: &[u8]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The interpreter of a script and, if that is `env`, the program that it starts; `None` if the file is not a script.
+/// The interpreter of a script and, if that is `env`, the program that `env` starts. `None` if the file is not a
+/// script.
 fn shebang(path: &Path) -> Option<Vec<PathBuf>> {
     let mut line = Vec::new();
     BufReader::new(File::open(path).ok()?.take(LONGEST_SHEBANG)).read_until(b'\n', &mut line).ok()?;

@@ -1,5 +1,5 @@
-//! What hooking a file needs from the kernel, as traits: [`Programs`] and [`ControlMaps`] implement them, and tests use
-//! doubles.
+//! What hooking a file needs from the kernel, as traits. [`Programs`] and [`ControlMaps`] implement them; tests use
+//! fakes.
 
 use std::ffi::CString;
 
@@ -9,12 +9,12 @@ use heapbpf_kernel::control::ControlMaps;
 use heapbpf_kernel::programs::{Links, ProbePoint, Programs};
 use sampler_ebpf::abi::{FileRanges, Site};
 
-/// Instructions that the kernel accepts no probe on, as file offset and error text.
+/// Instructions where the kernel refuses a probe, as file offset and error text.
 pub type Refused = Vec<(u64, String)>;
 
 /// Links instructions of files to BPF programs.
 pub trait Linker {
-    /// The links to one file; dropping them removes the probes.
+    /// The links to one file. Dropping them removes the probes.
     type Links: ProbeLinks;
 
     /// Kind of the links that it makes.
@@ -23,14 +23,14 @@ pub trait Linker {
     /// Links all `points` of a file, for one process or for all that map it.
     ///
     /// # Errors
-    /// The kernel refuses; then nothing is linked.
+    /// The kernel refuses. Then nothing is linked.
     fn link(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<Self::Links, KernelError>;
 
-    /// Links each point separately. Points whose instruction the kernel refuses are skipped and returned, as file offset
-    /// and error text.
+    /// Links each point separately. Points whose instruction the kernel refuses are skipped and returned, as file
+    /// offset and error text.
     ///
     /// # Errors
-    /// The kernel refuses the file or the process; then nothing is linked.
+    /// The kernel refuses the file or the process. Then nothing is linked.
     fn link_each(
         &self,
         path: &CString,
@@ -41,19 +41,20 @@ pub trait Linker {
 
 /// The links to one file.
 pub trait ProbeLinks {
-    /// Removes the probes of freeing functions; those of allocating functions stay, without a gap.
+    /// Removes the probes of freeing functions. Those of allocating functions stay, without a gap.
     fn stop_tracking_frees(&mut self);
 }
 
 /// Where the BPF programs look up the sites of hooked files.
 pub trait SiteTable {
-    /// Adds a file's code ranges and sites; returns the index of the first site.
+    /// Adds a file's code ranges and sites. Returns the index of the first site.
     ///
     /// # Errors
     /// The table is full.
     fn add_file(&mut self, ranges: &FileRanges, sites: &[Site]) -> Result<u32, KernelError>;
 
-    /// The places of a file whose first site has this index are for others, once none of its calls is under way.
+    /// Frees the places of the file whose first site has this index, for other files. None of its calls may be in
+    /// progress.
     fn remove_file(&mut self, first_site: u32);
 }
 

@@ -1,5 +1,5 @@
-//! Programs that move their own code, or a library's, to anonymous memory, as some do that want it on huge pages. What is hooked by a
-//! file is not found there; and breakpoints that are copied with it end the process.
+//! Detects programs that move their own code, or a library's, to anonymous memory, as some do to get huge pages. Hooks
+//! that are placed through a file do not reach the moved code, and breakpoints that are copied with it end the process.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -8,15 +8,16 @@ use heapbpf_elf::Elf;
 use heapbpf_remote::{Mapping, Maps};
 use memchr::memmem;
 
-/// What the files of programs have that can do so, by name or option: ClickHouse, HHVM, and all that use Intel's iodlr, such as Node.
+/// Names or options in the files of programs that can do so: ClickHouse, HHVM, and all that use Intel's iodlr, such as
+/// Node.
 const SIGNS: [&str; 4] = ["remapExecutable", "hugifyText", "MapStaticCodeToLargePages", "MapDSOToLargePages"];
-/// Sections in which names are.
+/// Sections that contain names.
 const SECTIONS: [&str; 4] = [".dynstr", ".strtab", ".rodata", ".lrodata"];
-/// Most bytes that are searched, and bytes at a time.
+/// Maximum number of bytes to search, and bytes to search at a time.
 const MOST_BYTES: u64 = 512 << 20;
 const PIECE: usize = 1 << 20;
 
-/// Which of the signs above a program's file has.
+/// Which of the signs above a program's file contains.
 pub fn sign_in(file: &File) -> Option<&'static str> {
     let elf = Elf::read(file).ok()?;
     let mut left = MOST_BYTES;
@@ -39,7 +40,7 @@ pub fn sign_in(file: &File) -> Option<&'static str> {
     None
 }
 
-/// What is said of a process whose code, or its C library's, lies in anonymous memory.
+/// The message about a process whose code, or whose C library's code, is in anonymous memory.
 pub fn of_process(pid: u32) -> Option<String> {
     let maps = Maps::read(File::open(format!("/proc/{pid}/maps")).ok()?, 0).ok()?;
     let path = moved(maps.as_slice())?;
@@ -52,7 +53,7 @@ pub fn of_process(pid: u32) -> Option<String> {
     ))
 }
 
-/// The file whose code was moved: what is left of it is mapped on both sides of code that belongs to no file.
+/// The file whose code was moved. What is left of it is mapped on both sides of code that belongs to no file.
 fn moved(mappings: &[Mapping]) -> Option<&str> {
     let is_code_of_nobody = |mapping: &Mapping| mapping.is_executable && mapping.inode == 0 && mapping.name.is_empty();
     let has_code = |file: &Mapping| mappings.iter().any(|other| other.is_executable && is_of(other, file));
@@ -67,7 +68,7 @@ fn moved(mappings: &[Mapping]) -> Option<&str> {
     })
 }
 
-/// Whether two mappings are of one file.
+/// Whether two mappings are of the same file.
 fn is_of(one: &Mapping, other: &Mapping) -> bool {
     (one.inode, &one.device) == (other.inode, &other.device)
 }
@@ -96,7 +97,7 @@ mod tests {
         let pieces =
             "7f0000026000-7f0000100000 r-xp 00000000 00:00 0\n7f0000100000-7f0000180000 rwxp 00000000 00:00 0\n";
         assert_eq!(of(&libc(pieces)).as_deref(), Some("/lib/libc.so.6"));
-        // As it is mapped from the file; beside a compiler's code; and of which some is still there.
+        // Mapped from the file; next to a JIT compiler's code; only partly moved.
         assert_eq!(of(&libc("7f0000026000-7f0000180000 r-xp 00026000 fe:00 9 /lib/libc.so.6\n")), None);
         assert_eq!(of(&libc("7f0000030000-7f0000180000 r-xp 00000000 00:00 0\n")), None);
         let part = "7f0000026000-7f0000100000 r-xp 00000000 00:00 0\n7f0000100000-7f0000180000 r-xp 00100000 fe:00 9 /lib/libc.so.6\n";

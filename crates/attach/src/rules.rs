@@ -5,10 +5,10 @@ use heapbpf_kernel::no_ops;
 use heapbpf_kernel::programs::Programs;
 use heapbpf_probes::{KernelRules, Machine};
 
-/// The rules of this kernel. Without `programs`, what only a trial tells is not known.
+/// The rules of this kernel. Without `programs`, what only a trial can show is unknown.
 pub fn of_this_kernel(programs: Option<&Programs>) -> KernelRules {
     let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
-    // On any other machine the kernel side would not have loaded.
+    // On any other machine the BPF programs would not have loaded.
     let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
     let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     rules
@@ -16,8 +16,8 @@ pub fn of_this_kernel(programs: Option<&Programs>) -> KernelRules {
         .with_shadow_stacks(has_shadow_stacks(&processors))
 }
 
-/// Whether processes may have shadow stacks, by `/proc/cpuinfo`: the processor has them and the kernel lets programs use
-/// them.
+/// Whether processes may have shadow stacks, according to `/proc/cpuinfo`: the processor has them and the kernel lets
+/// programs use them.
 fn has_shadow_stacks(processors: &str) -> bool {
     let flags = processors.lines().filter(|line| line.starts_with("flags"));
     flags.flat_map(str::split_whitespace).any(|flag| flag == "user_shstk")

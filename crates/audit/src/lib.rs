@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeKind {
-    /// It is a 5-byte no-op, which the kernel replaces by a call: no trap.
+    /// A 5-byte no-op, which the kernel replaces by a call: no trap.
     Optimized,
     /// One trap; the kernel emulates the instruction.
     Emulated,
@@ -57,7 +57,7 @@ impl Missing {
         Self::new("Python frames", format!("{why}: native frames are shown instead"))
     }
 
-    /// Records what Python's object allocator does not show.
+    /// Records that Python's free lists hide allocations and frees.
     #[must_use]
     pub fn free_lists() -> Self {
         let why = "Python keeps freed floats, tuples, frames and others for itself: what it takes from there is no call, and what it \
@@ -65,26 +65,26 @@ impl Missing {
         Self::new("free lists", why)
     }
 
-    /// What is missing if a process was hooked inline when it ran already.
+    /// Name of what is missing if a process was already running when it was hooked inline.
     pub const EARLY_OBJECTS: &str = "Python's first objects";
 
-    /// Records that a process's objects of Python count only since it went over to inline hooks, `late_ns` after its beginning or the
-    /// recording's.
+    /// Records that a process's Python objects are counted only from the switch to inline hooks, `late_ns` after the
+    /// start of the process or of the recording.
     pub fn early_objects(late_ns: u64) -> Self {
         let late = late_ns as f64 * 1e-9;
         Self::new(Self::EARLY_OBJECTS, format!("they count since it went over to inline hooks, after {late:.1} s"))
     }
 
-    /// What is missing if another heapbpf hooked a process inline during the recording.
+    /// Name of what is missing if another heapbpf hooked a process inline during the recording.
     pub const UNSEEN: &str = "the time under another recording's inline hooks";
 
-    /// Records that another heapbpf hooked a process inline for a part of its time in the recording.
+    /// Records that another heapbpf had a process hooked inline during part of the recording.
     #[must_use]
     pub fn unseen() -> Self {
         Self::new(Self::UNSEEN, "probes see nothing of a process that another recording hooks inline")
     }
 
-    /// Records that what a process with inline hooks says it has counted cannot be.
+    /// Records that the counts a process with inline hooks keeps in its memory cannot be right.
     #[must_use]
     pub fn own_counts() -> Self {
         Self::new("exact totals", "what it has counted in its memory cannot be: only its sampled calls are in them")
@@ -96,12 +96,12 @@ impl Missing {
     }
 }
 
-/// A function without a probe whose calls are seen elsewhere, because it jumps to a hooked one.
+/// A function without its own probe. Its calls are observed elsewhere because it jumps to a hooked function.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Covered {
     /// Name of the function.
     pub function: String,
-    /// The hooked function that sees its calls.
+    /// The hooked function that observes its calls.
     pub by: String,
 }
 
@@ -131,19 +131,19 @@ impl std::fmt::Display for LinkKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hook {
-    /// Every call passes a probe of the kernel.
+    /// Every call hits a kernel probe.
     Probe,
     /// Code inside the process counts them; only sampled calls reach the kernel.
     Inline,
-    /// It announces its samples itself, by USDT probes.
+    /// The process announces its samples itself, by USDT probes.
     Usdt,
-    /// Nothing is hooked: its Go runtime samples what it allocates.
+    /// Nothing is hooked: the process's Go runtime samples its allocations.
     #[serde(rename = "go runtime")]
     GoRuntime,
 }
 
 impl Hook {
-    /// Its name in files.
+    /// Returns its name in files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -154,7 +154,7 @@ impl Hook {
         }
     }
 
-    /// The one of this name.
+    /// Returns the hook of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Probe, Self::Inline, Self::Usdt, Self::GoRuntime].into_iter().find(|hook| hook.name() == name)
@@ -203,7 +203,7 @@ pub struct FileAudit {
     pub covered: Vec<Covered>,
     /// What is not hooked, and why.
     pub missing: Vec<Missing>,
-    /// Ways to allocate that no probe can follow, should the program use them.
+    /// Ways to allocate that no probe can follow, if the program uses them.
     pub limits: Vec<Missing>,
 }
 

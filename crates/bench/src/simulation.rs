@@ -49,7 +49,7 @@ pub fn mixes(interval: u64) -> Vec<Mix> {
     ] {
         mixes.push(Mix::by_bytes(name, &[(small, 1.0 - share), (large, share)]));
     }
-    // Heavy tails, truncated at 20 R by the finite number of steps.
+    // Heavy tails, truncated at 20 R and by the finite number of steps.
     for shape in [0.7, 1.0] {
         let pareto = move |u: f64| (64.0 * (1.0 - u).powf(-1.0 / shape)).min(20.0 * r);
         mixes.push(Mix::by_quantile(&format!("Pareto {shape}"), 2_000, pareto));
@@ -199,7 +199,7 @@ fn ends(method: Method, sampled: Sampled, variance: f64, unskipped: f64, interva
     let estimate = sampled.estimate;
     match method {
         Method::Offset => interval::from_offsets(sampled.samples, unskipped, sampled.sum, interval, confidence),
-        // Without a sample the other methods give no interval; they are given the same bound.
+        // Without a sample the other methods give no interval, so they get the same bound.
         Method::Normal if sampled.samples > 0 => {
             let half = z * variance.sqrt();
             Interval { low: (estimate - half).max(sampled.sum), high: estimate + half }

@@ -1,4 +1,4 @@
-//! Bounded reads of a file for the `object` crate: a limit for each piece, and one for all of them.
+//! Bounded reads of a file for the `object` crate: a limit per read, and a limit for all reads together.
 
 use std::cell::Cell;
 use std::io;
@@ -9,10 +9,11 @@ use object::read::{ReadCache, ReadCacheOps, ReadRef};
 
 use crate::{ElfError, Image, MAX_FILE_BYTES, MAX_PIECE_BYTES};
 
-/// The pieces of one file that were read, kept as long as this value. [`object`] reads from a reference to it.
+/// The pieces of one file that have been read. They stay in memory as long as this value. [`object`] reads through a
+/// reference to it.
 ///
-/// Whatever sizes a hostile file claims, no allocation exceeds the limit of a piece, and all of them together that of a
-/// file.
+/// Whatever sizes a hostile file claims, no single allocation exceeds the piece limit, and their sum does not exceed
+/// the file limit.
 ///
 /// ```
 /// use heapbpf_elf::{ElfFile, Pieces};
@@ -30,23 +31,24 @@ pub struct Pieces<'i> {
     error: LastError,
 }
 
-/// The last error of the operating system, which [`object`] does not pass on.
+/// The last operating system error; [`object`] drops it.
 type LastError = Rc<Cell<Option<io::Error>>>;
 
 impl<'i> Pieces<'i> {
-    /// Pieces of at most [`MAX_PIECE_BYTES`], together at most [`MAX_FILE_BYTES`].
+    /// Limits each piece to [`MAX_PIECE_BYTES`], and all of them together to [`MAX_FILE_BYTES`].
     pub fn of(image: &'i dyn Image) -> Self {
         Self::within(image, MAX_PIECE_BYTES, MAX_FILE_BYTES)
     }
 
-    /// Pieces of at most `piece_bytes`, together at most `file_bytes`. A piece that is read again counts again.
+    /// Limits each piece to `piece_bytes`, and all of them together to `file_bytes`. Reading a piece again counts
+    /// again.
     pub fn within(image: &'i dyn Image, piece_bytes: u64, file_bytes: u64) -> Self {
         let error = LastError::default();
         let source = Source { image, at: 0, error: Rc::clone(&error) };
         Self { cache: ReadCache::new(source), left_bytes: Cell::new(file_bytes), piece_bytes, error }
     }
 
-    /// `error` with the error of the operating system, if reading caused it.
+    /// Returns `error`, with the operating system's error filled in if a failed read caused it.
     pub(crate) fn explained(&self, error: ElfError) -> ElfError {
         match (error, self.error.take()) {
             (ElfError::Io(_), Some(told)) => ElfError::Io(told),
@@ -73,13 +75,13 @@ impl<'p> ReadRef<'p> for &'p Pieces<'_> {
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'p [u8], ()> {
-        // The cache searches at most 4 KiB for the end of a text.
+        // The cache searches at most 4 KiB for the end of a string.
         self.spend(range.end.saturating_sub(range.start).min(4096))?;
         self.cache.read_bytes_at_until(range, delimiter)
     }
 }
 
-/// An image with a position, as [`ReadCache`] requires it.
+/// An image with a read position, as [`ReadCache`] requires.
 struct Source<'i> {
     image: &'i dyn Image,
     at: u64,

@@ -9,23 +9,23 @@ use crate::{Image, Pieces, read_range};
 
 /// Longest valid build ID, bytes (SHA-1 has 20, SHA-256 32).
 pub const MAX_BYTES: usize = 64;
-/// Largest segment or section of notes that is read, bytes; those of real files are far smaller.
+/// Largest note segment or section that is read, bytes. Real files have far smaller ones.
 const MAX_NOTE_BYTES: u64 = 64 << 10;
-/// Most segments of notes that are read, and most sections.
+/// Maximum number of note segments that are read, and of note sections.
 const MAX_NOTE_RANGES: usize = 16;
-/// Largest table of headers, bytes: that of [`MAX_SECTIONS`](crate::MAX_SECTIONS).
+/// Largest header table that is read, bytes: that of [`MAX_SECTIONS`](crate::MAX_SECTIONS).
 const MAX_TABLE_BYTES: u64 = 4 << 20;
 
-/// A range of notes in a file.
+/// The file range of a block of notes.
 struct NoteRange {
     offset: u64,
     bytes: u64,
     align: u64,
 }
 
-/// The build ID of an ELF file; `None` if it has none, or a malformed one.
+/// Returns the build ID of an ELF file; `None` if it has none, or a malformed one.
 ///
-/// Notes are found by the program headers, which every executable file has, else by the section headers.
+/// Searches the note segments first, because every executable file has program headers, and then the note sections.
 #[must_use]
 pub fn of(image: &dyn Image) -> Option<Vec<u8>> {
     let mut start = [0; 5];
@@ -62,7 +62,7 @@ fn of_class<H: FileHeader<Endian = Endianness>>(image: &dyn Image) -> Option<Vec
 }
 
 fn in_notes(endian: Endianness, align: u64, notes: &[u8]) -> Option<Vec<u8>> {
-    // Headers of notes are the same in both classes. By convention, an alignment that is neither 4 nor 8 means 4.
+    // Note headers are the same in both classes. By convention, an alignment that is neither 4 nor 8 means 4.
     let align = if align == 8 { 8 } else { 4 };
     let mut notes = NoteIterator::<FileHeader64<Endianness>>::new(endian, align, notes).ok()?;
     while let Ok(Some(note)) = notes.next() {

@@ -1,4 +1,4 @@
-//! `.gnu_debuglink`: the name of the file that has a file's debug information.
+//! `.gnu_debuglink` and `.gnu_debugaltlink`: links to the files that hold a file's debug information.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,13 +12,14 @@ const MAX_LINK_BYTES: u64 = 4096;
 /// A link to a file with debug information.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DebugLink {
-    /// Name of the file, without folders.
+    /// Name of the file, without directories.
     pub name: PathBuf,
     /// CRC-32 (IEEE) of the whole file.
     pub checksum: u32,
 }
 
-/// The link in a file; `None` if there is none. A name with folders in it is refused, because the file may be hostile.
+/// Returns the link in a file; `None` if there is none. Rejects a name that contains directories, because the file may
+/// be hostile.
 #[must_use]
 pub fn of(image: &dyn Image, elf: &Elf) -> Option<DebugLink> {
     let link = elf.section(".gnu_debuglink")?.read(image, MAX_LINK_BYTES).ok()?;
@@ -33,13 +34,13 @@ pub fn of(image: &dyn Image, elf: &Elf) -> Option<DebugLink> {
 /// A link to a file with debug information that several files share (`.gnu_debugaltlink`, made by `dwz`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AltLink {
-    /// Path of the file: absolute, or relative to the folder of the file with the link. It may be hostile.
+    /// Path of the file: absolute, or relative to the directory of the file with the link. It may be hostile.
     pub path: PathBuf,
     /// Its build ID.
     pub build_id: Vec<u8>,
 }
 
-/// The link to shared debug information in a file; `None` if there is none.
+/// Returns the link to shared debug information in a file; `None` if there is none.
 #[must_use]
 pub fn alt_of(image: &dyn Image, elf: &Elf) -> Option<AltLink> {
     let link = elf.section(".gnu_debugaltlink")?.read(image, MAX_LINK_BYTES).ok()?;

@@ -5,7 +5,7 @@ use std::io::Read as _;
 /// Largest unpacked file, bytes; libc's is under 1 MiB.
 const UNPACKED_MAX_BYTES: u64 = 64 << 20;
 
-/// The ELF file in a packed `.gnu_debugdata` section; `None` if it is damaged or unreasonably large.
+/// Unpacks the ELF file in a `.gnu_debugdata` section; `None` if it is damaged or unreasonably large.
 #[must_use]
 pub fn unpack(packed: &[u8]) -> Option<Vec<u8>> {
     if dictionary_bytes(packed)? > UNPACKED_MAX_BYTES {
@@ -16,10 +16,10 @@ pub fn unpack(packed: &[u8]) -> Option<Vec<u8>> {
     (bytes.len() as u64 <= UNPACKED_MAX_BYTES).then_some(bytes)
 }
 
-/// Size of the dictionary of the first block, bytes (xz format 1.2.0, §3.1 and §5.3.1): the decoder allocates it
+/// Returns the dictionary size of the first block, bytes (xz format 1.2.0, §3.1 and §5.3.1). The decoder allocates it
 /// unchecked.
 fn dictionary_bytes(packed: &[u8]) -> Option<u64> {
-    // Stream header (12 bytes), block header size, block flags; a block that states its sizes is longer.
+    // Stream header (12 bytes), block header size, block flags. The header is longer if the block states its sizes.
     let flags = *packed.get(13)?;
     let mut at = 14;
     for present in [flags & 0x40 != 0, flags & 0x80 != 0] {
@@ -28,8 +28,8 @@ fn dictionary_bytes(packed: &[u8]) -> Option<u64> {
         }
         at += usize::from(present);
     }
-    // Flags of the last filter: LZMA2 is id 0x21 with one property byte. Filters before it are not supported; packagers
-    // use none.
+    // Flags of the last filter: LZMA2 has id 0x21 and one property byte. Filters before it are not supported; packagers
+    // do not use any.
     let [0x21, 1, property] = *packed.get(at..at + 3)? else {
         return None;
     };
@@ -43,7 +43,7 @@ fn dictionary_bytes(packed: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A stream header, and a block header with these flags, sizes and filters.
+    /// Returns a stream header followed by `block`: the flags, sizes and filters of a block header.
     fn stream(block: &[u8]) -> Vec<u8> {
         [b"\xfd7zXZ\0\0\x04\0\0\0\0\x02".as_slice(), block].concat()
     }
@@ -52,7 +52,7 @@ mod tests {
     fn the_dictionary_s_size_is_read_before_it_is_allocated() {
         // LZMA2, 8 MiB: as `xz -6` writes.
         assert_eq!(dictionary_bytes(&stream(&[0x00, 0x21, 1, 22])), Some(8 << 20));
-        // With both sizes of the block stated, in two and one bytes.
+        // With both block sizes stated: two bytes and one byte.
         assert_eq!(dictionary_bytes(&stream(&[0xc0, 0x80, 0x01, 0x10, 0x21, 1, 0])), Some(4096));
         assert_eq!(dictionary_bytes(&stream(&[0x00, 0x21, 1, 39])), Some(3 << 30));
         assert_eq!(dictionary_bytes(&stream(&[0x00, 0x21, 1, 40])), None);

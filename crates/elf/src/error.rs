@@ -8,12 +8,12 @@ pub enum ElfError {
     /// The file cannot be read, or is shorter than its headers claim.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// A table of headers cannot be read, or lies past the end of the file.
+    /// A header table cannot be read, or lies past the end of the file.
     #[error("{error}")]
     Table {
         /// Which table.
         what: &'static str,
-        /// The error of reading it.
+        /// The read error.
         #[source]
         error: io::Error,
     },

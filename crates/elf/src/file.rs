@@ -1,4 +1,4 @@
-//! An ELF file, whose tables are read on demand.
+//! A 64-bit ELF file. Its tables are read on demand.
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64, Sym64};
@@ -12,7 +12,7 @@ use crate::{Elf, ElfError, Image, MAX_NAMES, Pieces, SHT_NOBITS, Section, Segmen
 pub(crate) type Header = FileHeader64<LittleEndian>;
 pub(crate) const LE: LittleEndian = LittleEndian;
 pub(crate) type Sym = Sym64<LittleEndian>;
-/// Where symbols and their strings are in the file: file offset and length, bytes.
+/// File ranges of a symbol table and of its strings: offset and length, bytes.
 pub(crate) type SymbolTable = [(u64, u64); 2];
 
 /// A 64-bit little-endian ELF file that is read from `R`: [`&Pieces`](crate::Pieces), or bytes in memory.
@@ -24,7 +24,7 @@ pub struct ElfFile<'d, R: ReadRef<'d>> {
     sections: &'d [SectionHeader64<LittleEndian>],
 }
 
-/// The names in the dynamic section: the file's own, and those of its libraries.
+/// The names in the dynamic section: the file's own, and those of the libraries that it needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dynamic {
     /// `DT_SONAME`.
@@ -53,13 +53,13 @@ pub struct DynamicNames<'d> {
 }
 
 impl<'d> DynamicNames<'d> {
-    /// The name of a symbol; `None` if there is no such symbol, or its name is malformed.
+    /// Returns the name of a symbol; `None` if there is no such symbol, or its name is malformed.
     #[must_use]
     pub fn get(&self, symbol: usize) -> Option<&'d str> {
         text_at(self.strings, self.symbols.get(symbol)?.st_name(LE) as usize)
     }
 
-    /// The virtual address of a symbol that the file defines.
+    /// Returns the virtual address of a symbol that the file defines.
     #[must_use]
     pub fn address(&self, symbol: usize) -> Option<u64> {
         let symbol = self.symbols.get(symbol).filter(|symbol| symbol.st_shndx(LE) != elf::SHN_UNDEF)?;
@@ -122,7 +122,7 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         Ok(Self { headers, data, programs, sections })
     }
 
-    /// The bytes of a section as they are in the file; empty if it has none there.
+    /// Returns a section's bytes as stored in the file; empty if it has none there.
     ///
     /// # Errors
     /// [`ElfError`] if they lie past the end of the file, or exceed a limit.
@@ -134,7 +134,7 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         bytes.map_err(|()| ElfError::Io(std::io::ErrorKind::UnexpectedEof.into()))
     }
 
-    /// The dynamic loader that a program asks for.
+    /// Returns the path of the dynamic loader that a program requests.
     #[must_use]
     pub fn interpreter(&self) -> Option<&'d str> {
         let segment = self.programs.iter().find(|program| program.p_type(LE) == elf::PT_INTERP)?;
@@ -142,10 +142,10 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         text_at(self.data.read_bytes_at(offset, bytes).ok()?, 0)
     }
 
-    /// The names in the dynamic section; none if there is no such section, or one without strings.
+    /// Returns the names in the dynamic section; none if there is no such section, or one without strings.
     ///
     /// # Errors
-    /// [`ElfError`] if its strings cannot be read.
+    /// [`ElfError`] if the strings cannot be read.
     pub fn dynamic(&self) -> Result<Dynamic, ElfError> {
         let entries = self.programs.iter().find_map(|program| program.dynamic(LE, self.data).transpose());
         let Some(Ok(entries)) = entries else { return Ok(Dynamic::default()) };
@@ -182,7 +182,7 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         versions
     }
 
-    /// Every relocation with an addend.
+    /// Returns every relocation with an addend.
     pub fn relocations(&self) -> impl Iterator<Item = Relocation> {
         let tables = self.sections.iter().filter_map(|section| section.rela(LE, self.data).ok().flatten());
         tables.flat_map(|(relocations, _)| relocations).map(|relocation| Relocation {
@@ -193,7 +193,7 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         })
     }
 
-    /// The names of the dynamic symbols; none if the table is damaged.
+    /// Returns the names of the dynamic symbols; none if the table is damaged.
     #[must_use]
     pub fn dynamic_names(&self) -> DynamicNames<'d> {
         let section = self.sections.iter().find(|section| section.sh_type(LE) == elf::SHT_DYNSYM);
@@ -203,7 +203,7 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         DynamicNames { symbols, strings }
     }
 
-    /// Where a symbol table and its strings are, if there is one.
+    /// Returns the file ranges of a symbol table and its strings, if the file has one.
     pub(crate) fn symbol_table(&self, kind: elf::SectionType) -> Result<Option<SymbolTable>, ElfError> {
         let Some(section) = self.sections.iter().find(|section| section.sh_type(LE) == kind) else {
             return Ok(None);
@@ -213,7 +213,7 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         Ok(Some([section, strings].map(|section| section.file_range(LE).unwrap_or_default())))
     }
 
-    /// The section that another one refers to: the strings of a symbol table.
+    /// Returns the section that another one links to, such as the strings of a symbol table.
     fn linked(&self, section: &SectionHeader64<LittleEndian>) -> Option<&'d SectionHeader64<LittleEndian>> {
         self.sections.get(section.sh_link(LE) as usize)
     }

@@ -1,10 +1,10 @@
-//! The headers of an ELF file, which relate addresses and file offsets.
+//! The headers of an ELF file: they map between addresses and file offsets.
 
 use object::elf;
 
 use crate::section::{SHT_NOBITS, Section};
 
-/// Type of the segment with `.eh_frame_hdr`, which files without section headers have, too.
+/// Type of the segment that holds `.eh_frame_hdr`. Files without section headers have it, too.
 pub const PT_GNU_EH_FRAME: u32 = elf::PT_GNU_EH_FRAME.0;
 
 /// A program header.
@@ -29,9 +29,9 @@ impl Segment {
         self.kind == elf::PT_LOAD.0
     }
 
-    /// How far the addresses of a process are from those that the file states, if the process has mapped the file at `start` from
-    /// `file_offset` on, which is of this segment. A mapping begins at a page, and may begin before its segment. `page_bytes` is the
-    /// size of a page, a power of two.
+    /// Returns how far a process's addresses are from those that the file states, given that the process has mapped the
+    /// file at `start` from `file_offset` on; `None` if that offset is not in this segment. A mapping begins at a page
+    /// boundary, and may begin before its segment. `page_bytes` is the page size, a power of two.
     #[must_use]
     pub fn bias(&self, start: u64, file_offset: u64, page_bytes: u64) -> Option<u64> {
         let first = self.offset & !page_bytes.checked_sub(1)?;
@@ -51,25 +51,25 @@ impl Segment {
         self.is_loaded() && self.flags.contains(elf::PF_W)
     }
 
-    /// The same segment with what a file of `length_bytes` has of it.
+    /// Returns the same segment, cut to the part that a file of `length_bytes` contains.
     #[must_use]
     pub fn within(self, length_bytes: u64) -> Self {
         Self { file_bytes: self.file_bytes.min(length_bytes.saturating_sub(self.offset)), ..self }
     }
 
-    /// The addresses that it takes in memory, as the file states them.
+    /// The addresses that it occupies in memory, as the file states them.
     #[must_use]
     pub fn addresses(&self) -> std::ops::Range<u64> {
         self.address..self.address.saturating_add(self.memory_bytes)
     }
 
-    /// Whether it is mapped, and `address` is in the part of it that is in the file.
+    /// Whether it is mapped, and `address` is in the part of it that comes from the file.
     #[must_use]
     pub fn holds(&self, address: u64) -> bool {
         self.is_loaded() && address.checked_sub(self.address).is_some_and(|at| at < self.file_bytes)
     }
 
-    /// The file offset of `address`; `None` if it is not in this segment.
+    /// Returns the file offset of `address`; `None` if it is not in this segment.
     #[must_use]
     pub fn offset_of_address(&self, address: u64) -> Option<u64> {
         self.holds(address).then(|| self.offset.checked_add(address - self.address)).flatten()
@@ -89,7 +89,7 @@ pub struct Elf {
     pub segments: Vec<Segment>,
     /// Section headers; empty if the file has none.
     pub sections: Vec<Section>,
-    /// Whether the file claims to have section headers that cannot be read or are malformed.
+    /// Whether the file claims section headers that cannot be read or are malformed.
     pub sections_are_damaged: bool,
     /// File ranges of the header tables: (offset, bytes).
     pub tables: Vec<(u64, u64)>,
@@ -98,8 +98,8 @@ pub struct Elf {
 }
 
 impl Elf {
-    /// The address that the file states for its byte `offset`. If several segments contain it, an executable one is
-    /// preferred.
+    /// Returns the address that the file states for its byte `offset`. If several segments contain it, an executable
+    /// one is preferred.
     #[must_use]
     pub fn address_of_offset(&self, offset: u64) -> Option<u64> {
         let holds = |segment: &&Segment| {
@@ -110,16 +110,16 @@ impl Elf {
         Some(segment.address.wrapping_add(offset - segment.offset))
     }
 
-    /// Whether this is a file of debug information only, without the code that it describes.
+    /// Whether this file holds only debug information, without the code that it describes.
     #[must_use]
     pub fn is_debug_only(&self) -> bool {
         self.sections.iter().any(|section| section.name == ".text" && section.kind == SHT_NOBITS)
     }
 
-    /// The address of the code at `past_start` bytes from the start of an executable mapping of `mapped_bytes`.
+    /// Returns the address of the code at `past_start` bytes from the start of an executable mapping of `mapped_bytes`.
     ///
     /// This is for files of debug information, which have the program's addresses but not its file offsets.
-    /// `page_bytes` is the size of a page, a power of two.
+    /// `page_bytes` is the page size, a power of two.
     #[must_use]
     pub fn address_in_code(&self, mapped_bytes: u64, past_start: u64, page_bytes: u64) -> Option<u64> {
         let range = |segment: &Segment| {
@@ -129,7 +129,7 @@ impl Elf {
         };
         let code = self.segments.iter().filter(|segment| segment.is_executable());
         let code: Vec<(u64, u64)> = code.filter_map(range).collect();
-        // If there are several executable segments, the size of the mapping tells which one it is.
+        // If there are several executable segments, the size of the mapping identifies the right one.
         let (start, end) = match code[..] {
             [only] => only,
             _ => *code.iter().find(|(start, end)| end - start == mapped_bytes)?,
@@ -137,20 +137,20 @@ impl Elf {
         start.checked_add(past_start).filter(|address| *address < end)
     }
 
-    /// The file offset of `address`.
+    /// Returns the file offset of `address`.
     #[must_use]
     pub fn offset_of_address(&self, address: u64) -> Option<u64> {
         self.segments.iter().find_map(|segment| segment.offset_of_address(address))
     }
 
-    /// The end address, exclusive, of the loaded segment that contains `address`.
+    /// Returns the end address, exclusive, of the loaded segment that contains `address`.
     #[must_use]
     pub fn segment_end(&self, address: u64) -> Option<u64> {
         let segment = self.segments.iter().find(|segment| segment.holds(address))?;
         segment.address.checked_add(segment.file_bytes)
     }
 
-    /// The first section with this `name` and with bytes in the file.
+    /// Returns the first section with this `name` that has bytes in the file.
     #[must_use]
     pub fn section(&self, name: &str) -> Option<&Section> {
         self.sections.iter().find(|section| section.name == name && section.kind != SHT_NOBITS)

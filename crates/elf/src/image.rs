@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use crate::ElfError;
 
-/// The bytes of a file. A file is read with `pread`, never mapped: if its owner truncates it, reading fails, where a
-/// memory mapping would raise SIGBUS.
+/// The bytes of a file. A file is read with `pread`, never mapped: if its owner truncates it, a read fails, whereas
+/// access to a memory mapping would raise SIGBUS.
 pub trait Image: Send + Sync {
     /// Current length, bytes.
     ///

@@ -1,7 +1,7 @@
 //! Reads ELF files that may be hostile, in bounded pieces.
 //!
 //! Bytes come from an [`Image`]: a file, which is read with `pread` and never mapped, or bytes in memory. The
-//! [`object`] crate parses them, through [`Pieces`], which limit every read, and all reads of one file together.
+//! [`object`] crate parses them through [`Pieces`], which limits each read and all reads of one file together.
 //!
 //! ```
 //! use heapbpf_elf::{Elf, build_id};
@@ -35,7 +35,7 @@ pub mod section;
 pub mod symbols;
 mod tables;
 
-// What is shared with fuzz targets names the crate.
+// Code shared with fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_elf;
 
@@ -48,20 +48,20 @@ pub use memory::Memory;
 pub use section::{SHT_NOBITS, Section};
 pub use symbols::{Symbol, Symbols};
 
-/// Most program headers that are read. Linux runs no file with more than 64 KiB of them.
+/// Maximum number of program headers that are read. Linux does not run a file with more than 64 KiB of them.
 pub const MAX_SEGMENTS: usize = (64 << 10) / 56;
-/// Most section headers that are read.
+/// Maximum number of section headers that are read.
 pub const MAX_SECTIONS: usize = 1 << 16;
-/// Most bytes of section names.
+/// Maximum size of the section name table, bytes.
 pub const MAX_SECTION_NAME_BYTES: u64 = 4 << 20;
 /// Largest single piece that is read through [`Pieces`] (a section, a header table), bytes.
 pub const MAX_PIECE_BYTES: u64 = 256 << 20;
-/// Most bytes that are read of one file through [`Pieces`], since its sections may claim the same bytes many times.
+/// Maximum bytes read from one file through [`Pieces`]. Several sections may claim the same bytes.
 pub const MAX_FILE_BYTES: u64 = 1 << 30;
-/// Longest name of a symbol, a library or a version, bytes; a longer one counts as none. Without this limit, each of
-/// many names that share one text of megabytes would cost its whole length.
+/// Longest name of a symbol, a library or a version, bytes; a longer one is treated as missing. Without this limit,
+/// each of many names that share one string of megabytes would cost its whole length.
 pub const MAX_NAME_BYTES: usize = 4096;
-/// Most names in a list (needed libraries, version definitions).
+/// Maximum number of names in a list (needed libraries, version definitions).
 pub const MAX_NAMES: usize = 4096;
 
 /// Whether `image` begins like an ELF file.
@@ -71,7 +71,7 @@ pub fn is_elf(image: &dyn Image) -> bool {
     image.read_at(0, &mut magic).is_ok() && magic == object::elf::ELFMAG
 }
 
-/// The NUL-terminated text at `at`, if it is UTF-8 and at most [`MAX_NAME_BYTES`] long.
+/// Returns the NUL-terminated string at `at`, if it is UTF-8 and at most [`MAX_NAME_BYTES`] long.
 fn text_at(strings: &[u8], at: usize) -> Option<&str> {
     let rest = strings.get(at..)?;
     let rest = &rest[..rest.len().min(MAX_NAME_BYTES + 1)];

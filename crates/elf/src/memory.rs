@@ -1,4 +1,4 @@
-//! Memory that is read.
+//! Access to a process's memory: the trait [`Memory`].
 
 /// The memory of a process.
 pub trait Memory {

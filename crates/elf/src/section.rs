@@ -10,7 +10,7 @@ use crate::{ElfError, Image, read_range};
 
 /// Type of a section without bytes in the file.
 pub const SHT_NOBITS: u32 = elf::SHT_NOBITS.0;
-/// Longest name of a section, bytes; a longer one counts as none.
+/// Longest section name, bytes; a longer one is treated as missing.
 const MAX_NAME_BYTES: usize = 64;
 const COMPRESSION_HEADER_BYTES: u64 = size_of::<Header>() as u64;
 
@@ -46,7 +46,7 @@ impl Section {
         self.flags.contains(elf::SHF_COMPRESSED)
     }
 
-    /// Its flags without that of compression.
+    /// Its flags without the compression flag.
     #[must_use]
     pub fn flags_when_plain(&self) -> u64 {
         self.flags.0 & !elf::SHF_COMPRESSED.0
@@ -81,7 +81,7 @@ impl Section {
         let mut plain = Vec::new();
         match header.ch_type(LE) {
             elf::ELFCOMPRESS_ZLIB => flate2::read::ZlibDecoder::new(packed).take(bytes).read_to_end(&mut plain)?,
-            // The library bounds the window that a frame chooses (100 MiB).
+            // The library limits the window size that a frame may request (100 MiB).
             elf::ELFCOMPRESS_ZSTD => {
                 let decoder = ruzstd::decoding::StreamingDecoder::new(packed);
                 let decoder = decoder.map_err(|_| ElfError::Malformed("compressed section"))?;
@@ -98,7 +98,7 @@ fn compression(raw: &[u8]) -> Result<(&Header, &[u8]), ElfError> {
     object::pod::from_bytes(raw).map_err(|()| ElfError::Malformed("compressed section"))
 }
 
-/// The name at offset `start` of the table of section names.
+/// Returns the name at offset `start` of the section name table.
 pub(crate) fn name_at(names: &[u8], start: u32) -> String {
     let rest = names.get(start as usize..).unwrap_or_default();
     let end = rest.iter().take(MAX_NAME_BYTES).position(|byte| *byte == 0).unwrap_or(0);

@@ -7,7 +7,8 @@ use object::read::elf::Sym as _;
 use crate::file::{LE, Sym};
 use crate::{ElfError, ElfFile, Image, MAX_PIECE_BYTES, debugdata, read_range, text_at};
 
-/// Most bytes of a symbol table that are in memory at a time. Of a large file, it takes as much as the functions themselves.
+/// Size of the part of a symbol table that is in memory at a time, bytes. The table of a large file takes as much
+/// memory as the functions themselves.
 const CHUNK_BYTES: u64 = (64 << 10) * size_of::<Sym>() as u64;
 
 /// A defined function.
@@ -17,9 +18,9 @@ pub struct Symbol {
     pub address: u64,
     /// Size, bytes; 0 if the symbol table does not state it.
     pub size: u64,
-    /// Whether it is in the dynamic symbol table, so that other files can call it.
+    /// Whether it is in the dynamic symbol table, where other files can find it.
     pub exported: bool,
-    /// Whether it is an indirect function (`STT_GNU_IFUNC`), so that its resolver is at `address`.
+    /// Whether it is an indirect function (`STT_GNU_IFUNC`): `address` is then that of its resolver.
     pub indirect: bool,
     table: u8,
     name: u32,
@@ -41,13 +42,13 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Adds the functions that the dynamic symbol table of `image` defines, whose headers are `file`. Returns whether the
+    /// Adds the functions that the dynamic symbol table of `image` defines; `file` has its headers. Returns whether the
     /// table is intact.
     pub fn add_dynamic<'d, R: ReadRef<'d>>(&mut self, image: &dyn Image, file: &ElfFile<'d, R>) -> bool {
         self.add(image, file, elf::SHT_DYNSYM).is_ok()
     }
 
-    /// The same for the full symbol table.
+    /// Same as [`Symbols::add_dynamic`], for the full symbol table.
     pub fn add_full<'d, R: ReadRef<'d>>(&mut self, image: &dyn Image, file: &ElfFile<'d, R>) -> bool {
         self.add(image, file, elf::SHT_SYMTAB).is_ok()
     }
@@ -59,7 +60,7 @@ impl Symbols {
             .is_ok_and(|file| !file.headers.sections_are_damaged && self.add_full(&bytes, &file))
     }
 
-    /// Reads from `image` itself, because what is read through `file` stays in memory: names would be there twice.
+    /// Reads from `image` directly: what is read through `file` stays in memory, so the names would be there twice.
     fn add<'d, R: ReadRef<'d>>(
         &mut self,
         image: &dyn Image,
@@ -104,13 +105,13 @@ impl Symbols {
         Ok(())
     }
 
-    /// The name of a symbol of this list; empty if it is damaged.
+    /// Returns the name of a symbol of this list; empty if it is damaged.
     #[must_use]
     pub fn name(&self, symbol: &Symbol) -> &str {
         self.names.get(usize::from(symbol.table)).and_then(|n| text_at(n, symbol.name as usize)).unwrap_or_default()
     }
 
-    /// Every function, with its name, in the order of the tables.
+    /// Iterates over all functions with their names, in table order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Symbol)> {
         self.symbols.iter().map(|symbol| (self.name(symbol), symbol))
     }

@@ -6,7 +6,7 @@ use object::read::elf::{FileHeader, SectionHeader as _};
 
 use crate::{ElfError, MAX_SECTION_NAME_BYTES, MAX_SECTIONS, MAX_SEGMENTS};
 
-/// The program headers, if there are not too many.
+/// Returns the program headers, unless there are too many.
 pub(crate) fn program_headers<'d, H: FileHeader, R: ReadRef<'d>>(
     header: &H,
     endian: H::Endian,
@@ -22,7 +22,7 @@ pub(crate) fn program_headers<'d, H: FileHeader, R: ReadRef<'d>>(
     header.program_headers(endian, data).map_err(cut)
 }
 
-/// The section headers, if they can be read and are not too many.
+/// Returns the section headers, unless they cannot be read or there are too many.
 pub(crate) fn section_headers<'d, H: FileHeader, R: ReadRef<'d>>(
     header: &H,
     endian: H::Endian,
@@ -32,7 +32,7 @@ pub(crate) fn section_headers<'d, H: FileHeader, R: ReadRef<'d>>(
     (count <= MAX_SECTIONS).then(|| header.section_headers(endian, data).ok()).flatten()
 }
 
-/// The string table with the names of the sections; empty if the file has none.
+/// Returns the string table with the section names; empty if the file has none.
 pub(crate) fn section_names<'d, H: FileHeader, R: ReadRef<'d>>(
     header: &H,
     endian: H::Endian,

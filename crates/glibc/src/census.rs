@@ -1,4 +1,4 @@
-//! The census: what is in use, by type and by size.
+//! The census: blocks in use by type and by size.
 
 use std::ops::RangeInclusive;
 
@@ -10,18 +10,18 @@ use crate::types::{Files, Language, Types};
 use crate::walk::Blocks;
 use crate::{Heap, Memory, NotRead, Space, read_by};
 
-/// What blocks are.
+/// What a group of blocks contains.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
     /// Objects of a type.
     Type(Language, String),
-    /// Blocks of glibc without a known type: the sizes that a program asks for to get one of them.
+    /// glibc blocks without a known type, by the requested sizes that lead to a block of this size.
     Sizes(RangeSizes),
-    /// Blocks of Python's allocator of small objects without a known type, of this size.
+    /// Blocks of Python's small-object allocator without a known type, by block size.
     PythonSize(u64),
 }
 
-/// Sizes, from the smallest to the largest.
+/// A range of sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RangeSizes {
     /// The smallest.
@@ -36,31 +36,32 @@ impl From<RangeInclusive<u64>> for RangeSizes {
     }
 }
 
-/// Blocks in use that are alike.
+/// A group of similar blocks in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// What they are.
+    /// What the blocks contain.
     pub what: What,
-    /// How many there are.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Their sizes, with their headers and as they were rounded up.
+    /// Sum of their sizes, including headers and rounding.
     pub bytes: u64,
 }
 
-/// What is in use.
+/// The blocks in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     /// glibc's heap.
     pub heap: Heap,
-    /// Python's allocator of small objects.
+    /// Python's small-object allocator.
     pub python: Pools,
-    /// What is in use, the most bytes first. It may be less than what the sums say: large blocks that were not found are in no row.
+    /// The groups of blocks in use, the most bytes first. They may add up to less than the sums: large blocks that were
+    /// not found are in no row.
     pub rows: Vec<Row>,
-    /// Whether there were more types than are told apart: objects of others are in the rows of their sizes.
+    /// Whether there were too many types to keep apart: objects of the other types are in the rows of their sizes.
     pub has_more_types: bool,
 }
 
-/// Counts what is in use in the heap of glibc 2.`version`, and Python's small objects if there is an interpreter.
+/// Counts the blocks in use in the heap of glibc 2.`version`, and Python's small objects if there is an interpreter.
 ///
 /// # Errors
 /// [`NotRead`].

@@ -1,11 +1,11 @@
-//! Censuses of heaps with known types, of types that lie, and of pools.
+//! Censuses of heaps with known types, with false type information, and with pools.
 
 use crate::pages::Pages;
 use crate::testing::{DATA, HEAP, KEY, LARGE, PAGE, Process, process};
 use crate::types::Types;
 use crate::{Census, Files, Language, Memory, Space, What, census};
 
-/// Mappings of files: classes, names, and types of Python.
+/// Mappings of files: classes, names, and Python types.
 const CLASSES: u64 = 0x7c00_0000_0000;
 const NAMES: u64 = CLASSES + 0x4000;
 const END: u64 = CLASSES + 0x8000;
@@ -30,7 +30,7 @@ fn text(process: &mut Process, at: u64, text: &str) {
         .for_each(|(word, at)| process.put(at, u64::from_le_bytes(*word)));
 }
 
-/// A class: its table is 16 bytes behind `at`, its type information 0x40 behind it, and its name somewhere else.
+/// Adds a class: its table is 16 bytes after `at`, its type information 0x40 bytes after `at`, and its name elsewhere.
 fn class(process: &mut Process, at: u64, of: u64, name: &str) -> u64 {
     let name_at = NAMES + (at - CLASSES);
     for (field, word) in [(0, 0), (8, at + 0x40), (0x40, of), (0x48, name_at)] {
@@ -40,7 +40,7 @@ fn class(process: &mut Process, at: u64, of: u64, name: &str) -> u64 {
     at + 16
 }
 
-/// A Python type, whose first words are its count and its type.
+/// Adds a Python type. Its first words are its reference count and its type.
 fn python_type(process: &mut Process, at: u64, of: u64, name: &str) {
     for (field, word) in [(0, 3), (8, of), (24, NAMES + (at - CLASSES))] {
         process.put(at + field, word);
@@ -48,8 +48,8 @@ fn python_type(process: &mut Process, at: u64, of: u64, name: &str) {
     text(process, NAMES + (at - CLASSES), name);
 }
 
-/// The tests' process with two classes. The blocks of 0x20 and 0x500 in the main heap and the first large one are objects of `Session`,
-/// one of 0x40 is a `Basket`. A block in a cache was a `Session` before.
+/// The tests' process with two classes. The blocks of 0x20 and 0x500 in the main heap and the first large one are
+/// objects of `Session`; one of 0x40 is a `Basket`.
 fn typed() -> (Process, Space, [u64; 2]) {
     let (mut process, space) = process();
     let library = class(&mut process, CLASSES, CLASSES + 16, "N10__cxxabiv117__class_type_infoE");
@@ -67,7 +67,7 @@ fn row(census: &Census, language: Language, name: &str) -> Option<(u64, u64)> {
     census.rows.iter().find(|row| row.what == wanted).map(|row| (row.blocks, row.bytes))
 }
 
-/// Rows say what the sums do.
+/// The rows add up to the sums.
 fn check_sums(census: &Census) {
     let sum = |field: fn(&crate::Row) -> u64| census.rows.iter().map(field).sum::<u64>();
     assert_eq!(sum(|row| row.blocks), census.heap.inuse_blocks + census.python.inuse_blocks, "{census:?}");
@@ -83,12 +83,12 @@ fn objects_are_counted_by_type_and_what_else_is_in_use_by_size() {
     assert_eq!(row(&census, Language::Cpp, "N4shop7SessionE"), Some((3, 0x20 + 0x500 + 0x2000)));
     assert_eq!(row(&census, Language::Cpp, "6Basket"), Some((1, 0x40)));
     let sizes = |from: u64| census.rows.iter().find(|row| matches!(&row.what, What::Sizes(it) if it.from == from));
-    // One in a cache and one in a fast bin are not in use, and one of the other arena has the same size as the basket.
+    // One in a cache and one in a fast bin are not in use. One in the other arena has the same size as the basket.
     assert_eq!((sizes(0), sizes(25)), (None, None), "{census:?}");
     assert_eq!(sizes(0x40 - 23).map(|row| row.blocks), Some(1));
     // The heap is the same with and without a census.
     assert_eq!(crate::read(&mut process, &space, 36), Ok(census.heap));
-    // What is in a cache is not of the type that its words still name.
+    // A block in a cache does not count as the type that its words still name.
     process.put(second + 24, KEY);
     process.put(second + 16, (second + 16) >> 12);
     let census = found(&mut process, &space, false);
@@ -100,7 +100,7 @@ fn objects_are_counted_by_type_and_what_else_is_in_use_by_size() {
 fn tables_that_lie_are_no_types() {
     let session = CLASSES + 0x100;
     for (at, word) in [
-        // Where an object begins, the type information, its class, the name, and that of the class.
+        // Offset of the object, its type information, that one's class, its name, and the class's name.
         (session, 8),
         (session + 8, 0),
         (session + 8, DATA),
@@ -118,7 +118,7 @@ fn tables_that_lie_are_no_types() {
     ] {
         let (mut process, space, _) = typed();
         process.put(at, word);
-        // The last page of names has no end.
+        // The last page of names has no terminator.
         (END - PAGE..END).step_by(8).for_each(|at| process.put(at, u64::from_le_bytes([b'x'; 8])));
         let census = found(&mut process, &space, false);
         check_sums(&census);
@@ -126,7 +126,7 @@ fn tables_that_lie_are_no_types() {
     }
 }
 
-/// Memory whose pages of names are not there, and are read from their file.
+/// Memory in which the pages of names are absent, and are read from their file.
 struct Filed(Process, bool);
 
 impl Memory for Filed {
@@ -161,8 +161,8 @@ fn names_that_are_not_in_memory_are_read_from_their_files() {
     }
 }
 
-/// A pool of blocks of 48 bytes with two in use, one free and the rest never used: an object without and one with attributes. The
-/// second pool is as it is left when all of its blocks are free again.
+/// A pool of blocks of 48 bytes: one free, two in use (an object without attributes and one with), and the rest never
+/// used. The second pool is in the state in which all of its blocks are free again.
 pub(crate) fn pooled() -> (Process, Space) {
     let (mut process, mut space, [first, second]) = typed();
     python_type(&mut process, ROOT, ROOT, "type");
@@ -179,9 +179,9 @@ pub(crate) fn pooled() -> (Process, Space) {
     process.put(POOLS + 56, ROOT + 0x300);
     process.put(POOLS + 48 + 2 * 48 + 32, 2);
     process.put(POOLS + 48 + 2 * 48 + 40, ROOT + 0x200);
-    // The last pages of both were never used.
+    // The last pages of both pools were never used.
     process.put(POOLS + PAGE, 0);
-    // Large objects are glibc's.
+    // Large objects come from glibc.
     process.put(first + 16, 1);
     process.put(first + 24, ROOT + 0x300);
     process.put(second + 0x40 + 32, u64::from(u32::MAX));
@@ -201,7 +201,7 @@ fn python_s_objects_are_counted_in_pools_and_in_glibc_s_heap() {
     assert_eq!(row(&census, Language::Python, "str"), Some((2, 48 + 0x20)));
     assert_eq!(row(&census, Language::Python, "Session"), Some((2, 48 + 0x500)));
     assert_eq!(row(&census, Language::Cpp, "N4shop7SessionE"), Some((1, 0x2000)));
-    // A type whose type is none.
+    // A type whose type is not a type.
     process.put(ROOT + 0x100 + 8, ROOT + 0x108);
     let census = found(&mut process, &space, true);
     check_sums(&census);
@@ -227,7 +227,7 @@ fn pools_that_lie_are_inconsistent_and_what_is_no_pool_is_none() {
         let census = found(&mut process, &space, true);
         assert_eq!((census.python.pools, census.python.inconsistent_bytes), (0, 0), "{at:#x} {word:#x}");
     }
-    // It is in order the next time.
+    // It is consistent on the next read.
     let (mut process, space) = pooled();
     let sound = process.pages[&(POOLS / PAGE)].clone();
     process.later.insert(POOLS / PAGE, sound);
@@ -243,14 +243,14 @@ fn more_types_than_are_told_apart_are_said() {
     for address in 0..1 << 16 {
         types.of(&mut pages, &[1, 0x7a00_0000_0000 + 8 * address, 0, 0, 0, 0]);
     }
-    // What is known already stays.
+    // Known addresses are kept.
     types.of(&mut pages, &[1, 0x7a00_0000_0000, 0, 0, 0, 0]);
     types.of(&mut pages, &[1, 0x7a00_0000_0008, 0, 0, 0, 0]);
     types.of(&mut pages, &[1, 0x7900_0000_0008, 0, 0, 0, 0]);
     assert_eq!(types.into_names(), (Vec::new(), true));
 }
 
-/// Words of tables, types and pools are changed to others that may mean something, some at a time.
+/// Replaces some words of tables, types and pools at a time with others that may mean something.
 #[test]
 fn whatever_types_and_pools_are_is_counted_in_bounds() {
     let (sound, space) = pooled();

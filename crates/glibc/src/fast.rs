@@ -1,16 +1,17 @@
-//! Lists of small free blocks that are not merged with their neighbours, and so look as if they were in use.
+//! Fast bins: lists of small free blocks that are not merged with their neighbours, and therefore look as if they were
+//! in use.
 
 use crate::arena::{Arena, FAST_BINS, Region};
 use crate::pages::Pages;
 use crate::walk::{BITS, Blocks, HEADER, Linked};
 
-/// Most blocks of a list.
+/// Maximum number of blocks in a list.
 const MOST: u64 = 1 << 17;
-/// How often a list is read that changes meanwhile.
+/// How often a list that changes while it is read is read again.
 const ATTEMPTS: usize = 3;
 
-/// The blocks in each of an arena's lists; `None` if they make no sense, or are very many. `linked`: those that the walk has found. If they are
-/// the whole of a list, it need not be followed.
+/// Returns the blocks in each of an arena's fast bins; `None` if the lists make no sense or are too long. `linked`: the
+/// blocks that the walk has found. If they make up the whole list, it need not be followed.
 pub(crate) fn cached(
     pages: &mut Pages,
     arena: &Arena,

@@ -10,7 +10,7 @@ mod shared;
 use crate::census_tests::pooled;
 use crate::testing::PAGE;
 
-/// The memory of the tests' process, without the words that are 0.
+/// The memory of the tests' process, without words that are 0.
 fn input(version: u8) -> Vec<u8> {
     let (process, _) = pooled();
     let mut input = vec![version];
@@ -43,7 +43,7 @@ mod long {
     }
 }
 
-/// The input reaches what it is made for.
+/// The input exercises what it was made for.
 #[test]
 fn the_inputs_heap_is_read() {
     let (_, space) = pooled();

@@ -1,13 +1,15 @@
-//! glibc's heap as data: its arenas, which of their blocks are in use, and what is free in them. The caller reads the memory.
+//! Reads glibc's heap: its arenas, which of their blocks are in use, and how much of them is free. The caller supplies
+//! access to the memory.
 //!
-//! `main_arena` is found in the C library's variables by what it looks like (`arena`), the others are linked to it. The blocks of an
-//! arena lie side by side, each with its size in front (`walk`). Blocks in a thread's cache and in fast bins look as if they were in use:
-//! the former have a key in their second word (`variables`), the latter are listed (`fast`). Large blocks have mappings of their own
-//! (`mapped`). A census (`census`) also counts by type (`types`) and size (`tally`), and what CPython's allocator of small objects has
-//! (`pools`).
+//! `main_arena` is recognised among the C library's variables by its contents (`arena`), and the other arenas are
+//! linked to it. The blocks of an arena are adjacent, each with its size in front (`walk`). Blocks in thread caches and
+//! in fast bins look as if they were in use: the former have a key in their second word (`variables`), the latter are
+//! in lists (`fast`). Large blocks have mappings of their own (`mapped`). A census (`census`) also counts blocks by
+//! type (`types`) and size (`tally`), and the blocks of CPython's small-object allocator (`pools`).
 //!
-//! The process runs meanwhile, and its memory is its own: whatever is read may be anything. So each step is checked and counted, a
-//! part that makes no sense is read again, and what still makes none is given as so many bytes that were not read.
+//! The process keeps running and controls its memory, so anything may be read there. Each step is therefore checked and
+//! bounded. A part that makes no sense is read again. If it still makes none, its size is reported as bytes that were
+//! not read.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +33,7 @@ mod types;
 mod variables;
 mod walk;
 
-// What is shared with the fuzz target names the crate.
+// Code shared with the fuzz target refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_glibc;
 
@@ -48,35 +50,37 @@ pub use census::{Census, RangeSizes, Row, What, census};
 pub use pools::Pools;
 pub use types::{Files, Language};
 
-/// Minor versions of glibc 2 whose structures are known: the fields of arenas are those of 2.27, and in 2.42 caches of threads are
-/// different.
+/// Minor versions of glibc 2 with known structures: arenas have the fields of 2.27, and 2.42 has different thread
+/// caches.
 pub const KNOWN: RangeInclusive<u32> = 27..=41;
 
-/// The first version in which links of lists are mangled, and the first with one key for the caches of all threads.
+/// The first version in which list links are mangled, and the first with one key for all thread caches.
 const MANGLED: u32 = 32;
 const KEYED: u32 = 34;
-/// Most that one thread's cache holds by default: 7 blocks of each of 64 sizes.
+/// Maximum size of one thread's cache by default, bytes: 7 blocks of each of 64 sizes.
 const MOST_CACHED_BYTES: u64 = 7 * (64 * 32 + 16 * 2016);
 
-/// The memory of a process, as the caller reads it.
+/// The memory of a process, as the caller provides it.
 pub trait Memory {
-    /// Size of its pages.
+    /// Page size, bytes.
     fn page_bytes(&self) -> u64;
-    /// Says of each page from number `first` on (address by size) whether it is in memory.
+    /// Sets for each page whether it is in memory. `first` is the number of the first one (address divided by page
+    /// size).
     fn present(&mut self, first: u64, pages: &mut [bool]);
-    /// Fills `buffer` from `address`, where all pages were in memory. Returns `false` if it cannot be read.
+    /// Fills `buffer` from `address`, where all pages were in memory. Returns `false` if that fails.
     fn read(&mut self, address: u64, buffer: &mut [u8]) -> bool;
-    /// Fills `buffer` from the file that is mapped at `address`. Returns `false` if there is none, or if it cannot be read.
+    /// Fills `buffer` from the file that is mapped at `address`. Returns `false` if there is none, or if it cannot be
+    /// read.
     fn read_mapped_file(&mut self, address: u64, buffer: &mut [u8]) -> bool {
         let _ = (address, buffer);
         false
     }
 }
 
-/// Where a process has what.
+/// The parts of an address space that matter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// The variables of the C library: the writable mapping of its file, and what follows it without a gap.
+    /// The variables of the C library: the writable mapping of its file, and the mappings that directly follow it.
     pub data: Vec<Range<u64>>,
     /// The main heap (`[heap]`).
     pub heap: Option<Range<u64>>,
@@ -86,63 +90,63 @@ pub struct Space {
     pub threads: u64,
 }
 
-/// What glibc has of memory. A block's size is with its header, and as it was rounded up.
+/// glibc's memory. The size of a block includes its header and rounding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heap {
     /// Number of arenas.
     pub arenas: u64,
-    /// Blocks in use.
+    /// Number of blocks in use.
     pub inuse_blocks: u64,
-    /// Their sizes.
+    /// Sum of their sizes.
     pub inuse_bytes: u64,
-    /// Of these, what is not in memory: never written to, or swapped out.
+    /// The part of these bytes that is not in memory: never written to, or swapped out.
     pub absent_bytes: u64,
-    /// What the program may be given again: free blocks, and the rest of each arena.
+    /// Bytes that can be handed out again: free blocks, and each arena's top block.
     pub free_bytes: u64,
-    /// Of these, what is in memory.
+    /// The part of these bytes that is in memory.
     pub free_resident_bytes: u64,
-    /// Of these, blocks in caches of threads and in fast bins, which are not merged with their neighbours.
+    /// The part of these bytes in thread caches and fast bins, whose blocks are not merged with their neighbours.
     pub cached_bytes: u64,
-    /// Whole pages that `malloc_trim(0)` would give back, of those that are in memory.
+    /// Whole pages in memory that `malloc_trim(0)` would return to the system, bytes.
     pub trimmable_bytes: u64,
-    /// Pages of arenas and of blocks with their own mappings that are in memory.
+    /// Pages in memory of arenas and of blocks with their own mappings, bytes.
     pub resident_bytes: u64,
-    /// At most this much of what is in use may be in a cache.
+    /// Maximum part of the bytes in use that may actually be in caches.
     pub doubtful_bytes: u64,
-    /// What was not read because it is swapped out, or because that would have taken too long.
+    /// Bytes that were not read because they are swapped out, or because reading them would take too long.
     pub absent_unread_bytes: u64,
-    /// What was not read because its structures contradict each other.
+    /// Bytes that were not read because their structures are inconsistent.
     pub inconsistent_bytes: u64,
-    /// Whether it was changing while it was read, so that no list of free blocks could be checked.
+    /// Whether the heap was changing while it was read, so that no list of free blocks could be checked.
     pub is_moving: bool,
-    /// Whether it is known that `mapped` are all blocks with mappings of their own.
+    /// Whether `mapped` is known to have all blocks with mappings of their own.
     pub mapped_is_known: bool,
     /// Blocks with mappings of their own, in order.
     pub mapped: Vec<Range<u64>>,
 }
 
 impl Heap {
-    /// Whether nothing of it is unknown.
+    /// Whether everything about the heap is known exactly.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.doubtful_bytes == 0 && self.unread_bytes() == 0 && self.mapped_is_known && !self.is_moving
     }
 
-    /// What was not read of its arenas.
+    /// Bytes of its arenas that were not read.
     #[must_use]
     pub fn unread_bytes(&self) -> u64 {
         self.absent_unread_bytes.saturating_add(self.inconsistent_bytes)
     }
 }
 
-/// Why a heap is not read at all.
+/// Why a heap could not be read at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotRead {
     /// The layout of this version is not known.
     Version,
-    /// These variables have no arena: nobody has called glibc's `malloc`.
+    /// There is no arena in these variables: glibc's `malloc` has not been called.
     NoArena,
-    /// The arenas contradict each other.
+    /// The arenas are inconsistent.
     Inconsistent,
 }
 
@@ -154,7 +158,8 @@ pub fn read(memory: &mut dyn Memory, space: &Space, version: u32) -> Result<Heap
     read_by(&mut Pages::new(memory), space, version, &mut None).map(|(heap, ..)| heap)
 }
 
-/// Reads the heap, and counts its blocks by type and size if there are `types`. Returns the addresses of its arenas as well.
+/// Reads the heap, and counts its blocks by type and size if `types` is given. Also returns the addresses of its
+/// arenas.
 fn read_by(
     pages: &mut Pages,
     space: &Space,
@@ -164,7 +169,7 @@ fn read_by(
     if !KNOWN.contains(&version) {
         return Err(NotRead::Version);
     }
-    // A list that a block is just put into may look odd once.
+    // A list may look inconsistent for a moment while a block is added to it.
     let variables = (0..ATTEMPTS).find_map(|_| Variables::read(pages, space, version)).ok_or(NotRead::NoArena)?;
     let keys = if version >= KEYED { variables.keys.as_slice() } else { &[] };
     let arenas = (0..ATTEMPTS).find_map(|_| arena::all(pages, variables.main)).ok_or(NotRead::Inconsistent)?;

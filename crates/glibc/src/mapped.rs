@@ -1,4 +1,5 @@
-//! Large blocks, which have mappings of their own. The kernel merges mappings, so several may lie in one, and other memory as well.
+//! Large blocks, which have mappings of their own. The kernel merges mappings, so one mapping may contain several
+//! blocks, and other memory as well.
 
 use std::ops::Range;
 
@@ -9,35 +10,35 @@ use crate::types::{TYPE_WORDS, Types, words_of};
 use crate::walk::{BITS, HEADER, MAPPED};
 use crate::{Heap, Space};
 
-/// Most pages at which a block is looked for, where none is known to begin.
+/// Maximum number of pages at which to look for a block where none is known to begin.
 const MOST_LOOKED_AT: u64 = 1 << 17;
-/// Most blocks.
+/// Maximum number of blocks.
 const MOST_BLOCKS: usize = 1 << 16;
 
 /// Counts large blocks by type and size.
 pub(crate) fn note(pages: &mut Pages, heap: &Heap, types: &mut Types, tally: &mut Tally) {
     for block in &heap.mapped {
         let mut words = [0; 8 * TYPE_WORDS];
-        // Its first page was there.
+        // Its first page was in memory.
         let is_read = pages.read(block.start + HEADER, &mut words);
         let found = if is_read { types.of(pages, &words_of(&words)) } else { None };
         tally.note(found, block.end - block.start);
     }
 }
 
-/// Adds blocks with mappings of their own. `known`: how many there are and their bytes.
+/// Adds blocks with mappings of their own. `known`: their number and bytes, if known.
 pub(crate) fn add(pages: &mut Pages, space: &Space, arenas: &[u64], known: Option<(u64, u64)>, heap: &mut Heap) {
     let most =
         known.map_or(MOST_BLOCKS, |(count, _)| usize::try_from(count).map_or(MOST_BLOCKS, |it| it.min(MOST_BLOCKS)));
     let arena_heaps: Vec<u64> = arenas.iter().map(|base| base & !(HEAP - 1)).collect();
     let is_other = |range: &&Range<u64>| !arena_heaps.contains(&range.start) && space.heap.as_ref() != Some(*range);
     let ranges: Vec<&Range<u64>> = space.anonymous.iter().filter(is_other).collect();
-    // Blocks from the start of each mapping on.
+    // Blocks from the start of each mapping.
     let mut found = Vec::new();
     for range in &ranges {
         blocks(pages, range.start, range, most, &mut found);
     }
-    // Others come after something else.
+    // Other blocks follow other memory.
     let mut left = MOST_LOOKED_AT;
     if known.is_some() {
         for range in &ranges {
@@ -58,7 +59,7 @@ pub(crate) fn add(pages: &mut Pages, space: &Space, arenas: &[u64], known: Optio
     heap.mapped = found;
 }
 
-/// Blocks one after the other, from an address on. Returns where they end.
+/// Adds adjacent blocks from an address on. Returns where they end.
 fn blocks(pages: &mut Pages, start: u64, range: &Range<u64>, most: usize, found: &mut Vec<Range<u64>>) -> u64 {
     let mut at = start;
     while at < range.end && found.len() < most {
@@ -77,7 +78,7 @@ fn block(pages: &mut Pages, at: u64, range: &Range<u64>) -> Option<Range<u64>> {
     Some(at..end)
 }
 
-/// Looks for further blocks at each page of a mapping.
+/// Searches each page of a mapping for further blocks.
 fn search(pages: &mut Pages, range: &Range<u64>, most: usize, left: &mut u64, found: &mut Vec<Range<u64>>) {
     let known: Vec<Range<u64>> = found.iter().filter(|block| range.contains(&block.start)).cloned().collect();
     let mut at = known.last().map_or(range.start, |last| last.end);

@@ -1,39 +1,39 @@
-//! Which pages of a process are in memory, and reading those that are.
+//! Finds out which pages of a process are in memory, and reads only those.
 
 use std::ops::Range;
 
 use crate::Memory;
 
-/// Pages that are asked of at once.
+/// Number of pages per query.
 const BLOCK: u64 = 512;
-/// Most pages that are asked of: 128 GiB of small ones.
+/// Maximum number of pages that are queried: 128 GiB of small ones.
 const MOST_PAGES: u64 = 1 << 25;
 
 /// Memory that is read only where its pages are present.
 pub(crate) struct Pages<'m> {
     memory: &'m mut dyn Memory,
-    /// Size of a page.
+    /// Page size, bytes.
     pub(crate) page_bytes: u64,
-    /// The block that was asked last, by its number.
+    /// Number of the block of pages that was queried last.
     block: Option<u64>,
     present: Vec<bool>,
-    /// How many more pages may be asked of.
+    /// Number of pages that may still be queried.
     left: u64,
 }
 
 impl<'m> Pages<'m> {
     pub(crate) fn new(memory: &'m mut dyn Memory) -> Self {
-        // It divides.
+        // It is used as a divisor.
         let page_bytes = memory.page_bytes().max(1);
         Self { memory, page_bytes, block: None, present: vec![false; BLOCK as usize], left: MOST_PAGES }
     }
 
-    /// Asks again of what was asked last.
+    /// Drops the cached query, so that the next access asks again.
     pub(crate) const fn forget(&mut self) {
         self.block = None;
     }
 
-    /// The part of a block of pages from a page on, and whether each of its pages is in memory.
+    /// Returns whether each page is in memory, from `page` to the end of its block of pages.
     fn from(&mut self, page: u64) -> &[bool] {
         let block = page / BLOCK;
         if self.block != Some(block) {
@@ -47,7 +47,7 @@ impl<'m> Pages<'m> {
         &self.present[(page % BLOCK) as usize..]
     }
 
-    /// How many bytes from an address on are in memory, at most so many.
+    /// Returns how many bytes from an address on are in memory, at most `most`.
     pub(crate) fn run(&mut self, address: u64, most: u64) -> u64 {
         let end = address.saturating_add(most);
         let mut at = address;
@@ -67,7 +67,7 @@ impl<'m> Pages<'m> {
         at.min(end).saturating_sub(address)
     }
 
-    /// How much of a range is in memory, to the byte.
+    /// Returns how many bytes of a range are in memory.
     pub(crate) fn present_bytes(&mut self, range: &Range<u64>) -> u64 {
         let (size, mut sum, mut at) = (self.page_bytes, 0, range.start);
         while at < range.end && self.left > 0 {
@@ -79,7 +79,7 @@ impl<'m> Pages<'m> {
             let present = there.iter().filter(|present| **present).count() as u64;
             let [first, last] = [there[0], there[there.len() - 1]];
             sum += present * size;
-            // Of the first page and of the last one, only a part is in the range.
+            // Only parts of the first and the last page are in the range.
             sum -= if first { at - page * size } else { 0 };
             let end = (page + count).saturating_mul(size);
             sum -= if last { end.saturating_sub(range.end) } else { 0 };
@@ -88,14 +88,14 @@ impl<'m> Pages<'m> {
         sum
     }
 
-    /// Memory of the pages of a range, whole ones.
+    /// Returns how many bytes are in memory in the pages that a range touches.
     pub(crate) fn resident_bytes(&mut self, range: &Range<u64>) -> u64 {
         let start = range.start / self.page_bytes * self.page_bytes;
         let end = range.end.checked_next_multiple_of(self.page_bytes).unwrap_or(range.end);
         self.present_bytes(&(start..end))
     }
 
-    /// Fills a buffer, if all of it is in memory and can be read.
+    /// Fills a buffer if all of it is in memory and can be read.
     pub(crate) fn read(&mut self, address: u64, buffer: &mut [u8]) -> bool {
         let length = buffer.len() as u64;
         self.run(address, length) == length && self.memory.read(address, buffer)
@@ -106,20 +106,20 @@ impl<'m> Pages<'m> {
         self.read(address, buffer) || self.memory.read_mapped_file(address, buffer)
     }
 
-    /// The words at an address, fetched.
+    /// Reads words from memory, or from the file that is mapped there.
     pub(crate) fn fetched_words<const N: usize>(&mut self, address: u64) -> Option<[u64; N]> {
         let mut words = [[0; 8]; N];
         self.fetch(address, words.as_flattened_mut()).then(|| words.map(u64::from_le_bytes))
     }
 
-    /// The words at an address.
+    /// Reads words from memory.
     pub(crate) fn words<const N: usize>(&mut self, address: u64) -> Option<[u64; N]> {
         let mut words = [[0; 8]; N];
         self.read(address, words.as_flattened_mut()).then(|| words.map(u64::from_le_bytes))
     }
 }
 
-/// The word at a place in some bytes; 0 behind their end.
+/// Returns the word at an offset; 0 past the end.
 #[inline]
 pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))

@@ -1,6 +1,6 @@
-//! Small objects of Python (up to 512 bytes), which do not come from glibc: CPython's allocator divides mappings of its own into pools of
-//! blocks of one size (Objects/obmalloc.c, since 3.7). A pool's header says how many of its blocks are in use and lists the free ones, so
-//! that both must agree.
+//! Small Python objects (up to 512 bytes), which do not come from glibc. CPython's allocator divides mappings of its
+//! own into pools of equal blocks (Objects/obmalloc.c, since 3.7). A pool's header has the number of blocks in use and
+//! a list of the free ones. Both must agree.
 
 use std::ops::Range;
 
@@ -10,46 +10,46 @@ use crate::tally::Tally;
 use crate::types::{Types, words_of};
 use crate::walk::Blocks;
 
-/// Size of a pool's header and of the smallest block, number of sizes, and sizes of pools (before 3.10, and since).
+/// Size of a pool's header, smallest block, number of sizes, and pool sizes (before 3.10, and since).
 const HEADER: usize = 48;
 const STEP: usize = 16;
 const SIZES: usize = 32;
 const POOLS: [usize; 2] = [4 << 10, 16 << 10];
 const MOST_BLOCKS: usize = (POOLS[1] - HEADER) / STEP;
-/// Bytes that are read at once, and how often a pool that changes meanwhile is.
+/// Number of bytes per read, and how often a pool that changes while it is read is read again.
 const WINDOW: u64 = 256 << 10;
 const ATTEMPTS: usize = 3;
 
-/// What Python's allocator of small objects has of memory.
+/// The memory of Python's small-object allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pools {
     /// Number of pools with blocks in use.
     pub pools: u64,
-    /// Blocks in use, and their sizes.
+    /// Number of blocks in use.
     pub inuse_blocks: u64,
-    /// Their sizes.
+    /// Sum of their sizes.
     pub inuse_bytes: u64,
-    /// Free blocks of these pools, and their headers, bytes.
+    /// Free blocks and headers of these pools, bytes.
     pub free_bytes: u64,
-    /// Pools that made no sense, bytes.
+    /// Pools with inconsistent contents, bytes.
     pub inconsistent_bytes: u64,
 }
 
 /// A pool, by its header.
 #[derive(Clone, Copy)]
 struct Pool {
-    /// Its size, and that of its blocks.
+    /// Size of the pool, and of its blocks.
     bytes: usize,
     size: usize,
-    /// Blocks in use, and blocks that were in use at any time.
+    /// Number of blocks in use, and number of blocks that have ever been in use.
     used: usize,
     begun: usize,
-    /// Address of the first free one.
+    /// Address of the first free block.
     free: u64,
 }
 
 impl Pool {
-    /// That of some bytes, which lie at an address.
+    /// Parses the header of a pool at address `at`; `None` if there is no pool.
     fn parse(bytes: &[u8], at: u64) -> Option<Self> {
         let half = |at: usize| (word(bytes, at / 8 * 8) >> (at % 8 * 8)) as u32 as usize;
         let (used, class, next, last) = (half(0), half(36), half(40), half(44));
@@ -63,7 +63,7 @@ impl Pool {
         is_one.then_some(Self { bytes: pool_bytes, size, used, begun, free: word(bytes, 8) })
     }
 
-    /// Which of its blocks are free; `None` if that is not as many as it says.
+    /// Returns which blocks are free; `None` if their number is not the one that the header implies.
     fn free(&self, bytes: &[u8], at: u64) -> Option<[bool; MOST_BLOCKS]> {
         let (mut free, mut next) = ([false; MOST_BLOCKS], self.free);
         for _ in self.used..self.begun {
@@ -78,7 +78,7 @@ impl Pool {
     }
 }
 
-/// Counts the blocks in use of all pools.
+/// Counts the blocks in use in all pools.
 pub(crate) fn count(pages: &mut Pages, space: &Space, heaps: &[u64], types: &mut Types) -> (Pools, Tally) {
     let (mut pools, mut tally) = (Pools::default(), Tally::default());
     let is_other = |range: &&Range<u64>| !heaps.contains(&range.start);
@@ -106,7 +106,7 @@ fn of_range(pages: &mut Pages, range: &Range<u64>, types: &mut Types, sums: (&mu
                 at += page;
                 continue;
             };
-            // The next window begins with it.
+            // The next window begins with this pool.
             if here.len() < pool.bytes && at > start {
                 break;
             }
@@ -124,7 +124,7 @@ fn of_range(pages: &mut Pages, range: &Range<u64>, types: &mut Types, sums: (&mu
     }
 }
 
-/// Reads the pages that are in memory; the others of a pool were never used, and are 0.
+/// Reads the pages that are in memory. The other pages of a pool were never used, and read as 0.
 fn read_present(pages: &mut Pages, at: u64, buffer: &mut [u8]) {
     let page = pages.page_bytes;
     for (part, at) in buffer.chunks_mut(page as usize).zip((at..).step_by(page as usize)) {
@@ -134,7 +134,7 @@ fn read_present(pages: &mut Pages, at: u64, buffer: &mut [u8]) {
     }
 }
 
-/// Counts the blocks of a pool. Returns whether it made sense.
+/// Counts the blocks of a pool. Returns whether the pool is consistent.
 fn note(
     pages: &mut Pages,
     types: &mut Types,

@@ -1,4 +1,4 @@
-//! Reads one arena, again if it changes meanwhile.
+//! Reads one arena, and repeats that if it changes in the process.
 
 use crate::arena::{Arena, FAST_BINS, Region, Why};
 use crate::pages::Pages;
@@ -7,27 +7,27 @@ use crate::variables::Variables;
 use crate::walk::{Blocks, Sums, walk};
 use crate::{Heap, Space, fast};
 
-/// How often an arena is read that changes meanwhile.
+/// How often an arena that changes while it is read is read again.
 pub(crate) const ATTEMPTS: usize = 3;
 
-/// What one attempt has found.
+/// The result of one attempt.
 struct Attempt {
     sums: Sums,
-    /// What was not read, and why.
+    /// Bytes that were not read, and why.
     unread_bytes: u64,
     why: Why,
 }
 
-/// How arenas are read.
+/// Settings for reading arenas.
 pub(crate) struct How<'h> {
     pub(crate) space: &'h Space,
-    /// Words that may be the key of blocks in caches.
+    /// Words that may be the key of cached blocks.
     pub(crate) keys: &'h [u64],
-    /// Whether links of lists are mangled.
+    /// Whether list links are mangled.
     pub(crate) is_mangled: bool,
 }
 
-/// Adds an arena to the heap and to the sums of all. `variables`: of the main one.
+/// Adds an arena to the heap, and to the sums of all arenas. `variables`: only for the main arena.
 pub(crate) fn arena(
     pages: &mut Pages,
     base: u64,
@@ -51,7 +51,7 @@ pub(crate) fn arena(
         if best.as_ref().is_none_or(|best| unread < best.unread_bytes) {
             best = Some(attempt);
         }
-        // What is not in memory will not be there the next time, unless that was given back meanwhile.
+        // Another attempt will not find absent memory either, unless the arena's top has changed.
         let mut is_same = || Arena::read(pages, base).is_some_and(|now| now.top == arena.top);
         if unread == 0 || why == Why::Absent && is_same() {
             break;
@@ -59,7 +59,7 @@ pub(crate) fn arena(
         pages.forget();
     }
     let Some(Attempt { sums, unread_bytes, why }) = best else {
-        // It is gone, and how much it had is not known.
+        // The arena has gone, and its size is not known.
         heap.is_moving = true;
         return;
     };
@@ -92,7 +92,7 @@ fn attempt(pages: &mut Pages, arena: &Arena, regions: &[Region], how: &How, type
     let linked = how.is_mangled.then_some(&sums.linked);
     let lists = match fast::cached(pages, arena, regions, linked).filter(|_| unread_bytes == 0) {
         Some(lists) => lists,
-        // Blocks that look so are in fast bins, with hardly an exception.
+        // Nearly all blocks that look linked are in fast bins.
         None if how.is_mangled => {
             sums.is_moving = true;
             sums.linked.map(|it| it.blocks)

@@ -6,13 +6,13 @@ use std::ops::RangeInclusive;
 use crate::arena::FAST_BINS;
 use crate::walk::{Blocks, HEADER};
 
-/// Classes of blocks up to this size hold one size each, those above a power of two each.
+/// Up to this size, each class holds one block size. Above, each class spans a power of two.
 const LARGEST_EXACT: u64 = 0x410;
 const EXACT: usize = (LARGEST_EXACT / HEADER - 1) as usize;
-/// Most pairs of a key and a class. Blocks of further ones count as in use.
+/// Maximum number of pairs of key and class. Blocks of further pairs count as in use.
 const MOST_KEYED: usize = 1 << 10;
 
-/// The number of the class of a block, by its size with its header.
+/// Returns the class of a block, by its size including the header.
 #[inline]
 fn class_of(bytes: u64) -> usize {
     match bytes {
@@ -21,7 +21,7 @@ fn class_of(bytes: u64) -> usize {
     }
 }
 
-/// Sizes that a program asks for to get a block of a class.
+/// Returns the requested sizes that lead to a block of this class.
 pub(crate) fn sizes_of(class: usize) -> RangeInclusive<u64> {
     let largest = |class: usize| match class.checked_sub(EXACT) {
         None => HEADER * (class as u64 + 2),
@@ -36,11 +36,11 @@ pub(crate) fn sizes_of(class: usize) -> RangeInclusive<u64> {
 /// Blocks by type, and those without a type by class.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
-    /// By the number of the type.
+    /// By type number.
     pub(crate) types: Vec<Blocks>,
-    /// By the number of the class.
+    /// By class number.
     pub(crate) classes: Vec<Blocks>,
-    /// Of `classes`, blocks with a word that may be the key of caches, by the key and the class.
+    /// The blocks in `classes` with a word that may be the cache key, by key and class.
     keyed: HashMap<(u64, usize), Blocks>,
 }
 
@@ -62,7 +62,7 @@ impl Tally {
         }
     }
 
-    /// Notes the key of a block, which counts without a type.
+    /// Records the key of a block, which counts without a type.
     pub(crate) fn note_keyed(&mut self, key: u64, bytes: u64) {
         let place = (key, class_of(bytes));
         if self.keyed.len() < MOST_KEYED || self.keyed.contains_key(&place) {
@@ -89,12 +89,12 @@ impl Tally {
         }
     }
 
-    /// Takes out the blocks of lists of small free blocks.
+    /// Subtracts the blocks in fast bins.
     pub(crate) fn without_lists(&mut self, lists: &[Blocks; FAST_BINS]) {
         lists.iter().enumerate().for_each(|(class, blocks)| self.without(class, *blocks));
     }
 
-    /// Takes out the blocks with the key of caches.
+    /// Subtracts the blocks with the cache key.
     pub(crate) fn without_key(&mut self, key: u64) {
         for ((_, class), blocks) in std::mem::take(&mut self.keyed).into_iter().filter(|((of, _), _)| *of == key) {
             self.without(class, blocks);

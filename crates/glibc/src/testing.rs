@@ -1,4 +1,4 @@
-//! A process that tests make up: variables, a main heap, another arena with two heaps, and large blocks.
+//! A made-up process for tests: variables, a main heap, another arena with two heaps, and large blocks.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ pub(crate) const DATA: u64 = 0x7f00_0000_0000;
 pub(crate) const MAIN: u64 = DATA + 0x400;
 const PARAMETERS: u64 = DATA + 0x2000;
 pub(crate) const KEY: u64 = 0xdead_beef_0123_4567;
-/// It begins within a page, as in static programs.
+/// The heap begins within a page, as in static programs.
 pub(crate) const HEAP: u64 = 0x5500_0000_0d40;
 /// Two heaps of another arena.
 pub(crate) const FIRST: u64 = 0x7e00_0000_0000;
@@ -19,11 +19,11 @@ pub(crate) const OTHER: u64 = FIRST + 0x30;
 pub(crate) const LARGE: u64 = 0x7d00_0000_0000;
 pub(crate) const SIZE_OF_HEAPS: u64 = 0x21000;
 
-/// Its memory. Pages without anything in them are not there.
+/// The memory. Pages that were never written to are absent.
 #[derive(Clone, Default)]
 pub(crate) struct Process {
     pub(crate) pages: HashMap<u64, Vec<u8>>,
-    /// What a page holds from the second read of it on.
+    /// New contents of pages, from the second read of a page on.
     pub(crate) later: HashMap<u64, Vec<u8>>,
     pub(crate) reads: u64,
 }
@@ -35,7 +35,7 @@ impl Process {
         page[at..at + 8].copy_from_slice(&word.to_le_bytes());
     }
 
-    /// An arena whose lists are empty.
+    /// Adds an arena with empty lists.
     fn arena(&mut self, base: u64, next: u64, top: u64, system: u64) {
         for list in 0..127 {
             let at = base + BINS as u64 + 16 * list;
@@ -47,7 +47,7 @@ impl Process {
         }
     }
 
-    /// Blocks side by side: of each its size, and whether it is in use. Returns where they end.
+    /// Adds adjacent blocks, given the size of each and whether it is in use. Returns where they end.
     pub(crate) fn blocks(&mut self, start: u64, bits: u64, blocks: &[(u64, bool)]) -> u64 {
         let (mut at, mut before) = (start, (0, true));
         for (size, in_use) in blocks {
@@ -60,7 +60,7 @@ impl Process {
         at
     }
 
-    /// A list of small free blocks, or of a cache if there is a key.
+    /// Links blocks into a fast bin, or into a cache if there is a key.
     pub(crate) fn list(&mut self, blocks: &[u64], key: Option<u64>) {
         for (k, block) in blocks.iter().enumerate() {
             let after = if key.is_some() { 16 } else { 0 };
@@ -98,9 +98,10 @@ impl Memory for Process {
     }
 }
 
-/// What is in it: in the main heap 6 blocks in use (of 32 to 0x500 bytes), 2 in a cache, 1 in a fast bin, one free of 0x3000 whose
-/// second page is not in memory, and a rest of 0x8000 of which only the first page is; in the older heap of the other arena 2 in
-/// use and a free one, in the newer one 1 in use and the rest; 2 large blocks, of which the second is behind other memory.
+/// Returns the process. The main heap has 6 blocks in use (of 32 to 0x500 bytes), 2 in a cache, 1 in a fast bin, a free
+/// one of 0x3000 whose second page is absent, and a top block of 0x8000 with only its first page present. The older
+/// heap of the other arena has 2 blocks in use and a free one; the newer one has 1 in use and the top block. There are
+/// 2 large blocks; the second follows other memory.
 pub(crate) fn process() -> (Process, Space) {
     let mut process = Process::default();
     let main = [
@@ -119,7 +120,7 @@ pub(crate) fn process() -> (Process, Space) {
     let end = process.blocks(HEAP, 0, &main);
     let rest = end - 0x8000;
     process.arena(MAIN, OTHER, rest, end.next_multiple_of(PAGE) - HEAP);
-    // The rest ends with a page.
+    // The top block ends at a page boundary.
     let all = end.next_multiple_of(PAGE) - HEAP;
     process.put(rest + 8, (HEAP + all - rest) | 1);
     let at = |block: usize| HEAP + main[..block].iter().map(|(size, _)| size).sum::<u64>();
@@ -127,7 +128,7 @@ pub(crate) fn process() -> (Process, Space) {
     process.list(&[at(7)], None);
     process.put(MAIN + 16, at(7));
     process.put(DATA + 0x1c00, KEY);
-    // Two large blocks, of 65,536 at most.
+    // Two large blocks, with a limit of 65,536.
     let counts = [(40, 2 << 32), (48, 65536 | 2 << 32), (64, 0x5000), (72, 0x9000)];
     for (field, word) in [(0, 128 << 10), (8, 8), (80, HEAP), (88, 64), (96, 1032)].into_iter().chain(counts) {
         process.put(PARAMETERS + field, word);

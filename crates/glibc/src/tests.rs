@@ -1,4 +1,4 @@
-//! Heaps that are sound, partly gone, or lie.
+//! Heaps that are sound, partly absent, or hold false data.
 
 use crate::testing::{DATA, FIRST, HEAP, KEY, LARGE, MAIN, OTHER, PAGE, Process, SECOND, SIZE_OF_HEAPS, process};
 use crate::{Heap, Memory, NotRead, Space, read};
@@ -19,13 +19,13 @@ fn what_is_in_use_and_what_is_free_is_found_in_all_arenas() {
     // Two in a cache, one in a fast bin.
     assert_eq!(heap.cached_bytes, 0x30 + 0x30 + 0x20);
     assert_eq!(heap.mapped, [LARGE..LARGE + 0x2000, LARGE + 0x5000..LARGE + 0x8000]);
-    // Of the large blocks, only the pages of their headers are there.
+    // Only the header pages of the large blocks are present.
     assert_eq!(heap.absent_bytes, 0x5000 - 2 * PAGE);
     let (all, rests) = (space.heap.expect("a heap").end - HEAP, SIZE_OF_HEAPS + 0x1000);
     let headers = 0x30 + 0x8a0 + 0x30 + 0x20;
     assert_eq!(heap.free_bytes, all - main + rests - headers - others, "{heap:?}");
     let resident = process.pages.keys().filter(|page| !(DATA..DATA + 0x4000).contains(&(*page * PAGE))).count() as u64;
-    // One page between the large blocks is no heap's.
+    // One page between the large blocks does not belong to the heap.
     assert_eq!(heap.resident_bytes, (resident - 1) * PAGE);
     assert!(heap.free_resident_bytes < heap.resident_bytes && heap.trimmable_bytes <= heap.free_resident_bytes);
 }
@@ -33,7 +33,7 @@ fn what_is_in_use_and_what_is_free_is_found_in_all_arenas() {
 #[test]
 fn versions_without_a_key_have_bounds_and_unknown_ones_are_not_read() {
     let (mut process, space) = process();
-    // Parameters are elsewhere, and links are not mangled.
+    // The parameters are elsewhere, and links are not mangled.
     let old = read(&mut process, &space, 31).expect("a heap");
     assert!(!old.is_exact() && !old.mapped_is_known && old.doubtful_bytes > 0x60, "{old:?}");
     for version in [26, 42] {
@@ -54,7 +54,7 @@ fn what_is_not_in_memory_is_not_read_and_bounded() {
     assert_eq!(heap.inuse_bytes, whole.inuse_bytes - 0x340, "the main arena stays");
     process.pages.remove(&(LARGE / PAGE));
     let heap = found(&mut process, &space);
-    // glibc's own count tells what is in use.
+    // glibc's own counters show what is in use.
     assert!(!heap.mapped_is_known && heap.inuse_bytes == whole.inuse_bytes - 0x340, "{heap:?}");
 }
 
@@ -66,7 +66,7 @@ fn structures_that_lie_cost_the_rest_of_their_arena_alone() {
         (HEAP + 0x290 + 8, u64::MAX),
         (HEAP + 0x290 + 8, 0x20 | 3),
         (HEAP + 0x290 + 8, 0x20 | 5),
-        // The size of a free block, from behind.
+        // The size of a free block, stored after it.
         (HEAP + 0x290 + 0x20 + 0x60 + 0x40 + 0x500 + 0x3000, 0x3010),
         (MAIN + 96, HEAP + 0x20),
     ] {
@@ -76,7 +76,7 @@ fn structures_that_lie_cost_the_rest_of_their_arena_alone() {
         assert!(heap.inconsistent_bytes > 0 && !heap.is_exact(), "{at:#x} {word:#x}: {heap:?}");
         assert!(heap.inuse_bytes >= 0x340 + 0x5000, "the other arena stays: {heap:?}");
     }
-    // A list of small blocks that ends in itself, and one that leads out of the arena.
+    // A fast bin that links back to itself, and one that leads out of the arena.
     for next in [HEAP, LARGE] {
         let (mut process, space) = process();
         let block = HEAP + 0x290 + 0x20 + 0x60 + 0x40 + 0x500 + 0x3000;
@@ -84,11 +84,11 @@ fn structures_that_lie_cost_the_rest_of_their_arena_alone() {
         let heap = found(&mut process, &space);
         assert!(heap.is_moving && !heap.is_exact() && heap.unread_bytes() == 0, "{heap:?}");
     }
-    // Arenas that lead to each other, and not back.
+    // Arenas that link to each other, but not back to the main one.
     let (mut process, space) = process();
     process.put(OTHER + 2160, OTHER);
     assert_eq!(read(&mut process, &space, 36), Err(NotRead::Inconsistent));
-    // Heaps that lead to each other.
+    // Heaps that link to each other.
     let (mut process, space) = crate::testing::process();
     process.put(FIRST + 8, SECOND);
     assert_eq!(found(&mut process, &space).inconsistent_bytes, SIZE_OF_HEAPS + 0x1000);
@@ -108,12 +108,13 @@ fn what_changes_while_it_is_read_is_read_again() {
 fn a_heap_that_grows_meanwhile_is_read() {
     let (mut process, mut space) = process();
     let expected = found(&mut process, &space);
-    // The main one has grown since its mapping was looked up.
+    // The main heap has grown since its mapping was read.
     if let Some(heap) = &mut space.heap {
         heap.end -= 4 * PAGE;
     }
     assert_eq!(found(&mut process, &space), expected);
-    // The size of the other one's newest part says nothing of what its last block has already, or has no more.
+    // The size of the other arena's newest heap does not cover its last block yet, or still covers what it has given
+    // back.
     for size in [0, 0x3000] {
         let mut process = process.clone();
         process.put(SECOND + 16, size);
@@ -128,13 +129,13 @@ fn a_word_that_is_no_key_is_no_cache() {
     process.put(DATA + 0x1c00, KEY ^ 1);
     let heap = found(&mut process, &space);
     assert_eq!(heap.cached_bytes, 0x20);
-    // A key in front of what is no link.
+    // A key that follows a word which is not a link.
     let (mut process, space) = crate::testing::process();
     process.put(HEAP + 0x290 + 0x20 + 16, 0x1234_5678_9abc_def1);
     assert_eq!(found(&mut process, &space).cached_bytes, 0x50);
 }
 
-/// Memory that counts how much of it is read.
+/// Memory that counts the bytes read from it.
 struct Counted<'c>(&'c mut Process, u64);
 
 impl Memory for Counted<'_> {
@@ -152,7 +153,7 @@ impl Memory for Counted<'_> {
     }
 }
 
-/// Words of its structures are changed to others that may mean something, some at a time.
+/// Replaces some words of the structures at a time with others that may mean something.
 #[test]
 fn whatever_is_in_memory_is_read_in_bounds() {
     let (sound, space) = process();

@@ -1,55 +1,56 @@
-//! Types of blocks. A C++ object with virtual functions begins with the address of its class's table. The word before the table is the
-//! address of the class's type information, which has the name, also in stripped files. A Python object has the address of its type
-//! after its reference count. Each address is looked up once, when a block first has it.
+//! Types of blocks. A C++ object with virtual functions begins with the address of its class's virtual table. The word
+//! before the table is the address of the class's type information, which includes the name, even in stripped files. A
+//! Python object has the address of its type after its reference count. Each address is looked up once, when it first
+//! occurs in a block.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::pages::Pages;
 
-/// Words of a block that are looked at: a Python object's type may be the sixth one.
+/// Number of words of a block that are examined: a Python object's type may be the sixth one.
 pub(crate) const TYPE_WORDS: usize = 6;
-/// Where a Python object's type is: behind the reference count, which comes first, behind the collector's two words, or behind these and
-/// two more of an object with attributes.
+/// Positions of a Python object's type: after the reference count, which comes first, after the collector's two words,
+/// or after these and two more words of an object with attributes.
 const TYPE_PLACES: [usize; 3] = [1, 3, 5];
-/// Most types that are told apart, and most addresses for which it is remembered whether they mean a type.
+/// Maximum number of distinct types, and maximum number of addresses whose type is remembered.
 const MOST_TYPES: usize = 1 << 14;
 const MOST_ADDRESSES: usize = 1 << 16;
 const RECENT: usize = 256;
-/// Longest name, and how much of one is read at once.
+/// Maximum length of a name, and number of bytes per read.
 const MOST_NAME_BYTES: usize = 1 << 10;
 const NAME_STEP: u64 = 128;
-/// Names of the classes of type information begin so, in every C++ library that follows the Itanium ABI.
+/// Prefix of the class names of type information in every C++ library that follows the Itanium ABI.
 const TYPE_INFORMATION: &str = "N10__cxxabiv1";
-/// Where a Python type has its name, and which name the type of all types has.
+/// Offset of a Python type's name, and the name of the root type.
 const PYTHON_NAME: u64 = 24;
 const PYTHON_ROOT: &str = "type";
-/// Longest way from a type to the type of all types: metaclasses.
+/// Maximum number of steps from a type to the root type, through metaclasses.
 const MOST_METACLASSES: usize = 4;
 
 /// The language of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Language {
-    /// C++. The name is as its compiler mangled it, without a prefix: `N4shop7SessionE`.
+    /// C++. The name is mangled and has no prefix: `N4shop7SessionE`.
     Cpp,
-    /// Python. The name is that of the type, often without its module.
+    /// Python. The type's name, often without its module.
     Python,
 }
 
-/// Mappings of files, and what may be expected of them.
+/// File mappings, and what to expect in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Files {
-    /// Private mappings of files that can be read and not executed, in order.
+    /// Private file mappings that are readable and not executable, in order.
     pub data: Vec<Range<u64>>,
     /// Whether a Python interpreter is among them.
     pub has_python: bool,
 }
 
-/// Addresses that were looked at, and the number of the type that each of them means.
+/// Addresses that were looked up, with the number of the type that each of them stands for.
 #[derive(Debug)]
 struct Known {
     numbers: HashMap<u64, Option<u32>>,
-    /// Those that were asked last, by some bits of the address.
+    /// A cache of recent lookups, indexed by some bits of the address.
     recent: [(u64, Option<u32>); RECENT],
 }
 
@@ -60,7 +61,8 @@ impl Default for Known {
 }
 
 impl Known {
-    /// The number of an address; `find` looks at it the first time if it may mean a type. `None` if there is no room for a further one.
+    /// Returns the type number of an address. The first time, `find` looks it up if it may stand for a type. `None` if
+    /// there is no space for another address.
     #[inline]
     fn of(
         &mut self,
@@ -82,17 +84,17 @@ impl Known {
     }
 }
 
-/// Names of types, by their numbers.
+/// Type names, by number.
 #[derive(Debug, Default)]
 struct Names {
     numbers: HashMap<(Language, String), u32>,
     names: Vec<(Language, String)>,
-    /// Whether there were more than are told apart.
+    /// Whether some names did not fit.
     is_full: bool,
 }
 
 impl Names {
-    /// The number of a name. Types of one name count together.
+    /// Returns the number of a name. Types with the same name count together.
     fn number(&mut self, language: Language, name: String) -> Option<u32> {
         let (next, named) = (self.names.len(), (language, name));
         if let Some(known) = self.numbers.get(&named) {
@@ -108,15 +110,15 @@ impl Names {
     }
 }
 
-/// The types that were found.
+/// The types found so far.
 #[derive(Debug)]
 pub(crate) struct Types<'f> {
     files: &'f Files,
-    /// From the first mapping to the last.
+    /// From the start of the first mapping to the end of the last one.
     bounds: Range<u64>,
     cpp: Known,
     python: Known,
-    /// The type of all Python types.
+    /// The root type, `type`.
     root: Option<u64>,
     names: Names,
 }
@@ -127,19 +129,19 @@ impl<'f> Types<'f> {
         Self { files, bounds, cpp: Known::default(), python: Known::default(), root: None, names: Names::default() }
     }
 
-    /// The names of all types, by their numbers, and whether there were more types or addresses than are told apart.
+    /// Returns the names of all types, by number, and whether some types or addresses did not fit.
     pub(crate) fn into_names(self) -> (Vec<(Language, String)>, bool) {
         (self.names.names, self.names.is_full)
     }
 
-    /// The number of the type of a block that begins with some words.
+    /// Returns the type number of a block that begins with these words.
     #[inline]
     pub(crate) fn of(&mut self, pages: &mut Pages, words: &[u64; TYPE_WORDS]) -> Option<u32> {
         let table = words[0];
         if self.bounds.contains(&table) {
             let (files, names) = (self.files, &mut self.names);
             let find = || class_name(pages, files, table).and_then(|name| names.number(Language::Cpp, name));
-            // Most addresses between the first mapping and the last are of blocks.
+            // Most addresses between the first mapping and the last one belong to blocks.
             let known = self.cpp.of(table, || mapping(files, table).is_some(), find);
             let found = self.or_full(known);
             if found.is_some() {
@@ -149,7 +151,7 @@ impl<'f> Types<'f> {
         if self.files.has_python { self.python(pages, words) } else { None }
     }
 
-    /// The number of a Python object's type. It is looked for in each of its places.
+    /// Returns the type number of a Python object. Tries each of its possible positions.
     pub(crate) fn python(&mut self, pages: &mut Pages, words: &[u64; TYPE_WORDS]) -> Option<u32> {
         TYPE_PLACES.into_iter().find_map(|place| {
             let address = words[place];
@@ -177,13 +179,14 @@ fn is_address(word: u64) -> bool {
     word >= 4096 && word >> 47 == 0 && word.is_multiple_of(8)
 }
 
-/// Whether a word may be the reference count of a Python object: it has 32 bits, and from 3.14 on flags in the upper 16.
+/// Whether a word may be the reference count of a Python object: it has 32 bits, and since 3.14 flags in the upper 16
+/// bits.
 fn is_count(word: u64) -> bool {
     word as u32 != 0 && word >> 32 & 0xffff == 0
 }
 
-/// The mangled name of the class that has a table of virtual functions: its type information is in front of it, and that is an object
-/// of a class of the C++ library, too.
+/// Returns the mangled name of the class with this virtual table. The type information in front of the table must in
+/// turn be an object of a class from the C++ library.
 fn class_name(pages: &mut Pages, files: &Files, table: u64) -> Option<String> {
     let information = information_of(pages, files, table)?;
     let [class, name] = pages.fetched_words::<2>(information)?;
@@ -193,7 +196,8 @@ fn class_name(pages: &mut Pages, files: &Files, table: u64) -> Option<String> {
     mangled(pages, files, name)
 }
 
-/// The address of the type information of a table. The table is the one of whole objects: they begin where the block does.
+/// Returns the address of a virtual table's type information. The table must be that of a whole object, which begins
+/// where the block does.
 fn information_of(pages: &mut Pages, files: &Files, table: u64) -> Option<u64> {
     let start = table.checked_sub(16).filter(|_| table.is_multiple_of(8))?;
     mapping(files, start)?;
@@ -201,24 +205,24 @@ fn information_of(pages: &mut Pages, files: &Files, table: u64) -> Option<u64> {
     (offset == 0 && information.is_multiple_of(8) && mapping(files, information).is_some()).then_some(information)
 }
 
-/// The mapping that an address is in.
+/// Returns the mapping that contains an address.
 fn mapping(files: &Files, address: u64) -> Option<&Range<u64>> {
     let after = files.data.partition_point(|range| range.start <= address);
     files.data[..after].last().filter(|range| range.contains(&address))
 }
 
 fn mangled(pages: &mut Pages, files: &Files, address: u64) -> Option<String> {
-    // On arm64, a bit says that names of one text may be those of several types.
+    // On arm64, a bit says that types with the same name may still be distinct.
     let address = address & !(1 << 63);
     let name = text(pages, address, mapping(files, address)?.end)?;
-    // A star stands in front of names that are a file's own.
+    // A star precedes names that are local to a file.
     let name = name.strip_prefix('*').unwrap_or(&name);
     let is_one = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'$'));
     (is_one && !name.is_empty()).then(|| name.to_owned())
 }
 
-/// Whether there is a Python type: its type is a type, and so on to the type of all types, which is its own. `root`: that one, once it
-/// is known.
+/// Whether a Python type is at this address: its type is a type, and so on up to the root type, which is its own type.
+/// `root`: the root type, once it is known.
 fn is_python_type(pages: &mut Pages, root: &mut Option<u64>, address: u64) -> bool {
     let mut at = address;
     for _ in 0..MOST_METACLASSES {
@@ -247,12 +251,12 @@ fn python_name(pages: &mut Pages, address: u64) -> Option<String> {
     (!name.is_empty() && !name.contains(char::is_control)).then_some(name)
 }
 
-/// A text that ends with 0 before `end`.
+/// Reads a string that ends with a zero byte before `end`.
 fn text(pages: &mut Pages, address: u64, end: u64) -> Option<String> {
     let mut text = Vec::new();
     let mut at = address;
     while text.len() < MOST_NAME_BYTES && at < end {
-        // A piece does not go on in a page that may not be there.
+        // A read does not extend into a page that may be absent.
         let to_page = pages.page_bytes - at % pages.page_bytes;
         let mut piece = [0; NAME_STEP as usize];
         let piece = &mut piece[..NAME_STEP.min(to_page).min(end - at) as usize];
@@ -267,12 +271,12 @@ fn text(pages: &mut Pages, address: u64, end: u64) -> Option<String> {
     None
 }
 
-/// The words at the start of a block; 0 behind its end.
+/// Returns the words at the start of a block; 0 past its end.
 #[inline]
 pub(crate) fn words_of(block: &[u8]) -> [u64; TYPE_WORDS] {
     let mut words = [0; TYPE_WORDS];
     let (own, _) = block.as_chunks();
-    // Adapters of iterators are not compiled into this: they take a tenth of all time.
+    // The compiler does not reduce iterator adapters to this loop; they would take a tenth of the whole time.
     let mut at = 0;
     while at < TYPE_WORDS && at < own.len() {
         words[at] = u64::from_le_bytes(own[at]);

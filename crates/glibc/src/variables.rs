@@ -1,4 +1,5 @@
-//! What is found in the C library's variables, of which stripped files tell no names: the main arena, parameters, and the key of caches.
+//! Finds the main arena, the parameters and the cache key among the C library's variables. Stripped files have no
+//! symbols for them.
 
 use std::ops::Range;
 
@@ -6,28 +7,28 @@ use crate::Space;
 use crate::arena::{BIN_MAP, BINS, NEXT, SIZE, SYSTEM, TOP};
 use crate::pages::{Pages, word};
 
-/// Most bytes of variables that are read. A static program has all of its own there.
+/// Maximum size of the variables that are read, bytes. A static program has all of its own variables there.
 const MOST_BYTES: u64 = 4 << 20;
-/// Most words that may be the key.
+/// Maximum number of words that may be the key.
 const MOST_KEYS: usize = 4096;
 /// Number of lists of free blocks.
 const LISTS: usize = 127;
 
-/// What the C library's variables say.
+/// What the C library's variables show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Variables {
     /// Address of the main arena.
     pub(crate) main: u64,
-    /// Words that may be the key by which blocks in caches are known, in order: it is random, so it looks like no address.
+    /// Words that may be the key of cached blocks, in order. The key is random, so it does not look like an address.
     pub(crate) keys: Vec<u64>,
     /// Where the main heap begins; `None` if the parameters were not found.
     pub(crate) sbrk_base: Option<u64>,
-    /// Number and bytes of blocks with mappings of their own, by the parameters.
+    /// Number and bytes of blocks with mappings of their own, according to the parameters.
     pub(crate) mapped: Option<(u64, u64)>,
 }
 
 impl Variables {
-    /// `None` if there is no main arena that was ever used.
+    /// Reads the variables; `None` if there is no main arena that has been used.
     pub(crate) fn read(pages: &mut Pages, space: &Space, version: u32) -> Option<Self> {
         let (mut found, mut keys, mut left) = (None, Vec::new(), MOST_BYTES);
         for range in &space.data {
@@ -48,7 +49,7 @@ impl Variables {
     }
 }
 
-/// The variables in a range; 0 for what is not in memory, and was never written to.
+/// Reads the variables in a range. What is absent reads as 0: it was never written to.
 fn bytes(pages: &mut Pages, range: &Range<u64>, left: &mut u64) -> Vec<u8> {
     let length = range.end.saturating_sub(range.start).min(*left);
     *left -= length;
@@ -62,7 +63,8 @@ fn bytes(pages: &mut Pages, range: &Range<u64>, left: &mut u64) -> Vec<u8> {
     bytes
 }
 
-/// Where in some bytes, which lie at an address, the main arena is: most of its lists are empty, and then point to themselves.
+/// Returns the offset of the main arena in `bytes`, which lie at `address`. Most of its lists are empty, and so point
+/// to themselves.
 fn main_arena(bytes: &[u8], address: u64) -> Option<usize> {
     let last = bytes.len().checked_sub(SIZE as usize)?;
     (0..=last).step_by(8).find(|at| is_arena(&bytes[*at..], address + *at as u64))
@@ -77,14 +79,14 @@ fn is_arena(bytes: &[u8], base: u64) -> bool {
     let mut empty = 0;
     for list in 0..LISTS {
         let at = BINS + 16 * list;
-        // A list begins where the links of a block would be that has it as its third and fourth word.
+        // A list is linked as if it were the third and fourth word of a block, so it points 16 bytes before itself.
         let itself = base + at as u64 - 16;
         match [word(bytes, at), word(bytes, at + 8)] {
             links if links == [itself; 2] => empty += 1,
             links if links.contains(&itself) || !links.iter().all(|link| is_address(*link)) => return false,
             _ if list == 0 => {}
             _ => {
-                // Its bit is set; those of the first lists are numbered from 1.
+                // Its bit is set. The first lists are numbered from 1.
                 let bit = list + 1;
                 let bits = word(bytes, BIN_MAP + bit / 64 * 8);
                 if bits >> (bit % 64) & 1 == 0 {
@@ -96,7 +98,8 @@ fn is_arena(bytes: &[u8], base: u64) -> bool {
     empty > 0
 }
 
-/// Where parameters (`struct malloc_par`) have what, from the threshold for large blocks on: in 2.35, huge pages came before the counts.
+/// Offsets of the counters in the parameters (`struct malloc_par`), from the threshold for large blocks on. Version
+/// 2.35 inserted fields for huge pages before them.
 struct Places {
     counts: usize,
     bytes: usize,
@@ -104,14 +107,14 @@ struct Places {
 
 const PLACES: Places = Places { counts: 24, bytes: 40 };
 const PLACES_SINCE_35: Places = Places { counts: 44, bytes: 64 };
-/// The version with huge pages.
+/// The version that added huge pages.
 const HUGE_PAGES: u32 = 35;
-/// Most sizes of which the cache of a thread has blocks, and the largest of them without its header.
+/// Maximum number of block sizes in a thread's cache, and the largest of them without its header.
 const MOST_SIZES: u64 = 64;
 const LARGEST_CACHED: u64 = 1032;
 
-/// Parameters: where the main heap begins, and number and bytes of blocks with mappings of their own. `None` if nothing looks like
-/// them, or several places do.
+/// Finds the parameters: where the main heap begins, and the number and bytes of blocks with mappings of their own.
+/// `None` if nothing matches, or several places do.
 fn parameters(bytes: &[u8], heap: Option<&Range<u64>>, page: u64, version: u32) -> Option<(u64, (u64, u64))> {
     let heap = heap?;
     let places = if version >= HUGE_PAGES { PLACES_SINCE_35 } else { PLACES };

@@ -1,4 +1,4 @@
-//! Walks over the blocks of a part of an arena, from each to the next by its size.
+//! Walks the blocks of a region, from each block to the next by its size.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -8,22 +8,24 @@ use crate::pages::{Pages, word};
 use crate::tally::Tally;
 use crate::types::{TYPE_WORDS, Types, words_of};
 
-/// Bits of a block's size: the block before is in use, the block has its own mapping, it is not in the main arena.
+/// Flag bits in a block's size: the previous block is in use, the block has its own mapping, it is not in the main
+/// arena.
 pub(crate) const PREVIOUS_IN_USE: u64 = 1;
 pub(crate) const MAPPED: u64 = 2;
 const OTHER_ARENA: u64 = 4;
 pub(crate) const BITS: u64 = 7;
-/// Size of a block's header, which its size includes, and of the smallest block.
+/// Size of a block's header, which is part of the block's size, and the smallest block size.
 pub(crate) const HEADER: u64 = 16;
 const SMALLEST: u64 = 32;
-/// Where the words end of a block that are looked at.
+/// End of the words of a block that are examined.
 const WORDS_END: u64 = HEADER + 8 * TYPE_WORDS as u64;
-/// The largest block that a thread's cache takes (before 2.42), and what glibc leaves at the start of a free block that it gives back.
+/// The largest block that a thread cache takes (before 2.42), and the number of bytes that glibc keeps at the start of
+/// a free block that it returns to the system.
 const LARGEST_CACHED: u64 = 0x410;
 const LINKS: u64 = 48;
-/// Bytes that are read at once.
+/// Number of bytes per read.
 const WINDOW: u64 = 256 << 10;
-/// Places that a walk may go back to, and how often it may.
+/// Number of places that a walk can go back to, and maximum number of retries.
 const MOST_PLACES: usize = 32;
 const MOST_FAILED: usize = 128;
 
@@ -49,11 +51,11 @@ impl Blocks {
     }
 }
 
-/// Blocks of one size that look as if they were in a list of small free blocks: their first word may be a mangled link.
+/// Blocks of one size that look as if they were in a fast bin: their first word may be a mangled link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Linked {
     pub(crate) blocks: Blocks,
-    /// Sums of their addresses and of the addresses that they link to, by addition and by exclusive or.
+    /// Sums of their addresses and of the addresses that they link to: by addition and by exclusive or.
     addresses: [u64; 2],
     links: [u64; 2],
 }
@@ -66,25 +68,25 @@ impl Linked {
         }
     }
 
-    /// Whether these are all blocks of the list that begins with `first`, and no others: then each address but the first one is linked to
-    /// once.
+    /// Whether these blocks are exactly the list that begins with `first`: then each address except the first one is
+    /// linked to once.
     pub(crate) const fn are_list(&self, first: u64) -> bool {
         self.addresses[0] == self.links[0].wrapping_add(first) && self.addresses[1] == self.links[1] ^ first
     }
 }
 
-/// What the blocks of an arena add up to.
+/// Sums over the blocks of an arena.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sums {
     /// Blocks in use, or in a cache.
     pub(crate) used: Blocks,
-    /// Of these, what is not in memory.
+    /// The part of these bytes that is not in memory.
     pub(crate) used_absent_bytes: u64,
-    /// Of these, blocks that a cache may have.
+    /// The part of these bytes in blocks that a cache may hold.
     pub(crate) small_bytes: u64,
-    /// Of these, blocks with a key, by the key.
+    /// The part of these blocks with a possible key, by key.
     keyed: HashMap<u64, Blocks>,
-    /// Of these without a key, blocks that may be in fast bins, by their size.
+    /// The part of these blocks without a key that may be in fast bins, by size.
     pub(crate) linked: [Linked; FAST_BINS],
     /// Blocks in fast bins.
     pub(crate) fast: Blocks,
@@ -93,9 +95,9 @@ pub(crate) struct Sums {
     pub(crate) trimmable_bytes: u64,
     pub(crate) resident_bytes: u64,
     pub(crate) doubtful_bytes: u64,
-    /// Whether blocks in fast bins are those that look so, and not those of its lists, which were changing.
+    /// Whether `fast` counts the blocks that look as if they were in fast bins, because the lists were changing.
     pub(crate) is_moving: bool,
-    /// Blocks in use, or in a cache, by type and size; nothing without a census.
+    /// Blocks in use, or in a cache, by type and size; empty without a census.
     pub(crate) tally: Tally,
 }
 
@@ -118,30 +120,30 @@ impl Sums {
         }
     }
 
-    /// Blocks in caches, and their key: the one that most have.
+    /// Returns the cache key and the blocks in caches. The key is the one that most blocks have.
     pub(crate) fn cached(&self) -> (u64, Blocks) {
         let cached = self.keyed.iter().max_by_key(|(_, blocks)| blocks.count);
         cached.map_or((0, Blocks::default()), |(key, blocks)| (*key, *blocks))
     }
 }
 
-/// Where a walk ended before its end, and why.
+/// Where a walk stopped early, and why.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stop {
     pub(crate) at: u64,
     pub(crate) why: Why,
 }
 
-/// A block whose state the next one's header tells.
+/// A block whose state is in the header of the next one.
 #[derive(Clone, Copy)]
 struct Block {
     at: u64,
     bytes: u64,
-    /// Its words behind the header; 0 for those that are not in memory.
+    /// Its words after the header; 0 for those that are not in memory.
     words: [u64; TYPE_WORDS],
 }
 
-/// A place that a walk has come to.
+/// A place that a walk has reached.
 #[derive(Clone)]
 struct Place {
     at: u64,
@@ -149,10 +151,10 @@ struct Place {
     sums: Sums,
 }
 
-/// Adds the blocks of a region. What was read before the error is in the sums.
+/// Adds the blocks of a region to the sums, also those before an error.
 ///
-/// Blocks may be merged or divided while others are read, and then the place that comes next is none any more. So the walk goes back by
-/// a place or more. With `types`, blocks are counted by type and size as well.
+/// Blocks may be merged or split while others are read. Then the next place may no longer be the start of a block, so
+/// the walk goes back by one place or more. With `types`, it also counts blocks by type and size.
 pub(crate) fn walk(
     pages: &mut Pages,
     region: &Region,
@@ -181,12 +183,12 @@ pub(crate) fn walk(
         }
         failed += 1;
         if failed > MOST_FAILED {
-            // Its blocks so far made sense.
+            // The blocks up to here made sense.
             let Place { at, sums: so_far, .. } = walked.here;
             *sums = so_far;
             return Err(Stop { at, why: Why::Inconsistent });
         }
-        // First it is read again.
+        // The first retry reads the same place again.
         if failed % 2 == 0
             && let Some(before) = places.pop_back()
         {
@@ -206,12 +208,12 @@ struct Walk<'w, 'm, 'f> {
 }
 
 impl Walk<'_, '_, '_> {
-    /// Takes in the blocks whose headers are in some bytes, which begin where the next block does.
+    /// Processes the blocks whose headers are in `bytes`, which begin at the next block.
     fn window(&mut self, bytes: &[u8]) -> Result<(), ()> {
         let start = self.here.at;
         while self.here.at < self.region.end {
             let Ok(offset) = usize::try_from(self.here.at - start) else { return Ok(()) };
-            // A block's links may be cut off at the end of memory that is there, its header may not.
+            // A block's links may be cut off at the end of the present memory, but its header must not be.
             let wanted = if self.region.end - self.here.at >= WORDS_END { WORDS_END } else { HEADER };
             let rest = bytes.get(offset..).unwrap_or_default();
             if rest.len() < wanted as usize && (offset > 0 || rest.len() < HEADER as usize) {
@@ -237,7 +239,7 @@ impl Walk<'_, '_, '_> {
                 self.here.at = end;
                 return Ok(());
             }
-            // The last word of a block is the next one's first.
+            // The last word of a block is the first word of the next header.
             let data = usize::try_from(size + 8).map_or(rest.len(), |end| end.min(rest.len()));
             let words = words_of(rest.get(HEADER as usize..data).unwrap_or_default());
             self.here.pending = Some(Block { at: self.here.at, bytes: size, words });
@@ -246,11 +248,11 @@ impl Walk<'_, '_, '_> {
         Ok(())
     }
 
-    /// Counts the block before this one, now that it is known whether it is in use.
+    /// Counts the previous block, now that it is known whether it is in use.
     fn settle(&mut self, size_before: u64, in_use: bool) -> Result<(), ()> {
         let Some(block) = self.here.pending else { return Ok(()) };
         let range = block.at..block.at + block.bytes;
-        // Its first page and the one behind it were read.
+        // Its first page and the page after it were read.
         let present = match block.bytes <= self.pages.page_bytes {
             true => block.bytes,
             false => self.pages.present_bytes(&range),
@@ -276,8 +278,9 @@ impl Walk<'_, '_, '_> {
         Ok(())
     }
 
-    /// Notes whether a cache may have a block. In a thread's cache, its second word is the key, and its first one the next block's
-    /// address, mangled; in fast bins, it is the first one alone. Returns whether one may have it.
+    /// Records whether a block may be in a cache or a fast bin. In a thread cache, its first word is the mangled
+    /// address of the next block, and its second word is the key. In a fast bin, there is only the link. Returns
+    /// whether the block may be in one of them.
     fn note_links(&mut self, block: &Block) -> bool {
         let [link, key, ..] = block.words;
         if block.bytes > LARGEST_CACHED {
@@ -300,19 +303,19 @@ impl Walk<'_, '_, '_> {
         list.map(|list| list.note(block.at, next, block.bytes)).is_some()
     }
 
-    /// The last block of an arena is never in use.
+    /// Counts the last block of an arena, which is never in use.
     fn rest_is_free(&mut self, bytes: u64) {
         let range = self.here.at..self.region.end;
         self.here.sums.free_bytes += bytes;
         self.here.sums.free_resident_bytes += self.pages.present_bytes(&range);
-        // Only the main arena's is given back, all but a block of the smallest size.
+        // Only the main arena's top block is returned to the system, except for a block of the smallest size.
         let given = bytes.saturating_sub(SMALLEST + 1) / self.pages.page_bytes * self.pages.page_bytes;
         if self.region.is_main {
             self.here.sums.trimmable_bytes += self.whole_pages(range.end - given..range.end);
         }
     }
 
-    /// Memory of the pages that lie in a range as a whole.
+    /// Returns how many bytes are in memory in the pages that lie entirely in a range.
     fn whole_pages(&mut self, range: Range<u64>) -> u64 {
         let page = self.pages.page_bytes;
         let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);

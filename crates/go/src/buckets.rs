@@ -1,9 +1,9 @@
-//! The buckets of the heap profile: a list, to which the runtime only adds. A bucket's header and stack never change; its
-//! counts do.
+//! The buckets of the heap profile: a list that the runtime only ever extends. A bucket's header and stack never
+//! change, but its counts do.
 //!
-//! The counts of one bucket are in four parts, as src/runtime/mprof.go tells: `active`, which is published, and three for
-//! cycles of garbage collection that are not. What `runtime.MemProfile` returns is `active` and the part of the current
-//! cycle, or all parts if nothing was ever published. That is what is computed here.
+//! The counts of a bucket are in four parts (src/runtime/mprof.go): `active`, which is published, and three for garbage
+//! collection cycles that are not. `runtime.MemProfile` returns the sum of `active` and the current cycle's part, or
+//! the sum of all parts if nothing has been published yet. This module computes the same.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -13,56 +13,57 @@ use heapbpf_elf::Memory;
 use crate::memory::{Window, words};
 use crate::unread::Unread;
 
-/// Most buckets of a program.
+/// Maximum number of buckets of a program.
 pub const MOST_BUCKETS: usize = 1 << 20;
-/// Most addresses of a stack. Go records up to 1,026.
+/// Maximum number of addresses in a stack. Go records up to 1,026.
 pub const MOST_DEPTH: u64 = 2048;
-/// Buckets after which the time is looked at.
+/// Number of buckets between checks of the deadline.
 const LOOK_EVERY: usize = 1024;
-/// Bytes of a bucket's header.
+/// Size of a bucket's header, bytes.
 const HEADER_BYTES: usize = 48;
 /// Type of a bucket of the heap profile.
 const MEMORY_PROFILE: u64 = 1;
-/// Most numbers in a part.
+/// Maximum number of words in a part.
 const MOST_WORDS: usize = 4;
-/// How often changing buckets are read again, and the pause before that: a thread may have lost its CPU.
+/// How often buckets that change while they are read are read again, and the pause before that, because a thread may
+/// have lost its CPU.
 const ROUNDS: usize = 100;
 const PAUSE: Duration = Duration::from_millis(2);
-/// Parts of a bucket's counts: the published one, and those of three cycles.
+/// Number of parts of a bucket's counts: the published one, and one for each of three cycles.
 const PARTS: usize = 4;
 
-/// Sampled objects of one size that one call stack has allocated and that are in use.
+/// Sampled objects of one size in use that were allocated by one call stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
-    /// Bytes of each object.
+    /// Size of each object, bytes.
     pub size: u64,
-    /// Their number.
+    /// Number of objects.
     pub objects: u64,
     /// Return addresses, innermost first.
     pub stack: Vec<u64>,
 }
 
-/// Of how many moments a heap profile may be.
+/// How many moments a heap profile may represent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moments {
-    /// One: nothing has changed while it was read.
+    /// One: nothing changed while it was read.
     #[default]
     One,
-    /// One for each stack. Figures of a program that collects garbage all the time are of different collections.
+    /// One per stack. If a program collects garbage all the time, the figures come from different collections.
     OnePerStack,
 }
 
-/// A bucket as it was read.
+/// A bucket as read from memory.
 struct Raw {
     size: u64,
     stack: Vec<u64>,
     /// Address of its counts.
     counts_at: u64,
-    /// `None`: they were changing.
+    /// `None` if they were changing.
     counts: Option<Counts>,
 }
 
-/// Counts by part.
+/// Counts, by part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts([Count; PARTS]);
 
@@ -82,7 +83,7 @@ impl Count {
 }
 
 impl Counts {
-    /// The counts in some bytes; `None` if they were changing.
+    /// Parses the counts; `None` if they were changing.
     fn parse(bytes: &[u8], size: u64, cycle_words: usize) -> Option<Self> {
         let all: Vec<u64> = words(bytes).collect();
         let mut counts = Self::default();
@@ -98,18 +99,18 @@ impl Counts {
         Some(counts)
     }
 
-    /// What is published, if the part of the current cycle is number `current`.
+    /// Returns the published counts, if the current cycle's part is number `current`.
     fn published(&self, current: usize) -> Count {
         self.0[0].plus(self.0[1 + current])
     }
 
-    /// All parts together.
+    /// Returns the sum of all parts.
     fn all(&self) -> Count {
         self.0.iter().fold(Count::default(), |sum, part| sum.plus(*part))
     }
 }
 
-/// Reads all buckets from the first one at `head`, and their counts twice. `cycle`: address of `mProfCycle`.
+/// Reads all buckets from the one at `head` on, and their counts twice. `cycle`: address of `mProfCycle`.
 pub(crate) fn read<M: Memory + ?Sized>(
     memory: &M,
     (head, cycle): (u64, u64),
@@ -123,7 +124,8 @@ pub(crate) fn read<M: Memory + ?Sized>(
         Moments::One => counts_again(memory, &first, current, cycle_words, deadline)?,
         Moments::OnePerStack => counts_apart(memory, &first, cycle, cycle_words, deadline)?,
     };
-    // Before the first garbage collection nothing is published. Nothing was freed then, so each count is as good as another.
+    // Before the first garbage collection, nothing has been published and nothing was freed, so a change between the
+    // two reads does not matter.
     let is_fresh = again.iter().all(|(published, _)| *published == Count::default());
     if moments == Moments::One {
         let published = |bucket: &Raw| bucket.counts.map(|counts| counts.published(current));
@@ -144,14 +146,14 @@ pub(crate) fn read<M: Memory + ?Sized>(
     Ok(buckets)
 }
 
-/// Number of the part of the current cycle.
+/// Returns the number of the current cycle's part.
 fn current_part<M: Memory + ?Sized>(memory: &M, cycle: u64) -> Result<usize, Unread> {
     let mut bytes = [0; 4];
     if !memory.read(cycle, &mut bytes) {
         return Err(Unread::Unreadable);
     }
     let value = u32::from_le_bytes(bytes);
-    // The lowest bit says whether it was published already, which makes no difference.
+    // The lowest bit says whether the cycle has already been published, which makes no difference.
     Ok((value >> 1) as usize % (PARTS - 1))
 }
 
@@ -188,12 +190,12 @@ fn walk<M: Memory + ?Sized>(memory: &M, head: u64, cycle_words: usize, deadline:
     Ok(all)
 }
 
-/// Looks at the time after every so many buckets.
+/// Checks the deadline after every `LOOK_EVERY` buckets.
 fn in_time(done: usize, deadline: Instant) -> Result<(), Unread> {
     if done.is_multiple_of(LOOK_EVERY) && Instant::now() >= deadline { Err(Unread::Slow) } else { Ok(()) }
 }
 
-/// The counts of all buckets once more: what is published, and all together.
+/// Reads the counts of all buckets again. Returns the published counts and the sum of all parts.
 fn counts_again<M: Memory + ?Sized>(
     memory: &M,
     buckets: &[Raw],
@@ -212,8 +214,8 @@ fn counts_again<M: Memory + ?Sized>(
     Ok(all)
 }
 
-/// The same, each bucket by itself: no other cycle has begun while it was read, and its counts agree with each other. Those of
-/// which that is not so, because a thread of the program has stopped amid changing them, are read again later.
+/// Same as [`counts_again`], but checks each bucket on its own: no other cycle began while it was read, and its counts
+/// are consistent. Buckets that a stopped thread of the program is still changing are read again later.
 fn counts_apart<M: Memory + ?Sized>(
     memory: &M,
     buckets: &[Raw],
@@ -239,7 +241,7 @@ fn counts_apart<M: Memory + ?Sized>(
     all.into_iter().collect::<Option<_>>().ok_or(Unread::Torn)
 }
 
-/// The counts of a bucket; `None` if they were changing.
+/// Reads the counts of a bucket; `None` if they were changing.
 fn counts_of<M: Memory + ?Sized>(
     memory: &M,
     bucket: &Raw,
@@ -258,7 +260,7 @@ fn counts_of<M: Memory + ?Sized>(
     Ok(counts.filter(|(published, _)| published.allocations >= published.frees))
 }
 
-/// The hash that the runtime keeps in a bucket.
+/// Computes the hash that the runtime stores in a bucket.
 pub(crate) fn hash_of(stack: &[u64], size: u64) -> u64 {
     let mix = |hash: u64, value: u64| {
         let hash = hash.wrapping_add(value);

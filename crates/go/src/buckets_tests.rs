@@ -15,7 +15,7 @@ fn read_all(memory: &MadeUp) -> Result<Vec<Bucket>, Unread> {
     read(memory, (HEAD, CYCLE), 4, Moments::One, soon())
 }
 
-/// Two buckets in cycle number 4, whose part is the second of three.
+/// Two buckets in cycle number 4, which uses the second of three parts.
 fn two() -> MadeUp {
     let mut memory = MadeUp::default();
     memory.put(CYCLE, &[4 << 1]);
@@ -73,7 +73,7 @@ fn what_is_no_bucket_is_not_believed() {
         memory.change_after(0, HEAD + 8 * field, value);
         assert!(matches!(read_all(&memory), Err(Unread::Malformed(_))), "field {field}");
     }
-    // A size that no heap has.
+    // A size that no heap can have.
     let mut memory = two();
     memory.bucket(HEAD, 0, (1 << 40, STACK), [(1 << 20, 0), (0, 0), (0, 0), (0, 0)]);
     assert_eq!(read_all(&memory), Err(Unread::Malformed("its sizes")));
@@ -91,22 +91,22 @@ fn memory_that_is_not_there_is_told() {
 #[test]
 fn counts_that_change_meanwhile_are_not_taken() {
     let counts = HEAD + 48 + 16;
-    // Bytes that do not belong to the count.
+    // The number of bytes does not match the count.
     let mut memory = two();
     memory.change_after(0, counts, 11);
     assert_eq!(read_all(&memory), Err(Unread::Torn));
-    // The second time, three more objects are freed.
+    // By the second read, three more objects have been freed.
     let reads = {
         let memory = two();
         walk(&memory, HEAD, 4, soon()).expect("it is sound");
-        // The number of the cycle is read before.
+        // The cycle number is read first.
         1 + 2 * 3
     };
     let mut memory = two();
     memory.change_after(reads, counts + 8, 6);
     memory.change_after(reads, counts + 24, 6 * 64);
     assert_eq!(read_all(&memory), Err(Unread::Torn));
-    // A collection has ended meanwhile.
+    // A collection has ended in between.
     let mut memory = two();
     memory.change_after(1, CYCLE, 5 << 1);
     assert_eq!(read_all(&memory), Err(Unread::Torn));

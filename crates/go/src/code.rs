@@ -1,9 +1,9 @@
-//! Where variables of the runtime are, by the code that reads them: for programs without symbols.
+//! Finds variables of the runtime through the code that reads them, for programs without symbols.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
-/// Address of the first variable of `bytes` bytes that a function loads into a register. `code`: the function, which begins
-/// at `address`.
+/// Returns the address of the first variable of `bytes` bytes that a function loads into a register. `code`: the
+/// function's code, which begins at `address`.
 pub(crate) fn first_load(code: &[u8], address: u64, bytes: usize) -> Option<u64> {
     let decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     decoder.into_iter().take_while(|instruction| !instruction.is_invalid()).find_map(|it| load(&it, bytes))
@@ -15,7 +15,7 @@ fn load(instruction: &Instruction, bytes: usize) -> Option<u64> {
         && instruction.op1_kind() == OpKind::Memory
         && instruction.memory_base() == Register::RIP
         && instruction.memory_index() == Register::None
-        // Not what is private to the thread.
+        // Thread-local variables do not count.
         && instruction.segment_prefix() == Register::None;
     (is_load && instruction.op0_register().size() == bytes).then(|| instruction.memory_displacement64())
 }

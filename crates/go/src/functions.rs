@@ -1,4 +1,5 @@
-//! Names, files and lines, by the table of functions that every Go program has (`.gopclntab`), also without symbols.
+//! Function names, files and lines from the function table (`.gopclntab`), which every Go program has, even without
+//! symbols.
 
 use std::ops::Range;
 
@@ -7,62 +8,62 @@ use heapbpf_elf::{Elf, Image, Section, Segment, read_range};
 use crate::memory::{FileBytes, Window};
 use crate::version::Layout;
 
-/// Longest name that is read, bytes. A longer one is cut.
+/// Maximum length of a name, bytes. A longer one is truncated.
 const LONGEST_NAME: usize = 4096;
-/// Most steps through the table of one function.
+/// Maximum number of steps through the table of one function.
 const MOST_STEPS: usize = 1 << 20;
-/// Most functions of a program.
+/// Maximum number of functions in a program.
 const MOST_FUNCTIONS: u64 = 1 << 22;
-/// Most bytes of names that are searched.
+/// Maximum number of bytes of names that are searched.
 const MOST_NAME_BYTES: u64 = 128 << 20;
-/// Index of the numbers of inlined calls among the tables of a function (`PCDATA_InlTreeIndex`).
+/// Index of inlined call numbers among the tables of a function (`PCDATA_InlTreeIndex`).
 const INLINED_INDEX: u32 = 2;
-/// Index of the list of inlined calls among the data of a function (`FUNCDATA_InlTree`).
+/// Index of the inlined call list among the data of a function (`FUNCDATA_InlTree`).
 const INLINED_CALLS: u32 = 3;
-/// Most inlined calls in a function.
+/// Maximum number of inlined calls in a function.
 const MOST_INLINED: u64 = 1 << 20;
-/// Bytes of the table's header.
+/// Size of the table's header, bytes.
 const HEADER_BYTES: u64 = 72;
 
-/// Where a process has what the table refers to.
+/// Addresses in a process that the table refers to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Places {
-    /// How far the program is from the addresses that its file states.
+    /// Difference between addresses in the process and those that the file states.
     pub bias: u64,
-    /// The first address of its code.
+    /// Start address of the code.
     pub text: u64,
-    /// The first address of the data of functions.
+    /// Start address of the function data.
     pub gofunc: u64,
 }
 
-/// A function at a place in the code.
+/// A function at an address in the code.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Function {
-    /// Its name, with the path of its package.
+    /// Its name, including the path of its package.
     pub name: String,
-    /// The source file; empty if it is not known.
+    /// The source file; empty if unknown.
     pub file: String,
-    /// The line; 0 if it is not known.
+    /// The line; 0 if unknown.
     pub line: u32,
-    /// Whether it is inlined there.
+    /// Whether it is inlined at that address.
     pub inlined: bool,
 }
 
-/// The table of functions of a file.
+/// The function table of a file.
 #[derive(Clone, Debug)]
 pub struct Functions {
     layout: Layout,
     /// Virtual address of the table in the file.
     pub(crate) address: u64,
-    /// File offset of the table, and its bytes.
+    /// File offset and size of the table, bytes.
     offset: u64,
     bytes: u64,
     count: u64,
-    /// Smallest distance between instructions.
+    /// Smallest distance between instructions, bytes.
     quantum: u32,
-    /// The first address of the code, if the table states it.
+    /// Start address of the code, if the table states it.
     pub(crate) text: Option<u64>,
-    /// Offsets in the table: of names, units, files, tables by address, and functions.
+    /// Offsets in the table: of names, units, files, address tables, and functions.
     pub(crate) names: u64,
     units: u64,
     files: u64,
@@ -74,9 +75,9 @@ pub struct Functions {
 /// A function in the table.
 #[derive(Clone, Copy)]
 struct Entry {
-    /// Offset in the table.
+    /// Its offset in the table.
     at: u64,
-    /// First address, from that of the code.
+    /// Its start address, relative to that of the code.
     start: u32,
     name: u32,
 }
@@ -84,7 +85,7 @@ struct Entry {
 type File<'a> = Window<'a, FileBytes<'a>>;
 
 impl Functions {
-    /// The table in a section; `None` if that is not understood.
+    /// Parses the table in a section; `None` if it is not understood.
     pub(crate) fn parse(image: &dyn Image, elf: &Elf, section: &Section, layout: Layout) -> Option<Self> {
         let header = read_range(image, "table of functions", section.offset, HEADER_BYTES, HEADER_BYTES).ok()?;
         let word = |at: usize| header.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
@@ -116,14 +117,14 @@ impl Functions {
         is_sound.then_some(table)
     }
 
-    /// The function at a return address of a stack; `None` if there is none. `image`: the file.
+    /// Returns the function at a return address of a stack; `None` if there is none. `image`: the file.
     #[must_use]
     pub fn at(&self, image: &dyn Image, places: &Places, return_address: u64) -> Option<Function> {
         let file = FileBytes(image);
         let mut file = File::new(&file);
         let offset = u32::try_from(return_address.checked_sub(places.text)?).ok()?;
         let entry = self.entry_at(&mut file, offset)?;
-        // The call, not what follows it.
+        // Look up the call, not the instruction after it.
         let call = if offset > entry.start { offset - 1 } else { offset };
         let inlined = self.inlined_name(&mut file, places, &entry, call);
         let name = self.name(&mut file, inlined.unwrap_or(entry.name))?;
@@ -131,7 +132,7 @@ impl Functions {
         Some(Function { name: without_type_arguments(name), file: path, line, inlined: inlined.is_some() })
     }
 
-    /// The function that contains an offset of the code.
+    /// Returns the function that contains an offset of the code.
     fn entry_at(&self, file: &mut File<'_>, offset: u32) -> Option<Entry> {
         let start = |file: &mut File<'_>, index| self.u32(file, self.functions.checked_add(8 * index)?);
         let (mut low, mut high) = (0, self.count);
@@ -149,12 +150,12 @@ impl Functions {
         let slot = self.functions.checked_add(8 * index)?;
         let (start, at) = (self.u32(file, slot)?, self.u32(file, slot + 4)?);
         let at = self.functions.checked_add(at.into())?;
-        // It states its start again.
+        // The function must state the same start.
         (self.u32(file, at)? == start).then_some(())?;
         Some(Entry { at, start, name: self.u32(file, at + 4)? })
     }
 
-    /// The name of the innermost function that is inlined at an offset of the code.
+    /// Returns the name of the innermost function that is inlined at an offset of the code.
     fn inlined_name(&self, file: &mut File<'_>, places: &Places, entry: &Entry, offset: u32) -> Option<u32> {
         let tables = self.u32(file, entry.at + 28)?;
         let data = *self.slice(file, entry.at + self.layout.function_bytes - 1, 1)?.first()?;
@@ -174,7 +175,7 @@ impl Functions {
         file.u32(at)
     }
 
-    /// File and line of an offset of the code.
+    /// Returns the file and line of an offset of the code.
     fn line(&self, file: &mut File<'_>, entry: &Entry, offset: u32) -> Option<(String, u32)> {
         let [files, lines] = [20, 24].map(|field| self.u32(file, entry.at + field));
         let unit = self.u32(file, entry.at + 32)?;
@@ -189,7 +190,8 @@ impl Functions {
         Some((path, u32::try_from(line).unwrap_or(0)))
     }
 
-    /// The value of a table by address, at an offset of the code: pairs of differences, of the value and of the address.
+    /// Returns the value of an address table at an offset of the code. The table consists of pairs of differences: of
+    /// the value and of the address.
     fn value(&self, file: &mut File<'_>, table: u32, entry: &Entry, offset: u32) -> Option<i32> {
         if table == 0 {
             return None;
@@ -210,7 +212,7 @@ impl Functions {
         None
     }
 
-    /// A number of variable length.
+    /// Reads a number of variable length.
     fn variable(&self, file: &mut File<'_>, at: &mut u64) -> Option<u32> {
         let mut value = 0u32;
         for shift in [0, 7, 14, 21, 28] {
@@ -228,7 +230,7 @@ impl Functions {
         self.text(file, self.names.checked_add(name.into())?)
     }
 
-    /// The text at an offset of the table, which a zero ends.
+    /// Reads the zero-terminated string at an offset of the table.
     fn text(&self, file: &mut File<'_>, at: u64) -> Option<String> {
         let most = LONGEST_NAME.min(usize::try_from(self.bytes.checked_sub(at)?).ok()?);
         let bytes = self.slice(file, at, most)?;
@@ -240,13 +242,13 @@ impl Functions {
         self.slice(file, at, 4)?.try_into().ok().map(u32::from_le_bytes)
     }
 
-    /// `count` bytes at an offset of the table.
+    /// Reads `count` bytes at an offset of the table.
     fn slice<'f>(&self, file: &'f mut File<'_>, at: u64, count: usize) -> Option<&'f [u8]> {
         at.checked_add(count as u64).filter(|end| *end <= self.bytes)?;
         file.bytes(self.offset.checked_add(at)?, count)
     }
 
-    /// Where functions of these names are, as ranges from the first address of the code. It reads the whole table.
+    /// Finds the functions with these names, as ranges relative to the start of the code. Reads the whole table.
     pub(crate) fn named<const N: usize>(&self, image: &dyn Image, names: [&str; N]) -> [Option<(u32, u32)>; N] {
         let mut found = [None; N];
         let offset = self.offset.saturating_add(self.names);
@@ -260,7 +262,7 @@ impl Functions {
         });
         drop(texts);
         let file = FileBytes(image);
-        // Two windows: the list of functions, and the functions.
+        // Two windows: one for the list of functions, one for the functions.
         let (mut list, mut file) = (File::new(&file), File::new(&file));
         for index in 0..self.count {
             let slot = self.functions.saturating_add(8 * index);
@@ -276,8 +278,8 @@ impl Functions {
     }
 }
 
-/// Which frames of a stack, innermost first, Go's own profiles show: not the runtime's at its inner end, unless there are no
-/// others, and not the `goexit` that every stack ends with.
+/// Returns which frames of a stack (innermost first) Go's own profiles show. They leave out the runtime's frames at the
+/// inner end, unless there are no others, and the `goexit` at the end of every stack.
 #[must_use]
 pub fn shown<'n>(names: impl Iterator<Item = &'n str>) -> Range<usize> {
     let names: Vec<&str> = names.collect();
@@ -287,7 +289,7 @@ pub fn shown<'n>(names: impl Iterator<Item = &'n str>) -> Range<usize> {
     if inner == end { 0..end } else { inner..end }
 }
 
-/// A text; bytes that are no UTF-8 become `\xNN`.
+/// Returns a string in which bytes that are not UTF-8 are written as `\xNN`.
 fn escaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -297,7 +299,7 @@ fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// A name as Go prints it: what a generic function was made for is left out.
+/// Returns a name as Go prints it, without the type arguments of a generic function.
 fn without_type_arguments(name: String) -> String {
     match (name.find('['), name.rfind(']')) {
         (Some(from), Some(to)) if from < to => format!("{}[...]{}", &name[..from], &name[to + 1..]),

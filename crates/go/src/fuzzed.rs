@@ -14,7 +14,7 @@ mod shared;
 
 use build::{Load, Part};
 
-/// Addresses: of the table of functions, of the code, and of variables.
+/// Addresses of the function table, of the code, and of variables.
 const TABLE: u64 = 0x40_2000;
 const TEXT: u64 = 0x40_1000;
 const BUCKETS: u64 = 0x50_0000;
@@ -23,7 +23,7 @@ const RATE: u64 = BUCKETS + 16;
 const MODULE: u64 = 0x50_1000;
 const FIRST: u64 = 0x60_0000;
 
-/// A table of functions of Go 1.22: `main.list`, 0x100 bytes of code, in line 7 of `main.go`.
+/// A function table of Go 1.22: `main.list`, 0x100 bytes of code, in line 7 of `main.go`.
 fn functions() -> Vec<u8> {
     const NAMES: &[u8] = b"\0main.list\0";
     let (names, units) = (72, 72 + 16);
@@ -34,7 +34,7 @@ fn functions() -> Vec<u8> {
     }
     table.extend(NAMES);
     table.resize(units as usize, 0);
-    // The first file is at 0; then its name, and tables of the file's number (0) and of the line (7).
+    // The first file is at 0. Its name follows, then address tables with the number of the file (0) and the line (7).
     table.extend([0; 8]);
     table.extend(b"main.go\0");
     table.extend([0, 2, 0x80, 2, 0, 16, 0x80, 2, 0]);
@@ -51,7 +51,7 @@ fn functions() -> Vec<u8> {
     table
 }
 
-/// The file; `data`: where it has variables, in place of a symbol that tells of the program's description.
+/// The file. `data`: address of its variables, instead of a symbol for the program's description.
 fn file(data: Option<u64>) -> Vec<u8> {
     let mut info = b"\xff Go buildinf:\x08\x02".to_vec();
     info.resize(32, 0);
@@ -116,12 +116,12 @@ mod long {
     #[test]
     fn inputs_of_the_fuzz_target_are_checked() {
         damage::replay("go", "two-buckets", &input(&file(None)), shared::check);
-        // Variables at the very end of all addresses.
+        // Variables at the very end of the address space.
         damage::replay("go", "data-at-the-end", &input(&file(Some(u64::MAX - 0x48))), shared::check);
     }
 }
 
-/// The input reaches what it is made for.
+/// The input exercises what it was made for.
 #[test]
 fn the_input_s_heap_is_read() {
     use std::time::{Duration, Instant};

@@ -10,34 +10,35 @@ use crate::memory::{Window, words};
 use crate::program::Program;
 use crate::unread::Unread;
 
-/// Most bytes in which the runtime's description of the program is looked for.
+/// Maximum number of bytes that are searched for the runtime's description of the program.
 const MOST_SEARCHED_BYTES: u64 = 64 << 20;
-/// Bytes that are searched at once.
+/// Number of bytes per read while searching.
 const PIECE_BYTES: u64 = 1 << 16;
 /// Offset of `text` in `moduledata`.
 const TEXT: u64 = 176;
-/// Largest rate, which is the mean number of bytes between samples.
+/// Largest sampling rate that is accepted: the mean number of bytes between samples.
 const MOST_RATE: u64 = 1 << 40;
 
-/// The heap profile of a process: what its runtime has sampled since it started and is in use, as of the last garbage
-/// collection that it has published.
+/// The heap profile of a process: the objects in use among those that its runtime has sampled since it started, as of
+/// the last published garbage collection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heap {
     /// `MemProfileRate`: mean number of bytes between samples. With 1, every object is sampled.
     pub rate: u64,
-    /// What names of functions need to know.
+    /// Addresses needed to look up function names.
     pub places: Places,
     /// Sampled objects in use.
     pub buckets: Vec<Bucket>,
-    /// Of how many moments they are.
+    /// How many moments they represent.
     pub moments: Moments,
 }
 
 impl Heap {
-    /// Reads the heap profile of a process that is `bias` away from the addresses of its file. The process is not stopped.
+    /// Reads the heap profile of a process whose addresses differ from those in its file by `bias`. The process is not
+    /// stopped.
     ///
     /// # Errors
-    /// The reason why there is none. [`Unread::Torn`]: another attempt may succeed.
+    /// The reason why there is none. After [`Unread::Torn`], another attempt may succeed.
     pub fn read(
         program: &Program,
         bias: u64,
@@ -64,7 +65,8 @@ impl Heap {
     }
 }
 
-/// Finds the description of the program, which begins with the addresses of the table of functions and of its names.
+/// Finds the runtime's description of the program, which begins with the addresses of the function table and of its
+/// names.
 fn places(program: &Program, bias: u64, memory: &dyn Memory) -> Option<Places> {
     let functions = &program.functions;
     let table = functions.address.wrapping_add(bias);

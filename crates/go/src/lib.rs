@@ -1,9 +1,10 @@
-//! Go's heap profile as data. A Go program samples its own heap and keeps, for each call stack and size, how many sampled
-//! objects were allocated and freed ([`buckets`]). This crate finds them in the memory of a running process without its
-//! help ([`program`], [`heap`]), and names functions by the table that every Go program has ([`functions`]).
+//! Reads Go's heap profile. A Go program samples its own heap and records, for each call stack and size, how many
+//! sampled objects were allocated and freed ([`buckets`]). This crate finds these records in the memory of a running
+//! process without its help ([`program`], [`heap`]), and names functions with the table that every Go program has
+//! ([`functions`]).
 //!
-//! Everything is read from files and from the memory of processes that may be hostile: reads are bounded, lists end, and
-//! what is found is checked.
+//! Everything is read from files and process memory that may be hostile: reads are bounded, lists end, and the results
+//! are checked.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +23,7 @@ mod fuzzed;
 #[cfg(test)]
 mod testing;
 
-// What is shared with fuzz targets names the crate.
+// Code shared with fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_go;
 

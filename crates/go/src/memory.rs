@@ -1,4 +1,4 @@
-//! Memory that is read: of a process, or the bytes of a file.
+//! Cached reads from the memory of a process, or from the bytes of a file.
 
 use heapbpf_elf::{Image, Memory};
 
@@ -11,10 +11,10 @@ impl Memory for FileBytes<'_> {
     }
 }
 
-/// Bytes that are read at once, since what is wanted next is mostly nearby.
+/// Number of bytes per read: the next bytes needed are usually nearby.
 const WINDOW_BYTES: u64 = 64 << 10;
 
-/// Reads memory in pieces, and keeps the last one.
+/// Reads memory in pieces, and caches the last one.
 pub(crate) struct Window<'a, M: Memory + ?Sized> {
     memory: &'a M,
     start: u64,
@@ -26,7 +26,7 @@ impl<'a, M: Memory + ?Sized> Window<'a, M> {
         Self { memory, start: 0, bytes: Vec::new() }
     }
 
-    /// `count` bytes at `address`; `None` if they cannot be read.
+    /// Returns `count` bytes at `address`; `None` if they cannot be read.
     pub(crate) fn bytes(&mut self, address: u64, count: usize) -> Option<&[u8]> {
         let end = address.checked_add(count as u64)?;
         if address < self.start || end > self.start + self.bytes.len() as u64 {
@@ -36,7 +36,7 @@ impl<'a, M: Memory + ?Sized> Window<'a, M> {
         self.bytes.get(at..at.checked_add(count)?)
     }
 
-    /// Reads the pieces that hold a range, or the range alone if there is not more.
+    /// Reads the pieces that contain a range, or only the range if they are not fully readable.
     fn read(&mut self, address: u64, end: u64, count: usize) -> Option<()> {
         let start = address & !(WINDOW_BYTES - 1);
         let whole = end.checked_next_multiple_of(WINDOW_BYTES)?;
@@ -64,7 +64,7 @@ impl<'a, M: Memory + ?Sized> Window<'a, M> {
     }
 }
 
-/// The numbers of 64 bits in some bytes.
+/// Returns the 64-bit numbers in `bytes`.
 pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     let word = |word: &[u8]| word.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte));
     bytes.chunks_exact(8).map(word)
@@ -74,7 +74,7 @@ pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
 mod tests {
     use super::*;
 
-    /// Memory from an address on.
+    /// Memory that starts at an address.
     struct From(u64, Vec<u8>);
 
     impl Memory for From {

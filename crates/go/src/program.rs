@@ -1,4 +1,4 @@
-//! A Go program: its version, its table of functions, and where its runtime keeps the heap profile.
+//! A Go program: its version, its function table, and where its runtime stores the heap profile.
 
 use heapbpf_elf::{Elf, ElfFile, Image, Pieces, Section, Segment, read_range};
 use object::elf::EM_X86_64;
@@ -11,9 +11,9 @@ use crate::version::{Layout, Version};
 
 /// Largest build information that is read, bytes.
 const MOST_BUILD_INFO_BYTES: u64 = 1 << 10;
-/// Largest function that is looked through, bytes.
+/// Largest function that is disassembled, bytes.
 const MOST_CODE_BYTES: u64 = 64 << 10;
-/// Sections that may have the runtime's description of the program.
+/// Sections that may contain the runtime's description of the program.
 const DATA_SECTIONS: [&str; 3] = [".go.module", ".noptrdata", ".data"];
 
 /// A Go program.
@@ -21,11 +21,11 @@ const DATA_SECTIONS: [&str; 3] = [".go.module", ".noptrdata", ".data"];
 pub struct Program {
     /// Its version of Go.
     pub version: Version,
-    /// What this version has where.
+    /// The memory layout of this version.
     pub layout: Layout,
     /// Its functions.
     pub functions: Functions,
-    /// Addresses of variables, as the file states them.
+    /// Addresses of variables as stated in the file.
     pub(crate) variables: Variables,
     segments: Vec<Segment>,
 }
@@ -37,19 +37,19 @@ pub(crate) struct Variables {
     pub buckets: u64,
     /// `mProfCycle`: the number of the profile's cycle.
     pub cycle: u64,
-    /// `MemProfileRate`.
+    /// `MemProfileRate`: the sampling rate.
     pub rate: u64,
-    /// `disableMemoryProfiling`, if it is known.
+    /// `disableMemoryProfiling`, if known.
     pub disabled: Option<u64>,
-    /// Ranges one of which has the `moduledata` of the program: (address, bytes).
+    /// Ranges of which one contains the program's `moduledata`: (address, bytes).
     pub module: Vec<(u64, u64)>,
 }
 
 impl Program {
-    /// The Go program in a file; `None` if it is none.
+    /// Finds the Go program in a file; `None` if it is not a Go program.
     ///
     /// # Errors
-    /// It is one, but its heap profile cannot be read.
+    /// [`Unsupported`] if it is one, but its heap profile cannot be read.
     pub fn find(image: &dyn Image) -> Result<Option<Self>, Unsupported> {
         let Ok(elf) = Elf::read(image) else { return Ok(None) };
         let table = [".gopclntab", ".data.rel.ro.gopclntab"].iter().find_map(|name| elf.section(name));
@@ -71,8 +71,8 @@ impl Program {
         Ok(Some(Self { version, layout, functions, variables, segments }))
     }
 
-    /// How far the addresses of a process are from those that the file states, if it has `file_offset` of the file mapped at
-    /// `start` for execution.
+    /// Returns the difference between addresses in a process and those that the file states, if the process has
+    /// `file_offset` of the file mapped at `start` as executable.
     #[must_use]
     pub fn bias(&self, start: u64, file_offset: u64) -> Option<u64> {
         self.segments.iter().find_map(|segment| segment.bias(start, file_offset, 0x1000))
@@ -95,13 +95,14 @@ fn by_symbols(image: &dyn Image) -> Option<Variables> {
     Some(Variables { buckets: buckets?, cycle: cycle?, rate: rate?, disabled, module })
 }
 
-/// Without symbols, the code of three functions tells: they read one of the variables before any other of its size. Whatever
-/// is found is checked when it is read.
+/// Finds the variables through the code of three functions, for programs without symbols: each function reads one of
+/// them before any other variable of its size. The results are checked when they are used.
 fn by_code(image: &dyn Image, elf: &Elf, functions: &Functions) -> Option<Variables> {
     if elf.machine != EM_X86_64.0 {
         return None;
     }
-    // C code may precede that of Go. The table states where that begins, but not in a program at changing addresses.
+    // C code may precede the Go code. The table states where the Go code begins, but not in position-independent
+    // programs.
     let text = functions.text.map_or_else(|| elf.section(".text").map(|section| section.address), Some)?;
     let names = ["runtime.mProf_FlushLocked", "runtime.mProf_Flush", "runtime.allocmcache"];
     let found = functions.named(image, names);
@@ -115,7 +116,7 @@ fn by_code(image: &dyn Image, elf: &Elf, functions: &Functions) -> Option<Variab
     Some(Variables { buckets: load(0, 8)?, cycle: load(1, 4)?, rate: load(2, 8)?, disabled: None, module: Vec::new() })
 }
 
-/// Ranges that may have the runtime's description of the program.
+/// Returns ranges that may contain the runtime's description of the program.
 fn module_ranges(elf: &Elf) -> Vec<(u64, u64)> {
     let range = |section: &Section| (section.address, section.bytes);
     DATA_SECTIONS.iter().filter_map(|name| elf.section(name)).map(range).collect()

@@ -7,10 +7,10 @@ use object::pod::slice_from_all_bytes;
 use object::read::ReadRef;
 
 const LE: LittleEndian = LittleEndian;
-/// Longest name that is compared.
+/// Maximum length of a name that is compared.
 const LONGEST: usize = 48;
 
-/// Calls `found` for each defined symbol that begins with `runtime.`, with its whole name and its address.
+/// Calls `found` for each defined symbol that begins with `runtime.`, with its full name and its address.
 pub(crate) fn each_of_runtime<'d, R: ReadRef<'d>>(file: &ElfFile<'d, R>, mut found: impl FnMut(&[u8], u64)) {
     let bytes = |name| file.headers.section(name).and_then(|section| file.section_bytes(section).ok());
     let (Some(table), Some(names)) = (bytes(".symtab"), bytes(".strtab")) else { return };

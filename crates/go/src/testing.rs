@@ -7,27 +7,27 @@ use heapbpf_elf::Memory;
 
 use crate::buckets::hash_of;
 
-/// Memory in pieces, which may change after some reads.
+/// Memory in pieces, which may change after a number of reads.
 #[derive(Default)]
 pub(crate) struct MadeUp {
     pieces: BTreeMap<u64, Vec<u8>>,
-    /// After so many reads, these numbers are at these addresses.
+    /// Changes: after this many reads, this address holds this number.
     changes: Vec<(usize, u64, u64)>,
     reads: RefCell<usize>,
 }
 
 impl MadeUp {
-    /// Puts numbers at an address.
+    /// Writes numbers to an address.
     pub(crate) fn put(&mut self, address: u64, numbers: &[u64]) {
         self.pieces.insert(address, numbers.iter().flat_map(|number| number.to_le_bytes()).collect());
     }
 
-    /// Changes the number at an address after so many reads.
+    /// Changes the number at an address after `reads` reads.
     pub(crate) fn change_after(&mut self, reads: usize, address: u64, number: u64) {
         self.changes.push((reads, address, number));
     }
 
-    /// Puts a bucket at an address, with the counts of its four parts.
+    /// Writes a bucket to an address, with the counts of its four parts.
     pub(crate) fn bucket(&mut self, address: u64, next: u64, (size, stack): (u64, &[u64]), counts: [(u64, u64); 4]) {
         let header = [0, next, 1, hash_of(stack, size), size, stack.len() as u64];
         let counts = counts.into_iter().flat_map(|(allocs, frees)| [allocs, frees, allocs * size, frees * size]);

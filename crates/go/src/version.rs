@@ -1,11 +1,11 @@
-//! Versions of Go, and what differs among them in memory.
+//! Versions of Go, and how they differ in memory.
 
 use std::fmt;
 
 /// A version of Go 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
-    /// The second number: 22 of Go 1.22.
+    /// The second number: 22 for Go 1.22.
     pub minor: u16,
 }
 
@@ -16,7 +16,7 @@ impl Version {
         Self { minor }
     }
 
-    /// The version in a text like `go1.22.10` or `go1.23rc1 X:nocoverageredesign`.
+    /// Parses the version in a string such as `go1.22.10` or `go1.23rc1 X:nocoverageredesign`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix("go1.")?;
@@ -24,17 +24,17 @@ impl Version {
         Some(Self::one(rest[..digits].parse().ok()?))
     }
 
-    /// The version that the section `.go.buildinfo` states, in the form that it has since Go 1.18.
+    /// Parses the version in the section `.go.buildinfo`, in the form used since Go 1.18.
     #[must_use]
     pub fn of_build_info(section: &[u8]) -> Option<Self> {
-        /// Bit of the flags: texts follow the header.
+        /// Flag bit: strings follow the header.
         const TEXTS_FOLLOW: u8 = 2;
         let rest = section.strip_prefix(b"\xff Go buildinf:")?;
         if *rest.get(1)? & TEXTS_FOLLOW == 0 {
             return None;
         }
         let (&length, text) = section.get(32..)?.split_first()?;
-        // A version of 128 characters or more is none.
+        // A version string of 128 characters or more is not accepted.
         let text = text.get(..usize::from(length).min(127))?;
         Self::parse(std::str::from_utf8(text).ok()?)
     }
@@ -46,19 +46,19 @@ impl fmt::Display for Version {
     }
 }
 
-/// What differs among versions in memory.
+/// The differences between versions in memory.
 ///
-/// The header of a bucket (`next`, `allnext`, `typ`, `hash`, `size`, `nstk`), the hash of stacks, and `mProfCycle` are the
-/// same from Go 1.19 to 1.27.
+/// The header of a bucket (`next`, `allnext`, `typ`, `hash`, `size`, `nstk`), the hash of stacks, and `mProfCycle` are
+/// the same from Go 1.19 to 1.27.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Numbers in a `memRecordCycle`: allocations and frees, and until Go 1.26 the bytes of both.
+    /// Words in a `memRecordCycle`: allocations and frees, and until Go 1.26 also the bytes of both.
     pub cycle_words: usize,
-    /// Magic number of the table of functions.
+    /// Magic number of the function table.
     pub magic: u32,
-    /// Bytes of a `_func`, without the lists that follow.
+    /// Size of a `_func` without the lists that follow it, bytes.
     pub function_bytes: u64,
-    /// Bytes of an `inlinedCall`.
+    /// Size of an `inlinedCall`, bytes.
     pub inlined_bytes: u64,
     /// Offset of the name in an `inlinedCall`.
     pub inlined_name: u64,
@@ -67,7 +67,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of a version; `None` if it is not known.
+    /// Returns the layout of a version; `None` if it is not known.
     #[must_use]
     pub fn of(version: Version) -> Option<Self> {
         let recent = Self {

@@ -1,4 +1,4 @@
-//! A real Go program: what is read from its memory equals what it writes itself.
+//! A real Go program: the profile read from its memory must equal the one that it writes itself.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use heapbpf_go::{Functions, Heap, Memory, Moments, Places, Program, Unread};
 use heapbpf_testing::skipped;
 
-/// Names with lines, innermost first, and objects and bytes in use.
+/// Objects and bytes in use, by function names with lines, innermost first.
 type Stacks = BTreeMap<Vec<String>, (u64, u64)>;
 
 struct ProcessMemory(File);
@@ -22,7 +22,7 @@ impl Memory for ProcessMemory {
     }
 }
 
-/// A running program, ended at the end.
+/// A running program, which is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -32,12 +32,12 @@ impl Drop for Running {
     }
 }
 
-/// The Go command: `GO`, or the one of the machine.
+/// The Go command: from `GO`, or the installed one.
 fn go() -> String {
     std::env::var("GO").unwrap_or_else(|_| "go".into())
 }
 
-/// Builds a Go program. `None`: there is no Go.
+/// Builds a Go program; `None` if Go is not installed.
 fn build(folder: &Path, source: &Path, flags: &[&str]) -> Option<PathBuf> {
     let program = folder.join("program");
     let mut command = Command::new(go());
@@ -66,7 +66,7 @@ fn run(program: &Path, arguments: &[&str]) -> Running {
     Running(child)
 }
 
-/// The heap of a running program.
+/// Reads the heap profile of a running program.
 fn read(running: &Running, program: &Program, path: &Path) -> Result<Heap, Unread> {
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", running.0.id())).expect("it runs");
     let is_code = |line: &&str| line.contains(" r-xp ") && line.ends_with(&*path.to_string_lossy());
@@ -84,14 +84,15 @@ fn named(functions: &Functions, file: &File, places: &Places, stack: &[u64]) -> 
     shown(frames)
 }
 
-/// Without the frames that some versions leave out when they write.
+/// Removes the frames that some versions leave out of their profiles.
 fn shown(frames: Vec<String>) -> Vec<String> {
     let name = |frame: &String| frame.split(' ').next().unwrap_or_default().to_owned();
     let names: Vec<String> = frames.iter().map(name).collect();
     frames[heapbpf_go::functions::shown(names.iter().map(String::as_str))].to_vec()
 }
 
-/// What the program wrote: `1: 1008 [1: 1008] @ 0x… 0x…`, then lines `# 0x… name+0x… file:line`, then an empty one.
+/// Parses the program's profile: `1: 1008 [1: 1008] @ 0x… 0x…`, then lines `# 0x… name+0x… file:line`, then an empty
+/// one.
 fn written(path: &Path) -> Stacks {
     let text = std::fs::read_to_string(path).expect("it was written");
     let mut stacks = Stacks::new();

@@ -1,4 +1,4 @@
-//! Ages of freed sampled blocks, in a histogram with logarithmic bins: memory per stack is bounded for any number of frees.
+//! Ages of sampled blocks, in a histogram with logarithmic bins: memory per stack is bounded for any number of frees.
 
 use heapbpf_statistics::outliving::Octave;
 use heapbpf_statistics::survival::Observation;
@@ -6,11 +6,11 @@ use heapbpf_statistics::survival::Observation;
 /// Bins per doubling of the age. The width of a bin is at most 1/8 of its lowest age.
 const BINS_PER_DOUBLING: u32 = 8;
 
-/// Weighted histogram of the ages of blocks: of freed ones at their free, and of the others when they were last known to be in
-/// use. Both have the same bins, so that a block that is left behind never seems younger than one that was freed before.
+/// Weighted histogram of block ages: of freed blocks at their free, and of the others when they were last known to be
+/// in use. Both kinds share the bins, so a block that is left never seems younger than one that was freed before it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ages {
-    /// Those that are not empty, by their numbers, which ascend.
+    /// The bins that are not empty, in ascending order of their numbers.
     bins: Vec<(u16, Bin)>,
     freed: f64,
     temporary: f64,
@@ -18,8 +18,8 @@ pub struct Ages {
 }
 
 impl Ages {
-    /// Adds a block that was allocated at `begin_ns` and freed at `at_ns` (CLOCK_MONOTONIC). It is temporary if its own thread
-    /// freed it without allocating in between.
+    /// Adds a block that was allocated at `begin_ns` and freed at `at_ns` (CLOCK_MONOTONIC). `temporary`: the
+    /// allocating thread freed it without allocating in between.
     pub fn record(&mut self, begin_ns: u64, at_ns: u64, weight: f64, temporary: bool) {
         self.last_free_ns = self.last_free_ns.max(Some(at_ns));
         let bin = self.bin(bin_of(at_ns.saturating_sub(begin_ns)));
@@ -33,22 +33,23 @@ impl Ages {
 
     /// Adds a block that was allocated at `begin_ns` and not freed up to `at_ns`: it is in use, or its process ended.
     ///
-    /// Among the samples it counts with the age that it had at `last_free_ns`, when a block of its kind was last freed: that it
-    /// stays in use while nothing happens, because the program waits, is no evidence.
+    /// The sample counts with the age that the block had at `last_free_ns`, when a block of its kind was last freed.
+    /// Staying in use while the program waits and nothing happens does not count as evidence.
     pub fn record_left(&mut self, begin_ns: u64, at_ns: u64, last_free_ns: Option<u64>, weight: f64) {
         let age = bin_of(at_ns.saturating_sub(begin_ns));
         let seen_ns = last_free_ns.map_or(at_ns, |last| last.min(at_ns)).saturating_sub(begin_ns);
         let bin = self.bin(age);
         bin.left += weight;
         if seen_ns > 0 {
-            // Mostly the same bin: a profile of a million blocks looks each of them up.
+            // Usually the same bin. This saves a lookup for each block of a profile with a million of them.
             let seen = bin_of(seen_ns);
             let bin = if seen == age { bin } else { self.bin(seen) };
             bin.left_samples = bin.left_samples.saturating_add(1);
         }
     }
 
-    /// The bin of a number. Blocks of one stack have few ages, so that it is found by few comparisons in one piece of memory.
+    /// Returns the bin with this number, and adds it if needed. Blocks of one stack have few distinct ages, so the
+    /// search takes few comparisons within one piece of memory.
     fn bin(&mut self, number: u16) -> &mut Bin {
         let at = match self.bins.binary_search_by_key(&number, |(number, _)| *number) {
             Ok(at) => at,
@@ -74,7 +75,7 @@ impl Ages {
         self.last_free_ns = self.last_free_ns.max(other.last_free_ns);
     }
 
-    /// When a block was last freed (CLOCK_MONOTONIC), if one was.
+    /// When a block was last freed (CLOCK_MONOTONIC), if any was.
     pub const fn last_free_ns(&self) -> Option<u64> {
         self.last_free_ns
     }
@@ -84,12 +85,13 @@ impl Ages {
         self.freed
     }
 
-    /// Total weight of the temporary ones.
+    /// Total weight of the temporary blocks.
     pub const fn temporary(&self) -> f64 {
         self.temporary
     }
 
-    /// The blocks of each bin as observations at its middle; ages ascend. Which of them were temporary is not kept.
+    /// The blocks of each bin as observations at its middle, in ascending order of age. Which of them were temporary is
+    /// not recorded.
     pub fn observations(&self) -> impl Iterator<Item = Observation> + '_ {
         self.bins.iter().flat_map(|(bin, Bin { freed, left, .. })| {
             [(*freed, true), (*left, false)].into_iter().filter(|(weight, _)| *weight > 0.0).map(|(weight, freed)| {
@@ -98,7 +100,7 @@ impl Ages {
         })
     }
 
-    /// Numbers of samples by octave of their age; ages ascend.
+    /// Number of samples per octave of age, in ascending order of age.
     pub fn octaves(&self) -> Vec<Octave> {
         let mut octaves: Vec<Octave> = Vec::new();
         for (bin, counts) in &self.bins {
@@ -116,7 +118,7 @@ impl Ages {
     }
 }
 
-/// Weights and numbers of the blocks whose ages are in a bin.
+/// Weights and numbers of the blocks whose ages fall into a bin.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Bin {
     freed: f64,
@@ -125,7 +127,7 @@ struct Bin {
     left_samples: u32,
 }
 
-/// Ages in nanoseconds below this have a bin each.
+/// Each age below this, in nanoseconds, has a bin of its own.
 const EXACT: u64 = BINS_PER_DOUBLING as u64;
 
 fn bin_of(age_ns: u64) -> u16 {
@@ -212,7 +214,8 @@ mod tests {
         ages.record(1_000, 2_000, 1.0, false);
         let last = ages.last_free_ns();
         assert_eq!(last, Some(2_000));
-        // Seen for 1,900 ns while others were freed, although it is older by now; the next one came later.
+        // The first was observed for 1,900 ns while others were freed, although it is older by now. The second came
+        // later.
         ages.record_left(100, 900_000, last, 1.0);
         ages.record_left(3_000, 900_000, last, 1.0);
         let counted: Vec<_> = ages.octaves().iter().map(|it| (it.exponent, it.freed, it.left)).collect();
@@ -223,7 +226,7 @@ mod tests {
 
     #[test]
     fn blocks_that_are_left_are_as_old_as_freed_ones_of_their_age() {
-        // Both ages are in the lower half of one bin.
+        // Both ages are in the lower half of the same bin.
         let mut ages = Ages::default();
         ages.record(0, 100_100_000, 20.0, false);
         ages.record_left(0, 101_000_000, None, 40.0);

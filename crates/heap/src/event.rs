@@ -20,17 +20,17 @@ pub enum Event {
     Unmap(UnmapRecord),
     /// A target forked. The record has the child's process id.
     Fork(ProcessRecord),
-    /// A process replaced its program.
+    /// A process executed a new program.
     Exec(ProcessRecord),
     /// A process ended.
     Exit(ProcessRecord),
-    /// An exec dropped what was noted of a process.
+    /// An exec dropped the state of a process.
     Reset(ProcessRecord),
-    /// A process's program is over, and nothing counted it.
+    /// A program has ended, and nothing counted it.
     Uncounted(ProcessRecord),
 }
 
-/// Decodes a record; `None` if it is too short or of an unknown kind, as from a BPF object of another version.
+/// Decodes a record; `None` if it is too short or of an unknown kind, for example from another version's BPF object.
 pub fn decode(bytes: &[u8]) -> Option<Event> {
     let kind = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?);
     Some(match kind {
@@ -46,15 +46,15 @@ pub fn decode(bytes: &[u8]) -> Option<Event> {
     })
 }
 
-/// Decodes the record of a process that dies of a fault; `None` if it is another of the events ring.
+/// Decodes the record of a process that dies of a fault; `None` if it is any other record of the events ring.
 pub fn decode_crash(bytes: &[u8]) -> Option<CrashRecord> {
     let is_crash = bytes.first_chunk().is_some_and(|kind| u32::from_ne_bytes(*kind) == kind::CRASH);
     if is_crash { read(bytes) } else { None }
 }
 
-/// Time of a record (CLOCK_MONOTONIC); 0 if it cannot be decoded. The BPF side reads the clock after it has reserved the
-/// record's place in the ring, so all records with times up to T lie before the place that is reserved next at T. An unmap is
-/// an exception: its time is that of the call's entry.
+/// Returns the time of a record (CLOCK_MONOTONIC); 0 if it cannot be decoded. The BPF side reads the clock after
+/// reserving the record in the ring, so every record with a time up to T lies before the position that is reserved next
+/// at T. Unmaps are an exception: their time is that of the call's entry.
 pub fn time_ns_of(bytes: &[u8]) -> u64 {
     let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let kind = bytes.get(..4).and_then(|kind| kind.try_into().ok()).map_or(0, u32::from_ne_bytes);
@@ -68,19 +68,19 @@ pub fn time_ns_of(bytes: &[u8]) -> u64 {
     word(at).unwrap_or(0)
 }
 
-/// Decodes a record of Python frames; `None` if it is another of the stacks ring.
+/// Decodes a record of Python frames; `None` if it is any other record of the stacks ring.
 pub fn decode_python(bytes: &[u8]) -> Option<&PythonRecord> {
     let (record, _) = PythonRecord::ref_from_prefix(bytes).ok()?;
     (record.mark == PythonRecord::MARK).then_some(record)
 }
 
-/// Decodes a record of a Python code object; `None` if it is another of the stacks ring.
+/// Decodes a record of a Python code object; `None` if it is any other record of the stacks ring.
 pub fn decode_python_code(bytes: &[u8]) -> Option<&PythonCodeRecord> {
     let (record, _) = PythonCodeRecord::ref_from_prefix(bytes).ok()?;
     (record.mark == PythonCodeRecord::MARK).then_some(record)
 }
 
-/// A record of a stack's copy.
+/// A record with a copy of a stack.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StackCopied<'a> {
     /// Its header.
@@ -96,8 +96,7 @@ impl StackCopied<'_> {
     }
 }
 
-/// Decodes a stack record. `None` if the record is too short for what its header says, or if pieces of the stack are not where they
-/// can be.
+/// Decodes a stack record; `None` if it is shorter than its header says, or if a piece of the stack is out of range.
 pub fn decode_stack(bytes: &[u8]) -> Option<StackCopied<'_>> {
     let head: StackRecord = read(bytes)?;
     let mut rest = bytes.get(size_of::<StackRecord>()..)?;
@@ -114,7 +113,7 @@ pub fn decode_stack(bytes: &[u8]) -> Option<StackCopied<'_>> {
     Some(StackCopied { head, bytes: rest.get(..head.copied_bytes as usize)?, pieces })
 }
 
-/// Reads a value from the start of the bytes; `None` if there are too few.
+/// Reads a value from the start of `bytes`; `None` if there are too few.
 fn read<T: FromBytes>(bytes: &[u8]) -> Option<T> {
     T::read_from_prefix(bytes).ok().map(|(value, _)| value)
 }
@@ -127,7 +126,7 @@ fn bytes_of(record: &(impl zerocopy::IntoBytes + zerocopy::Immutable)) -> Vec<u8
 
 #[cfg(any(test, feature = "testing"))]
 impl Event {
-    /// The record that decodes to this event.
+    /// Returns the record that decodes to this event.
     #[must_use]
     pub fn to_bytes(self) -> Vec<u8> {
         match self {

@@ -1,6 +1,6 @@
-//! Turns events into the sums of each stack.
+//! Aggregates events into sums per stack.
 
-// They panic if nobody reads what they print.
+// These macros panic if the output has no reader.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod ages;
@@ -11,6 +11,6 @@ pub mod live;
 mod mapped;
 pub mod sample;
 
-// What is shared with fuzz targets names the crate.
+// Code shared with fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_heap;

@@ -1,4 +1,4 @@
-//! The heap as the samples show it: sums of each stack, and the sampled blocks that are live. No I/O: events in, sums out.
+//! The sampled heap: sums per stack, and the sampled blocks that are live. No I/O: events in, sums out.
 
 mod births;
 mod growth;
@@ -37,15 +37,15 @@ use super::ages::Ages;
 use super::mapped::MappedPieces;
 use super::sample::{Sample, SampleKey};
 
-/// Weight of a sample; 0 without trials or an interval, which no real sample is.
+/// Weight of a sample; 0 without trials or an interval, which no real sample lacks.
 fn weight_of(trials: u64, interval: u64) -> f64 {
     inclusion(trials, interval).map_or(0.0, |inclusion| inclusion.weight)
 }
 
-/// Smallest page size, which all others are multiples of.
+/// Smallest page size; all others are multiples of it.
 const PAGE: u64 = 4096;
 
-/// Factor by which the total in use must exceed the last recorded peak to be recorded as a new one.
+/// The total in use must exceed the last recorded peak by this factor to be recorded as a new one.
 const PEAK_STEP: f64 = 1.02;
 
 /// A sampled block that is live.
@@ -58,7 +58,7 @@ struct LiveSample {
     time_ns: u64,
     row: u32,
     mapped: bool,
-    /// Last scan of the kernel's live map that found it, or [`reconciliation::DURING_SCAN`].
+    /// The last scan of the kernel's live map that found it, or [`reconciliation::DURING_SCAN`].
     seen_in_scan: u8,
 }
 
@@ -75,7 +75,7 @@ pub struct Heap {
     peak_bytes: f64,
     /// Whether blocks were allocated since the total in use last fell.
     rising: bool,
-    /// Whether blocks that were live when their process ended are reported apart from those in use.
+    /// Whether blocks that were live when their process ended are reported separately from those in use.
     ended_apart: bool,
     marks: Marks,
     overflow: Overflow,
@@ -111,13 +111,13 @@ pub struct RowSnapshot<'a> {
     pub number: usize,
     /// The row.
     pub row: &'a HeapRow,
-    /// In use now. Includes the blocks that were live when their process ended, unless these are reported apart.
+    /// In use now. Includes the blocks that were live when their process ended, unless they are reported separately.
     pub inuse: SampleSums,
-    /// Live when their process ended, if that is reported apart.
+    /// Live when their process ended, if reported separately.
     pub at_exit: SampleSums,
     /// In use at the peak.
     pub peak: SampleSums,
-    /// Ages of freed blocks, of those in use now, and of those in use when their process ended; if requested.
+    /// If requested: ages of freed blocks, of those in use now, and of those in use when their process ended.
     pub ages: Option<Ages>,
     /// How it grew since [`Heap::growth_since`].
     pub growth: Option<Growth>,
@@ -136,7 +136,7 @@ pub struct LiveBlock {
     pub trials: u64,
 }
 
-/// Sums of the live blocks, by number of the row; the last two if requested.
+/// Sums of the live blocks, by row number; the last two only if requested.
 struct LiveSums {
     inuse: Vec<SampleSums>,
     kept: Option<Vec<SampleSums>>,
@@ -144,8 +144,8 @@ struct LiveSums {
 }
 
 impl Heap {
-    /// An empty heap. With `ended_apart`, blocks that are live when their process ends are reported apart from those in use,
-    /// as suits a whole host; without it they stay in use, as the process's last state.
+    /// Creates an empty heap. With `ended_apart`, blocks that are live when their process ends are reported separately
+    /// from those in use, which suits a whole host. Without it they stay in use, as the last state of the process.
     pub fn new(ended_apart: bool) -> Self {
         Self { ended_apart, ..Self::default() }
     }
@@ -167,7 +167,7 @@ impl Heap {
         }
         if sample.mapped {
             let end = sample.address.saturating_add(sample.size_bytes);
-            // The kernel maps whole pages and replaces what was mapped there.
+            // The kernel maps whole pages and replaces what was mapped there before.
             self.unmap(sample.space, sample.address, end.checked_next_multiple_of(PAGE).unwrap_or(end), sample.time_ns);
             let pieces = self.mappings.entry(sample.space).or_default();
             pieces.map(sample.address, end, sample.id, sample.time_ns);
@@ -202,14 +202,15 @@ impl Heap {
         self.row_with(sample.key.clone(), sample.time_ns)
     }
 
-    /// The number of the row with this key. If there is none, it is added, with its first sample at `first_ns`.
+    /// Returns the number of the row with this key. Adds the row, with its first sample at `first_ns`, if there is
+    /// none.
     fn row_with(&mut self, key: SampleKey, first_ns: u64) -> u32 {
         let rows = &mut self.rows;
         let add = |key: &SampleKey| rows.insert(HeapRow::new(key.clone(), first_ns)) as u32;
         *self.index.entry(key).or_insert_with_key(add)
     }
 
-    /// Removes a sampled block that was freed. Unknown blocks are ignored: their free was recorded before.
+    /// Removes a sampled block that was freed. Ignores unknown blocks, such as one whose free has been counted already.
     pub fn free(&mut self, space: ProcessKey, id: u64, time_ns: u64, temporary: bool) {
         self.note_peak();
         let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.remove(&id)) else { return };
@@ -224,7 +225,7 @@ impl Heap {
         self.rows[live.row as usize].key.interval
     }
 
-    /// Subtracts a block from the running totals; returns its weight.
+    /// Subtracts a block from the running totals, and returns its weight.
     fn subtract_live(&mut self, live: &LiveSample) -> f64 {
         let row = &mut self.rows[live.row as usize];
         row.live -= 1;
@@ -234,16 +235,16 @@ impl Heap {
         weight
     }
 
-    /// Records the end of a process at `at_ns` (CLOCK_MONOTONIC): the live blocks of its address space become those at exit. `was_live` removes a block
-    /// from the kernel's live map by its address and returns whether it was there; if not, it had been freed and the record
-    /// of the free was lost. Returns how many such blocks there were.
+    /// Records the end of a process at `at_ns` (CLOCK_MONOTONIC): the live blocks of its address space become blocks at
+    /// exit. `was_live` removes a block from the kernel's live map by its address, and returns whether it was there. A
+    /// block that was not there had been freed, and the record of its free was lost. Returns the number of such blocks.
     pub fn end(&mut self, space: ProcessKey, at_ns: u64, mut was_live: impl FnMut(u64) -> bool) -> u64 {
         self.note_peak();
         self.mappings.remove(&space);
         let mut lost_frees = 0;
         for live in self.spaces.remove(&space).unwrap_or_default().values() {
             let weight = self.subtract_live(live);
-            // The kernel's live map has no mappings.
+            // The kernel's live map does not contain mappings.
             let was_freed = !live.mapped && !was_live(live.address);
             if was_freed || self.ended_apart {
                 self.note_freed(live, at_ns);
@@ -261,8 +262,8 @@ impl Heap {
         lost_frees
     }
 
-    /// Removes all blocks of an address space whose process replaced its program at `at_ns` (CLOCK_MONOTONIC). Returns their
-    /// addresses.
+    /// Removes all blocks of an address space whose process executed a new program at `at_ns` (CLOCK_MONOTONIC).
+    /// Returns their addresses.
     pub fn replace(&mut self, space: ProcessKey, at_ns: u64) -> Vec<u64> {
         self.note_peak();
         self.mappings.remove(&space);
@@ -284,7 +285,7 @@ impl Heap {
         }
     }
 
-    /// Whether the total in use is a new peak, which then has to be recorded.
+    /// Whether the total in use is a new peak, which the caller must then record.
     fn is_peak(&mut self) -> bool {
         let is_peak = self.rising && self.totals.inuse_bytes >= self.peak_bytes * PEAK_STEP;
         self.rising = false;
@@ -300,8 +301,8 @@ impl Heap {
         }
     }
 
-    /// Sums of the live blocks, by number of the row: of all, of those that are younger than `since_ns`, and their ages at `ages_at_ns`
-    /// (CLOCK_MONOTONIC).
+    /// Returns sums of the live blocks, by row number: of all blocks, of those allocated after `since_ns`, and the ages
+    /// at `ages_at_ns` (CLOCK_MONOTONIC).
     fn sum_live(&self, since_ns: Option<u64>, ages_at_ns: Option<u64>) -> LiveSums {
         let rows = self.rows.capacity();
         let mut sums = LiveSums {
@@ -309,7 +310,7 @@ impl Heap {
             kept: since_ns.map(|_| vec![SampleSums::default(); rows]),
             ages: ages_at_ns.map(|_| vec![Ages::default(); rows]),
         };
-        // Most stacks allocate blocks of one size, so the weight of the last size is kept.
+        // Most stacks allocate blocks of a single size, so the last weight of each row is cached.
         let mut known: Vec<Option<(u64, Inclusion)>> = vec![None; rows];
         for live in self.spaces.values().flat_map(HashMap::values) {
             let number = live.row as usize;
@@ -343,8 +344,8 @@ impl Heap {
         self.totals
     }
 
-    /// Every row with its sums in use at `now_ns` (CLOCK_MONOTONIC), computed from the live blocks, so that rounding errors
-    /// do not accumulate. `ages`: with the ages of blocks.
+    /// Returns every row with its sums in use at `now_ns` (CLOCK_MONOTONIC). They are computed from the live blocks, so
+    /// rounding errors do not accumulate. `ages`: whether to include the ages of blocks.
     pub fn snapshot(&mut self, now_ns: u64, ages: bool) -> impl Iterator<Item = RowSnapshot<'_>> {
         let since_ns = self.marks.since(now_ns);
         let LiveSums { inuse, kept, mut ages } = self.sum_live(since_ns, ages.then_some(now_ns));
@@ -371,8 +372,9 @@ impl Heap {
         self.spaces.get(space).map_or(0, HashMap::len)
     }
 
-    /// Sampled blocks in use in an address space: all, or `most` of them at random. Their order is that of a table with a random hash of
-    /// their ids. Of a mapping, each piece that is left is a block.
+    /// Returns the sampled blocks in use in an address space, or only those of `most` samples, chosen at random. Their
+    /// order is that of a hash table with a random hash of their ids. Each remaining piece of a mapping is a block of
+    /// its own.
     pub fn blocks(&self, space: &ProcessKey, most: usize) -> Vec<LiveBlock> {
         let Some(samples) = self.spaces.get(space) else { return Vec::new() };
         let block = |live: &LiveSample, address, size_bytes| LiveBlock {
@@ -394,16 +396,15 @@ impl Heap {
         blocks
     }
 
-    /// Notes that a snapshot has taken the stacks of all rows to be symbolized.
+    /// Records that a snapshot has taken the stacks of all rows to be symbolized.
     pub fn mark_named(&mut self) {
         for (_, row) in &mut self.rows {
             row.named = true;
         }
     }
 
-    /// Removes the rows of ended processes. Rows with blocks that are live in another address space (the parent's, for a
-    /// vfork child) stay for a later call. Returns the removed rows, and the
-    /// processes that still have rows.
+    /// Removes the rows of ended processes. Rows with blocks that are live in another address space (the parent's, for
+    /// a vfork child) stay for a later call. Returns the removed rows, and the processes that still have rows.
     pub fn retire(&mut self, ended: &HashSet<ProcessKey>) -> (Vec<HeapRow>, HashSet<ProcessKey>) {
         let of_ended = self.rows.iter().filter(|(_, row)| ended.contains(&row.key.process));
         let (done, held): (Vec<_>, Vec<_>) = of_ended.partition(|(_, row)| row.live == 0);

@@ -1,5 +1,5 @@
-//! Addresses of the sampled mappings of an address space. Mappings are unmapped by address, possibly in parts, and new ones
-//! may take their place.
+//! Addresses of the sampled mappings of an address space. Mappings are unmapped by address, possibly in parts, and new
+//! ones may replace them.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,16 @@ struct Piece {
 pub struct MappedPieces(BTreeMap<u64, Piece>);
 
 impl MappedPieces {
-    /// Adds a sampled mapping. What was mapped there before must be removed first, by [`MappedPieces::unmap`].
+    /// Adds a sampled mapping. Whatever was mapped there before must be removed first, with [`MappedPieces::unmap`].
     pub fn map(&mut self, start: u64, end: u64, sample: u64, since_ns: u64) {
         if start < end {
             self.0.insert(start, Piece { end, sample, since_ns });
         }
     }
 
-    /// Removes the parts of pieces that lie in a range and were mapped no later than `until_ns`. Returns each sample with the
-    /// number of bytes that it loses; a sample of several pieces may occur several times. An empty range removes nothing.
+    /// Removes the parts of pieces that lie in a range and were mapped no later than `until_ns`. Returns each sample
+    /// with the number of bytes that it loses; a sample with several pieces may occur several times. An empty range
+    /// removes nothing.
     pub fn unmap(&mut self, start: u64, end: u64, until_ns: u64) -> Vec<(u64, u64)> {
         if start >= end {
             return Vec::new();
@@ -48,8 +49,8 @@ impl MappedPieces {
         lost
     }
 
-    /// Removes the parts of pieces that lie outside of `ranges` (in order of their starts) and were mapped no later than
-    /// `until_ns`. Returns the same as [`MappedPieces::unmap`].
+    /// Removes the parts of pieces that lie outside of `ranges` (in order of their starts) and were mapped no later
+    /// than `until_ns`. Returns the same as [`MappedPieces::unmap`].
     pub fn keep_only(&mut self, ranges: &[(u64, u64)], until_ns: u64) -> Vec<(u64, u64)> {
         let (mut lost, mut from) = (Vec::new(), 0);
         for (start, end) in ranges {

@@ -4,20 +4,21 @@ use heapbpf_profile::model::{ByAddress, RowKey};
 use heapbpf_unwind::raw::RawStack;
 use sampler_ebpf::abi::ProcessKey;
 
-/// Which row of the heap a sample belongs to: the process that allocated, the allocator function by its number in the table
-/// of allocators, and the call stack. Stacks are compared by address: the unwinder keeps equal ones once.
+/// Key of the row that a sample belongs to: the process that allocated, the index of the allocator function in the
+/// table of allocators, and the call stack. Stacks are compared by address, because the unwinder stores equal ones
+/// once.
 pub type SampleKey = RowKey<ProcessKey, u16, ByAddress<RawStack>>;
 
 /// A sampled allocation, decoded and with its stack.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Unique in the recording.
+    /// Unique within the recording.
     pub id: u64,
-    /// Identity of the row that it is added to.
+    /// Key of the row that it is added to.
     pub key: SampleKey,
     /// Process whose address space the block is in.
     pub space: ProcessKey,
-    /// CLOCK_MONOTONIC.
+    /// Time of the allocation (CLOCK_MONOTONIC).
     pub time_ns: u64,
     /// Address of the block.
     pub address: u64,
@@ -29,6 +30,6 @@ pub struct Sample {
     pub offset: u64,
     /// Whether its free will be seen.
     pub tracked: bool,
-    /// Whether it is a mapping, which is unmapped by address and possibly in parts.
+    /// Whether it is a mapping. Mappings are unmapped by address, possibly in parts.
     pub mapped: bool,
 }

@@ -1,6 +1,8 @@
-//! Reads glibc's arenas in the memory of a process, without a stop (`crates/glibc`). Of its memory, only pages are read that the page map
-//! says are there: nothing is swapped in, and nobody is asked for a page. One that goes away meanwhile may still be waited for, so a
-//! thread reads, and is given up if it does not come back.
+//! Reads glibc's arenas in the memory of a running process (`crates/glibc`), without stopping it.
+//!
+//! Only pages that the page map reports as present are read, so nothing is swapped in and no fault handler is asked for
+//! a page. A page that disappears after that check can still block the reader. So a separate thread does the reading,
+//! and is abandoned if it does not return.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -16,9 +18,9 @@ use super::process::Stat;
 use super::processes::starts_agree;
 use super::reader_thread::{NoAnswer, ReaderThread};
 
-/// Most bytes read of a process's list of mappings.
+/// Maximum number of bytes to read from a process's list of mappings.
 pub(crate) const MOST_TEXT_BYTES: u64 = 64 << 20;
-/// How much longer than it may take the answer is waited for.
+/// How long to wait for the answer beyond the time that reading may take.
 pub(crate) const GRACE: Duration = Duration::from_secs(4);
 
 /// A process whose arenas are to be read.
@@ -26,15 +28,15 @@ pub(crate) const GRACE: Duration = Duration::from_secs(4);
 pub struct Wanted {
     /// The process.
     pub pid: u32,
-    /// Its start, CLOCK_BOOTTIME.
+    /// Its start time, CLOCK_BOOTTIME.
     pub start_ns: u64,
     /// Its glibc is 2.`version`.
     pub version: u32,
-    /// How long reading may take. What is not read by then is told as such.
+    /// How long reading may take. What has not been read by then is reported as such.
     pub longest: Duration,
 }
 
-/// What was found, and the CPU time that it took.
+/// What was found, and the CPU time that reading took.
 pub type Answer = (Option<Heap>, Duration);
 
 /// The handle to the thread that reads.
@@ -42,10 +44,11 @@ pub type Answer = (Option<Heap>, Duration);
 pub struct ArenaReader(ReaderThread<Wanted, Answer>);
 
 impl ArenaReader {
-    /// Reads the arenas of a process. `None` if it is gone, if its memory may not be read, or if there are none.
+    /// Reads the arenas of a process. `None` if the process has exited, if its memory may not be read, or if it has no
+    /// arenas.
     ///
     /// # Errors
-    /// [`NoAnswer`] in time: nothing should be asked of this process again.
+    /// [`NoAnswer`] if there is no answer in time: do not ask about this process again.
     pub fn read(&mut self, wanted: Wanted) -> Result<Answer, NoAnswer> {
         self.0.ask(wanted, "arenas", answer, wanted.longest + GRACE)
     }
@@ -69,7 +72,7 @@ fn read(Wanted { pid, start_ns, version, longest }: Wanted) -> Option<Heap> {
     heap.inspect_err(|why| log::debug!("the arenas of {pid} are not read: {why:?}")).ok()
 }
 
-/// The memory of a process, as long as there is time.
+/// The memory of a process. Reads fail after the deadline.
 pub(crate) struct Target {
     pub(crate) content: File,
     pub(crate) pages: Pages,
@@ -110,13 +113,14 @@ fn mapping(line: &str) -> Option<Mapping<'_>> {
     (range.start < range.end).then_some(Mapping { range, is_writable, name })
 }
 
-/// Whether a path is that of glibc.
+/// Whether a path is that of glibc's library.
 pub(crate) fn is_libc(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
     name.starts_with("libc.so.6") || name.starts_with("libc-2.")
 }
 
-/// Where a process has what. The variables are those of glibc, or those of the program if it has none as a file.
+/// Where a process has its heap, variables and anonymous memory. The variables are those of glibc's library, or those
+/// of the program if no such library is mapped.
 pub(crate) fn space(text: &str) -> Space {
     let mappings: Vec<Mapping> = text.lines().filter_map(mapping).collect();
     let program = mappings.iter().map(|it| it.name).find(|name| name.starts_with('/'));
@@ -131,7 +135,7 @@ pub(crate) fn space(text: &str) -> Space {
                 heap => *heap = Some(range),
             },
             name if is_wanted(name) => {
-                // Variables that begin as 0 follow it.
+                // Zero-initialised variables (.bss) follow it.
                 let next = mappings.get(k + 1).filter(|next| next.is_writable && next.name.is_empty());
                 let next = next.filter(|next| next.range.start == range.end);
                 space.data.push(range.start..next.map_or(range.end, |next| next.range.end));
@@ -174,7 +178,8 @@ x-7f0000031000 rw-p 00000000 00:00 0
         assert_eq!(space("\n \n-\n0-1").data, []);
     }
 
-    /// What the child is started as. It says what glibc tells of its own heap: bytes in use and free, of large blocks, and in fast bins.
+    /// What the child process runs. It prints glibc's own figures for its heap: bytes in use, free, in large blocks and
+    /// in fast bins.
     #[test]
     fn as_the_child() {
         let Ok(kind) = std::env::var(VARIABLE) else { return };
@@ -187,13 +192,13 @@ x-7f0000031000 rw-p 00000000 00:00 0
         large[2] = Vec::new();
         small.extend((0..if kind == "fast" { 100 } else { 0 }).map(|_| vec![1; 40]));
         (0..100).for_each(|_| drop(small.pop()));
-        // SAFETY: it has no conditions.
+        // SAFETY: the call has no preconditions.
         let info = unsafe { libc::mallinfo2() };
         let stdout = std::io::stdout();
         writeln!(&stdout, "!{} {} {} {} {}", info.uordblks, info.fordblks, info.hblkhd, info.fsmblks, info.hblks)
             .expect("somebody reads");
         let mut byte = 0_u8;
-        // SAFETY: a byte of our own. The standard library's input would take memory.
+        // SAFETY: reads into one byte of our own. The standard library's input would allocate.
         unsafe { libc::read(0, (&raw mut byte).cast(), 1) };
         drop((small, large));
     }
@@ -227,7 +232,7 @@ x-7f0000031000 rw-p 00000000 00:00 0
             assert!(child.wait().expect("our own child").success());
             assert!(heap.is_exact(), "{heap:?}");
             assert_eq!(heap.mapped.len() as u64, larges);
-            // glibc counts the headers of other arenas as used, and what caches of threads have.
+            // glibc counts the headers of the other arenas as used, and also what the threads' caches hold.
             let cached = heap.cached_bytes - fast;
             assert_eq!((cached == 0, kind == "fast"), (!tunables.is_empty(), fast > 5_000));
             assert_eq!(heap.inuse_bytes + cached + (heap.arenas - 1) * 0x8d0, used + large);
@@ -238,7 +243,7 @@ x-7f0000031000 rw-p 00000000 00:00 0
     mod long {
         use super::*;
 
-        /// Reads the process that `HEAPBPF_ARENAS_OF` names, and prints what was found and what it took.
+        /// Reads the process that `HEAPBPF_ARENAS_OF` names. Prints what it found and how long that took.
         #[test]
         fn what_reading_takes_is_printed() {
             let pid = std::env::var("HEAPBPF_ARENAS_OF").ok().and_then(|pid| pid.parse().ok());

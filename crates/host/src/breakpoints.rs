@@ -1,6 +1,6 @@
-//! Breakpoints that a debugger has put into a process.
+//! Finds breakpoints that a debugger has put into a process. x86-64 only.
 //!
-//! A uprobe on the same instruction hides a breakpoint: the kernel takes the trap for its own. x86-64 only.
+//! A uprobe on the same instruction would hide such a breakpoint: the kernel takes the trap for its own.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -8,19 +8,19 @@ use std::os::unix::fs::FileExt;
 
 use heapbpf_unwind::mapping::Mapping;
 
-/// The instruction that a breakpoint is, and a uprobe, too.
+/// The breakpoint instruction, which uprobes use as well.
 const BREAKPOINT: u8 = 0xcc;
 
-/// Whether a debugger (or another tracer) is attached to a process, by its `/proc/PID/status`.
+/// Whether a debugger (or another tracer) is attached to a process, from the text of its `/proc/PID/status`.
 #[must_use]
 pub fn is_traced(status: &str) -> bool {
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
     tracer.is_some_and(|pid| pid.trim() != "0")
 }
 
-/// Those of the instructions at `offsets` of a mapped file that are breakpoints in the memory of a process which is traced,
-/// and something else in the file. Empty if that cannot be read. A tracer's breakpoint cannot be told from a uprobe of
-/// another program there.
+/// Returns the instructions at `offsets` of a mapped file that are breakpoints in the memory of a traced process, but
+/// not in the file. Empty if the process is not traced or its memory cannot be read. A tracer's breakpoint looks the
+/// same there as a uprobe of another program.
 #[must_use]
 pub fn among(pid: u32, mappings: &[Mapping], file: &File, offsets: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
     if cfg!(not(target_arch = "x86_64"))

@@ -1,5 +1,7 @@
-//! Takes a census of a process's heap (`crates/glibc`), without a stop: by type and size. What is read of its memory, and how, is as in
-//! [`arenas`]. Names that are not in its memory are read from the files that it has mapped.
+//! Takes a census of a process's heap by type and size (`crates/glibc`), without stopping it.
+//!
+//! Its memory is read as described in [`arenas`]. Names that are not in its memory are read from the files that it has
+//! mapped.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -18,13 +20,13 @@ use super::reader_thread::ReaderThread;
 use super::record::MapEvent;
 use super::resident;
 
-/// Most bytes of a file in which glibc's version is looked for, and how many are read at once.
+/// Maximum number of bytes of a file to search for glibc's version, and how many to read at once.
 const MOST_FILE_BYTES: u64 = 64 << 20;
 const STEP: usize = 1 << 20;
-/// The text in front of the version, and room for it.
+/// The text before the version, and the space for its digits.
 const BANNER: &[u8] = b" release version 2.";
 const VERSION_BYTES: usize = 4;
-/// The byte that says that an ELF file has 64-bit addresses, and its value.
+/// Offset of the byte that says that an ELF file has 64-bit addresses, and its value.
 const ELF_CLASS: u64 = 4;
 const ELF_64: u8 = 2;
 
@@ -35,30 +37,30 @@ pub struct Taken {
     pub census: Census,
     /// Its glibc is 2.`version`.
     pub version: u32,
-    /// Private anonymous memory that was resident, bytes.
+    /// Private anonymous memory that was resident, in bytes.
     pub anonymous_bytes: u64,
-    /// How long it took.
+    /// How long the census took.
     pub took: Duration,
-    /// Whether time was up before all was read.
+    /// Whether time ran out before everything was read.
     pub is_late: bool,
 }
 
-/// Why there is none.
+/// Why no census was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotTaken {
-    /// The process has ended.
+    /// The process has exited.
     #[error("it has ended")]
     Ended,
     /// Its memory may not be read.
     #[error("no permission to read its memory (that needs its user's rights or CAP_SYS_PTRACE, as root has)")]
     Denied,
-    /// It has no glibc, or a static one whose version its file does not tell.
+    /// It has no glibc, or a static one whose file does not contain its version.
     #[error("it has no glibc of a known version (blocks of other allocators and of static programs cannot be counted)")]
     NoGlibc,
     /// It is a 32-bit program.
     #[error("it is a 32-bit program")]
     Not64,
-    /// The structures of this version are not known.
+    /// The structures of this glibc version are not known.
     #[error("the structures of glibc 2.{0} are not known ({known} are)", known = Known)]
     Version(u32),
     /// glibc's allocator was not found in its variables.
@@ -66,15 +68,15 @@ pub enum NotTaken {
         "no heap of glibc 2.{0} was found: nothing has called its malloc, or another allocator has taken its place"
     )]
     NoArena(u32),
-    /// The heap contradicts itself.
+    /// The heap's data contradict each other.
     #[error("its arenas are not consistent: they contradict each other")]
     Inconsistent,
-    /// There was no time.
+    /// Time ran out.
     #[error("it was not read in time")]
     Late,
 }
 
-/// The versions that are known, as text.
+/// Displays the known versions.
 struct Known;
 
 impl std::fmt::Display for Known {
@@ -83,7 +85,7 @@ impl std::fmt::Display for Known {
     }
 }
 
-/// Whose census is to be taken, and how long that may take.
+/// The process to take a census of, and how long that may take.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     pid: u32,
@@ -91,13 +93,13 @@ struct Wanted {
     longest: Duration,
 }
 
-/// Takes a census of a process. What is not read by `longest` is told as such.
+/// Takes a census of a process. What has not been read after `longest` is reported as such.
 ///
 /// # Errors
 /// [`NotTaken`].
 pub fn take(process: &ProcessInfo, longest: Duration) -> Result<Taken, NotTaken> {
     let wanted = Wanted { pid: process.pid, start_ns: process.start_ns, longest };
-    // A page that goes away meanwhile may be waited for: then the thread is given up.
+    // A page that disappears while it is read can block the thread, which is then abandoned.
     ReaderThread::default().ask(wanted, "census", read, longest + GRACE).unwrap_or(Err(NotTaken::Late))
 }
 
@@ -116,7 +118,7 @@ fn read(Wanted { pid, start_ns, longest }: Wanted) -> Result<Taken, NotTaken> {
     let files = Files { data: maps.iter().map(range).collect(), has_python: maps.iter().any(is_python) };
     let mut memory = Mapped { target, is_late: false, files: maps.into_iter().map(|map| (map, None)).collect() };
     let census = heapbpf_glibc::census(&mut memory, &space, version, &files);
-    // If it has ended meanwhile, a part of its memory was gone before it was read.
+    // If the process has exited by now, some of its memory was gone before it was read.
     let anonymous_bytes = living(pid, start_ns).and_then(|_| resident::anonymous_bytes(pid)).ok_or(NotTaken::Ended)?;
     let is_late = memory.is_late;
     let census = census.map_err(|why| match why {
@@ -128,7 +130,7 @@ fn read(Wanted { pid, start_ns, longest }: Wanted) -> Result<Taken, NotTaken> {
     Ok(Taken { census, version, anonymous_bytes, took: begun.elapsed(), is_late })
 }
 
-/// The process, if it is still that one and has memory.
+/// The process, if it is still the same one and has memory.
 fn living(pid: u32, start_ns: u64) -> Option<Stat> {
     Stat::read(pid).ok().filter(|stat| !stat.without_memory && starts_agree(stat.start_ns, start_ns))
 }
@@ -152,7 +154,7 @@ fn has(map: &MapEvent, prot: i32) -> bool {
     map.prot & prot as u32 != 0
 }
 
-/// Whether tables of classes and names may be in a mapping.
+/// Whether a mapping may contain tables of classes and names.
 fn is_data(map: &MapEvent) -> bool {
     let is_private = map.flags & libc::MAP_PRIVATE as u32 != 0;
     map.inode != 0 && is_private && has(map, libc::PROT_READ) && !has(map, libc::PROT_EXEC)
@@ -163,7 +165,7 @@ fn is_python(map: &MapEvent) -> bool {
     name.starts_with(b"python") || name.starts_with(b"libpython")
 }
 
-/// The version of a process's glibc, by its banner in the library, or in the program if that has none.
+/// Version of a process's glibc, from the banner in the library, or in the program if no library is mapped.
 fn version(maps: &[MapEvent]) -> Result<u32, NotTaken> {
     let code = || maps.iter().filter(|map| map.inode != 0 && has(map, libc::PROT_EXEC));
     let library =
@@ -192,7 +194,7 @@ fn version_of(file: &File) -> Option<u32> {
         if version.is_some() {
             return version;
         }
-        // What is cut off at the end is whole in the next piece.
+        // What is cut off at the end of this piece is complete in the next one.
         at += whole as u64;
     }
     None
@@ -202,12 +204,13 @@ fn version_of(file: &File) -> Option<u32> {
 struct Mapped {
     target: Target,
     is_late: bool,
-    /// Mappings in order, and their files once they are asked for; `None` inside if one cannot be read.
+    /// Mappings in order, with their files once they have been needed. The inner `None` means that the file cannot be
+    /// read.
     files: Vec<(MapEvent, Option<Option<File>>)>,
 }
 
 impl Mapped {
-    /// Whether there is time.
+    /// Whether there is time left.
     fn has_time(&mut self) -> bool {
         self.is_late |= Instant::now() >= self.target.deadline;
         !self.is_late
@@ -293,7 +296,7 @@ mod tests {
         assert_eq!(take(&gone, Duration::from_secs(1)).map(|_| ()), Err(NotTaken::Ended));
         let other = ProcessInfo { start_ns: 1 << 50, ..ProcessInfo::read(std::process::id()).expect("our own") };
         assert_eq!(take(&other, Duration::from_secs(1)).map(|_| ()), Err(NotTaken::Ended));
-        // It waits for us to take its exit status.
+        // A zombie until we take its exit status.
         let mut child = std::process::Command::new("true").spawn().expect("it starts");
         let zombie = loop {
             let process = ProcessInfo::read(child.id()).expect("nobody has waited for it");

@@ -1,4 +1,4 @@
-//! Control groups, version 2, including hybrid hierarchies where version 1 is mounted as well.
+//! Version 2 control groups, also in hybrid hierarchies where version 1 is mounted as well.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::fs::MetadataExt;
@@ -24,30 +24,30 @@ pub enum CgroupError {
     /// No version 2 hierarchy is mounted.
     #[error("control groups version 2 are not mounted: `mount -t cgroup2 none /sys/fs/cgroup/unified`")]
     NotMounted,
-    /// There is no such group.
+    /// No such group exists.
     #[error("no control group {directory}: {source}; `systemd-cgls` or `find {mount} -type d` lists them")]
     Missing {
-        /// Where it was looked for.
+        /// The directory that was tried.
         directory: PathBuf,
         /// Where the hierarchy is mounted.
         mount: PathBuf,
         /// The kernel's reason.
         source: io::Error,
     },
-    /// The text cannot be the beginning of a container's ID.
+    /// The text cannot be the beginning of a container ID.
     #[error(
         "--container {0}: the ID of a container, or its beginning, is needed: `docker ps`, `podman ps` or `crictl ps` show it"
     )]
     NoId(String),
-    /// No running container has such an ID.
+    /// No running container has this ID.
     #[error("no control group is of a container {id}…; {}", known(.running))]
     NoContainer {
         /// As given.
         id: String,
-        /// IDs of the containers that run.
+        /// IDs of the running containers.
         running: Vec<String>,
     },
-    /// Several containers have IDs that begin so.
+    /// The IDs of several containers begin this way.
     #[error("{} containers have IDs that begin with {id}: {}", .running.len(), shortened(.running))]
     Ambiguous {
         /// As given.
@@ -57,9 +57,9 @@ pub enum CgroupError {
     },
 }
 
-/// Most containers that a message names.
+/// Maximum number of containers to name in a message.
 const MOST_NAMED: usize = 5;
-/// Characters of an ID that engines show.
+/// Number of characters of an ID that container engines show.
 const SHOWN_OF_ID: usize = 12;
 
 fn known(running: &[String]) -> String {
@@ -75,7 +75,7 @@ fn shortened(ids: &[String]) -> String {
 }
 
 impl Cgroup {
-    /// Finds a group by its path, given as in `/proc/PID/cgroup` (`/system.slice/x.service`) or as a directory.
+    /// Finds a group by its path, either as in `/proc/PID/cgroup` (`/system.slice/x.service`) or as a directory.
     ///
     /// # Errors
     /// If there is no version 2 hierarchy or no such group.
@@ -98,8 +98,8 @@ impl Cgroup {
         Ok(Self { path: format!("/{}", inside.display()), id: metadata.ino(), directory })
     }
 
-    /// Memory that the kernel charges to a group and to those below it, bytes. `None` if the memory controller does not count it, as
-    /// in the root.
+    /// Memory that the kernel charges to a group and to the groups below it, in bytes. `None` if the memory controller
+    /// does not count it, as in the root.
     pub fn memory_bytes(path: &str) -> Option<u64> {
         let relative = Path::new(path).strip_prefix("/").ok()?;
         let is_plain = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
@@ -107,10 +107,10 @@ impl Cgroup {
         fs::read_to_string(file).ok()?.trim().parse().ok()
     }
 
-    /// Finds the group of a running container by its ID, or by the beginning of one.
+    /// Finds the group of a running container by its ID or the beginning of its ID.
     ///
     /// # Errors
-    /// If there is no version 2 hierarchy, or not exactly one container with such an ID.
+    /// If there is no version 2 hierarchy, or not exactly one container matches.
     pub fn of_container(id: &str) -> Result<Self, CgroupError> {
         if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
             return Err(CgroupError::NoId(id.into()));
@@ -128,10 +128,11 @@ impl Cgroup {
     }
 }
 
-/// Most groups that are searched for containers. Hosts have a few thousand; every user of a delegated one can make more.
+/// Maximum number of groups to search for containers. Hosts have a few thousand, but every user of a delegated group
+/// can create more.
 const MOST_GROUPS: usize = 1 << 17;
 
-/// The groups of containers below a directory: their IDs and directories, outer ones first.
+/// Finds the groups of containers below a directory. Returns their IDs and directories, outer groups first.
 fn containers(mount: &Path) -> Vec<(String, PathBuf)> {
     let mut waiting = VecDeque::from([mount.to_path_buf()]);
     let mut found = Vec::new();
@@ -152,7 +153,7 @@ fn containers(mount: &Path) -> Vec<(String, PathBuf)> {
 
 /// The directory of the only container whose ID begins with `id`.
 fn choose(found: Vec<(String, PathBuf)>, id: &str) -> Result<PathBuf, CgroupError> {
-    // A container's group may be found again below itself, if an engine inside of it uses the same name.
+    // A container's group can occur again inside itself, if an engine inside the container uses the same name.
     let mut groups: BTreeMap<String, PathBuf> = BTreeMap::new();
     for (container, directory) in found {
         groups.entry(container).or_insert(directory);
@@ -173,7 +174,7 @@ pub fn parse(text: &str) -> Option<&str> {
     Some(path.strip_suffix(" (deleted)").unwrap_or(path))
 }
 
-/// Where version 2 is mounted in heapbpf's mount namespace.
+/// Where version 2 is mounted, in heapbpf's own mount namespace.
 #[must_use]
 pub fn mount_point() -> Option<PathBuf> {
     parse_mounts(&fs::read_to_string("/proc/self/mountinfo").ok()?)

@@ -1,4 +1,4 @@
-//! Clocks: CLOCK_MONOTONIC, which the BPF programs use as well, the time that it omits while the machine is suspended, and CPU time.
+//! Clocks: CLOCK_MONOTONIC, which the BPF programs also use; the suspended time that it leaves out; and CPU time.
 
 use std::time::Duration;
 
@@ -14,15 +14,16 @@ pub fn suspended_ns() -> u64 {
     clock_ns(libc::CLOCK_BOOTTIME).saturating_sub(monotonic_ns())
 }
 
-/// CPU time of the calling thread, on which the load of the machine has no influence.
+/// CPU time of the calling thread, which does not depend on how busy the machine is.
 #[must_use]
 pub fn thread_cpu_time() -> Duration {
     Duration::from_nanos(clock_ns(libc::CLOCK_THREAD_CPUTIME_ID))
 }
 
-/// CPU seconds that a process has used, including its ended threads, with nanosecond resolution; `None` if it has ended.
+/// CPU seconds that a process has used, including its finished threads, with nanosecond resolution. `None` if it has
+/// exited.
 pub fn cpu_seconds_of(pid: u32) -> Option<f64> {
-    /// `CPUCLOCK_SCHED`: the clock of time granted by the scheduler (clock_getcpuclockid(3)).
+    /// `CPUCLOCK_SCHED`: the clock of the time that the scheduler granted (clock_getcpuclockid(3)).
     const SCHEDULED: i32 = 2;
     let clock = (!i32::try_from(pid).ok()? << 3) | SCHEDULED;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

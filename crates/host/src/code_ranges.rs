@@ -1,23 +1,26 @@
-//! Where the code of a file is.
+//! Where the code is in a file.
 //!
-//! The kernel maps a whole program with the permissions of its first segment, and then the others over that; the loader does
-//! the same with libraries. If the first segment is executable (gold's default, `ld -z noseparate-code`), the event of its
-//! mapping covers data and unused addresses, too, and no event tells of what replaces it there, as that is not executable.
+//! The kernel first maps a whole program with the permissions of its first segment, and then maps the other segments
+//! over that. The loader does the same with libraries. If the first segment is executable (gold's default, `ld -z
+//! noseparate-code`), the event for its mapping also covers data and unused addresses. No event reports what replaces
+//! them, because the replacements are not executable.
 
 use std::ops::Range;
 
 use heapbpf_elf::{Elf, Image, Segment};
 
-/// Most ranges that are kept of a file; of one with more, all that is mapped counts as code. Real files have one or two.
+/// Maximum number of ranges to keep for a file. With more, everything that is mapped counts as code. Real files have
+/// one or two.
 const MAX_RANGES: usize = 16;
 
-/// File offsets, in whole pages, that are mapped for execution. Segments that are neighbours both in the file and in memory are
-/// one range: so is their mapping.
+/// File offsets, in whole pages, that are mapped for execution. Segments that are neighbours both in the file and in
+/// memory form one range, because they form one mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CodeRanges(Box<[Range<u64>]>);
 
 impl CodeRanges {
-    /// Those of an ELF file; none if its headers cannot be read. `page_bytes` is the size of a page, a power of two.
+    /// Reads the ranges of an ELF file. Empty if its headers cannot be read. `page_bytes` is the page size, a power of
+    /// two.
     #[must_use]
     pub fn read(image: &dyn Image, page_bytes: u64) -> Self {
         Elf::read(image).map_or_else(|_| Self::default(), |elf| Self::of(&elf.segments, page_bytes))
@@ -26,7 +29,7 @@ impl CodeRanges {
     fn of(segments: &[Segment], page_bytes: u64) -> Self {
         let mut code: Vec<&Segment> = segments.iter().filter(|segment| segment.is_executable()).collect();
         code.sort_by_key(|segment| segment.offset);
-        // With the distance of its addresses from its file offsets.
+        // Each with the distance between its addresses and its file offsets.
         let mut ranges: Vec<(Range<u64>, u64)> = Vec::new();
         for segment in code {
             let end = segment.offset.saturating_add(segment.file_bytes);
@@ -47,8 +50,8 @@ impl CodeRanges {
         Self(ranges.into_iter().map(|(range, _)| range).collect())
     }
 
-    /// How many of the `bytes` that are mapped from `file_offset` on are code. All of them if they do not begin with code: then
-    /// the file is not mapped as its headers say.
+    /// How many of the `bytes` mapped from `file_offset` on are code. Returns `bytes` if they do not begin with code,
+    /// because then the file is not mapped as its headers say.
     #[must_use]
     pub fn mapped_bytes(&self, file_offset: u64, bytes: u64) -> u64 {
         let here = self.0.iter().filter(|range| range.contains(&file_offset));
@@ -71,12 +74,13 @@ mod tests {
     const CODE: u32 = 5;
     const DATA: u32 = 6;
 
-    /// An ELF file that consists of headers, with a segment to load of each (flags, offset, address, bytes in the file).
+    /// An ELF file that consists of headers, with one loadable segment for each (flags, offset, address, bytes in the
+    /// file).
     fn file(segments: &[(u32, u64, u64, u64)]) -> Vec<u8> {
         let mut file = vec![0; 64];
         file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         let mut half = |at: usize, value: u16| file[at..at + 2].copy_from_slice(&value.to_le_bytes());
-        // Kind, version, sizes of the headers, number of program headers; these begin at byte 64.
+        // Kind, version, sizes of the headers, number of program headers, which begin at byte 64.
         for (at, value) in [(16, 3), (20, 1), (32, 64), (52, 64), (54, 56), (56, segments.len() as u16)] {
             half(at, value);
         }
@@ -101,7 +105,7 @@ mod tests {
         assert_eq!(code.mapped_bytes(0x2000, 0x9000), 0x9000);
     }
 
-    /// No event tells that data and unused memory took the rest of the mapping.
+    /// No event reports that data and unused memory replaced the rest of the mapping.
     #[test]
     fn what_an_event_says_of_a_whole_file_counts_for_its_code_alone() {
         let mut program = tempfile::NamedTempFile::new().expect("a file");
@@ -110,7 +114,7 @@ mod tests {
         let metadata = program.as_file().metadata().expect("our own file");
         let device = Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) };
         let (mut processes, mut modules) = (Processes::default(), ModuleTable::new(8));
-        // A process that there is not: the file is found by its path.
+        // No process has this PID: the file is found by its path.
         let pid = 5_000_000;
         let mut seen = |inode, path: &[u8]| {
             let map =
@@ -128,7 +132,7 @@ mod tests {
     fn segments_with_code_that_are_mapped_as_one_stay_whole() {
         let code = ranges(&[(CODE, 0, 0, 0x1800), (CODE, 0x1800, 0x1800, 0x1800), (DATA, 0x3000, 0x3000, 0x10)]);
         assert_eq!(code.mapped_bytes(0, 0x9000), 0x3000);
-        // At other addresses, the second is mapped apart; the page that both have is of either.
+        // With different addresses, the second is mapped separately. The page that both share belongs to either.
         let code = ranges(&[(READ, 0, 0, 0x100), (CODE, 0, 0, 0x1800), (CODE, 0x1800, 0x8800, 0x1800)]);
         assert_eq!([0, 0x1000, 0x2000].map(|at| code.mapped_bytes(at, 0x9000)), [0x2000, 0x2000, 0x1000]);
     }

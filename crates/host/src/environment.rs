@@ -1,19 +1,20 @@
-//! What the environment that a process was started with says.
+//! Reads settings from the environment that a process was started with.
 
 use std::fs::File;
 use std::io::Read;
 
-/// Most bytes read of an environment; the kernel allows more.
+/// Maximum number of bytes to read of an environment. The kernel allows more.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Whether a process that runs PHP was told to call malloc instead of its own allocator.
+/// Whether a process that runs PHP was told to call malloc instead of PHP's own allocator.
 pub fn php_calls_malloc(pid: u32) -> bool {
     let mut environment = Vec::new();
     let file = File::open(format!("/proc/{pid}/environ"));
     file.is_ok_and(|file| file.take(MOST_BYTES).read_to_end(&mut environment).is_ok()) && disables_zend(&environment)
 }
 
-/// Whether `USE_ZEND_ALLOC` is set to what PHP reads as 0: all that does not begin with another number.
+/// Whether `USE_ZEND_ALLOC` is set to something that PHP reads as 0: anything that does not begin with a non-zero
+/// number.
 fn disables_zend(environment: &[u8]) -> bool {
     let value = environment.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"USE_ZEND_ALLOC="));
     let number = |value: &[u8]| {
@@ -37,7 +38,7 @@ mod tests {
         assert!(!disables_zend(b"") && !disables_zend(b"XUSE_ZEND_ALLOC=0\0"));
         let mut child =
             std::process::Command::new("sleep").arg("60").env("USE_ZEND_ALLOC", "0").spawn().expect("sleep");
-        // Its environment is there when its exec has ended.
+        // Its environment can be read once its exec has finished.
         let is_seen = |_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
             php_calls_malloc(child.id())

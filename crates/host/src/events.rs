@@ -1,4 +1,4 @@
-//! Process events from the kernel: forks, execs, exits and executable mappings of every process.
+//! Receives process events from the kernel: forks, execs, exits and executable mappings of every process.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -8,11 +8,11 @@ use super::perf_ring::{Next, PerfRing, RingOptions};
 use super::record::{self, HostEvent};
 use crate::clock::monotonic_ns;
 
-/// Most passes over the rings in one [`HostEvents::drain`], so that it returns even if events arrive faster than they are
-/// read.
+/// Maximum number of passes over the rings in one [`HostEvents::drain`], so that it returns even if events arrive
+/// faster than they are read.
 const MAX_PASSES: usize = 64;
 
-/// The process events of all CPUs, one ring each, read in order of time.
+/// The process events of all CPUs, one ring per CPU, read in order of time.
 #[derive(Debug)]
 pub struct HostEvents {
     rings: Vec<PerfRing>,
@@ -39,8 +39,8 @@ impl HostEvents {
         Ok(events)
     }
 
-    /// Subscribes on CPUs that came online since the last call; `true` if there were any. Their earlier events were
-    /// missed, so /proc has to be read again.
+    /// Subscribes on CPUs that came online since the last call. Returns `true` if there were any. Their earlier events
+    /// were missed, so /proc has to be read again.
     ///
     /// # Errors
     /// The kernel's error, if an online CPU cannot be watched.
@@ -52,13 +52,14 @@ impl HostEvents {
             }
             let ring = match PerfRing::open(cpu, self.options) {
                 Ok(ring) => ring,
-                // It went offline after it was listed.
+                // The CPU went offline after it was listed.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => continue,
                 Err(error) => return Err(error),
             };
             let mut interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: u64::from(cpu) };
             let (epoll, event) = (self.epoll.as_raw_fd(), ring.as_fd().as_raw_fd());
-            // SAFETY: `self.epoll` and `ring` keep both descriptors open, and `interest` is a local that outlives the call.
+            // SAFETY: `self.epoll` and `ring` keep both descriptors open, and `interest` is a local that outlives the
+            // call.
             if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, event, &raw mut interest) } < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -68,10 +69,10 @@ impl HostEvents {
         if self.rings.is_empty() { Err(io::Error::from_raw_os_error(libc::ENODEV)) } else { Ok(added) }
     }
 
-    /// Appends all events so far to `out`, in order of time. `true` if more are pending.
+    /// Appends all events so far to `out`, in order of time. Returns `true` if more are pending.
     ///
-    /// A cause always comes before its effect, even across CPUs: the clock is read before the rings, and only events older
-    /// than that are taken. Events of unrelated threads within a few microseconds may be swapped. Readiness is
+    /// A cause always comes before its effect, even across CPUs: the clock is read before the rings, and only events
+    /// older than that are taken. Events of unrelated threads within a few microseconds may be swapped. Readiness is
     /// edge-triggered: clear it, then drain.
     pub fn drain(&mut self, out: &mut Vec<HostEvent>) -> bool {
         for _ in 0..MAX_PASSES {
@@ -109,7 +110,7 @@ impl AsRawFd for HostEvents {
     }
 }
 
-/// Takes the events up to `now_ns` from one ring; `true` if newer ones are left.
+/// Takes the events up to `now_ns` from one ring. Returns `true` if newer ones are left.
 fn drain_ring(ring: &mut PerfRing, now_ns: u64, record: &mut Vec<u8>, out: &mut Vec<HostEvent>) -> bool {
     ring.refresh();
     let left = loop {

@@ -1,6 +1,7 @@
-//! Helper processes: this program once more, for what must outlive it, or what the kernel may have to end.
+//! Helper processes: this program, started again for work that must outlive it or that the kernel may have to kill.
 //!
-//! Whoever may send us signals may stop a helper, or the machine may have no time for it. So every wait for one has a limit.
+//! Anyone who may signal us can also stop a helper, and a busy machine can starve it. So every wait for a helper has a
+//! limit.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -12,19 +13,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-/// How the names of all helpers begin, in their command lines.
+/// How the command lines of all helpers begin.
 const NAMES: &[u8] = b"heapbpf-";
-/// How long a helper that was told to end may take for it.
+/// How long a helper may take to exit once it was told to.
 pub const LAST_WAIT: Duration = Duration::from_secs(5);
-/// How often a helper that is waited for is told to go on, should somebody have stopped it.
+/// How often a helper that we wait for gets SIGCONT, in case somebody has stopped it.
 const STEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Whether a process is a helper of some heapbpf, or a child of one.
+/// Whether a process is a helper of any heapbpf, or a child of one.
 pub fn is_helper(pid: u32) -> bool {
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(NAMES))
 }
 
-/// A helper process. Dropping it waits for its end, which its user has asked for.
+/// A helper process. Dropping it waits until the process exits, which its user must have requested.
 #[derive(Debug)]
 pub struct Helper {
     name: &'static str,
@@ -32,27 +33,27 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// Starts this program under another name. Its arguments are `word`, our process id and `more`.
+    /// Starts this program under another name. Its arguments are `word`, our PID and `more`.
     ///
     /// # Errors
     /// The process cannot be started.
     pub fn start(name: &'static str, word: &str, more: Option<&str>, [input, output]: [Stdio; 2]) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0(name).arg(word).arg(std::process::id().to_string()).args(more);
-        // It needs no variable, and some name libraries to load.
+        // It needs no variables, and some would make it load libraries.
         command.env_clear().stdin(input).stdout(output).stderr(Stdio::null());
         Ok(Self { name, process: command.spawn()? })
     }
 
-    /// The pipes to it and from it, which are there once.
+    /// Takes the pipes to it and from it. They can be taken once.
     pub fn take_pipes(&mut self) -> (Option<ChildStdin>, Option<ChildStdout>) {
         (self.process.stdin.take(), self.process.stdout.take())
     }
 
-    /// Waits until something can be read from the helper, or its end is closed.
+    /// Waits until something can be read from the helper, or the helper closes its end.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] after the limit, or the kernel's.
+    /// [`io::ErrorKind::TimedOut`] after the limit, or the kernel's error.
     pub fn await_readable(&self, from: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
         let begun = Instant::now();
         while retry_on_intr(|| poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&STEP)))? == 0 {
@@ -64,10 +65,10 @@ impl Helper {
         Ok(())
     }
 
-    /// Has it go on if it is stopped, and its own children.
+    /// Continues the helper and its children if they are stopped.
     fn go_on(&self) {
         let group = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw);
-        // It is the first of its group, once it has begun.
+        // It leads its own process group once it has begun.
         let _ = group.map(|group| kill_process_group(group, Signal::CONT));
     }
 

@@ -1,7 +1,9 @@
-//! How much of blocks is in memory, and how much is swapped out. Nothing is faulted in, and the process is not stopped.
+//! How much of each block is in memory, and how much is swapped out. Nothing is faulted in, and the process is not
+//! stopped.
 //!
-//! Linux 6.7 and later list the pages of a range that are there, without those that are the zero page, and skip what has no page tables
-//! (`PAGEMAP_SCAN`, Documentation/admin-guide/mm/pagemap.rst). Before, the page map is read, in which the zero page looks like any other.
+//! Linux 6.7 and later (`PAGEMAP_SCAN`, Documentation/admin-guide/mm/pagemap.rst) list the pages of a range that are
+//! present, leave out the zero page, and skip ranges without page tables. On older kernels the page map is read, where
+//! the zero page looks like any other.
 
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
@@ -10,19 +12,20 @@ use std::time::Duration;
 use super::clock::thread_cpu_time;
 use super::pages::{ENTRY, MOST, PRESENT as ENTRY_PRESENT, Pages};
 
-/// Blocks that are at most this far from each other are looked at together, bytes: less than a call takes.
+/// Blocks at most this far apart are examined together, in bytes. Examining the gap takes less time than another call.
 const NEAR: u64 = 256 << 10;
-/// Pages that one call finds at most: the kernel holds the lock of the process's mappings meanwhile. What has no page tables takes no time.
+/// Maximum number of pages that one call finds, because the kernel holds the lock of the process's mappings while it
+/// scans. Ranges without page tables take no time.
 const MOST_PAGES: u64 = 65_536;
 
 /// Bits of `struct page_region::categories` and of masks (include/uapi/linux/fs.h).
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const ZERO_PAGE: u64 = 1 << 5;
-/// The bit of an entry of the page map that says that the page is swapped out.
+/// The bit in a page map entry that says that the page is swapped out.
 const ENTRY_SWAPPED: u64 = 1 << 62;
 
-/// Where a block's bytes are. The rest was never written to, or given back.
+/// Where a block's bytes are. The rest was never written to, or was given back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartsOfBlock {
     /// In memory.
@@ -31,7 +34,8 @@ pub struct PartsOfBlock {
     pub swapped_bytes: u64,
 }
 
-/// Looks where blocks of a process are, in their order. `None` if that may not be read, or takes more than `longest` of CPU time.
+/// Finds out where the blocks of a process are, in the order given. `None` if that may not be read, or takes more CPU
+/// time than `longest`.
 pub fn of(pid: u32, blocks: &[Range<u64>], longest: Duration) -> Option<Vec<PartsOfBlock>> {
     let pages = Pages::of(pid)?;
     let until = thread_cpu_time() + longest;
@@ -61,14 +65,14 @@ pub fn of(pid: u32, blocks: &[Range<u64>], longest: Duration) -> Option<Vec<Part
     Some(found)
 }
 
-/// Pages next to each other of which the same is known.
+/// Neighbouring pages in the same state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Region {
     range: Range<u64>,
     is_swapped: bool,
 }
 
-/// What of a block lies in regions, which are in order.
+/// How much of a block lies in `regions`, which are in order.
 fn within(block: &Range<u64>, regions: &[Region]) -> PartsOfBlock {
     let mut found = PartsOfBlock::default();
     let first = regions.partition_point(|region| region.range.end <= block.start);
@@ -109,7 +113,8 @@ struct PageRegion {
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::Ioctl = libc::_IOWR::<Scan>(b'f' as u32, 16);
 
-/// Adds the pages of a range (a part of it, if there are many regions) that are in memory or swapped out. Returns how far it came.
+/// Lists the pages of a range that are in memory or swapped out, and returns how far it got. It stops before the end if
+/// there are many regions.
 fn list(pages: &Pages, range: Range<u64>, regions: &mut Vec<Region>) -> Option<u64> {
     let mut list = [PageRegion::default(); MOST];
     let mut scan = Scan {
@@ -119,7 +124,7 @@ fn list(pages: &Pages, range: Range<u64>, regions: &mut Vec<Region>) -> Option<u
         vec: list.as_mut_ptr() as u64,
         vec_len: MOST as u64,
         max_pages: MOST_PAGES,
-        // Not the zero page.
+        // Excludes the zero page.
         category_inverted: ZERO_PAGE,
         category_mask: ZERO_PAGE,
         category_anyof_mask: PRESENT | SWAPPED,
@@ -137,7 +142,7 @@ fn list(pages: &Pages, range: Range<u64>, regions: &mut Vec<Region>) -> Option<u
     (scan.walk_end > range.start).then_some(scan.walk_end)
 }
 
-/// The same from the page map, for kernels without the call.
+/// Does the same by reading the page map, for kernels without the call.
 fn list_entries(pages: &Pages, range: Range<u64>, regions: &mut Vec<Region>) -> Option<u64> {
     let page = pages.page_bytes;
     let count = ((range.end - range.start) / page).min(MOST as u64);
@@ -162,7 +167,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(10);
 
-    /// A mapping of so many pages, of which those are written to for which `written` says so.
+    /// Maps this many pages and writes to those for which `written` returns true.
     fn mapped(pages: usize, written: impl Fn(usize) -> bool) -> Range<u64> {
         let page = procfs::page_size() as usize;
         let (access, flags) =
@@ -198,7 +203,7 @@ mod tests {
         let page = procfs::page_size();
         let third = mapped(3000, |number| number % 3 == 0);
         let none = mapped(10, |_| false);
-        // Blocks within pages, over their borders, out of order, one inside another.
+        // Blocks within pages, across their borders, out of order, one inside another.
         let at = |from: u64, to: u64| third.start + from..third.start + to;
         let blocks = [third.clone(), none, at(page - 10, page + 10), at(100, 200), at(page, 3 * page), at(5, 5)];
         let resident = [1000 * page, 0, 10, 100, 0, 0];
@@ -208,7 +213,7 @@ mod tests {
         }
     }
 
-    /// A terabyte of address space has no page tables to look at. It is not read either.
+    /// A terabyte of address space has no page tables to scan. It is not read either.
     #[test]
     fn reserved_memory_takes_no_time() {
         let page = procfs::page_size() as usize;
@@ -221,7 +226,7 @@ mod tests {
     #[test]
     fn the_zero_page_is_not_in_memory() {
         let range = mapped(8, |number| number == 0);
-        // SAFETY: the pages of the mapping can be read; nobody writes to them meanwhile.
+        // SAFETY: the pages of the mapping are readable, and nothing writes to them.
         let sum: u32 = (0..8).map(|number| unsafe { *((range.start + number * 4096) as *const u8) } as u32).sum();
         let found = of(std::process::id(), &[range], LONG).expect("our own pages")[0].resident_bytes;
         assert!(sum == 1 && (found == procfs::page_size() || found == 8 * procfs::page_size()), "{found}");

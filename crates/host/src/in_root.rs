@@ -1,4 +1,4 @@
-//! Opening files the way a process with another root (a container, a chroot) would.
+//! Opens files the way a process with another root (a container, a chroot) would.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -19,29 +19,30 @@ pub fn other_root(pid: u32) -> Option<PathBuf> {
 /// How symbolic links in a path are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
-    /// They are followed, and lead to places below the root only.
+    /// They are followed, but cannot lead outside the root.
     Inside,
-    /// A path with one is refused.
+    /// A path that contains one is refused.
     Refused,
 }
 
-/// Opens the regular file `path` for reading, as a process with the root directory `root` would: symbolic links cannot
-/// leave it, and a leading `/` means `root`. Devices and FIFOs are not opened.
+/// Opens the regular file `path` for reading, as a process with the root directory `root` would. Symbolic links cannot
+/// leave the root, and a leading `/` means `root`. Devices and FIFOs are not opened.
 ///
 /// # Errors
-/// As of open(2) and openat2(2); [`io::ErrorKind::InvalidInput`] if it is not a regular file.
+/// Errors of open(2) and openat2(2); [`io::ErrorKind::InvalidInput`] if it is not a regular file.
 pub fn open(root: &Path, path: &Path) -> io::Result<File> {
     open_regular(&find(root, path, Links::Inside)?)
 }
 
-/// A handle (`O_PATH`) to what is at `path` below `root`, which opens nothing.
+/// Returns a handle (`O_PATH`) to what is at `path` below `root`, without opening it.
 ///
 /// # Errors
-/// As of open(2) and openat2(2).
+/// Errors of open(2) and openat2(2).
 pub fn find(root: &Path, path: &Path, links: Links) -> io::Result<File> {
     let directory = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_PATH).open(root)?;
     let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: `open_how` is plain integers, for which zero is a valid value; openat2(2) requires unused fields to be zero.
+    // SAFETY: `open_how` is plain integers, for which zero is a valid value; openat2(2) requires unused fields to be
+    // zero.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
     how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
@@ -61,19 +62,19 @@ pub fn find(root: &Path, path: &Path, links: Links) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// A handle (`O_PATH`) to what is at `path` below our own root.
+/// Returns a handle (`O_PATH`) to what is at `path` below our own root.
 ///
 /// # Errors
-/// As of open(2).
+/// Errors of open(2).
 pub fn find_own(path: &Path) -> io::Result<File> {
     std::fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)
 }
 
-/// Opens what a handle refers to for reading, if it is a regular file. Opening anything else can block (a FIFO) or do
-/// something (a watchdog's device resets the machine if it is opened and then left alone).
+/// Opens what a handle refers to for reading, if it is a regular file. Opening anything else can block (a FIFO) or have
+/// side effects (a watchdog device resets the machine if it is opened and then left alone).
 ///
 /// # Errors
-/// As of open(2); [`io::ErrorKind::InvalidInput`] if it is not a regular file.
+/// Errors of open(2); [`io::ErrorKind::InvalidInput`] if it is not a regular file.
 pub fn open_regular(handle: &File) -> io::Result<File> {
     if !handle.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));

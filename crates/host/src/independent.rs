@@ -1,4 +1,4 @@
-//! Processes of heapbpf that outlive a killed daemon, to undo what it has done.
+//! Helper processes that outlive a killed daemon and undo what it has done.
 
 use std::ffi::CStr;
 use std::io;
@@ -7,25 +7,25 @@ use std::os::fd::OwnedFd;
 use rustix::process::{PidfdFlags, getppid, pidfd_open, setsid};
 use rustix::thread::set_name;
 
-/// What is sent to all processes of a name, a group or a terminal is meant for the daemon.
+/// Signals sent to all processes with a name, in a group or of a terminal are meant for the daemon.
 const IGNORED: [libc::c_int; 6] =
     [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
-/// Makes this process independent of the daemon that started it, but for its standard input. `name`: a name that `pkill heapbpf`
-/// does not match. Returns a descriptor that can be read once the daemon has ended.
+/// Makes this process independent of the daemon that started it, except for its standard input. `name` is a name that
+/// `pkill heapbpf` does not match. Returns a descriptor that becomes readable once the daemon has exited.
 ///
 /// # Errors
-/// [`io::ErrorKind::NotFound`] if the daemon has ended already, or the kernel's reason.
+/// [`io::ErrorKind::NotFound`] if the daemon has already exited, or the kernel's error.
 pub fn independent_of(daemon: i32, name: &CStr) -> io::Result<OwnedFd> {
-    // The terminal's and the group's signals are not for it. Those of a terminal that it stays in are ignored.
+    // Signals of the terminal and of the group are not meant for it. If it stays in the terminal, it ignores them.
     let _ = setsid();
     for signal in IGNORED {
-        // SAFETY: no handler of ours runs; the signal is ignored.
+        // SAFETY: no handler is installed; the signal is ignored.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     set_name(name)?;
-    // Whoever started heapbpf may have left some open.
-    // SAFETY: nothing in this process has descriptors but the three standard streams.
+    // Whoever started heapbpf may have left some descriptors open.
+    // SAFETY: nothing in this process uses descriptors except the three standard streams.
     unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
     std::env::set_current_dir("/")?;
     let daemon = getppid().filter(|parent| parent.as_raw_pid() == daemon).ok_or(io::ErrorKind::NotFound)?;

@@ -1,16 +1,17 @@
-//! The user who started heapbpf through sudo: files belong to this user, and a command runs as this user.
+//! The user who started heapbpf through sudo. Files that heapbpf creates belong to this user, and a command runs as
+//! this user.
 
 /// Ids of a user and of this user's group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvokingUser {
-    /// User id; not root's.
+    /// User id, never root's.
     pub uid: u32,
     /// Group id.
     pub gid: u32,
 }
 
-/// The user who invoked sudo. `None` if heapbpf was not started through sudo, or not to become root in every respect: an
-/// environment is easily made up.
+/// Returns the user who invoked sudo. `None` if heapbpf was not started through sudo, or if it is not root in every
+/// respect: then anybody could have made up the environment.
 pub fn invoking_user() -> Option<InvokingUser> {
     let (mut real, mut effective, mut saved) = (0, 0, 0);
     // SAFETY: the call writes to three local variables.
@@ -23,7 +24,7 @@ pub fn invoking_user() -> Option<InvokingUser> {
 }
 
 fn of(own: [u32; 3], uid: Option<&str>, gid: Option<&str>) -> Option<InvokingUser> {
-    // The last number stands for "unchanged" in chown(2) and setresuid(2).
+    // The largest number means "unchanged" in chown(2) and setresuid(2).
     let number = |text: &str| {
         let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
         text.parse().ok().filter(|number| is_number && *number != u32::MAX)
@@ -55,7 +56,7 @@ mod tests {
         ] {
             assert_eq!(of([0; 3], uid, gid), None, "{uid:?} {gid:?}");
         }
-        // A program with the set-user-id bit is started with whatever environment its user likes.
+        // A set-user-id program gets whatever environment its user likes.
         for own in [[1000, 0, 0], [0, 1000, 0], [0, 0, 1000], [1000; 3]] {
             assert_eq!(of(own, Some("1001"), Some("100")), None, "{own:?}");
         }

@@ -1,10 +1,10 @@
 //! The host: processes, their mappings, and the files behind them.
 //!
 //! [`Host`] reads /proc once and then follows the kernel's events. It resolves an address of a process at a given time,
-//! and reports changes that may need probes. Call [`Host::poll`] *after* reading a batch of samples and before resolving
-//! them: the kernel reports a mapping before the code in it can run.
+//! and reports changes that may need probes. Call [`Host::poll`] *after* reading a batch of samples and before
+//! resolving them: the kernel reports a mapping before the code in it can run.
 
-// They panic if nobody reads what they print.
+// These macros panic if nobody reads the output.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod arch;
@@ -61,10 +61,11 @@ use self::processes::{HostChange, Incarnation, IncarnationId, Processes};
 use self::record::HostEvent;
 use crate::clock::{monotonic_ns, suspended_ns};
 
-/// Shortest time between two reads of /proc while events keep getting lost, nanoseconds.
+/// Minimum time between two scans of /proc while events keep getting lost, in nanoseconds.
 const RESCAN_INTERVAL_NS: u64 = 200_000_000;
 
-/// Most rounds of events in one [`Host::poll`], so that it returns even if events arrive faster than they are applied.
+/// Maximum number of rounds of events in one [`Host::poll`], so that it returns even if events arrive faster than they
+/// are applied.
 const MAX_ROUNDS: usize = 4;
 
 /// Why the host cannot be observed.
@@ -91,7 +92,7 @@ pub enum HostError {
 pub struct HostOptions {
     /// The rings that events arrive in.
     pub ring: RingOptions,
-    /// Most module files kept open (see [`limits::raise`]).
+    /// Maximum number of module files to keep open (see [`limits::raise`]).
     pub max_open_files: usize,
 }
 
@@ -107,7 +108,7 @@ impl Default for HostOptions {
 pub struct Location {
     /// The module mapped there.
     pub module: ModuleId,
-    /// Offset in its file; for anonymous memory the address itself.
+    /// Offset in its file. For anonymous memory, the address itself.
     pub file_offset: u64,
 }
 
@@ -118,9 +119,9 @@ pub struct Polled {
     pub events: usize,
     /// Records that the kernel dropped.
     pub lost: u64,
-    /// Whether /proc was read again because of that.
+    /// Whether /proc was scanned again because of that.
     pub rescanned: bool,
-    /// Whether more events are pending, for which there will be no wake-up.
+    /// Whether more events are pending. There will be no wake-up for them.
     pub more: bool,
 }
 
@@ -133,7 +134,7 @@ pub struct Host {
     events: Option<HostEvents>,
     processes: Processes,
     modules: ModuleTable,
-    /// Events read but not applied yet; empty between calls.
+    /// Events that were read but not applied yet. Empty between calls.
     buffer: Vec<HostEvent>,
     rescan_due: bool,
     rescanned_ns: u64,
@@ -192,7 +193,7 @@ impl Host {
         Ok(polled)
     }
 
-    /// Moves events from the rings to the buffer; `true` if more are pending.
+    /// Moves events from the rings to the buffer. Returns `true` if more are pending.
     fn take_events(&mut self) -> bool {
         self.events.as_mut().is_some_and(|events| events.drain(&mut self.buffer))
     }
@@ -209,8 +210,8 @@ impl Host {
         }
     }
 
-    /// Housekeeping, to be called about once a second: watches CPUs that came online, and ends processes whose exit event
-    /// was lost.
+    /// Does housekeeping; to be called about once a second. Watches CPUs that came online, and ends processes whose
+    /// exit event was lost.
     ///
     /// # Errors
     /// [`HostError::Events`] if an online CPU cannot be watched.
@@ -226,20 +227,20 @@ impl Host {
         Ok(())
     }
 
-    /// What was at `address` of process `pid` at `time_ns` (CLOCK_MONOTONIC).
+    /// Returns what was at `address` of process `pid` at `time_ns` (CLOCK_MONOTONIC).
     #[must_use]
     pub fn resolve(&self, pid: u32, address: u64, time_ns: u64) -> Option<Location> {
         let mapping = self.processes.at(pid, time_ns)?.space.resolve(address, time_ns)?;
         Some(Location { module: mapping.module, file_offset: mapping.offset_of(address) })
     }
 
-    /// The process incarnations that are kept.
+    /// The process generations that are kept.
     #[must_use]
     pub fn processes(&self) -> &Processes {
         &self.processes
     }
 
-    /// The process incarnations, mutably.
+    /// The process generations, mutably.
     pub fn processes_mut(&mut self) -> &mut Processes {
         &mut self.processes
     }
@@ -255,13 +256,14 @@ impl Host {
         &mut self.modules
     }
 
-    /// The processes to read and the module table to open files with, borrowed at the same time: unwinding needs both.
+    /// The processes to read and the module table to open files with, borrowed at the same time because unwinding needs
+    /// both.
     pub fn split(&mut self) -> (&Processes, &mut ModuleTable) {
         (&self.processes, &mut self.modules)
     }
 
-    /// Notes that a file has an allocator: its mappings are kept first. If process `pid` has too many mappings, those of
-    /// this file are read again.
+    /// Notes that a file contains an allocator, so that its mappings are kept first. If process `pid` has too many
+    /// mappings, the mappings of this file are read again.
     pub fn note_allocator(&mut self, pid: u32, module: ModuleId) {
         self.modules.note_allocator(module);
         if self.processes.lacks(pid, module)
@@ -271,27 +273,28 @@ impl Host {
         }
     }
 
-    /// Forgets ended incarnations as [`Processes::expire`] does, and shrinks the event buffer.
+    /// Forgets ended process generations as [`Processes::expire`] does, and shrinks the event buffer.
     pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
         self.buffer.shrink_to(ROOM_FOR_EVENTS);
         self.processes.expire(before_ns, sampled_before_ns)
     }
 
-    /// Moves what has changed since the last call to `out`.
+    /// Moves the changes since the last call to `out`.
     pub fn drain_changes(&mut self, out: &mut Vec<HostChange>) {
         self.processes.drain_changes(out);
     }
 
-    /// What is known of an incarnation. The first call reads /proc, if the process still runs.
+    /// Returns what is known of a process generation. The first call reads /proc if the process is still running.
     pub fn describe(&mut self, id: IncarnationId) -> Option<Arc<ProcessInfo>> {
         let unread = |incarnation: &Incarnation| !incarnation.described && incarnation.until_ns.is_none();
         if self.processes.get(id).is_some_and(unread)
             && let Ok(mut info) = ProcessInfo::read(id.pid)
             && let Some(known) = self.processes.get(id).map(|incarnation| &incarnation.info)
-            // It may have called exec since, in an event not read yet: then /proc describes the next incarnation.
+            // The process may have called exec since, in an event that was not read yet. Then /proc describes the next
+            // generation.
             && (known.comm == info.comm || known.exe == info.exe)
         {
-            // An exiting process has no executable any more.
+            // An exiting process no longer has an executable.
             if info.exe.is_empty() {
                 (info.exe, info.exe_deleted) = (known.exe.clone(), known.exe_deleted);
             }
@@ -300,8 +303,8 @@ impl Host {
         self.processes.get(id).map(|incarnation| incarnation.info.clone())
     }
 
-    /// Reads /proc, at the start and after events were lost. Events that arrive meanwhile are left in the buffer: a fork
-    /// can only be applied once its parent is known.
+    /// Scans /proc, at the start and after events were lost. Events that arrive during the scan stay in the buffer,
+    /// because a fork can only be applied once its parent is known.
     fn scan(&mut self, first: bool) -> Result<(), HostError> {
         let begun_ns = monotonic_ns();
         let suspended_ns = suspended_ns();
@@ -309,7 +312,7 @@ impl Host {
         let mut there = HashSet::with_capacity(pids.len());
         for pid in pids {
             let time_ns = monotonic_ns();
-            // A process may exit after it was listed; kernel threads are skipped.
+            // A process may exit after it was listed. Kernel threads are skipped.
             let Some(info) = ProcessInfo::read(pid).ok().filter(|info| !info.without_memory) else { continue };
             there.insert(pid);
             let maps = proc_maps::read(pid).unwrap_or_default();
@@ -338,6 +341,6 @@ impl AsRawFd for Host {
     }
 }
 
-// What is shared with fuzz targets names the crate.
+// Code shared with the fuzz targets refers to the crate by its name.
 #[cfg(test)]
 extern crate self as heapbpf_host;

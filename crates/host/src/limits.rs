@@ -6,13 +6,14 @@ use std::{fs, io};
 use heapbpf_audit::LinkKind;
 use procfs::KernelVersion;
 
-/// Inode of the initial pid namespace, fixed by the kernel (`PROC_PID_INIT_INO`).
+/// Inode of the initial PID namespace, fixed by the kernel (`PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-/// Limit on open files that is requested: two for each module of a host with many containers.
+/// The limit on open files that is requested: enough for two files per module on a host with many containers.
 const OPEN_FILES: u64 = 65_536;
-/// Fewest open files with which a recording begins. One of a small process needs between 192 and 256 while it loads its programs.
+/// Minimum limit on open files for a recording. A recording of a small process needs between 192 and 256 while it loads
+/// its programs.
 const FEWEST_FILES: u64 = 256;
-/// What to do about too few.
+/// Advice for a limit that is too low.
 const RAISE_FILES: &str = "raise the hard limit (ulimit -Hn 4096; LimitNOFILE=4096 in a systemd unit; --ulimit nofile=4096 for a \
                            container)";
 /// Number of CAP_SYS_ADMIN. It implies the capabilities that Linux 5.8 and 5.9 split off from it.
@@ -29,7 +30,7 @@ pub struct Capability {
     /// What it is needed for.
     pub needed_for: &'static str,
     bit: u32,
-    /// Number of a stronger one.
+    /// Number of a stronger capability that implies it.
     implied_by: Option<u32>,
 }
 
@@ -62,15 +63,15 @@ pub const CAPABILITIES: [Capability; 5] = [
     },
 ];
 
-/// Whether the kernel makes links of this kind, or of the best that it has, for CAP_SYS_ADMIN alone: before Linux 6.6, and
-/// with perf events.
+/// Whether the kernel requires CAP_SYS_ADMIN for links of this kind (`None`: the best kind available). It does before
+/// Linux 6.6, and for perf events.
 #[must_use]
 pub fn links_need_admin(kind: Option<LinkKind>) -> bool {
     let version = Limits::read().version;
     kind == Some(LinkKind::Perf) || version.is_none_or(|version| (version.major, version.minor) < (6, 6))
 }
 
-/// Why no process can be hooked inline; `None` if that is possible. Processes are stopped and written into.
+/// Why no process can be hooked inline, which stops processes and writes into them. `None` if it is possible.
 #[must_use]
 pub fn forbid_inline_hooks() -> Option<&'static str> {
     if cfg!(not(target_arch = "x86_64")) {
@@ -88,11 +89,11 @@ pub fn forbid_inline_hooks() -> Option<&'static str> {
 pub struct Limits {
     /// As `uname -r` prints it.
     pub release: String,
-    /// The same, parsed.
+    /// The same release, parsed.
     pub version: Option<KernelVersion>,
     /// Capabilities that heapbpf lacks.
     pub missing: Vec<Capability>,
-    /// Lockdown mode, if the kernel has it: `none`, `integrity` or `confidentiality`.
+    /// Lockdown mode, if the kernel supports it: `none`, `integrity` or `confidentiality`.
     pub lockdown: Option<String>,
     /// `kernel.perf_event_paranoid`.
     pub perf_event_paranoid: Option<i32>,
@@ -100,7 +101,7 @@ pub struct Limits {
     pub btf: bool,
     /// Whether the kernel has uprobes.
     pub uprobes: bool,
-    /// Whether heapbpf runs in the initial pid namespace, so that its process ids are the kernel's.
+    /// Whether heapbpf runs in the initial PID namespace, so that its PIDs are the kernel's.
     pub initial_pid_namespace: bool,
 }
 
@@ -123,11 +124,11 @@ impl Limits {
         }
     }
 
-    /// What prevents heapbpf from working at all, each as a sentence that says what to do.
+    /// What prevents heapbpf from working at all. Each entry is a sentence that says what to do.
     #[must_use]
     pub fn blockers(&self) -> Vec<String> {
         let mut blockers = Vec::new();
-        // These two are always needed; the others only for some processes.
+        // These two are always needed. The others are needed only for some processes.
         for missing in self.missing.iter().filter(|missing| ["CAP_BPF", "CAP_PERFMON"].contains(&missing.name)) {
             blockers.push(format!(
                 "{} is missing, needed for {}: run as root or grant it",
@@ -153,9 +154,9 @@ impl Limits {
 /// Resource limits after [`raise`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raised {
-    /// Most open files.
+    /// Maximum number of open files.
     pub open_files: u64,
-    /// Most bytes of locked memory (`u64::MAX`: no limit), which kernels before 5.11 charge maps to.
+    /// Maximum number of bytes of locked memory (`u64::MAX`: no limit). Kernels before 5.11 charge maps to this limit.
     pub locked_bytes: u64,
 }
 
@@ -170,7 +171,7 @@ pub fn raise() -> io::Result<Raised> {
     })
 }
 
-/// Too few files may be open for a recording.
+/// The limit on open files is too low for a recording.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("heapbpf may open {may} files, and needs at least {FEWEST_FILES}: {RAISE_FILES}")]
 pub struct TooFewFiles {
@@ -178,7 +179,7 @@ pub struct TooFewFiles {
     may: u64,
 }
 
-/// Raises the limits as [`raise`] does, and refuses a limit on open files with which no recording begins.
+/// Raises the limits as [`raise`] does. Fails if the limit on open files is too low to begin a recording.
 ///
 /// # Errors
 /// [`TooFewFiles`].
@@ -193,13 +194,13 @@ pub fn raise_for_recording() -> Result<(), TooFewFiles> {
     }
 }
 
-/// Most files of modules to keep open: half of what may be open, 4,096 at most.
+/// Maximum number of module files to keep open: half of the limit on open files, 4,096 at most.
 #[must_use]
 pub fn module_files() -> usize {
     raise().map_or(4096, |raised| usize::try_from(raised.open_files / 2).unwrap_or(usize::MAX).min(4096))
 }
 
-/// What to do if a message says that too many files are open; `None` if it says nothing of it.
+/// Returns advice if a message says that too many files are open. `None` for other messages.
 #[must_use]
 pub fn advice(message: &str) -> Option<String> {
     let error = io::Error::from_raw_os_error(libc::EMFILE).to_string();
@@ -247,15 +248,15 @@ fn chosen_mode(modes: &str) -> Option<String> {
     Some(rest.split_once(']')?.0.to_owned())
 }
 
-/// Most bytes of memory that the kernel would grant, according to `/proc/sys/vm/overcommit_memory`: memory and swap in
-/// heuristic mode (0), the commit limit in strict mode (2).
+/// Maximum number of bytes of memory that the kernel would grant, according to `/proc/sys/vm/overcommit_memory`: memory
+/// and swap in heuristic mode (0), the commit limit in strict mode (2).
 #[must_use]
 pub fn memory_bytes() -> u64 {
     let rule = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     memory_by_rule(rule.trim(), &fs::read_to_string("/proc/meminfo").unwrap_or_default())
 }
 
-/// Bound without an overcommit limit, bytes: half of a 47-bit address space, more than any allocator can get.
+/// Bound without an overcommit limit, in bytes: half of a 47-bit address space, more than any allocator can get.
 const MOST_MEMORY: u64 = 1 << 46;
 
 fn memory_by_rule(rule: &str, meminfo: &str) -> u64 {

@@ -1,15 +1,16 @@
-//! The address ranges that a process has mapped now, of whatever kind, from `/proc/PID/maps`.
+//! Reads all address ranges that a process has mapped, of every kind, from `/proc/PID/maps`.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
-/// Most bytes read of one process's list: several times what 65,530 mappings (the kernel's default limit) take.
+/// Maximum number of bytes to read of one process's list: several times what 65,530 mappings (the kernel's default
+/// limit) take.
 const MOST_BYTES: u64 = 64 << 20;
 
 /// Reads the ranges of process `pid`, in order.
 ///
 /// # Errors
-/// The file cannot be read whole, or the process has no memory any more.
+/// The file cannot be read completely, or the process no longer has memory.
 pub fn read(pid: u32) -> io::Result<Vec<(u64, u64)>> {
     parse(BufReader::new(File::open(format!("/proc/{pid}/maps"))?), MOST_BYTES)
 }
@@ -18,7 +19,7 @@ fn parse(text: impl BufRead, most_bytes: u64) -> io::Result<Vec<(u64, u64)>> {
     let mut text = text.take(most_bytes);
     let (mut ranges, mut line) = (Vec::new(), Vec::new());
     while text.read_until(b'\n', &mut line)? > 0 {
-        // A part of the list would make the rest look unmapped.
+        // If part of the list were missing, that memory would look unmapped.
         let whole = line.last() == Some(&b'\n');
         let range = std::str::from_utf8(line.split(|byte| *byte == b' ').next().unwrap_or_default()).ok();
         let range = range.filter(|_| whole).and_then(|range| range.split_once('-'));

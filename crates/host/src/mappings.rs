@@ -19,58 +19,61 @@ struct Replaced {
 /// Result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
-    /// The mapping, or a part of it, is new.
+    /// The mapping, or part of it, is new.
     New,
     /// All of the mapping was known.
     Known,
-    /// It is of a file of which no mapping was dropped before: it is not kept, but its file is known to be mapped.
+    /// The mapping is not kept, but its file is recorded as mapped. It is the first dropped mapping of this file.
     FileOnly,
-    /// It was dropped: it is empty, or the space has too many mappings of its kind.
+    /// The mapping was dropped: it is empty, or the space has too many mappings of its kind.
     Dropped,
 }
 
-/// What a mapping is of, which decides how many are kept.
+/// What kind of memory is mapped. It decides how many mappings are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Memory without a file: JIT code.
     Anonymous,
     /// A file.
     File,
-    /// A file with an allocator, or a mapping that the kernel makes, of which there are few.
+    /// A file with an allocator, or one of the few mappings that the kernel makes.
     Essential,
 }
 
-/// Most executable mappings of files kept of one address space, most of anonymous memory, and most replaced ones: a bound
-/// on the memory that a hostile process can make heapbpf use. (The kernel allows 65,530 mappings of all kinds; large
-/// programs have a few hundred executable ones.) As many more are kept of files with allocators and of what the kernel maps.
+/// Maximum number of executable file mappings to keep for one address space, and also of anonymous mappings and of
+/// replaced mappings. It bounds the memory that a hostile process can make heapbpf use. (The kernel allows 65,530
+/// mappings of all kinds; large programs have a few hundred executable ones.) The same number again is kept for files
+/// with allocators and for what the kernel maps.
 pub const MAX_MAPPINGS: usize = 8192;
 
-/// Most mappings of all kinds: a mapping that replaces a part of another can split it, whatever there is room for.
+/// Maximum number of mappings of all kinds. A mapping that replaces part of another can split it even when the limit of
+/// its kind is reached.
 const MAX_ALL: usize = 4 * MAX_MAPPINGS;
 
-/// Most files that are known to be mapped although their mappings are not kept: as many as a process can have mappings.
+/// Maximum number of files that are known to be mapped although their mappings are not kept: as many as a process can
+/// have mappings.
 const MAX_FILES_ONLY: usize = 1 << 16;
 
 /// Mappings that were dropped because there were too many of their kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Of anonymous memory.
+    /// Anonymous memory.
     pub anonymous: u64,
-    /// Of files.
+    /// Files.
     pub files: u64,
-    /// Replaced ones.
+    /// Replaced mappings.
     pub replaced: u64,
 }
 
 /// The executable mappings of one address space, current and earlier.
 ///
 /// Cloning is cheap: after a fork, parent and child share a list until one of them changes. The kernel does not report
-/// unmapping, so a mapping ends when another replaces it, or with the address space.
+/// unmapping, so a mapping ends when another one replaces it, or with the address space.
 #[derive(Clone, Debug, Default)]
 pub struct AddressSpace {
     /// Sorted by address, without overlaps.
     current: Arc<Vec<Mapping>>,
-    /// How many of them are of anonymous memory.
+    /// How many of them are anonymous.
     anonymous: usize,
     /// Files of which mappings were dropped, sorted.
     files_only: Arc<Vec<ModuleId>>,
@@ -81,7 +84,7 @@ pub struct AddressSpace {
     changed_ns: u64,
 }
 
-/// A number that no state of any address space had before.
+/// Returns a number that no state of any address space has had before.
 fn next_generation() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -94,17 +97,17 @@ impl AddressSpace {
         &self.current
     }
 
-    /// The modules that are mapped, also those whose mappings are not kept. One may come several times.
+    /// The modules that are mapped, including those whose mappings are not kept. A module may occur several times.
     pub fn modules(&self) -> impl Iterator<Item = ModuleId> {
         self.current.iter().map(|mapping| mapping.module).chain(self.files_only.iter().copied())
     }
 
-    /// The same, and those that were replaced.
+    /// Like [`Self::modules`], with the replaced ones.
     pub fn modules_ever(&self) -> impl Iterator<Item = ModuleId> {
         self.modules().chain(self.replaced.iter().map(|replaced| replaced.mapping.module))
     }
 
-    /// The files of which mappings were dropped.
+    /// The files whose mappings were dropped.
     #[must_use]
     pub fn files_only(&self) -> &[ModuleId] {
         &self.files_only
@@ -122,7 +125,7 @@ impl AddressSpace {
         self.generation
     }
 
-    /// CLOCK_MONOTONIC of the last change. For later times only the current mappings matter.
+    /// CLOCK_MONOTONIC of the last change. At later times only the current mappings matter.
     #[must_use]
     pub fn changed_ns(&self) -> u64 {
         self.changed_ns
@@ -142,8 +145,8 @@ impl AddressSpace {
         (bytes, Arc::strong_count(&self.current))
     }
 
-    /// Adds a mapping. What it overlaps counts as replaced at `new.since_ns`. `kind_of` says what a module is; whether it
-    /// is anonymous never changes.
+    /// Adds a mapping. What it overlaps counts as replaced at `new.since_ns`. `kind_of` returns the kind of a module;
+    /// whether a module is anonymous must never change.
     pub fn insert(&mut self, new: Mapping, kind_of: &dyn Fn(ModuleId) -> Kind) -> Inserted {
         if new.start >= new.end {
             return Inserted::Dropped;
@@ -155,7 +158,7 @@ impl AddressSpace {
         if self.current.len() >= MAX_ALL || overlapped.is_empty() && !self.has_room(kind) {
             return self.drop_new(new.module, kind);
         }
-        // Parts that agree with the new mapping keep their own time; the new mapping fills the gaps between them.
+        // Parts that agree with the new mapping keep their own time. The new mapping fills the gaps between them.
         let mut pieces = Vec::with_capacity(overlapped.len() + 2);
         let (mut filled_to, mut right, mut known_bytes) = (new.start, None, 0);
         for known in overlapped {
@@ -218,7 +221,7 @@ impl AddressSpace {
         }
     }
 
-    /// Adds the mappings of a file with an allocator that were dropped before it was known to have one.
+    /// Adds mappings of a file with an allocator that were dropped before the file was known to have one.
     pub fn keep(
         &mut self,
         module: ModuleId,
@@ -230,7 +233,7 @@ impl AddressSpace {
             let inserted = self.insert(mapping, kind_of);
             self.dropped.files -= u64::from(inserted == Inserted::New && self.dropped.files > 0);
         }
-        // If there is still no room, it stays in the list.
+        // If there is still no space, the file stays in the list.
         if self.dropped.files < before
             && let Ok(at) = self.files_only.binary_search(&module)
         {
@@ -238,7 +241,7 @@ impl AddressSpace {
         }
     }
 
-    /// Makes `mappings` the current ones, as read from /proc at `time_ns`. Others count as unmapped at that time.
+    /// Makes `mappings`, as read from /proc at `time_ns`, the current ones. All others count as unmapped at that time.
     pub fn replace_all(
         &mut self,
         mappings: impl IntoIterator<Item = Mapping>,
@@ -283,11 +286,12 @@ impl AddressSpace {
         self.note_change(time_ns);
     }
 
-    /// The mapping at `address` at `time_ns`; if several were, the most recent.
+    /// Returns the mapping at `address` at `time_ns`; if there were several, the most recent.
     #[must_use]
     pub fn resolve(&self, address: u64, time_ns: u64) -> Option<&Mapping> {
         let current = self.find_current(address).filter(|mapping| mapping.since_ns <= time_ns);
-        // Replacements are ordered by time, so in the common case of none since `time_ns` the loop ends at once.
+        // Replaced mappings are ordered by time. In the common case that none was replaced since `time_ns`, the loop
+        // ends at once.
         let later = self.replaced.iter().rev().take_while(|replaced| replaced.until_ns > time_ns);
         later
             .map(|replaced| &replaced.mapping)
@@ -313,7 +317,7 @@ fn remember(list: &mut Arc<Vec<Replaced>>, dropped: &mut u64, replaced: Replaced
     list.insert(index, replaced);
 }
 
-/// An address space as it was at some time.
+/// An address space as it was at a given time.
 #[derive(Clone, Copy, Debug)]
 pub struct AtTime<'a> {
     space: &'a AddressSpace,
@@ -326,7 +330,7 @@ impl<'a> AtTime<'a> {
         Self { space, time_ns }
     }
 
-    /// The view that the unwinder takes. It has a generation only if `time_ns` is not before the last change.
+    /// The view for the unwinder. It has a generation only if `time_ns` is not before the last change.
     pub fn view(&self, key: ProcessKey) -> SpaceView<'_> {
         let is_current = self.time_ns >= self.space.changed_ns();
         SpaceView { key, generation: is_current.then(|| self.space.generation()), mappings: self }

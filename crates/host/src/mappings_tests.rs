@@ -56,7 +56,7 @@ fn the_number_of_mappings_kept_is_bounded() {
     }
     assert!(space.replaced.len() <= MAX_MAPPINGS && space.dropped().replaced > 0);
     assert_eq!(space.insert(mapping(5, 5, 0, A, 0), &files), Inserted::Dropped);
-    // A mapping that is cut into pieces needs room, too.
+    // A mapping that is cut into pieces uses capacity, too.
     let mut pieces = AddressSpace::default();
     pieces.insert(mapping(0, 1 << 40, 0, A, 1), &files);
     for index in 0..MAX_ALL as u64 {
@@ -65,7 +65,7 @@ fn the_number_of_mappings_kept_is_bounded() {
     assert!(pieces.current().len() <= MAX_ALL + 2, "{}", pieces.current().len());
 }
 
-/// What a program makes many of does not push out its libraries, neither memory nor files.
+/// A program that creates many mappings of one kind, anonymous or of files, does not push out its libraries.
 #[test]
 fn mappings_of_one_kind_leave_room_for_the_others_and_files_with_allocators_have_room_in_any_case() {
     const CODE: ModuleId = ModuleId(u32::MAX);
@@ -82,7 +82,7 @@ fn mappings_of_one_kind_leave_room_for_the_others_and_files_with_allocators_have
     assert_eq!(space.insert(libc, &unknown), Inserted::New);
     assert!(space.files_only().is_empty());
 
-    // As many files, in the order of their addresses: what is beyond the bound is known to be there.
+    // The same number of file mappings, in address order: the files beyond the bound are recorded as mapped.
     let files = (0..many).map(|index| page(index, ModuleId(index as u32)));
     space.replace_all(files.chain([libc]), 5, &unknown);
     assert_eq!(space.dropped(), Dropped { files: over + 1, ..space.dropped() });
@@ -94,10 +94,10 @@ fn mappings_of_one_kind_leave_room_for_the_others_and_files_with_allocators_have
     assert_eq!(found(&space, libc.start, 9), Some((LIBC, 0)));
     assert_eq!(space.dropped().files, over + 2);
     assert!(!space.files_only().contains(&LIBC));
-    // Once it is known, it is kept at once.
+    // Once it is known to have an allocator, it is kept right away.
     space.replace_all((0..many).map(|index| page(index, B)).chain([libc]), 9, &known);
     assert_eq!(found(&space, libc.start, 9), Some((LIBC, 0)));
-    // Pieces of it are bounded, too, and those that find no room stay told.
+    // The pieces of such a file are bounded, too. Pieces that do not fit stay listed.
     let pieces: Vec<_> = (40_000..60_000).map(|index| page(index, LIBC)).collect();
     pieces.iter().for_each(|piece| _ = space.insert(*piece, &known));
     assert_eq!(space.current().len(), 2 * MAX_MAPPINGS);

@@ -1,4 +1,4 @@
-//! Messages between the daemon and its helper processes: 64-bit words, with descriptors.
+//! Messages between the daemon and its helper processes: 64-bit words, optionally with descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,13 +12,13 @@ use rustix::net::{
 };
 use zerocopy::IntoBytes as _;
 
-/// Most descriptors that go with a message.
+/// Maximum number of descriptors in a message.
 const MOST_DESCRIPTORS: usize = 5;
 
-/// Descriptors of a message.
+/// The descriptors of a message.
 pub type Descriptors = [Option<OwnedFd>; MOST_DESCRIPTORS];
 
-/// The two ends of a connection.
+/// Creates a connection and returns its two ends.
 ///
 /// # Errors
 /// There are no more descriptors.
@@ -41,10 +41,10 @@ pub fn send(socket: BorrowedFd<'_>, words: &[u64], descriptors: &[BorrowedFd<'_>
     Ok(())
 }
 
-/// Waits for a message. Returns its number of words, 0 at the end of the connection.
+/// Waits for a message. Returns its number of words; 0 means that the connection has ended.
 ///
 /// # Errors
-/// `EMFILE` if there is no room for its descriptors, or it has more words than there is room for.
+/// `EMFILE` if its descriptors cannot be received, or `InvalidData` if the message does not fit into `words`.
 pub fn receive(socket: BorrowedFd<'_>, words: &mut [u64]) -> io::Result<(usize, Descriptors)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -60,7 +60,7 @@ pub fn receive(socket: BorrowedFd<'_>, words: &mut [u64]) -> io::Result<(usize, 
         *to = Some(descriptor);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        // The receiver may have no more open files.
+        // The receiver may have reached its limit on open files.
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     if received.flags.contains(ReturnFlags::TRUNC) || received.bytes % size_of::<u64>() != 0 {

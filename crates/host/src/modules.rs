@@ -1,4 +1,4 @@
-//! Modules: the files, and other objects, that processes map executable. Each is kept once, and open, so that it can be
+//! Modules: the files and other objects that processes map executable. Each is kept once, and open, so that it can be
 //! read after it was deleted or upgraded, or after the process exited.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -17,10 +17,10 @@ use super::open::{
 use super::record::{Device, MapEvent};
 use super::vdso;
 
-/// Most modules, and most file identities, that are told apart: a bound on what a hostile process can make heapbpf keep.
+/// Maximum number of modules, and of file identities: a bound on what a hostile process can make heapbpf keep.
 const MAX_MODULES: usize = 1 << 17;
 
-/// Modules that are kept although nobody maps them: programs come again. Their files are open.
+/// Number of modules to keep although no process maps them, because programs come back. Their files stay open.
 pub const KEPT_UNMAPPED: usize = 256;
 
 /// Kinds of modules.
@@ -49,7 +49,7 @@ pub enum ModuleSource {
     Memory(Arc<Vec<u8>>),
 }
 
-/// Where a module was last seen mapped, which is needed to open it again.
+/// Where a module was last seen mapped. Needed to open it again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     pid: u32,
@@ -70,7 +70,7 @@ enum Content {
         file: Arc<File>,
         used: u64,
     },
-    /// Closed to stay within the limit on open files; reopened if `stamp` still agrees.
+    /// Closed to stay within the limit on open files. Reopened if `stamp` still agrees.
     Closed,
     Memory(Arc<Vec<u8>>),
     Unreadable(Unreadable),
@@ -81,13 +81,13 @@ enum Content {
 pub struct Module {
     /// What it is.
     pub kind: ModuleKind,
-    /// Path as seen by the process in which it first appeared, without ` (deleted)`; or the mapping's name.
+    /// Path as seen by the process in which it first appeared, without ` (deleted)`; or the name of the mapping.
     pub path: Arc<str>,
     /// Whether the file had been deleted when it first appeared.
     pub deleted: bool,
     /// GNU build ID, if it could be read.
     pub build_id: Option<Arc<[u8]>>,
-    /// Whether it was found to have an allocator: its mappings are kept first.
+    /// Whether it was found to have an allocator. If so, its mappings are kept first.
     has_allocator: bool,
     code: CodeRanges,
     device: Device,
@@ -96,22 +96,22 @@ pub struct Module {
     /// The path's bytes, if they are not UTF-8.
     raw_path: Option<Box<[u8]>>,
     stamp: Option<Stamp>,
-    /// Change time, if it is seen through an overlay mount.
+    /// Change time, if the file is seen through an overlay mount.
     layered: Option<ChangeTime>,
     seen: Seen,
     content: Content,
-    /// The last [`ModuleTable::forget`] at which it was needed, or had just come.
+    /// The last [`ModuleTable::forget`] at which it was needed or had just been added.
     needed_at: u64,
 }
 
 impl Module {
-    /// The process that was last seen to map it.
+    /// The process in which it was last seen mapped.
     #[must_use]
     pub fn seen_in(&self) -> u32 {
         self.seen.pid
     }
 
-    /// Why it cannot be read; `None` if it can.
+    /// Why it cannot be read. `None` if it can.
     #[must_use]
     pub fn unreadable(&self) -> Option<&Unreadable> {
         if let Content::Unreadable(reason) = &self.content { Some(reason) } else { None }
@@ -124,14 +124,14 @@ impl Module {
     }
 }
 
-/// All modules seen, but for those that nobody has mapped for long. An id is never given again.
+/// All modules seen, except those that no process has mapped for a long time. Ids are never reused.
 #[derive(Debug)]
 pub struct ModuleTable {
     modules: BTreeMap<ModuleId, Module>,
     next: ModuleId,
-    /// Number of calls of [`Self::forget`].
+    /// Number of calls to [`Self::forget`].
     sweeps: u64,
-    /// Modules by the device and inode of their mappings; several if an inode number was reused.
+    /// Modules by the device and inode of their mappings. There are several if an inode number was reused.
     by_file: HashMap<(Device, u64), Vec<ModuleId>>,
     /// Modules on overlay mounts, where one file has a different device number in each container.
     by_real_file: HashMap<RealFile, ModuleId>,
@@ -142,7 +142,7 @@ pub struct ModuleTable {
 }
 
 impl ModuleTable {
-    /// A table that keeps at most `max_open` files open.
+    /// Creates a table that keeps at most `max_open` files open.
     #[must_use]
     pub fn new(max_open: usize) -> Self {
         Self {
@@ -158,8 +158,8 @@ impl ModuleTable {
         }
     }
 
-    /// The module that `map` maps, and whether it is new. `generation_known`: whether `map` has the inode's generation. A
-    /// new file is opened at once, while the process still maps it.
+    /// Returns the module that `map` maps, and whether it is new. `generation_known` says whether `map` contains the
+    /// inode's generation. A new file is opened at once, while the process still maps it.
     pub fn intern(&mut self, map: &MapEvent, generation_known: bool) -> (ModuleId, bool) {
         let (path, deleted) = strip_deleted(&map.path);
         let kind = kind_of(map, path);
@@ -178,7 +178,7 @@ impl ModuleTable {
             self.alias(key, id);
             return (id, false);
         }
-        // The last id is not a module's.
+        // The last id does not belong to a module.
         if self.modules.len() >= MAX_MODULES || self.next.0 == u32::MAX {
             return self.intern_special(ModuleKind::Special, map, b"[too many files]");
         }
@@ -204,20 +204,20 @@ impl ModuleTable {
         (id, true)
     }
 
-    /// Notes that a file has an allocator.
+    /// Notes that a file contains an allocator.
     pub fn note_allocator(&mut self, id: ModuleId) {
         if let Some(module) = self.modules.get_mut(&id) {
             module.has_allocator = true;
         }
     }
 
-    /// Whether a file is known to have an allocator.
+    /// Whether a file is known to contain an allocator.
     #[must_use]
     pub fn has_allocator(&self, id: ModuleId) -> bool {
         self.get(id).is_some_and(|module| module.has_allocator)
     }
 
-    /// What mappings of a module are of.
+    /// The kind of a module's mappings.
     #[must_use]
     pub fn kind_of_mappings(&self, id: ModuleId) -> Kind {
         match self.get(id) {
@@ -228,7 +228,8 @@ impl ModuleTable {
         }
     }
 
-    /// The part of a reported mapping that is code: the rest has been replaced by now ([`code_ranges`](super::code_ranges)).
+    /// Returns the part of a reported mapping that is code. The rest has been replaced by now
+    /// ([`code_ranges`](super::code_ranges)).
     #[must_use]
     pub fn only_code(&self, mapping: Mapping) -> Mapping {
         let bytes = mapping.end - mapping.start;
@@ -247,7 +248,7 @@ impl ModuleTable {
         self.modules.iter().map(|(id, module)| (*id, module))
     }
 
-    /// A module's content. A file that was closed in the meantime is opened again, if it is unchanged.
+    /// Returns a module's content. A file that was closed in the meantime is opened again if it is unchanged.
     ///
     /// # Errors
     /// Why it cannot be read.
@@ -283,7 +284,7 @@ impl ModuleTable {
         self.modules.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no modules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.modules.is_empty()
@@ -316,7 +317,7 @@ impl ModuleTable {
         (id, true)
     }
 
-    /// The latest module with this device and inode whose generation does not contradict.
+    /// Finds the latest module with this device and inode whose generation does not contradict `generation`.
     fn known(&mut self, key: (Device, u64), generation: Option<u64>) -> Option<ModuleId> {
         let candidates = self.by_file.get(&key)?;
         let modules = &mut self.modules;
@@ -337,9 +338,9 @@ impl ModuleTable {
         }
     }
 
-    /// A known module that `opened` belongs to, although its device or inode differ.
+    /// Finds a known module that is the same file as `opened`, although its device or inode differs.
     fn other_name_for(&mut self, opened: &Opened, map: &MapEvent, path: &[u8]) -> Option<ModuleId> {
-        // A JIT compiler's memory file has nothing to read, and keeping it open would keep its memory in use.
+        // A JIT compiler's memory file contains nothing to read, and keeping it open would keep its memory in use.
         const MEMORY: [&[u8]; 3] = [b"/memfd:", b"/dev/zero", b"/SYSV"];
         if MEMORY.iter().any(|name| path.starts_with(name)) && !is_elf(&opened.file) {
             return Some(self.intern_special(ModuleKind::Anonymous, map, path).0);
@@ -349,15 +350,16 @@ impl ModuleTable {
         Some(id)
     }
 
-    /// Whether a file on an overlay may have been replaced although its inode number is the same: a write or a change of
-    /// owner copies it to the upper layer.
+    /// Whether a file on an overlay may have been replaced although its inode number is the same. A write or a change
+    /// of owner copies it to the upper layer.
     fn may_be_copied_up(&self, id: ModuleId, map: &MapEvent) -> bool {
         let layered = self.get(id).and_then(|module| module.layered);
         layered.is_some_and(|known| change_time(map).is_some_and(|now| now != known))
     }
 
-    /// Compares a file with what it was when it was first mapped, by its build ID, else by size and time. If it has other contents, it is
-    /// not read any more, as it would tell of other code. Returns whether that is so. `map`: where it is mapped now.
+    /// Compares a file with its state when it was first mapped, by build ID, otherwise by size and time. If its
+    /// contents have changed, it is no longer read, because it would describe different code. Returns whether that is
+    /// the case. `map` is where it is mapped now.
     fn notice_overwritten(&mut self, id: ModuleId, map: Option<&MapEvent>) -> bool {
         let Some(module) = self.modules.get_mut(&id) else { return false };
         let (now, contents) = match &module.content {
@@ -410,7 +412,8 @@ impl ModuleTable {
         self.keep_open(id, Arc::new(opened.file));
     }
 
-    /// Forgets the files that are not `needed` for longest, and closes them, but for [`KEPT_UNMAPPED`] of them.
+    /// Forgets and closes the files that have gone unneeded for longest, except the last [`KEPT_UNMAPPED`]. `needed`
+    /// are the modules still in use.
     pub fn forget(&mut self, needed: &HashSet<ModuleId>) {
         self.sweeps += 1;
         let mut unneeded = Vec::new();
@@ -427,7 +430,7 @@ impl ModuleTable {
             self.open -= usize::from(gone.is_some_and(|module| matches!(module.content, Content::Open { .. })));
         }
         let modules = &self.modules;
-        // Other names are found again: those of ended containers, and of memory files.
+        // Other names are found again when needed: those of exited containers and of memory files.
         let has_it_first = |key, id: &ModuleId| modules.get(id).is_some_and(|module| module.file_identity() == key);
         self.by_file.retain(|key, ids| {
             ids.retain(|id| has_it_first(*key, id));
@@ -482,7 +485,7 @@ impl ModuleTable {
     }
 }
 
-/// Splits the kernel's mark ` (deleted)` off the path of an unlinked file.
+/// Strips the kernel's mark ` (deleted)` from the path of an unlinked file.
 fn strip_deleted(path: &[u8]) -> (&[u8], bool) {
     path.strip_suffix(b" (deleted)").map_or((path, false), |path| (path, true))
 }
@@ -542,7 +545,7 @@ mod tests {
         MapEvent { inode, path: path.into(), ..MapEvent::default() }
     }
 
-    /// Its inode stays, so that the next process which maps it has the same one.
+    /// Its inode stays the same, so the next process that maps it reports the same inode.
     #[test]
     fn a_file_that_is_overwritten_in_place_is_another_one() {
         let libc = proc_maps::read(std::process::id())

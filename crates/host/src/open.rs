@@ -1,4 +1,4 @@
-//! Opens the file behind a mapping, and verifies that it is that file.
+//! Opens the file behind a mapping, and verifies that it is the mapped file.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -22,7 +22,7 @@ pub enum Unreadable {
     /// Not an ELF file.
     #[error("not an ELF file")]
     NotElf,
-    /// Opening it is not permitted.
+    /// Not permitted.
     #[error(
         "permission denied (files of other users' processes need CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE)"
     )]
@@ -33,7 +33,7 @@ pub enum Unreadable {
     /// The file at this path is not the one that was mapped.
     #[error("the file was replaced by another")]
     Replaced,
-    /// It is the file that was mapped, with other contents.
+    /// It is the file that was mapped, but its contents have changed.
     #[error("the file was overwritten since it was mapped")]
     Overwritten,
     /// It is on a file system that a process serves (FUSE), so reading could block forever.
@@ -53,7 +53,7 @@ impl Unreadable {
         }
     }
 
-    /// How informative the reason is: of several failed attempts, the most informative is reported.
+    /// How informative the reason is. If several attempts fail, the most informative reason is reported.
     fn rank(&self) -> u8 {
         match self {
             Self::Gone => 0,
@@ -90,18 +90,18 @@ pub type ChangeTime = (i64, i64);
 pub struct Opened {
     /// Open for reading.
     pub file: File,
-    /// To recognise it when it is opened again.
+    /// Used to recognise the file when it is opened again.
     pub stamp: Stamp,
-    /// The lower file, if it is seen through an overlay mount and the kernel tells: from 6.6 on. Earlier kernels name the
-    /// lower file in the mapping itself.
+    /// The lower file, if the file is seen through an overlay mount and the kernel reports it, which it does from 6.6
+    /// on. Earlier kernels name the lower file in the mapping itself.
     pub real: Option<RealFile>,
-    /// Change time, which for a file on an overlay also shows whether it was copied up.
+    /// Change time. For a file on an overlay it also shows whether the file was copied up.
     pub changed: ChangeTime,
-    /// Generation of the inode that the mapping names, if the file system has it.
+    /// Generation of the inode that the mapping names, if the file system supports it.
     pub generation: Option<u64>,
 }
 
-/// Opens the file behind `map`, by four routes: the mapping itself, `path` below the process's root, the process's
+/// Opens the file behind `map`. Tries four ways: the mapping itself, `path` below the process's root, the process's
 /// executable, and `path` below heapbpf's root. Verifies each time that it is the mapped file.
 ///
 /// # Errors
@@ -116,7 +116,7 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
     let root = PathBuf::from(format!("/proc/{pid}/root"));
     let attempts: [(Trust, &dyn Fn() -> io::Result<File>); 4] = [
         (Trust::Mapping, &|| in_root::find_own(&map_file(map))),
-        // The process may have made its root a tree of links.
+        // The process may have turned its root into a tree of links.
         (Trust::Path, &|| in_root::find(&root, path, Links::Inside)),
         (Trust::Guess, &|| in_root::find_own(&PathBuf::from(format!("/proc/{pid}/exe")))),
         (Trust::Path, &|| in_root::find_own(path)),
@@ -127,7 +127,7 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
         }
         match find().map_err(|error| Unreadable::from_io(&error)).and_then(|handle| verified(&handle, map, trust)) {
             Ok(opened) => return Ok(opened),
-            // Most files are not the program.
+            // Most files are not the executable.
             Err(Unreadable::Replaced) if trust == Trust::Guess => {}
             Err(error) if error.rank() > reason.rank() => reason = error,
             Err(_) => {}
@@ -143,13 +143,14 @@ fn map_file(map: &MapEvent) -> PathBuf {
     PathBuf::from(format!("/proc/{}/map_files/{address:x}-{end:x}", map.pid))
 }
 
-/// Attributes of an open file as they are now. As far as they are known here: no file server is asked, which might not answer.
+/// Current attributes of an open file, as far as they are known locally. No file server is asked, because it might not
+/// answer.
 #[must_use]
 pub fn stamp_now(file: &File) -> Option<Stamp> {
     stamp_at(file, Path::new(""), AtFlags::EMPTY_PATH)
 }
 
-/// The same of the file behind a mapping; `None` if the process no longer maps it.
+/// Current attributes of the file behind a mapping. `None` if the process no longer maps it.
 #[must_use]
 pub fn stamp_of_mapped(map: &MapEvent) -> Option<Stamp> {
     stamp_at(CWD, &map_file(map), AtFlags::empty())
@@ -161,7 +162,7 @@ fn stamp_at(at: impl AsFd, path: &Path, flags: AtFlags) -> Option<Stamp> {
     Some(Stamp { inode: found.stx_ino, bytes: found.stx_size, modified })
 }
 
-/// Change time of the file behind a mapping; `None` if the process no longer maps it.
+/// Change time of the file behind a mapping. `None` if the process no longer maps it.
 #[must_use]
 pub fn change_time(map: &MapEvent) -> Option<ChangeTime> {
     map_file(map).metadata().ok().as_ref().map(changed)
@@ -176,14 +177,14 @@ fn changed(metadata: &Metadata) -> ChangeTime {
 enum Trust {
     /// By the exact address range of the mapping.
     Mapping,
-    /// By a path, at which there may be another file by now.
+    /// By a path that may lead to another file by now.
     Path,
-    /// By a path that may be another file's: that it is not this one says nothing of this one.
+    /// By a path that may belong to another file. If it does, that says nothing about the wanted file.
     Guess,
 }
 
-/// Opens what a handle (`O_PATH`) refers to, if it is the mapped file. Inspecting it must not open a device or wait for a
-/// FIFO.
+/// Opens what a handle (`O_PATH`) refers to, if it is the mapped file. The inspection must not open a device or wait
+/// for a FIFO.
 fn verified(handle: &File, map: &MapEvent, trust: Trust) -> Result<Opened, Unreadable> {
     let metadata = handle.metadata().map_err(|error| Unreadable::from_io(&error))?;
     if !metadata.is_file() {
@@ -215,7 +216,7 @@ fn device(metadata: &Metadata) -> Device {
     Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) }
 }
 
-/// The file system's magic number; 0 if it is unknown.
+/// The file system's magic number, or 0 if it is unknown.
 fn file_system(file: &File) -> libc::__fsword_t {
     let mut buffer = std::mem::MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: `file` keeps the descriptor open, and `buffer` has the size of `statfs`. It is plain integers, so it is
@@ -226,17 +227,18 @@ fn file_system(file: &File) -> libc::__fsword_t {
     }
 }
 
-/// Attributes that a file shares with the same file seen through an overlay mount.
+/// Attributes that are the same whether a file is seen directly or through an overlay mount.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Beneath {
-    /// Type and bytes of the handle that its own file system gives it.
+    /// Type and bytes of the handle that the file's own file system gives it.
     kind: u8,
     handle: Box<[u8]>,
     bytes: u64,
     modified: (i64, i64),
 }
 
-/// A file's [`Beneath`], and whether it is seen through an overlay; `None` if the kernel or file system does not tell.
+/// Returns a file's [`Beneath`], and whether it is seen through an overlay. `None` if the kernel or the file system
+/// does not report it.
 #[must_use]
 pub fn beneath(file: &File) -> Option<(Beneath, bool)> {
     let overlay = file_system(file) == libc::OVERLAYFS_SUPER_MAGIC;
@@ -247,8 +249,8 @@ pub fn beneath(file: &File) -> Option<(Beneath, bool)> {
     Some((Beneath { kind, handle: handle.into(), bytes: metadata.len(), modified }, overlay))
 }
 
-/// The lower file's handle within an overlay's handle (`struct ovl_fh` of the kernel: three bytes of padding, version, magic
-/// number, length, flags, type, UUID of the file system, handle).
+/// Returns the lower file's handle within an overlay's handle (the kernel's `struct ovl_fh`: three bytes of padding,
+/// version, magic number, length, flags, type, UUID of the file system, handle).
 fn handle_beneath(handle: &[u8]) -> Option<(u8, &[u8])> {
     const MAGIC: u8 = 0xfb;
     (*handle.get(4)? == MAGIC).then_some((*handle.get(7)?, handle.get(24..)?))
@@ -258,7 +260,7 @@ fn file_handle(file: &File) -> Option<Box<[u8]>> {
     name_to_handle(file).map(|(_, handle)| handle)
 }
 
-/// The file's handle and its type, which serve for comparison only (`AT_HANDLE_FID`).
+/// The file's handle and its type, usable only for comparison (`AT_HANDLE_FID`).
 fn name_to_handle(file: &File) -> Option<(libc::c_int, Box<[u8]>)> {
     const AT_HANDLE_FID: libc::c_int = 0x200;
     const ROOM: usize = 128;
@@ -290,13 +292,14 @@ fn name_to_handle(file: &File) -> Option<(libc::c_int, Box<[u8]>)> {
 fn generation(file: &File) -> Option<u64> {
     const FS_IOC_GETVERSION: libc::c_ulong = 0x8008_7601;
     let mut version: libc::c_long = 0;
-    // SAFETY: the request writes an `int` or a `long`, depending on the file system, and `version` has room for either.
+    // SAFETY: the request writes an `int` or a `long`, depending on the file system, and `version` is large enough for
+    // either.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETVERSION as _, &raw mut version) };
     (result == 0).then_some(u64::from(version as u32))
 }
 
-/// Whether the mapping's file is on a file system that a process serves (FUSE). Those have a device number with major 0;
-/// their type is in the mount table of the process.
+/// Whether the mapping's file is on a file system that a process serves (FUSE). These have a device number with major
+/// 0; their type is in the process's mount table.
 fn may_block(map: &MapEvent) -> bool {
     if map.device.major != 0 {
         return false;
@@ -309,7 +312,7 @@ fn may_block(map: &MapEvent) -> bool {
         .unwrap_or(false)
 }
 
-/// Whether `device` has a FUSE type in a mount table; `None` if it is not listed.
+/// Whether a mount table lists `device` with a FUSE type. `None` if it is not listed.
 fn is_fuse(table: &[u8], device: Device) -> Option<bool> {
     let number = format!("{}:{}", device.major, device.minor);
     table.split(|byte| *byte == b'\n').find_map(|line| {
@@ -338,7 +341,7 @@ mod tests {
 
     fn mapping_of(path: &Path) -> MapEvent {
         let metadata = path.metadata().expect("stat");
-        // With a pid that cannot exist, only the path is left to find the file by.
+        // With a PID that cannot exist, the file can only be found by its path.
         MapEvent {
             pid: u32::MAX,
             device: device(&metadata),
@@ -363,7 +366,7 @@ mod tests {
         assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Replaced));
         std::fs::remove_file(&path).expect("removes");
         assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Gone));
-        // Of a process that runs another program, too.
+        // The same for a process that runs another program.
         let map = MapEvent { pid: std::process::id(), ..map };
         assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Gone));
     }
@@ -382,8 +385,8 @@ mod tests {
         std::fs::set_permissions(&path, private).expect("our own file");
         let map = mapping_of(&path);
         let opened = std::thread::spawn(move || {
-            // SAFETY: a raw system call with a plain integer. It changes the file system user id of this thread only,
-            // which then has none of root's capabilities over files, and which ends right after.
+            // SAFETY: a raw system call with a plain integer. It changes the file system user id of this thread only.
+            // The thread then has none of root's capabilities over files, and ends right after.
             unsafe { libc::syscall(libc::SYS_setfsuid, 65534) };
             open_mapped(&map, path.as_os_str().as_bytes()).map(|_| ())
         });

@@ -1,7 +1,8 @@
-//! The code of our own C library, apart from its file.
+//! Maps the code of our own C library from a copy instead of its file.
 //!
-//! Probes of a whole host are on the C library's file, and each of our own allocations would trap as well, only to be told from a
-//! target's: a quarter of the daemon's time. Pages that are not the file's have no probes (`crates/inline` rests on that, too).
+//! Probes of a whole host are on the C library's file, so each of our own allocations would trap as well, only to be
+//! recognised as not a target's. That takes a quarter of the daemon's time. Pages that do not belong to the file have
+//! no probes (`crates/inline` relies on that, too).
 
 use std::fs::File;
 use std::io;
@@ -10,14 +11,15 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use procfs::process::{MMPermissions, MMapPath, Process};
 
-/// Most bytes that are copied. A C library has two million; a program that has its own, perhaps a hundred.
+/// Maximum number of bytes to copy. A C library has two million; a statically linked program perhaps a hundred million.
 const MOST_BYTES: u64 = 8 << 20;
 
-/// Maps a copy of the code with `malloc` over it. To be called before there are probes; what runs there meanwhile finds the same
-/// instructions at any moment.
+/// Maps a copy of the code that contains `malloc` over the original. Must be called before there are probes. Threads
+/// that are running in this code find the same instructions at every moment.
 ///
 /// # Errors
-/// The code is not that of a file of moderate size that is still there, or the kernel refuses. All is as before then.
+/// The code does not belong to a file of moderate size that still exists, or the kernel refuses. Nothing is changed
+/// then.
 pub fn leave_the_file() -> io::Result<()> {
     let unfit = |why: &str| io::Error::other(why.to_owned());
     let malloc = libc::malloc as *const () as u64;
@@ -30,7 +32,7 @@ pub fn leave_the_file() -> io::Result<()> {
     if map.perms != wanted || bytes > MOST_BYTES {
         return Err(unfit("its mapping is not as that of a library's code"));
     }
-    // The file and not the memory: another tool's breakpoints may be in that already.
+    // From the file, not from memory: another tool's breakpoints may already be in memory.
     let file = File::open(path)?;
     if file.metadata()?.ino() != map.inode {
         return Err(unfit("the file has been replaced"));
@@ -41,7 +43,8 @@ pub fn leave_the_file() -> io::Result<()> {
     copy.write_all_at(&code, 0)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
     let access = libc::PROT_READ | libc::PROT_EXEC;
-    // SAFETY: the range is one mapping of ours, and gets the bytes and the access that it has. The kernel exchanges both in one step.
+    // SAFETY: the range is one mapping of ours, and gets the same bytes and access as before. The kernel replaces it in
+    // one step.
     let mapped = unsafe { libc::mmap(start as *mut _, code.len(), access, flags, copy.as_raw_fd(), 0) };
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -52,7 +55,7 @@ fn memfd() -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new, so nothing else owns it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 

@@ -1,4 +1,4 @@
-//! Which pages of a process are in memory, by its page map, which faults nothing in.
+//! Finds out which pages of a process are in memory, from its page map. Faults nothing in.
 
 use std::fs::File;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 /// Bytes of an entry of `/proc/PID/pagemap`, and the bit that says that the page is in memory.
 pub(crate) const ENTRY: usize = 8;
 pub(crate) const PRESENT: u64 = 1 << 63;
-/// Entries that are read at once.
+/// Maximum number of entries to read at once.
 pub(crate) const MOST: usize = 512;
 
 /// The page map of a process.
@@ -18,13 +18,13 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// That of a process; `None` if it may not be read.
+    /// Opens the page map of a process. `None` if it may not be read.
     pub fn of(pid: u32) -> Option<Self> {
         let map = File::open(format!("/proc/{pid}/pagemap")).ok()?;
         Some(Self { map, page_bytes: procfs::page_size() })
     }
 
-    /// Says of each page from number `first` on whether it is in memory. Returns whether the map could be read.
+    /// Sets for each page, from page number `first` on, whether it is in memory. Returns whether the map could be read.
     pub fn present(&self, first: u64, pages: &mut [bool]) -> bool {
         let mut buffer = [0; ENTRY * MOST];
         pages.chunks_mut(MOST).zip((first..).step_by(MOST)).all(|(pages, first)| {
@@ -36,7 +36,8 @@ impl Pages {
         })
     }
 
-    /// The entries of `count` pages from number `first` on, [`MOST`] at most; `None` if they cannot be read.
+    /// Reads the entries of `count` pages from page number `first` on. `count` is at most [`MOST`]. `None` if they
+    /// cannot be read.
     pub(crate) fn entries<'b>(
         &self,
         first: u64,
@@ -49,7 +50,8 @@ impl Pages {
         Some(entries.iter().map(|entry| u64::from_ne_bytes(*entry)))
     }
 
-    /// How much of a range is in memory, bytes; `None` if that cannot be read. The range begins and ends with pages.
+    /// How many bytes of a range are in memory. `None` if that cannot be read. The range begins and ends on page
+    /// boundaries.
     pub fn present_bytes(&self, range: &Range<u64>) -> Option<u64> {
         let (mut page, end) = (range.start / self.page_bytes, range.end / self.page_bytes);
         let (mut present, mut sum) = ([false; MOST], 0);

@@ -17,15 +17,15 @@ const HEADER_BYTES: usize = 8;
 /// Options of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct RingOptions {
-    /// Bytes for records, rounded up to a power of two of pages.
+    /// Bytes for records. Rounded up to a power of two pages.
     pub ring_bytes: usize,
-    /// Unread bytes at which the reader is woken; 1 wakes it for every record.
+    /// Number of unread bytes at which the reader is woken. 1 wakes it for every record.
     pub watermark_bytes: u32,
 }
 
 impl Default for RingOptions {
-    /// 1 MiB per CPU (about 7,000 mappings), which wakes the reader at the first record. That is more than a second of 500
-    /// new processes a second, in case heapbpf does not get to run.
+    /// 1 MiB per CPU (about 7,000 mappings), waking the reader at the first record. If heapbpf is not scheduled, that
+    /// lasts for more than a second at 500 new processes a second.
     fn default() -> Self {
         Self { ring_bytes: 1 << 20, watermark_bytes: 1 }
     }
@@ -42,7 +42,7 @@ pub enum Next {
     Corrupt,
 }
 
-/// A dummy software event on one CPU, for every process, and its ring.
+/// A dummy software event on one CPU, for all processes, and its ring.
 #[derive(Debug)]
 pub struct PerfRing {
     event: File,
@@ -50,7 +50,7 @@ pub struct PerfRing {
     map: NonNull<u8>,
     map_bytes: usize,
     page_bytes: usize,
-    /// Position up to which records were consumed; [`PerfRing::release`] publishes it to the kernel.
+    /// Position up to which records were consumed. [`PerfRing::release`] publishes it to the kernel.
     tail: u64,
     /// Position up to which the kernel had written at the last [`PerfRing::refresh`].
     head: u64,
@@ -63,7 +63,7 @@ impl PerfRing {
     /// Opens the event on `cpu` and maps its ring. Needs CAP_PERFMON (or CAP_SYS_ADMIN).
     ///
     /// # Errors
-    /// As of perf_event_open(2) and mmap(2); `ENODEV` or `ENXIO` if the CPU is offline.
+    /// Errors of perf_event_open(2) and mmap(2); `ENODEV` or `ENXIO` if the CPU is offline.
     pub fn open(cpu: u32, options: RingOptions) -> io::Result<Self> {
         let event = File::from(open_event(cpu, options)?);
         // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
@@ -135,15 +135,15 @@ impl PerfRing {
         self.map_bytes - self.page_bytes
     }
 
-    /// Appends `bytes` bytes from `tail` on, wrapping at the ring's end. `bytes` is at most the ring's size.
+    /// Appends `bytes` bytes starting at `tail`, wrapping around at the ring's end. `bytes` is at most the ring's size.
     fn copy_out(&self, bytes: usize, into: &mut Vec<u8>) {
         let data_bytes = self.data_bytes();
         let bytes = bytes.min(data_bytes);
         let start = (self.tail % data_bytes as u64) as usize;
         let first = bytes.min(data_bytes - start);
         into.reserve(bytes);
-        // SAFETY: `start + first` and `bytes - first` are at most `data_bytes`, so both pieces lie in the mapping's data
-        // area; `reserve` made room for their sum; and the kernel does not write between `tail` and `head`.
+        // SAFETY: `start + first` and `bytes - first` are at most `data_bytes`, so both pieces lie in the mapping's
+        // data area; `reserve` made capacity for their sum; and the kernel does not write between `tail` and `head`.
         unsafe {
             let data = self.map.as_ptr().add(self.page_bytes);
             let end = into.as_mut_ptr().add(into.len());
@@ -155,8 +155,8 @@ impl PerfRing {
 
     /// A position in the ring's control page, shared with the kernel.
     fn position(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the callers pass the offset of an aligned `u64` field of `perf_event_mmap_page`, which lies at the start
-        // of the mapping; the mapping lives as long as `self`, and the kernel accesses the field atomically.
+        // SAFETY: the callers pass the offset of an aligned `u64` field of `perf_event_mmap_page`, which lies at the
+        // start of the mapping; the mapping lives as long as `self`, and the kernel accesses the field atomically.
         unsafe { AtomicU64::from_ptr(self.map.as_ptr().add(offset).cast()) }
     }
 }

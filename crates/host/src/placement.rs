@@ -1,20 +1,21 @@
-//! Containers, pods and units of systemd, from the paths of control groups.
+//! Derives containers, pods and systemd units from the paths of control groups.
 //!
-//! No engine is asked: their names for groups are the interface that all of them share. What does not look like one of
-//! these names gives nothing, because a process may name groups below its own as it likes. So a container's root user can
-//! choose what this says of its own processes, but only within the length that the kernel allows a name.
+//! No container engine is asked. The names that engines give to groups are the one interface that all engines share.
+//! Names that do not match are ignored, because a process may name groups below its own as it likes. So a container's
+//! root user can choose what is reported here for its own processes, but only within the length that the kernel allows
+//! for a name.
 
 use heapbpf_profile::model::Placement;
 
-/// Length of the container IDs of docker, containerd, CRI-O and podman, hexadecimal digits.
+/// Length of the container IDs of docker, containerd, CRI-O and podman, in hexadecimal digits.
 const ID_DIGITS: usize = 64;
-/// Where a UUID has its hyphens.
+/// Positions of the hyphens in a UUID.
 const HYPHENS: [usize; 4] = [8, 13, 18, 23];
-/// Unit types of systemd that processes run in, other than slices, which every unit is in.
+/// Types of systemd units that processes run in, except slices, which every unit is in.
 const UNIT_TYPES: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];
 
-/// What a process runs in, from the text of its `/proc/PID/cgroup`. With control groups of both versions, version 2 comes
-/// first, then systemd's own hierarchy, then the others: the first that tells is taken.
+/// What a process runs in, from the text of its `/proc/PID/cgroup`. With control groups of both versions, version 2
+/// comes first, then systemd's own hierarchy, then the others. The first one that yields a value is used.
 #[must_use]
 pub fn of_process(text: &str) -> Placement {
     let mut groups: Vec<(&str, &str)> = text.lines().filter_map(group).collect();
@@ -37,7 +38,7 @@ pub fn of_process(text: &str) -> Placement {
     all
 }
 
-/// Controllers and path of a line `ID:CONTROLLERS:PATH`. The path may have colons.
+/// Returns the controllers and the path of a line `ID:CONTROLLERS:PATH`. The path may contain colons.
 fn group(line: &str) -> Option<(&str, &str)> {
     let (_, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
@@ -49,7 +50,7 @@ fn group(line: &str) -> Option<(&str, &str)> {
 pub fn of_path(path: &str) -> Placement {
     let mut found = Placement::default();
     let mut parent = "";
-    // The innermost of each kind counts: containers may run in containers.
+    // The innermost of each kind counts, because containers may run in containers.
     for name in path.split('/') {
         if let Some(id) = container(name, parent) {
             found.container = id.to_owned();
@@ -65,23 +66,24 @@ pub fn of_path(path: &str) -> Placement {
     found
 }
 
-/// The container whose control group has this name: `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `crio-ID.scope`,
-/// `libpod-ID.scope`, `kubepods-….slice:cri-containerd:ID`. The groups of their monitors (`conmon`) are outside of it.
+/// The container whose control group has this name: `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`,
+/// `crio-ID.scope`, `libpod-ID.scope`, `kubepods-….slice:cri-containerd:ID`. The groups of container monitors
+/// (`conmon`) do not count.
 pub fn container<'a>(name: &'a str, parent: &str) -> Option<&'a str> {
     let name = name.strip_suffix(".scope").unwrap_or(name);
     let (engine, id) = name.rsplit_once([':', '-']).map_or(("", name), |(engine, id)| (engine, id));
-    // A pod of podman has a group with an ID, too.
+    // A podman pod has a group with an ID, too.
     if id.len() == ID_DIGITS && is_hexadecimal(id) && !engine.ends_with("conmon") && !engine.contains("_pod") {
         return Some(id);
     }
-    // Fargate: `/ecs/TASK/TASK-NUMBER`, without hyphens in the task.
+    // Fargate: `/ecs/TASK/TASK-NUMBER`. The task has no hyphens.
     let is_number = (1..=10).contains(&id.len()) && id.bytes().all(|digit| digit.is_ascii_digit());
     (is_number && !engine.is_empty() && engine == parent && engine.len() == 32 && is_hexadecimal(engine))
         .then_some(name)
 }
 
-/// The pod whose control group has this name: `podUID`, or `kubepods-QUALITY-podUID.slice` with underscores for the
-/// hyphens of the UID.
+/// The pod whose control group has this name: `podUID`, or `kubepods-QUALITY-podUID.slice` with underscores in place of
+/// the hyphens of the UID.
 fn pod(name: &str) -> Option<String> {
     let name = name.split_once(':').map_or(name, |(slice, _)| slice);
     let uid = match name.strip_suffix(".slice") {
@@ -92,13 +94,13 @@ fn pod(name: &str) -> Option<String> {
         None => name.strip_prefix("pod")?,
     };
     let uid = uid.replace('_', "-");
-    // A static pod's is a hash, without hyphens.
+    // The UID of a static pod is a hash, without hyphens.
     let is_hash = uid.len() == 32 && is_hexadecimal(&uid);
     (is_hash || is_uuid(&uid)).then_some(uid)
 }
 
 fn unit(name: &str) -> Option<&str> {
-    // systemd puts an underscore before names that the kernel has a use for.
+    // systemd puts an underscore before names that the kernel uses itself.
     let name = name.strip_prefix('_').unwrap_or(name);
     let is_unit = UNIT_TYPES.iter().any(|kind| name.strip_suffix(kind).is_some_and(|stem| !stem.is_empty()));
     is_unit.then_some(name)
@@ -193,7 +195,7 @@ mod tests {
             ("/kubepods/besteffort/podUID/crio-ID", "ID", "UID", ""),
             ("/kubepods/burstable/podHASH/ID", "ID", "HASH", ""),
             ("/docker/OTHER/kubepods/podUID/ID", "ID", "UID", ""),
-            // Kind's nodes, and containerd with the other driver than the kubelet.
+            // Kind's nodes, and containerd with a different driver than the kubelet.
             (
                 "/docker/OTHER/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-podU_I_D.slice/cri-containerd-ID.scope",
                 "ID",
@@ -264,16 +266,16 @@ mod tests {
 
     #[test]
     fn both_versions() {
-        // Version 1, as docker and a kubelet with their own drivers had it.
+        // Version 1, as docker and a kubelet with their own drivers set it up.
         let old = filled("11:cpuset:/docker/ID\n4:memory:/docker/ID\n1:name=systemd:/docker/ID\n");
         assert_eq!(of_process(&old).container, ID);
         let old = filled("12:pids:/kubepods/burstable/podUID/ID\n1:name=systemd:/kubepods/burstable/podUID/ID\n");
         assert_eq!((of_process(&old).container, of_process(&old).pod), (ID.into(), UID.into()));
-        // Hybrid: version 2 tells the unit, version 1 the container.
+        // Hybrid: version 2 gives the unit, version 1 the container.
         let hybrid = filled("5:memory:/docker/ID\n1:name=systemd:/docker/ID\n0::/system.slice/containerd.service\n");
         let Placement { container, unit, .. } = of_process(&hybrid);
         assert_eq!((container.as_str(), unit.as_str()), (ID, "containerd.service"));
-        // What is told twice is told by version 2.
+        // If both give a value, version 2 wins.
         let twice = "3:cpu:/system.slice/a.service\n0::/system.slice/b.service (deleted)\n";
         assert_eq!(of_process(twice).unit, "b.service");
         let order = "3:cpu:/system.slice/a.service\n1:name=systemd:/system.slice/b.service\n";

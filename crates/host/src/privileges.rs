@@ -1,5 +1,5 @@
-//! Gives up what a running recording does not need: capabilities, system calls, and core dumps of its memory. A command that
-//! heapbpf starts inherits none of these restrictions.
+//! Drops what a running recording does not need: capabilities, system calls, and core dumps of its memory. A command
+//! that heapbpf starts inherits none of these restrictions.
 
 mod calls;
 mod memory;
@@ -13,35 +13,36 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter, apply_
 
 pub use self::memory::{hide_memory, show_memory_of_command};
 
-/// What a recording goes on doing after its probes are in place.
+/// What a recording still does after its probes are in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// It writes files, maybe in folders of another user.
+    /// It writes files, possibly in directories of another user.
     pub writes_files: bool,
-    /// It passes signals on to a command, which may run as another user.
+    /// It forwards signals to a command, which may run as another user.
     pub has_command: bool,
-    /// It writes into processes (inline hooks), and has the cleaner stop them. Without that one, it stops them itself.
+    /// It writes into processes (inline hooks). The cleaner stops them for this; without a cleaner, the recording stops
+    /// them itself.
     pub writes_into_processes: bool,
-    /// It stops processes and changes words of their memory (Python's objects).
+    /// It stops processes and changes words in their memory (Python's objects).
     pub stops_processes: bool,
-    /// The kernel makes such links for CAP_SYS_ADMIN alone.
+    /// The kernel requires CAP_SYS_ADMIN for its links.
     pub links_as_admin: bool,
 }
 
 impl Needs {
-    /// The capabilities that are kept: new processes and files are hooked as they come, so it is most of what the start
-    /// needed.
+    /// The capabilities to keep. New processes and files are hooked as they appear, so most of what the start needed is
+    /// kept.
     fn capabilities(self) -> CapabilitySet {
-        // Read other users' processes and files, deleted ones as well.
+        // To read other users' processes and files, including deleted ones.
         let mut kept = READING;
-        // Programs, maps, links.
+        // For programs, maps and links.
         kept |= CapabilitySet::BPF | CapabilitySet::PERFMON;
-        // A cut must be in time on a busy host.
+        // A cut must be on time on a busy host.
         kept |= CapabilitySet::SYS_NICE;
         let optional = [
             (self.writes_files, CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN | CapabilitySet::FOWNER),
             (self.has_command, CapabilitySet::KILL),
-            // Memory of other users' processes is opened for writing.
+            // To open memory of other users' processes for writing.
             (self.writes_into_processes, CapabilitySet::DAC_OVERRIDE),
             (self.links_as_admin, CapabilitySet::SYS_ADMIN),
         ];
@@ -54,12 +55,12 @@ impl Needs {
     }
 }
 
-/// What reading any process and its files takes.
+/// The capabilities needed to read any process and its files.
 const READING: CapabilitySet =
     CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH).union(CapabilitySet::CHECKPOINT_RESTORE);
 
-/// Restricts the daemon: this thread's capabilities, and the system calls of all its threads. To be called when a command's
-/// process has been created, and before other threads are started.
+/// Restricts the daemon: this thread's capabilities, and the system calls of all its threads. Must be called after a
+/// command's process has been created, and before other threads are started.
 pub fn restrict_daemon(needs: Needs) {
     told("capabilities", keep_only(needs.capabilities()));
     told("new privileges", set_no_new_privs(true).map_err(Into::into));
@@ -68,29 +69,29 @@ pub fn restrict_daemon(needs: Needs) {
     told("system calls", refuse(&refused.collect::<Vec<_>>()));
 }
 
-/// Restricts the thread that makes profiles, which reads files and may write some.
+/// Restricts the thread that makes profiles. It reads files and may write some.
 pub fn restrict_worker(writes_files: bool) {
     let needs = Needs { writes_files, ..Needs::default() };
     told("capabilities", keep_only(needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON));
     told("new privileges", set_no_new_privs(true).map_err(Into::into));
 }
 
-/// Restricts the thread that answers clients, and those it starts: no capability, and no system call other than those that
-/// answering takes. It opens no file, makes no connection and touches no process.
+/// Restricts the thread that answers clients, and the threads that it starts. They get no capabilities, and only the
+/// system calls that answering needs. They open no files, make no connections and touch no processes.
 pub fn restrict_server() {
     told("capabilities", keep_only(CapabilitySet::empty()));
     told("system calls", allow_alone(calls::ANSWERING));
 }
 
-/// Restricts the guardian: it makes links to files that it is given, and closes them.
+/// Restricts the guardian. It makes links to files that it is given, and closes them.
 pub fn restrict_guardian(links_as_admin: bool) {
     let admin = if links_as_admin { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() };
     told("capabilities", keep_only(CapabilitySet::BPF | CapabilitySet::PERFMON | admin));
     told("system calls", allow_alone(calls::GUARDING));
 }
 
-/// Restricts the cleaner: it reads, stops and writes into processes, and has no business with BPF. It suspends their seccomp filters, which
-/// the kernel permits to a process with CAP_SYS_ADMIN and without a filter of its own.
+/// Restricts the cleaner. It reads, stops and writes into processes, and does not use BPF. It suspends their seccomp
+/// filters, which the kernel permits to a process with CAP_SYS_ADMIN and without a filter of its own.
 pub fn restrict_cleaner() {
     let needs = Needs { writes_into_processes: true, ..Needs::default() };
     let kept = needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON;
@@ -98,36 +99,36 @@ pub fn restrict_cleaner() {
     told("new privileges", set_no_new_privs(true).map_err(Into::into));
 }
 
-/// Restricts the process that has names demangled: no capability, also not for its workers.
+/// Restricts the process that has names demangled: no capabilities, neither for it nor for its workers.
 pub fn restrict_demangler() {
     told("capabilities", keep_only(CapabilitySet::empty()));
     told("new privileges", set_no_new_privs(true).map_err(Into::into));
 }
 
-/// Restricts a process that demangles names: no system call other than those that reading, writing and memory take.
+/// Restricts a process that demangles names. It may only use the system calls needed for reading, writing and memory.
 pub fn restrict_to_demangling() {
     restrict_demangler();
     told("system calls", allow_alone(calls::DEMANGLING));
 }
 
-/// Restricts a thread that delivers profiles: no capability.
+/// Restricts a thread that delivers profiles: no capabilities.
 pub fn restrict_sender() {
     told("capabilities", keep_only(CapabilitySet::empty()));
 }
 
-/// A restriction that the kernel does not make is no reason not to record.
+/// Logs a restriction that the kernel refuses. The recording goes on.
 fn told(what: &str, restricted: io::Result<()>) {
     if let Err(error) = restricted {
         log::warn!("{what} that are not needed could not be given up: {error}");
     }
 }
 
-/// Keeps these capabilities of the calling thread, as far as it has them.
+/// Keeps only these capabilities of the calling thread, as far as it has them.
 fn keep_only(kept: CapabilitySet) -> io::Result<()> {
     let mut own = capabilities(None)?;
     if own.permitted.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all().iter().filter(|capability| !kept.contains(*capability)) {
-            // Kernels do not know all of them.
+            // The kernel may not know all of them.
             let _ = remove_capability_from_bounding_set(capability);
         }
     }
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(all.capabilities().bits().count_ones(), bare.bits().count_ones() + 5);
     }
 
-    /// In a thread, because it is for good.
+    /// In a thread of its own, because restrictions are permanent.
     #[test]
     fn a_restricted_thread_answers_and_does_nothing_else() {
         if heapbpf_testing::is_emulated("no seccomp(2)") {
@@ -191,7 +192,7 @@ mod tests {
             let opened = std::fs::File::open("/proc/self/status").map_err(|error| error.raw_os_error());
             let connected = std::net::TcpStream::connect("127.0.0.1:9").map_err(|error| error.raw_os_error());
             let started = std::process::Command::new("/bin/true").spawn().map_err(|error| error.raw_os_error());
-            // What it computes with works: memory, time, threads.
+            // What it needs to compute still works: memory, time, threads.
             let other = std::thread::spawn(|| vec![1_u8; 64 << 20].len());
             let computed = other.join().ok();
             (opened.err(), connected.err(), started.map(|_| ()).err(), computed)

@@ -1,21 +1,22 @@
-//! `/proc/PID/maps`: the executable mappings of a process that predates the recording, or whose events were lost.
+//! Reads `/proc/PID/maps`: the executable mappings of a process that predates the recording, or whose events were lost.
 //!
-//! Targets control this text, so it is parsed here: the `procfs` crate, which elsewhere reads heapbpf's own mappings,
-//! returns no mapping at all if one path is not UTF-8 or one line is malformed, can panic on a file called `/SYSV`, does not
-//! unescape newlines in paths, and has no bounds.
+//! Targets control this text, so it is parsed here. The `procfs` crate, which elsewhere reads heapbpf's own mappings,
+//! returns no mappings at all if one path is not UTF-8 or one line is malformed, can panic on a file called `/SYSV`,
+//! does not unescape newlines in paths, and has no bounds.
 
 use std::io::{self, Read};
 
 use super::record::{Device, MapEvent};
 use super::replaced_text;
 
-/// Most bytes read of one process's list: enough for 65,530 mappings (the kernel's default limit) with ordinary paths.
+/// Maximum number of bytes to read of one process's list: enough for 65,530 mappings (the kernel's default limit) with
+/// ordinary paths.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Reads the executable mappings of process `pid`.
 ///
 /// # Errors
-/// As of opening and reading the file: `NotFound` (or ESRCH) if the process is gone.
+/// Errors of opening and reading the file: `NotFound` (or ESRCH) if the process has exited.
 pub fn read(pid: u32) -> io::Result<Vec<MapEvent>> {
     let mut text = Vec::with_capacity(16 << 10);
     std::fs::File::open(format!("/proc/{pid}/maps"))?.take(MAX_BYTES).read_to_end(&mut text)?;
@@ -31,12 +32,12 @@ pub fn parse(text: &[u8]) -> Vec<MapEvent> {
     parse_all(text).filter(|map| map.prot & libc::PROT_EXEC as u32 != 0).collect()
 }
 
-/// Does the same with mappings that are not executable, too.
+/// Does the same, but also returns mappings that are not executable.
 pub fn parse_all(text: &[u8]) -> impl Iterator<Item = MapEvent> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line)
 }
 
-/// Parses `start-end perms offset major:minor inode path`, where the path is padded with spaces in front.
+/// Parses `start-end perms offset major:minor inode path`. The path is padded with spaces in front.
 fn parse_line(line: &[u8]) -> Option<MapEvent> {
     let mut rest = line;
     let range = field(&mut rest)?;

@@ -12,7 +12,7 @@ use heapbpf_profile::model::Placement;
 use super::cgroup::{self, Cgroup};
 use super::placement;
 
-/// Longest thread name that the kernel keeps, bytes.
+/// Length of the longest thread name that the kernel keeps, in bytes.
 pub const MAX_COMM_BYTES: usize = 15;
 /// The kernel's flag for its own threads.
 const PF_KTHREAD: u32 = 0x0020_0000;
@@ -22,25 +22,25 @@ pub const NO_USER: u32 = u32::MAX;
 /// A process as /proc describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessInfo {
-    /// Process id in our pid namespace.
+    /// PID in our PID namespace.
     pub pid: u32,
-    /// Process id in its own pid namespace, if that differs.
+    /// PID in its own PID namespace, if that differs.
     pub namespace_pid: Option<u32>,
-    /// Parent's process id.
+    /// The parent's PID.
     pub parent_pid: u32,
-    /// Effective user id, to which the files belong that it makes; [`NO_USER`] if it is unknown.
+    /// Effective user id, which owns the files that the process creates. [`NO_USER`] if it is unknown.
     pub uid: u32,
     /// Name of the main thread.
     pub comm: Arc<str>,
-    /// Path of the executable as the process sees it, without ` (deleted)`; empty if it cannot be read.
+    /// Path of the executable as the process sees it, without ` (deleted)`. Empty if it cannot be read.
     pub exe: Arc<str>,
     /// Whether the executable was deleted (or replaced) on disk.
     pub exe_deleted: bool,
-    /// Version 2 control group, empty if unknown.
+    /// Version 2 control group. Empty if unknown.
     pub cgroup: Arc<str>,
-    /// Container, pod and unit of systemd that it runs in.
+    /// Container, pod and systemd unit that it runs in.
     pub placement: Arc<Placement>,
-    /// Start, CLOCK_BOOTTIME in nanoseconds, rounded down to a clock tick (10 ms).
+    /// Start time, CLOCK_BOOTTIME in nanoseconds, rounded down to a clock tick (10 ms).
     pub start_ns: u64,
     /// Number of threads.
     pub threads: u32,
@@ -48,7 +48,7 @@ pub struct ProcessInfo {
     pub without_memory: bool,
 }
 
-/// Most attempts to read a process without an exec in between.
+/// Maximum number of attempts to read a process without an exec in between.
 const READS_MAX: usize = 3;
 
 impl ProcessInfo {
@@ -94,15 +94,15 @@ impl ProcessInfo {
 pub struct Stat {
     /// Name of the main thread.
     pub comm: String,
-    /// Parent's process id.
+    /// The parent's PID.
     pub parent_pid: u32,
     /// Number of threads.
     pub threads: u32,
-    /// Start, CLOCK_BOOTTIME in nanoseconds, rounded down to a clock tick.
+    /// Start time, CLOCK_BOOTTIME in nanoseconds, rounded down to a clock tick.
     pub start_ns: u64,
     /// Whether it is a kernel thread, a zombie or a dead process.
     pub without_memory: bool,
-    /// Whether it has had children that ended, and has waited for them.
+    /// Whether it has had children that exited and that it has waited for.
     pub had_children: bool,
 }
 
@@ -122,7 +122,7 @@ impl Stat {
         let (start, end) = (text.find('(')?, text.rfind(')')?);
         let comm = text.get(start + 1..end)?.to_owned();
         let fields: Vec<&str> = text.get(end + 1..)?.split_ascii_whitespace().collect();
-        // proc_pid_stat(5) counts fields from 1; the third is the first after the name.
+        // proc_pid_stat(5) counts fields from 1. The third is the first after the name.
         let field = |number: usize| fields.get(number - 3).copied();
         let flags: u32 = field(9)?.parse().ok()?;
         let ticks: u64 = field(22)?.parse().ok()?;
@@ -132,13 +132,13 @@ impl Stat {
             threads: field(20)?.parse().ok()?,
             start_ns: ticks.saturating_mul(1_000_000_000 / ticks_per_second),
             without_memory: flags & PF_KTHREAD != 0 || matches!(field(3)?, "Z" | "X"),
-            // No process lives without page faults; these are those of its children.
+            // Every process causes page faults. These fields are the faults of its children.
             had_children: field(11)? != "0" || field(13)? != "0",
         })
     }
 }
 
-/// Ids of all processes in heapbpf's pid namespace.
+/// PIDs of all processes in heapbpf's PID namespace.
 ///
 /// # Errors
 /// If /proc cannot be read.
@@ -146,8 +146,8 @@ pub fn all_pids() -> io::Result<Vec<u32>> {
     numbered(fs::read_dir("/proc")?)
 }
 
-/// Processes that descend from `roots`. Those that heapbpf itself started, and those that started it, are left out: they
-/// are there for the recording, and end with it.
+/// Processes that descend from `roots`. Those that heapbpf itself started, and those that started heapbpf, are left
+/// out: they exist because of the recording, and end with it.
 ///
 /// # Errors
 /// If /proc cannot be read.
@@ -156,9 +156,9 @@ pub fn descendants(roots: &[u32]) -> io::Result<Vec<u32>> {
     Ok(descendants_among(&all_pids()?.into_iter().filter_map(parent_of).collect(), roots, std::process::id()))
 }
 
-/// The same, among processes by id with their parents; `own` is heapbpf.
+/// The same for processes given as a map from PID to parent. `own` is heapbpf's PID.
 fn descendants_among(parents: &HashMap<u32, u32>, roots: &[u32], own: u32) -> Vec<u32> {
-    // /proc is not read at one moment, so parents may form a circle.
+    // /proc is not read at one moment, so parents may form a cycle.
     let ancestors = |pid: &u32| {
         std::iter::successors(parents.get(pid).copied(), |pid| parents.get(pid).copied()).take(parents.len())
     };
@@ -186,11 +186,11 @@ fn read_text(pid: u32, name: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{name}"))?).into_owned())
 }
 
-/// Innermost process id and effective user id.
+/// Returns the innermost PID and the effective user id.
 fn parse_status(text: &str) -> (Option<u32>, u32) {
     let words = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::split_ascii_whitespace);
     let inner = words("NSpid:").and_then(Iterator::last).and_then(|pid| pid.parse().ok());
-    // Real, effective, saved, of the file system.
+    // Real, effective, saved, file system.
     let uid = words("Uid:").and_then(|mut ids| ids.nth(1)).and_then(|uid| uid.parse().ok());
     (inner, uid.unwrap_or(NO_USER))
 }
@@ -217,7 +217,7 @@ impl CommGlob {
         Ok(Self { matcher: Glob::new(pattern)?.compile_matcher() })
     }
 
-    /// Whether it matches the whole of `comm`.
+    /// Whether it matches all of `comm`.
     #[must_use]
     pub fn matches(&self, comm: &str) -> bool {
         self.matcher.is_match(comm)
@@ -237,27 +237,27 @@ pub enum Target {
     Cgroup(Cgroup),
 }
 
-/// Why a process given by its id cannot be a target.
+/// Why a process given by its PID cannot be a target.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// There is no such process.
     #[error("there is no process {pid}: it may have ended, or {pid} is its number in a container (`ps -e` lists ours)")]
     NoSuchProcess {
-        /// As given.
+        /// The given PID.
         pid: u32,
     },
-    /// The id is a thread's.
+    /// The number is the id of a thread.
     #[error("{tid} is a thread of process {pid}: give --pid {pid}")]
     Thread {
-        /// As given.
+        /// The given number.
         tid: u32,
-        /// Its process.
+        /// The process of the thread.
         pid: u32,
     },
     /// It is a kernel thread or a zombie.
     #[error("process {pid} ({comm}) has no memory of its own: it is a kernel thread or has ended already")]
     WithoutMemory {
-        /// As given.
+        /// The given PID.
         pid: u32,
         /// Its name.
         comm: Arc<str>,
@@ -265,15 +265,15 @@ pub enum TargetError {
     /// It is heapbpf itself.
     #[error("process {pid} is heapbpf itself, which never samples itself")]
     Ourselves {
-        /// As given.
+        /// The given PID.
         pid: u32,
     },
-    /// Reading it is not permitted.
+    /// Reading the process is not permitted.
     #[error(
         "process {pid} cannot be looked at: {source}; run as root, or with CAP_SYS_PTRACE (if that is so, a sandbox or a security module protects it)"
     )]
     Denied {
-        /// As given.
+        /// The given PID.
         pid: u32,
         /// The kernel's reason.
         source: io::Error,
@@ -295,10 +295,11 @@ impl Target {
     }
 }
 
-/// The running processes that match any of `targets`, by pid. That none match is no error, as some may later.
+/// The running processes that match any of `targets`, by PID. It is not an error if none match, because some may match
+/// later.
 ///
 /// # Errors
-/// A process given by its id does not exist or cannot be a target.
+/// A process given by its PID does not exist or cannot be a target.
 pub fn select(targets: &[Target]) -> Result<Vec<ProcessInfo>, TargetError> {
     let mut selected = Vec::new();
     for target in targets {

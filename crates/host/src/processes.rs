@@ -1,5 +1,5 @@
-//! Processes over time: every incarnation, from fork or exec to exec or exit, with its address space. Pure, except that
-//! the module table opens files.
+//! Processes over time: every process generation, from fork or exec to exec or exit, with its address space. Pure,
+//! except that the module table opens files.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,35 +13,35 @@ use super::replaced_text::replaces_text;
 /// Capacity that the list of changes keeps when it is empty.
 const ROOM_FOR_CHANGES: usize = 1024;
 
-/// Identifies one incarnation of a process; the counterpart of [`sampler_ebpf::abi::ProcessKey`] in the kernel. Never
+/// Identifies one process generation. It is the counterpart of the kernel's [`sampler_ebpf::abi::ProcessKey`]. Never
 /// reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IncarnationId {
     /// Process id.
     pub pid: u32,
-    /// Unique among all processes.
+    /// Unique among all process generations.
     number: u64,
 }
 
-/// One incarnation of a process: from a fork or exec to the next exec or the exit.
+/// One process generation: from a fork or exec to the next exec or the exit.
 #[derive(Clone, Debug)]
 pub struct Incarnation {
     /// Its id.
     pub id: IncarnationId,
-    /// CLOCK_MONOTONIC when it began; 0 if it predates the recording.
+    /// CLOCK_MONOTONIC when it began. 0 if it predates the recording.
     pub since_ns: u64,
     /// CLOCK_MONOTONIC when it ended.
     pub until_ns: Option<u64>,
-    /// What is known of the process. If it ended before [`Host::describe`](super::Host::describe) could read /proc: what
-    /// it inherited from its parent, updated by events.
+    /// What is known of the process. If it ended before [`Host::describe`](super::Host::describe) could read /proc,
+    /// this is what it inherited from its parent, updated by events.
     pub info: Arc<ProcessInfo>,
     /// Executable mappings.
     pub space: AddressSpace,
-    /// Whether `info` was read from /proc during this incarnation.
+    /// Whether `info` was read from /proc during this generation.
     pub(super) described: bool,
-    /// The executable has not been mapped yet.
+    /// Whether the executable has not been mapped yet.
     exe_pending: bool,
-    /// CLOCK_MONOTONIC of the last read of /proc: older events are already reflected in it.
+    /// CLOCK_MONOTONIC of the last read of /proc. Older events are already reflected in it.
     known_at_ns: u64,
     threads: u32,
     leader_ended: bool,
@@ -51,15 +51,16 @@ pub struct Incarnation {
 /// A change that a user of the host may have to act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostChange {
-    /// A process was forked, or found in /proc.
+    /// A process was forked or found in /proc.
     Started(IncarnationId),
-    /// A process replaced its program (exec): the first incarnation ended, the second began.
+    /// A process replaced its program (exec): the first generation ended, the second began.
     Replaced(IncarnationId, IncarnationId),
     /// A process ended.
     Ended(IncarnationId),
-    /// A process mapped a file, or was found in /proc with it mapped. Not reported for mappings that a fork inherits.
+    /// A process mapped a file, or was found in /proc with the file mapped. Not reported for mappings that a fork
+    /// inherits.
     Mapped {
-        /// The process.
+        /// The process generation.
         incarnation: IncarnationId,
         /// The file.
         module: ModuleId,
@@ -68,7 +69,7 @@ pub enum HostChange {
     },
 }
 
-/// All known incarnations by process id, in order of time.
+/// All known process generations by PID, in order of time.
 #[derive(Debug, Default)]
 pub struct Processes {
     by_pid: HashMap<u32, Vec<Incarnation>>,
@@ -77,40 +78,41 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// The incarnation of process `pid` at `time_ns`. An ended one is still returned until the next begins.
+    /// The generation of process `pid` at `time_ns`. A generation that has ended is still returned until the next one
+    /// begins.
     #[must_use]
     pub fn at(&self, pid: u32, time_ns: u64) -> Option<&Incarnation> {
         self.by_pid.get(&pid)?.iter().rev().find(|incarnation| incarnation.since_ns <= time_ns)
     }
 
-    /// The incarnation that an exec ended whose completion was reported at `time_ns`. The kernel's event of the exec comes
-    /// slightly earlier, so the next incarnation has already begun by then.
+    /// The generation that ended with the exec whose completion was reported at `time_ns`. The kernel's event for the
+    /// exec comes slightly earlier, so the next generation has already begun by then.
     #[must_use]
     pub fn replaced_at(&self, pid: u32, time_ns: u64) -> Option<&Incarnation> {
         let next = self.at(pid, time_ns)?;
         let before_ns = next.since_ns.saturating_sub(1);
-        // If that event was lost there is only one incarnation.
+        // If that event was lost, there is only one generation.
         self.at(pid, before_ns).or(Some(next))
     }
 
-    /// The incarnation with this id, if it is still kept.
+    /// The generation with this id, if it is still kept.
     #[must_use]
     pub fn get(&self, id: IncarnationId) -> Option<&Incarnation> {
         self.by_pid.get(&id.pid)?.iter().find(|incarnation| incarnation.id == id)
     }
 
-    /// The running incarnation of process `pid`.
+    /// The running generation of process `pid`.
     #[must_use]
     pub fn current(&self, pid: u32) -> Option<&Incarnation> {
         self.by_pid.get(&pid)?.last().filter(|incarnation| incarnation.until_ns.is_none())
     }
 
-    /// All incarnations that are kept, including ended ones.
+    /// All generations that are kept, including ended ones.
     pub fn iter(&self) -> impl Iterator<Item = &Incarnation> {
         self.by_pid.values().flatten()
     }
 
-    /// Number of incarnations kept.
+    /// Number of generations kept.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_pid.values().map(Vec::len).sum()
@@ -122,20 +124,20 @@ impl Processes {
         self.by_pid.is_empty()
     }
 
-    /// Moves what has changed since the last call to `out`.
+    /// Moves the changes since the last call to `out`.
     pub fn drain_changes(&mut self, out: &mut Vec<HostChange>) {
         out.append(&mut self.changes);
     }
 
-    /// Records that an incarnation has samples: its mappings are needed after its end.
+    /// Notes that a generation has samples. Its mappings are then needed after its end.
     pub fn note_sampled(&mut self, id: IncarnationId) {
         if let Some(incarnation) = self.get_mut(id) {
             incarnation.sampled = true;
         }
     }
 
-    /// Forgets incarnations that ended before `before_ns`; those with samples only if they ended before
-    /// `sampled_before_ns`. All samples up to these times must have been resolved. Returns the number forgotten.
+    /// Forgets generations that ended before `before_ns`, or before `sampled_before_ns` if they have samples. All
+    /// samples up to these times must have been resolved. Returns the number of generations forgotten.
     pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
         let before = |incarnation: &Incarnation| if incarnation.sampled { sampled_before_ns } else { before_ns };
         let mut expired = 0;
@@ -177,7 +179,7 @@ impl Processes {
         }
     }
 
-    /// Updates a process from /proc: `info` and `maps` were read after `time_ns`; the process began at `since_ns`.
+    /// Updates a process from /proc. `info` and `maps` were read after `time_ns`; the process began at `since_ns`.
     pub fn found(
         &mut self,
         info: ProcessInfo,
@@ -204,7 +206,7 @@ impl Processes {
         };
         incarnation.known_at_ns = incarnation.known_at_ns.max(time_ns);
         if incarnation.info.start_ns == 0 {
-            // Only a mapping event of it was known.
+            // So far only a mapping event of it was known.
             incarnation.since_ns = incarnation.since_ns.min(since_ns);
         }
         incarnation.threads = info.threads.max(1);
@@ -225,7 +227,7 @@ impl Processes {
         incarnation.space.replace_all(mappings, time_ns, &|module| modules.kind_of_mappings(module));
     }
 
-    /// Whether mappings of a file are missing in process `pid`, because it has too many.
+    /// Whether mappings of a file are missing in process `pid` because it has too many.
     pub(super) fn lacks(&self, pid: u32, module: ModuleId) -> bool {
         self.current(pid).is_some_and(|incarnation| incarnation.space.files_only().binary_search(&module).is_ok())
     }
@@ -233,14 +235,14 @@ impl Processes {
     /// Adds the mappings of a file with an allocator that process `pid` lacks. `maps` were read from /proc.
     pub(super) fn keep(&mut self, pid: u32, module: ModuleId, maps: &[MapEvent], modules: &mut ModuleTable) {
         let Some(incarnation) = self.current_mut(pid) else { return };
-        // They may have been there since its beginning.
+        // They may have existed since its beginning.
         let since_ns = incarnation.since_ns;
         let of_file: Vec<&MapEvent> = maps.iter().filter(|map| modules.intern(map, false).0 == module).collect();
         let mappings = of_file.into_iter().map(|map| Mapping { since_ns, ..mapping_of(map, module, modules) });
         incarnation.space.keep(module, mappings, &|module| modules.kind_of_mappings(module));
     }
 
-    /// Ends the running incarnation of process `pid`, if there is one.
+    /// Ends the running generation of process `pid`, if there is one.
     pub fn end(&mut self, pid: u32, time_ns: u64) {
         if let Some(incarnation) = self.current_mut(pid) {
             incarnation.until_ns = Some(time_ns);
@@ -249,7 +251,7 @@ impl Processes {
         }
     }
 
-    /// Replaces what is known of an incarnation by what was just read from /proc.
+    /// Replaces what is known of a generation with what was just read from /proc.
     pub(super) fn describe(&mut self, id: IncarnationId, info: ProcessInfo) {
         if let Some(incarnation) =
             self.get_mut(id).filter(|incarnation| starts_agree(incarnation.info.start_ns, info.start_ns))
@@ -259,7 +261,7 @@ impl Processes {
         }
     }
 
-    /// Processes whose main thread has exited while other threads still run, as far as events tell.
+    /// Processes whose main thread has exited while other threads still run, as far as the events show.
     pub(super) fn headless(&self) -> Vec<u32> {
         let headless = self.iter().filter(|incarnation| incarnation.leader_ended && incarnation.until_ns.is_none());
         headless.map(|incarnation| incarnation.id.pid).collect()
@@ -280,7 +282,7 @@ impl Processes {
 
     fn exec(&mut self, pid: u32, comm: &str, time_ns: u64, modules: &ModuleTable) {
         let (mut old, mut info) = (None, ProcessInfo { pid, ..ProcessInfo::default() });
-        // Its mappings may be reported before the exec, by the ring of another CPU.
+        // The mappings of the new program may be reported before the exec, by the ring of another CPU.
         let mut ahead: Vec<Mapping> = Vec::new();
         if let Some(incarnation) = self.current_mut(pid) {
             if time_ns <= incarnation.known_at_ns {
@@ -333,7 +335,7 @@ impl Processes {
             return;
         }
         if replaces_text(map) && self.current(map.pid).is_some_and(|known| has_files_at(&known.space, map, modules)) {
-            // The same code as before.
+            // It is the same code as before.
             return;
         }
         let (module, first) = modules.intern(map, true);
@@ -360,7 +362,7 @@ impl Processes {
         self.next_number += 1;
         let id = IncarnationId { pid, number: self.next_number };
         self.changes.push(HostChange::Started(id));
-        // Most short-lived processes have two incarnations: before and after an exec.
+        // Most short-lived processes have two generations: before and after an exec.
         let incarnations = self.by_pid.entry(pid).or_insert_with(|| Vec::with_capacity(2));
         incarnations.push(Incarnation {
             id,
@@ -387,15 +389,15 @@ impl Processes {
         self.by_pid.get_mut(&pid)?.last_mut().filter(|incarnation| incarnation.until_ns.is_none())
     }
 
-    /// The running incarnation of process `pid`, unless an event of `time_ns` is already reflected in what was read from
+    /// The running generation of process `pid`, unless an event at `time_ns` is already reflected in what was read from
     /// /proc.
     fn current_before(&mut self, pid: u32, time_ns: u64) -> Option<&mut Incarnation> {
         self.current_mut(pid).filter(|incarnation| time_ns > incarnation.known_at_ns)
     }
 }
 
-/// Whether two start times (from an event, or rounded by /proc; 0 is unknown) can belong to the same process. A process id
-/// is not reused within a second: the kernel hands ids out in sequence.
+/// Whether two start times (from an event, or rounded by /proc; 0 is unknown) can belong to the same process. A PID is
+/// not reused within a second, because the kernel hands PIDs out in sequence.
 #[must_use]
 pub fn starts_agree(one_ns: u64, other_ns: u64) -> bool {
     one_ns == 0 || other_ns == 0 || one_ns.abs_diff(other_ns) < 1_000_000_000
@@ -414,7 +416,7 @@ fn has_files_at(space: &AddressSpace, map: &MapEvent, modules: &ModuleTable) -> 
 
 fn mapping_of(map: &MapEvent, module: ModuleId, modules: &ModuleTable) -> Mapping {
     let anonymous = modules.get(module).is_some_and(|module| module.kind == ModuleKind::Anonymous);
-    // Anonymous memory has no meaningful file offset; with the address in its place, parts of one region agree.
+    // Anonymous memory has no meaningful file offset. With the address in its place, parts of one region agree.
     let file_offset = if anonymous { map.address } else { map.file_offset };
     let end = map.address.saturating_add(map.length);
     Mapping { start: map.address, end, file_offset, module, since_ns: map.time_ns }
@@ -422,7 +424,8 @@ fn mapping_of(map: &MapEvent, module: ModuleId, modules: &ModuleTable) -> Mappin
 
 fn comm_text(comm: &[u8; 16]) -> &str {
     let end = comm.iter().position(|byte| *byte == 0).unwrap_or(comm.len());
-    // A name need not be UTF-8. It is cut at the first invalid byte: replacement characters would make it longer.
+    // A name need not be UTF-8. It is cut at the first invalid byte, because replacement characters would make it
+    // longer.
     let valid = comm[..end].utf8_chunks().next().map_or("", |chunk| chunk.valid());
     if valid.is_empty() && end > 0 { "?" } else { valid }
 }

@@ -1,5 +1,5 @@
-//! Reads memory of processes. A page may belong to a file whose server does not answer, and then a read of it does not end. So
-//! a thread reads, and is given up if it takes too long.
+//! Reads the memory of processes in a separate thread. A page may belong to a file whose server does not answer, and
+//! then reading it never returns. So the thread is abandoned if it takes too long.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use heapbpf_elf::Memory;
 
-/// Most threads of one reader that do not come back. It reads no more until one of them does.
+/// Maximum number of abandoned threads of one reader. With that many, it reads nothing more until one of them returns.
 const MOST_GIVEN_UP: usize = 64;
 
-/// The memory of a process, by `/proc/PID/mem`. An open descriptor stays with the address space that it was opened for.
+/// The memory of a process, read through `/proc/PID/mem`. An open descriptor stays with the address space that it was
+/// opened for.
 pub struct ProcessMemory(pub Arc<File>);
 
 impl Memory for ProcessMemory {
@@ -21,21 +22,21 @@ impl Memory for ProcessMemory {
     }
 }
 
-/// Nothing was read in time.
+/// There was no answer in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoAnswer;
 
-/// A request, and where its answer goes.
+/// A request, and the channel for its answer.
 pub type Asked<Q, A> = (Q, SyncSender<A>);
 
-/// A thread's requests, and whether it runs.
+/// The queue of a thread's requests, and whether the thread is running.
 type Thread<Q, A> = (Sender<Asked<Q, A>>, Weak<()>);
 
 /// The handle to a thread that reads.
 pub struct ReaderThread<Q, A> {
     /// `None` if there is no thread at the moment.
     thread: Option<Thread<Q, A>>,
-    /// Those that were given up, as long as they run.
+    /// Abandoned threads, as long as they run.
     given_up: Vec<Weak<()>>,
 }
 
@@ -47,7 +48,7 @@ impl<Q, A> Default for ReaderThread<Q, A> {
 
 #[cfg(any(test, feature = "testing"))]
 impl<Q, A> ReaderThread<Q, A> {
-    /// A reader whose thread takes requests, which come out of the queue, and answers none.
+    /// A reader whose thread answers no requests. They can be taken from the returned queue.
     pub fn that_does_not_answer() -> (Self, Receiver<Asked<Q, A>>) {
         let (requests, queue) = channel();
         (Self { thread: Some((requests, Weak::new())), given_up: Vec::new() }, queue)
@@ -55,16 +56,17 @@ impl<Q, A> ReaderThread<Q, A> {
 }
 
 impl<Q: Send + 'static, A: Send + 'static> ReaderThread<Q, A> {
-    /// Has a thread of this name answer a request by `read`, and waits so long for the answer.
+    /// Lets a thread with this name answer a request by calling `read`, and waits for the answer for at most
+    /// `longest_wait`.
     ///
     /// # Errors
-    /// [`NoAnswer`] in time: nothing should be asked of this process again.
+    /// [`NoAnswer`] if there is no answer in time: do not ask about this process again.
     pub fn ask(&mut self, request: Q, name: &str, read: fn(Q) -> A, longest_wait: Duration) -> Result<A, NoAnswer> {
         let (reply, answer) = sync_channel(1);
         let thread = self.thread(name, read).ok_or(NoAnswer)?;
         thread.send((request, reply)).map_err(|_| NoAnswer)?;
         answer.recv_timeout(longest_wait).map_err(|_| {
-            // It ends by itself once its read does.
+            // The thread ends by itself once its read returns.
             self.given_up.extend(self.thread.take().map(|(_, runs)| runs));
             NoAnswer
         })
@@ -79,7 +81,7 @@ impl<Q: Send + 'static, A: Send + 'static> ReaderThread<Q, A> {
                 serve(&queue, read);
                 drop(runs);
             };
-            // One that cannot be started is tried again with the next request.
+            // If it cannot be started, the next request tries again.
             std::thread::Builder::new().name(name.into()).spawn(work).ok()?;
             self.thread = Some((requests, is_running));
         }
@@ -89,7 +91,7 @@ impl<Q: Send + 'static, A: Send + 'static> ReaderThread<Q, A> {
 
 fn serve<Q, A>(queue: &Receiver<Asked<Q, A>>, read: fn(Q) -> A) {
     while let Ok((request, reply)) = queue.recv() {
-        // Nobody waits for the answer if the thread was given up.
+        // Nobody waits for the answer if the thread was abandoned.
         let _ = reply.send(read(request));
     }
 }
@@ -98,7 +100,7 @@ fn serve<Q, A>(queue: &Receiver<Asked<Q, A>>, read: fn(Q) -> A) {
 mod tests {
     use super::*;
 
-    /// A reader whose reads end when something comes.
+    /// Asks a reader whose read ends when something arrives on `until`.
     fn ask(
         reader: &mut ReaderThread<Receiver<()>, bool>,
         until: Receiver<()>,

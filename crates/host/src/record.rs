@@ -17,10 +17,10 @@ pub struct Device {
     pub minor: u32,
 }
 
-/// A process event. Ids are those of heapbpf's pid namespace; times are CLOCK_MONOTONIC, nanoseconds.
+/// A process event. PIDs are those of heapbpf's PID namespace; times are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostEvent {
-    /// A thread was created; in a new process if `pid` differs from `parent_pid`.
+    /// A thread was created, in a new process if `pid` differs from `parent_pid`.
     Fork {
         /// When.
         time_ns: u64,
@@ -41,7 +41,7 @@ pub enum HostEvent {
         tid: u32,
         /// The name, NUL-padded.
         comm: [u8; 16],
-        /// Whether an exec changed it: the process runs a new program, and its old mappings are gone.
+        /// Whether an exec changed it. Then the process runs a new program, and its old mappings are gone.
         exec: bool,
     },
     /// A thread ended.
@@ -53,18 +53,18 @@ pub enum HostEvent {
         /// Thread.
         tid: u32,
     },
-    /// An executable mapping was made.
+    /// An executable mapping was created.
     Map(MapEvent),
     /// Records were lost, so what is known of mappings and processes may be out of date.
     Lost {
-        /// When it was noticed.
+        /// When the loss was noticed.
         time_ns: u64,
         /// How many.
         count: u64,
     },
 }
 
-/// An executable mapping that appeared (or became executable, or grew).
+/// An executable mapping that appeared, became executable, or grew.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MapEvent {
     /// When.
@@ -77,27 +77,27 @@ pub struct MapEvent {
     pub address: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Offset in the file, bytes.
+    /// Offset in the file, in bytes.
     pub file_offset: u64,
-    /// Device of the file; zero without a file.
+    /// Device of the file. Zero if there is no file.
     pub device: Device,
-    /// Inode of the file; 0 without a file.
+    /// Inode of the file. 0 if there is no file.
     pub inode: u64,
-    /// Generation of the inode, which tells files apart that reuse an inode number.
+    /// Generation of the inode. It distinguishes files that reuse an inode number.
     pub inode_generation: u64,
     /// `PROT_*`.
     pub prot: u32,
     /// `MAP_*`.
     pub flags: u32,
-    /// Path as the process saw it (or `//anon`, `[vdso]`, …).
+    /// Path as the process saw it, or `//anon`, `[vdso]` and so on.
     pub path: Box<[u8]>,
-    /// Address and length of another mapping that has the file, if here a copy of its pages is mapped
-    /// ([`replaced_text`](super::replaced_text)).
+    /// Set if this mapping is a copy of the file's pages: address and length of another mapping that has the file
+    /// itself ([`replaced_text`](super::replaced_text)).
     pub kept_at: Option<(u64, u64)>,
 }
 
 impl MapEvent {
-    /// The same, at another address and of another length.
+    /// The same event with another address and length.
     #[must_use]
     pub fn at(self, (address, length): (u64, u64)) -> Self {
         Self { address, length, ..self }
@@ -124,15 +124,15 @@ impl HostEvent {
     }
 }
 
-/// Time of a whole record (header included): its last 8 bytes, as the events have `sample_id_all` and no sample type but
-/// `PERF_SAMPLE_TIME`.
+/// Time of a whole record (header included). It is in the last 8 bytes, because the events have `sample_id_all` and no
+/// sample type except `PERF_SAMPLE_TIME`.
 #[must_use]
 pub fn time_ns(record: &[u8]) -> Option<u64> {
     (record.len() >= 16).then(|| record.last_chunk().map(|bytes| u64::from_ne_bytes(*bytes)))?
 }
 
-/// Decodes one whole record (header included). `None` if its kind is not handled, its mapping is not executable, or it is
-/// too short for its kind.
+/// Decodes one whole record (header included). `None` if its kind is not handled, its mapping is not executable, or it
+/// is too short for its kind.
 #[must_use]
 pub fn decode(record: &[u8]) -> Option<HostEvent> {
     let time_ns = time_ns(record)?;
@@ -186,7 +186,7 @@ fn decode_map(time_ns: u64, misc: u16, mut fields: Fields<'_>) -> Option<MapEven
     (executable && map.length > 0 && map.address.checked_add(map.length).is_some()).then_some(map)
 }
 
-/// Fields taken from the front of a record.
+/// Takes fields from the front of a record.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(decode(&record(PERF_RECORD_MMAP2, 0, &body, 50)), None);
     }
 
-    /// Truncated and random records: no panic, and what is decoded stays within its bounds.
+    /// Truncated and random records cause no panic, and what is decoded stays within its bounds.
     #[test]
     fn garbage_is_harmless() {
         let whole = record(PERF_RECORD_MMAP2, 0, &map_body(5, b"/some/path"), 50);

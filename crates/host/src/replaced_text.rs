@@ -1,26 +1,27 @@
-//! Text pages that inline hooks have replaced: mapped from a memfd of ours, they hold the file's code at the file's addresses,
-//! so they count as the file's.
+//! Handles text pages that inline hooks have replaced. They are mapped from a memfd of ours and hold the file's code at
+//! the file's addresses, so they count as the file's.
 //!
-//! `heapbpf-remote` has the layout: the memfd's name says where it is mapped, and pages that it replaces are outside of
-//! that. The original pages are inside, at the memfd's own offset of those that replace them. A process can make such
-//! mappings itself; it then spoils no names but its own.
+//! `heapbpf-remote` defines the layout. The memfd's name says where it is mapped, and the pages that it replaces are
+//! outside that range. The original pages are inside the range, at the memfd offset of the pages that replace them. A
+//! process can make such mappings itself, but it then only spoils its own names.
 
 use std::ops::Range;
 
 use super::record::MapEvent;
 
-/// Where the memfd that `map` maps says that it is mapped; `None` if it is none of ours.
+/// The address range in the name of the memfd that `map` maps. `None` if it is not one of ours.
 fn blob(map: &MapEvent) -> Option<Range<u64>> {
     heapbpf_remote::blob_range(std::str::from_utf8(&map.path).ok()?)
 }
 
-/// Whether a mapping is of pages that replace those of a file.
+/// Whether a mapping consists of pages that replace those of a file.
 #[must_use]
 pub fn replaces_text(map: &MapEvent) -> bool {
     blob(map).is_some_and(|blob| !blob.contains(&map.address))
 }
 
-/// Makes replaced pages mappings of the file whose pages they replaced. `maps` are all executable mappings of a process.
+/// Turns mappings of replaced pages into mappings of the original file. `maps` are all executable mappings of a
+/// process.
 pub fn restore(maps: &mut [MapEvent]) {
     for at in 0..maps.len() {
         if let Some(original) = original(&maps[at], maps) {
@@ -74,7 +75,7 @@ mod tests {
             restore(&mut maps);
             assert_eq!(maps, before, "{page}");
         };
-        // Nothing kept there, beyond the end of what it says of itself, and beyond the end of memory.
+        // Nothing is kept there; beyond the range in the name; beyond the end of memory.
         for page in ["00003000", "00006000", "fffffffffffff000"] {
             pretend(page);
         }

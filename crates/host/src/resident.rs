@@ -1,9 +1,10 @@
-//! Where the resident memory of a process is: `/proc/PID/status` for the kernel's own sums, which is quick, and `/proc/PID/smaps` by
-//! what each mapping is for.
+//! Breaks down the resident memory of a process. `/proc/PID/status` has the kernel's own sums, which are quick to read;
+//! `/proc/PID/smaps` shows what each mapping is for.
 //!
-//! The kernel merges neighbouring mappings that are alike, so one may be a thread's stack and what was mapped above it, or an arena
-//! of glibc and what was mapped below it. These are divided where the one ends, by the pages that are present
-//! (`/proc/PID/pagemap`). Other mappings are what their name, their permissions and the sampled blocks in them say, as a whole.
+//! The kernel merges neighbouring mappings that are alike. So one mapping may be a thread's stack and whatever was
+//! mapped above it, or a glibc arena and whatever was mapped below it. These are divided at the end of the stack or
+//! arena, by the pages that are present (`/proc/PID/pagemap`). Other mappings are classified as a whole by their name,
+//! their permissions and the sampled blocks in them.
 //!
 //! Targets control names and layout of their mappings, so the text is read line by line, with bounds.
 
@@ -17,26 +18,28 @@ use super::pages::Pages;
 use super::process::Stat;
 use super::processes::starts_agree;
 
-/// Most bytes read of one process's list: about 100,000 mappings.
+/// Maximum number of bytes to read of one process's list: about 100,000 mappings.
 const MOST_TEXT_BYTES: u64 = 128 << 20;
-/// Longest line that is looked at as a whole: a path of the longest length and what stands before it.
+/// Maximum length of a line that is read as a whole: a path of maximum length and what precedes it.
 const LONGEST_LINE: u64 = 8 << 10;
-/// Most threads whose stack pointers are read.
+/// Maximum number of threads whose stack pointers are read.
 const MOST_THREADS: usize = 4096;
 /// Size and alignment of glibc's arenas on 64-bit machines (`HEAP_MAX_SIZE` in malloc/arena.c).
 const ARENA_BYTES: u64 = 64 << 20;
 
-/// Size of a thread's stack with its guard pages, unless the program asks for another: the usual limit (`ulimit -s`).
+/// Size of a thread's stack with its guard pages, unless the program asks for another size: the usual limit (`ulimit
+/// -s`).
 const STACK_BYTES: u64 = 8 << 20;
-/// Most mappings that are divided.
+/// Maximum number of times that mappings are divided.
 const MOST_DIVIDED: usize = 1024;
 
-/// Private anonymous memory of a process that is resident, bytes; `None` if it cannot be read.
+/// Resident private anonymous memory of a process, in bytes. `None` if it cannot be read.
 pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     rough(pid).map(|resident| resident.undivided_bytes)
 }
 
-/// The kernel's own sums of the memory of a process. `None` if it has none, as kernel threads, or if they cannot be read.
+/// The kernel's own sums of the memory of a process. `None` if it has no memory, like a kernel thread, or if they
+/// cannot be read.
 pub fn rough(pid: u32) -> Option<Resident> {
     sums_in(&std::fs::read(format!("/proc/{pid}/status")).ok()?)
 }
@@ -44,7 +47,7 @@ pub fn rough(pid: u32) -> Option<Resident> {
 fn sums_in(status: &[u8]) -> Option<Resident> {
     let mut sums = Resident::default();
     let mut has_memory = false;
-    // The kernel escapes newlines in the name, so a line is the kernel's own.
+    // The kernel escapes newlines in the name, so every line was written by the kernel.
     for line in String::from_utf8_lossy(status).lines() {
         let Some((name, text)) = line.split_once(':') else { continue };
         let part = match name {
@@ -63,28 +66,28 @@ fn sums_in(status: &[u8]) -> Option<Resident> {
     has_memory.then_some(sums)
 }
 
-/// Resident memory of the process that started at `start_ns` (CLOCK_BOOTTIME). `blocks`: addresses of blocks that allocators gave
-/// out. `large`: whole mappings that glibc has for large blocks, in order. `None` if the process is gone, or if its mappings cannot be
-/// read.
+/// Resident memory of the process that started at `start_ns` (CLOCK_BOOTTIME). `blocks` are addresses of blocks that
+/// allocators returned. `large` are whole mappings that glibc uses for large blocks, in order. `None` if the process
+/// has exited, or if its mappings cannot be read.
 pub fn of(pid: u32, start_ns: u64, mut blocks: Vec<u64>, large: &[Range<u64>]) -> Option<Resident> {
-    // Those in a mapping of their own tell nothing of what else the kernel has merged with it.
+    // A block in a mapping of its own says nothing about other memory that the kernel has merged with it.
     blocks.retain(|address| overlapping(large, &(*address..address.saturating_add(1))).is_empty());
     blocks.sort_unstable();
     let mut places = stack_pointers(pid);
     places.sort_unstable();
     let text = BufReader::with_capacity(64 << 10, File::open(format!("/proc/{pid}/smaps")).ok()?.take(MOST_TEXT_BYTES));
     let (mappings, pages) = (parse(text).ok()?, Pages::of(pid));
-    // The id may have been given to another process while its files were read.
+    // The PID may have been reused while the files were read.
     Stat::read(pid).ok().filter(|stat| starts_agree(stat.start_ns, start_ns))?;
     let resident = sum(&mappings, &Known { blocks: &blocks, large, stacks: &places }, pages.as_ref());
     Some(resident).filter(|resident| resident.total_bytes() > 0)
 }
 
-/// Stack pointers of threads that wait in the kernel.
+/// Stack pointers of threads that are waiting in the kernel.
 fn stack_pointers(pid: u32) -> Vec<u64> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let pointer = |thread: std::fs::DirEntry| {
-        // `running`, or the call, its arguments, and at last the stack pointer and the program counter (proc(5)).
+        // `running`, or the call, its arguments, and at the end the stack pointer and the program counter (proc(5)).
         let text = std::fs::read_to_string(thread.path().join("syscall")).ok()?;
         let pointer = text.split_ascii_whitespace().rev().nth(1)?;
         u64::from_str_radix(pointer.strip_prefix("0x")?, 16).ok()
@@ -92,7 +95,7 @@ fn stack_pointers(pid: u32) -> Vec<u64> {
     threads.flatten().take(MOST_THREADS).filter_map(pointer).collect()
 }
 
-/// What a mapping is, as far as its own line tells.
+/// What a mapping is for, as far as its own line shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The main heap, or a mapping that an allocator has named.
@@ -105,7 +108,7 @@ enum Kind {
     Own,
     /// Readable and writable, without a name of its own.
     Anonymous,
-    /// Reserved: it cannot be accessed.
+    /// Reserved: not accessible.
     Reserved,
     Other,
 }
@@ -121,7 +124,7 @@ struct Mapping {
     hugetlb_bytes: u64,
 }
 
-/// Reads mappings and what is resident of each. Malformed lines are skipped.
+/// Reads the mappings and how much of each is resident. Malformed lines are skipped.
 fn parse(mut text: impl BufRead) -> io::Result<Vec<Mapping>> {
     let mut mappings: Vec<Mapping> = Vec::new();
     let mut line = Vec::new();
@@ -140,7 +143,7 @@ fn parse(mut text: impl BufRead) -> io::Result<Vec<Mapping>> {
 }
 
 impl Mapping {
-    /// Takes in what a line after the mapping's own says of it.
+    /// Adds the value of a line that follows the mapping's own line.
     fn note(&mut self, line: &str) -> Option<()> {
         let (name, text) = line.split_once(':')?;
         let part = match name {
@@ -159,13 +162,13 @@ impl Mapping {
     }
 }
 
-/// `  12 kB` in bytes.
+/// Converts `  12 kB` to bytes.
 fn kib(text: &str) -> Option<u64> {
     let kib: u64 = text.split_ascii_whitespace().next()?.parse().ok()?;
     Some(kib.saturating_mul(1024))
 }
 
-/// `start-end perms offset device inode path`.
+/// Parses `start-end perms offset device inode path`.
 fn mapping_of(line: &str) -> Option<Mapping> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
@@ -197,7 +200,7 @@ fn kind(permissions: &[u8], has_inode: bool, name: &str) -> Kind {
         _ if name.starts_with('[') && !name.starts_with("[anon") => Kind::Other,
         _ if is_executable => Kind::JitCode,
         _ if is_shared || is_memory_file => Kind::Shared,
-        // Names that allocators give, with prctl(PR_SET_VMA_ANON_NAME).
+        // Names that allocators set with prctl(PR_SET_VMA_ANON_NAME).
         _ if ["malloc", "scudo", "tcmalloc"].iter().any(|word| name.contains(word)) => Kind::Heap,
         _ if permissions.starts_with(b"---") => Kind::Reserved,
         _ if permissions.starts_with(b"rw") => Kind::Anonymous,
@@ -205,7 +208,7 @@ fn kind(permissions: &[u8], has_inode: bool, name: &str) -> Kind {
     }
 }
 
-/// Whether one of the sorted addresses is in a range.
+/// Whether a range contains one of the sorted addresses.
 fn holds(addresses: &[u64], range: &Range<u64>) -> bool {
     addresses.get(addresses.partition_point(|&address| address < range.start)).is_some_and(|&it| it < range.end)
 }
@@ -217,7 +220,7 @@ fn overlapping<'r>(ranges: &'r [Range<u64>], range: &Range<u64>) -> &'r [Range<u
     &rest[..rest.partition_point(|it| it.start < range.end)]
 }
 
-/// What is known of a process's memory, sorted.
+/// What is known about a process's memory, sorted.
 #[derive(Clone, Copy, Default)]
 struct Known<'k> {
     /// Addresses of blocks.
@@ -228,7 +231,7 @@ struct Known<'k> {
     stacks: &'k [u64],
 }
 
-/// Adds up mappings. Without `pages`, no mapping is divided.
+/// Adds up the mappings. Without `pages`, no mapping is divided.
 fn sum(mappings: &[Mapping], known: &Known, pages: Option<&Pages>) -> Resident {
     let Known { blocks, large, stacks } = *known;
     let mut sum = Resident { pss_bytes: Some(0), ..Resident::default() };
@@ -274,26 +277,28 @@ fn sum(mappings: &[Mapping], known: &Known, pages: Option<&Pages>) -> Resident {
     sum
 }
 
-/// The reserved mapping right after a mapping.
+/// The reserved mapping right after a mapping, if there is one.
 fn reserved_after<'a>(mapping: &Mapping, next: Option<&'a Mapping>) -> Option<&'a Mapping> {
     next.filter(|next| next.kind == Kind::Reserved && next.start == mapping.end)
 }
 
-/// Whether a mapping is the used part of one of glibc's arenas: it is aligned to their size, and the reserved rest, if there is
-/// one, fills that size.
+/// Whether a mapping is the used part of a glibc arena: it is aligned to the arena size, and fills that size together
+/// with the reserved rest, if there is one.
 fn is_arena(mapping: &Mapping, next: Option<&Mapping>) -> bool {
     let end = reserved_after(mapping, next).map_or(mapping.end, |next| next.end);
     mapping.start.is_multiple_of(ARENA_BYTES) && end.checked_sub(mapping.start) == Some(ARENA_BYTES)
 }
 
-/// The used part of an arena at the end of a mapping that begins below it: the reserved rest ends where an arena would.
+/// The used part of an arena at the end of a mapping that begins below the arena. The reserved rest ends where an arena
+/// would end.
 fn arena_at_end(mapping: &Mapping, next: Option<&Mapping>) -> Option<Range<u64>> {
     let end = reserved_after(mapping, next)?.end;
     let start = end.checked_sub(ARENA_BYTES).filter(|start| start.is_multiple_of(ARENA_BYTES))?;
     (mapping.start < start && start < mapping.end).then_some(start..mapping.end)
 }
 
-/// A thread's stack at the start of a mapping that is longer: its guard pages are before it, and its stack pointer is in it.
+/// A thread's stack at the start of a longer mapping. The guard pages come before it, and the thread's stack pointer is
+/// in it.
 fn stack_at_start(range: &Range<u64>, before: Option<&Mapping>, stacks: &[u64]) -> Option<Range<u64>> {
     let guard = before.filter(|before| before.kind == Kind::Reserved && before.end == range.start)?;
     let stack = range.start..guard.start.checked_add(STACK_BYTES)?;
@@ -382,13 +387,13 @@ Rss:                   4 kB
         let stack = |pointers: &[u64]| stack_at_start(&lines[1].range(), lines.first(), pointers);
         assert_eq!(stack(&[0x7f00_0070_0000]), Some(0x7f00_0000_1000..0x7f00_0080_0000));
         assert_eq!((stack(&[0x7f00_0090_0000]), stack(&[])), (None, None), "nobody's stack");
-        // Something below an arena whose rest is reserved.
+        // Other memory below an arena whose rest is reserved.
         let lines = mappings("7f0003f00000-7f0004100000 rw-p 0 0:0 0 \n7f0004100000-7f0008000000 ---p 0 0:0 0 \n");
         assert_eq!(arena_at_end(&lines[0], lines.get(1)), Some(0x7f00_0400_0000..0x7f00_0410_0000));
         assert!(!is_arena(&lines[0], lines.get(1)) && arena_at_end(&lines[0], None).is_none());
     }
 
-    /// Of a mapping in which a large block lies beside other memory, only the block counts as heap.
+    /// If a large block shares a mapping with other memory, only the block counts as heap.
     #[test]
     fn large_blocks_are_divided_from_what_the_kernel_has_merged_with_them() {
         let block = vec![1_u8; 4 << 20];
@@ -411,7 +416,7 @@ Rss:                   4 kB
         assert_eq!((sums_in(b"Name:\tkthreadd\n"), sums_in(b"RssAnon:\t-1 kB\n"), rough(2)), (None, None, None));
     }
 
-    /// The parts of ten processes add up to the page to what the same reading of their mappings says.
+    /// The parts of ten processes add up exactly to what the same read of their mappings says.
     #[test]
     fn parts_add_up_to_the_page() {
         let mut processes: Vec<_> =
@@ -427,7 +432,7 @@ Rss:                   4 kB
         processes.iter_mut().for_each(|process| assert!(process.wait().is_ok()));
     }
 
-    /// Our own memory adds up to what the kernel counts. 256 KiB were just written to.
+    /// Our own memory includes the 256 KiB that were just written to.
     #[test]
     fn our_own_memory() {
         let pid = std::process::id();

@@ -1,23 +1,23 @@
-//! Shadow stacks (x86-64): the processor compares each return address with a copy that it keeps. A return probe replaces
-//! return addresses, so the kernel has to mend the copy. Kernels before 6.11 do not, and the process ends at its first
-//! return.
+//! Shadow stacks (x86-64): the processor compares each return address with a copy that it keeps. A return probe
+//! replaces return addresses, so the kernel has to update the copy. Kernels before 6.11 do not, and the process crashes
+//! at its first return.
 
 use std::fs;
 use std::sync::LazyLock;
 
-/// The kernel's function that mends the copy at a return probe (since Linux 6.11, commit 1713b63a07a2).
+/// The kernel function that updates the copy at a return probe (since Linux 6.11, commit 1713b63a07a2).
 const MENDS: &str = "shstk_update_last_frame";
 
 const FORBIDDEN: &str = "it has a shadow stack, which return probes of this kernel would not keep right (Linux 6.11 and later \
                          do): it would end at its next return. Start it without one (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)";
 
-/// Whether a process has a shadow stack. `false` if it is gone.
+/// Whether a process has a shadow stack. `false` if it has exited.
 fn is_on(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| is_on_by(&status))
 }
 
-/// Why a process must not get return probes: it has a shadow stack, which this kernel does not mend. `None` if it may. Where
-/// the list of the kernel's functions cannot be read, it is taken for one that does not.
+/// Why a process must not get return probes: it has a shadow stack that this kernel does not update. `None` if return
+/// probes are safe. If the list of the kernel's functions cannot be read, the kernel is assumed not to update it.
 pub fn forbid_return_probes(pid: u32) -> Option<&'static str> {
     static MENDED: LazyLock<bool> =
         LazyLock::new(|| fs::read_to_string("/proc/kallsyms").is_ok_and(|functions| mended_by(&functions)));

@@ -1,17 +1,17 @@
-//! Work that waits for the kernel, done by several threads at once.
+//! Runs work that waits for the kernel on several threads at once.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Most threads, each of which mostly waits.
+/// Maximum number of threads for work that mostly waits.
 const MOST_WAITING: usize = 32;
 
-/// Calls `work` for each item, by as many threads as there are processors. The items' order is that in which they are begun.
+/// Calls `work` for each item, with as many threads as there are processors. Items are started in order.
 pub fn on_all_processors<T: Send>(items: Vec<T>, work: impl Fn(T) + Sync) {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     by_threads(processors, items, work);
 }
 
-/// Calls `work` for each item, by many threads: most of the time, they wait.
+/// Calls `work` for each item, with many threads, because they mostly wait.
 pub fn while_waiting<T: Send>(items: Vec<T>, work: impl Fn(T) + Sync) {
     by_threads(MOST_WAITING, items, work);
 }
@@ -27,14 +27,14 @@ fn by_threads<T: Send>(most: usize, items: Vec<T>, work: impl Fn(T) + Sync) {
     };
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            // Without it, the others do its share.
+            // If it cannot be started, the others do its share.
             let _ = std::thread::Builder::new().spawn_scoped(scope, all);
         }
         all();
     });
 }
 
-/// Number of online processors, including those outside of this process's affinity.
+/// Number of online processors, including those outside this process's affinity.
 pub fn online_processors() -> usize {
     // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn they_work_at_the_same_time() {
-        // Each waits for all others: one after the other, they would wait for ever.
+        // Each waits for all others. One after the other, they would wait forever.
         let barrier = std::sync::Barrier::new(MOST_WAITING);
         while_waiting(vec![(); MOST_WAITING], |()| {
             barrier.wait();

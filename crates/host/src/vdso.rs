@@ -1,13 +1,13 @@
-//! The vDSO's image. The kernel maps the same pages into every 64-bit process, so heapbpf reads its own.
+//! Reads the vDSO's image. The kernel maps the same pages into every 64-bit process, so heapbpf reads its own.
 
 use std::sync::Arc;
 
 use super::proc_maps;
 
-/// Largest vDSO that is copied, bytes; real ones have a few pages.
+/// Largest vDSO to copy, in bytes. Real ones have a few pages.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// A copy of heapbpf's own vDSO; `None` if the kernel maps none.
+/// A copy of heapbpf's own vDSO. `None` if the kernel maps none.
 #[must_use]
 pub fn image() -> Option<Arc<Vec<u8>>> {
     // SAFETY: `getauxval` takes a plain integer and only reads the auxiliary vector.
@@ -15,8 +15,8 @@ pub fn image() -> Option<Arc<Vec<u8>>> {
     let maps = proc_maps::read(std::process::id()).ok()?;
     let map = maps.iter().find(|map| &*map.path == b"[vdso]" && map.address == start)?;
     (map.length <= MAX_BYTES && map.prot & libc::PROT_READ as u32 != 0).then_some(())?;
-    // SAFETY: /proc/self/maps just listed this range as a readable mapping named `[vdso]`, of at most `MAX_BYTES`. Nothing
-    // in heapbpf unmaps the vDSO, and its code never changes.
+    // SAFETY: /proc/self/maps just listed this range as a readable mapping named `[vdso]`, of at most `MAX_BYTES`.
+    // Nothing in heapbpf unmaps the vDSO, and its code never changes.
     Some(Arc::new(unsafe { std::slice::from_raw_parts(start as *const u8, map.length as usize) }.to_vec()))
 }
 

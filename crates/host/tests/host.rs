@@ -1,4 +1,4 @@
-//! The host as a whole, with real processes: files that are replaced, and one file under two roots. Skipped without root.
+//! Tests the whole host with real processes: replaced files, and one file under two roots. Skipped without root.
 
 use std::ffi::CString;
 use std::fs;
@@ -44,7 +44,7 @@ fn wait_for<T>(host: &mut Host, mut wanted: impl FnMut(&Host) -> Option<T>) -> T
     }
 }
 
-/// The last incarnation of `pid` and its program's module, once it has mapped libc or (if static) anything.
+/// The last generation of `pid` and the module that it has mapped whose path contains `name`, once there is one.
 fn program<'a>(host: &'a Host, pid: u32, name: &str) -> Option<(&'a Incarnation, &'a Module)> {
     let incarnation = host
         .processes()
@@ -63,7 +63,7 @@ fn id_of(host: &Host, wanted: &Module) -> heapbpf_host::mappings::ModuleId {
     host.modules().iter().find(|(_, module)| std::ptr::eq(*module, wanted)).expect("it is in the table").0
 }
 
-/// First bytes of what can be read of a program now.
+/// Reads the first bytes of a program as it can be read now.
 fn magic(host: &mut Host, pid: u32, name: &str) -> Result<[u8; 4], Unreadable> {
     let id = id_of(host, program(host, pid, name).expect("known").1);
     match host.modules_mut().source(id)? {
@@ -165,7 +165,7 @@ impl Drop for Overlay {
     }
 }
 
-/// Two containers over one image share one module, as one probe in it serves both.
+/// Two containers with the same image share one module, because one probe in it serves both.
 #[test]
 fn one_file_under_two_overlays_is_one_module() {
     let Some(mut host) = start() else { return };
@@ -187,7 +187,7 @@ fn one_file_under_two_overlays_is_one_module() {
     let again = children
         .each_ref()
         .map(|child| id_of(&scanned, program(&scanned, child.id(), "layered").expect("in its maps").1));
-    // A file that was written to has been copied up, and is a different one.
+    // A file that was written to has been copied up, so it is a different file.
     let changed = two.path().join("layered");
     let [first, second] = children;
     end(second);

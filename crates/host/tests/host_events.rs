@@ -1,4 +1,4 @@
-//! Process events of real processes. Skipped without the privilege to open perf events on every CPU.
+//! Tests process events of real processes. Skipped without the privilege to open perf events on every CPU.
 
 use std::os::fd::AsRawFd;
 use std::process::Command;
@@ -19,7 +19,7 @@ fn open() -> Option<HostEvents> {
     }
 }
 
-/// Waits for something to drain, at most 10 s.
+/// Waits until there is something to drain, at most 10 s.
 fn wait(events: &HostEvents) {
     let mut poll = libc::pollfd { fd: events.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: `poll` is one initialised entry, as the count says, and outlives the call.

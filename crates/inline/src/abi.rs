@@ -12,18 +12,20 @@
 //!       + STATE     Totals, slots, filter, set          ─ anonymous, private, MADV_WIPEONFORK: a child starts empty
 //! ```
 //!
-//! Order of making: CONTROL and STATE first (zeroed), then [`Control`] is written, then the text, then the jumps to it.
-//! With a zeroed control page everything counts and nothing is sampled. A forked child finds its parent's control page and
-//! zeroed state: its threads claim slots anew, so that it counts from its first call with the interval of its parent.
+//! CONTROL and STATE are mapped first (zeroed). Then [`Control`] is written, then the text is mapped, then the jumps to
+//! it are written. While the control page is zero, everything is counted and nothing is sampled. A forked child finds
+//! its parent's control page and zeroed state: its threads claim slots anew, so it counts from its first call on, with
+//! its parent's interval.
 //!
 //! # Counting
-//! Slots by CPU number would need a restartable sequence to be exact. Their cost without one is the same (a pair of malloc
-//! and free, best of 200 rounds: 0.80 to 0.83 ns more than bare, against 0.71 to 0.85 ns by thread pointer), and not every
-//! C library registers them. A thread owns the [`Slot`] whose key is its thread pointer (`fs:0`), so that single instructions without a lock suffice;
-//! signal handlers cannot split them. Threads beyond [`SLOTS`] share [`Totals::shared`] and lock. Totals are the sums over
-//! all slots and the shared one, at any moment, without a stop. They never go down, except that a call of
-//! [`LARGE_BYTES`] or more, or a sampled one, is taken back from `bytes` when it turns out to have failed. A thread that is
-//! killed inside an allocator may leave one call counted whose bytes are not.
+//! A thread owns the [`Slot`] whose key is its thread pointer (`fs:0`). So single instructions without a lock suffice,
+//! and signal handlers cannot split them. Slots by CPU number would need a restartable sequence to be exact. Not every
+//! C library registers those, and even without one the cost is the same (a pair of malloc and free, best of 200 rounds:
+//! 0.80 to 0.83 ns more than bare, against 0.71 to 0.85 ns by thread pointer). Threads beyond [`SLOTS`] share
+//! [`Totals::shared`], and lock. Totals are the sums over all slots and the shared one; they can be read at any moment,
+//! without a stop. They never go down, except that a call of [`LARGE_BYTES`] or more, or a sampled one, is taken back
+//! from `bytes` when it turns out to have failed. A thread that is killed inside an allocator may leave one call
+//! counted without its bytes.
 
 use core::mem::offset_of;
 
@@ -35,7 +37,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HEAPBPFi");
 /// Version of this layout. Another version's blob is not touched.
 pub const VERSION: u32 = 6;
-/// Name of the memfd; `/proc/PID/maps` shows `/memfd:heapbpf-inline (deleted)`.
+/// The beginning of the memfd's name, which base address and length follow. `/proc/PID/maps` shows
+/// `/memfd:heapbpf-inline-7f0000000000-6000 (deleted)`.
 pub const MEMFD_NAME: &str = "heapbpf-inline";
 
 /// Page size, bytes (x86-64).
@@ -50,9 +53,9 @@ pub const TABLES: u64 = 0x4000;
 pub const STUBS: u64 = 0x5000;
 /// Bytes of one stub.
 pub const STUB_BYTES: u64 = 0x180;
-/// Offset of what makes the memfd an ELF file: symbols and unwind information, by which tools name and unwind the code.
+/// Offset of the ELF sections: symbols and unwind information, with which tools name and unwind the code.
 pub const DESCRIPTION: u64 = 0x1_1000;
-/// Bytes of text, from the base: what is mapped of the memfd.
+/// Bytes of text from the base on: the part of the memfd that is mapped.
 pub const TEXT_BYTES: u64 = 0x1_5000;
 /// Most functions of one blob.
 pub const MAX_FUNCTIONS: usize = ((DESCRIPTION - STUBS) / STUB_BYTES) as usize;
@@ -60,23 +63,25 @@ pub const MAX_FUNCTIONS: usize = ((DESCRIPTION - STUBS) / STUB_BYTES) as usize;
 pub const CONTROL: u64 = TEXT_BYTES;
 /// Bytes mapped for [`Control`].
 pub const CONTROL_BYTES: u64 = PAGE_BYTES;
-/// Offset of [`Totals`], the beginning of what a fork wipes.
+/// Offset of [`Totals`]: from here on, a fork wipes the memory.
 pub const STATE: u64 = CONTROL + CONTROL_BYTES;
 /// Offset of the slots.
 pub const SLOTS_OFFSET: u64 = STATE + PAGE_BYTES;
 /// Number of slots.
 pub const SLOTS: usize = 1024;
-/// A thread's slot is the one at bits 7 to 16 of (thread pointer · `HASH`) >> [`HASH_SHIFT`], or one of the 31 after it.
+/// A thread's slot is the one at bits 7 to 16 of (thread pointer · `HASH`) >> [`HASH_SHIFT`], or one of the next 31.
 pub const HASH: i32 = 0x1e37_79b1;
 /// See [`HASH`].
 pub const HASH_SHIFT: u32 = 25;
-/// Offset of the filter: one byte per class of addresses, the number of sampled blocks in it, which stays at 255.
+/// Offset of the filter. It has one byte for each class of addresses: the number of sampled blocks in it, which stays
+/// at 255.
 pub const FILTER: u64 = SLOTS_OFFSET + SLOTS as u64 * size_of::<Slot>() as u64;
 /// Bytes of the filter.
 pub const FILTER_BYTES: u64 = 1 << 18;
-/// Offset of the set of sampled blocks: their addresses, each within [`WINDOW_BYTES`] from where its hash says.
+/// Offset of the set of sampled blocks. It holds their addresses, each at most [`WINDOW_BYTES`] behind where its hash
+/// says.
 pub const SET: u64 = FILTER + FILTER_BYTES;
-/// Bytes of the set among which an address may be. The set is that much longer than its number of entries says.
+/// Bytes of the set in which an address may be. The set is longer than its number of entries says by this much.
 pub const WINDOW_BYTES: u64 = 512;
 /// Windows begin at multiples of this many bytes.
 pub const BUCKET_BYTES: u64 = 64;
@@ -87,7 +92,7 @@ pub const MIN_SET_LOG2: u32 = 10;
 /// Most entries of the set, as a power of two.
 pub const MAX_SET_LOG2: u32 = 24;
 
-/// A call for this many bytes or more is always awaited, because it may well fail.
+/// The result of a call for this many bytes or more is always checked, because it may well be a failure.
 pub const LARGE_BYTES: u64 = 1 << 30;
 /// No allocator can return more than this many bytes: such a call fails.
 pub const LARGEST_BYTES: u64 = 1 << 47;
@@ -123,18 +128,18 @@ pub struct Header {
     pub set_mask: u64,
     /// `HEADER_*` flags.
     pub flags: u64,
-    /// Device and inode of the file whose functions are hooked, and when it was last changed: tells whether a blob that is
-    /// found belongs to the plan at hand. Only the daemon looks at them.
+    /// Device, inode and modification time of the file whose functions are hooked. They show whether a blob that is
+    /// found belongs to the current plan. Only the daemon reads them.
     pub file: [u64; 3],
-    /// How an interpreter is led to the functions of its object allocator, if these are hooked too; zeroes else.
+    /// How an interpreter is directed to its object allocator's hooked functions; zeroes if these are not hooked.
     pub leads: [Lead; MAX_OBJECT_FUNCTIONS],
 }
 
 /// Most functions of an interpreter's object allocator.
 pub const MAX_OBJECT_FUNCTIONS: usize = 4;
 
-/// A word of the target's memory through which a function is called: it is to hold the address of the function's stub, and holds
-/// the function's own before and afterwards.
+/// A word of the target's memory through which a function is called. While hooked, it holds the address of the
+/// function's stub; before and afterwards, the function's own address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Lead {
@@ -146,23 +151,25 @@ pub struct Lead {
     pub stub: u64,
 }
 
-/// The machine has `rdrand`, from which threads are seeded. (`rdtsc` may be forbidden to a process.)
+/// The machine has `rdrand`, which seeds threads. (`rdtsc` may be forbidden to a process.)
 pub const HEADER_RDRAND: u64 = 1;
 
-/// No such argument.
+/// The function has no such argument.
 pub const NO_ARGUMENT: u8 = 0xff;
 
 /// A hooked function, in the order of the stubs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Function {
-    /// The function's number in its low half, for the BPF programs; its index in this table in the upper half.
+    /// The function's number for the BPF programs in the low half; its index in this table in the upper half.
     pub number: u32,
     /// `FUNCTION_*` flags.
     pub flags: u32,
-    /// Offset from the base at which the original function can be called: its displaced instructions, and a jump to the rest.
+    /// Offset from the base at which the original function can be called: its displaced instructions, and a jump to the
+    /// rest of it.
     pub original: u32,
-    /// The same for the function that is called in its place if the call is sampled, because it does not throw; or 0.
+    /// The same for the function that is called instead if the call is sampled, because it does not throw; 0 if there
+    /// is none.
     pub twin: u32,
     /// Address of the function in the target.
     pub address: u64,
@@ -184,24 +191,26 @@ pub const FUNCTION_ZERO_FREES: u32 = 1;
 pub const FUNCTION_OUT: u32 = 2;
 /// The function may throw. Sampled calls call its twin; without one, their results are not seen.
 pub const FUNCTION_THROWS: u32 = 4;
-/// The twin takes one argument more, a reference that it does not use, as its second.
+/// The twin takes an additional second argument, a reference that it does not use.
 pub const FUNCTION_REFERENCE_SECOND: u32 = 8;
-/// The same as its third.
+/// The same, as its third argument.
 pub const FUNCTION_REFERENCE_THIRD: u32 = 16;
 /// The twin takes the first two arguments in the other order.
 pub const FUNCTION_SWAPPED: u32 = 32;
-/// It belongs to an interpreter's object allocator, which calls other hooked functions: these calls are part of its own, and the
-/// thread's slot says so meanwhile ([`Slot::inside`]).
+/// The function belongs to an interpreter's object allocator, which calls other hooked functions. Those calls are part
+/// of its own call, and the thread's slot is marked while it runs ([`Slot::inside`]).
 pub const FUNCTION_OF_OBJECTS: u32 = 64;
 
-/// Calls with the stack pointer at most so many bytes below [`Slot::inside`] are calls by the object allocator. A signal handler
-/// that left it by a jump leaves a value behind, which only calls there can mistake.
+/// A call with the stack pointer at most this many bytes below [`Slot::inside`] is made by the object allocator. A
+/// signal handler that leaves the allocator by a jump leaves a stale value behind, but only calls within this distance
+/// can be misjudged.
 pub const INSIDE_BYTES: u64 = 1 << 16;
 
 /// Number of elements of [`Control::draws`]. An element does not change while a thread may be reading it.
 pub const DRAWS: usize = 64;
 
-/// What the daemon changes while the target runs, at [`CONTROL`]. Of it the blob writes [`Control::passed`] and what follows.
+/// What the daemon changes while the target runs, at [`CONTROL`]. The blob itself writes [`Control::passed`] and the
+/// fields behind it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Control {
@@ -209,39 +218,41 @@ pub struct Control {
     pub magic: u64,
     /// [`VERSION`].
     pub version: u64,
-    /// Index of the constants in use. Written last, and after `draws`. Each thread uses them from its next draw on, and at
+    /// Index of the constants in use. Written last, after `draws`. Each thread uses them from its next draw on, or at
     /// once if it has not drawn before.
     pub draw: u64,
     /// Seed of the draws; 0 for unpredictable ones. Read when a thread begins.
     pub seed: u64,
-    /// Not 0: nothing is sampled. Threads draw and count down all the same, and what they have drawn holds when sampling goes on: each
-    /// trial is independent of all others.
+    /// If not 0, nothing is sampled. Threads draw and count down as usual, and their draws stay valid when sampling
+    /// resumes: each trial is independent of all others.
     pub paused: u64,
     /// Constants by index. An interval of 0 samples nothing.
     pub draws: [DrawConstants; DRAWS],
-    /// So many sites may be passed, since the code was mapped; 0 for any number. Who comes to a site beyond waits.
+    /// Number of sites that may be passed since the code was mapped; 0 for any number. Threads that come to a site
+    /// beyond it wait.
     pub granted: u64,
-    /// A thread's wait ends after so many `pause` instructions; 0 if nobody may wait. No system call: whatever a seccomp filter forbids, it
-    /// is not that.
+    /// A thread's wait ends after this many `pause` instructions; 0 if no thread may wait. A wait makes no system call,
+    /// which a seccomp filter could forbid.
     pub most_pauses: u64,
-    /// All waits end when [`Control::pauses`] has come so far.
+    /// All waits end when [`Control::pauses`] has reached this.
     pub pauses_end: u64,
-    /// Sites that were passed while [`Control::granted`] was not 0. A forked child goes on with its parent's.
+    /// Sites that were passed while [`Control::granted`] was not 0. A forked child continues its parent's count.
     pub passed: u64,
-    /// [`Control::granted`] when a wait was given up: nobody waits until it changes.
+    /// [`Control::granted`] when a wait was abandoned: no thread waits until it changes.
     pub given_up: u64,
-    /// `pause` instructions of all waits, by [`PAUSES_AT_ONCE`].
+    /// `pause` instructions of all waits, counted in steps of [`PAUSES_AT_ONCE`].
     pub pauses: u64,
 }
 
-/// Pauses after which a thread looks at how many all have made.
+/// Pauses after which a thread checks how many all threads have made.
 pub const PAUSES_AT_ONCE: u64 = 64;
 
-/// Offset of [`Control::passed`] from [`CONTROL`]. Threads write there, so it is in a cache line that no unsampled call reads.
+/// Offset of [`Control::passed`] from [`CONTROL`]. Threads write there, so it is in a cache line that no unsampled call
+/// reads.
 pub const PASSED_OFFSET: u64 = offset_of!(Control, passed) as u64;
 const _: () = assert!(PASSED_OFFSET.is_multiple_of(64) && size_of::<Control>() as u64 <= CONTROL_BYTES);
 
-/// Counts of one thread. The blob alone writes it.
+/// Counts of one thread. Only the blob writes them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Slot {
@@ -249,33 +260,35 @@ pub struct Slot {
     pub key: u64,
     /// Trials until the next success. Signed: 0 or less if nothing has been drawn.
     pub countdown: u64,
-    /// Outermost calls of allocation functions, failed ones included.
+    /// Outermost calls of allocation functions, including failed ones.
     pub calls: u64,
-    /// Bytes that they requested, less those that are known to have failed.
+    /// Bytes that these calls requested, without those of calls that are known to have failed.
     pub bytes: u64,
-    /// Calls that were sampled, whatever became of them.
+    /// Sampled calls, whatever their outcome.
     pub sampled: u64,
-    /// Sampled calls that succeeded and passed a site. `sampled − reported − failed` never returned.
+    /// Sampled calls that succeeded and passed a site. `sampled − reported − failed` calls never returned.
     pub reported: u64,
     /// Sampled calls that failed.
     pub failed: u64,
     /// Unsampled calls that are known to have failed.
     pub unsampled_failed: u64,
-    /// Interval that `countdown` was drawn with; 0 if nothing is sampled.
+    /// Interval with which `countdown` was drawn; 0 if nothing is sampled.
     pub interval: u64,
     /// State of the random number generator; 0 if not seeded.
     pub random: u64,
     /// Zero.
     pub reserved: u64,
-    /// Frees of sampled blocks, those by realloc included.
+    /// Frees of sampled blocks, including those by realloc.
     pub frees_matched: u64,
-    /// `realloc(p, 0)` where it frees: not a call.
+    /// `realloc(p, 0)` that freed: these do not count as calls.
     pub zero_reallocs: u64,
-    /// `calls` when the last one was sampled, with it. A sampled call that did not end and is not the last was left by a jump.
+    /// `calls` at the last sampled call, including it. A sampled call that did not end and is not the thread's last
+    /// call was left by a jump.
     pub sampled_call: u64,
-    /// Bytes that sampled calls requested, less those that are known to have failed.
+    /// Bytes that sampled calls requested, without those of calls that are known to have failed.
     pub sampled_bytes: u64,
-    /// While a function of an object allocator runs, the stack pointer at its call; else 0. Never set in the shared slot.
+    /// The stack pointer at the call while a function of an object allocator runs; otherwise 0. Never set in the shared
+    /// slot.
     pub inside: u64,
 }
 
@@ -289,15 +302,16 @@ pub struct Totals {
     pub slots_full: u64,
     /// Sampled blocks that the set had no place for: their frees are not seen.
     pub set_full: u64,
-    /// Not 0 once the daemon has granted sites: a forked child waits for nobody before it is known.
+    /// Not 0 once the daemon has granted sites. Zeroed by a fork, so that a child does not wait before the daemon knows
+    /// it.
     pub may_wait: u64,
     /// Zero.
     pub reserved: [u64; 12],
-    /// The slot of all threads without one of their own.
+    /// The slot of all threads without their own.
     pub shared: Slot,
 }
 
-// The programs read slots of a process that ends, by these numbers.
+// The BPF programs read the slots of an ending process by these numbers.
 const _: () = assert!(
     memory::CONTROL == CONTROL
         && memory::MAGIC == MAGIC

@@ -1,6 +1,6 @@
-//! The blob's shared code, as its crate hands it over.
+//! The blob's shared code, in the form that its crate provides.
 
-/// The code that all hooked functions share, and the offsets of its entries from the beginning of it.
+/// The code that all hooked functions share, and the offsets of its entries.
 #[derive(Clone, Copy, Debug)]
 pub struct Code<'a> {
     /// The instructions.
@@ -13,9 +13,10 @@ pub struct Code<'a> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entries {
-    /// A counted allocation whose countdown has ended: `rax` size, `r10` slot, `r11` its [`Function`](crate::abi::Function).
+    /// A counted allocation whose countdown has ended: `rax` size, `r10` slot, `r11` its
+    /// [`Function`](crate::abi::Function).
     pub allocation_ends_countdown: u32,
-    /// An allocation of an odd size, or without a slot of its own, not counted yet: registers as above.
+    /// An allocation of an unusual size, or without a slot of its own, not counted yet: registers as above.
     pub allocation: u32,
     /// A reallocation of a block that may be sampled: `r11` its function.
     pub reallocation: u32,
@@ -23,8 +24,8 @@ pub struct Entries {
     pub free: u32,
     /// A call whose size does not fit into 64 bits: `r10` slot, `r11` its function.
     pub refused: u32,
-    /// A subroutine. In: `rax` thread pointer, `r10` its first slot, `r11` the slots. Out: `r10` the thread's slot, or the
-    /// shared one and the carry flag.
+    /// A subroutine. In: `rax` thread pointer, `r10` its first slot, `r11` the slots. Out: `r10` the thread's slot, or
+    /// the shared one and the carry flag.
     pub claim: u32,
     /// A function as in C: `fn(random: u64, constants: *const DrawConstants) -> u64`.
     pub draw: u32,
@@ -38,7 +39,7 @@ pub struct Entries {
     pub site_unseen: u32,
     /// First instruction with a frame of [`FRAME_BYTES`] on the stack while the original function runs.
     pub framed: u32,
-    /// The first one without it again.
+    /// First instruction without that frame again.
     pub framed_end: u32,
 }
 

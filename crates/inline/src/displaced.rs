@@ -1,4 +1,4 @@
-//! The instructions that a jump at a function's entry displaces, and the same ones elsewhere.
+//! The instructions that a jump at a function's entry displaces, and their equivalents elsewhere.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess,
@@ -11,27 +11,28 @@ use crate::frame_rows::change;
 
 /// Bytes of a jump with a 32-bit distance.
 pub const JUMP_BYTES: usize = 5;
-/// Bytes of a conditional one.
+/// Bytes of a conditional jump with a 32-bit distance.
 const NEAR_BRANCH_BYTES: usize = 6;
 
-/// The first instructions of a function, in whole, as many as the jump overwrites.
+/// The first instructions of a function that the jump overwrites, in whole or in part.
 #[derive(Clone, Debug)]
 pub struct Displaced {
     /// The instructions, with their addresses.
     pub instructions: Vec<Instruction>,
-    /// Their bytes in all.
+    /// Their total length in bytes.
     pub length: usize,
     /// Whether control goes on behind the last of them.
     pub falls_through: bool,
-    /// What follows them and may run elsewhere as well. It stays where it is for all who come there by another way.
+    /// The instructions behind them that may run elsewhere as well. The originals stay in place for code that gets
+    /// there by another way.
     pub following: Vec<Instruction>,
 }
 
 impl Displaced {
-    /// Reads them from `code`, the whole function's bytes, which begins at `address`.
+    /// Reads them from `code`, the bytes of the whole function, which begins at `address`.
     ///
     /// # Errors
-    /// A [`Refusal`] if they cannot run elsewhere, or the function's own jumps lead between them.
+    /// A [`Refusal`] if they cannot run elsewhere, or if the function's own jumps lead between them.
     pub fn read(address: u64, code: &[u8]) -> Result<Self, Refusal> {
         let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
         if reads_hidden_argument(Decoder::with_ip(64, code, address, DecoderOptions::NONE)) {
@@ -53,7 +54,7 @@ impl Displaced {
         }
         let inside = address + 1..address + displaced.length as u64;
         let all = displaced.instructions.iter().copied().chain(&mut decoder);
-        // A range that the decoder loses its way in tells nothing reliable, but too much rather than too little.
+        // If the decoder gets lost, its results are unreliable, but it reports too many jumps rather than too few.
         if all
             .into_iter()
             .any(|instruction| is_branch(&instruction) && inside.contains(&instruction.near_branch_target()))
@@ -67,8 +68,9 @@ impl Displaced {
         Ok(displaced)
     }
 
-    /// How many of the instructions that follow are worth running elsewhere and take at most so many bytes more there. That saves the jump
-    /// back, if control leaves them by one of their own: these two jumps are half of what an unsampled call costs.
+    /// How many of the instructions that follow are worth copying if the copies may take `room` more bytes. If control
+    /// leaves the copies by one of their own jumps, that saves the jump back: these two jumps are half of the cost of
+    /// an unsampled call.
     pub fn worth_copying(&self, room: usize) -> usize {
         let (mut taken, mut worth) = (0, 0);
         for (before, instruction) in self.following.iter().enumerate() {
@@ -79,7 +81,7 @@ impl Displaced {
             } else {
                 instruction.len()
             };
-            // The jump back has its room already, and is not needed behind the last one.
+            // Space for the jump back is included already, and that jump is not needed behind a last instruction.
             let (leaves, may_leave) = (is_last(instruction), instruction.is_jcc_short_or_near());
             if (leaves && taken <= room + JUMP_BYTES) || (may_leave && taken <= room) {
                 worth = before + 1;
@@ -88,9 +90,9 @@ impl Displaced {
         worth
     }
 
-    /// The instructions to encode elsewhere: the same ones, the first `following` of those that follow, and a jump to the rest.
-    /// `redirected` gives the address to jump to in place of another. A call, which is the last one, still returns to the original, so
-    /// that unwinders find the function there.
+    /// The instructions to encode elsewhere: the displaced ones, the first `following` of those that follow, and a jump
+    /// to the rest. `redirected` returns the address to jump to instead of another. A call, which is always the last
+    /// one, still returns to the original code, so that unwinders find the function there.
     ///
     /// # Errors
     /// [`Refusal::Branch`], [`Refusal::Call`].
@@ -113,9 +115,10 @@ impl Displaced {
     }
 }
 
-/// Instructions behind the first `displaced` bytes of a function that may run elsewhere: one after the other, in the page in which the
-/// displaced ones end, so that nobody has changed them. Of each it must be known what it does to the stack pointer, because whoever unwinds
-/// from there must find the return address; and none may call, as its callee would return there.
+/// Instructions behind the first `displaced` bytes of a function that may run elsewhere. They form one sequence in the
+/// page in which the displaced ones end, so that no other tool has changed them. The effect of each on the stack
+/// pointer must be known, so that unwinders find the return address. None may be a call, because its callee would
+/// return to the copy.
 fn following(infos: &mut InstructionInfoFactory, address: u64, displaced: usize, code: &[u8]) -> Vec<Instruction> {
     let page_end = (address + displaced as u64).next_multiple_of(PAGE_BYTES);
     let end = code.len().min((page_end - address) as usize);
@@ -146,19 +149,19 @@ fn is_last(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::Return || instruction.is_jmp_short_or_near()
 }
 
-/// Whether `instruction` has a target within its bytes.
+/// Whether `instruction` is a branch with its target encoded in its bytes.
 pub(crate) fn is_branch(instruction: &Instruction) -> bool {
     instruction.is_jmp_short_or_near() || instruction.is_jcc_short_or_near() || instruction.is_call_near()
 }
 
-/// Whether processors of AMD take `bytes` for another instruction than those of Intel: a near branch with an operand-size
-/// prefix has a 16-bit distance there, and leads to a 16-bit address.
+/// Whether AMD processors take `bytes` for another instruction than Intel processors do: on AMD, a near branch with an
+/// operand-size prefix has a 16-bit distance, and leads to a 16-bit address.
 fn differs_by_processor(instruction: &Instruction, bytes: &[u8]) -> bool {
     let amd = Decoder::with_ip(64, bytes, instruction.ip(), DecoderOptions::AMD).decode();
     !amd.eq_all_bits(instruction)
 }
 
-/// Whether control goes on behind `instruction`, which may be moved.
+/// Checks that `instruction` can be moved. Returns whether control goes on behind it.
 fn movable(instruction: &Instruction) -> Result<bool, Refusal> {
     if instruction.is_invalid() {
         return Err(Refusal::UnknownInstruction);
@@ -168,7 +171,7 @@ fn movable(instruction: &Instruction) -> Result<bool, Refusal> {
         FlowControl::Next => Ok(true),
         FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => Ok(true),
         FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => Ok(false),
-        // Through a register or a slot: its bytes tell where to, wherever it is.
+        // Through a register, a slot or the stack: the target does not depend on where the instruction is.
         FlowControl::IndirectBranch | FlowControl::Return => Ok(false),
         FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => Err(Refusal::Branch),
         FlowControl::Call | FlowControl::IndirectCall if is_call(instruction) => Ok(false),
@@ -180,7 +183,7 @@ fn is_call(instruction: &Instruction) -> bool {
     instruction.is_call_near() || instruction.code() == Code::Call_rm64
 }
 
-/// What does the same as `call`, with this return address. No flag changes.
+/// Instructions that do the same as `call`, with this return address. They change no flags.
 fn call_returning_to(call: &Instruction, address: u64) -> Result<Vec<Instruction>, Refusal> {
     let jump = if call.is_call_near() {
         Instruction::with_branch(Code::Jmp_rel32_64, call.near_branch_target()).map_err(|_| Refusal::Call)?
@@ -201,8 +204,8 @@ fn call_returning_to(call: &Instruction, address: u64) -> Result<Vec<Instruction
     built.map_err(|_| Refusal::Call)
 }
 
-/// Whether a function, up to its first branch, reads a register that the code before it does not keep: rax, r10 or r11. What it pushes is
-/// not looked at: compilers push any register to align the stack.
+/// Whether a function, up to its first branch, reads a register that the stub does not preserve: rax, r10 or r11.
+/// Pushes do not count: compilers push any register to align the stack.
 fn reads_hidden_argument(function: Decoder<'_>) -> bool {
     let mut infos = InstructionInfoFactory::new();
     let mut hidden = vec![Register::RAX, Register::R10, Register::R11];

@@ -31,7 +31,7 @@ fn a_function_that_is_told_something_in_other_registers_is_refused() {
     // push %rax; nopl (%rax); mov %rdi,%rax; test %rax,%rax; ret
     let aligned = [0x50, 0x0f, 0x1f, 0x00, 0x48, 0x89, 0xf8, 0x48, 0x85, 0xc0, 0xc3];
     assert!(read(&aligned).is_ok());
-    // xor %eax,%eax; jmp: what is behind it is not its beginning
+    // xor %eax,%eax; jmp: the code behind the jump does not count
     assert!(read(&[0x31, 0xc0, 0xe9, 0, 1, 0, 0, 0x84, 0xc0, 0xc3]).is_ok());
 }
 
@@ -42,7 +42,7 @@ fn a_short_branch_gets_a_long_distance() {
     let moved = displaced.elsewhere(0, |target| target).unwrap();
     assert_eq!(codes(&moved), [Code::Test_rm64_r64, Code::Je_rel32_64, Code::Jmp_rel32_64]);
     assert_eq!(moved[1].near_branch_target(), AT + 5 + 0x20);
-    // jmp to another function, which is hooked: its original
+    // jmp to another function, which is hooked: it leads to the original
     let moved = read(&[0xe9, 0xfb, 0x0f, 0, 0]).unwrap().elsewhere(0, |target| target + 7).unwrap();
     assert_eq!((codes(&moved), moved[0].near_branch_target()), (vec![Code::Jmp_rel32_64], AT + 0x1007));
 }
@@ -76,7 +76,7 @@ fn what_cannot_be_moved_is_refused() {
         (&[], Refusal::TooShort),
         // Short jump.
         (&[0xeb, 0x10, 0x90, 0x90, 0x90], Refusal::TooShort),
-        // An opcode that is none in 64-bit mode.
+        // An opcode that is invalid in 64-bit mode.
         (&[0x06, 0x90, 0x90, 0x90, 0x90], Refusal::UnknownInstruction),
         // jrcxz, loop
         (&[0xe3, 0x10, 0x90, 0x90, 0x90], Refusal::Branch),
@@ -84,7 +84,7 @@ fn what_cannot_be_moved_is_refused() {
         // hlt, int3
         (&[0xf4, 0x90, 0x90, 0x90, 0x90], Refusal::Immovable),
         (&[0xcc, 0x90, 0x90, 0x90, 0x90], Refusal::Immovable),
-        // data16 jmp, data16 call, data16 jne: another instruction on AMD's processors.
+        // data16 jmp, data16 call, data16 jne: decoded differently by AMD processors.
         (&[0x66, 0xe9, 0x10, 0, 0, 0], Refusal::Immovable),
         (&[0x66, 0xe8, 0x10, 0, 0, 0], Refusal::Immovable),
         (&[0x66, 0x0f, 0x85, 0x10, 0, 0, 0], Refusal::Immovable),
@@ -112,7 +112,7 @@ fn a_fast_path_is_copied_up_to_its_end() {
     let codes: Vec<Code> = moved.iter().map(Instruction::code).collect();
     assert_eq!(codes[2..], [Code::Test_rm64_r64, Code::Je_rel32_64, Code::Mov_r64_rm64, Code::Retnq]);
     assert_eq!(moved[3].near_branch_target(), AT + 11 + 16 + 0x1000);
-    // A jump back, where the copy ends before.
+    // A jump back, because the copy ends earlier.
     let moved = displaced.elsewhere(2, |target| target).unwrap();
     assert_eq!((moved.len(), moved[4].code(), moved[4].near_branch_target()), (5, Code::Jmp_rel32_64, AT + 11));
 }
@@ -153,7 +153,7 @@ fn a_copy_neither_calls_nor_moves_the_stack_anywhere_nor_waits_for_the_kernel() 
     assert_eq!(read(&[0x48, 0x83, 0xe4, 0xe0, 0x90, 0x48, 0x85, 0xff, 0xc3]).unwrap().following, []);
 }
 
-/// Further pages may have been changed by somebody.
+/// Other tools may have changed further pages.
 #[test]
 fn a_copy_ends_with_its_page() {
     let code = [&[0x48, 0x89, 0xf8, 0x48, 0x89, 0xf9][..], &[0x90; 20], &[0xc3]].concat();

@@ -1,4 +1,4 @@
-//! A minimal ELF file around the blob's text: tools attach by name and unwind with it.
+//! A minimal ELF file around the blob's text, so that tools can attach by name, and unwind.
 
 use crate::abi::{CODE, DESCRIPTION, STUBS, TABLES, TEXT_BYTES};
 use crate::code::{Entries, FRAME_BYTES};
@@ -8,7 +8,7 @@ use crate::frame_rows::FrameRow;
 #[derive(Clone, Debug)]
 pub(crate) struct Symbol {
     pub(crate) name: String,
-    /// Address, which is the file offset too.
+    /// Address, which is also the file offset.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
 }
@@ -22,7 +22,7 @@ const TEXT_SECTION: u16 = 1;
 const STRINGS_SECTION: u32 = 3;
 const NAMES_SECTION: u16 = 5;
 
-/// A section to be described.
+/// A section to describe.
 struct Section {
     name: &'static str,
     kind: u32,
@@ -60,12 +60,12 @@ impl Writer {
     }
 }
 
-/// Where something is on the stack below the return address: in the shared code, and in stubs by their offset in the file.
+/// Unwind information: entries of the shared code, and rows of stubs by offset in the file.
 type Framed<'a> = (&'a Entries, &'a [FrameRow]);
 
-/// Makes `text` an ELF file: with a header at its beginning, and from [`DESCRIPTION`] on what describes it. All of that is
-/// mapped, so that it can be read as long as the code is there. Symbols for which there is no room are left out, from the
-/// last one on.
+/// Makes `text` an ELF file, with a header at its beginning, and symbols and other sections from [`DESCRIPTION`] on.
+/// All of that is mapped, so it can be read as long as the code exists. If the symbols do not fit, the last ones are
+/// left out.
 pub(crate) fn wrap(text: &[u8], symbols: &[Symbol], frames: Framed<'_>) -> Vec<u8> {
     let mut named = symbols.len();
     loop {

@@ -17,7 +17,7 @@ pub enum Refusal {
     /// A branch that has no form with a long distance, or that leads nowhere known.
     #[error("it begins with a branch that cannot be moved")]
     Branch,
-    /// An instruction that works only where it is, or raises an exception.
+    /// An instruction that only works where it is, or raises an exception.
     #[error("it begins with an instruction that cannot be moved")]
     Immovable,
     /// A jump leads between the first instruction and the end of what is displaced.
@@ -29,17 +29,18 @@ pub enum Refusal {
     /// The displaced instructions are too long for a stub.
     #[error("its first instructions take too much space elsewhere")]
     TooLong,
-    /// A short jump from the allocator's own code to the function, which would count twice.
+    /// The allocator's own code reaches the function by a short jump; such calls would count twice.
     #[error("the allocator's own code reaches it by a jump that is too short to be redirected")]
     ShortInnerJump,
-    /// A reallocation that may throw and has no twin that returns NULL instead: whether the old block is freed is not known.
+    /// A reallocation that may throw and has no twin that returns NULL instead: it would be unknown whether the old
+    /// block is freed.
     #[error("it reallocates, and may throw an exception")]
     ThrowingReallocation,
-    /// A register that is not kept until the function runs: rax has how many vector registers a variadic function gets (System V ABI
-    /// 3.2.3), r10 the frame around a nested function.
+    /// It reads a register that is not preserved until it runs: rax holds the number of vector registers of a variadic
+    /// call (System V ABI 3.2.3), r10 the frame around a nested function.
     #[error("it reads a register besides those of its arguments, as a variadic or a nested function does")]
     HiddenArgument,
-    /// Two functions at one address, or overlapping ones.
+    /// Its bytes overlap another function's, or it has the same address.
     #[error("its first bytes belong to another function too")]
     Overlaps,
 }
@@ -53,10 +54,10 @@ pub enum BuildError {
     /// The shared code does not fit.
     #[error("the blob's code has {0} bytes, which is more than the layout has room for")]
     CodeTooLong(usize),
-    /// The size of the set.
+    /// The size of the set is out of range.
     #[error("a set of 2^{0} sampled blocks is not possible")]
     SetSize(u32),
-    /// A function of an object allocator.
+    /// A function of an object allocator cannot be hooked.
     #[error("a function of the object allocator: {0}")]
     Object(Refusal),
     /// No function can be hooked.
@@ -64,22 +65,22 @@ pub enum BuildError {
     NothingToHook,
 }
 
-/// Why what a target has at a blob's place is not taken for a blob.
+/// Why memory of a target is not accepted as a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ForeignBlob {
     /// Fewer bytes than the structure has.
     #[error("its memory could not be read whole")]
     Truncated,
-    /// No magic number.
+    /// The magic number is missing.
     #[error("it does not begin like a blob of heapbpf")]
     Magic,
     /// Made by another version of heapbpf.
     #[error("it was made by another version of heapbpf (layout {0})")]
     Version(u64),
-    /// Another build's code.
+    /// Made by another build, with other code.
     #[error("its code is that of another build of heapbpf")]
     OtherCode,
-    /// A figure makes no sense.
+    /// A value makes no sense.
     #[error("its header makes no sense")]
     Nonsense,
 }

@@ -1,4 +1,4 @@
-//! Whose fault it was that a process died: that of inline hooks, or its own. Pure.
+//! Decides whether inline hooks made a process die, or the process did that itself. Pure.
 
 use std::ops::Range;
 
@@ -15,15 +15,15 @@ pub const SIGSEGV: u32 = 11;
 
 /// Most bytes of an instruction.
 const LONGEST: usize = 15;
-/// The instruction at which programs end themselves by a SIGTRAP.
+/// The instruction with which programs end themselves by a SIGTRAP.
 const INT3: u8 = 0xcc;
 
-/// Where what is ours is in a process.
+/// Where our mappings are in a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// All that was mapped for it.
+    /// All addresses of the blob.
     pub mapped: Range<u64>,
-    /// Where it has copies of the functions' own instructions.
+    /// Copies of the functions' own instructions in it.
     pub originals: Vec<Range<u64>>,
     /// Pages of the allocator that were replaced.
     pub pages: Vec<Range<u64>>,
@@ -39,14 +39,15 @@ pub enum Place {
 }
 
 impl Layout {
-    /// The place at which hooks made a process die by a signal, with its instruction pointer at `ip`; `None` if that was its own doing.
-    /// `read` reads what the allocator's file has at an address.
+    /// Returns the place at which hooks made a process die by a signal, with its instruction pointer at `ip`; `None` if
+    /// the process did that itself. `read` reads the allocator file's content at an address.
     ///
-    /// A fault in a copy of the program's own instructions is its own: they use its memory, which may be corrupted. In replaced pages, so is a
-    /// fault of memory, and an instruction that its file has for the purpose of ending it.
+    /// A fault in a copy of the program's own instructions is the program's: they use its memory, which may be
+    /// corrupted. In replaced pages, the same goes for memory faults, and for instructions that the file contains in
+    /// order to end the process.
     #[must_use]
     pub fn blamed(&self, signal: u32, ip: u64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Place> {
-        // Behind a breakpoint, that is where it was.
+        // After a breakpoint, the instruction pointer is one byte behind it.
         let at = if signal == SIGTRAP { ip.wrapping_sub(1) } else { ip };
         let is_in = |ranges: &[Range<u64>], address: u64| ranges.iter().any(|range| range.contains(&address));
         let is_fault_of_memory = match signal {
@@ -63,7 +64,7 @@ impl Layout {
     }
 }
 
-/// Whether a file's own instruction ended a process by this signal.
+/// Whether the file's own instruction ended a process by this signal.
 fn ends_itself(signal: u32, ip: u64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> bool {
     if signal == SIGTRAP {
         let mut before = [0];
@@ -89,7 +90,7 @@ mod tests {
         }
     }
 
-    /// The file has `mov eax, eax` everywhere, but for a `ud2` and an `int3` at the beginning of the second page.
+    /// The file has `mov eax, eax` everywhere, except for a `ud2` and an `int3` at the beginning of the second page.
     fn file(address: u64, bytes: &mut [u8]) -> bool {
         let own = [0x0f, 0x0b, INT3];
         let at = |address: u64| match address.checked_sub(PAGE + 0x1000) {

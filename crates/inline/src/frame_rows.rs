@@ -1,15 +1,15 @@
-//! Call frame information for copied instructions: where the return address and the caller's registers are while they move the stack
-//! pointer (DWARF 5, §6.4.2; registers by the System V ABI for x86-64, §3.6.2).
+//! Call frame information for copied instructions: where the return address and the caller's registers are while these
+//! instructions move the stack pointer (DWARF 5, §6.4.2; registers by the System V ABI for x86-64, §3.6.2).
 
 use iced_x86::{Code, Instruction, InstructionInfoFactory, OpAccess, Register};
 
 const DW_CFA_DEF_CFA_OFFSET: u8 = 0x0e;
 const DW_CFA_OFFSET: u8 = 0x80;
 const DW_CFA_RESTORE: u8 = 0xc0;
-/// Where the stack pointer is at a function's entry, below the address that frames are described by.
+/// Distance of the stack pointer below the canonical frame address at a function's entry.
 const ENTRY: i64 = 8;
 
-/// What is so from a place on.
+/// Unwind rules that apply from a place on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FrameRow {
     /// The place.
@@ -19,26 +19,26 @@ pub(crate) struct FrameRow {
 }
 
 impl FrameRow {
-    /// From `at` on, the stack pointer is so many bytes below the frame's address.
+    /// From `at` on, the stack pointer is this many bytes below the canonical frame address.
     pub(crate) fn depth(at: u32, bytes: u8) -> Self {
         Self { at, rules: vec![DW_CFA_DEF_CFA_OFFSET, bytes] }
     }
 }
 
-/// What an instruction does to the stack pointer.
+/// The effect of an instruction on the stack pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Nothing.
     None,
-    /// Moves it down by a word, which is this register's value if a callee must preserve it.
+    /// Moves it down by a word, which gets this register's value if that is one that a callee must preserve.
     Pushed(Option<u8>),
-    /// Moves it up by a word, which is the register's.
+    /// Moves it up by a word, which is loaded into this register if that is one that a callee must preserve.
     Popped(Option<u8>),
-    /// Moves it up by so many bytes.
+    /// Moves it up by this many bytes.
     Moved(i64),
 }
 
-/// The change; `None` if it cannot be told.
+/// The effect of an instruction; `None` if it cannot be determined.
 pub(crate) fn change(infos: &mut InstructionInfoFactory, instruction: &Instruction) -> Option<Change> {
     let immediate = || instruction.immediate(1).cast_signed();
     let is_own = instruction.op0_register() == Register::RSP;
@@ -61,12 +61,12 @@ pub(crate) fn change(infos: &mut InstructionInfoFactory, instruction: &Instructi
     (!is_written).then_some(Change::None)
 }
 
-/// Whether the operand is at a distance from the stack pointer.
+/// Whether the memory operand is at a fixed distance from the stack pointer.
 fn is_relative(instruction: &Instruction) -> bool {
     instruction.memory_base() == Register::RSP && instruction.memory_index() == Register::None
 }
 
-/// The number of a register that a function must preserve.
+/// The number of the register, if a function must preserve it.
 fn preserved(register: Register) -> Option<u8> {
     match register {
         Register::RBX => Some(3),
@@ -79,8 +79,8 @@ fn preserved(register: Register) -> Option<u8> {
     }
 }
 
-/// Rows for instructions at these places, of which there is one more: the place behind the last one. What follows there is as at the
-/// entry.
+/// Rows for instructions at these places. There is one more place, behind the last instruction: from there on, the
+/// state is as at the entry.
 pub(crate) fn rows(instructions: &[Instruction], places: &[u32]) -> Vec<FrameRow> {
     let mut infos = InstructionInfoFactory::new();
     let (mut depth, mut saved) = (ENTRY, Vec::new());
@@ -88,7 +88,7 @@ pub(crate) fn rows(instructions: &[Instruction], places: &[u32]) -> Vec<FrameRow
     for (instruction, behind) in instructions.iter().zip(places.iter().skip(1)) {
         let mut rules = Vec::new();
         match change(&mut infos, instruction) {
-            // `ret`, and a jump that takes the place of a call: control does not go on here.
+            // `ret`, and a jump that replaces a call: control does not go on here.
             None => break,
             Some(Change::None) => continue,
             Some(Change::Pushed(register)) => {
@@ -166,7 +166,7 @@ mod tests {
             row(33, &[0x0e, 8, 0xcc]),
         ];
         assert_eq!(rows(&code, &places), expected);
-        // Cut off after the first two: what follows is not theirs.
+        // Cut off after the first two: the code behind them is not part of them.
         let cut = [row(12, &[0x0e, 16, 0x8c, 2]), row(13, &[0x0e, 8, 0xcc])];
         assert_eq!(rows(&code[..2], &places[..3]), cut);
         assert_eq!(rows(&code[2..3], &places[2..4]), []);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::abi::PAGE_BYTES;
 
-/// How far a 32-bit distance reaches, less some room for the distances within the blob, bytes.
+/// How far a 32-bit distance reaches, less some slack for the distances within the blob, bytes.
 const REACH_BYTES: u64 = (1 << 31) - (64 << 20);
 /// Kept free on either side: a heap or a mapping there may grow.
 const MARGIN_BYTES: u64 = 64 << 10;
@@ -24,10 +24,11 @@ pub struct Mapping {
     pub grows_down: bool,
 }
 
-/// The address nearest to `text` at which `bytes` (whole pages) are unmapped, all of them within reach of all of it.
+/// Finds the address nearest to `text` at which `bytes` (whole pages) are unmapped and all within reach of all of
+/// `text`.
 ///
-/// `mappings` are all those of the target, ascending. No place right above what grows up, or below what grows down, is
-/// taken.
+/// `mappings` are all mappings of the target, ascending. Places right above a mapping that grows up, or right below one
+/// that grows down, are not used.
 #[must_use]
 pub fn find(mappings: &[Mapping], text: &Range<u64>, bytes: u64) -> Option<u64> {
     let mut best: Option<(u64, u64)> = None;
@@ -66,7 +67,7 @@ mod tests {
     fn takes_the_nearest_place_with_margins() {
         let mappings = [mapping(0x7f00_0000_0000, 0x7f00_0020_0000), mapping(0x7f00_0040_0000, 0x7f00_0050_0000)];
         assert_eq!(find(&mappings, &TEXT, 0x10_0000), Some(0x7f00_0021_0000));
-        // Too large for the gap above: below, or beyond.
+        // Too large for the gap above: it goes below, or beyond.
         assert_eq!(find(&mappings, &TEXT, 0x30_0000), Some(0x7eff_ffcf_0000));
     }
 

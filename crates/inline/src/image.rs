@@ -1,5 +1,5 @@
-//! The file that is mapped into a target: header, shared code, tables, stubs, and an ELF file's symbols around them, so
-//! that tools can name its places.
+//! The file that is mapped into a target: header, shared code, tables and stubs, inside an ELF file with symbols, so
+//! that tools can name its addresses.
 
 use sampler_ebpf::abi::inline::{SYMBOL_FREEING, SYMBOL_REALLOCATING, SYMBOL_RESULT, SYMBOL_UNSEEN};
 use sampler_ebpf::geometric::{LOGARITHMS, RECIPROCALS};
@@ -15,12 +15,13 @@ use crate::error::BuildError;
 use crate::frame_rows::FrameRow;
 use crate::stub::Stub;
 
-/// What differs between blobs for the same functions.
+/// Settings that may differ between blobs for the same functions.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// One of [`CRITERION_BYTES`](crate::abi::CRITERION_BYTES), [`CRITERION_ALLOCATIONS`](crate::abi::CRITERION_ALLOCATIONS).
+    /// One of [`CRITERION_BYTES`](crate::abi::CRITERION_BYTES),
+    /// [`CRITERION_ALLOCATIONS`](crate::abi::CRITERION_ALLOCATIONS).
     pub criterion: u32,
-    /// The set has room for 2^`set_log2` sampled blocks; half as many find theirs without fail.
+    /// The set has capacity for 2^`set_log2` sampled blocks; half as many always find a place.
     pub set_log2: u32,
     /// Whether the machine has `rdrand`.
     pub has_rdrand: bool,
@@ -28,7 +29,7 @@ pub struct Settings {
     pub file: [u64; 3],
 }
 
-/// FNV-1a, 64 bits: tells builds apart, no more.
+/// FNV-1a, 64 bits. It only serves to tell builds apart.
 #[must_use]
 pub fn code_hash(code: &Code<'_>) -> u64 {
     code.bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
@@ -39,7 +40,7 @@ fn put(image: &mut [u8], at: u64, bytes: &[u8]) {
     image[at as usize..][..bytes.len()].copy_from_slice(bytes);
 }
 
-/// The whole file.
+/// Builds the whole file.
 pub(crate) fn file(
     code: &Code<'_>,
     settings: &Settings,

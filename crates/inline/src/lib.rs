@@ -1,7 +1,7 @@
 //! Inline hooks as data: the layout of what is mapped into a target, the relocation of displaced instructions, and the
 //! plan of a patch.
 //!
-//! Nothing here touches a process. The bytes that a target's memory holds are hostile: they are checked before use.
+//! Nothing here touches a process. Bytes from a target's memory are hostile, and are checked before use.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ pub mod read;
 mod redirect;
 mod stub;
 
-// What is shared with fuzz targets names the crate.
+// Code that is shared with fuzz targets names the crate.
 #[cfg(test)]
 extern crate self as heapbpf_inline;
 

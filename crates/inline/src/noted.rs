@@ -1,4 +1,4 @@
-//! Blocks that are sampled already when an allocator is hooked: what a blob holds so that it reports their frees.
+//! Blocks that are already sampled when an allocator is hooked: data for a blob, so that it reports their frees.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,7 +7,7 @@ use crate::abi::{BUCKET_BYTES, ENTRY_BYTES, FILTER, FILTER_BYTES, SET, WINDOW_BY
 /// The same multiplier as in the blob's `window`.
 const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What is written to a new blob, to which no jump leads yet. Further blocks may be added.
+/// What is written to a new blob before any jump leads to it. Further blocks may be added.
 #[derive(Clone, Debug)]
 pub struct Noted {
     /// Entries by their offset.
@@ -17,13 +17,14 @@ pub struct Noted {
 }
 
 impl Noted {
-    /// Of a blob whose set has 2^`set_log2` entries.
+    /// For a blob whose set has 2^`set_log2` entries.
     #[must_use]
     pub fn new(set_log2: u32) -> Self {
         Self { set: HashMap::new(), filter: HashMap::new(), mask: (ENTRY_BYTES << set_log2) - BUCKET_BYTES }
     }
 
-    /// Adds blocks. What is to be written for them: offsets from the base, and bytes. `None` if there is no room for one of them.
+    /// Adds blocks, and returns what to write for them: offsets from the base, and bytes. `None` if there is no space
+    /// for one of them.
     pub fn add(&mut self, blocks: &[u64]) -> Option<Vec<(u64, Vec<u8>)>> {
         let mut written = Vec::new();
         let mut classes = BTreeSet::new();

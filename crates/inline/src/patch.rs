@@ -3,10 +3,10 @@
 /// Bytes to be replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
-    /// Where.
+    /// Where they are.
     pub address: u64,
     /// The bytes of the file.
     pub before: Vec<u8>,
-    /// As many new ones.
+    /// The new bytes, of the same length.
     pub after: Vec<u8>,
 }

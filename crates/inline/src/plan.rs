@@ -1,7 +1,7 @@
 //! The plan of a patch: which bytes of an allocator's text change, and the file that is mapped beside it.
 //!
-//! The plan replaces pages and does not write into them, because other tools' uprobes belong to the file: in pages
-//! that are not the file's, they neither hit nor are they restored. So the jump can be at the very entry.
+//! The plan replaces pages instead of writing into them. Other tools' uprobes belong to the file: in pages that are not
+//! the file's they neither fire nor are they restored. So the jump can be at the very entry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -32,11 +32,12 @@ pub struct Wanted<'a> {
     pub name: &'a str,
     /// Address of its first instruction in the target.
     pub address: u64,
-    /// Bytes of it. Beyond 4096, they are looked at only for jumps into its first instructions.
+    /// Its length in bytes. All of it is searched for jumps into its first instructions, and for calls of hooked
+    /// functions.
     pub length: u64,
-    /// What its arguments mean: [`Site::function`], the arguments and flags count. The arguments are those at entry.
+    /// What its arguments, as they are at entry, mean. Only [`Site::function`], the arguments and the flags matter.
     pub site: Site,
-    /// What is called in its place if it may throw and the call is sampled.
+    /// The function to call instead if this one may throw and the call is sampled.
     pub twin: Option<Twin>,
 }
 
@@ -49,29 +50,31 @@ pub struct Twin {
     pub arguments: TwinArguments,
 }
 
-/// What a plan is made from.
+/// The data that a plan is made from.
 pub struct Inputs<'a> {
     /// The executable segments of the file. Functions and ranges outside are not hooked.
     pub texts: &'a [Text<'a>],
     /// Functions to hook.
     pub wanted: &'a [Wanted<'a>],
     /// Ranges of addresses with the allocator's own code: calls of hooked functions from there do not count. The wanted
-    /// functions themselves are always among it.
+    /// functions themselves always belong to it.
     pub inner: &'a [[u64; 2]],
-    /// Addresses of stubs (PLT) that lead to a wanted function, and its index. Only those whose slot in the target holds the
-    /// function's address: another file may define the name first, and its function must still be called.
+    /// Addresses of stubs (PLT) that lead to a wanted function, and its index. This only includes stubs whose slot in
+    /// the target holds the function's address: another file may define the name first, and then its function must
+    /// still be called.
     pub stubs: &'a HashMap<u64, usize>,
     /// Addresses of slots (GOT) that hold the address of a wanted function in the target, and its index.
     pub slots: &'a HashMap<u64, usize>,
     /// Functions of an interpreter's object allocator, which calls wanted functions.
     pub objects: &'a [ObjectFunction<'a>],
-    /// [`Jumps`] into the wanted functions; `None` if they are to be looked for.
+    /// [`Jumps`] into the wanted functions; `None` if they have to be searched for.
     pub jumps: Option<&'a Jumps>,
-    /// Where the blob will be: within reach of every text. See [`crate::gap`].
+    /// Address of the blob: within reach of every text. See [`crate::gap`].
     pub base: u64,
 }
 
-/// A function of an interpreter's object allocator. It may be anywhere: it is called through a word, and nothing is displaced.
+/// A function of an interpreter's object allocator. It may be anywhere, because it is called through a word and nothing
+/// is displaced.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectFunction<'a> {
     /// Its name.
@@ -96,20 +99,21 @@ pub struct Run {
 /// The plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Where the blob will be.
+    /// Address of the blob.
     pub base: u64,
     /// The file to be mapped: [`TEXT_BYTES`](crate::abi::TEXT_BYTES).
     pub file: Vec<u8>,
     /// What changes in the allocator's text, ascending, not overlapping.
     pub patches: Vec<Patch>,
-    /// Instructions that are not where they were: a thread that stands at one goes on at the other. Ascending. A word of
-    /// such a value on a stack may be in a signal's frame, which a handler will return to: the patch must wait then.
+    /// Instructions that move: a thread that is stopped at the first address goes on at the second. Ascending. A word
+    /// with such an address on a stack may be in a signal frame, to which a handler will return: then the patch must
+    /// wait.
     pub moved: Vec<(u64, u64)>,
-    /// Where the blob has copies of the functions' own instructions, ascending.
+    /// Address ranges in the blob of the copies of the functions' own instructions, ascending.
     pub originals: Vec<Range<u64>>,
-    /// The hooked functions, by index in the list of wanted ones.
+    /// The hooked functions, as indices into the list of wanted ones.
     pub hooked: Vec<usize>,
-    /// Those that are not hooked, and why.
+    /// The functions that are not hooked, and why.
     pub refused: Vec<(usize, Refusal)>,
     /// The words that lead to functions of an object allocator.
     pub leads: Vec<Lead>,
@@ -132,7 +136,7 @@ impl Plan {
         if functions > MAX_FUNCTIONS || inputs.objects.len() > MAX_OBJECT_FUNCTIONS {
             return Err(BuildError::TooManyFunctions(functions));
         }
-        // So no sum of addresses overflows below, whatever the file says.
+        // With this, no sum of addresses below overflows, whatever the file says.
         let in_user_space =
             |text: &Text<'_>| text.address < USER_END && text.bytes.len() as u64 <= USER_END - text.address;
         if !inputs.texts.iter().all(in_user_space) {
@@ -141,7 +145,7 @@ impl Plan {
         let mut refused = Vec::new();
         let mut candidates = candidates(inputs, &mut refused);
         loop {
-            // A refused function changes which calls are redirected, and which twins there are.
+            // A refused function changes which calls are redirected, and which twins exist.
             if candidates.is_empty() {
                 return Err(BuildError::NothingToHook);
             }
@@ -179,9 +183,9 @@ impl Plan {
         &self.file
     }
 
-    /// The pages of the allocator's text with the patches in them. Runs with at most `gap` pages in between are joined,
-    /// because each is a mapping. `read` fills in what the file has at an address, whole pages, as a mapping of it would;
-    /// `None` if it cannot.
+    /// The pages of the allocator's text with the patches applied. Runs with at most `gap` pages in between are joined,
+    /// because each is a mapping. `read` fills in the file's content at an address, in whole pages, as a mapping of it
+    /// would, and returns whether it could. `None` if it could not, or if the file has changed.
     #[must_use]
     pub fn runs(&self, gap: u64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Vec<Run>> {
         let page = |address: u64| address / PAGE_BYTES;
@@ -298,7 +302,7 @@ fn link_twins(candidates: &mut [Candidate], inputs: &Inputs<'_>) {
     }
 }
 
-/// Adds the functions of an object allocator, and their stubs. The words that are to lead there.
+/// Adds the functions of an object allocator, and their stubs. Returns the words that have to lead there.
 fn add_objects(
     code: &Code<'_>,
     settings: &Settings,
@@ -342,7 +346,7 @@ fn add_objects(
 
 type Assembled = (Vec<Stub>, Vec<Patch>, Vec<(u64, u64)>);
 
-/// Encodes all stubs and patches; the index of a candidate that cannot be hooked, otherwise. Fills in the offsets.
+/// Encodes all stubs and patches. If that is not possible, fails with the index of a candidate that cannot be hooked.
 fn assemble(
     code: &Code<'_>,
     settings: &Settings,
@@ -358,7 +362,7 @@ fn assemble(
         by_address.get(&target).copied().or_else(behind_stub)
     };
     let function_behind = |slot: u64| of_wanted.get(inputs.slots.get(&slot)?).copied();
-    // With the first `following` of the instructions that may be copied.
+    // Encodes a stub with the first `following` of the instructions that may be copied.
     let encode = |index: usize, following: usize, redirected: &dyn Fn(u64) -> u64| {
         let candidate = &candidates[index];
         let original = candidate.displaced.elsewhere(following, redirected)?;
@@ -374,7 +378,8 @@ fn assemble(
         };
         parts.build()
     };
-    // First with any near target for inner jumps and without copies, to learn where the originals are, and how much room is left.
+    // First with any near target for inner jumps and without copies, to learn where the originals are and how much
+    // space is left.
     let (mut originals, mut rooms) = (Vec::new(), Vec::new());
     for index in 0..candidates.len() {
         let anywhere = |target: u64| function_at(target).map_or(target, |_| inputs.base + at(index));
@@ -387,7 +392,7 @@ fn assemble(
     for (index, candidate) in candidates.iter().enumerate() {
         let redirected = |target| function_at(target).map_or(target, original);
         let following = candidate.displaced.worth_copying(rooms[index]);
-        // What follows may refer to something that is out of reach.
+        // The instructions that follow may refer to something out of reach.
         let stub = encode(index, following, &redirected).or_else(|_| encode(index, 0, &redirected));
         let stub = stub.map_err(|refusal| (index, refusal))?;
         for (instruction, offset) in candidate.displaced.instructions.iter().zip(&stub.displaced).skip(1) {
@@ -411,14 +416,14 @@ fn assemble(
     Ok((stubs, patches, moved))
 }
 
-/// Where the stubs of a blob at `base` have the functions' own instructions.
+/// Where the stubs of a blob at `base` contain the functions' own instructions.
 fn originals(base: u64, stubs: &[Stub]) -> Vec<Range<u64>> {
     let starts = (base + STUBS..).step_by(STUB_BYTES as usize);
     let range = |(at, stub): (u64, &Stub)| at + u64::from(stub.original)..at + u64::from(stub.original_end);
     starts.zip(stubs).map(range).collect()
 }
 
-/// The jump at the function's entry, and breakpoints in what is left of the displaced bytes.
+/// The jump at the function's entry, with breakpoints in the rest of the displaced bytes.
 fn entry_patch(inputs: &Inputs<'_>, candidate: &Candidate, stub: u64) -> Option<Patch> {
     let (address, length) = (candidate.function.address, candidate.displaced.length);
     let before = inputs.texts.iter().find_map(|t| t.range(address, address + length as u64))?.to_vec();
@@ -429,7 +434,7 @@ fn entry_patch(inputs: &Inputs<'_>, candidate: &Candidate, stub: u64) -> Option<
     Some(Patch { address, before, after })
 }
 
-/// The allocator's own code, without what is displaced: ascending, not overlapping.
+/// The allocator's own code without the displaced instructions: ascending, not overlapping.
 fn inner_ranges(inputs: &Inputs<'_>, candidates: &[Candidate]) -> Vec<[u64; 2]> {
     let own = inputs.wanted.iter().map(|w| [w.address, w.address.saturating_add(w.length)]);
     let mut ranges: Vec<[u64; 2]> = own.chain(inputs.inner.iter().copied()).filter(|[s, e]| s < e).collect();

@@ -29,8 +29,8 @@ fn entries() -> Entries {
     }
 }
 
-/// Functions 64 bytes apart, with a common prologue: malloc, realloc, free, calloc, posix_memalign, operator new and its
-/// twin, and a reallocation that throws.
+/// Functions 64 bytes apart, with a common prologue: malloc, realloc, free, calloc, posix_memalign, operator new and
+/// its twin, and a reallocation that throws.
 struct Made {
     text: Vec<u8>,
     wanted: Vec<Wanted<'static>>,
@@ -79,7 +79,7 @@ impl Made {
         self.text[(address - TEXT) as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// An instruction of one opcode and a distance.
+    /// Writes an instruction that consists of an opcode and a distance.
     fn branch(&mut self, from: u64, opcode: &[u8], to: u64) {
         let distance = to.wrapping_sub(from + opcode.len() as u64 + 4) as u32;
         self.write(from, &[opcode, &distance.to_le_bytes()].concat());
@@ -128,7 +128,7 @@ fn each_entry_leads_to_its_stub_and_back() {
         assert_eq!(patch_at(&plan, at(index)).near_branch_target(), stub);
         let described = function(&plan, index as usize);
         assert_eq!((described.number, described.displaced), (77 | (index as u32) << 16, 7));
-        // The displaced instructions, and what follows them up to the end.
+        // The displaced instructions, and those that follow up to the end.
         let original = decoded(&plan, u64::from(described.original), 6);
         assert_eq!(original[0].code(), Op::Push_r64);
         assert_eq!([original[4].code(), original[5].code()], [Op::Nopd, Op::Retnq]);
@@ -203,8 +203,8 @@ fn a_displaced_jump_to_a_hooked_function_leads_to_its_original() {
 
 #[test]
 fn functions_that_cannot_be_hooked_are_left_out() {
-    // Somebody jumps into malloc's first instructions; calloc jumps back to its entry by a short jump; two functions
-    // overlap; free's code is not there.
+    // A jump leads into malloc's first instructions; calloc jumps back to its entry by a short jump; two functions
+    // overlap; free's code is missing.
     let mut made = made();
     made.branch(at(14), &[0x0f, 0x85], at(0) + 2);
     made.write(at(3) + 16, &[0xeb, 0xee]);
@@ -279,7 +279,7 @@ fn pages_are_replaced_whole() {
     let joined = plan.runs(2, &read).unwrap();
     assert_eq!(joined.iter().map(|r| (r.address, r.bytes.len())).collect::<Vec<_>>(), [(TEXT, 4 * 4096)]);
     assert_eq!(plan.runs(1, &|_, _| false), None);
-    // The file has changed meanwhile.
+    // The file has changed since.
     assert_eq!(
         plan.runs(1, &|_, bytes| {
             bytes.fill(0);
@@ -340,7 +340,7 @@ fn any_code_is_planned_or_refused() {
     assert_eq!(Plan::new(&code, &SETTINGS, &high).unwrap_err(), BuildError::NothingToHook);
 }
 
-/// The kernel tells a thread in a restartable sequence by its address, so no code of such a file runs elsewhere.
+/// The kernel recognises a thread in a restartable sequence by its address, so no code of such a file runs elsewhere.
 #[test]
 fn code_of_a_file_with_restartable_sequences_stays_where_it_is() {
     let copied = |made: Made| {

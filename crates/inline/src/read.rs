@@ -14,27 +14,27 @@ use crate::image::code_hash;
 /// Bytes from [`STATE`] that hold all counts.
 pub const COUNTS_BYTES: usize = (SLOTS_OFFSET - STATE) as usize + SLOTS * size_of::<Slot>();
 
-/// Most that a count can be: what a process would allocate in 80 days at 10 GB a second. A target that writes more there means
-/// harm, and sums of such counts must not overflow.
+/// Largest plausible count: what a process would allocate in 80 days at 10 GB a second. A target that writes more is
+/// hostile, and sums of such counts must not overflow.
 const MOST: u64 = 1 << 56;
 
 /// Counts of a process, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Outermost calls of allocation functions, failed ones included.
+    /// Outermost calls of allocation functions, including failed ones.
     pub calls: u64,
-    /// Bytes that they requested, less those that are known to have failed.
+    /// Bytes that they requested, without those of calls that are known to have failed.
     pub bytes: u64,
     /// Sampled calls.
     pub sampled: u64,
-    /// Bytes that they requested, less those that are known to have failed.
+    /// Bytes that sampled calls requested, without those of calls that are known to have failed.
     pub sampled_bytes: u64,
     /// Sampled calls that succeeded.
     pub reported: u64,
     /// Sampled calls that failed.
     pub failed: u64,
-    /// Sampled calls that never returned: their threads have made other calls since. (While a signal handler allocates, one
-    /// that is in progress is among them.)
+    /// Sampled calls that never returned: their threads have made other calls since. (While a signal handler allocates,
+    /// an interrupted call in progress is counted here, too.)
     pub abandoned: u64,
     /// Unsampled calls that are known to have failed.
     pub unsampled_failed: u64,
@@ -51,7 +51,7 @@ pub struct Counts {
 }
 
 impl From<&SlotSums> for Counts {
-    /// What a program added up when a process left its memory.
+    /// Converts the sums that a BPF program made when a process left its memory.
     fn from(sums: &SlotSums) -> Self {
         let counts = Self {
             calls: sums.calls,
@@ -73,8 +73,8 @@ impl From<&SlotSums> for Counts {
 }
 
 impl Counts {
-    /// Adds up what [`COUNTS_BYTES`] bytes at [`STATE`] say. Sums wrap, and what is beyond measure is cut: the target may have
-    /// written anything.
+    /// Adds up the counts in [`COUNTS_BYTES`] bytes at [`STATE`]. Sums wrap, and implausible ones are capped, because
+    /// the target may have written anything.
     ///
     /// # Errors
     /// [`ForeignBlob::Truncated`].
@@ -86,7 +86,7 @@ impl Counts {
         for slot in slots.iter().chain([&totals.shared]) {
             counts.threads += u64::from(slot.key != 0);
             let open = slot.sampled.saturating_sub(slot.reported).saturating_sub(slot.failed);
-            // Calls of many threads are in the shared one: nothing is known of them.
+            // The shared slot has calls of many threads, so all open ones are taken to be in progress.
             let in_progress =
                 if std::ptr::eq(slot, &totals.shared) { open } else { u64::from(slot.calls == slot.sampled_call) };
             counts.abandoned = counts.abandoned.wrapping_add(open.saturating_sub(in_progress));
@@ -107,7 +107,7 @@ impl Counts {
         Ok(counts.bounded())
     }
 
-    /// The same with no count beyond measure. One that is a little below zero, as it was read while it changed, stays so.
+    /// Caps implausible counts. A count that is a little below zero, because it was read while it changed, stays so.
     fn bounded(self) -> Self {
         let bounded = |count: u64| if count.cast_signed().unsigned_abs() > MOST { MOST } else { count };
         Self {

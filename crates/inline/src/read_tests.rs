@@ -1,4 +1,4 @@
-//! Memory of a target that may say anything.
+//! Tests with target memory that may contain anything.
 
 use super::*;
 use crate::abi::{DRAWS, Header};

@@ -1,5 +1,5 @@
-//! Calls and jumps from the allocator's own code to hooked functions: they lead to the original, so that only the
-//! outermost call counts, and whatever jumps where.
+//! Redirects calls and jumps from the allocator's own code to hooked functions: they lead to the originals, so that
+//! only the outermost call counts. Also finds which code jumps where.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::displaced::{JUMP_BYTES, is_branch};
 use crate::error::Refusal;
 use crate::patch::Patch;
 
-/// A piece of executable memory and what the file has there.
+/// A piece of executable memory, and the file's content there.
 #[derive(Clone, Copy, Debug)]
 pub struct Text<'a> {
     /// Its address in the target.
@@ -34,12 +34,12 @@ pub(crate) enum Leads {
     Elsewhere,
     /// To the hooked function with this index, directly.
     Directly(usize),
-    /// To it, through this address in the offset table.
+    /// To the hooked function with this index, through a slot of the offset table.
     ThroughSlot(usize),
 }
 
-/// The patches that lead inner calls in `[start, end)` of `text` to originals. Functions that an unpatchable jump leads
-/// to are in the second list.
+/// Returns the patches that redirect inner calls in `[start, end)` of `text` to the originals. The second list has the
+/// functions that a jump leads to which cannot be patched.
 pub(crate) fn inner_calls(
     text: &Text<'_>,
     [start, end]: [u64; 2],
@@ -67,7 +67,7 @@ pub(crate) fn inner_calls(
     (patches, refused)
 }
 
-/// The call or jump with another target, in as many bytes.
+/// The call or jump with another target, in the same number of bytes.
 fn redirected(instruction: &Instruction, target: u64) -> Option<Vec<u8>> {
     let opcode: &[u8] = match (instruction.flow_control(), instruction.len()) {
         (FlowControl::Call, 5) => &[0xe8],
@@ -92,12 +92,12 @@ fn condition(instruction: &Instruction) -> Option<u8> {
     (instruction.is_jcc_near()).then(|| instruction.condition_code() as u8)?.checked_sub(1)
 }
 
-/// Most bytes that a jump displaces: all but the last instruction are shorter than it.
+/// Most bytes that a jump displaces: all instructions but the last together are shorter than the jump.
 const MOST_DISPLACED: u64 = JUMP_BYTES as u64 - 1 + 15;
 
-/// What looks like calls and jumps with a 32-bit distance that lead into functions' first instructions, each after its first byte. It may
-/// be no instruction, and no harm is done then. To find it takes a look at all code of a file, so it may be kept for the next process that
-/// maps the file.
+/// Bytes that look like calls and jumps with a 32-bit distance into functions' first instructions, behind their first
+/// byte. They may not be instructions at all; that does no harm. Finding them takes a scan of all code of a file, so
+/// the result may be kept for the next process that maps the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Jumps {
     into: BTreeSet<Jump>,
@@ -105,28 +105,30 @@ pub struct Jumps {
     restarts: bool,
 }
 
-/// What precedes the code to which the kernel leads a thread that it has interrupted in a restartable sequence (`RSEQ_SIG` of Linux).
+/// The value in front of the code to which the kernel sends a thread that was interrupted in a restartable sequence
+/// (`RSEQ_SIG` of Linux).
 const RESTART_SIGNATURE: [u8; 4] = 0x5305_3053_u32.to_le_bytes();
-/// `mov $…,%r10d`: a C library that tells the kernel the signature, as a system call's fourth argument.
+/// `mov $…,%r10d`: a C library that passes the signature to the kernel, as a system call's fourth argument.
 const TELLS_KERNEL: [u8; 2] = [0x41, 0xba];
 
 fn has_restartable_sequences(code: &[u8]) -> bool {
     memchr::memmem::find_iter(code, &RESTART_SIGNATURE).any(|at| !code[..at].ends_with(&TELLS_KERNEL))
 }
 
-/// What leads into a function.
+/// A jump into a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Jump {
     /// Address of the function.
     function: u64,
-    /// How far behind it leads, bytes.
+    /// Distance of its target from the function's beginning, bytes.
     into: u64,
-    /// How far behind it the opcode is, bytes; `None` if not among the function's first instructions.
+    /// Distance of its opcode from the function's beginning, bytes; `None` if it is not among the function's first
+    /// instructions.
     from: Option<u64>,
 }
 
 impl Jumps {
-    /// Those in `texts` that lead into functions which begin at these addresses.
+    /// Finds those in `texts` that lead into functions which begin at these addresses.
     #[must_use]
     pub fn new(texts: &[Text<'_>], mut functions: Vec<u64>) -> Self {
         functions.sort_unstable();
@@ -135,7 +137,7 @@ impl Jumps {
         let mut jumps = BTreeSet::new();
         for text in texts {
             for (from, to) in near_branches(text) {
-                // Most lead somewhere else altogether.
+                // Most lead somewhere else.
                 if !all.contains(&to) {
                     continue;
                 }
@@ -150,25 +152,26 @@ impl Jumps {
         Self { into: jumps, restarts }
     }
 
-    /// Whether code of the file may run nowhere but at its own addresses: the kernel knows a restartable sequence by its addresses.
+    /// Whether code of the file must only run at its own addresses, because the kernel knows restartable sequences by
+    /// their addresses.
     pub(crate) const fn restarts(&self) -> bool {
         self.restarts
     }
 
-    /// The same in a process where all addresses are larger by `bias`, or wrap around.
+    /// The same for a process where all addresses are larger by `bias`, with wrap-around.
     #[must_use]
     pub fn moved(&self, bias: u64) -> Self {
         let moved = |jump: &Jump| Jump { function: jump.function.wrapping_add(bias), ..*jump };
         Self { into: self.into.iter().map(moved).collect(), restarts: self.restarts }
     }
 
-    /// Which of the `ranges` are entered after their first bytes, by index.
+    /// Which of the `ranges` are entered behind their first byte, by index.
     pub(crate) fn entered(&self, ranges: &[[u64; 2]]) -> BTreeSet<usize> {
         let entered = |jump: &Jump| {
             let index = ranges.iter().position(|[start, _]| *start == jump.function)?;
             let [start, end] = ranges[index];
             let length = end - start;
-            // What the displaced bytes themselves say is decided where they are decoded.
+            // Jumps within the displaced bytes are handled where these are decoded.
             let is_entered = jump.into < length && jump.from.is_none_or(|from| from >= length);
             is_entered.then_some(index)
         };
@@ -176,7 +179,7 @@ impl Jumps {
     }
 }
 
-/// What looks like calls and jumps with a 32-bit distance: the address of the opcode, and where it leads.
+/// Finds what looks like calls and jumps with a 32-bit distance: the address of the opcode, and the target.
 fn near_branches(text: &Text<'_>) -> impl Iterator<Item = (u64, u64)> {
     memchr::memchr3_iter(0xe8, 0xe9, 0x0f, text.bytes).filter_map(|byte| {
         // A conditional jump has a byte before its opcode.
@@ -186,7 +189,7 @@ fn near_branches(text: &Text<'_>) -> impl Iterator<Item = (u64, u64)> {
             return None;
         }
         let distance = i32::from_le_bytes(<[u8; 4]>::try_from(distance).ok()?);
-        // A file may say anything of where its code is.
+        // A file may claim any address for its code.
         let from = text.address.wrapping_add(at as u64);
         Some((from, from.wrapping_add(5).wrapping_add_signed(i64::from(distance))))
     })
@@ -201,7 +204,7 @@ pub fn reaches(texts: &[Text<'_>], [start, end]: [u64; 2], is_wanted: &dyn Fn(u6
     decoder.into_iter().any(|instruction| !matches!(leads(&instruction, &at, &at), Leads::Elsewhere))
 }
 
-/// Where `instruction` leads, given the addresses and the slots behind which hooked functions are.
+/// Where `instruction` leads, given the addresses of hooked functions and the slots that hold them.
 pub(crate) fn leads(
     instruction: &Instruction,
     function_at: &dyn Fn(u64) -> Option<usize>,

@@ -1,7 +1,7 @@
 //! The stub of a hooked function: the path of unsampled calls, and the function's displaced instructions.
 //!
-//! At a function's entry `rax`, `r10` and `r11` are free. The stub counts in the thread's slot, and falls into the displaced
-//! instructions unless the countdown has ended or the call is odd.
+//! At a function's entry `rax`, `r10` and `r11` are free. The stub counts in the thread's slot, and falls through to
+//! the displaced instructions unless the countdown has ended or the call is unusual.
 
 use core::mem::offset_of;
 
@@ -19,7 +19,7 @@ use crate::frame_rows::{self, FrameRow};
 const ARGUMENT_REGISTERS: [Register; 6] =
     [Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8, Register::R9];
 
-/// Addresses below this one stand for places in the stub; nothing is ever mapped there.
+/// Low addresses that stand for places in the stub; nothing is ever mapped there.
 mod label {
     pub(super) const HAVE_SLOT: u64 = 1;
     pub(super) const CLAIM: u64 = 2;
@@ -39,15 +39,15 @@ pub(crate) struct Stub {
     pub(crate) bytes: Vec<u8>,
     /// Offset of the displaced instructions from the stub's beginning.
     pub(crate) original: u32,
-    /// Where they, and what is copied with them, end.
+    /// Where these, and the instructions copied with them, end.
     pub(crate) original_end: u32,
     /// The offset of each displaced instruction.
     pub(crate) displaced: Vec<u32>,
-    /// Where the return address is, from which offset on, if not where the stack pointer is.
+    /// Unwind rows for the places where the return address is not at the stack pointer.
     pub(crate) frame: Vec<FrameRow>,
 }
 
-/// What the stub is made of.
+/// The parts of a stub.
 pub(crate) struct Parts<'a> {
     pub(crate) base: u64,
     pub(crate) index: usize,
@@ -56,13 +56,13 @@ pub(crate) struct Parts<'a> {
     pub(crate) criterion: u32,
     /// The displaced instructions, to be encoded elsewhere.
     pub(crate) original: &'a [Instruction],
-    /// How many of them are the function's own.
+    /// How many of these are displaced; the others follow them.
     pub(crate) displaced: usize,
-    /// Whether the function may be called by an object allocator that is hooked too.
+    /// Whether an object allocator that is hooked too may call the function.
     pub(crate) may_be_inside: bool,
 }
 
-/// Instructions that go on at an address anywhere. `r11` is free there.
+/// Instructions that jump to any address. `r11` must be free there.
 pub(crate) fn far_jump(address: u64) -> Built<[Instruction; 2]> {
     let load = Instruction::with2(Op::Mov_r64_imm64, Register::R11, address).map_err(|_| Refusal::Immovable)?;
     let jump = Instruction::with1(Op::Jmp_rm64, Register::R11).map_err(|_| Refusal::Immovable)?;
@@ -111,7 +111,7 @@ impl Listing {
     }
 }
 
-/// Field of the slot in `r10`.
+/// A field of the slot in `r10`.
 fn slot(offset: usize) -> MemoryOperand {
     MemoryOperand::with_base_displ(Register::R10, offset as i64)
 }
@@ -125,7 +125,7 @@ impl Parts<'_> {
         self.base + CODE + u64::from(entry)
     }
 
-    /// Leads to the shared code, with the function in `r11`.
+    /// Jumps to the shared code, with the function in `r11`.
     fn leave(&self, listing: &mut Listing, label: u64, entry: u32) -> Built {
         listing.label(label);
         let function = HEADER + (size_of::<Header>() + self.index * size_of::<Function>()) as u64;
@@ -133,7 +133,7 @@ impl Parts<'_> {
         listing.branch(Op::Jmp_rel32_64, self.shared(entry))
     }
 
-    /// Leads to [`label::MAYBE`] if the old block may be sampled.
+    /// Jumps to [`label::MAYBE`] if the old block may be sampled.
     fn filter(&self, listing: &mut Listing) -> Built {
         let old = Self::argument(self.function.old_argument)?;
         listing.registers(Op::Mov_r64_rm64, Register::RAX, old)?;
@@ -148,7 +148,7 @@ impl Parts<'_> {
         listing.branch(Op::Jne_rel32_64, label::MAYBE)
     }
 
-    /// The size into `rax`.
+    /// Loads the size into `rax`.
     fn size(&self, listing: &mut Listing) -> Built {
         listing.registers(Op::Mov_r64_rm64, Register::RAX, Self::argument(self.function.size_argument)?)?;
         if self.function.times_argument != NO_ARGUMENT {
@@ -158,7 +158,7 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// The thread's slot into `r10`.
+    /// Loads the thread's slot into `r10`.
     fn slot(&self, listing: &mut Listing) -> Built {
         let thread_pointer = MemoryOperand::new(Register::None, Register::None, 1, 0, 8, false, Register::FS);
         listing.add(Instruction::with2(Op::Mov_r64_rm64, Register::RAX, thread_pointer))?;
@@ -193,7 +193,7 @@ impl Parts<'_> {
         self.function.flags & FUNCTION_OF_OBJECTS != 0
     }
 
-    /// Leads to [`label::INSIDE`] if the thread may be in a function of an object allocator.
+    /// Jumps to [`label::INSIDE`] if the thread may be in a function of an object allocator.
     fn is_inside(&self, listing: &mut Listing) -> Built {
         listing.add(Instruction::with2(Op::Cmp_rm64_imm8, slot(offset_of!(Slot, inside)), 0))?;
         listing.branch(Op::Jne_rel32_64, label::INSIDE)?;
@@ -201,8 +201,8 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// Calls the function, and has the slot say so meanwhile. The indexes of the first instruction with a word on the stack, and
-    /// of the first one without it.
+    /// Calls the function, and marks the slot during the call. Returns the indices of the first instruction with a word
+    /// on the stack, and of the first one without it.
     fn call(listing: &mut Listing) -> Built<[usize; 2]> {
         let inside = slot(offset_of!(Slot, inside));
         listing.add(Instruction::with1(Op::Push_r64, Register::R10))?;
@@ -212,14 +212,14 @@ impl Parts<'_> {
         listing.add(Instruction::with1(Op::Pop_r64, Register::R10))?;
         let end = listing.instructions.len();
         listing.add(Instruction::with2(Op::Mov_rm64_imm32, inside, 0))?;
-        // Nobody who looks at the stack may take it for a way back.
+        // A scan of the stack must not take this for a return address.
         let return_address = MemoryOperand::with_base_displ(Register::RSP, -16);
         listing.add(Instruction::with2(Op::Mov_rm64_imm32, return_address, 0))?;
         listing.add(Ok(Instruction::with(Op::Retnq)))?;
         Ok([first, end])
     }
 
-    /// Where [`Self::is_inside`] leads: the call is part of another, or what the slot says is stale.
+    /// The code that [`Self::is_inside`] jumps to: the call is part of another, or the slot's value is stale.
     fn inside(&self, listing: &mut Listing) -> Built {
         listing.label(label::INSIDE);
         listing.add(Instruction::with2(Op::Mov_r64_rm64, Register::RAX, slot(offset_of!(Slot, inside))))?;
@@ -229,7 +229,7 @@ impl Parts<'_> {
         listing.branch(Op::Jmp_rel32_64, label::ORIGINAL)
     }
 
-    /// The displaced instructions.
+    /// Adds the displaced instructions.
     fn original(&self, listing: &mut Listing) {
         let start = listing.instructions.len();
         listing.instructions.extend_from_slice(self.original);
@@ -268,7 +268,8 @@ impl Parts<'_> {
             listing.branch(Op::Call_rel32_64, self.shared(self.entries.claim))?;
             listing.branch(Op::Jae_rel32_64, label::HAVE_SLOT)?;
             if self.is_of_objects() {
-                // A slot that threads share cannot say which one is inside: what such a call asks of malloc counts there.
+                // A shared slot cannot say which thread is inside, so what such a call requests from malloc counts
+                // there.
                 listing.branch(Op::Jmp_rel32_64, label::ORIGINAL)?;
             } else {
                 self.size(&mut listing)?;
@@ -288,7 +289,7 @@ impl Parts<'_> {
         }
         let at = self.base + STUBS + self.index as u64 * STUB_BYTES;
         let block = InstructionBlock::new(&listing.instructions, at);
-        // All branches have 32-bit distances already, so that the offset of the original does not depend on them.
+        // All branches have 32-bit distances already, so the offset of the original does not depend on them.
         let options = BlockEncoderOptions::DONT_FIX_BRANCHES | BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
         let encoded = BlockEncoder::encode(64, block, options).map_err(|_| Refusal::OutOfReach)?;
         if encoded.code_buffer.len() as u64 > STUB_BYTES {

@@ -1,4 +1,4 @@
-//! The code at an address: which blob of which code heap it belongs to, and what kind of code that is.
+//! The code at an address: which blob of which code heap contains it, and what kind of code it is.
 
 use heapbpf_elf::Memory;
 
@@ -6,30 +6,30 @@ use crate::layout::Reach;
 use crate::memory::{self, Fields, ReadError, digest};
 use crate::vm::{CodeHeap, Vm};
 
-/// A byte of the map of segments: none is used here.
+/// A byte of the segment map that marks an unused segment.
 const FREE: u8 = 0xff;
-/// Bytes of the map that are read at a time, and how many times: enough for the interpreter, the largest blob.
+/// Number of map bytes per read, and maximum number of reads: enough for the interpreter, the largest blob.
 const MAP_PIECE: u64 = 4096;
 const MOST_PIECES: usize = 64;
-/// Most bytes of a blob's head.
+/// Maximum size of a blob's head, bytes.
 const LARGEST_HEAD: u32 = 1024;
-/// Most words of a frame.
+/// Largest frame, words.
 const LARGEST_FRAME: u32 = 1 << 17;
-/// Longest name of a blob, bytes.
+/// Maximum length of a blob's name, bytes.
 const LONGEST_NAME: usize = 96;
 
-/// What kind of code a blob has.
+/// The kind of code in a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The interpreter.
     Interpreter,
-    /// A compiled method, or what leads from Java to a native one.
+    /// A compiled method, or the transition from Java to a native method.
     Compiled,
-    /// Anything else: adapters, stubs, what calls the runtime.
+    /// Anything else: adapters, stubs, calls into the runtime.
     Stub,
 }
 
-/// A piece of code that is allocated and freed as one.
+/// A piece of code that is allocated and freed as a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blob {
     /// Its address.
@@ -38,21 +38,21 @@ pub struct Blob {
     pub end: u64,
     /// Address of its first instruction.
     pub code: u64,
-    /// Kind of code.
+    /// The kind of code.
     pub kind: Kind,
-    /// Size of a frame of its code, bytes; 0 if that varies.
+    /// Frame size of its code, bytes; 0 if it varies.
     pub frame_bytes: u64,
-    /// What HotSpot calls it.
+    /// HotSpot's name for it.
     pub name: String,
-    /// The method that it was compiled from; 0 if it is none.
+    /// The method that it was compiled from; 0 if it is not a compiled method.
     pub method: u64,
-    /// Differs, with near certainty, if something else is at its address.
+    /// A checksum that almost certainly changes if something else is at its address.
     pub check: u64,
     head: Box<[u8]>,
 }
 
 impl Blob {
-    /// The blob at an address of a code heap; `None` if there is none (any more).
+    /// Finds the blob at an address of a code heap; `None` if there is none, or it has been freed.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -103,7 +103,7 @@ impl Blob {
         Ok(Self { start, end, code, kind, frame_bytes, name, method, check, head })
     }
 
-    /// Whether an address is in its code.
+    /// Whether an address is in the blob.
     #[must_use]
     pub fn contains(&self, address: u64) -> bool {
         (self.start..self.end).contains(&address)
@@ -113,12 +113,12 @@ impl Blob {
         Fields(&self.head)
     }
 
-    /// Where something is that belongs to the blob.
+    /// Resolves a reference to something that belongs to the blob.
     pub(crate) fn reach(&self, to: Reach) -> Result<u64, ReadError> {
         reach(self.start, &self.fields(), to)
     }
 
-    /// Whether frames that return to an address have their true return address elsewhere, because the compiled code is no
+    /// Returns where frames that return to `address` keep their real return address, if their compiled code is no
     /// longer valid: its distance from the frame's stack pointer, bytes.
     #[must_use]
     pub fn original_pc(&self, vm: &Vm, address: u64) -> Option<u64> {
@@ -126,7 +126,7 @@ impl Blob {
             return None;
         }
         let handler = self.reach(vm.layout.compiled.deopt_handler?).ok()?;
-        // There is another handler behind it, for calls of method handles.
+        // It is followed by another handler, for method handle calls.
         let is_handler = address >= handler && self.contains(handler);
         let distance = u64::from(self.fields().u32(vm.layout.compiled.original_pc).ok()?);
         (is_handler && distance < self.frame_bytes).then_some(distance)
@@ -140,7 +140,8 @@ fn reach(start: u64, fields: &Fields, to: Reach) -> Result<u64, ReadError> {
     }
 }
 
-/// Bytes of a blob's head that hold all that is read of it. Smaller blobs are followed by others.
+/// Returns the size of the head that contains all fields that are read, bytes. After a smaller blob, this reads into
+/// the next one.
 fn head_bytes(vm: &Vm) -> usize {
     let of = |to: Reach| match to {
         Reach::Pointer(at) | Reach::Distance(at) => at,
@@ -157,7 +158,8 @@ fn head_bytes(vm: &Vm) -> usize {
     (last + 8).min(LARGEST_HEAD) as usize
 }
 
-/// The first segment of the block that an address is in. Each byte of the map says how far back to look, at most.
+/// Returns the first segment of the block that contains an address. Each byte of the map says how many segments to go
+/// back, at most.
 fn first_segment(memory: &dyn Memory, heap: &CodeHeap, address: u64) -> Result<Option<u64>, ReadError> {
     let mut segment = (address - heap.start) >> heap.shift;
     for _ in 0..MOST_PIECES {

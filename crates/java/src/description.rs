@@ -1,6 +1,6 @@
-//! The tables in which HotSpot describes itself: places of fields, sizes of types, constants.
+//! The tables in which HotSpot describes itself: field locations, type sizes, constants.
 //!
-//! Debuggers find their way by them (the serviceability agent), so that they are part of every build.
+//! Every build has them, because debuggers such as `jhsdb` rely on them.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::library::Tables;
 use crate::memory;
 use crate::unsupported::Unsupported;
 
-/// Types whose fields and sizes are kept.
+/// Types whose fields and sizes are stored.
 const TYPES: [&str; 20] = [
     "CodeCache",
     "CodeHeap",
@@ -33,16 +33,16 @@ const TYPES: [&str; 20] = [
     "InstanceKlass",
     "Abstract_VM_Version",
 ];
-/// Constants that are kept begin with one of these.
+/// Prefixes of the constants that are stored.
 const CONSTANTS: [&str; 2] = ["ConstMethod", "frame::"];
-/// Most entries of a table. They have one or two thousand.
+/// Maximum number of entries in a table. Real ones have one or two thousand.
 const MOST_ENTRIES: u64 = 1 << 14;
-/// Longest entry, bytes.
+/// Maximum size of an entry, bytes.
 const LONGEST_ENTRY: u64 = 256;
-/// Longest name, bytes.
+/// Maximum length of a name, bytes.
 const LONGEST_NAME: usize = 96;
 
-/// Where a field is.
+/// The location of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// In an object, at this offset.
@@ -51,7 +51,7 @@ enum Place {
     Address(u64),
 }
 
-/// What a JVM says about itself, as far as it is wanted.
+/// The parts of a JVM's description of itself that are needed.
 #[derive(Clone, Debug, Default)]
 pub struct Description {
     fields: HashMap<(String, String), Place>,
@@ -59,7 +59,7 @@ pub struct Description {
     constants: HashMap<String, u64>,
 }
 
-/// A table of a JVM: its first entry, the size of an entry, and the places of columns.
+/// A table of a JVM: its first entry, the size of an entry, and the offsets of its columns.
 struct Table<const N: usize> {
     first: u64,
     stride: u64,
@@ -67,7 +67,7 @@ struct Table<const N: usize> {
 }
 
 impl<const N: usize> Table<N> {
-    /// The table `<name>s` with columns `<name>Entry<column>Offset`.
+    /// Finds the table `<name>s` with the columns `<name>Entry<column>Offset`.
     fn find(memory: &dyn Memory, tables: &Tables, name: &str, columns: [&str; N]) -> Result<Self, Unsupported> {
         let value = |name: &str| Ok::<_, Unsupported>(memory::word(memory, tables.address(name)?)?);
         let first = value(&format!("{name}s"))?;
@@ -90,7 +90,7 @@ impl<const N: usize> Table<N> {
         Ok(Self { first, stride, columns: places })
     }
 
-    /// Calls `entry` for each entry, with its columns, up to the one whose first column is null.
+    /// Calls `entry` with the columns of each entry, up to the entry whose first column is null.
     fn each(&self, memory: &dyn Memory, mut entry: impl FnMut([u64; N])) -> Result<(), Unsupported> {
         for number in 0..MOST_ENTRIES {
             let bytes = memory::bytes(memory, self.first.wrapping_add(number * self.stride), self.stride as usize)?;
@@ -115,7 +115,7 @@ impl Description {
     /// [`Unsupported`]
     pub fn read(memory: &dyn Memory, tables: &Tables) -> Result<Self, Unsupported> {
         let mut found = Self::default();
-        // One text serves many entries.
+        // Many entries share the same string.
         let mut texts: HashMap<u64, String> = HashMap::new();
         let mut text = |address: u64| {
             let read = || memory::text(memory, address, LONGEST_NAME).unwrap_or_default();
@@ -126,7 +126,7 @@ impl Description {
         table.each(memory, |[class, field, is_static, offset, address]| {
             let class = text(class);
             if TYPES.contains(&class.as_str()) {
-                // The flag is an int.
+                // The flag is an `int`.
                 let place = if is_static as u32 == 0 { Place::Offset(offset) } else { Place::Address(address) };
                 found.fields.insert((class, text(field)), place);
             }
@@ -148,17 +148,17 @@ impl Description {
         Ok(found)
     }
 
-    /// The offset of a field in its object.
+    /// Returns the offset of a field in its object.
     #[must_use]
     pub fn offset(&self, class: &str, field: &str) -> Option<u32> {
         match self.fields.get(&(class.into(), field.into()))? {
-            // A structure has a few hundred bytes.
+            // Structures have a few hundred bytes.
             Place::Offset(offset) => u32::try_from(*offset).ok().filter(|offset| *offset < 1 << 16),
             Place::Address(_) => None,
         }
     }
 
-    /// The address of a static field.
+    /// Returns the address of a static field.
     #[must_use]
     pub fn address(&self, class: &str, field: &str) -> Option<u64> {
         match self.fields.get(&(class.into(), field.into()))? {
@@ -167,13 +167,13 @@ impl Description {
         }
     }
 
-    /// The size of a type, bytes.
+    /// Returns the size of a type, bytes.
     #[must_use]
     pub fn size(&self, class: &str) -> Option<u32> {
         self.sizes.get(class).and_then(|size| u32::try_from(*size).ok()).filter(|size| *size < 1 << 16)
     }
 
-    /// A constant.
+    /// Returns the value of a constant.
     #[must_use]
     pub fn constant(&self, name: &str) -> Option<u32> {
         self.constants.get(name).map(|value| *value as u32)

@@ -1,33 +1,33 @@
-//! How a frame of a JVM's code is left: where its caller goes on. Of x86-64, as HotSpot's `frame_x86.hpp` and
-//! `stubGenerator_x86_64.cpp` lay frames out.
+//! Unwinds the frames of a JVM's code: finds where the caller continues. Covers x86-64 frames, as laid out in HotSpot's
+//! `frame_x86.hpp` and `stubGenerator_x86_64.cpp`.
 
 use crate::code::{Blob, Kind};
 use crate::vm::Vm;
 
 const WORD: u64 = 8;
-/// From an interpreted frame's frame pointer down: the caller's stack pointer before it made room for the callee's
-/// locals, the method, and the current bytecode.
+/// Distances below an interpreted frame's frame pointer: the caller's stack pointer before it made space for the
+/// callee's locals, the method, and the current bytecode.
 const SENDER_SP: u64 = WORD;
 const METHOD: u64 = 3 * WORD;
 const BYTECODE: u64 = 8 * WORD;
-/// Most that a caller's stack pointer may lie above the frame: 255 arguments of two words.
+/// Maximum distance of the caller's stack pointer above the frame: 255 arguments of two words.
 const MOST_ARGUMENTS: u64 = 512 * WORD;
 
 /// The registers that matter in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// Where it goes on: a return address.
+    /// Where execution continues: a return address.
     pub ip: u64,
     /// Stack pointer.
     pub sp: u64,
-    /// Frame pointer, if it is known. Compiled code uses the register for anything.
+    /// Frame pointer, if known. Compiled code uses the register for other values, too.
     pub fp: Option<u64>,
 }
 
-/// What runs in a frame.
+/// The code that runs in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runs {
-    /// An interpreted method, at a bytecode.
+    /// An interpreted method and its current bytecode.
     Interpreted {
         /// Address of the method.
         method: u64,
@@ -39,18 +39,18 @@ pub enum Runs {
         /// Return address.
         pc: u64,
     },
-    /// What calls Java from native code.
+    /// The stub through which native code calls Java.
     CallStub,
     /// Other code of the JVM.
     Stub,
 }
 
-/// Why a frame cannot be left.
+/// Why a frame cannot be unwound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotLeft<E> {
     /// A word of the stack cannot be read.
     Stack(E),
-    /// It does not look as it should.
+    /// The frame does not have the expected form.
     Implausible,
 }
 
@@ -60,8 +60,8 @@ impl<E> From<E> for NotLeft<E> {
     }
 }
 
-/// Leaves the frame at `at`, whose code is in `blob`. `read` reads words of the stack. Returns what runs in the frame and
-/// the caller's registers, which are checked for nothing but direction: the caller is on the same stack, further up.
+/// Unwinds the frame `at`, whose code is in `blob`. `read` reads words of the stack. Returns what runs in the frame,
+/// and the caller's registers. Only their direction is checked: the caller is on the same stack, further up.
 ///
 /// # Errors
 /// [`NotLeft`]
@@ -78,7 +78,7 @@ pub fn leave<E>(
         Kind::Interpreter => leave_interpreted(at, read),
         Kind::Compiled => {
             let pc = match blob.original_pc(vm, at.ip) {
-                // It may not be written yet.
+                // It may not have been written yet.
                 Some(distance) => Some(read(at.sp.wrapping_add(distance))?).filter(|pc| blob.contains(*pc)),
                 None => None,
             };
@@ -89,8 +89,8 @@ pub fn leave<E>(
     }
 }
 
-/// Leaves the frame of a stub in the other way than [`leave`] did, which led nowhere: some stubs align their stack pointer
-/// after they have set the frame pointer.
+/// Unwinds the frame of a stub in the alternative way, for use when the result of [`leave`] makes no sense: some stubs
+/// align their stack pointer after they have set the frame pointer.
 ///
 /// # Errors
 /// [`NotLeft`]
@@ -106,7 +106,7 @@ pub fn leave_otherwise<E>(
     }
 }
 
-/// A frame of fixed size: its last words are the caller's frame pointer and the return address.
+/// Unwinds a frame of fixed size, whose last words are the caller's frame pointer and the return address.
 fn leave_by_size<E>(
     bytes: u64,
     at: Registers,
@@ -120,7 +120,7 @@ fn leave_by_size<E>(
 }
 
 fn frame_pointer<E>(at: Registers) -> Result<u64, NotLeft<E>> {
-    // The frame lies above the stack pointer.
+    // The frame pointer is above the stack pointer.
     let is_usual = |fp: &u64| *fp >= at.sp && fp.is_multiple_of(WORD) && *fp <= u64::MAX - MOST_ARGUMENTS;
     at.fp.filter(is_usual).ok_or(NotLeft::Implausible)
 }

@@ -12,7 +12,7 @@ mod shared;
 const STACK: u64 = 0x7fff_0000_0000;
 const METHOD: u64 = 0x8000_0000;
 
-/// A JVM with an interpreted method, whose caller is compiled code, whose caller is native.
+/// The memory of a JVM with an interpreted method called by compiled code, which was called by native code.
 fn memory() -> Sparse {
     let mut memory = jvm();
     put_blob(&mut memory, 0, 0x400, 0, "Interpreter");
@@ -20,7 +20,7 @@ fn memory() -> Sparse {
     let compiled = put_blob(&mut memory, 0x1_0400, 0x400, 6, "nmethod");
     put_method(&mut memory, METHOD, &[8 << 3 | 5, 0xff, 20, 6, 0]);
     memory.word(compiled + 112, METHOD);
-    // One place, whose scope is in the compiled method alone.
+    // One place; its scope is the compiled method itself.
     let (places, scopes, methods) = (0x200_u32, 0x240_u32, 0x280_u32);
     memory.int(compiled + 268, places);
     memory.int(compiled + 272, places + 16);
@@ -30,7 +30,7 @@ fn memory() -> Sparse {
     memory.int(compiled + u64::from(places) + 4, 1);
     memory.put(compiled + u64::from(scopes) + 1, &[0, 1, 5]);
     memory.word(compiled + u64::from(methods), METHOD);
-    // The interpreted frame, and what it returns to.
+    // The interpreted frame and its callers.
     let fp = STACK + 0x80;
     for (address, word) in [
         (fp - 8, fp + 16),
@@ -62,7 +62,7 @@ fn inputs_of_the_fuzz_target_are_checked() {
     damage::replay("java", "interpreted-and-compiled", &input, shared::check);
 }
 
-/// The input reaches what it is made for.
+/// The input exercises what it was made for.
 #[test]
 fn the_input_s_stack_is_walked() {
     let memory = memory();

@@ -1,21 +1,21 @@
-//! Where the structures of one build keep what is read, by its own description.
+//! Offsets of the needed fields in one build's structures, according to its own description.
 
 use crate::description::Description;
 use crate::unsupported::Unsupported;
 
-/// Versions whose interpreter keeps its frames as [`crate::frames`] has them, and whose description is understood.
-/// (23 and 24 keep pointers to methods in a third way.)
+/// Supported versions: their interpreter's frames match [`crate::frames`], and their description is understood. (23 and
+/// 24 store pointers to methods in a third way.)
 const KNOWN: [u32; 7] = [17, 18, 19, 20, 21, 22, 25];
 
-/// The first version whose compressed numbers leave out zero bytes.
+/// The first version whose compressed numbers contain no zero bytes.
 const WITHOUT_ZEROS: u32 = 20;
 
-/// Where something is, relative to an object.
+/// A reference from an object to something that belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// The field at this offset is a pointer to it.
+    /// The field at this offset is a pointer to the target.
     Pointer(u32),
-    /// The field at this offset is its distance from the object, bytes (32 bits).
+    /// The field at this offset is the target's distance from the object, bytes (32 bits).
     Distance(u32),
 }
 
@@ -24,24 +24,24 @@ pub enum Reach {
 pub struct HeapLayout {
     /// Address of the pointer to the array of heaps.
     pub all: u64,
-    /// Number of elements in that array, and the pointer to them.
+    /// Fields of that array: the number of elements, and the pointer to them.
     pub array: (u32, u32),
-    /// Boundaries of a heap's memory, as reserved.
+    /// Boundaries of a heap's reserved memory.
     pub bounds: (u32, u32),
-    /// Pointer to a heap's map of segments.
+    /// Pointer to a heap's segment map.
     pub segments: u32,
-    /// Logarithm of the size of a segment.
+    /// Binary logarithm of the segment size.
     pub shift: u32,
-    /// Whether a block is used, from its start.
+    /// Offset in a block of the flag that says whether it is in use.
     pub used: u32,
-    /// Bytes before the code blob of a block.
+    /// Number of bytes in a block before its code blob.
     pub block_head: u32,
 }
 
 /// Code blobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlobLayout {
-    /// Name, a pointer to text.
+    /// Name: a pointer to a string.
     pub name: u32,
     /// Size, bytes (32 bits).
     pub size: u32,
@@ -56,53 +56,53 @@ pub struct BlobLayout {
 pub struct CompiledLayout {
     /// Pointer to the method.
     pub method: u32,
-    /// A number that tells compilations apart.
+    /// A number that distinguishes compilations.
     pub compile_id: u32,
-    /// Where frames whose method is no longer valid return to.
+    /// Return address of frames whose method is no longer valid.
     pub deopt_handler: Option<Reach>,
-    /// Where such a frame keeps its true return address: distance from its stack pointer (32 bits).
+    /// Distance from a frame's stack pointer to its real return address, if its method is no longer valid (32 bits).
     pub original_pc: u32,
-    /// The descriptions of places in the code, and where they end.
+    /// Start and end of the descriptions of code places.
     pub places: (Reach, Reach),
     /// The descriptions of scopes.
     pub scopes: Reach,
     /// Pointers to methods.
     pub metadata: Metadata,
-    /// Pointer that places and scopes are relative to; `None`: the object itself.
+    /// Pointer that places and scopes are relative to; `None` if they are relative to the object itself.
     pub immutable_data: Option<u32>,
 }
 
-/// Where a compiled method keeps its pointers to methods.
+/// Where a compiled method stores its pointers to methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metadata {
     /// At a distance from the object.
     Inside(u32),
-    /// In memory that a field points to, behind as many bytes as another field says.
+    /// In memory that the first field points to, after as many bytes as the second field says.
     Behind(u32, u32),
 }
 
-/// Methods, their constant parts, and the classes that these lead to.
+/// Methods, their constant parts, and the classes that these refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MethodLayout {
     /// Pointer from a method to its constant part.
     pub constant: u32,
-    /// Size of a constant part, bytes: the bytecodes follow.
+    /// Size of a constant part, bytes; the bytecodes follow it.
     pub constant_bytes: u32,
-    /// Size of the constant part with all that follows, words (32 bits).
+    /// Size of the constant part together with everything that follows it, words (32 bits).
     pub constant_words: u32,
-    /// Flags (16 bits), and the one of methods that have line numbers.
+    /// Flags (16 bits), and the flag of methods with line numbers.
     pub flags: (u32, u16),
     /// Size of the bytecodes (16 bits).
     pub code_size: u32,
     /// Index of the name (16 bits).
     pub name: u32,
-    /// Pointer to the pool of constants.
+    /// Pointer to the constant pool.
     pub pool: u32,
-    /// Size of a pool's head, bytes: its constants follow.
+    /// Size of a pool's head, bytes; its constants follow it.
     pub pool_bytes: u32,
     /// Number of constants (32 bits).
     pub pool_length: u32,
-    /// Pointer to the class that a pool is of.
+    /// Pointer to the class that a pool belongs to.
     pub holder: u32,
     /// Index of the source file's name in the pool (16 bits).
     pub source_file: Option<u32>,
@@ -112,14 +112,14 @@ pub struct MethodLayout {
     pub symbol: (u32, u32),
 }
 
-/// Where one build keeps what is read.
+/// The layout of one build's structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Version of Java: 17.
+    /// Java version, such as 17.
     pub version: u32,
-    /// Whether compressed numbers leave out zero bytes.
+    /// Whether compressed numbers contain no zero bytes.
     pub without_zeros: bool,
-    /// Address of the pointer to where Java code returns to that native code has called.
+    /// Address of the pointer to the return address of Java code that was called from native code.
     pub call_stub_return: u64,
     /// Code heaps.
     pub heap: HeapLayout,
@@ -131,7 +131,7 @@ pub struct Layout {
     pub method: MethodLayout,
 }
 
-/// Looks fields up, and names the first that is not there.
+/// Looks up fields, and names the first missing one.
 struct Wanted<'a>(&'a Description);
 
 impl Wanted<'_> {
@@ -147,12 +147,12 @@ impl Wanted<'_> {
         self.0.size(class).ok_or(Unsupported::Lacks(class))
     }
 
-    /// The field of a compiled method, which was divided among two classes up to version 22.
+    /// Looks up a field of a compiled method. Up to version 22, two classes shared these fields.
     fn compiled(&self, field: &str) -> Option<u32> {
         self.0.offset("nmethod", field).or_else(|| self.0.offset("CompiledMethod", field))
     }
 
-    /// The first of several names of a place.
+    /// Looks up a reference that is either a pointer or a distance, under different names.
     fn reach(&self, pointer: &str, distance: &'static str) -> Result<Reach, Unsupported> {
         let reach = self.compiled(pointer).map(Reach::Pointer);
         reach.or_else(|| self.compiled(distance).map(Reach::Distance)).ok_or(Unsupported::Lacks(distance))
@@ -160,7 +160,7 @@ impl Wanted<'_> {
 }
 
 impl Layout {
-    /// The layout of a version, by its description.
+    /// Returns the layout of a version, according to its description.
     ///
     /// # Errors
     /// [`Unsupported`]
@@ -168,7 +168,7 @@ impl Layout {
         if !KNOWN.contains(&version) {
             return Err(Unsupported::Version(version));
         }
-        // Of these constants the interpreter's frames are made up; what else they have, follows from it.
+        // This constant represents the layout of the interpreter's frames; the other fields follow from it.
         for (name, expected) in [("frame::interpreter_frame_sender_sp_offset", -1i32)] {
             if description.constant(name).is_some_and(|value| value.cast_signed() != expected) {
                 return Err(Unsupported::Malformed("interpreted frames"));
@@ -205,7 +205,7 @@ fn heap(wanted: &Wanted) -> Result<HeapLayout, Unsupported> {
         all: wanted.address("CodeCache", "_heaps")?,
         array: (
             length.ok_or(Unsupported::Lacks("GrowableArrayBase"))?,
-            // Elements of all arrays of pointers are in the same place.
+            // All arrays of pointers store their elements at the same offset.
             wanted.offset("GrowableArray<int>", "_data")?,
         ),
         bounds: (bound("_low_boundary")?, bound("_high_boundary")?),
@@ -220,7 +220,7 @@ fn compiled(wanted: &Wanted) -> Result<CompiledLayout, Unsupported> {
     let needed = |field: &'static str| wanted.compiled(field).ok_or(Unsupported::Lacks(field));
     let immutable_data = wanted.compiled("_immutable_data");
     let places = needed("_scopes_pcs_offset")?;
-    // What follows the places.
+    // The field that follows the places.
     let end = match immutable_data {
         Some(_) => needed("_scopes_data_offset")?,
         None => needed("_dependencies_offset")?,

@@ -1,9 +1,9 @@
-//! HotSpot, the virtual machine of OpenJDK, as data: which file has it ([`library`]), how it describes itself
-//! ([`description`], [`layout`]), which code is at an address ([`code`]), how a frame of that code is left ([`frames`]), and
-//! which Java methods it runs ([`scopes`], [`method`]).
+//! Reads HotSpot, the virtual machine of OpenJDK: which file contains it ([`library`]), how it describes itself
+//! ([`description`], [`layout`]), which code is at an address ([`code`]), how to unwind a frame of that code
+//! ([`frames`]), and which Java methods it runs ([`scopes`], [`method`]).
 //!
-//! Everything is read from files and from the memory of processes that may be hostile: reads are bounded, and what they
-//! find is checked. Nothing is executed, and no agent is needed: a JVM exports tables of its own structures.
+//! Everything is read from files and process memory that may be hostile: reads are bounded, and the results are
+//! checked. Nothing is executed or loaded into the process, because a JVM exports tables of its own structures.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +25,7 @@ mod tests;
 mod unsupported;
 mod vm;
 
-// What is shared with fuzz targets names the crate.
+// Code shared with fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_java;
 

@@ -1,4 +1,4 @@
-//! The file that has the JVM: where its tables of its own structures are.
+//! The file that contains the JVM, and the tables in it that describe the JVM's structures.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,43 +11,43 @@ use object::pod::slice_from_all_bytes;
 use crate::unsupported::Unsupported;
 
 const LE: LittleEndian = LittleEndian;
-/// With what the names of the tables, and of the places of their columns, begin.
+/// Prefix of the names of the tables, and of their column offsets.
 const PREFIX: &[u8] = b"gHotSpotVM";
-/// A function that every JVM exports, of whatever maker.
+/// A function that every JVM exports, whoever made it.
 const OF_ANY_JVM: &[u8] = b"JVM_MaxMemory";
-/// Longest name that is compared.
+/// Maximum length of a name that is compared.
 const LONGEST: usize = 64;
-/// Most symbols that are kept. There are 23.
+/// Maximum number of symbols that are stored. There are 23.
 const MOST_SYMBOLS: usize = 64;
 
-/// A file that has HotSpot.
+/// A file that contains HotSpot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// Virtual addresses of the variables that begin with `gHotSpotVM`.
+    /// Virtual addresses of the variables with the prefix `gHotSpotVM`.
     symbols: Arc<HashMap<String, u64>>,
-    /// The loaded parts of the file.
+    /// The loaded segments of the file.
     segments: Vec<Segment>,
 }
 
-/// A library in a process: addresses of its variables.
+/// A library in a process, with the addresses of its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tables {
     symbols: Arc<HashMap<String, u64>>,
-    /// What is added to addresses of the file.
+    /// Added to the addresses in the file.
     bias: u64,
 }
 
 impl Tables {
-    /// The address of the variable `gHotSpotVM<name>`.
+    /// Returns the address of the variable `gHotSpotVM<name>`.
     ///
     /// # Errors
-    /// [`Unsupported::NotHotSpot`]: the library does not export it.
+    /// [`Unsupported::NotHotSpot`] if the library does not export it.
     pub fn address(&self, name: &str) -> Result<u64, Unsupported> {
         let address = self.symbols.get(name).ok_or(Unsupported::NotHotSpot)?;
         Ok(self.bias.wrapping_add(*address))
     }
 
-    /// Tables whose variables are at these addresses, by their names without `gHotSpotVM`.
+    /// Creates tables from the addresses of their variables, by name without `gHotSpotVM`.
     #[must_use]
     pub fn of(symbols: &[(&str, u64)]) -> Self {
         let symbols = symbols.iter().map(|(name, address)| ((*name).into(), *address)).collect();
@@ -56,10 +56,10 @@ impl Tables {
 }
 
 impl Library {
-    /// HotSpot in a file; `None` if there is no JVM.
+    /// Finds HotSpot in a file; `None` if the file does not contain a JVM.
     ///
     /// # Errors
-    /// There is a JVM that does not describe itself, or one for another machine.
+    /// [`Unsupported`] if the file contains a JVM that does not describe itself, or one for another machine.
     pub fn find(image: &dyn Image) -> Result<Option<Self>, Unsupported> {
         let pieces = Pieces::of(image);
         let Ok(file) = ElfFile::parse(&pieces) else { return Ok(None) };
@@ -88,10 +88,10 @@ impl Library {
         Ok(Some(Self { symbols: Arc::new(symbols), segments }))
     }
 
-    /// Its tables in a process that has `file_offset` of the file mapped, executable, at `start`.
+    /// Returns its tables in a process that has `file_offset` of the file mapped as executable at `start`.
     #[must_use]
     pub fn tables_in(&self, start: u64, file_offset: u64) -> Option<Tables> {
-        // A mapping begins at a page, and may begin before its segment.
+        // A mapping begins at a page boundary, and may begin before its segment.
         let holds = |segment: &&Segment| {
             let first = segment.offset & !0xfff;
             (first..segment.offset.saturating_add(segment.file_bytes)).contains(&file_offset)
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(Library::find(&vec![0u8; 100]), Ok(None));
     }
 
-    /// The JVM of this machine, if it has one.
+    /// The JVM of this machine, if one is installed.
     #[test]
     fn an_installed_jvm_has_its_tables() {
         let Ok(file) = File::open("/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so") else { return };

@@ -1,42 +1,42 @@
-//! Memory that is read: of a process, in bounded pieces.
+//! Reads process memory in bounded pieces.
 
 use heapbpf_elf::Memory;
 
-/// Why something of a JVM could not be read.
+/// Why a part of a JVM could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The memory is not there, or the process has ended.
+    /// The memory is not mapped, or the process has ended.
     #[error("the memory cannot be read")]
     Unreadable,
-    /// It contradicts itself.
+    /// The data is inconsistent.
     #[error("it is not what it should be")]
     Malformed,
 }
 
-/// `count` bytes at `address`.
+/// Reads `count` bytes at `address`.
 pub(crate) fn bytes(memory: &dyn Memory, address: u64, count: usize) -> Result<Vec<u8>, ReadError> {
     let mut bytes = vec![0; count];
     if memory.read(address, &mut bytes) { Ok(bytes) } else { Err(ReadError::Unreadable) }
 }
 
-/// The word at `address`.
+/// Reads the word at `address`.
 pub(crate) fn word(memory: &dyn Memory, address: u64) -> Result<u64, ReadError> {
     let mut bytes = [0; 8];
     if memory.read(address, &mut bytes) { Ok(u64::from_le_bytes(bytes)) } else { Err(ReadError::Unreadable) }
 }
 
-/// The 32-bit number at `address`.
+/// Reads the 32-bit number at `address`.
 pub(crate) fn int(memory: &dyn Memory, address: u64) -> Result<u32, ReadError> {
     let mut bytes = [0; 4];
     if memory.read(address, &mut bytes) { Ok(u32::from_le_bytes(bytes)) } else { Err(ReadError::Unreadable) }
 }
 
-/// A text that ends with a zero byte, at most `most` bytes of it. What is no UTF-8 is escaped.
+/// Reads a zero-terminated string, up to `most` bytes of it. Escapes bytes that are not UTF-8.
 pub(crate) fn text(memory: &dyn Memory, address: u64, most: usize) -> Result<String, ReadError> {
     const PIECE: u64 = 64;
     let mut text = Vec::new();
     while text.len() < most {
-        // Up to the end of a piece, so that no page is needed behind the one that the text ends in.
+        // Reads up to a piece boundary, so that the page after the end of the string is not needed.
         let at = address.wrapping_add(text.len() as u64);
         let piece = bytes(memory, at, (PIECE - at % PIECE) as usize)?;
         let end = piece.iter().position(|byte| *byte == 0);
@@ -49,7 +49,7 @@ pub(crate) fn text(memory: &dyn Memory, address: u64, most: usize) -> Result<Str
     Ok(escaped(&text))
 }
 
-/// A text; bytes that are no UTF-8 become `\xNN`.
+/// Returns a string in which bytes that are not UTF-8 are written as `\xNN`.
 pub(crate) fn escaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -59,7 +59,7 @@ pub(crate) fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// Numbers in a structure that was read in one piece.
+/// The fields of a structure that was read in one piece.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl Fields<'_> {
@@ -81,7 +81,7 @@ impl Fields<'_> {
     }
 }
 
-/// A number that differs where words differ, with near certainty: FNV-1a.
+/// Returns a hash of the words (FNV-1a). Different words almost certainly have different hashes.
 pub(crate) fn digest(words: &[u64]) -> u64 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     words.iter().flat_map(|word| word.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, mix)

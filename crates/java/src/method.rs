@@ -1,4 +1,4 @@
-//! Java methods: class, name, file and lines.
+//! Java methods: class, name, file and line numbers.
 
 use heapbpf_elf::Memory;
 
@@ -6,31 +6,32 @@ use crate::memory::{self, Fields, ReadError, digest, escaped};
 use crate::stream::Stream;
 use crate::vm::Vm;
 
-/// Longest name of a class or method, bytes. Longer ones are cut off.
+/// Maximum length of a class or method name, bytes. Longer ones are truncated.
 const LONGEST_NAME: u16 = 1024;
-/// Most bytes of a method's line numbers.
+/// Maximum size of a method's line numbers, bytes.
 const MOST_LINE_BYTES: u64 = 1 << 16;
-/// A byte of the line numbers: two whole numbers follow.
+/// A byte of the line numbers that two full numbers follow.
 const WHOLE: u8 = 0xff;
 
 /// A Java method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// Class and name: `java.util.zip.Deflater.deflate`.
+    /// Class and name, such as `java.util.zip.Deflater.deflate`.
     pub name: String,
-    /// Path of the source file below its root, as far as the class knows it: `java/util/zip/Deflater.java`.
+    /// Path of the source file relative to the source root, as far as the class states it, such as
+    /// `java/util/zip/Deflater.java`.
     pub file: Option<String>,
     /// Address of its first bytecode.
     pub bytecodes: u64,
-    /// Size of its bytecodes; 0 if it is native or abstract.
+    /// Size of its bytecodes, bytes; 0 if it is native or abstract.
     pub size: u16,
-    /// Differs, with near certainty, if something else is at its address.
+    /// A checksum that almost certainly changes if something else is at its address.
     pub check: u64,
     lines: Box<[u8]>,
     without_zeros: bool,
 }
 
-/// What tells a method from another one at its address.
+/// The fields that distinguish a method from another one at its address.
 struct Head {
     constant: u64,
     pool: u64,
@@ -56,7 +57,7 @@ impl Head {
 }
 
 impl Method {
-    /// The check of the method at an address.
+    /// Returns the checksum of the method at an address.
     ///
     /// # Errors
     /// [`ReadError`]
@@ -91,7 +92,7 @@ impl Method {
             let bytes = end.checked_sub(before).ok_or(ReadError::Malformed)?.min(MOST_LINE_BYTES);
             memory::bytes(memory, head.constant.wrapping_add(before), bytes as usize)?.into()
         };
-        // While these were read, the class may have been unloaded and its memory used again.
+        // Meanwhile the class may have been unloaded and its memory reused.
         if Head::read(memory, vm, address)?.check != head.check {
             return Err(ReadError::Malformed);
         }
@@ -108,14 +109,14 @@ impl Method {
         })
     }
 
-    /// The index of a bytecode at an address; `None` if it is not the method's.
+    /// Returns the index of the bytecode at an address; `None` if it does not belong to the method.
     #[must_use]
     pub fn index_of(&self, bytecode: u64) -> Option<u32> {
         let index = bytecode.checked_sub(self.bytecodes)?;
         (index < self.size.into()).then_some(index as u32)
     }
 
-    /// The line of the bytecode at an index.
+    /// Returns the line of the bytecode at an index.
     #[must_use]
     pub fn line(&self, index: u32) -> Option<u32> {
         let mut table = Stream::new(&self.lines, self.without_zeros);
@@ -133,7 +134,7 @@ impl Method {
                     line += i64::from(both & 7);
                 }
             }
-            // Compilers write the entries in any order: the nearest one before counts.
+            // Compilers write the entries in any order. The nearest one at or before the index counts.
             if (0..=i64::from(index)).contains(&bytecode) && best.is_none_or(|(at, _)| at <= bytecode) {
                 best = Some((bytecode, line));
             }
@@ -141,20 +142,21 @@ impl Method {
         best.and_then(|(_, line)| u32::try_from(line).ok()).filter(|line| *line > 0)
     }
 
-    /// Memory that it takes, bytes.
+    /// Memory that it uses, bytes.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         size_of::<Self>() + self.name.len() + self.file.as_ref().map_or(0, String::len) + self.lines.len()
     }
 }
 
-/// A class as its source names it. A hidden one, as of a lambda, has an address in its name, which is of one run only.
+/// Returns a class name as in the source. The name of a hidden class, such as a lambda's, contains an address that
+/// differs from run to run; it is cut off.
 fn shown(class: &str) -> String {
     let hidden = class.find("/0x").or_else(|| class.find("+0x"));
     class[..hidden.unwrap_or(class.len())].replace('/', ".")
 }
 
-/// A symbol, by its index in a pool of constants.
+/// Returns a symbol of a constant pool by index.
 fn constant(memory: &dyn Memory, vm: &Vm, pool: u64, index: u16) -> Result<String, ReadError> {
     let at = vm.layout.method;
     let length = memory::int(memory, pool.wrapping_add(at.pool_length.into()))?;

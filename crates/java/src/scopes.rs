@@ -1,4 +1,4 @@
-//! Which methods run at a place of compiled code: the one that was compiled, and those that were inlined into it.
+//! Finds the methods that run at a place of compiled code: the compiled method, and the methods inlined into it.
 
 use heapbpf_elf::Memory;
 
@@ -8,18 +8,18 @@ use crate::memory::{self, Fields, ReadError};
 use crate::stream::Stream;
 use crate::vm::Vm;
 
-/// Bytes of the description of a place: offset in the code, offset of the scope, two other numbers.
+/// Size of a place description, bytes: offset in the code, offset of the scope, two other numbers.
 const PLACE_BYTES: u64 = 16;
-/// Most places of a method that are believed.
+/// Maximum number of places in a method.
 const MOST_PLACES: u64 = 1 << 20;
-/// Most methods that are inlined into each other.
+/// Maximum depth of inlining.
 const MOST_SCOPES: usize = 64;
-/// Bytes of a scope's description that are read: three numbers.
+/// Number of bytes of a scope description that are read: three numbers.
 const SCOPE_BYTES: usize = 15;
-/// Largest offset of a scope, and most methods that scopes refer to.
+/// Largest offset of a scope, and largest number of a method that a scope refers to.
 const LARGEST_OFFSET: u32 = 1 << 28;
 
-/// A method at a bytecode.
+/// A method and its current bytecode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope {
     /// Address of the method.
@@ -28,8 +28,8 @@ pub struct Scope {
     pub bytecode: Option<u32>,
 }
 
-/// The methods that run at return address `pc` of compiled code, innermost first. If nothing is described there, that is
-/// the compiled method alone.
+/// Returns the methods that run at return address `pc` of compiled code, innermost first. If there is no description
+/// for that address, returns only the compiled method.
 ///
 /// # Errors
 /// [`ReadError`]
@@ -68,7 +68,7 @@ pub fn scopes(memory: &dyn Memory, vm: &Vm, blob: &Blob, pc: u64) -> Result<Vec<
     Ok(if found.is_empty() { alone() } else { found })
 }
 
-/// The offset of the scope at a place, by the first place that is not before it. They are in order.
+/// Returns the scope offset of the first place at or after a code offset. Places are sorted.
 fn find_place(memory: &dyn Memory, (first, count): (u64, u64), offset: u64) -> Result<Option<u32>, ReadError> {
     if count > MOST_PLACES {
         return Err(ReadError::Malformed);
@@ -91,7 +91,7 @@ fn find_place(memory: &dyn Memory, (first, count): (u64, u64), offset: u64) -> R
     Ok((scope != 0 && scope < LARGEST_OFFSET).then_some(scope))
 }
 
-/// The scope at an offset of a stream, and the offset of the one that it is inlined into; 0 if it is none.
+/// Reads the scope at an offset of a stream. Also returns the offset of the scope that it is inlined into, or 0.
 fn read_scope(
     memory: &dyn Memory,
     vm: &Vm,

@@ -1,9 +1,9 @@
-//! Compressed numbers: HotSpot's UNSIGNED5, a byte for small ones and up to five for others.
+//! Compressed numbers in HotSpot's UNSIGNED5 format: one byte for small numbers, and up to five for others.
 
-/// Numbers in some bytes.
+/// A stream of numbers.
 pub struct Stream<'a> {
     bytes: &'a [u8],
-    /// 1 if no byte is zero, as since version 20.
+    /// 1 if no byte is zero, as in version 20 and later.
     base: u32,
 }
 
@@ -18,9 +18,9 @@ impl<'a> Stream<'a> {
         Some(*first)
     }
 
-    /// The next number.
+    /// Reads the next number.
     pub fn number(&mut self) -> Option<u32> {
-        // From this byte on, another one follows.
+        // From this value on, another byte follows.
         const FIRST_HIGH: u8 = 192;
         let mut number = 0u32;
         for shift in [0, 6, 12, 18, 24] {
@@ -34,7 +34,7 @@ impl<'a> Stream<'a> {
         Some(number)
     }
 
-    /// The next number with a sign, which is its lowest bit.
+    /// Reads the next signed number, whose sign is in the lowest bit.
     pub fn signed(&mut self) -> Option<i32> {
         let number = self.number()?;
         Some((number >> 1).cast_signed() ^ -(number & 1).cast_signed())

@@ -1,4 +1,4 @@
-//! Memory that tests make up: of a JVM with the layout of Debian's OpenJDK 17.
+//! Made-up memory for tests, of a JVM with the layout of Debian's OpenJDK 17.
 
 use std::collections::HashMap;
 
@@ -9,12 +9,12 @@ use crate::vm::Vm;
 
 const PAGE: u64 = 0x1000;
 
-/// Memory of which only pages exist that something was put into.
+/// Memory in which only those pages exist that were written to.
 #[derive(Default)]
 pub struct Sparse(HashMap<u64, Vec<u8>>);
 
 impl Sparse {
-    /// Puts bytes at an address.
+    /// Writes bytes to an address.
     pub fn put(&mut self, address: u64, bytes: &[u8]) {
         for (address, byte) in (address..).zip(bytes) {
             let page = self.0.entry(address / PAGE).or_insert_with(|| vec![0; PAGE as usize]);
@@ -22,7 +22,7 @@ impl Sparse {
         }
     }
 
-    /// All that is not zero, in pieces of a page at most, and pages that are zeros, as one byte.
+    /// Returns all nonzero bytes, in pieces of at most a page. A page of zeros is returned as one byte.
     pub fn runs(&self) -> Vec<(u64, Vec<u8>)> {
         let mut pages: Vec<_> = self.0.iter().collect();
         pages.sort();
@@ -31,7 +31,7 @@ impl Sparse {
             runs.push((page * PAGE, vec![bytes[0]]));
             for (address, byte) in (page * PAGE..).zip(bytes).filter(|(_, byte)| **byte != 0) {
                 match runs.last_mut() {
-                    // Few zeros take less room than another piece.
+                    // A few zeros take less space than another piece.
                     Some((start, run)) if address < *start + run.len() as u64 + 12 => {
                         run.resize((address - *start) as usize, 0);
                         run.push(*byte);
@@ -43,17 +43,17 @@ impl Sparse {
         runs
     }
 
-    /// Puts a word at an address.
+    /// Writes a word to an address.
     pub fn word(&mut self, address: u64, word: u64) {
         self.put(address, &word.to_le_bytes());
     }
 
-    /// Puts a 32-bit number at an address.
+    /// Writes a 32-bit number to an address.
     pub fn int(&mut self, address: u64, int: u32) {
         self.put(address, &int.to_le_bytes());
     }
 
-    /// Puts a 16-bit number at an address.
+    /// Writes a 16-bit number to an address.
     pub fn short(&mut self, address: u64, short: u16) {
         self.put(address, &short.to_le_bytes());
     }
@@ -105,7 +105,7 @@ pub const FIELDS: &[(&str, &str, u64)] = &[
     ("Klass", "_name", 24),
     ("Symbol", "_length", 4),
     ("Symbol", "_body", 6),
-    // Of a type that is not wanted.
+    // A type that is not needed.
     ("Universe", "_collectedHeap", 1),
 ];
 /// Static fields: type, field, address.
@@ -124,7 +124,7 @@ pub const HEAP_END: u64 = HEAP + 0x10_0000;
 /// Its map of segments of 128 bytes.
 pub const MAP: u64 = 0x6000_0000;
 const HEAP_OBJECT: u64 = 0xa000;
-/// Where Java code returns to that native code has called.
+/// Return address of Java code that was called from native code.
 pub const CALL_STUB_RETURN: u64 = HEAP + 0x1_0000 + 0x80;
 /// First entry of the table of structures, and the size of an entry.
 pub const STRUCTS: u64 = 0x2_0000;
@@ -158,13 +158,13 @@ pub fn variable(name: &str) -> u64 {
     FIRST_VARIABLE + 8 * at as u64
 }
 
-/// Where the library has its variables.
+/// Returns the tables of the library.
 pub fn tables() -> Tables {
     let symbols: Vec<(&str, u64)> = VARIABLES.iter().map(|(name, _)| (*name, variable(name))).collect();
     Tables::of(&symbols)
 }
 
-/// The memory of a JVM whose code heap is empty.
+/// Returns the memory of a JVM whose code heap is empty.
 pub fn jvm() -> Sparse {
     let mut memory = Sparse::default();
     let mut texts = 0x5_0000u64;
@@ -218,18 +218,18 @@ pub fn jvm() -> Sparse {
     memory
 }
 
-/// The JVM in some memory.
+/// Reads the JVM in some memory.
 pub fn vm_in(memory: &Sparse) -> Vm {
     Vm::read(memory, &tables()).expect("it is understood")
 }
 
-/// Puts a blob of so many bytes at a distance from the heap's start, and returns its address.
+/// Adds a blob of this size, in bytes, at a distance from the heap's start. Returns its address.
 pub fn put_blob(memory: &mut Sparse, distance: u64, bytes: u64, frame_words: u32, name: &str) -> u64 {
     let block = HEAP + distance;
     let first = distance >> 7;
     memory.put(block, &vec![0; bytes as usize]);
     for (back, segment) in (first..=(distance + bytes - 1) >> 7).enumerate() {
-        // Far segments lead to nearer ones, as a byte has no room for more.
+        // Distant segments refer to nearer ones, because the distance does not fit into a byte.
         memory.put(MAP + segment, &[if back <= 200 { back as u8 } else { 200 }]);
     }
     memory.put(block + 8, &[1]);
@@ -244,7 +244,7 @@ pub fn put_blob(memory: &mut Sparse, distance: u64, bytes: u64, frame_words: u32
     start
 }
 
-/// Puts a method `first` of class `a/b/C` in file `C.java` at an address, whose lines are these bytes.
+/// Adds a method `first` of class `a/b/C` in file `C.java` at an address, with these bytes as line numbers.
 pub fn put_method(memory: &mut Sparse, method: u64, lines: &[u8]) {
     let [constant, pool, class] = [method + 0x100, method + 0x400, method + 0x600];
     memory.put(method, &[0; 0x1000]);

@@ -1,4 +1,4 @@
-//! A JVM that is made up, and what hostile ones get.
+//! A made-up JVM, and results for hostile ones.
 
 use crate::code::{Blob, Kind};
 use crate::frames::{NotLeft, Registers, Runs, leave, leave_otherwise};
@@ -31,7 +31,7 @@ fn what_is_not_understood_is_refused() {
     assert_eq!(of(&|memory| memory.int(0x9010, 99)), Unsupported::Version(99));
     assert_eq!(of(&|memory| memory.word(0x9000, 0)), Unsupported::NotReady);
     assert_eq!(of(&|memory| memory.word(variable("StructEntryArrayStride"), 0)), Unsupported::NotReady);
-    // The first entry, without which a heap has no memory.
+    // Skips the first entry, which describes a heap's memory.
     assert_eq!(of(&|memory| memory.word(variable("Structs"), STRUCTS + STRIDE)), Unsupported::Lacks("_memory"));
 }
 
@@ -59,7 +59,7 @@ fn tables_that_lie_are_refused() {
 #[test]
 fn a_table_without_an_end_ends() {
     let mut memory = jvm();
-    // Entries of eight bytes, whose columns are all the same word.
+    // Entries of eight bytes, in which all columns are the same word.
     for name in ["TypeName", "FieldName", "IsStatic", "Offset", "Address"] {
         memory.word(variable(&format!("StructEntry{name}Offset")), 0);
     }
@@ -86,7 +86,7 @@ fn code_is_found_by_the_map_of_segments() {
     assert_eq!(kind(HEAP_END), None);
     let blob = at(compiled + 0x200).expect("it is readable").expect("it is there");
     assert_eq!((blob.frame_bytes, blob.method, blob.code), (48, 0x1234_0000, compiled + 0x170));
-    // Another method at the same place, and then nothing.
+    // Another method in the same place, and then none.
     memory.int(compiled + 304, 7);
     assert_ne!(Blob::read(&memory, &vm, compiled).map(|blob| blob.check), Ok(blob.check));
     memory.put(compiled - 8, &[0]);
@@ -99,10 +99,10 @@ fn a_code_heap_that_lies_is_not_believed() {
     let compiled = put_blob(&mut memory, 0x400, 0x400, 6, "nmethod");
     let vm = vm_in(&memory);
     let malformed = Err(ReadError::Malformed);
-    // Back beyond the start.
+    // Goes back beyond the start.
     memory.put(MAP + 2, &[200]);
     assert_eq!(Blob::find(&memory, &vm, HEAP + 0x100), malformed);
-    // A blob that does not reach to the address, one that reaches beyond the heap, code outside of it.
+    // A blob that ends before the address, one that ends outside of the heap, and code outside of the blob.
     memory.int(compiled + 12, 16);
     assert_eq!(Blob::find(&memory, &vm, compiled + 0x200), malformed);
     memory.int(compiled + 12, u32::MAX);
@@ -110,7 +110,7 @@ fn a_code_heap_that_lies_is_not_believed() {
     memory.int(compiled + 12, 0x3f0);
     memory.word(compiled + 32, 8);
     assert_eq!(Blob::find(&memory, &vm, compiled + 0x200), malformed);
-    // A frame of impossible size is none.
+    // An impossible frame size counts as none.
     memory.word(compiled + 32, compiled + 0x170);
     memory.int(compiled + 28, u32::MAX);
     assert_eq!(Blob::find(&memory, &vm, compiled + 0x200).map(|blob| blob.map(|blob| blob.frame_bytes)), Ok(Some(0)));
@@ -118,7 +118,7 @@ fn a_code_heap_that_lies_is_not_believed() {
     assert_eq!(Blob::find(&memory, &vm, compiled + 0x200), Err(ReadError::Unreadable));
 }
 
-/// A stack at 0x100 that counts: the word at 0x100 is 0x1000, the next one 0x1001.
+/// A stack at 0x100 with consecutive values: the word at 0x100 is 0x1000, the next one 0x1001.
 fn counting(address: u64) -> Result<u64, ()> {
     (0x100..0x200).contains(&address).then(|| 0x1000 + (address - 0x100) / 8).ok_or(())
 }
@@ -233,10 +233,10 @@ fn inlined_methods_are_found_at_their_places() {
     assert_eq!(of(&memory, 0x10), Ok(vec![outer(Some(5))]), "scope 1: no caller, method 1, bytecode 5");
     assert_eq!(of(&memory, 0x18), Ok(vec![Scope { method: 0xbbbb, bytecode: None }, outer(Some(5))]));
     assert_eq!(of(&memory, 0x21), Ok(vec![outer(None)]), "nothing is described there");
-    // A scope that is inlined into itself.
+    // A scope inlined into itself.
     memory.put(compiled + 0x604, &[4]);
     assert_eq!(of(&memory, 0x20).map(|scopes| scopes.len()), Ok(64));
-    // No method, and more places than there can be.
+    // No method, and more places than possible.
     memory.put(compiled + 0x604, &[1, 0]);
     assert_eq!(of(&memory, 0x20), Err(ReadError::Malformed));
     memory.int(compiled + 272, 0x400 - 16);
@@ -262,7 +262,7 @@ fn methods_have_names_files_and_lines() {
     );
     assert_eq!(Method::check(&memory, &vm, 0x40_0000), Ok(method.check));
     assert!(method.held_bytes() > 20);
-    // A hidden class, one without a package, and a file that is not named.
+    // A hidden class, one without a package, and a file without a name.
     let mut named = |class: &str| {
         memory.short(0x40_0704, class.len() as u16);
         memory.put(0x40_0706, class.as_bytes());
@@ -280,11 +280,11 @@ fn methods_that_lie_are_not_believed() {
     put_method(&mut memory, 0x40_0000, &[7, 0xff, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255]);
     let vm = vm_in(&memory);
     let of = |memory: &Sparse, address| Method::read(memory, &vm, address).map(|method| method.name);
-    // Lines that go on beyond their end are none.
+    // Line numbers that continue past their end are not used.
     assert_eq!(Method::read(&memory, &vm, 0x40_0000).map(|method| method.line(3)), Ok(None));
     assert_eq!([of(&memory, 0), of(&memory, 0x40_0001)], [Err(ReadError::Unreadable), Err(ReadError::Malformed)]);
     assert_eq!(of(&memory, u64::MAX - 7), Err(ReadError::Unreadable));
-    // A name outside of the pool, an empty one, one that is no text.
+    // A name outside of the pool, an empty one, and one that is not a string.
     memory.short(0x40_0100 + 34, 3);
     assert_eq!(of(&memory, 0x40_0000), Err(ReadError::Malformed));
     memory.short(0x40_0100 + 34, 1);
@@ -300,7 +300,7 @@ fn methods_that_lie_are_not_believed() {
     assert_eq!(of(&memory, 0x40_0000), Err(ReadError::Malformed));
 }
 
-/// Whatever is in the memory, nothing panics, and everything ends.
+/// Whatever the memory contains, nothing panics, and everything terminates.
 fn random_words(rounds: usize) {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = move |below: u64| {

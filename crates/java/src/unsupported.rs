@@ -1,20 +1,20 @@
-//! Why a JVM is not understood.
+//! Why a JVM is not supported.
 
 use crate::memory::ReadError;
 
-/// Why the Java frames of a JVM are not read.
+/// Why the Java frames of a JVM cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// It does not describe itself, as OpenJ9 does not.
+    /// It does not describe itself; OpenJ9, for example, does not.
     #[error("it is not HotSpot, or a HotSpot without its description (gHotSpotVMStructs)")]
     NotHotSpot,
-    /// A version whose frames are not known.
+    /// The frames of this version are not known.
     #[error("the frames of Java {0} are not known (those of 17 to 22 and 25 are)")]
     Version(u32),
     /// Its description lacks something.
     #[error("its description lacks {0}")]
     Lacks(&'static str),
-    /// Its description contradicts itself.
+    /// Its description is inconsistent.
     #[error("its description of {0} is not understood")]
     Malformed(&'static str),
     /// Its memory cannot be read.
@@ -23,10 +23,10 @@ pub enum Unsupported {
     /// Reading its memory took too long.
     #[error("reading its memory took too long")]
     NoAnswer,
-    /// It has not made its code heaps yet.
+    /// It has not created its code heaps yet.
     #[error("it has not begun")]
     NotReady,
-    /// Another instruction set than x86-64.
+    /// The instruction set is not x86-64.
     #[error("Java frames are read on x86-64 only")]
     Machine,
 }

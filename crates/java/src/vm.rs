@@ -1,4 +1,4 @@
-//! A running JVM: its layout, and its code heaps.
+//! A running JVM: its layout and its code heaps.
 
 use heapbpf_elf::Memory;
 
@@ -8,53 +8,53 @@ use crate::library::Tables;
 use crate::memory::{self, Fields};
 use crate::unsupported::Unsupported;
 
-/// Most code heaps. There are one or three.
+/// Maximum number of code heaps. Real JVMs have one or three.
 const MOST_HEAPS: u32 = 8;
-/// Most bytes of a code heap that are believed.
+/// Largest code heap that is accepted, bytes.
 const LARGEST_HEAP: u64 = 4 << 30;
-/// Segments are 64 or 128 bytes.
+/// Range of the binary logarithm of a segment's size. Real segments have 64 or 128 bytes.
 const SHIFTS: std::ops::RangeInclusive<u32> = 4..=16;
-/// Longest text of a version, bytes.
+/// Maximum length of a version string, bytes.
 const LONGEST_VERSION: usize = 64;
 
-/// A heap of code.
+/// A code heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeHeap {
     /// Its first address.
     pub start: u64,
-    /// Its end, as far as it may grow.
+    /// The end of its reserved memory.
     pub end: u64,
-    /// Address of its map: a byte for each segment.
+    /// Address of its segment map, which has one byte per segment.
     pub map: u64,
-    /// Logarithm of the size of a segment, bytes.
+    /// Binary logarithm of the segment size, bytes.
     pub shift: u32,
 }
 
 /// A running JVM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vm {
-    /// Where it keeps what.
+    /// Its layout.
     pub layout: Layout,
-    /// Its version as it states it: `17.0.15+6-Debian-1deb12u1`.
+    /// Its version string, such as `17.0.15+6-Debian-1deb12u1`.
     pub release: String,
     /// Its code heaps.
     pub heaps: Vec<CodeHeap>,
-    /// Where Java code returns to that native code has called.
+    /// Return address of Java code that was called from native code.
     pub call_stub_return: u64,
 }
 
 impl Vm {
-    /// Reads what a JVM says about itself.
+    /// Reads a JVM's description of itself.
     ///
     /// # Errors
-    /// [`Unsupported`]; [`Unsupported::NotReady`] will pass.
+    /// [`Unsupported`]; [`Unsupported::NotReady`] is temporary.
     pub fn read(memory: &dyn Memory, tables: &Tables) -> Result<Self, Unsupported> {
         let (layout, release) = Self::layout(memory, tables)?;
         Self::with_layout(memory, layout, release)
     }
 
-    /// Where a JVM keeps what, and the version that it states: `17.0.15+6-Debian-1deb12u1`. Known as soon as the library is
-    /// loaded.
+    /// Returns the layout of a JVM and its version string, such as `17.0.15+6-Debian-1deb12u1`. They are available once
+    /// the library is loaded.
     ///
     /// # Errors
     /// [`Unsupported`]
@@ -64,10 +64,10 @@ impl Vm {
         Ok((Layout::of(&description, version)?, release))
     }
 
-    /// The JVM whose layout is known.
+    /// Reads the rest of a JVM whose layout is known.
     ///
     /// # Errors
-    /// As of [`Self::read`].
+    /// Same as [`Self::read`].
     pub fn with_layout(memory: &dyn Memory, layout: Layout, release: String) -> Result<Self, Unsupported> {
         let array = memory::word(memory, layout.heap.all)?;
         if array == 0 {
@@ -91,20 +91,20 @@ impl Vm {
         Ok(Self { layout, release, heaps, call_stub_return })
     }
 
-    /// The code heap that an address lies in.
+    /// Returns the code heap that contains an address.
     #[must_use]
     pub fn heap(&self, address: u64) -> Option<&CodeHeap> {
         self.heaps.iter().find(|heap| (heap.start..heap.end).contains(&address))
     }
 }
 
-/// The version as a number, and as a text.
+/// Returns the version as a number and as a string.
 fn version(memory: &dyn Memory, description: &Description) -> Result<(u32, String), Unsupported> {
     let of = |field: &'static str| description.address("Abstract_VM_Version", field).ok_or(Unsupported::Lacks(field));
     let version = memory::int(memory, of("_vm_major_version")?)?;
     let release = memory::word(memory, of("_s_vm_release")?)?;
     let release = memory::text(memory, release, LONGEST_VERSION).unwrap_or_else(|_| version.to_string());
-    // It goes into reports: nothing but what a version has.
+    // The string goes into reports, so only the usual characters of a version are kept.
     let is_usual = |letter: &char| letter.is_ascii_alphanumeric() || "+-._~ ".contains(*letter);
     Ok((version, release.chars().filter(is_usual).collect()))
 }

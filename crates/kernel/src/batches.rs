@@ -1,4 +1,4 @@
-//! Scans of whole hash maps of the kernel, one batch of entries after another.
+//! Scans whole hash maps of the kernel, one batch of entries at a time.
 
 use std::io;
 
@@ -6,14 +6,15 @@ use zerocopy::FromBytes;
 
 use super::sys::{Batch, Cursor, HashMapFd};
 
-/// Room for entries in the first batch of [`read_all`].
+/// Capacity in entries for the first batch of [`read_all`].
 const BATCH: usize = 256;
 
-/// Largest batch that room is made for. No bucket has more entries.
+/// Largest batch that is tried. No bucket has more entries.
 const LARGEST_BATCH: usize = 1 << 24;
 
-/// Calls `read` for one batch after another, and `piece` with the entries of each. If a bucket does not fit, the next
-/// read has more room. `room`: entries per batch at first; `keys`, `values`: buffers that may be kept for the next scan.
+/// Calls `read` for one batch after another, and `piece` with the entries of each. If a bucket does not fit, the
+/// capacity is doubled. `room` is the initial capacity in entries per batch. `keys` and `values` are buffers that may
+/// be kept for the next scan.
 pub(super) fn scan_batches<K: Copy + Default, V: Copy + Default>(
     mut room: usize,
     (keys, values): (&mut Vec<K>, &mut Vec<V>),
@@ -36,7 +37,7 @@ pub(super) fn scan_batches<K: Copy + Default, V: Copy + Default>(
     }
 }
 
-/// Reads all entries of a map. On an error, those read so far are there.
+/// Reads all entries of a map. If an error occurs, `into` contains the entries read so far.
 pub(super) fn read_all<K, V>(map: &HashMapFd<K, V>, into: &mut impl Extend<(K, V)>) -> io::Result<()>
 where
     K: FromBytes + Copy + Default,
@@ -50,7 +51,7 @@ where
 mod tests {
     use super::*;
 
-    /// Reads a map with these buckets as the kernel does: whole buckets only, as many as fit.
+    /// Reads a map with these buckets as the kernel does: only whole buckets, as many as fit.
     fn read(buckets: &[Vec<u64>], at: usize, keys: &mut [u64], values: &mut [u64]) -> io::Result<(usize, usize)> {
         let (mut next, mut count) = (at, 0);
         for bucket in &buckets[at..] {
@@ -70,7 +71,7 @@ mod tests {
         }
     }
 
-    /// All entries in the order in which they are passed, and the room that each read had.
+    /// All entries in the order in which they are passed, and the capacity of each read.
     fn scanned(buckets: &[Vec<u64>]) -> (io::Result<Vec<(u64, u64)>>, Vec<usize>) {
         let (mut entries, mut rooms, mut at) = (Vec::new(), Vec::new(), 0);
         let result = scan_batches(
@@ -91,7 +92,7 @@ mod tests {
     #[test]
     fn every_entry_comes_once_whatever_the_batches() {
         let batch = BATCH as u64;
-        // Two buckets fill a batch exactly; the third does not fit.
+        // Two buckets fill a batch exactly. The third does not fit.
         let buckets = [(0..batch - 1).collect(), vec![batch - 1], vec![batch], vec![]];
         let (entries, rooms) = scanned(&buckets);
         assert_eq!(entries.unwrap(), (0..=batch).map(|key| (key, key * 2)).collect::<Vec<_>>());

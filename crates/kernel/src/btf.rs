@@ -1,4 +1,4 @@
-//! The kernel's type information (BTF): offsets of structure members, IDs of functions.
+//! The kernel's type information (BTF): offsets of structure members, and IDs of functions and tracepoints.
 
 use std::path::Path;
 
@@ -54,7 +54,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-/// Reads the running kernel's type information, as raw bytes.
+/// Reads the running kernel's type information as raw bytes.
 ///
 /// # Errors
 /// The kernel was built without type information.
@@ -99,7 +99,7 @@ impl<'a> KernelBtf<'a> {
         &rest[..rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len())]
     }
 
-    /// A member's offset in bytes, and its type. Anonymous members are searched too.
+    /// Finds a member's offset in bytes, and its type. Anonymous members are searched, too.
     fn member(&self, id: u32, name: &str, depth: usize) -> Option<(u64, u32)> {
         let id = self.without_modifiers(id)?;
         let this = self.types.get(id as usize)?;
@@ -140,7 +140,7 @@ impl<'a> KernelBtf<'a> {
         u32::try_from(at).ok()
     }
 
-    /// A member's offset in bytes. `path` may go through nested structures (`se.load.weight`).
+    /// A member's offset in bytes. `path` may lead through nested structures (`se.load.weight`).
     pub fn member_offset(&self, structure: &str, path: &str) -> Option<u64> {
         let mut id = self.find(kind::STRUCT, structure)?;
         let mut offset = 0;
@@ -165,7 +165,7 @@ impl<'a> KernelBtf<'a> {
     /// The structure offsets that the BPF programs need.
     ///
     /// # Errors
-    /// The kernel lacks a member: heapbpf does not know this kernel's layout.
+    /// The kernel lacks a member, which means that heapbpf does not know this kernel's layout.
     pub fn offsets(&self) -> Result<KernelOffsets, KernelError> {
         let offset = |structure: &'static str, path: &'static str| {
             self.member_offset(structure, path).ok_or(KernelError::NoMember { structure, path })

@@ -1,4 +1,4 @@
-//! The control maps, through which the daemon controls the running programs: sites, code ranges, targets, sampling
+//! The control maps, through which the daemon controls the loaded programs: sites, code ranges, targets, sampling
 //! interval.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,9 +19,9 @@ use super::loader::Loader;
 pub enum CountedBy {
     /// Links that serve every process that maps a file.
     SharedLinks,
-    /// Links to this process alone. What it forks is counted by shared links.
+    /// Links to this process alone. Its children are counted by shared links.
     OwnLinks,
-    /// Links to what programs announce themselves.
+    /// Links at the places where programs announce samples themselves.
     Announcements,
 }
 
@@ -39,17 +39,17 @@ impl CountedBy {
 pub struct ControlMaps<M = KernelMaps> {
     maps: M,
     control: Control,
-    /// Elements of `DRAWS` that were written, oldest first, if they have not been written again.
+    /// Elements of `DRAWS` that have been written, oldest first. Writing an element again moves it to the end.
     draws: VecDeque<(u32, DrawConstants)>,
     sites_used: u32,
     files_used: u32,
-    /// By the index of the first site.
+    /// The places of files, by the index of the first site.
     places: BTreeMap<u32, Place>,
     /// Places of files that were removed.
     free: Vec<Place>,
 }
 
-/// The part of the tables that a file has.
+/// A file's part of the tables.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     file: u32,
@@ -77,10 +77,10 @@ pub trait Maps {
     /// The map is full.
     fn insert_target(&mut self, pid: u32, kind: u32) -> Result<(), KernelError>;
 
-    /// The value of a process in `TARGETS`, if it is there.
+    /// The value of a process in `TARGETS`, if it is listed.
     fn target(&self, pid: u32) -> Option<u32>;
 
-    /// Removes a process from `TARGETS`, if it is there.
+    /// Removes a process from `TARGETS`, if it is listed.
     fn remove_target(&mut self, pid: u32);
 
     /// Sets an element of `TRIALS`.
@@ -89,13 +89,13 @@ pub trait Maps {
     /// The map cannot be written.
     fn set_trials(&mut self, class: u32, trials: u64) -> Result<(), KernelError>;
 
-    /// Sets how many bytes of stack are copied where the top is not known; `None` removes what was set.
+    /// Sets how many bytes of stack are copied if the top of the stack is not known. `None` removes the setting.
     ///
     /// # Errors
     /// The map is full.
     fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError>;
 
-    /// Sets what is copied of a stack's outer frames; `None` removes what was set.
+    /// Sets what is copied of a stack's outer frames. `None` removes the setting.
     ///
     /// # Errors
     /// The map is full.
@@ -243,7 +243,7 @@ impl<M: Maps> ControlMaps<M> {
     /// Adds a file's ranges and sites. Returns the index of the first site.
     ///
     /// # Errors
-    /// There is no room for more.
+    /// There is no space for more.
     pub fn add_file(&mut self, ranges: &FileRanges, sites: &[Site]) -> Result<u32, KernelError> {
         let new = Place { file: self.files_used, first: self.sites_used, sites: sites.len() };
         let fits = self.free.iter().position(|free| free.sites >= sites.len());
@@ -256,12 +256,13 @@ impl<M: Maps> ControlMaps<M> {
             Some(free) => drop(self.free.swap_remove(free)),
             None => (self.files_used, self.sites_used) = (new.file + 1, new.first + sites.len() as u32),
         }
-        // One without sites has an index that is not its own.
+        // A file without sites is left out, because its index is not its own.
         self.places.extend((!sites.is_empty()).then_some((place.first, place)));
         Ok(place.first)
     }
 
-    /// Gives the places of the file with this first site to files that come later. No call of it may be under way.
+    /// Frees the places of the file with this first site for files that are added later. No call on it may be in
+    /// progress.
     pub fn remove_file(&mut self, first_site: u32) {
         self.free.extend(self.places.remove(&first_site));
     }
@@ -269,27 +270,27 @@ impl<M: Maps> ControlMaps<M> {
     /// Makes a process a target.
     ///
     /// # Errors
-    /// There is no room for more.
+    /// There is no space for more.
     pub fn add_target(&mut self, pid: u32, counted_by: CountedBy) -> Result<(), KernelError> {
         self.maps.insert_target(pid, counted_by.code())?;
         self.look_again()
     }
 
-    /// Which links count the calls of a process now; `None` if it is not listed. After an exec by a thread other than the
-    /// first, its own do no more.
+    /// Which links count the calls of a process now. `None` if it is not listed. After an exec by a thread other than
+    /// the first, its own links no longer do.
     pub fn counted_by(&self, pid: u32) -> Option<CountedBy> {
         let code = self.maps.target(pid)?;
         let others = [CountedBy::OwnLinks, CountedBy::Announcements];
         Some(others.into_iter().find(|other| other.code() == code).unwrap_or(CountedBy::SharedLinks))
     }
 
-    /// Whether a listed process began with inline hooks, its parent's, and has run no other program since.
+    /// Whether a listed process inherited inline hooks from its parent, and has run no other program since.
     pub fn has_inherited_hooks(&self, pid: u32) -> bool {
         self.maps.target(pid) == Some(link_kind::INHERITED_HOOKS)
     }
 
-    /// Has threads that were found not to belong to a target looked at again: their process may have got another name or
-    /// cgroup since.
+    /// Makes the programs check those threads again that were found not to belong to a target. Their process may have a
+    /// different name or cgroup by now.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -305,8 +306,8 @@ impl<M: Maps> ControlMaps<M> {
 
     /// Sets the sampling interval. Each thread uses it from its next draw on.
     ///
-    /// The programs read the constants while they may be changed. So an element of `DRAWS` is written before it is named
-    /// to them, and is not written again until as many other intervals have been in use as there are elements.
+    /// The programs may read the constants at any time. So an element of `DRAWS` is written before the programs are
+    /// pointed to it, and is not written again until as many other intervals have been used as there are elements.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -334,32 +335,33 @@ impl<M: Maps> ControlMaps<M> {
         (0..).zip(table).try_for_each(|(class, trials)| self.maps.set_trials(class, *trials))
     }
 
-    /// Sets how many bytes of stack are copied of a process where the top is not known; `None` for the usual number.
+    /// Sets how many bytes of stack are copied for a process if the top of the stack is not known. `None` selects the
+    /// usual number.
     ///
     /// # Errors
-    /// There is no room for more processes.
+    /// There is no space for more processes.
     pub fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError> {
         self.maps.set_stack_limit(process, bytes)
     }
 
-    /// Sets what is copied of a stack's outer frames; `None` for everything.
+    /// Sets what is copied of a stack's outer frames. `None` selects everything.
     ///
     /// # Errors
-    /// There is no room for more stacks.
+    /// There is no space for more stacks.
     pub fn set_outer_frames(&mut self, stack: StackKey, outer: Option<&OuterFrames>) -> Result<(), KernelError> {
         self.maps.set_outer_frames(stack, outer)
     }
 
-    /// Sets where the interpreter of a process keeps its frames. The programs forget it when the process ends or replaces
-    /// its program, and know it of its children.
+    /// Sets where the interpreter of a process keeps its frames. The programs pass it on to children, and forget it
+    /// when the process ends or replaces its program.
     ///
     /// # Errors
-    /// There is no room for more processes.
+    /// There is no space for more processes.
     pub fn set_python(&mut self, pid: u32, python: &PythonProcess) -> Result<(), KernelError> {
         self.maps.set_python(pid, python)
     }
 
-    /// Tells the programs whether the daemon sleeps, so that the next event wakes it.
+    /// Tells the programs whether the daemon is sleeping, so that the next event wakes it.
     ///
     /// # Errors
     /// The map cannot be written.

@@ -4,7 +4,7 @@ use sampler_ebpf::trials::SIZE_CLASSES;
 
 use super::*;
 
-/// Maps in memory with room for the given numbers of files, sites and targets.
+/// Maps in memory with space for this many files, sites and targets.
 #[derive(Default)]
 struct Memory {
     room: usize,
@@ -20,7 +20,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Sets an existing element, or appends one.
+    /// Sets an existing element, or appends a new one.
     fn set<T: Copy>(room: usize, elements: &mut Vec<T>, index: u32, value: T) -> Result<(), KernelError> {
         let index = index as usize;
         assert!(index <= elements.len(), "no element is left out");
@@ -170,7 +170,7 @@ fn the_constants_of_an_interval_stay_until_many_others_were_in_use() {
         assert_eq!(maps.maps.draws[in_use(&maps)], draw(interval));
     }
     assert!((1..=most).zip(&maps.maps.draws).all(|(interval, there)| *there == draw(interval)));
-    // One that is in use again is not the oldest any more.
+    // An interval that is used again is no longer the oldest.
     maps.set_draw(draw(1)).unwrap();
     assert_eq!(in_use(&maps), 0);
     maps.set_draw(draw(most + 1)).unwrap();

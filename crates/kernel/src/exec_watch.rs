@@ -1,7 +1,8 @@
-//! Has targets that execute a program wait at their entry point, before they have allocated anything.
+//! Makes targets that execute a program wait at their entry point, before they have allocated anything.
 //!
-//! A program tells of the exec once all is mapped, before the process runs: it needs some 250 µs to get from there to its entry point. A
-//! thread of its own, before all others where that is permitted, is there in time.
+//! A BPF program reports the exec once everything is mapped, before the process runs. The process needs some 250 µs to
+//! get from there to its entry point. A separate thread, with priority over all others where that is permitted, stops
+//! it in time.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,9 +18,9 @@ use super::ring_maps::{self, RINGS, RingId};
 use super::ring_memory::RingMemory;
 use super::rings;
 
-/// Most processes that are held and not taken yet. Others run on.
+/// Maximum number of processes that are held and not taken yet. Others are not held.
 const MOST: usize = 256;
-/// Bytes of the ring: a thousand execs.
+/// Size of the ring in bytes: enough for a thousand execs.
 const RING_BYTES: u64 = 16 << 10;
 
 /// A process that executed a program.
@@ -27,25 +28,26 @@ const RING_BYTES: u64 = 16 << 10;
 pub struct Executed {
     /// The process.
     pub pid: u32,
-    /// It waits at its entry point, or will when it gets there; or why it does not.
+    /// Whether it waits at its entry point (or will, when it gets there), or the reason why not.
     pub held: Result<Waiting, NotHeld>,
 }
 
-/// A thread that hears of execs. It ends, soon, when this is dropped; processes that were not taken yet go on.
+/// A thread that is notified of execs. It ends soon after this is dropped. Processes that were not taken by then
+/// continue.
 #[derive(Debug)]
 pub struct ExecWatch {
     executed: Receiver<Executed>,
-    /// Readable when there is one.
+    /// Readable when there is a process to take.
     wakes: Arc<OwnedFd>,
     ends: Arc<OwnedFd>,
 }
 
 impl ExecWatch {
-    /// Has targets wait that execute a program and `may_wait`, each for about `limit` if it is not let go before. `may_wait` should take
-    /// microseconds: the processes do not wait for it.
+    /// Makes targets wait when they execute a program and `may_wait` returns true, each for about `limit` unless it is
+    /// released earlier. `may_wait` should take only microseconds, because the processes keep running during the call.
     ///
     /// # Errors
-    /// Execs cannot be heard of.
+    /// Notifications of execs are not available.
     pub fn start(
         loader: &Loader,
         may_wait: impl Fn(u32) -> bool + Send + 'static,
@@ -63,10 +65,10 @@ impl ExecWatch {
         Ok(Self { executed, wakes, ends })
     }
 
-    /// The next process, if there is one.
+    /// Takes the next process, if there is one.
     pub fn take(&self) -> Option<Executed> {
         self.executed.try_recv().ok().or_else(|| {
-            // One that comes from now on wakes again.
+            // A process that arrives from now on makes it readable again.
             let _ = rustix::io::read(&*self.wakes, &mut [0; 8]);
             self.executed.try_recv().ok()
         })
@@ -82,17 +84,17 @@ impl AsFd for ExecWatch {
 
 impl Drop for ExecWatch {
     fn drop(&mut self) {
-        // It is not waited for: a read of a process's memory may take long.
+        // Not joined, because the thread may be busy for long reading a process's memory.
         signal(&self.ends);
     }
 }
 
-/// Makes an eventfd readable. It is already if it is full.
+/// Makes an eventfd readable. If the write fails because it is full, it is readable already.
 fn signal(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Watcher {
     execs: RingMemory,
     limit: Duration,
@@ -113,14 +115,14 @@ impl Watcher {
         }
     }
 
-    /// Waits for an exec; `false` when it is time to end.
+    /// Waits for an exec. Returns `false` when it is time to end.
     fn wait(&self) -> bool {
         let mut waited = [PollFd::new(&self.execs, PollFlags::IN), PollFd::new(&*self.ends, PollFlags::IN)];
         let failed = poll(&mut waited, None).is_err_and(|error| error != rustix::io::Errno::INTR);
         !failed && waited[1].revents().is_empty()
     }
 
-    /// Has it wait, and hands it over; dropped, it goes on.
+    /// Makes a process wait, and hands it over. If it cannot be handed over, the process continues.
     fn hold(&self, pid: u32) {
         let held = Waiting::at_entry_of(pid, self.limit);
         match self.sender.try_send(Executed { pid, held }) {

@@ -1,5 +1,5 @@
-//! The daemon's mapping of the filter in front of the live map. When the daemon removes an entry from the live map,
-//! it must remove it from the filter too.
+//! The daemon's mapping of the filter in front of the live map. When the daemon removes an entry from the live map, it
+//! must remove it from the filter, too.
 
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;

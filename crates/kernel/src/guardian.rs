@@ -1,10 +1,10 @@
-//! Links that are also held by a second process, the *guardian*.
+//! Links that a second process, the *guardian*, holds as well.
 //!
 //! The kernel cannot remove a probe on behalf of a process with a pending SIGKILL: it fails to write into the probed
-//! processes, and the probe stays until these end ("failed to unregister, leaking uprobe" in its log). That happens to a
-//! daemon that is killed while it makes or removes a link. So the guardian makes and removes them; nobody kills it, the daemon
-//! least of all, and it removes what is left when the daemon has ended. The daemon holds all links as well: if the guardian is gone,
-//! they stay.
+//! processes, and the probe stays until these exit ("failed to unregister, leaking uprobe" in its log). That happens to
+//! a daemon that is killed while it makes or removes a link. So the guardian makes and removes the links. Nothing kills
+//! the guardian, least of all the daemon, and it removes what is left once the daemon has exited. The daemon holds all
+//! links as well, so they stay if the guardian is gone.
 
 mod messages;
 pub mod process;
@@ -27,12 +27,12 @@ use self::messages::{How, MOST_POINTS, Request, Wanted};
 use self::process::{AS_ADMIN, WORD};
 use super::sys::{self, PerfPlace, UprobeTarget};
 
-/// Name of its process in lists of processes.
+/// The guardian's name in process listings.
 pub const NAME: &str = "heapbpf-guardian";
-/// How long the guardian may take for an answer: the kernel takes seconds for a link while processes fork a lot.
+/// How long the guardian may take to answer. The kernel takes seconds for a link while processes fork a lot.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Makes links; the guardian's process holds them, too, if there is one.
+/// Makes links. If there is a guardian process, it holds them, too.
 #[derive(Clone, Debug, Default)]
 pub struct Guardian(Option<Arc<Mutex<Connection>>>);
 
@@ -44,7 +44,7 @@ pub struct ProbeLink {
 }
 
 impl Drop for ProbeLink {
-    /// The guardian's are closed last, so it is the guardian that removes the probes.
+    /// The guardian's descriptors are closed last, so that the guardian removes the probes.
     fn drop(&mut self) {
         drop(self.own.take());
         if let Some((guardian, number)) = &self.held {
@@ -54,8 +54,9 @@ impl Drop for ProbeLink {
 }
 
 impl ProbeLink {
-    /// Removes the probes of several links side by side: each takes the kernel tens of milliseconds, which it mostly waits. The
-    /// guardian lets go first. So nobody must map what is probed any more: if we are killed meanwhile, nothing is left to stay.
+    /// Removes the probes of several links side by side, because each takes the kernel tens of milliseconds, mostly
+    /// waiting. The guardian releases the links first, so no process may map the probed code any more. Then no probe is
+    /// left behind even if we are killed.
     pub fn close_side_by_side(mut links: Vec<Self>) {
         for link in &mut links {
             if let Some((guardian, number)) = link.held.take() {
@@ -67,7 +68,8 @@ impl ProbeLink {
 }
 
 impl Guardian {
-    /// Starts the guardian's process. Without it, a SIGKILL may leave probes in targets, which is no reason not to record.
+    /// Starts the guardian process. If that fails, it logs a warning and the recording goes on: a SIGKILL may then
+    /// leave probes in targets.
     #[must_use]
     pub fn started(as_admin: bool) -> Self {
         Self::start(as_admin).unwrap_or_else(|error| {
@@ -76,7 +78,7 @@ impl Guardian {
         })
     }
 
-    /// Starts the guardian's process. It keeps CAP_SYS_ADMIN if `as_admin`.
+    /// Starts the guardian process. It keeps CAP_SYS_ADMIN if `as_admin`.
     ///
     /// # Errors
     /// The process cannot be started.
@@ -91,7 +93,7 @@ impl Guardian {
     /// Links a program to several instructions of a file at once.
     ///
     /// # Errors
-    /// The kernel's reason.
+    /// The kernel's error.
     pub fn link_uprobe_multi(
         &self,
         program: BorrowedFd<'_>,
@@ -110,7 +112,7 @@ impl Guardian {
     /// Links a program to one instruction through a perf event.
     ///
     /// # Errors
-    /// The kernel's reason.
+    /// The kernel's error.
     pub fn link_uprobe_perf(
         &self,
         program: BorrowedFd<'_>,
@@ -126,7 +128,7 @@ impl Guardian {
         })
     }
 
-    /// Has the guardian make a link. Without it, or if it cannot, `directly` makes it.
+    /// Lets the guardian make a link. If there is no guardian, or it is unable to, `directly` makes the link.
     fn link(
         &self,
         program: BorrowedFd<'_>,
@@ -136,7 +138,7 @@ impl Guardian {
     ) -> io::Result<ProbeLink> {
         let alone = || Ok(ProbeLink { own: Some(directly()?), held: None });
         let Some(connection) = self.0.as_ref().filter(|_| wanted.offsets.len() <= MOST_POINTS) else { return alone() };
-        // The guardian gets the open file: paths in /proc/self are the daemon's own.
+        // The guardian gets the open file, because paths in /proc/self are those of the daemon.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(OsStr::from_bytes(path))?;
         let made = connection.lock().unwrap_or_else(PoisonError::into_inner).link(program, &file, wanted);
         match made {
@@ -155,13 +157,13 @@ impl Guardian {
 
 /// Why the guardian made no link.
 enum Unmade {
-    /// The kernel does not make it.
+    /// The kernel refuses the link.
     Refused(io::Error),
-    /// The guardian is gone, or may not, or has no room.
+    /// The guardian is gone, lacks a permission, or has no free descriptor.
     Unable,
 }
 
-/// The daemon's end.
+/// The daemon's end of the connection.
 #[derive(Debug)]
 struct Connection {
     /// `None` once the guardian is gone.
@@ -182,7 +184,7 @@ impl Connection {
         let request = Request::Link(Wanted { number, ..wanted });
         match self.ask(&request, &[program, file.as_fd()]) {
             Some((0, [Some(link), event, ..])) => Ok((number, (link, event))),
-            // The link was made, if the room for descriptors that is missing is ours.
+            // If it is our side that lacks descriptors, the link was made.
             Some((libc::EMFILE, _)) => {
                 self.ask(&Request::LetGo { number }, &[]);
                 Err(Unmade::Unable)
@@ -192,7 +194,7 @@ impl Connection {
         }
     }
 
-    /// Asks, and waits for the answer: an error number or 0. `None` if the guardian is gone.
+    /// Sends a request and waits for the answer: an error number, or 0. `None` if the guardian is gone.
     fn ask(&mut self, request: &Request<'_>, descriptors: &[BorrowedFd<'_>]) -> Option<(i32, Descriptors)> {
         let socket = self.socket.as_ref()?.as_fd();
         let mut word = [0];
@@ -206,8 +208,8 @@ impl Connection {
         }
     }
 
-    /// The recording goes on without it. It may be making a link, so it is not killed: it lets go of that link when it cannot answer, and of
-    /// the others when the daemon has ended.
+    /// Logs that the guardian is lost; the recording goes on without it. It may be making a link, so it is not killed.
+    /// It releases that link when it cannot answer, and the others when the daemon has exited.
     fn lost<T>(&mut self, why: &str) -> Option<T> {
         log::warn!(
             "the process that guards the probes ({NAME}) is gone: {why}. The recording goes on; if heapbpf is killed now \
@@ -219,10 +221,10 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// All links are closed by now: each holds on to the connection.
+    /// All links are closed by now, because each keeps the connection alive.
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
-        // It closes its end when it has let go of everything.
+        // The guardian closes its end once it has released everything.
         let _ = send(socket.as_fd(), &Request::End.words(), &[]);
         let _ = self.process.await_readable(socket.as_fd(), LAST_WAIT);
     }

@@ -1,4 +1,4 @@
-//! The incarnations of processes that live: with an exec a process begins anew, under its old id.
+//! Lists the live process generations. An exec begins a new generation under the same PID.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
@@ -13,7 +13,7 @@ fn failed(source: std::io::Error) -> KernelError {
     KernelError::Read { what: "the list of processes", source }
 }
 
-/// The incarnations that live, of all processes of the host; each as often as it has threads. `iterator`: the link of
+/// The live generations of all processes on the host, each listed once per thread. `iterator` is the link of
 /// [`Programs::process_iterator_link`].
 ///
 /// # Errors
@@ -22,7 +22,7 @@ pub fn living(iterator: BorrowedFd<'_>) -> Result<Vec<ProcessKey>, KernelError> 
     Ok(threads(iterator)?.into_iter().map(|thread| thread.process).collect())
 }
 
-/// All threads of processes that live. `iterator`: as of [`living`].
+/// All threads of live processes. `iterator` is the same as for [`living`].
 ///
 /// # Errors
 /// The read fails.
@@ -31,23 +31,23 @@ pub fn threads(iterator: BorrowedFd<'_>) -> Result<Vec<LivingThread>, KernelErro
     Ok(bytes.chunks_exact(size_of::<LivingThread>()).flat_map(LivingThread::read_from_bytes).collect())
 }
 
-/// Whether nobody but its own threads uses the memory of a process.
+/// Whether only a process's own threads use its memory.
 fn is_alone(threads: &[LivingThread], process: ProcessKey) -> bool {
     let own = || threads.iter().filter(|thread| thread.process == process && thread.memory_users > 0);
     let count = own().count() as u64;
     count > 0 && own().all(|thread| thread.memory_users <= count)
 }
 
-/// How often to look: whoever reads the memory of a process, as ps(1) does, uses it for a moment.
+/// How often to check, because a process that reads another's memory, as ps(1) does, uses that memory for a moment.
 const LOOKS: usize = 3;
 
-/// Which incarnation of a process lives now. The records of its execs come later.
+/// Checks which generation of a process is live now. The records of its execs arrive later.
 pub struct Incarnations {
     iterator: OwnedFd,
 }
 
 impl Incarnations {
-    /// Of all processes of the host.
+    /// Opens the list of all processes on the host.
     ///
     /// # Errors
     /// There is no descriptor left.
@@ -55,13 +55,13 @@ impl Incarnations {
         Ok(Self { iterator: programs.process_iterator_link().try_clone_to_owned().map_err(failed)? })
     }
 
-    /// Whether this one lives. `false` also if that cannot be read.
+    /// Whether this generation is live. `false` also if that cannot be read.
     pub fn lives(&self, process: ProcessKey) -> bool {
         living(self.iterator.as_fd()).is_ok_and(|living| living.contains(&process))
     }
 
-    /// Whether this one lives, and nobody but its own threads uses its memory, as a process does that `vfork` or `clone` with `CLONE_VM`
-    /// made. `false` also if that cannot be read.
+    /// Whether this generation is live and only its own threads use its memory. The latter does not hold for processes
+    /// that `vfork` or `clone` with `CLONE_VM` created. `false` also if that cannot be read.
     pub fn lives_alone(&self, process: ProcessKey) -> bool {
         (0..LOOKS).any(|_| threads(self.iterator.as_fd()).is_ok_and(|threads| is_alone(&threads, process)))
     }

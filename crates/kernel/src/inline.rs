@@ -17,16 +17,17 @@ use super::sys::HashMapFd;
 use super::tracepoints::TracepointProgram;
 use super::{KernelError, sys};
 
-/// The program at the sites.
+/// The program for the sites.
 const PROGRAM: &str = "inline_site";
 
-/// The sites: each one's place in `heapbpf_inline::site_offsets`, and what is added to its cookie. The first two are about frees. One link
-/// has all of them: the kernel takes milliseconds to make a link, and tens of them to remove one.
+/// The sites: the index of each in `heapbpf_inline::site_offsets`, and the mark that is added to its cookie. The first
+/// two are for frees. One link covers all of them, because the kernel takes milliseconds to make a link and tens of
+/// milliseconds to remove one.
 const SITES: [(usize, u64); 4] = [(1, FREEING_SITE), (2, REALLOCATING_SITE), (3, UNSEEN_SITE), (0, 0)];
 const SITES_OF_FREES: usize = 2;
 
-/// The programs that read counts of processes that end, or run another program, and tell of those that die of a fault; and their
-/// tracepoints.
+/// The programs that read the counts of processes that exit or run another program, and the one that reports processes
+/// that die of a fault, with their tracepoints.
 const ENDS: [(&str, &str); 3] =
     [("inline_exit", "sched_process_exit"), ("inline_exec", "sched_prepare_exec"), ("inline_crash", "signal_deliver")];
 
@@ -39,10 +40,10 @@ pub struct InlinePrograms {
     live: bool,
 }
 
-/// Links what reads counts of processes that end (kernel 6.16), or run another program (6.10), and what tells of those that die of a
-/// fault, as far as this kernel can. To be
-/// done before the programs are linked that tell of ends ([`Programs::load`]): the kernel runs programs in the order in which
-/// they were linked, and the counts must have been read when an end is told.
+/// Links the programs that read the counts of processes that exit (kernel 6.16) or run another program (6.10), and the
+/// one that reports processes that die of a fault, as far as this kernel supports them. Must be called before the
+/// programs that report process ends are linked ([`Programs::load`]), because the kernel runs programs in the order in
+/// which they were linked, and the counts must have been read when an end is reported.
 ///
 /// [`Programs::load`]: super::programs::Programs::load
 pub fn link_ends(loader: &Loader) -> Vec<TracepointProgram> {
@@ -54,7 +55,7 @@ pub fn link_ends(loader: &Loader) -> Vec<TracepointProgram> {
 /// The kernel's list of processes that inline hooks count.
 pub struct InlineMap {
     entries: HashMap<MapData, Abi<ProcessKey>, Abi<InlineProcess>>,
-    /// The same map, to be read in batches: where processes fork all the time, there are thousands.
+    /// The same map, to be read in batches: where processes fork all the time, it has thousands of entries.
     batches: HashMapFd<ProcessKey, InlineProcess>,
 }
 
@@ -72,12 +73,12 @@ impl InlineMap {
     /// Adds a process.
     ///
     /// # Errors
-    /// There is no room.
+    /// There is no space for it.
     pub fn insert(&mut self, process: ProcessKey, entry: &InlineProcess) -> Result<(), KernelError> {
         self.entries.insert(Abi(process), Abi(*entry), 0).map_err(refused)
     }
 
-    /// Removes a process, if it is there.
+    /// Removes a process, if it is listed.
     pub fn remove(&mut self, process: ProcessKey) {
         let _ = self.entries.remove(&Abi(process));
     }
@@ -119,7 +120,7 @@ impl InlinePrograms {
         [(PROGRAM, single_kind(kind))].into_iter().chain(ends).collect()
     }
 
-    /// Loads the program, for sites of frees as well if they are tracked (`live`).
+    /// Loads the program, for the sites of frees as well if frees are tracked (`live`).
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -128,10 +129,10 @@ impl InlinePrograms {
         Ok(Self { guardian: guardian.clone(), kind, program, live })
     }
 
-    /// Links the sites at these offsets of a file, for every process that maps it: the target, and children of it.
+    /// Links the sites at these offsets of a file for every process that maps it: the target and its children.
     ///
     /// # Errors
-    /// The kernel refuses; then nothing is linked.
+    /// The kernel refuses. Then nothing is linked.
     pub fn link(&self, path: &CString, offsets: &[u64; 4], first_site: u32) -> Result<InlineLinks, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
         let (guardian, program) = (&self.guardian, self.program.as_fd());

@@ -1,6 +1,6 @@
-//! The interface to the kernel: the only module that calls `bpf(2)`.
+//! The interface to the kernel: the only crate that calls `bpf(2)`.
 
-// They panic if nobody reads what they print.
+// These macros panic if nobody reads the output.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 mod abi_value;
@@ -40,7 +40,7 @@ pub enum KernelError {
         "this kernel gives no type information ({path}: {source}); heapbpf needs one built with CONFIG_DEBUG_INFO_BTF"
     )]
     NoBtf {
-        /// Where heapbpf looked for it.
+        /// The file that heapbpf tried.
         path: &'static str,
         /// Why it could not be read.
         source: io::Error,
@@ -62,7 +62,7 @@ pub enum KernelError {
              `cargo xtask install`, or `cargo xtask build --bpf` and then `cargo install --locked --path crates/heapbpf`"
     )]
     NoObject,
-    /// The kernel refused something, and is older than any that has everything.
+    /// The kernel refused something, and its release is too old to support everything.
     #[error("Linux {release} is too old: heapbpf needs Linux 5.17 or later, where BPF programs can loop (bpf_loop)")]
     TooOld {
         /// As `uname -r` prints it.
@@ -132,7 +132,8 @@ impl KernelError {
         Self::Permission { missing: "CAP_BPF and CAP_PERFMON are needed, before Linux 6.6 CAP_SYS_ADMIN".into() }
     }
 
-    /// The same error, or that the kernel is too old, if it is: what it refuses first is not all that it lacks.
+    /// Returns this error, or [`Self::TooOld`] if the kernel is too old. The first thing that such a kernel refuses is
+    /// not all that it lacks.
     fn or_too_old(self) -> Self {
         let release = release::current();
         let is_refusal = matches!(self, Self::Map { .. } | Self::Program { .. } | Self::BtfRefused { .. });
@@ -143,7 +144,7 @@ impl KernelError {
         }
     }
 
-    /// The kernel refused something about a map.
+    /// The error for a map that the kernel refused.
     fn of_map(name: &str, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::EPERM) => Self::permission(),

@@ -1,4 +1,4 @@
-//! What follows forks, execs and ends, of which it misses none without saying so.
+//! The programs that follow forks, execs and exits. If they may have missed any, that is reported.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,12 +20,13 @@ pub struct Lifecycle {
     inline_ends: Vec<TracepointProgram>,
 }
 
-/// Runs of the programs that the kernel skipped, at most ([`TracepointProgram`]).
+/// Upper bounds on the number of program runs that the kernel skipped ([`TracepointProgram`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
-    /// All of them. What each would have told is found in the kernel's list of processes, if it is of a process.
+    /// All of them. If a skipped run was about a process, the kernel's list of processes shows what it would have
+    /// reported.
     pub runs: u64,
-    /// Those for which nothing keeps what was counted, or follows what was started.
+    /// Those whose counts nothing else keeps, or whose new process nothing else follows.
     pub lost: u64,
 }
 
@@ -46,15 +47,15 @@ impl Lifecycle {
         Ok(Self { fork, exec, exit, threads_freed: ThreadsFreed::link(loader), inline_ends: Vec::new() })
     }
 
-    /// Keeps what reads counts of processes with inline hooks linked, for as long as the other programs are.
+    /// Keeps the programs linked that read the counts of processes with inline hooks, as long as the other programs.
     pub fn hold_inline_ends(&mut self, ends: Vec<TracepointProgram>) {
         self.inline_ends = ends;
     }
 
-    /// How many runs of the programs the kernel has skipped so far.
+    /// How many program runs the kernel has skipped so far.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     pub fn skipped(&self) -> Result<Skipped, KernelError> {
         let read = || -> io::Result<Skipped> {
             let others = [&self.fork, &self.exec].into_iter().chain(&self.inline_ends);
@@ -66,7 +67,7 @@ impl Lifecycle {
         read().map_err(|source| KernelError::Read { what: "skipped runs", source })
     }
 
-    /// Waits until what threads have counted whose ends were skipped is kept, if there were any.
+    /// If ends of threads were skipped, waits until the counts of these threads have been kept.
     pub fn await_skipped_ends(&self) {
         if self.threads_freed.is_some() && self.exit.runs_skipped().is_ok_and(|skipped| skipped > 0) {
             std::thread::sleep(ThreadsFreed::GRACE_PERIOD);
@@ -74,7 +75,7 @@ impl Lifecycle {
     }
 }
 
-/// A program that keeps what threads have counted whose ends were skipped.
+/// A program that keeps the counts of threads whose ends were skipped.
 struct ThreadsFreed {
     program: OwnedFd,
     _link: OwnedFd,
@@ -83,11 +84,11 @@ struct ThreadsFreed {
 impl ThreadsFreed {
     const PROGRAM: Wanted = ("thread_freed", ProgramKind::ThreadFreed);
 
-    /// How long the kernel takes to give a thread back that has ended: a grace period, which takes some hundredths of a second. A
-    /// busy kernel may need longer.
+    /// How long the kernel takes to free a thread that has ended: a grace period, some hundredths of a second. A busy
+    /// kernel may need longer.
     const GRACE_PERIOD: std::time::Duration = std::time::Duration::from_millis(200);
 
-    /// Links it, where it is needed. Without it, such counts may be missing.
+    /// Links it on kernels where it is needed. Without it, such counts may be missing.
     fn link(loader: &Loader) -> Option<Self> {
         if loader.tracepoint_copies() < 2 {
             return None;
@@ -100,7 +101,7 @@ impl ThreadsFreed {
         linked.inspect_err(|error| log::info!("ends of threads may be missed: {error}")).ok()
     }
 
-    /// The runs that the kernel skipped: it may preempt this program, too, if it is built for real time.
+    /// The runs that the kernel skipped. A real-time kernel may preempt this program, too.
     fn runs_skipped(&self) -> io::Result<u64> {
         sys::runs_skipped(self.program.as_fd())
     }

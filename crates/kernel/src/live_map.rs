@@ -1,4 +1,4 @@
-//! The kernel's map of tracked live samples: the authoritative record of what is live.
+//! The kernel's map of tracked live samples. It is the authoritative record of what is live.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +13,7 @@ use super::filter::Filter;
 use super::loader::Loader;
 use super::sys::HashMapFd;
 
-/// Entries read per call: about a millisecond's work between two looks at the rings.
+/// Entries to read per call: about a millisecond's work between two polls of the rings.
 const BATCH: usize = 4096;
 
 /// The live map.
@@ -33,8 +33,8 @@ impl LiveMap {
         Ok(Self { map, keys: Vec::new(), values: Vec::new() })
     }
 
-    /// Calls `piece` with one batch of entries after another, so that the caller can look at the rings in between.
-    /// Entries that exist during the whole call are all passed; entries that are added or removed meanwhile may be
+    /// Calls `piece` with one batch of entries after another, so that the caller can poll the rings in between. All
+    /// entries that exist during the whole call are passed. Entries that are added or removed during the call may be
     /// missing.
     ///
     /// # Errors
@@ -69,19 +69,19 @@ impl LiveEntries {
         Ok(Self { map, filter: Filter::open(loader)? })
     }
 
-    /// An entry, or `None` if there is none.
+    /// Returns an entry. `None` if there is none.
     pub fn get(&self, key: LiveKey) -> Option<LiveValue> {
         self.map.get(&Abi(key), 0).ok().map(|value| value.0)
     }
 
-    /// Removes the entry of a sample, unless another sample has its address by now.
+    /// Removes the entry of a sample, unless its address belongs to another sample by now.
     pub fn remove_sample(&mut self, key: LiveKey, sample: u64) {
         if self.get(key).is_some_and(|there| there.sample == sample) {
             self.remove(key);
         }
     }
 
-    /// Removes an entry. Returns `false` if it was gone already.
+    /// Removes an entry. Returns `false` if it was already gone.
     pub fn remove(&mut self, key: LiveKey) -> bool {
         match self.map.remove(&Abi(key)) {
             Ok(()) => {

@@ -15,12 +15,12 @@ use super::btf::KernelBtf;
 use super::ring_maps::{self, NewRing, RINGS, RingId};
 use super::{KernelError, btf, release, sys};
 
-/// Map sizes, chosen per recording.
+/// Map sizes chosen for a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
-    /// Size of the events ring at first, in bytes: a power of two. It becomes whole pages.
+    /// Initial size of the events ring in bytes: a power of two. It is rounded up to whole pages.
     pub events_bytes: u32,
-    /// The same of the stacks ring.
+    /// Initial size of the stacks ring, likewise.
     pub stacks_bytes: u32,
     /// Maximum number of tracked live samples.
     pub live_max: u32,
@@ -48,15 +48,16 @@ pub enum ProgramKind {
 /// A program of the object, and how it will be attached.
 pub type Wanted = (&'static str, ProgramKind);
 
-/// The maps in the kernel, and the programs relocated to them.
+/// The maps in the kernel, and the programs relocated to use them.
 pub struct Loader {
-    /// The programs' instructions, by their names. Nothing else of the object is kept: it takes thirty times the room.
+    /// The programs' instructions, by name. Nothing else of the object is kept, because it takes thirty times the
+    /// memory.
     functions: HashMap<String, Function>,
-    /// What was loaded ahead and not asked for yet.
+    /// Programs that were loaded ahead and not requested yet.
     ahead: Mutex<Vec<(Wanted, Result<OwnedFd, KernelError>)>>,
     btf: OwnedFd,
     maps: HashMap<String, OwnedFd>,
-    /// The first rings of events and of stacks.
+    /// The initial rings for events and stacks.
     rings: [NewRing; 2],
     session_is_return: Option<u32>,
     task_iterator: Option<u32>,
@@ -106,7 +107,7 @@ impl Loader {
         }
         let rings = maps.get(RINGS).ok_or_else(|| object_error(format!("it has no map {RINGS}")))?;
         let put = |id, bytes| ring_maps::put_new(rings.as_fd(), id, u64::from(bytes));
-        // The kernel takes a grace period for each.
+        // The kernel waits a grace period for each.
         let (events, stacks) = std::thread::scope(|scope| {
             let events = scope.spawn(|| put(RingId::Events, sizes.events_bytes));
             let stacks = put(RingId::Stacks, sizes.stacks_bytes);
@@ -139,24 +140,24 @@ impl Loader {
         })
     }
 
-    /// Whether this kernel supports uprobe sessions: it has the kernel function that they need.
+    /// Whether this kernel supports uprobe sessions, that is, has the kernel function that they need.
     pub const fn knows_sessions(&self) -> bool {
         self.session_is_return.is_some()
     }
 
-    /// Whether this kernel seems to support multi links: it has the function that makes them. One that was compiled into
-    /// another is not seen.
+    /// Whether this kernel seems to support multi links, that is, has the function that creates them. The function is
+    /// not found if it was inlined into another.
     pub const fn knows_multi_links(&self) -> bool {
         self.knows_multi
     }
 
-    /// How many copies of a program at a tracepoint are linked.
+    /// How many copies of a tracepoint program are linked.
     pub(super) const fn tracepoint_copies(&self) -> usize {
         self.tracepoint_copies
     }
 
-    /// Loads programs side by side, for [`Self::program`] to return: the verifier takes up to half a second for each of the large
-    /// ones, on one CPU.
+    /// Loads programs side by side, for [`Self::program`] to return. The verifier takes up to half a second on one CPU
+    /// for each of the large ones.
     pub fn load_ahead(&self, wanted: &[Wanted]) {
         let instructions = |name: &str| self.functions.get(name).map(|function| function.instructions.len());
         let copies = |kind| match kind {
@@ -165,7 +166,7 @@ impl Loader {
             _ => 1,
         };
         let mut wanted: Vec<Wanted> = wanted.iter().flat_map(|it| std::iter::repeat_n(*it, copies(it.1))).collect();
-        // What takes long begins first.
+        // Start with what takes longest.
         wanted.sort_by_key(|(name, _)| std::cmp::Reverse(instructions(name)));
         on_all_processors(wanted, |(name, kind)| {
             let loaded = self.load(name, kind);
@@ -173,15 +174,15 @@ impl Loader {
         });
     }
 
-    /// Whether there is such a program for this machine.
+    /// Whether the object has this program for this machine.
     pub fn has(&self, name: &str) -> bool {
         self.functions.contains_key(name)
     }
 
-    /// A program, loaded.
+    /// Returns a loaded program.
     ///
     /// # Errors
-    /// The kernel refuses the program; the error has the end of the verifier's log.
+    /// The kernel refuses the program. The error contains the end of the verifier's log.
     pub fn program(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let found = ahead.iter().position(|(wanted, _)| *wanted == (name, kind));
@@ -251,7 +252,7 @@ impl Loader {
         &self.rings[id as usize]
     }
 
-    /// A map for aya's typed wrappers.
+    /// Returns a map for aya's typed wrappers.
     ///
     /// # Errors
     /// The object has no such map, or the kernel does not return its properties.

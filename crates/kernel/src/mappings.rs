@@ -1,4 +1,4 @@
-//! Probes on the mmap, munmap, mremap and brk system calls, for `--mmap`.
+//! Tracks the mmap, munmap, mremap and brk system calls, for `--mmap`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
-/// Tracepoints, and the programs for each, in the order in which they run. While they are linked, every system call on the host is
-/// slower. The second program is needed where the kernel may skip the first ([`super::tracepoints`]).
+/// Tracepoints and the programs for each, in the order in which they run. While they are linked, every system call on
+/// the host is slower. The second program is needed where the kernel may skip the first ([`super::tracepoints`]).
 const TRACEPOINTS: [(&str, [&str; 2]); 2] = [
     ("sys_enter", ["system_call_entry", "system_call_entry"]),
     ("sys_exit", ["system_call_exit", "again_at_call_exit"]),
@@ -15,7 +15,7 @@ const TRACEPOINTS: [(&str, [&str; 2]); 2] = [
 
 /// The loaded programs, linked or not.
 pub struct MappingProbes {
-    /// Of each tracepoint.
+    /// The programs of each tracepoint.
     programs: [Vec<OwnedFd>; 2],
     links: Vec<OwnedFd>,
 }
@@ -34,7 +34,7 @@ impl MappingProbes {
         Ok(Self { programs: [entry?, exit?], links: Vec::new() })
     }
 
-    /// Starts to track mappings. Does nothing if they are tracked already.
+    /// Starts tracking mappings. Does nothing if they are already tracked.
     ///
     /// # Errors
     /// The kernel lacks these tracepoints (`CONFIG_FTRACE_SYSCALLS`). In that case nothing stays linked.
@@ -59,10 +59,11 @@ impl MappingProbes {
         while self.links.pop().is_some() {}
     }
 
-    /// The most system calls of the host that may have been missed, because the kernel skipped all programs for them.
+    /// Maximum number of system calls on the host that may have been missed because the kernel skipped all programs for
+    /// them.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     pub fn runs_skipped(&self) -> Result<u64, KernelError> {
         let least = |programs: &Vec<OwnedFd>| {
             programs.iter().map(|it| sys::runs_skipped(it.as_fd())).try_fold(u64::MAX, at_most)

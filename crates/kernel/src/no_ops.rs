@@ -1,5 +1,5 @@
-//! Which no-ops this kernel turns into calls when they are probed. Releases do not tell: the change came with Linux 6.18,
-//! other lengths came later, and distributions choose.
+//! Finds out which no-ops this kernel turns into calls when they are probed. The release does not say: the change came
+//! with Linux 6.18, other lengths came later, and distributions choose.
 
 use std::ptr::read_volatile;
 use std::sync::OnceLock;
@@ -15,23 +15,24 @@ use crate::KernelError;
 
 /// A breakpoint: what the kernel puts in place of a probed instruction that it does not optimize.
 const BREAKPOINT: u8 = 0xcc;
-/// Calls after which the kernel has optimized what it optimizes: it does so at the first one.
+/// Number of calls after which the kernel has optimized whatever it can. It does so at the first one.
 const CALLS: usize = 3;
 
 static FOUND: OnceLock<NoOpLengths> = OnceLock::new();
 
-/// The lengths that [`optimized`] found in this process; `None` if it has not run.
+/// The lengths that [`optimized`] found in this process. `None` if it has not run.
 pub fn found() -> Option<NoOpLengths> {
     FOUND.get().copied()
 }
 
-/// Saves [`optimized`] its trial, which takes some tenths of a second: it was made since the last boot.
+/// Saves [`optimized`] its trial, which takes some tenths of a second, by passing lengths that were found since the
+/// last boot.
 pub fn note(lengths: NoOpLengths) {
     let _ = FOUND.set(lengths);
 }
 
-/// The lengths of no-ops that the kernel turns into calls, found out by probing some of heapbpf itself, once. None if
-/// that cannot be tried: nothing is lost then but speed. Kernels with perf links alone are too old for any.
+/// The lengths of no-ops that the kernel turns into calls, found by probing some of heapbpf's own, once. Empty if that
+/// cannot be tried; that only costs speed. Kernels that support only perf links are too old for any.
 pub fn optimized(programs: &Programs) -> NoOpLengths {
     if programs.kind == LinkKind::Perf {
         return NoOpLengths::default();
@@ -44,7 +45,7 @@ pub fn optimized(programs: &Programs) -> NoOpLengths {
     })
 }
 
-/// Probes each of [`NO_OPS`], calls it, and looks at what has become of it.
+/// Probes each of [`NO_OPS`], calls it, and checks what it has become.
 fn measure(programs: &Programs) -> Result<NoOpLengths, KernelError> {
     let before = NO_OPS.map(first_byte);
     let places = NO_OPS.iter().filter_map(|(_, no_op)| own_location(*no_op as *const () as u64));
@@ -60,15 +61,15 @@ fn measure(programs: &Programs) -> Result<NoOpLengths, KernelError> {
         now != *before && now != BREAKPOINT
     };
     let optimized = NO_OPS.into_iter().zip(before).filter(is_call).map(|((bytes, _), _)| bytes).collect();
-    // The guardian is the last to close each: this process maps what is probed.
+    // The guardian is the last to close each link, because this process maps the probed code.
     drop(links);
     Ok(optimized)
 }
 
-/// The byte that a no-op begins with now.
+/// The first byte of a no-op as it is now.
 fn first_byte((_, no_op): (usize, extern "C" fn())) -> u8 {
-    // SAFETY: a function's code can be read, and its first byte is valid for any access. The kernel may change it, which
-    // is why it is read as volatile.
+    // SAFETY: a function's code is readable, and its first byte is valid for any access. The kernel may change it, so
+    // the read is volatile.
     unsafe { read_volatile(no_op as *const u8) }
 }
 

@@ -1,4 +1,4 @@
-//! The BPF object that this program has inside.
+//! The BPF object that is embedded in this program.
 
 use std::sync::OnceLock;
 
@@ -6,9 +6,9 @@ use zerocopy::IntoBytes as _;
 
 static EMBEDDED: OnceLock<&[u8]> = OnceLock::new();
 
-/// Says which BPF programs this program has inside: an ELF object, aligned to 8 bytes, or nothing.
+/// Sets the embedded BPF programs: an ELF object, aligned to 8 bytes, or nothing.
 pub fn embed(object: &'static [u8]) {
-    // The command says it once, when it begins.
+    // The command calls this once, at its start.
     let _ = EMBEDDED.set(object);
 }
 
@@ -18,7 +18,7 @@ pub fn object() -> Option<&'static [u8]> {
     EMBEDDED.get().copied().filter(|object| !object.is_empty())
 }
 
-/// A copy of another object's bytes, aligned to 8 bytes. It is leaked, so it lives as long as the process.
+/// Copies another object's bytes, aligned to 8 bytes. The copy is leaked, so it lives as long as the process.
 pub fn aligned(bytes: &[u8]) -> &'static [u8] {
     let words = vec![0_u64; bytes.len().div_ceil(8)].leak();
     let room = &mut words.as_mut_bytes()[..bytes.len()];

@@ -1,4 +1,5 @@
-//! Counts of one moment, put together from passes over the running threads during which threads end.
+//! Combines several passes over the running threads into the counts of one moment, although threads end during the
+//! passes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,14 +9,15 @@ use zerocopy::FromBytes as _;
 /// Counters of running threads, by process.
 #[derive(Debug, Default)]
 pub(super) struct Running {
-    /// Their sum.
+    /// The sum of the counters.
     pub(super) counters: HashMap<ProcessKey, Counters>,
-    /// Samples that their reallocs in flight took out of the live map.
+    /// Samples that reallocs in flight took out of the live map.
     pub(super) reallocated: HashMap<ProcessKey, Vec<u64>>,
 }
 
 impl Running {
-    /// Of the thread iterator's output, a sequence of [`ThreadRecord`]s. An incomplete record at the end is ignored.
+    /// Parses the thread iterator's output, a sequence of [`ThreadRecord`]s. An incomplete record at the end is
+    /// ignored.
     pub(super) fn of(bytes: &[u8]) -> Self {
         let mut running = Self::default();
         let records = bytes.chunks_exact(size_of::<ThreadRecord>());
@@ -28,20 +30,20 @@ impl Running {
     }
 }
 
-/// Passes over the running threads, put together: each process as of the first pass during which none of its threads
-/// ended. Of a thread that ends during a pass it is unknown whether the pass found it. A process that has ended
-/// is settled by the next pass, however many others end meanwhile.
+/// Passes over the running threads, combined: each process counts as of the first pass during which none of its threads
+/// ended. If a thread ends during a pass, it is unknown whether the pass found it. A process that has exited is settled
+/// by the next pass, no matter how many others end during it.
 #[derive(Default)]
 pub(super) struct Passes {
     settled: Running,
-    /// Processes of the last pass whose threads ended meanwhile, with what that pass found of them. `None` before the
-    /// first pass.
+    /// Processes whose threads ended during the last pass, with what that pass found of them. `None` before the first
+    /// pass.
     unsettled: Option<Running>,
 }
 
 impl Passes {
-    /// Adds a pass. `before`, `after`: what ended threads had left right before it and right after it. Processes that
-    /// only a later pass finds began after the first, and are left out.
+    /// Adds a pass. `before` and `after` are the counts of ended threads right before and right after it. Processes
+    /// that only a later pass finds began after the first pass, and are left out.
     pub(super) fn add(
         &mut self,
         before: &HashMap<ProcessKey, Counters>,
@@ -64,12 +66,13 @@ impl Passes {
         self.unsettled = Some(unsettled);
     }
 
-    /// Whether another pass would find nothing else.
+    /// Whether another pass would find nothing new.
     pub(super) fn are_enough(&self) -> bool {
         self.unsettled.as_ref().is_some_and(|unsettled| unsettled.counters.is_empty())
     }
 
-    /// The counts. Those of processes whose threads ended in each pass are of the last one, without these threads.
+    /// Returns the counts. For processes whose threads ended in every pass, these are the counts of the last pass,
+    /// without those threads.
     pub(super) fn finish(self) -> Running {
         let mut all = self.settled;
         let last = self.unsettled.unwrap_or_default();
@@ -83,17 +86,17 @@ impl Passes {
 /// the one that is being counted.
 const MOST_IN_FLIGHT: u64 = MAX_IN_FLIGHT_CALLS as u64 + 1;
 
-/// Maximum number of calls of one thread that are not decided yet when its counters are read. The programs decide one at
-/// a time; the iterator reads a thread's counters while the thread makes no call, unless it makes them faster than that.
+/// Maximum number of undecided calls of one thread when its counters are read. The programs decide one at a time. The
+/// iterator reads a thread's counters between its calls, unless the thread makes them faster than that.
 const MOST_UNDECIDED: u64 = 4;
 
-/// Separates the calls of a thread that are under way: those in flight, and the one that is being decided. A larger
-/// difference is left in place, so that the accounting identity exposes it.
+/// Separates out the calls of a thread that are in progress: those in flight, and the one that is being decided. A
+/// larger difference is left in place, so that the accounting identity exposes it.
 fn with_calls_under_way(mut counters: Counters) -> Counters {
     let ended = counters.sampled_ended();
     match counters.sampled.checked_sub(ended) {
         Some(open) if open <= MOST_IN_FLIGHT => counters.lost_in_flight = open,
-        // The call's end was counted between the reads of the two counters.
+        // The end of the call was counted between the reads of the two counters.
         None if ended - counters.sampled <= MOST_IN_FLIGHT => counters.sampled = ended,
         _ => {}
     }
@@ -145,7 +148,7 @@ mod tests {
         Counters { calls: unsampled, unsampled, threads: 1, ..Counters::default() }
     }
 
-    /// What ended threads left: process, calls.
+    /// The counts that ended threads left: process, calls.
     fn ended<const N: usize>(of: [(u32, u64); N]) -> HashMap<ProcessKey, Counters> {
         of.into_iter().map(|(tgid, calls)| (process(tgid), of_calls(calls))).collect()
     }
@@ -165,7 +168,7 @@ mod tests {
     fn threads_are_added_up_by_process() {
         let records = [thread(1, 10, [0; 4]), thread(2, 20, [7, 0, 8, 0]), thread(1, 30, [0, 9, 0, 0])];
         let bytes = records.as_bytes();
-        // Offset by one byte, because data read from a file has no alignment; the last record is incomplete.
+        // Offset by one byte, because data read from a file is not aligned. The last record is incomplete.
         let unaligned = [&[0], bytes, &bytes[..100]].concat();
         let running = Running::of(&unaligned[1..]);
         assert_eq!(running.counters.len(), 2);
@@ -190,11 +193,11 @@ mod tests {
     #[test]
     fn processes_that_end_during_passes_are_counted_once() {
         let mut passes = Passes::default();
-        // 1 goes on. 2 ends before the pass finds it, and 3 after.
+        // 1 keeps running. 2 ends before the pass finds it, and 3 after.
         let found = running([thread(1, 10, [0; 4]), thread(3, 30, [6, 0, 0, 0])]);
         passes.add(&ended([]), &found, &ended([(2, 20), (3, 31)]));
         assert!(!passes.are_enough());
-        // 1 has been counted. 4 began meanwhile, and 5 both began and ended.
+        // 1 has been counted. Since then 4 began, and 5 both began and ended.
         let found = running([thread(1, 19, [0; 4]), thread(4, 40, [0; 4])]);
         passes.add(&ended([(2, 20), (3, 31)]), &found, &ended([(2, 20), (3, 31), (5, 50)]));
         assert!(passes.are_enough());

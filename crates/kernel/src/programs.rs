@@ -16,7 +16,8 @@ use super::lifecycle::Lifecycle;
 use super::loader::{Loader, ProgramKind, Wanted};
 use super::{KernelError, is_of_an_instruction, sys, trial};
 
-/// The programs. Those that few targets need are loaded for the first of them: the verifier takes a tenth of a second for each.
+/// The programs. Those that only a few targets need are loaded for the first of these: the verifier takes a tenth of a
+/// second for each.
 pub struct Programs {
     loader: Arc<Loader>,
     guardian: Guardian,
@@ -26,29 +27,30 @@ pub struct Programs {
     links_one_process: bool,
     allocation: Program,
     allocation_return: Option<Program>,
-    /// For the entry of functions whose return address must stay where it is, if `allocation` is a session: wherever the kernel
-    /// runs a session for another process than the one that it is for, it replaces the return address of the call.
+    /// For the entry of functions whose return address must stay where it is, if `allocation` is a session. Whenever
+    /// the kernel runs a session in a process other than the one that it was made for, it replaces the return address
+    /// of the call.
     allocation_without_return: Option<Program>,
-    /// For their return sites.
+    /// For the return sites of these functions.
     return_site: Program,
     free: Option<Program>,
     /// For samples that programs announce themselves, and their frees.
     announcements: Option<Announcements>,
     iterator: OwnedFd,
     process_iterator: OwnedFd,
-    /// What follows forks, execs and ends.
+    /// The programs that follow forks, execs and exits.
     pub lifecycle: Lifecycle,
     refusals: Vec<(LinkKind, String)>,
 }
 
-/// When the programs of probes in allocators are loaded: the verifier takes longest for them.
+/// When to load the programs for probes in allocators. The verifier takes longest for these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// All of them at once, because files that are not known yet are to be linked while the recording runs.
+    /// All at once, because files that are not known yet are to be linked while the recording runs.
     Ahead,
-    /// Those that most files need at once, others for the first file that needs them.
+    /// Those that most files need at once, the others for the first file that needs them.
     AtOnce,
-    /// For the first file that needs them: most likely none does.
+    /// For the first file that needs them. Most likely there is none.
     IfNeeded,
 }
 
@@ -60,7 +62,7 @@ struct Announcements {
     free: Option<Program>,
 }
 
-/// A program, which is loaded when it is first needed.
+/// A program that is loaded when it is first needed.
 struct Program {
     wanted: Wanted,
     loaded: OnceLock<OwnedFd>,
@@ -81,11 +83,11 @@ impl Program {
 }
 
 impl Programs {
-    /// Loads what a recording needs. Tries the kinds of link from best to worst (each is loaded **and** linked),
-    /// unless one is forced.
+    /// Loads what a recording needs. Tries the kinds of link from best to worst (each is loaded **and** linked), unless
+    /// one is forced.
     ///
     /// # Errors
-    /// The reason why the last kind tried does not work.
+    /// The reason why the last kind that was tried does not work.
     pub fn load(
         loader: &Arc<Loader>,
         (live, probes): (bool, When),
@@ -110,7 +112,7 @@ impl Programs {
         Err(KernelError::Object("no kind of link was tried".into()))
     }
 
-    /// The kind of link that a recording will most likely have.
+    /// The kind of link that a recording will most likely use.
     pub const fn likely_kind(loader: &Loader, forced: Option<LinkKind>) -> LinkKind {
         match forced {
             Some(kind) => kind,
@@ -120,8 +122,8 @@ impl Programs {
         }
     }
 
-    /// The programs that [`Self::load`] loads for a kind of link. If probes may be needed ahead, also those for functions that C++ and
-    /// Python programs have.
+    /// The programs that [`Self::load`] loads for a kind of link. With [`When::Ahead`], this includes those for
+    /// functions that C++ and Python programs have.
     pub fn wanted(kind: LinkKind, live: bool, probes: When) -> Vec<Wanted> {
         let (entry, rest) = entry_and_rest(kind);
         let mut wanted =
@@ -140,8 +142,8 @@ impl Programs {
         wanted
     }
 
-    /// Has programs for samples that programs announce themselves. `of_listed`: they count for processes alone that
-    /// are listed as such ([`CountedBy::Announcements`]), else for all targets.
+    /// Adds the programs for samples that programs announce themselves. With `of_listed` they count only processes that
+    /// are listed as such ([`CountedBy::Announcements`]), otherwise all targets.
     ///
     /// # Errors
     /// They do not exist for this machine.
@@ -158,10 +160,10 @@ impl Programs {
         Ok(())
     }
 
-    /// Has targets wait at their entry point when they execute a program, from now on ([`ExecWatch::start`]).
+    /// From now on, makes targets wait at their entry point when they execute a program ([`ExecWatch::start`]).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`ExecWatch::start`].
     pub fn watch_execs(
         &self,
         may_wait: impl Fn(u32) -> bool + Send + 'static,
@@ -214,7 +216,7 @@ impl Programs {
         } else {
             programs.check_link_type()?;
         }
-        // Sessions are younger than the correction of multi links, and perf links never had the fault.
+        // Sessions were added after multi links were fixed, and perf links never had the bug.
         if kind == LinkKind::Multi {
             programs.links_one_process = trial::sees_all_threads(loader, guardian)?;
         }
@@ -227,8 +229,8 @@ impl Programs {
             .map_err(|source| KernelError::Link { what: "the task iterator".into(), source })
     }
 
-    /// Links a program that does nothing to an instruction of this process, as the program at the entry of a function that allocates
-    /// is linked elsewhere: some kernels load programs that they cannot link.
+    /// Links a program that does nothing to an instruction of this process, in the same way as the program at the entry
+    /// of an allocation function: some kernels load programs that they cannot link.
     ///
     /// # Errors
     /// The kernel refuses the program or the link.
@@ -242,8 +244,9 @@ impl Programs {
         Ok(links)
     }
 
-    /// Whether the kernel knows the type of link: some kernels load programs that they cannot link. One that knows it finds that a
-    /// folder cannot be probed (`EBADF`). A link that is made, and closed again, would take grace periods.
+    /// Checks whether the kernel supports the type of link: some kernels load programs that they cannot link. A kernel
+    /// that supports it reports that a directory cannot be probed (`EBADF`). Making a real link and closing it again
+    /// would take grace periods.
     fn check_link_type(&self) -> Result<(), KernelError> {
         let program = self.loader.program("nothing", self.allocation.wanted.1)?;
         let target = sys::UprobeTarget { path: c"/", offsets: &[1], cookies: &[0], semaphores: &[], pid: None };
@@ -255,19 +258,19 @@ impl Programs {
         }
     }
 
-    /// How the program at the entry of a function that allocates is linked.
+    /// How the program at the entry of an allocation function is linked.
     fn entry_type(&self) -> u32 {
         if self.kind == LinkKind::Session { sys::ATTACH_UPROBE_SESSION } else { sys::ATTACH_UPROBE_MULTI }
     }
 
-    /// Whether links to one process see all its threads. If not, a file is to be linked once, for every process that maps it;
-    /// the programs themselves choose the targets.
+    /// Whether links to one process see all its threads. If not, a file must be linked once for all processes that map
+    /// it, and the programs themselves select the targets.
     pub const fn links_one_process(&self) -> bool {
         self.links_one_process
     }
 
-    /// Attaches to the given instructions of a file, in one process or in all that map the file. Each counts the calls of
-    /// those targets that are listed for this kind of link ([`CountedBy`]).
+    /// Attaches to the given instructions of a file, in one process or in all that map the file. Each link counts the
+    /// calls of the targets that are listed for its kind ([`CountedBy`]).
     ///
     /// # Errors
     /// The kernel refuses to attach to the file. In that case nothing stays attached.
@@ -292,7 +295,7 @@ impl Programs {
             (Some(without_return), with(&[Role::AllocatesWithoutReturn]), multi),
             (Some(&self.allocation), with(&[Role::Allocates]), entry),
         ];
-        // Those that are not loaded yet are loaded side by side. What the kernel refuses is told below.
+        // Programs that are not loaded yet are loaded side by side. If the kernel refuses one, that is reported below.
         let needed = parts.iter().filter(|(_, points, _)| !points.is_empty()).filter_map(|(program, ..)| *program);
         on_all_processors(needed.collect(), |program| drop(program.loaded(&self.loader)));
         let mut links = Links::default();
@@ -308,7 +311,7 @@ impl Programs {
         Ok(links)
     }
 
-    /// Attaches where a program announces samples. A file has no other points then.
+    /// Attaches where a program announces samples. Such a file has no other points.
     fn attach_announcements(
         &self,
         path: &CString,
@@ -336,7 +339,7 @@ impl Programs {
         Ok(links)
     }
 
-    /// Adds links of a program to instructions of a file: one multi link, or a perf event for each.
+    /// Adds links from a program to instructions of a file: one multi link, or one perf event each.
     fn link(
         &self,
         links: &mut Links,
@@ -409,7 +412,7 @@ impl Programs {
     }
 }
 
-/// The program at the entry of a function that allocates, and how the others are attached.
+/// The program at the entry of an allocation function, and how the others are attached.
 const fn entry_and_rest(kind: LinkKind) -> (Wanted, ProgramKind) {
     match kind {
         LinkKind::Session => (("allocation_session", ProgramKind::UprobeSession), ProgramKind::UprobeMulti),
@@ -418,7 +421,7 @@ const fn entry_and_rest(kind: LinkKind) -> (Wanted, ProgramKind) {
     }
 }
 
-/// How the programs of announcements and of inline hooks are attached, which serve no return.
+/// How the programs for announcements and inline hooks are attached. They handle no returns.
 pub(super) const fn single_kind(kind: LinkKind) -> ProgramKind {
     match kind {
         LinkKind::Perf => ProgramKind::UprobePerf,
@@ -431,7 +434,7 @@ pub(super) const fn single_kind(kind: LinkKind) -> ProgramKind {
 pub struct ProbePoint {
     /// File offset.
     pub offset: u64,
-    /// Cookie: identifies the site.
+    /// Cookie that identifies the site.
     pub cookie: u64,
     /// The role of the instruction.
     pub role: Role,
@@ -446,16 +449,16 @@ pub enum Role {
     ReturnSite,
     /// In a function that allocates.
     Allocates,
-    /// In a function that allocates and whose return address must stay where it is, so no return probe is placed on it.
+    /// In a function that allocates and whose return address must stay where it is, so it gets no return probe.
     AllocatesWithoutReturn,
-    /// A program announces there that it frees a sample.
+    /// A program announces here that it frees a sample.
     AnnouncesFree {
-        /// File offset of the counter of those who listen, or 0.
+        /// File offset of the counter of listeners, or 0.
         semaphore: u64,
     },
-    /// A program announces a sample there.
+    /// A program announces a sample here.
     Announces {
-        /// As above.
+        /// File offset of the counter of listeners, or 0.
         semaphore: u64,
     },
 }

@@ -1,11 +1,11 @@
-//! What depends on the kernel's release, where the kernel itself does not tell.
+//! Decides what depends on the kernel's release, where the kernel itself does not report it.
 
 /// The first release with `bpf_loop`.
 const LOOPS: (u32, u32) = (5, 17);
 /// The first release whose programs at tracepoints may be preempted (commits f7d327654b88 and a46023d5616e).
 const PREEMPTS_TRACEPOINTS: (u32, u32) = (7, 0);
 
-/// The kernel's release, as `uname -r` prints it; empty if it cannot be read.
+/// The kernel's release, as `uname -r` prints it. Empty if it cannot be read.
 pub fn current() -> String {
     std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default()
 }
@@ -15,7 +15,7 @@ pub fn is_before_loops(release: &str) -> bool {
     version_of(release).is_some_and(|version| version < LOOPS)
 }
 
-/// Whether programs at tracepoints may be preempted, as far as is known.
+/// Whether programs at tracepoints may be preempted. `true` if the release is not understood.
 pub fn preempts_tracepoints(release: &str) -> bool {
     version_of(release).is_none_or(|version| version >= PREEMPTS_TRACEPOINTS)
 }

@@ -1,4 +1,4 @@
-//! Which rings there are, and how they are made. A ring cannot be resized: a larger one takes its place in an array of maps.
+//! Defines the rings and creates them. A ring cannot be resized, so a larger one takes its place in an array of maps.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -31,7 +31,7 @@ impl RingId {
         }
     }
 
-    /// Length of its longest record, bytes.
+    /// Length of its longest record in bytes.
     pub const fn longest_bytes(self) -> u64 {
         match self {
             Self::Events => size_of::<AllocationRecord>() as u64,
@@ -45,11 +45,11 @@ impl RingId {
 pub struct NewRing {
     /// The map.
     pub fd: OwnedFd,
-    /// Its size, bytes.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
-/// Size that a ring has if this many bytes are asked for: a power of two, and whole pages, which are larger on some
+/// The size of a ring if this many bytes are requested: a power of two, and whole pages, which are larger on some
 /// machines.
 pub fn whole_size(bytes: u64) -> u64 {
     bytes.max(procfs::page_size()).next_power_of_two()
@@ -58,7 +58,7 @@ pub fn whole_size(bytes: u64) -> u64 {
 /// Creates a ring.
 ///
 /// # Errors
-/// The kernel refuses: it has no memory for it, or this user may not.
+/// The kernel refuses: it has no memory for the ring, or this user lacks permission.
 pub fn create(name: &str, bytes: u64) -> Result<NewRing, KernelError> {
     let bytes = whole_size(bytes);
     let spec = sys::MapSpec {
@@ -75,20 +75,20 @@ pub fn create(name: &str, bytes: u64) -> Result<NewRing, KernelError> {
     Ok(NewRing { fd, bytes })
 }
 
-/// Creates a ring, and has the programs write to it from now on.
+/// Creates a ring, and makes the programs write to it from now on.
 ///
 /// # Errors
-/// As of [`create`].
+/// As for [`create`].
 pub fn put_new(rings: BorrowedFd<'_>, id: RingId, bytes: u64) -> Result<NewRing, KernelError> {
     let ring = create(id.name(), bytes)?;
     put(rings, id, ring.fd.as_fd())?;
     Ok(ring)
 }
 
-/// Has the programs write to a ring. When this returns, none of them writes to the one before any more.
+/// Makes the programs write to a ring. When this returns, none of them still writes to the previous one.
 ///
 /// # Errors
-/// The kernel's reason.
+/// The kernel's error.
 pub fn put(rings: BorrowedFd<'_>, id: RingId, ring: BorrowedFd<'_>) -> Result<(), KernelError> {
     sys::set_inner_map(rings, id as u32, ring).map_err(|source| KernelError::of_map(id.name(), source))
 }

@@ -1,8 +1,8 @@
-//! The memory of a ring buffer, and reading its records there.
+//! Maps the memory of a ring buffer and reads its records there.
 //!
-//! The kernel maps a ring's records twice, one mapping after the other, so that a record that goes over the end is in one
-//! piece (Linux, kernel/bpf/ringbuf.c). We map of the second only what the longest record needs: twice as much memory
-//! would count as this process's own.
+//! The kernel maps a ring's records twice, one mapping after the other, so that a record that wraps around the end is
+//! contiguous (Linux, kernel/bpf/ringbuf.c). Of the second mapping we map only what the longest record needs, because
+//! twice the memory would count as this process's own.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aya_obj::generated::{BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT};
 
-/// Bytes before each record: its length, with two bits, and its page.
+/// Bytes before each record: its length, with two flag bits, and its page.
 const RECORD_HEADER_BYTES: u64 = 8;
 /// Records begin at multiples of this.
 const ALIGNMENT: u64 = 8;
@@ -19,19 +19,19 @@ const ALIGNMENT: u64 = 8;
 /// A ring in memory.
 pub struct RingMemory {
     ring: OwnedFd,
-    /// Size of the ring, bytes.
+    /// Size of the ring in bytes.
     bytes: u64,
     /// The page with the consumer position, which only we write.
     consumer: Mapping,
-    /// The page with the producer position, then the records, then the first of them again.
+    /// The page with the producer position, then the records, then the beginning of the records again.
     records: Mapping,
 }
 
 impl RingMemory {
-    /// Maps a ring of this size. `longest_bytes`: of a record.
+    /// Maps a ring of this size. `longest_bytes` is the length of its longest record.
     ///
     /// # Errors
-    /// Of mmap(2).
+    /// Errors of mmap(2).
     pub fn map(ring: OwnedFd, bytes: u64, longest_bytes: u64) -> io::Result<Self> {
         let page = procfs::page_size();
         let again = (longest_bytes + RECORD_HEADER_BYTES).next_multiple_of(page).min(bytes);
@@ -40,19 +40,19 @@ impl RingMemory {
         Ok(Self { ring, bytes, consumer, records })
     }
 
-    /// Size of the ring, bytes.
+    /// Size of the ring in bytes.
     pub const fn size_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes that were ever reserved.
+    /// Number of bytes that were ever reserved.
     pub fn reserved_up_to(&self) -> u64 {
         self.records.position().load(Ordering::Acquire)
     }
 
-    /// Bytes that were ever read.
+    /// Number of bytes that were ever read.
     pub fn read_up_to(&self) -> u64 {
-        // Nobody else writes it.
+        // Nothing else writes it.
         self.consumer.position().load(Ordering::Relaxed)
     }
 
@@ -61,17 +61,17 @@ impl RingMemory {
         self.read_up_to() == self.reserved_up_to()
     }
 
-    /// Passes the next record to `each`, where it lies, and then releases its space. `None` if the ring is empty, or if
-    /// its next record is still being written.
+    /// Passes the next record to `each` in place, and then releases its space. `None` if the ring is empty or its next
+    /// record is still being written.
     pub fn read<R>(&mut self, each: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let (start, bytes) = self.next_submitted()?;
-        // No record is longer than what was mapped; the check is for the memory's sake.
+        // No record is longer than what was mapped. The check is for memory safety.
         let result = each(self.records.bytes(start, bytes).unwrap_or_default());
         self.release(bytes);
         Some(result)
     }
 
-    /// Offset in the mapping, and length, of the next record that was submitted. Releases what was discarded before it.
+    /// Offset in the mapping, and length, of the next submitted record. Releases discarded records before it.
     fn next_submitted(&self) -> Option<(u64, u64)> {
         while !self.is_empty() {
             let header = procfs::page_size() + (self.read_up_to() & (self.bytes - 1));
@@ -100,14 +100,14 @@ impl AsFd for RingMemory {
     }
 }
 
-/// Memory that the kernel shares.
+/// Memory shared with the kernel.
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the memory belongs to the process, not to a thread, and is not changed through a shared reference other than by
-// atomic operations.
+// SAFETY: the memory belongs to the process, not to a thread, and is changed through a shared reference only by atomic
+// operations.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
@@ -120,7 +120,7 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(memory.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        // Copies of stacks are nobody else's business, also when heapbpf's memory is dumped.
+        // Stack copies are private, so they are kept out of dumps of heapbpf's memory.
         // SAFETY: the range was just mapped; the call changes what is dumped, not what is in memory.
         unsafe { libc::madvise(memory, bytes, libc::MADV_DONTDUMP) };
         Ok(Self { start, bytes })
@@ -128,22 +128,22 @@ impl Mapping {
 
     /// The position at the start of this mapping.
     fn position(&self) -> &AtomicU64 {
-        // SAFETY: each mapping begins with a page that begins with a position, one machine word (64 bits on all supported
-        // machines), which is read and written as a whole. It stays mapped as long as `self`.
+        // SAFETY: each mapping begins with a page that begins with a position: one machine word (64 bits on all
+        // supported machines), which is read and written as a whole. It stays mapped as long as `self`.
         unsafe { self.start.cast().as_ref() }
     }
 
     /// The length of the record whose header is at an offset, a multiple of 8 within the ring.
     fn length_at(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: the callers keep the offset within the ring, all of which is mapped, and aligned. The kernel writes the
+        // SAFETY: the callers pass an aligned offset within the ring, all of which is mapped. The kernel writes the
         // length as a whole.
         unsafe { self.start.add(offset as usize).cast().as_ref() }
     }
 
-    /// Bytes at an offset; `None` if they are not all mapped.
+    /// Bytes at an offset. `None` if they are not all mapped.
     fn bytes(&self, offset: u64, bytes: u64) -> Option<&[u8]> {
         (offset + bytes <= self.bytes as u64).then(|| {
-            // SAFETY: the range is mapped. Nobody writes to a record that was submitted until its space is released, which
+            // SAFETY: the range is mapped. Nothing writes to a submitted record until its space is released, which
             // needs `&mut RingMemory`.
             unsafe { std::slice::from_raw_parts(self.start.add(offset as usize).as_ptr(), bytes as usize) }
         })

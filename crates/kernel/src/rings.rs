@@ -9,14 +9,14 @@ use super::loader::Loader;
 use super::ring_maps::{self, NewRing, RINGS, RingId};
 use super::ring_memory::RingMemory;
 
-/// The reading end of one of the rings. A ring that has become too small is replaced by a larger one: what is in the old
-/// one is read first. Positions count on from the old one to the new one.
+/// The reading end of one of the rings. A ring that has become too small is replaced by a larger one; the contents of
+/// the old one are read first. Positions continue from the old ring to the new one.
 pub struct Ring {
     id: RingId,
     rings: OwnedFd,
-    /// The ring that is read.
+    /// The ring that is being read.
     current: RingMemory,
-    /// The ring that records go to, if that is another one. No program writes to `current` any more.
+    /// The ring that records go to, if that is a different one. No program writes to `current` any more.
     next: Option<RingMemory>,
     /// Bytes that were read from the rings before `current`.
     passed_bytes: u64,
@@ -24,7 +24,7 @@ pub struct Ring {
     ends: Vec<usize>,
 }
 
-/// Bytes copied out of a ring before its space is released and the records are processed.
+/// Bytes to copy out of a ring before the records are processed.
 const SLAB_BYTES: usize = 1 << 20;
 
 impl Ring {
@@ -48,23 +48,24 @@ impl Ring {
         })
     }
 
-    /// Puts a ring of another size in place of this one. Returns `false` if the one before has not been read up yet: then
-    /// this has to be tried again.
+    /// Replaces this ring with one of another size. Returns `false` if the previous ring has not been read completely
+    /// yet; then try again later.
     ///
     /// # Errors
-    /// The kernel has no memory for it, or the recording's descriptors are used up. The ring stays as it is.
+    /// The kernel has no memory for it, or the recording has no free descriptors. The ring stays as it is.
     pub fn resize(&mut self, bytes: u64) -> Result<bool, KernelError> {
         if self.next.is_some() && !self.turn() {
             return Ok(false);
         }
-        // Mapped first, because records are in the new ring at once.
+        // Mapped first, because records arrive in the new ring at once.
         let memory = map(self.id, ring_maps::create(self.id.name(), bytes)?)?;
         ring_maps::put(self.rings.as_fd(), self.id, memory.as_fd())?;
         self.next = Some(memory);
         Ok(true)
     }
 
-    /// Gives back the memory of a ring that was replaced, once it has been read up. While no records come, nothing else does.
+    /// Frees the memory of a replaced ring once it has been read completely. Needed because otherwise that only happens
+    /// when records arrive.
     pub fn give_back(&mut self) {
         self.turn();
     }
@@ -74,32 +75,32 @@ impl Ring {
         self.id.name()
     }
 
-    /// Size of the ring that records go to, bytes.
+    /// Size in bytes of the ring that records go to.
     pub fn size_bytes(&self) -> u64 {
         self.written().size_bytes()
     }
 
-    /// Bytes of records in the ring that records go to that have not been read.
+    /// Bytes of unread records in the ring that records go to.
     pub fn fill_bytes(&self) -> u64 {
         let written = self.written();
         written.reserved_up_to().saturating_sub(written.read_up_to())
     }
 
-    /// The producer position, in bytes since the first ring was created. Every record reserved before this call is below
-    /// it.
+    /// The producer position, in bytes since the first ring was created. Every record reserved before this call is
+    /// below it.
     pub fn reserved_up_to(&self) -> u64 {
         let next = self.next.as_ref().map_or(0, RingMemory::reserved_up_to);
         self.passed_bytes + self.current.reserved_up_to() + next
     }
 
-    /// The consumer position. Every record below it was handed out.
+    /// The consumer position. Every record below it has been handed out.
     pub fn read_up_to(&self) -> u64 {
         self.passed_bytes + self.current.read_up_to()
     }
 
-    /// Copies the available records, up to about one slab, and passes each to `each`. Returns the number of records:
-    /// 0 if the ring is empty or its next record is still being written. Each record is copied once. The slab's
-    /// memory is reused once all records in it are dropped.
+    /// Copies the available records, up to about one slab, and passes each to `each`. Returns the number of records: 0
+    /// if the ring is empty or its next record is still being written. Each record is copied once. The slab's memory is
+    /// reused once all records in it are dropped.
     pub fn drain(&mut self, mut each: impl FnMut(Bytes)) -> usize {
         self.ends.clear();
         while self.slab.len() < SLAB_BYTES {
@@ -124,8 +125,9 @@ impl Ring {
         self.ends.len()
     }
 
-    /// Passes available records below the position `up_to` to `each`, at most `most` of them. They are read in place: what
-    /// `each` does not look at is not touched. The space of each is released after its call. Returns their number.
+    /// Passes available records below the position `up_to` to `each`, at most `most` of them. They are read in place,
+    /// so what `each` does not read is not touched. The space of each record is released after its call. Returns the
+    /// number of records.
     pub fn visit(&mut self, up_to: u64, most: usize, mut each: impl FnMut(&[u8])) -> usize {
         let mut count = 0;
         while count < most && self.read_up_to() < up_to {
@@ -147,7 +149,7 @@ impl Ring {
         self.next.as_ref().unwrap_or(&self.current)
     }
 
-    /// Goes over to the ring that took the place of this one, if there is one and this one has been read up.
+    /// Switches to the ring that replaced this one, if there is one and this one has been read completely.
     fn turn(&mut self) -> bool {
         if !self.current.is_empty() {
             return false;

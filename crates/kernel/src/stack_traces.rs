@@ -1,4 +1,4 @@
-//! Stacks of the kernel's own frame-pointer walk, by stack ID.
+//! Stacks from the kernel's own frame-pointer walk, by stack ID.
 
 use aya::maps::{MapData, StackTraceMap};
 

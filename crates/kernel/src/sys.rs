@@ -38,7 +38,7 @@ unsafe fn call(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
 /// Calls `bpf(2)` with a command that returns a new descriptor.
 ///
 /// # Safety
-/// As for [`call`]. In addition, `command` must be one that returns a new descriptor.
+/// As for [`call`]. In addition, `command` must return a new descriptor.
 unsafe fn call_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
     // SAFETY: the caller guarantees what `call` requires.
     let fd = unsafe { call(command, attr) }?;

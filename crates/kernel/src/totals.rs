@@ -17,7 +17,7 @@ use super::sys::{self, HashMapFd};
 
 /// The reading end of all counters.
 pub struct Totals {
-    /// The map of [`Self::processes`], to be read in batches: a read that takes long finds threads that end meanwhile.
+    /// The map of [`Self::processes`], to be read in batches. The longer a read takes, the more threads end during it.
     batches: HashMapFd<ProcessKey, Counters>,
     processes: KernelHashMap<MapData, Abi<ProcessKey>, Abi<Counters>>,
     unattributed: Array<MapData, Abi<Counters>>,
@@ -27,11 +27,11 @@ pub struct Totals {
 /// Counters of each process, and of hits that belong to no process.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
-    /// By process.
+    /// By process generation.
     pub processes: HashMap<ProcessKey, Counters>,
-    /// Hits for which the kernel had no thread state, and hits of processes that did not fit into its map.
+    /// Hits for which the kernel had no thread state, and hits of processes that did not fit into the kernel's map.
     pub unattributed: Counters,
-    /// CLOCK_MONOTONIC before the first thread's counters were read and after the last thread's were. Each thread was
+    /// CLOCK_MONOTONIC before the first thread's counters were read, and after the last thread's were. Each thread was
     /// read at some moment in between.
     pub read_ns: (u64, u64),
     /// Samples that in-flight reallocs took out of the live map. They are live until these calls return.
@@ -49,7 +49,8 @@ impl Counts {
     }
 }
 
-/// Maximum number of passes over the threads. They go on while threads of a process end in each of them.
+/// Maximum number of passes over the threads. Another pass is made while threads of some process ended in each pass so
+/// far.
 const PASSES: usize = 8;
 
 impl Totals {
@@ -68,8 +69,8 @@ impl Totals {
         })
     }
 
-    /// Number of allocations, frees and unmappings so far whose records did not fit into the events ring. Cheaper than reading
-    /// all counts.
+    /// Number of allocations, frees and unmappings so far whose records did not fit into the events ring. Cheaper than
+    /// reading all counts.
     ///
     /// # Errors
     /// The read fails.
@@ -77,7 +78,7 @@ impl Totals {
         Ok(self.progress()?.records_lost)
     }
 
-    /// Number of process events so far that did not fit into the events ring, or may have been missed by the programs.
+    /// Number of process events so far that did not fit into the events ring, or that the programs may have missed.
     ///
     /// # Errors
     /// The read fails.
@@ -85,12 +86,12 @@ impl Totals {
         Ok(self.unattributed()?.process_events_lost + programs.lifecycle.skipped()?.runs)
     }
 
-    /// Incarnations whose exited threads' counts are kept.
+    /// Process generations for which counts of exited threads are kept.
     pub fn processes_counted(&self) -> Vec<ProcessKey> {
         self.processes.keys().flatten().map(|process| process.0).collect()
     }
 
-    /// The incarnations that live, of all processes of the host; each as often as it has threads.
+    /// The live generations of all processes on the host, each listed once per thread.
     ///
     /// # Errors
     /// The read fails.
@@ -98,7 +99,7 @@ impl Totals {
         living(programs)
     }
 
-    /// Reads all counts. They are exact for threads that do not run during the read; a running thread is read at some
+    /// Reads all counts. They are exact for threads that do not run during the read. A running thread is read at some
     /// moment within [`Counts::read_ns`].
     ///
     /// # Errors
@@ -110,7 +111,7 @@ impl Totals {
         let mut ended = self.ended()?;
         let mut read_ns = None;
         for _ in 0..PASSES {
-            // What has been read by now changes only when a thread ends.
+            // From now on, what has been read changes only when a thread ends.
             let begun_ns = monotonic_ns();
             let running = Running::of(&read_threads(programs)?);
             read_ns = Some((read_ns.map_or(begun_ns, |(first_ns, _)| first_ns), monotonic_ns()));
@@ -144,14 +145,14 @@ impl Totals {
         self.unattributed.get(&0, 0).map(|counters| counters.0).map_err(|error| KernelError::Object(error.to_string()))
     }
 
-    /// What ended threads left, by process.
+    /// The counts that ended threads left, by process.
     fn ended(&self) -> Result<HashMap<ProcessKey, Counters>, KernelError> {
         let mut ended = HashMap::new();
         read_all(&self.batches, &mut ended).map_err(unreadable)?;
         Ok(ended)
     }
 
-    /// Removes an exited process's counts from the kernel's map and returns them; `None` if it has none.
+    /// Removes an exited process's counts from the kernel's map and returns them. `None` if it has none.
     ///
     /// # Errors
     /// The map cannot be read or written. The counts are still in it.
@@ -176,7 +177,7 @@ fn unreadable(source: std::io::Error) -> KernelError {
     KernelError::Read { what: "the threads' counters", source }
 }
 
-/// The incarnations that live, of all processes of the host; each as often as it has threads.
+/// The live generations of all processes on the host, each listed once per thread.
 ///
 /// # Errors
 /// The read fails.
@@ -184,7 +185,7 @@ pub fn living(programs: &Programs) -> Result<Vec<ProcessKey>, KernelError> {
     incarnations::living(programs.process_iterator_link())
 }
 
-/// The incarnation of a process that lives; `None` if it has ended.
+/// The live generation of a process. `None` if it has exited.
 ///
 /// # Errors
 /// The read fails.

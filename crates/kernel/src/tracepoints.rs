@@ -1,9 +1,9 @@
-//! Programs at tracepoints of the scheduler, none of whose runs may be missing.
+//! Programs at tracepoints of the scheduler, for which no run may be missed.
 //!
-//! Since Linux 7.0 such a program may be preempted (commits f7d327654b88 and a46023d5616e). If another thread reaches the same
-//! tracepoint on the same processor meanwhile, the kernel skips the program for it and counts that. So each program is linked
-//! twice there: the second copy finds nothing left to do, unless the first was skipped. Only if a thread was preempted in each
-//! of the copies may a run be missing.
+//! Since Linux 7.0 such a program may be preempted (commits f7d327654b88 and a46023d5616e). If another thread then
+//! reaches the same tracepoint on the same CPU, the kernel skips the program for it and counts the skip. So each
+//! program is linked twice there. The second copy finds nothing left to do, unless the first was skipped. A run can be
+//! missed only if a thread was preempted in each of the copies.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -11,14 +11,15 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
-/// A program that is linked to a tracepoint, as often as it has to be. The programs do the same if they run twice.
+/// A program that is linked to a tracepoint as often as needed. Running such a program twice has the same effect as
+/// running it once.
 pub struct TracepointProgram {
     copies: Vec<OwnedFd>,
     _links: Vec<OwnedFd>,
 }
 
 impl TracepointProgram {
-    /// Loads a program and links it to a tracepoint, after those that are there.
+    /// Loads a program and links it to a tracepoint, after those that are already linked.
     ///
     /// # Errors
     /// The kernel refuses the program, or has no such tracepoint.
@@ -38,10 +39,10 @@ impl TracepointProgram {
         self.copies[0].as_fd()
     }
 
-    /// The most runs that may be missing: those that the kernel skipped of the copy of which it skipped the fewest.
+    /// Maximum number of runs that may be missing: the number of skips of the copy that was skipped least.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     pub fn runs_skipped(&self) -> io::Result<u64> {
         self.copies.iter().try_fold(u64::MAX, |least, copy| Ok(least.min(sys::runs_skipped(copy.as_fd())?)))
     }

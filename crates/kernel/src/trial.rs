@@ -1,5 +1,5 @@
-//! Trial links, to a function of heapbpf itself: some kernels load programs that they cannot link, or run them for fewer
-//! threads than they should.
+//! Trial links to a function of heapbpf itself, because some kernels load programs that they cannot link, or run them
+//! for fewer threads than they should.
 
 use std::ffi::CString;
 use std::io;
@@ -11,7 +11,7 @@ use super::guardian::Guardian;
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
-/// The target of trial links: a function that nothing calls but the trial itself.
+/// The target of trial links: a function that only the trial calls.
 #[inline(never)]
 extern "C" fn trial_site() -> u32 {
     std::hint::black_box(1)
@@ -36,8 +36,8 @@ pub(super) fn own_location(address: u64) -> Option<(CString, u64)> {
     Some((path, address - map.address.0 + map.offset))
 }
 
-/// Whether a multi link to one process runs its program for a thread other than the process's first. Linux 6.6 to 6.9
-/// compare the process id with the thread's, without the correction of 6.10.
+/// Whether a multi link to one process runs its program for threads other than the main thread. Linux 6.6 to 6.9
+/// compare the PID with the thread's id; 6.10 fixed that.
 ///
 /// # Errors
 /// The link cannot be made, or its runs cannot be read.

@@ -1,5 +1,5 @@
-//! The accounts of the BPF programs, with probes on functions of this test: it decides what each call returns, and what
-//! becomes of it. Needs root, and the BPF object.
+//! Tests the counts of the BPF programs, with probes on functions of this test, which decides what each call returns
+//! and what becomes of it. Needs root and the BPF object.
 
 #![expect(clippy::unwrap_used, reason = "what fails ends the case")]
 
@@ -14,8 +14,8 @@ use on_functions::*;
 use sampler_ebpf::abi::fault;
 use sampler_ebpf::constants::draw_constants;
 
-/// Links to one process and links for every one in the same instructions: those of the kind that a target is listed for count
-/// its calls, and the others leave them alone.
+/// The same instructions have links to one process and links for all processes. Only the links of the kind that a
+/// target is listed for count its calls.
 #[test]
 fn a_call_counts_once_where_links_of_both_kinds_are() {
     let Some(mut kernel) = Kernel::start(&EVERY_CALL) else { return };
@@ -44,7 +44,7 @@ fn a_call_counts_once_where_links_of_both_kinds_are() {
     assert_eq!(kernel.live().len(), 75);
 }
 
-/// One loss of each kind, made on purpose. Those of threads without state have a test of their own.
+/// Causes one loss of each kind. Losses of threads without state have a separate test.
 #[test]
 fn every_kind_of_loss_has_its_counter_and_the_identity_holds() {
     let Some(mut kernel) = Kernel::start(&Setting { events_bytes: 4096, ..EVERY_CALL }) else { return };
@@ -53,9 +53,9 @@ fn every_kind_of_loss_has_its_counter_and_the_identity_holds() {
     }
     allocate(100, 0, RETURNS);
     allocate(1 << 50, 0, RETURNS);
-    // It says that it succeeded, but there is nothing to read at address 8.
+    // The call reports success, but address 8 cannot be read.
     allocate_to(8, 100);
-    // SAFETY: the thread runs a function that needs no argument, and is waited for.
+    // SAFETY: the thread runs a function that needs no argument, and is joined.
     unsafe {
         let mut thread = std::mem::zeroed();
         let status = libc::pthread_create(&mut thread, std::ptr::null(), end_in_a_call, std::ptr::null_mut());
@@ -73,10 +73,10 @@ fn every_kind_of_loss_has_its_counter_and_the_identity_holds() {
         assert_eq!((meanwhile.lost_in_flight, meanwhile.lost_undecided), (1, 0), "{meanwhile:?}");
         assert_eq!((meanwhile.hits(), accounted(&meanwhile)), (105, 105), "{meanwhile:?}");
     });
-    // A free, and no hit.
+    // A free, and not a hit.
     reallocate(4096, 0, 0);
     kernel.control.set_draw(draw_constants(1 << 40).unwrap()).unwrap();
-    // The first was drawn before.
+    // The draw for the first one was made earlier.
     for block in 102..=152 {
         allocate(100, block * 4096, RETURNS);
     }
@@ -90,7 +90,8 @@ fn every_kind_of_loss_has_its_counter_and_the_identity_holds() {
     assert_eq!(samples(&kernel.records()).0.len() as u64, counters.submitted, "each that was submitted arrives");
 }
 
-/// Frees and reallocs by a thread without state are no lost allocations, and their blocks are not live afterwards.
+/// Frees and reallocs by a thread without state do not count as lost allocations, and their blocks are not live
+/// afterwards.
 #[test]
 fn a_thread_without_state_loses_its_allocations_and_nothing_else() {
     let Some(mut kernel) = Kernel::start(&Setting { faults: fault::NO_THREAD_STATE, ..EVERY_CALL }) else { return };
@@ -102,7 +103,7 @@ fn a_thread_without_state_loses_its_allocations_and_nothing_else() {
             release(block * 4096);
         }
         release(99 * 4096);
-        // The new block is not tracked; the old one is gone.
+        // The new block is not tracked. The old one is gone.
         reallocate(5 * 4096, 200, 50 * 4096);
         for block in 20..=22 {
             allocate(100, block * 4096, RETURNS);
@@ -120,8 +121,8 @@ fn a_thread_without_state_loses_its_allocations_and_nothing_else() {
     assert_eq!(freed, allocated[..6], "each block's free is reported once");
 }
 
-/// A call takes the place of an earlier one. While it is noted, nobody may be told of the block that the earlier one reallocated: what is
-/// known to have been freed would be live again.
+/// While a call takes the slot of an earlier one, the block that the earlier one reallocated must not be reported.
+/// Otherwise a block that is known to have been freed would be live again.
 #[test]
 fn a_block_that_was_reallocated_is_not_told_of_in_the_next_call() {
     const READS: usize = 5_000;
@@ -156,12 +157,12 @@ fn a_block_that_was_reallocated_is_not_told_of_in_the_next_call() {
     });
 }
 
-/// The kernel refuses to remove a block that is freed. Its free is reported once, whatever becomes of the entry.
+/// The kernel refuses to remove the entry of a freed block. The free is reported once, whatever becomes of the entry.
 #[test]
 fn a_block_that_cannot_be_removed_is_freed_once() {
     let Some(mut kernel) = Kernel::start(&Setting { faults: fault::REMOVAL_REFUSED, ..EVERY_CALL }) else { return };
     for round in 0..3 {
-        // At the same addresses, so that each allocation finds the entry of the last round.
+        // At the same addresses, so that each allocation finds the entry of the previous round.
         for block in 1..=10 {
             allocate(100, block * 4096, RETURNS);
         }
@@ -184,7 +185,7 @@ fn a_block_that_cannot_be_removed_is_freed_once() {
     assert_eq!(freed, allocated[..31]);
 }
 
-/// A ring is replaced by others while records come in: none is lost, each arrives once, and positions go on.
+/// A ring is replaced while records arrive: none is lost, each arrives once, and positions continue.
 #[test]
 fn a_ring_grows_and_shrinks_without_loss() {
     const CALLS: u64 = 30_000;
@@ -240,7 +241,7 @@ fn a_ring_grows_and_shrinks_without_loss() {
     }
 }
 
-/// Address of the block that a record tells of.
+/// Address of the block that a record is about.
 fn address(record: &Event) -> u64 {
     match record {
         Event::Allocation(record) => record.address,
@@ -248,8 +249,8 @@ fn address(record: &Event) -> u64 {
     }
 }
 
-/// While the interval changes all the time, each sample has the interval that its draw was made with: a draw of mean 2
-/// does not exceed 64 once in 2^64 samples, and one of mean 2^20 often does.
+/// While the interval changes all the time, each sample has the interval that its draw was made with. A draw with mean
+/// 2 exceeds 64 once in 2^64 samples; a draw with mean 2^20 often does.
 #[test]
 fn an_interval_and_its_draw_belong_together() {
     const CALLS: u32 = 200_000;
@@ -269,7 +270,7 @@ fn an_interval_and_its_draw_belong_together() {
             }
         });
         for call in 1..=CALLS {
-            // Larger than any draw: it is always sampled, and its offset is the draw, less one.
+            // Larger than any draw: it is always sampled, and its offset is the draw minus one.
             allocate(1 << 28, 4096, RETURNS);
             if call % 10_000 == 0 {
                 let mut each = |record: bytes::Bytes| match decode(&record) {

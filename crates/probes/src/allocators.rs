@@ -1,4 +1,4 @@
-//! The known allocators: how their files are recognized, and how their functions are called.
+//! The known allocators: how to recognise their files, and how their functions are called.
 //!
 //! To add an allocator, add an entry to [`ALLOCATORS`].
 
@@ -8,10 +8,10 @@ use crate::elf::FileImage;
 use crate::placement::Arguments;
 use crate::versions;
 
-/// The shape of a function: which argument is what, and whether it allocates or frees.
+/// The shape of a function: what its arguments mean, and whether it allocates or frees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// Which argument is what.
+    /// What the arguments mean.
     pub arguments: Arguments,
     /// `SITE_FREES`, or 0.
     pub flags: u8,
@@ -80,20 +80,21 @@ pub struct Allocator {
     pub markers: &'static [&'static str],
     /// Symbols that rule it out; one is enough.
     pub unless: &'static [&'static str],
-    /// Finds its version in the file.
+    /// Returns its version, from the file.
     pub version: fn(&FileImage) -> Option<String>,
     /// Whether `realloc(p, 0)` frees `p` and returns NULL.
     pub realloc_zero_frees: bool,
-    /// Whether it is looked for only in files without another allocator.
+    /// Whether to look for it only in files without another allocator.
     pub last_resort: bool,
     /// Prefixes of its symbols, before the names of the functions.
     pub prefixes: &'static [&'static str],
     /// Its functions, in groups that allocators share.
     pub functions: &'static [&'static [Function]],
-    /// Functions that probes cannot follow, and what that means.
+    /// Functions that probes cannot follow, and the consequence.
     pub limits: &'static [(&'static str, &'static str)],
-    /// Whether an interpreter's table of allocators leads to its functions, which have no symbols, in the order of the table
-    /// ([`ObjectTable`](crate::ObjectTable)). It is looked for on request alone.
+    /// Whether its functions are found through an interpreter's table of allocators
+    /// ([`ObjectTable`](crate::ObjectTable)). They have no symbols, and are in the order of that table. Only on
+    /// request.
     pub is_of_objects: bool,
 }
 
@@ -154,7 +155,7 @@ const JEMALLOC: &[Function] = &[
     function("sdallocx", &[], Shape::frees(0)),
 ];
 
-/// mimalloc's own interface, besides the standard one under its prefix.
+/// mimalloc's own interface, apart from the standard one under its prefix.
 const MIMALLOC: &[Function] = &[
     function("mi_zalloc", &[], Shape::allocates(0)),
     function("mi_malloc_small", &[], Shape::allocates(0)),
@@ -220,7 +221,7 @@ const SNMALLOC: &[Function] = &[
     function("sn_rust_dealloc", &[], Shape::frees(0)),
 ];
 
-/// Firefox's functions for arenas, whose number is the first argument (memory/build/malloc_decls.h).
+/// Firefox's functions for arenas. The first argument is the arena's number (memory/build/malloc_decls.h).
 const MOZJEMALLOC: &[Function] = &[
     function("moz_arena_malloc", &[], Shape::allocates(1)),
     function("moz_arena_calloc", &[], Shape::allocates(2).times(1)),
@@ -237,7 +238,7 @@ const RUST: &[Function] = &[
     function("__rg_dealloc", &["__rust_dealloc"], Shape::frees(0)),
 ];
 
-/// CPython's object allocator. The first argument is the context of each function. In the order of the interpreter's table.
+/// CPython's object allocator, in the order of the interpreter's table. The first argument is each function's context.
 const PYTHON: &[Function] = &[
     function("python malloc", &[], Shape::allocates(1)),
     function("python calloc", &[], Shape::allocates(2).times(1)),
@@ -249,7 +250,7 @@ const fn unknown_version(_: &FileImage) -> Option<String> {
     None
 }
 
-/// Defaults of the entries.
+/// Default values for the entries.
 const BASE: Allocator = Allocator {
     name: "",
     markers: &[],
@@ -263,12 +264,12 @@ const BASE: Allocator = Allocator {
     is_of_objects: false,
 };
 
-/// Every known allocator. A symbol that several of them have belongs to the first that is in the file, so that the C
+/// Every known allocator. A symbol that several of them define belongs to the first one that is in the file. So the C
 /// libraries come after the allocators that replace their functions.
 pub const ALLOCATORS: &[Allocator] = &[
     Allocator {
         name: "jemalloc",
-        // The prefixes are those of builds that do not replace malloc, and of Rust's jemalloc crates.
+        // The prefixes belong to builds that do not replace malloc, and to Rust's jemalloc crates.
         markers: &["mallocx", "je_mallocx", "_rjem_mallocx", "_rjem_malloc"],
         version: versions::jemalloc,
         realloc_zero_frees: true,
@@ -309,7 +310,7 @@ pub const ALLOCATORS: &[Allocator] = &[
         ..BASE
     },
     Allocator {
-        // Replaces the C library's functions, under all of its names. Its operators call none of them.
+        // Replaces all names of the C library's functions. Its operators call none of them.
         name: "sanitizer",
         markers: &["__asan_init", "__hwasan_init", "__lsan_init", "__msan_init", "__tsan_init"],
         realloc_zero_frees: true,
@@ -319,15 +320,15 @@ pub const ALLOCATORS: &[Allocator] = &[
     },
     Allocator {
         name: "musl",
-        // The loader's stages in the shared library; the allocator's own functions in a static executable.
+        // Functions of the loader's stages in the shared library; the allocator's own functions in a static executable.
         markers: &["__dls2b", "__libc_malloc_impl", "__simple_malloc"],
         version: versions::musl,
         functions: &[STANDARD],
         ..BASE
     },
     Allocator {
-        // Replaces glibc's functions under their inner names, too, as Chromium's does (PartitionAlloc behind its shim): it cannot
-        // call them.
+        // Also replaces glibc's functions under their inner names, as Chromium's does (PartitionAlloc behind its shim),
+        // so it cannot call them.
         name: "malloc of its own",
         markers: &["__libc_malloc"],
         unless: &[
@@ -368,7 +369,7 @@ pub const ALLOCATORS: &[Allocator] = &[
     Allocator {
         name: "Rust global allocator",
         markers: &["__rg_alloc", "__rust_alloc"],
-        // Only in programs without an allocator of their own: it calls the C library's malloc, which is hooked.
+        // Only the default allocator has this symbol. It calls the C library's malloc, which is hooked.
         unless: &["__rdl_alloc"],
         last_resort: true,
         functions: &[RUST],
@@ -383,7 +384,7 @@ pub const ALLOCATORS: &[Allocator] = &[
         ..BASE
     },
     Allocator {
-        // Only those that take no blocks from malloc, which is hooked.
+        // Only operators that take no blocks from malloc, which is hooked.
         name: OWN_OPERATORS,
         markers: &["_Znwm"],
         last_resort: true,
@@ -395,5 +396,5 @@ pub const ALLOCATORS: &[Allocator] = &[
 /// Name of the allocator of programs that define `operator new` without another allocator.
 pub const OWN_OPERATORS: &str = "operator new of its own";
 
-/// Beginnings of the names of dynamic loaders, which define `malloc` for their own start only.
+/// Name prefixes of dynamic loaders, which define `malloc` for their own start only.
 pub const LOADERS: &[&str] = &["ld-linux", "ld-2.", "ld.so.1", "ld64.so"];

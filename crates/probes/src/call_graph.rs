@@ -1,4 +1,4 @@
-//! The call graph of a file: its direct calls and jumps, and the bounds of its functions as far as they are known.
+//! The call graph of a file: its direct calls and jumps, and the known bounds of its functions.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -8,7 +8,7 @@ use crate::arch;
 use crate::elf::FileImage;
 use crate::flow::{FlowKind, Target};
 
-/// Most helpers that are followed; glibc has one.
+/// Maximum helpers that are followed; glibc has one.
 pub const HELPERS_MAX: usize = 1024;
 /// Length of a landing pad: `endbr64`, `bti`.
 const LANDING_PAD_BYTES: u64 = 4;
@@ -27,9 +27,9 @@ pub struct Extent {
 pub struct Edge {
     /// Address of the instruction.
     pub from: u64,
-    /// Where it leads, or the slot.
+    /// Its target, or the slot.
     pub to: u64,
-    /// Whether it is a call; else a jump.
+    /// Whether it is a call; otherwise a jump.
     pub is_call: bool,
 }
 
@@ -38,25 +38,26 @@ pub struct Edge {
 pub struct CallGraph<'a> {
     /// The file.
     pub image: &'a FileImage,
-    /// By `from`.
+    /// Sorted by `from`.
     edges: Vec<Edge>,
-    /// Where each leads, and its index in `edges`, in this order. Not every file's are asked for.
+    /// The target of each edge, and its index in `edges`, sorted. Made on first use, because it is not needed for every
+    /// file.
     by_target: OnceCell<Vec<(u64, u32)>>,
     /// Addresses of exported functions.
     exported: BTreeSet<u64>,
-    /// Known starts of functions, each with its end if that is known.
+    /// Known starts of functions, each with its end if known.
     starts: BTreeMap<u64, Option<u64>>,
-    /// Exported functions by name: a call through the linkage table leads there unless another file defines the name
+    /// Exported functions by name: a call through the linkage table leads there, unless another file defines the name
     /// first.
     by_name: HashMap<&'a str, u64>,
-    /// Slots of the global offset table, and the stubs that jump through them, with the name of the imported function.
+    /// Slots of the global offset table, and stubs that jump through them, with the name of the imported function.
     stubs: HashMap<u64, Option<&'a str>>,
     /// Calls and jumps through slots: the instruction, the slot, and whether it is a call.
     through_slots: Vec<(u64, u64, bool)>,
 }
 
 impl<'a> CallGraph<'a> {
-    /// Decodes the code of `image`; only that of `functions` if the file is very large.
+    /// Decodes the code of `image`, or only that of `functions` if the file is very large.
     #[must_use]
     pub fn new(image: &'a FileImage, functions: &[Extent]) -> Self {
         let mut edges = Vec::new();
@@ -82,7 +83,7 @@ impl<'a> CallGraph<'a> {
             if symbol.exported {
                 exported.insert(symbol.address);
             }
-            // Calls of a function that a resolver chooses go through a slot, even if the symbol is local.
+            // Calls of a function that a resolver chooses go through a slot, even if its symbol is local.
             if symbol.exported || symbol.indirect {
                 by_name.insert(name, symbol.address);
             }
@@ -96,7 +97,7 @@ impl<'a> CallGraph<'a> {
         for to in called {
             starts.entry(to).or_default();
         }
-        // This sort is fast where most is sorted already.
+        // This sort is fast on mostly sorted data.
         edges.sort_by_key(|e| e.from);
         // A jump out of a function leads to another function, or to a part of it that was placed elsewhere.
         let mut parts = BTreeSet::new();
@@ -144,30 +145,30 @@ impl<'a> CallGraph<'a> {
         self.through_slots.iter().copied()
     }
 
-    /// Where a stub with this jump through a slot may begin: there, or at a landing pad in front.
+    /// Where a stub with this jump through a slot may begin: at the jump, or at a landing pad in front of it.
     pub fn stub_starts(&self, jump: u64) -> impl Iterator<Item = u64> {
         [jump, jump.saturating_sub(LANDING_PAD_BYTES)].into_iter()
     }
 
-    /// The imported functions that code of the file calls or jumps to.
+    /// The imported functions that the file's code calls or jumps to.
     pub fn imports(&self) -> impl Iterator<Item = &'a str> {
         self.stubs.values().copied().flatten()
     }
 
-    /// The address that a call of `address` leads to: behind a stub, the function of that name in this file, if there
-    /// is one.
+    /// The address that a call of `address` leads to. For a stub, this is the function of that name in this file, if
+    /// there is one.
     #[must_use]
     pub fn resolve(&self, address: u64) -> u64 {
         self.import_behind(address).and_then(|name| self.by_name.get(name)).copied().unwrap_or(address)
     }
 
-    /// Whether a branch or a call, from anywhere in the file, leads to `address`.
+    /// Whether a branch or call from anywhere in the file leads to `address`.
     #[must_use]
     pub fn is_entered(&self, address: u64) -> bool {
         self.edges_into(Extent { start: address, end: address.saturating_add(1) }).next().is_some()
     }
 
-    /// Calls and jumps from anywhere to inside `extent`.
+    /// Calls and jumps from anywhere into `extent`.
     pub fn edges_into(&self, extent: Extent) -> impl Iterator<Item = &Edge> {
         let by_target = self.by_target.get_or_init(|| {
             let mut by_target: Vec<(u64, u32)> = self.edges.iter().map(|edge| edge.to).zip(0..).collect();
@@ -208,7 +209,7 @@ impl<'a> CallGraph<'a> {
         self.exported.contains(&address)
     }
 
-    /// Whether the file itself has a function that calls of this name lead to.
+    /// Whether this file has a function that calls by this name lead to.
     #[must_use]
     pub fn has_function(&self, name: &str) -> bool {
         self.by_name.contains_key(name)

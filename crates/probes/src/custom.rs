@@ -1,10 +1,10 @@
-//! Custom allocators, which the user describes: `lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)`.
+//! Custom allocators, as described by the user: `lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)`.
 
 use sampler_ebpf::abi::{ARGUMENTS, NO_ARGUMENT};
 
 use crate::allocators::Shape;
 
-/// Most functions in one specification.
+/// Maximum functions in one specification.
 const FUNCTIONS_MAX: usize = 64;
 
 /// A function of a custom allocator.
@@ -27,7 +27,7 @@ pub struct CustomAllocator {
 }
 
 impl CustomAllocator {
-    /// Whether it describes the file at `path`: the same path, or the same file name if only a name was given.
+    /// Whether it describes the file at `path`: it has the same path, or the same file name if only a name was given.
     #[must_use]
     pub fn is_for(&self, path: &str) -> bool {
         path == self.file || (!self.file.contains('/') && path.rsplit('/').next() == Some(self.file.as_str()))
@@ -45,7 +45,7 @@ pub struct CustomError {
     at: usize,
 }
 
-/// What a function does, by the word before its name.
+/// What a function does, according to the word before its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Allocates,

@@ -1,4 +1,4 @@
-//! An ELF file as far as planning needs it: symbols, code, function bounds, identity; all bounded and checked.
+//! The parts of an ELF file that planning needs: symbols, code, function bounds, identity; all bounded and checked.
 //!
 //! A target may truncate or rewrite its files at any time, so they are read, never mapped.
 
@@ -16,19 +16,19 @@ use crate::object_table::{MARKER, NoObjectTable, ObjectTable};
 
 pub use heapbpf_elf::Symbol;
 
-/// Most code that is scanned as a whole, bytes. In a larger file, branches into a function are only looked for in the
+/// Most code that is scanned as a whole, bytes. In a larger file, branches into a function are only searched for in the
 /// function itself.
 pub(crate) const CODE_MAX_BYTES: u64 = 64 << 20;
-/// Most code that is read, bytes. No program has as much, but a hostile file may claim it.
+/// Most code that is read, bytes. No program has that much, but a hostile file may claim to.
 const CODE_READ_MAX_BYTES: u64 = 512 << 20;
 /// Largest section of read-only data that is searched for version strings, bytes.
 const READ_ONLY_MAX_BYTES: u64 = 8 << 20;
-/// Most words that the loader fills with addresses of an interpreter's own. CPython 3.13 has 60,000.
+/// Most words that the loader fills with an interpreter's own addresses. CPython 3.13 has 60,000.
 const OWN_ADDRESSES_MAX: usize = 1 << 20;
-/// Most bytes that the names of imports may take.
+/// Most bytes of import names.
 const IMPORT_NAMES_MAX_BYTES: usize = 64 << 20;
 
-/// Sections that tell of a language runtime.
+/// Sections that show a language runtime.
 const RUNTIME_SECTIONS: [&str; 4] = [".go.buildinfo", ".gopclntab", ".svm_heap", "__managedcode"];
 
 /// An executable section.
@@ -40,7 +40,7 @@ pub struct Code {
     pub bytes: Vec<u8>,
 }
 
-/// An ELF file as far as planning needs it.
+/// The parts of an ELF file that planning needs.
 #[derive(Clone, Debug)]
 pub struct FileImage {
     /// Where the file was found, for custom allocators that name it; empty if unknown.
@@ -53,11 +53,11 @@ pub struct FileImage {
     pub build_id: Vec<u8>,
     /// `DT_SONAME`.
     pub soname: Option<String>,
-    /// The dynamic loader that an executable asks for; that of musl is also its C library.
+    /// The dynamic loader that an executable asks for; musl's is also its C library.
     pub interpreter: Option<String>,
     /// `DT_NEEDED`.
     pub needed: Vec<String>,
-    /// Whether the Go toolchain made it: its heap is Go's own.
+    /// Whether the Go toolchain made it. Then its heap is Go's own.
     pub is_go: bool,
     /// Names of version definitions (`GLIBC_2.36`), in file order.
     pub versions: Vec<String>,
@@ -72,11 +72,11 @@ pub struct FileImage {
     read_only: Vec<Vec<u8>>,
     segments: Vec<Segment>,
     imports: HashMap<u64, String>,
-    /// Names of sections that tell of a language runtime.
+    /// Names of sections that show a language runtime.
     runtime_sections: Vec<String>,
-    /// Of an interpreter of Python, the words of its data that the loader fills with addresses of the file's own.
+    /// For a Python interpreter: words of its data that the loader fills with the file's own addresses, and these.
     own_addresses: HashMap<u64, u64>,
-    /// Of an interpreter of Python, once it was looked for: its object allocator.
+    /// For a Python interpreter, once it was searched for: its object allocator.
     objects: Option<Result<ObjectTable, NoObjectTable>>,
 }
 
@@ -84,14 +84,14 @@ impl FileImage {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`AttachError`] if it is not a 64-bit little-endian ELF file for a known machine. Damaged parts are no error:
-    /// they are listed in [`damaged`](Self::damaged).
+    /// [`AttachError`] if it is not a 64-bit little-endian ELF file for a known machine. Damaged parts are not an
+    /// error: they are listed in [`damaged`](Self::damaged).
     pub fn read(file: &dyn Image) -> Result<Self, AttachError> {
         Self::read_if(file, "", |_| true)
     }
 
-    /// Reads the file that was found at `path`, but its code, which is most of it, only if `wanted` holds for what is known
-    /// from its tables.
+    /// Reads the file that was found at `path`. Its code, which is most of the file, is only read if `wanted` accepts
+    /// what the tables say.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -103,7 +103,8 @@ impl FileImage {
             image.build_id = build_id::of(file).unwrap_or_default();
             image.read_sections(&tables);
             let headers = tables.headers;
-            // Most of a file: other parts that were read are dropped first, so that it is in memory only once.
+            // The code is most of the file. Other parts that were read are dropped first, so that it is in memory only
+            // once.
             drop(pieces);
             image.read_code(file, &headers);
         }
@@ -162,7 +163,7 @@ impl FileImage {
     }
 
     fn kind_by(&self, entry: u64) -> FileKind {
-        // glibc can be executed and names an interpreter, but a file with a name to be linked by is a library.
+        // glibc can be executed and names an interpreter, but a file with a soname is a library.
         if self.soname.is_some() {
             return FileKind::Library;
         }
@@ -193,7 +194,7 @@ impl FileImage {
         let mut code_bytes = 0_u64;
         for section in headers.sections.iter().filter(|section| section.is_code()) {
             code_bytes = code_bytes.saturating_add(section.bytes);
-            // The kernel maps segments. A section that says something else has other bytes than those that run.
+            // The kernel maps segments. If a section disagrees with them, its bytes are not those that run.
             let is_mapped_so = headers.offset_of_address(section.address) == Some(section.offset);
             let bytes = (code_bytes <= CODE_READ_MAX_BYTES && (is_mapped_so || section.bytes == 0))
                 .then(|| read_range(file, "code", section.offset, section.bytes, MAX_PIECE_BYTES).ok());
@@ -223,7 +224,7 @@ impl FileImage {
         self.read_imports(file);
     }
 
-    /// Reads the slots of the global offset table that the loader fills with the address of a function: one of another
+    /// Reads the slots of the global offset table that the loader fills with the address of a function: one in another
     /// file, or one that a resolver of this file chooses.
     fn read_imports<'a, R: ReadRef<'a>>(&mut self, file: &ElfFile<'a, R>) {
         let names = file.dynamic_names();
@@ -257,7 +258,7 @@ impl FileImage {
         }
     }
 
-    /// Names of its sections that tell of a language runtime.
+    /// Names of its sections that show a language runtime.
     pub(crate) fn runtime_sections(&self) -> impl Iterator<Item = &str> {
         self.runtime_sections.iter().map(String::as_str)
     }
@@ -313,39 +314,39 @@ impl FileImage {
         &self.code
     }
 
-    /// The same, of an image that is not needed any more.
+    /// The same, for an image that is no longer needed.
     #[must_use]
     pub fn into_code(self) -> Vec<Code> {
         self.code
     }
 
-    /// Whether it has an interpreter of Python, on a machine whose code tells of its object allocator.
+    /// Whether it has a Python interpreter, on a machine where its object allocator can be found from code.
     pub(crate) fn has_objects(&self) -> bool {
         self.machine == Machine::X86_64 && self.functions().any(|(name, _)| name == MARKER)
     }
 
-    /// The object allocator of an interpreter of Python, or why it is not known; `None` if there is no interpreter, or it
-    /// was not looked for.
+    /// The object allocator of a Python interpreter, or why it is not known; `None` if there is no interpreter, or it
+    /// was not searched for.
     pub(crate) fn objects(&self) -> Option<&Result<ObjectTable, NoObjectTable>> {
         self.objects.as_ref()
     }
 
-    /// Notes what was found of the object allocator.
+    /// Stores the result of the search for the object allocator.
     pub(crate) fn set_objects(&mut self, objects: Result<ObjectTable, NoObjectTable>) {
         self.objects = Some(objects);
     }
 
-    /// The address of its own that the loader writes to a word.
+    /// The file's own address that the loader writes to a word.
     pub(crate) fn own_address_at(&self, word: u64) -> Option<u64> {
         self.own_addresses.get(&word).copied()
     }
 
-    /// The loaded parts of the file.
     /// Bytes of all code, read or not.
     pub(crate) fn code_bytes(&self) -> u64 {
         self.segments.iter().filter(|segment| segment.is_executable()).map(|segment| segment.file_bytes).sum()
     }
 
+    /// The loaded parts of the file.
     pub(crate) fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -381,7 +382,7 @@ fn memchr_find(bytes: &[u8], marker: &[u8]) -> Option<usize> {
     bytes.windows(marker.len().max(1)).position(|w| w == marker)
 }
 
-/// How the loader finds the address of a function that it fills in.
+/// How the loader finds the address of a function for a slot.
 enum Filled {
     /// By the name of a symbol.
     Named,
@@ -424,7 +425,7 @@ fn function_bounds(address: u64, bytes: &[u8]) -> Vec<(u64, u64)> {
     bounds
 }
 
-/// The segments that are mapped, as far as the file has them: the kernel refuses probes beyond its end.
+/// The loaded segments, cut off at the end of the file, because the kernel refuses probes beyond it.
 fn segments_in(file: &dyn Image, headers: &Elf) -> Vec<Segment> {
     let length_bytes = file.length_bytes().unwrap_or(u64::MAX);
     headers.segments.iter().filter(|segment| segment.is_loaded()).map(|segment| segment.within(length_bytes)).collect()

@@ -1,5 +1,5 @@
-//! What is read of a file, and what is not: no more than a bound, whatever its headers claim. (Files cut and changed anywhere:
-//! `fuzzed` and the tests of `heapbpf-elf`.)
+//! What is read of a file and what is not: never more than a bound, whatever its headers claim. (`fuzzed` and the tests
+//! of `heapbpf-elf` cut and change files anywhere.)
 
 use super::*;
 use heapbpf_testing::skipped;
@@ -57,7 +57,7 @@ fn sections_that_claim_the_same_bytes_many_times() {
     let (at, old) = (bytes.len() as u64, u64::from_le_bytes(bytes[0x28..0x30].try_into().unwrap()) as usize);
     let count = u16::from_le_bytes(bytes[0x3c..0x3e].try_into().unwrap());
     bytes.extend_from_within(old..old + usize::from(count) * 64);
-    // More sections of code, each of them all of the file, most of which is a hole.
+    // More sections of code. Each covers the whole file, most of which is a hole.
     for _ in 0..SECTIONS {
         let mut header = [0; 64];
         header[4..8].copy_from_slice(&elf::SHT_PROGBITS.0.to_le_bytes());

@@ -4,7 +4,8 @@ use heapbpf_elf::ElfError;
 
 /// Why no probes can be placed in a file.
 ///
-/// Most files of a process have no allocator, which is no failure: [`Self::misses_nothing`] tells these cases apart.
+/// Most files of a process have no allocator, which is not a failure: [`Self::misses_nothing`] distinguishes these
+/// cases.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The file is not an ELF file, or ends within its header.
@@ -13,16 +14,16 @@ pub enum AttachError {
     /// The file is a 32-bit or a big-endian program.
     #[error("not a 64-bit little-endian program: heapbpf profiles 64-bit programs only")]
     NotSixtyFourBit,
-    /// The file is for an unknown instruction set; this is its ELF machine number.
+    /// The file is for an unknown instruction set, with this ELF machine number.
     #[error("built for an instruction set that heapbpf does not know (ELF machine {0}); x86-64 and aarch64 are known")]
     UnknownMachine(u16),
     /// The file is for another instruction set than the [`KernelRules`](crate::KernelRules).
     #[error("built for another instruction set than this kernel runs")]
     ForeignMachine,
-    /// A required part of the file is damaged, or lies behind its end.
+    /// A required part of the file is damaged, or lies beyond its end.
     #[error("the file's {0} are damaged or cut off")]
     Damaged(&'static str),
-    /// The executable is a Go program, which has a heap of its own.
+    /// The executable is a Go program, which has its own heap.
     #[error(
         "a Go program: its heap belongs to the Go runtime, use its own profiler (net/http/pprof); C code in it is profiled through libc"
     )]
@@ -30,13 +31,13 @@ pub enum AttachError {
     /// The file is the dynamic loader, which uses its own `malloc` only while it starts.
     #[error("the dynamic loader: what it defines of malloc serves its own start only")]
     Loader,
-    /// The allocator takes its blocks from that of another file, which is to be probed instead.
+    /// The allocator takes its blocks from another file's allocator, which should be probed instead.
     #[error("its allocator takes its blocks from {to} of another file, where its calls are seen")]
     PassesOn {
         /// The function of the other file that it calls.
         to: String,
     },
-    /// The file does not define a function that a [`CustomAllocator`](crate::CustomAllocator) for it names.
+    /// A [`CustomAllocator`](crate::CustomAllocator) for the file names a function that the file does not define.
     #[error("no function {symbol:?} in the file{}", suggestion(.nearest))]
     NoSymbol {
         /// The name of the function.
@@ -52,7 +53,7 @@ pub enum AttachError {
         /// Why it cannot be probed.
         why: String,
     },
-    /// The executable is linked statically and has no symbols, so that its allocator cannot be found.
+    /// The executable is statically linked and has no symbols, so its allocator cannot be found.
     #[error(
         "a static program without symbols (stripped): where its allocator is cannot be known, so nothing that it \
          allocates is seen; keep its symbols, or link it dynamically"
@@ -76,8 +77,8 @@ pub enum AttachError {
 }
 
 impl AttachError {
-    /// Whether no allocation goes unseen because of this: the file has no allocator, or one whose calls are seen in
-    /// another file.
+    /// Whether no allocation goes unseen because of this error: the file has no allocator, or one whose calls are seen
+    /// in another file.
     #[must_use]
     pub const fn misses_nothing(&self) -> bool {
         matches!(

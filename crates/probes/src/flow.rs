@@ -20,11 +20,11 @@ pub struct Flow {
     pub from: u64,
     /// Call or jump.
     pub kind: FlowKind,
-    /// Where it goes.
+    /// Its target.
     pub target: Target,
 }
 
-/// Where a [`Flow`] goes.
+/// The target of a [`Flow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// An address.
@@ -36,7 +36,7 @@ pub enum Target {
 /// The code addresses that a function can return.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Returned {
-    /// The addresses that its code tells. Small numbers and addresses of data are among them.
+    /// The addresses that its code shows. They may include small numbers and addresses of data.
     pub targets: BTreeSet<Target>,
     /// Whether it can return nothing else.
     pub is_whole: bool,
@@ -45,8 +45,8 @@ pub struct Returned {
 /// How control leaves a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exits {
-    /// Return sites: addresses of instructions of which every call that returns passes one, and where the result is
-    /// there.
+    /// Return sites: every call that returns executes one of the instructions at these addresses. Each comes with the
+    /// place of the result there.
     pub return_sites: BTreeMap<u64, ResultLocation>,
     /// The functions it calls.
     pub calls: BTreeSet<Target>,

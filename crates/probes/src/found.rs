@@ -1,4 +1,4 @@
-//! The functions of a file that are to be hooked, whichever way, and what is said of others.
+//! The functions of a file to hook, by probes or inline, and messages about others.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::reentrant::ReentrantCode;
 use crate::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
 use crate::table::{Row, Table};
 
-/// Most similar names in the message about an unknown one.
+/// Maximum similar names in the message about an unknown one.
 const SUGGESTIONS: usize = 3;
 
 /// A function of the file to hook.
@@ -26,7 +26,7 @@ pub(crate) struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// Its name in the plan: that of the row, unless it was found under another public one (`mi_memalign`).
+    /// Its name in the plan: the row's name, unless it was found under another public one (`mi_memalign`).
     pub(crate) fn name(&self) -> &str {
         let row = self.row.name.as_str();
         let public = |symbol: &&&str| !row.contains(' ') && !symbol.starts_with('_') && !self.names.contains(&row);
@@ -34,7 +34,7 @@ impl Found<'_> {
     }
 }
 
-/// Why no function of a file can be hooked; `defines` tells whether it has any in its symbols.
+/// Why no function of a file can be hooked. `defines` says whether the file's symbols include any.
 pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<Missing>) -> AttachError {
     match missing {
         Some(Missing { what, why }) if defines || table.has_objects() && image.has_objects() => {
@@ -51,7 +51,7 @@ pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missi
     }
 }
 
-/// Calls that may count twice because the ranges of reentrant code do not tell them apart.
+/// Calls that may count twice because the ranges of reentrant code do not distinguish them.
 pub(crate) fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec<Missing> {
     let mut missing = Vec::new();
     if reentrant.left_out > 0 {
@@ -70,7 +70,7 @@ pub(crate) fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec
     missing
 }
 
-/// The functions to hook, by address: aliases are one function, which belongs to the row that comes first.
+/// The functions to hook, by address. Aliases are one function, which belongs to the first row.
 pub(crate) fn once_per_address<'a>(
     image: &'a FileImage,
     table: &'a Table,
@@ -118,7 +118,7 @@ pub(crate) fn once_per_address<'a>(
     by_address.into_values().collect()
 }
 
-/// The defined functions whose names are most like `symbol`, best first.
+/// The defined functions whose names are most similar to `symbol`, best first.
 pub(crate) fn nearest_symbols(image: &FileImage, symbol: &str) -> Vec<String> {
     let mut scored: Vec<(f64, &str)> = image
         .functions()

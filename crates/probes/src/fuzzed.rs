@@ -1,4 +1,5 @@
-//! Replays inputs of the fuzz targets `objects` and `usdt`, variants of them, and the seeds of these, `attach` and `specs`.
+//! Replays inputs of the fuzz targets `objects` and `usdt`, variants of these inputs, and the seeds of `objects`,
+//! `usdt`, `attach` and `specs`.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +34,8 @@ const FUNCTIONS: [&str; 4] = ["Malloc", "Calloc", "Realloc", "Free"];
 /// The object allocator's functions.
 const OWN: u64 = TEXT + 0x300;
 
-/// An interpreter whose table of allocators has three domains: objects and memory, which the object allocator serves, and raw memory.
+/// An interpreter whose table of allocators has three domains: objects and memory, which the object allocator serves,
+/// and raw memory.
 fn interpreter() -> Vec<u8> {
     let mut code = vec![0xc3; CODE_BYTES as usize];
     let (mut names, mut symbols, mut data) = (vec![0], vec![0; 24], Vec::new());
@@ -75,7 +77,7 @@ fn inputs_of_the_fuzz_target_are_checked() {
     damage::replay("objects", "three-domains", &interpreter(), shared::check);
 }
 
-/// The input reaches what it is made for.
+/// The input reaches the code that it is made for.
 #[test]
 fn the_input_s_table_is_found() {
     let (table, rules) = (Table::default().with_objects(true), KernelRules::of(Machine::X86_64, (6, 18)));
@@ -143,7 +145,7 @@ fn seeds_of_usdt_are_checked() {
     seeds::replay("usdt", usdt::check);
 }
 
-/// The input reaches what it is made for.
+/// The input reaches the code that it is made for.
 #[test]
 fn the_input_s_usdt_probes_are_found() {
     let found = crate::announced(&announcing(), &KernelRules::of(Machine::X86_64, (6, 18)));
@@ -157,7 +159,7 @@ fn seeds_of_specs_are_checked() {
     seeds::replay("specs", specs::check);
 }
 
-/// Found by the fuzzer: sections have the code at one place of the file, and segments at another, beyond its end.
+/// Found by the fuzzer: the sections place the code at one offset of the file, the segments at another, beyond its end.
 #[test]
 fn code_that_is_not_where_segments_map_it_gets_no_probes() {
     let mut file = interpreter();

@@ -1,4 +1,4 @@
-//! What inline hooks of a file are made from: its allocation functions in whole, and the ways in which they reach each
+//! The input for inline hooks of a file: its complete allocation functions, and the ways in which they reach each
 //! other.
 
 use std::collections::HashSet;
@@ -27,23 +27,23 @@ pub struct InlineFunction {
     pub address: u64,
     /// Its length, bytes.
     pub length: u64,
-    /// Its number, what its arguments at entry mean, and its flags. There is no offset.
+    /// Its number, the meaning of its arguments at entry, and its flags. The offset is not filled in.
     pub site: Site,
-    /// The function that does the same but returns NULL where this one throws: its index, and how it is called.
+    /// The function that does the same but returns NULL where this one throws, by index, and how it is called.
     pub twin: Option<(usize, TwinArguments)>,
 }
 
 /// A place in the file through which the allocator's code reaches one of the functions, unless another file defines the
-/// name first. So the slot in a process must be looked at.
+/// name first. So the slot in the process has to be checked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InlineSlot {
     /// Address of the slot in the global offset table.
     pub slot: u64,
-    /// Address of a stub that jumps through it; the slot's own if code uses the slot itself.
+    /// Address of a stub that jumps through it; the slot's own address if code uses the slot directly.
     pub stub: u64,
     /// Index of the function.
     pub function: usize,
-    /// The name by which it is looked up.
+    /// The name by which the loader looks it up.
     pub name: String,
 }
 
@@ -56,15 +56,15 @@ pub struct InlineFile {
     pub functions: Vec<InlineFunction>,
     /// Address ranges of the hooked functions and their local helpers: calls from there are reentrant.
     pub inner: Vec<[u64; 2]>,
-    /// How they may reach each other through the global offset table.
+    /// How the functions may reach each other through the global offset table.
     pub slots: Vec<InlineSlot>,
     /// The file's code.
     pub code: Vec<Code>,
-    /// What is not hooked, or may count twice, and why.
+    /// Functions that are not hooked, or may count twice, and why.
     pub missing: Vec<Missing>,
 }
 
-/// Reads the file that was found at `path`, and finds what inline hooks need to know of it. x86-64 only.
+/// Reads the file that was found at `path`, and collects what inline hooks need. x86-64 only.
 ///
 /// # Errors
 /// [`AttachError`] if there is nothing to hook, or the file cannot be used.
@@ -93,7 +93,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
         .filter_map(|function| Some(Missing::new(function.name(), unknown(&reader.of(function.extent))?)))
         .collect();
     if !reasons.is_empty() {
-        // A free that is not hooked would leave its blocks in use: all functions or none.
+        // If a free were not hooked, its blocks would seem to stay in use. So all functions are hooked, or none.
         found.retain(|function| !unread(function));
         missing.append(&mut reasons);
     }
@@ -126,7 +126,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
     })
 }
 
-/// Why a function of an unknown allocator is not hooked, if its code does not tell enough.
+/// Why a function of an unknown allocator is not hooked, if its code does not show enough.
 fn unknown(leaving: &Leaving) -> Option<&'static str> {
     if leaving.throws {
         return Some("it may throw an exception, which does not get past an awaited call");
@@ -134,8 +134,8 @@ fn unknown(leaving: &Leaving) -> Option<&'static str> {
     if leaving.switches || leaving.allocates_elsewhere {
         return Some("it may call another allocator, whose calls would count too");
     }
-    // A compiler that sees both may keep a caller's values in registers that such a function leaves alone. No function
-    // may rely on that if code of another file is called.
+    // A compiler that sees both may keep a caller's values in registers that such a function leaves alone. If a
+    // function calls another file's code, no caller may rely on that.
     (!leaving.calls_out).then_some("it calls nothing, so its callers may rely on registers that a hook changes")
 }
 
@@ -150,8 +150,8 @@ fn described(function: &Found<'_>, all: &[Found<'_>]) -> InlineFunction {
     }
 }
 
-/// Functions of C that do the same as a function that throws, without calling a new-handler: so the handler is called, and
-/// the exception thrown, once, by the function itself. Per symbol, by preference.
+/// C functions that do the same as a function that throws, but without calling a new-handler. The function itself then
+/// calls the handler and throws the exception, once. By symbol, in order of preference.
 const PLAIN_TWINS: &[(&str, &[&str], TwinArguments)] = &[
     // Its aliases have these names, too.
     ("mi_new", &["mi_malloc"], TwinArguments::Same),
@@ -167,11 +167,13 @@ const PLAIN_TWINS: &[(&str, &[&str], TwinArguments)] = &[
     ("_ZnamSt11align_val_t", &["tc_memalign", "aligned_alloc", "je_aligned_alloc"], TwinArguments::Swapped),
 ];
 
-/// Symbols of the allocators whose functions of C and C++ give blocks of the same kind for the same arguments, so that a
-/// sized delete is right for both: jemalloc, gperftools' tcmalloc, mimalloc. (Google's tcmalloc aligns the two differently.)
+/// Symbols of the allocators whose C and C++ functions return blocks of the same kind for the same arguments, so that a
+/// sized delete is right for both: jemalloc, gperftools' tcmalloc, mimalloc. (Google's tcmalloc aligns the two
+/// differently.)
 const OF_ONE_KIND: &[&str] = &["mallocx", "je_mallocx", "_rjem_mallocx", "tc_malloc", "mi_malloc"];
 
-/// The same functions in C++ that return NULL. They call the new-handler, and so does the function itself then.
+/// C++ functions that do the same and return NULL. They call the new-handler, and the function itself then calls it
+/// again.
 const NOTHROW_TWINS: &[(&str, &[&str], TwinArguments)] = &[
     ("_Znwm", &["_ZnwmRKSt9nothrow_t"], TwinArguments::WithReference(1)),
     ("_Znam", &["_ZnamRKSt9nothrow_t"], TwinArguments::WithReference(1)),
@@ -211,7 +213,8 @@ fn slots(graph: &CallGraph<'_>, functions: &[InlineFunction]) -> Vec<InlineSlot>
     found
 }
 
-/// Whether a file defines a function for others under this name, as a symbol lookup finds it. A loader comes last there.
+/// Whether a file exports a function of this name, as a symbol lookup finds it. Loaders do not count, because they come
+/// last in a lookup.
 ///
 /// # Errors
 /// [`AttachError`] if it cannot be read.

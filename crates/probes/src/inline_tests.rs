@@ -1,4 +1,4 @@
-//! What inline hooks are told of Debian 12's libraries.
+//! The input that inline hooks get for Debian 12's libraries.
 
 use super::*;
 use heapbpf_testing::skipped;
@@ -38,7 +38,7 @@ fn operators_have_twins_that_do_not_throw() {
         let Some(file) = functions(path) else { continue };
         for function in file.functions.iter().filter(|f| f.site.flags & SITE_THROWS != 0) {
             let (twin, arguments) = function.twin.unwrap_or_else(|| panic!("{path}: {}", function.name));
-            // C's functions have the alignment first; mimalloc's own have it last, as operators do.
+            // C functions have the alignment first; mimalloc's own functions have it last, as operators do.
             let twin_name = file.functions[twin].name.as_str();
             let is_swapped = ["aligned_alloc", "memalign"].iter().any(|name| twin_name.contains(name));
             let expected = if is_swapped { TwinArguments::Swapped } else { TwinArguments::Same };
@@ -59,7 +59,7 @@ fn what_is_no_allocator_is_refused() {
     assert!(matches!(refused(b"#!/bin/sh"), AttachError::NotElf));
 }
 
-/// A custom allocator is hooked if its code tells that it calls no other one.
+/// A custom allocator is hooked if its code shows that it calls no other one.
 #[test]
 fn custom_functions_are_hooked_if_their_code_tells_enough() {
     let folder = tempfile::tempdir().unwrap();
@@ -98,14 +98,14 @@ fn custom_functions_are_hooked_if_their_code_tells_enough() {
         ("arena_malloc", "it may call another allocator"),
         ("arena_back", "it may call another allocator"),
     ] {
-        // One of them, and none is hooked.
+        // Together with one of these functions, none is hooked.
         let custom = format!("libarena.so:arena_map(size=arg0)->ret,{function}(size=arg0)->ret");
         let Err(AttachError::Unhookable { what, why }) = functions(&custom) else { panic!("{function} is hooked") };
         assert_eq!((what.as_str(), why.starts_with(expected)), (function, true), "{why}");
     }
 }
 
-/// Large libraries have an `operator new` of their own that calls malloc of another file, and code of 100 MB.
+/// Large libraries have their own `operator new`, which calls another file's malloc, and code of 100 MB.
 #[test]
 fn the_code_of_a_file_is_read_only_if_an_allocator_applies_to_it() {
     let folder = tempfile::tempdir().unwrap();

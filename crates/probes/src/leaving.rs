@@ -1,9 +1,9 @@
 //! How control may leave a function: whether its return address may be replaced while it runs, and its return sites.
 //!
-//! For a return probe the kernel replaces a function's return address by one of its own. Two things end a program then: an
-//! exception on its way through the function, because the program's unwinder cannot get past that address; and another
-//! stack that the function switches to before it returns, because the kernel tells by the stack pointer which calls have
-//! returned. For functions that may do either, the return sites are probed instead.
+//! For a return probe, the kernel replaces a function's return address by one of its own. Two things then end a
+//! program. One is an exception that passes through the function, because the program's unwinder cannot get past that
+//! address. The other is a switch to another stack before the function returns, because the kernel determines by the
+//! stack pointer which calls have returned. For functions that may do either, the return sites are probed instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,13 +16,13 @@ use crate::flow::{Exits, Target};
 use crate::machine::Machine;
 use crate::table::Table;
 
-/// Most functions that are followed from one.
+/// Maximum functions that are followed from one.
 const FUNCTIONS_MAX: usize = 512;
 /// Functions of the C++ runtime that start or resume the search for a handler.
 const THROWERS: &[&str] =
     &["__cxa_throw", "__cxa_rethrow", "_Unwind_Resume", "_Unwind_RaiseException", "_Unwind_Resume_or_Rethrow"];
-/// Functions of libc that allocators call and that neither wait nor call back, so that no library of fibers replaces them
-/// by ones that switch stacks. Those of the table of allocators belong to them.
+/// Functions of libc that allocators call and that neither wait nor call back, so no fiber library replaces them by
+/// functions that switch stacks. The functions in the table of allocators count as well.
 const STAYING: &[&str] = &[
     "__assert_fail",
     "__errno_location",
@@ -60,21 +60,21 @@ const STAYING: &[&str] = &[
 /// How control may leave a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Leaving {
-    /// It may be left by an exception.
+    /// An exception may leave it.
     pub(super) throws: bool,
     /// It may switch to another stack before it returns.
     pub(super) switches: bool,
-    /// Its return sites, as far as they are known, and where the result is at each.
+    /// Its return sites, as far as known, and where the result is at each.
     pub(super) return_sites: BTreeMap<u64, ResultLocation>,
-    /// Whether it, or what it calls in its file, calls another file's function.
+    /// Whether it, or code that it calls in its file, calls a function of another file.
     pub(super) calls_out: bool,
-    /// Whether one of those allocates.
+    /// Whether one of those functions allocates.
     pub(super) allocates_elsewhere: bool,
-    /// One that does, by its name.
+    /// The name of one that does.
     pub(super) passes_on_to: Option<String>,
 }
 
-/// What the code of one file tells about how its functions are left.
+/// Determines from the code of one file how its functions are left.
 pub(super) struct Reader<'a> {
     image: &'a FileImage,
     graph: &'a CallGraph<'a>,
@@ -90,17 +90,17 @@ impl<'a> Reader<'a> {
         Self { image, graph, table, is_cplusplus }
     }
 
-    /// How a function is left that is known to throw, whatever its code tells.
+    /// How a function that is known to throw is left, whatever its code shows.
     pub(super) fn of_thrower(&self, function: Extent) -> Leaving {
         let return_sites = self.exits_of(function).map(|exits| exits.return_sites).unwrap_or_default();
         Leaving { throws: true, return_sites, ..Leaving::default() }
     }
 
-    /// How `function` is left, as far as its code tells. C code throws nothing itself. C++ code may throw by what it calls
-    /// through pointers, or by C++ functions of other files. What is called through pointers, or in another file, may
-    /// switch stacks.
+    /// How `function` is left, as far as its code shows. C code throws nothing itself. C++ code may throw through what
+    /// it calls by pointer, or through C++ functions of other files. Code that is called by pointer, or in another
+    /// file, may switch stacks.
     pub(super) fn of(&self, function: Extent) -> Leaving {
-        // Instructions are read on x86-64 only; the kernel cannot be kept from replacing return addresses elsewhere.
+        // Instructions are only read on x86-64. Elsewhere the kernel cannot be kept from replacing return addresses.
         let unread = Leaving {
             throws: self.is_cplusplus,
             switches: self.image.machine == Machine::X86_64,
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a call leads to.
+/// The target of a call.
 enum Callee<'a> {
     /// A function of another file.
     Imported(&'a str),

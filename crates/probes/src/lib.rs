@@ -1,16 +1,16 @@
 //! From the bytes of an executable to a plan of probe sites on its allocator.
 //!
-//! [`examine`] reads an ELF file and answers: which allocator does it have (of those in a [`Table`]), which instruction
-//! of each of its functions should be probed, where are the arguments there, which code makes reentrant calls, and what
-//! cannot be probed, and why. The plan is an [`AllocatorFile`]; a file without an allocator is an [`AttachError`] that
+//! [`examine`] reads an ELF file and finds out which allocator it has (of those in a [`Table`]), which instruction of
+//! each of its functions should be probed, where the arguments are there, which code makes reentrant calls, and what
+//! cannot be probed, and why. The plan is an [`AllocatorFile`]. For a file without an allocator, an [`AttachError`]
 //! says so.
 //!
-//! Probes are those of the Linux kernel (uprobes). The cost of one depends on the probed instruction: the kernel turns
+//! The probes are the Linux kernel's (uprobes). The cost of one depends on the probed instruction: the kernel turns
 //! some into a call, emulates others, and single-steps the rest, which is tens of times as slow. [`KernelRules`]
-//! describe what a kernel does, and the plan has the cheapest instruction that every call executes once while its
-//! arguments are still available.
+//! describe what a kernel does. The plan has the cheapest instruction that every call executes once while its arguments
+//! are still available.
 //!
-//! Nothing here attaches a probe or knows a process; the crate reads one file, which may be hostile.
+//! Nothing here attaches a probe or deals with processes; the crate reads one file, which may be hostile.
 //!
 //! ```
 //! use heapbpf_probes::{AttachError, CustomAllocator, KernelRules, Machine, Table, examine};
@@ -63,7 +63,7 @@ mod table;
 mod usdt;
 mod versions;
 
-// What is shared with fuzz targets names the crate.
+// Code that is shared with fuzz targets names the crate.
 #[cfg(test)]
 extern crate self as heapbpf_probes;
 

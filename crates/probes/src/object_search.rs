@@ -1,11 +1,12 @@
-//! CPython's object allocator: the functions that the interpreter's table of allocators leads to.
+//! Finds CPython's object allocator: the functions in the interpreter's table of allocators.
 //!
-//! The table has a structure for each domain, `{ctx, malloc, calloc, realloc, free}` (`PyMemAllocatorEx`): variables of their own
-//! up to 3.11, members of `_PyRuntime` since 3.12. Nothing exports them. But `PyObject_Malloc` reads the second word of one,
-//! `PyObject_Calloc` the third, and so on: what they refer to is read off their code, and one structure alone agrees with all.
+//! The table has a structure for each domain, `{ctx, malloc, calloc, realloc, free}` (`PyMemAllocatorEx`): separate
+//! variables up to 3.11, members of `_PyRuntime` since 3.12. No symbol exports them. But `PyObject_Malloc` reads the
+//! second word of one, `PyObject_Calloc` the third, and so on. So the addresses are taken from their code, and exactly
+//! one structure agrees with all of it.
 //!
-//! Compilers that optimize by profiles put the object allocator into those who call it: where the table's pointer equals the
-//! function's address, a copy of the function runs instead. Then the function itself is rarely called
+//! Compilers with profile-guided optimisation copy the object allocator into its callers: where the table's pointer
+//! equals the function's address, a copy of the function runs instead. Then the function itself is rarely called
 //! ([`ObjectTable::has_copies`]), unless the table has another pointer that leads there.
 
 use std::collections::{BTreeSet, HashMap};
@@ -24,24 +25,25 @@ const MOST_CODE_BYTES: u64 = 4096;
 const WORD: u64 = 8;
 /// Most segments with variables that are kept. Linkers make one.
 const MOST_SEGMENTS: usize = 4;
-/// Bytes behind the code that are left for instructions with which a command waits at its entry point (`heapbpf-remote`).
+/// Bytes behind the code that are left free for the instructions with which a command waits at its entry point
+/// (`heapbpf-remote`).
 const WAITING_BYTES: u64 = 128;
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
 
-/// The functions that read each member of a domain's structure.
+/// For each member of a domain's structure, the functions that read it.
 const OBJECT: [&str; FUNCTIONS] = [MARKER, "PyObject_Calloc", "PyObject_Realloc", "PyObject_Free"];
 const MEMORY: [&str; FUNCTIONS] = ["PyMem_Malloc", "PyMem_Calloc", "PyMem_Realloc", "PyMem_Free"];
 const RAW: [&str; FUNCTIONS] = ["PyMem_RawMalloc", "PyMem_RawCalloc", "PyMem_RawRealloc", "PyMem_RawFree"];
 
-/// Finds the object allocator of an interpreter in a file; `None` if it has none, or cannot be read.
+/// Finds an interpreter's object allocator in a file; `None` if the file has no interpreter, or cannot be read.
 #[must_use]
 pub fn object_table(file: &dyn Image, path: &str) -> Option<Result<ObjectTable, NoObjectTable>> {
     let image = FileImage::read_if(file, path, FileImage::has_objects).ok()?;
     image.has_objects().then(|| find(&image, file))
 }
 
-/// Finds the object allocator of an interpreter.
+/// Finds an interpreter's object allocator.
 ///
 /// # Errors
 /// [`NoObjectTable`].
@@ -86,8 +88,8 @@ pub fn find(image: &FileImage, file: &dyn Image) -> Result<ObjectTable, NoObject
     Ok(ObjectTable { domains, functions: found, has_copies, raw, code, data, room: room(image) })
 }
 
-/// Unused bytes behind the code: the end of the last page of an executable segment, which the kernel maps with it. Right behind the
-/// code a command may wait at its entry point ([`WAITING_BYTES`]).
+/// Unused bytes behind the code, at the end of the last page of an executable segment, which the kernel maps with it.
+/// Directly behind the code a command may wait at its entry point ([`WAITING_BYTES`]).
 fn room(image: &FileImage) -> Option<u64> {
     let ends = image.segments().iter().filter(|segment| segment.is_executable() && !segment.is_writable());
     let mut ends = ends.filter_map(|segment| segment.address.checked_add(segment.file_bytes));
@@ -97,7 +99,7 @@ fn room(image: &FileImage) -> Option<u64> {
     })
 }
 
-/// Addresses of structures whose members these functions refer to, each to its own.
+/// Addresses of structures to whose members these functions refer, each to its own.
 fn agreeing(references: &[BTreeSet<u64>; FUNCTIONS]) -> BTreeSet<u64> {
     let [first, others @ ..] = references;
     let tables = first.iter().filter_map(|reference| reference.checked_sub(WORD));
@@ -107,7 +109,7 @@ fn agreeing(references: &[BTreeSet<u64>; FUNCTIONS]) -> BTreeSet<u64> {
     tables.filter(agree).collect()
 }
 
-/// The addresses that the code of a function refers to as data.
+/// The addresses to which the code of a function refers as data.
 fn references_of(image: &FileImage, name: &str) -> BTreeSet<u64> {
     let Some((_, symbol)) = image.functions().find(|(known, _)| *known == name) else { return BTreeSet::new() };
     let bytes = if symbol.size > 0 { symbol.size.min(MOST_CODE_BYTES) } else { MOST_CODE_BYTES };
@@ -115,7 +117,8 @@ fn references_of(image: &FileImage, name: &str) -> BTreeSet<u64> {
     references(symbol.address, code, &|slot| image.own_address_at(slot))
 }
 
-/// The same of code at an address. `slot`: the address that the loader writes to a slot of the global offset table.
+/// The same for code at an address. `slot` returns the address that the loader writes to a slot of the global offset
+/// table.
 fn references(address: u64, code: &[u8], slot: &dyn Fn(u64) -> Option<u64>) -> BTreeSet<u64> {
     let mut found = BTreeSet::new();
     let mut registers: HashMap<Register, u64> = HashMap::new();
@@ -142,7 +145,7 @@ fn references(address: u64, code: &[u8], slot: &dyn Fn(u64) -> Option<u64>) -> B
     found
 }
 
-/// The address of a memory operand, if the code alone tells it.
+/// The address of a memory operand, if it follows from the code.
 fn memory_address(instruction: &Instruction, registers: &HashMap<Register, u64>) -> Option<u64> {
     if !(0..instruction.op_count()).any(|operand| instruction.op_kind(operand) == OpKind::Memory) {
         return None;
@@ -169,7 +172,7 @@ fn immediate(instruction: &Instruction) -> Option<u64> {
     Some(instruction.immediate(operand))
 }
 
-/// What copies of an interpreter's object allocator mean, if it has some.
+/// The consequence of copies of an interpreter's object allocator, if it has some.
 pub fn copies(image: &FileImage, table: &Table) -> Option<Missing> {
     let objects = image.objects().filter(|_| table.has_objects())?.as_ref().ok()?;
     let why = match objects.detours() {
@@ -185,7 +188,7 @@ pub fn copies(image: &FileImage, table: &Table) -> Option<Missing> {
     objects.has_copies.then(|| Missing::new("Python objects", why))
 }
 
-/// Why the objects of an interpreter are not counted, if they should be.
+/// Why an interpreter's objects are not counted, if they should be.
 pub fn missing_objects(image: &FileImage, table: &Table) -> Option<Missing> {
     let why = image.objects().filter(|_| table.has_objects())?.as_ref().err()?;
     Some(Missing::new("Python's object allocator", why.to_string()))

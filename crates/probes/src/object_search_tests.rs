@@ -16,8 +16,8 @@ fn found(address: u64, hex: &str, slots: &[(u64, u64)]) -> BTreeSet<u64> {
     references(address, &bytes(hex), &|slot| slots.get(&slot).copied())
 }
 
-/// `PyObject_Malloc` and `PyObject_Calloc` of Debian's 3.11: the table is at 0x959f40, and the first has a copy of the function at
-/// 0x4fb450 in it.
+/// `PyObject_Malloc` and `PyObject_Calloc` of Debian's 3.11. The table is at 0x959f40, and the first function contains
+/// a copy of the function at 0x4fb450.
 #[test]
 fn code_with_copies_refers_to_table_and_function() {
     let malloc =
@@ -38,13 +38,13 @@ fn code_of_a_library_refers_to_a_variable() {
     assert_eq!(malloc, BTreeSet::from([0x33_2800, 0x33_2808]));
 }
 
-/// The same of 3.12: the table is in `_PyRuntime`, the address of which is in the global offset table.
+/// The same for 3.12: the table is in `_PyRuntime`, whose address is in the global offset table.
 #[test]
 fn code_of_a_library_refers_to_the_runtime_through_a_slot() {
     const HEX: &str = "4889fe4885ff7818488b05c1483700488bb8b0000000ffa0b80000000f1f400031c0c3";
     let malloc = found(0x1c_f430, HEX, &[(0x54_3d00, 0x64_3340)]);
     assert!(malloc.contains(&0x64_33f0) && malloc.contains(&0x64_33f8), "{malloc:x?}");
-    // A loader that does not say leaves nothing to be found.
+    // Without the loader's value, only the slot itself is found.
     assert_eq!(found(0x1c_f430, HEX, &[]), BTreeSet::from([0x54_3d00]));
 }
 
@@ -119,7 +119,7 @@ fn interpreters() -> Vec<std::path::PathBuf> {
     found
 }
 
-/// What symbols say, where there are any: they are not used.
+/// The functions according to symbols, where there are any. The search does not use these.
 fn by_symbols(image: &FileImage) -> Option<[u64; FUNCTIONS]> {
     let address = |wanted: &str| image.functions().find(|(name, _)| *name == wanted).map(|(_, symbol)| symbol.address);
     let names = ["_PyObject_Malloc", "_PyObject_Calloc", "_PyObject_Realloc", "_PyObject_Free"];
@@ -149,7 +149,7 @@ fn installed_interpreters_are_planned_as_their_symbols_say() {
         let planned = examine(&Table::default().with_objects(true));
         assert_eq!(planned.objects, Some(objects));
         let plan = planned.plan.expect("it has an allocator");
-        // 3.13 has mimalloc in it, which it calls without the global interpreter lock only.
+        // 3.13 contains mimalloc, which it only calls without the global interpreter lock.
         let has_another = plan.allocator != "Python objects";
         let mut names: Vec<&str> = plan.sites.iter().map(|site| &*site.function).collect();
         names.retain(|name| name.starts_with("python "));

@@ -11,19 +11,19 @@ use crate::machine::Machine;
 pub struct KernelRules {
     /// Instruction set.
     pub machine: Machine,
-    /// No-ops that become calls (x86-64; of 5 bytes on Linux 6.18: 435 ns instead of 545). Measured, not told by the
-    /// release: kernels differ, and distributions change theirs.
+    /// No-ops that become calls (x86-64; 5 bytes long on Linux 6.18: 435 ns instead of 545). This is measured, not
+    /// derived from the release: kernels differ, and distributions change theirs.
     pub optimized_no_ops: NoOpLengths,
     /// `nop` is emulated (always on x86-64; arm64 since Linux 6.13).
     pub emulates_nop: bool,
     /// Longer no-ops are emulated too (x86-64, Linux 6.18; measured there).
     pub emulates_long_nops: bool,
-    /// Processes may have shadow stacks (x86-64), which an emulated call gets out of step on many kernels.
+    /// Processes may have shadow stacks (x86-64). An emulated call desynchronises these on many kernels.
     pub has_shadow_stacks: bool,
 }
 
 impl KernelRules {
-    /// The rules of Linux `release` (major, minor), which is not known to optimize any no-op.
+    /// The rules of Linux `release` (major, minor), assuming that it optimizes no no-op.
     #[must_use]
     pub fn of(machine: Machine, release: (u32, u32)) -> Self {
         match machine {
@@ -44,20 +44,20 @@ impl KernelRules {
         }
     }
 
-    /// The same rules for a kernel that was seen to turn no-ops of these lengths into calls.
+    /// The same rules, for a kernel that was observed to turn no-ops of these lengths into calls.
     #[must_use]
     pub const fn with_optimized_no_ops(self, optimized_no_ops: NoOpLengths) -> Self {
         Self { optimized_no_ops, ..self }
     }
 
-    /// The same rules for a machine on which processes may have shadow stacks, or not.
+    /// The same rules, for a machine on which processes may or may not have shadow stacks.
     #[must_use]
     pub const fn with_shadow_stacks(self, has_shadow_stacks: bool) -> Self {
         Self { has_shadow_stacks, ..self }
     }
 }
 
-/// A set of lengths of no-ops, 0 to 15 bytes.
+/// A set of no-op lengths, 0 to 15 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NoOpLengths(u16);
 
@@ -75,14 +75,14 @@ impl NoOpLengths {
 }
 
 impl FromIterator<usize> for NoOpLengths {
-    /// Lengths that no instruction has are left out.
+    /// Lengths that no instruction has are ignored.
     fn from_iter<T: IntoIterator<Item = usize>>(lengths: T) -> Self {
         Self(lengths.into_iter().filter(|bytes| *bytes < 16).fold(0, |set, bytes| set | 1 << bytes))
     }
 }
 
-/// Which argument of a function is what: numbers as in [`Site`](sampler_ebpf::abi::Site), from 0; [`NO_ARGUMENT`] if
-/// there is none.
+/// The meaning of a function's arguments: their numbers as in [`Site`](sampler_ebpf::abi::Site), from 0;
+/// [`NO_ARGUMENT`] if there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Arguments {
     /// The size, bytes.
@@ -91,7 +91,7 @@ pub struct Arguments {
     pub times: u8,
     /// The block to free or reallocate.
     pub old: u8,
-    /// The pointer to where the result is stored; [`NO_ARGUMENT`] if the function returns it.
+    /// The pointer to where the result is stored; [`NO_ARGUMENT`] if the function returns the result.
     pub out: u8,
 }
 
@@ -100,12 +100,12 @@ impl Arguments {
     pub const NONE: Self = Self { size: NO_ARGUMENT, times: NO_ARGUMENT, old: NO_ARGUMENT, out: NO_ARGUMENT };
 }
 
-/// What a probe must find at the probed instruction.
+/// What has to be available at the probed instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
     /// Arguments that must be in an argument register.
     pub arguments: Arguments,
-    /// Whether the return address must be where it is at entry, because the kernel reads and may replace it.
+    /// Whether the return address must be where it was at entry, because the kernel reads it and may replace it.
     pub return_address: bool,
 }
 
@@ -116,10 +116,10 @@ pub struct Placement {
     pub offset: u64,
     /// How the kernel will run the probed instruction.
     pub kind: ProbeKind,
-    /// Where the arguments are there. A copy in another register serves as well as the original.
+    /// Where the arguments are there. A copy in another register is as good as the original.
     pub arguments: Arguments,
     /// How far the stack pointer has moved since the entry, bytes (0 or negative).
     pub stack_pointer_moved: i64,
-    /// Why this one was chosen, for the audit.
+    /// Why this instruction was chosen, for the audit.
     pub reason: String,
 }

@@ -24,13 +24,13 @@ use crate::reentrant::{ReentrantCode, reentrant_code};
 use crate::runtimes::Runtime;
 use crate::table::Table;
 
-/// A function by which a C library is known: it calls `main`.
+/// A function that identifies a C library: it calls `main`.
 const C_LIBRARY: &str = "__libc_start_main";
 
 /// A probe to place.
 #[derive(Clone, Debug)]
 pub struct PlannedSite {
-    /// Name of the function that it is in.
+    /// Name of the function that contains it.
     pub function: String,
     /// The site for the kernel side: file offset, function, where the arguments are. The caller fills in `file`.
     pub site: Site,
@@ -38,14 +38,14 @@ pub struct PlannedSite {
     pub kind: ProbeKind,
     /// Why this instruction was chosen.
     pub reason: String,
-    /// Whether the return of sampled calls must be probed, too, because that is when the result is known.
+    /// Whether the return of sampled calls must be probed, too, because the result is only known then.
     pub return_needed: bool,
     /// Whether the kernel may replace the return address while the function runs, as it does for return probes.
     pub return_probe: ReturnProbe,
     /// Return sites, which can be probed instead. Empty for most functions.
     pub return_sites: Vec<ReturnSite>,
-    /// The program announces a sample there, or its free: file offset of the counter of those who listen, 0 if there is
-    /// none. `None`: a call.
+    /// For a probe where the program announces a sample or its free: the file offset of the counter of listeners, 0 if
+    /// there is none. `None` for calls.
     pub announces: Option<u64>,
 }
 
@@ -54,19 +54,19 @@ pub struct PlannedSite {
 pub enum ReturnProbe {
     /// Yes.
     Harmless,
-    /// Only in one call of a thread at a time, which needs session links: the function may switch to another stack before
-    /// it returns, although that is not likely.
+    /// Only in one call of a thread at a time, which needs session links: the function may switch to another stack
+    /// before it returns, but probably does not.
     OneAtATime,
     /// No: an exception may leave the function, or it may switch to another stack before it returns.
     Harmful,
 }
 
-/// An instruction that a call of a function passes on its way to returning.
+/// An instruction that a call of a function executes on its way to returning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReturnSite {
     /// File offset.
     pub offset: u64,
-    /// Where the call's result is there.
+    /// Where the call's result is at this instruction.
     pub result: ResultLocation,
 }
 
@@ -77,14 +77,14 @@ pub enum EndSeen {
     Returning,
     /// By probes on its return sites.
     AtReturnSites,
-    /// Not at all: calls count, but what became of their blocks stays unknown.
+    /// Not at all. Calls count, but the fate of their blocks stays unknown.
     Never,
-    /// Not at all, and its calls cannot be told from those that it makes: it must not be hooked.
+    /// Not at all, and its calls cannot be distinguished from those that it makes: it must not be hooked.
     Unhookable,
 }
 
 impl PlannedSite {
-    /// How the end of its calls is seen, with session links or without.
+    /// How the end of its calls is seen, with or without session links.
     #[must_use]
     pub fn end_seen(&self, with_sessions: bool) -> EndSeen {
         match self.return_probe {
@@ -100,7 +100,7 @@ impl PlannedSite {
 /// The plan for one file.
 #[derive(Clone, Debug)]
 pub struct AllocatorFile {
-    /// Name and version of the allocator, as `glibc 2.36`.
+    /// Name and version of the allocator, such as `glibc 2.36`.
     pub allocator: String,
     /// Library or executable.
     pub kind: FileKind,
@@ -111,19 +111,20 @@ pub struct AllocatorFile {
     /// Exact code ranges of the hooked functions and their local helpers, as file offsets. Calls from there are
     /// reentrant.
     pub ranges: FileRanges,
-    /// Whether its calls may lead to another file's allocator. Such calls count once only if both are counted in one way.
+    /// Whether its calls may lead to another file's allocator. Such calls count once only if both files are counted in
+    /// the same way.
     pub may_call_out: bool,
-    /// Whether they do so if that is loaded first, as any other is before a C library.
+    /// Whether they do that if the other allocator is loaded first, as every allocator is before a C library.
     pub may_be_interposed: bool,
     /// Functions that need no probe because they only jump to another function, which has one.
     pub covered: Vec<Covered>,
-    /// What is not hooked although it should be, and why.
+    /// Functions that should be hooked but are not, and why.
     pub missing: Vec<Missing>,
     /// What probes cannot follow in this allocator, if the program uses it.
     pub limits: Vec<Missing>,
 }
 
-/// Reads the file that was found at `path`, and plans its probes. Of a file without an allocator, only the symbols are
+/// Reads the file that was found at `path`, and plans its probes. If the file has no allocator, only its symbols are
 /// read.
 ///
 /// # Errors
@@ -132,19 +133,19 @@ pub fn examine(file: &dyn Image, path: &str, rules: &KernelRules, table: &Table)
     examine_avoiding(file, path, rules, table, &BTreeSet::new()).plan
 }
 
-/// What was found in a file.
+/// The results for a file.
 #[derive(Debug)]
 pub struct Examination {
     /// The plan, or why there is nothing to probe.
     pub plan: Result<AllocatorFile, AttachError>,
-    /// A language runtime with a heap of its own, which no probe sees.
+    /// A language runtime with its own heap, which no probe sees.
     pub runtime: Option<Runtime>,
-    /// The object allocator of an interpreter, if it is looked for: that is in the plan.
+    /// The object allocator of an interpreter, if it was searched for and is in the plan.
     pub objects: Option<ObjectTable>,
 }
 
-/// The same and more: also looks for a language runtime. No probe is put on the instructions at the file offsets `avoided` as
-/// long as a function has others; a debugger's breakpoints are there.
+/// Like [`examine`], but also looks for a language runtime, and puts no probe on the instructions at the file offsets
+/// `avoided` if a function has others. Those have a debugger's breakpoints.
 pub fn examine_avoiding(
     file: &dyn Image,
     path: &str,
@@ -166,7 +167,7 @@ pub fn examine_avoiding(
     }
 }
 
-/// Plans the probes of a file that was read before: which allocator of `table` it has, and which instruction of each
+/// Plans the probes of a file that was already read: which allocator of `table` it has, and which instruction of each
 /// function a kernel with these `rules` should probe.
 ///
 /// # Errors
@@ -240,7 +241,7 @@ fn plan(
     })
 }
 
-/// What the planning of one file's sites is based on.
+/// The data on which the planning of a file's sites is based.
 struct Planning<'a> {
     image: &'a FileImage,
     rules: &'a KernelRules,
@@ -249,14 +250,13 @@ struct Planning<'a> {
     found: &'a [Found<'a>],
     reentrant: &'a ReentrantCode,
     leaving: Reader<'a>,
-    /// File offsets of instructions that are not probed if there are others.
+    /// File offsets of instructions that are only probed if there are no others.
     avoided: &'a BTreeSet<u64>,
 }
 
 impl Planning<'_> {
-    /// A site for every function to hook, by file offset. Adds those that need none to `covered`, and those that cannot
-    /// have one to
-    /// `missing`.
+    /// A site for every function to hook, by file offset. Adds functions that need no site to `covered`, and functions
+    /// that cannot have one to `missing`.
     fn sites(&self, missing: &mut Vec<Missing>, covered: &mut Vec<Covered>) -> Vec<PlannedSite> {
         let mut sites = Vec::new();
         let may = self.reentrant.may_tail_jump.iter().zip(&self.reentrant.may_call_inside);
@@ -291,7 +291,7 @@ impl Planning<'_> {
         sites
     }
 
-    /// The hooked function that `function` passes every call on to unchanged, if that is all it does.
+    /// The hooked function that `function` forwards every call to unchanged, if it does nothing else.
     fn passes_on_to(&self, function: &Found<'_>) -> Option<String> {
         let Extent { start, end } = function.extent;
         let address = match arch::forwards_to(self.image.machine, start, self.image.code_between(start, end))? {
@@ -303,7 +303,7 @@ impl Planning<'_> {
             return is_same.then(|| target.name().to_owned());
         }
         let name = self.graph.import_behind(address)?;
-        // The loader may bind that name to another file. Whichever file has it is hooked there.
+        // The loader may bind that name to another file. Whichever file it is, the function is hooked there.
         let here = self.found.iter().any(|f| f.names.contains(&name) && f.extent.start != start);
         (here && self.table.shape_of(name) == Some(function.row.shape)).then(|| name.to_owned())
     }
@@ -352,7 +352,8 @@ impl Planning<'_> {
         }
         let (return_probe, why) = match &leaving {
             Leaving { throws: true, .. } => (ReturnProbe::Harmful, "; it may throw"),
-            // A signal handler may leave any function for another stack. The allocators that we know are not called on the way there.
+            // A signal handler may leave any function for another stack. The allocators that we know are not called on
+            // the way there.
             Leaving { return_sites, .. } if row.is_custom && !return_sites.is_empty() => {
                 (ReturnProbe::Harmful, "; it may be left for another stack")
             }

@@ -42,7 +42,8 @@ fn return_sites_are_probed_where_an_exception_may_pass() {
             assert_eq!(at_return, *result == ResultLocation::RETURN, "{function}: at {offset:#x}");
         }
     }
-    // What calls only C functions cannot throw, but a signal handler may leave it; what frees need not be seen to return.
+    // Code that only calls C functions cannot throw, but a signal handler may leave it. The return of a freeing
+    // function need not be seen.
     for (function, end_seen) in [("pool_plain", EndSeen::AtReturnSites), ("pool_free", EndSeen::Returning)] {
         assert_eq!(site(function).return_sites.is_empty(), end_seen == EndSeen::Returning, "{function}");
         assert_eq!(site(function).site.flags & SITE_THROWS, 0, "{function}");

@@ -3,7 +3,7 @@
 use super::tests::{RULES, compiled};
 use super::*;
 
-/// A library whose `malloc` is what `choose` returns.
+/// A library whose `malloc` is the function that `choose` returns.
 const CHOSEN: &str = "typedef unsigned long n;\n#define KEEP __attribute__((noinline, noclone, used))\n\
     static char heap[4096]; static n used; __attribute__((visibility(\"hidden\"))) volatile int level = 1;\n\
     static KEEP void *quick(n size) { used += size; return heap + used; }\n\

@@ -5,7 +5,8 @@ use crate::machine::Machine;
 use heapbpf_audit::ProbeKind;
 use heapbpf_testing::skipped;
 
-/// The file, read and planned for Linux 6.17 (which optimizes nothing); `None`, reported as skipped, if it is not there.
+/// The file, read and planned for Linux 6.17 (which optimizes nothing); `None`, reported as skipped, if the file does
+/// not exist.
 fn plan(path: &str) -> Option<(FileImage, AllocatorFile)> {
     let Ok(file) = std::fs::File::open(path) else {
         skipped(format_args!("{path} is not there"));
@@ -35,11 +36,11 @@ fn glibc_2_36_is_probed_where_the_kernel_is_cheap() {
     }
     let outer = SITE_MAY_TAIL_JUMP | SITE_MAY_CALL_INSIDE;
     let expected = [
-        // These two never call a hooked function, so that no call is reentrant.
+        // These two never call a hooked function, so no call is reentrant.
         ("malloc", 0, 0),
         ("calloc", 0, 0),
         ("realloc", 0, outer | sampler_ebpf::abi::SITE_ZERO_FREES),
-        // Its first cheap instruction follows the multiplication and its overflow check, the product in rsi.
+        // Its first cheap instruction follows the multiplication and its overflow check; the product is in rsi.
         ("reallocarray", 0xb, outer | sampler_ebpf::abi::SITE_ZERO_FREES | sampler_ebpf::abi::SITE_PASSES_BLOCK_ON),
         ("memalign", 7, outer),
         ("posix_memalign", 7, SITE_MAY_CALL_INSIDE),
@@ -77,13 +78,14 @@ fn glibc_ranges_hold_the_helper_that_jumps_to_malloc_and_not_strdup() {
         assert!(!inside(offset(name)), "{name}");
     }
     if planned.allocator == "glibc 2.36" {
-        // _mid_memalign lies between malloc and free: one range.
+        // _mid_memalign lies between malloc and free, so all are one range.
         assert!(inside(offset("malloc") + 0x320) && inside(offset("free") - 0x20));
         assert_eq!(planned.ranges.count, 4);
     }
 }
 
-/// Each throwing form of operator new, with its return sites in the function itself that are single-stepped, and all others.
+/// Each throwing form of operator new, with the numbers of its single-stepped return sites in the function itself, and
+/// of all others.
 fn ends(image: &FileImage, planned: &AllocatorFile) -> std::collections::BTreeMap<String, (usize, usize)> {
     let throwing = planned.sites.iter().filter(|site| site.site.flags & SITE_THROWS != 0);
     let count = |site: &PlannedSite| {
@@ -99,7 +101,7 @@ fn ends(image: &FileImage, planned: &AllocatorFile) -> std::collections::BTreeMa
     throwing.map(|site| (site.function.clone(), count(site))).collect()
 }
 
-/// Where an allocator throws, no return address is replaced, and the ends of calls are seen, most without two traps.
+/// Where an allocator throws, no return address is replaced, and the ends of calls are seen, mostly without two traps.
 #[test]
 fn the_ends_of_operator_new_are_seen() {
     for path in ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2"] {
@@ -114,7 +116,7 @@ fn the_ends_of_operator_new_are_seen() {
     }
 }
 
-/// Sites and covered functions of a plan, as `function+offset kind` from the function's symbol on.
+/// Sites and covered functions of a plan: offset from the function's symbol, and kind.
 fn summary(image: &FileImage, planned: &AllocatorFile) -> std::collections::BTreeMap<String, (u64, ProbeKind)> {
     let start_of = |offset: u64| {
         let starts =
@@ -164,10 +166,10 @@ fn mimalloc_2_0() {
     let sites = summary(&image, &planned);
     assert_eq!(sites.get("malloc"), Some(&(0x15, ProbeKind::Emulated)));
     assert_eq!(sites.get("free"), Some(&(6, ProbeKind::Emulated)));
-    // rdi is overwritten before: the size is taken from its copy in rsi.
+    // rdi is overwritten earlier: the size is taken from its copy in rsi.
     let malloc = planned.sites.iter().find(|s| s.function == "malloc").unwrap();
     assert_eq!(malloc.site.size_argument, 1);
-    // The branch around the multiplication: there the count is in rax.
+    // The branch around the multiplication: the count is in rax there.
     assert_eq!(sites.get("calloc"), Some(&(0x12, ProbeKind::Emulated)));
     let calloc = planned.sites.iter().find(|s| s.function == "calloc").unwrap().site;
     assert_eq!((calloc.size_argument, calloc.times_argument), (1, sampler_ebpf::abi::ACCUMULATOR));
@@ -318,7 +320,8 @@ fn a_custom_allocator_that_takes_its_blocks_from_malloc() {
 
 #[test]
 fn a_helper_makes_reentrant_calls_only_if_nobody_else_calls_it() {
-    // `mi_zalloc` and `mi_malloc` share `grow`, which calls mi_malloc; in the second program `user` calls it as well.
+    // `mi_zalloc` and `mi_malloc` share `grow`, which calls mi_malloc; in the second program `user` calls `grow` as
+    // well.
     const OWN: &str = "typedef unsigned long n;\n#define KEEP __attribute__((noinline, noclone))\n\
         char heap[4096]; n used; extern void *mi_malloc(n);\n\
         KEEP void *mi_malloc(n size) { if (used + size > 4096) return 0; used += size; return heap + used; }\n\
@@ -372,7 +375,8 @@ fn a_rust_program_s_own_allocator() {
     assert!(matches!(default, Err(AttachError::NoAllocator { .. })), "{default:?}");
 }
 
-/// glibc's reallocarray jumps to the `realloc` that the loader finds first. Allocators that make such calls find their own.
+/// glibc's reallocarray jumps to the `realloc` that the loader finds first. Allocators that make such calls find their
+/// own function.
 #[test]
 fn a_c_librarys_calls_may_be_another_allocators() {
     for (path, may) in [

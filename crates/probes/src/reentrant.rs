@@ -2,7 +2,7 @@
 //!
 //! An allocator's exported functions call each other through local helpers (glibc's `_mid_memalign` calls and jumps to
 //! malloc). A helper belongs to the allocator if it can reach a hooked function, and if only the allocator calls or
-//! jumps to it. `strdup` calls malloc, too, but has callers of its own.
+//! jumps to it. `strdup` calls malloc, too, but has other callers.
 
 use std::collections::BTreeSet;
 
@@ -16,19 +16,20 @@ const PADDING_MAX_BYTES: u64 = 32;
 /// The code of one file that belongs to its allocator.
 #[derive(Clone, Debug)]
 pub struct ReentrantCode {
-    /// Ranges of it, as file offsets.
+    /// Its ranges, as file offsets.
     pub ranges: FileRanges,
-    /// For each hooked function, in the order given, whether it can end in a jump to another hooked one.
+    /// For each hooked function, in the given order: whether it can end in a jump to another hooked one.
     pub may_tail_jump: Vec<bool>,
-    /// For each hooked function, whether it, or code that it leads to, can call a hooked one. `true` if that is not
-    /// known.
+    /// For each hooked function: whether it, or code that it leads to, can call a hooked one. `true` if that is
+    /// unknown.
     pub may_call_inside: Vec<bool>,
     /// Whether some of the code calls an allocation function of another file.
     pub calls_out: bool,
     /// An allocation function of another file that some of the code calls or jumps to.
     pub passes_on_to: Option<String>,
-    /// Whether some of the code calls or jumps to an allocation function by its name, so that the loader decides whose it is: this
-    /// file's own, or that of another file that comes first (glibc's `reallocarray` jumps to `realloc` so).
+    /// Whether some of the code calls or jumps to an allocation function by its name. Then the loader decides which
+    /// file's function that is: this file's own, or that of another file that comes first (glibc's `reallocarray` jumps
+    /// to `realloc` in this way).
     pub calls_by_name: bool,
     /// Functions that call hooked ones and are called both by hooked ones and by others. Their calls count twice if a
     /// hooked function is their caller.
@@ -37,8 +38,8 @@ pub struct ReentrantCode {
     pub left_out: usize,
 }
 
-/// Finds the code that belongs to the `hooked` functions of a file. `is_allocator` tells by name whether an imported
-/// function is hooked in its own file.
+/// Finds the code that belongs to the `hooked` functions of a file. `is_allocator` says whether an imported function of
+/// this name is hooked in its own file.
 #[must_use]
 pub fn reentrant_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &dyn Fn(&str) -> bool) -> ReentrantCode {
     let by_start: BTreeSet<u64> = hooked.iter().map(|h| h.start).collect();
@@ -104,7 +105,7 @@ fn between(
     reached.into_iter().filter(|e| graph.out_of(*e).any(|edge| edge.is_call && is_hooked(edge.to))).collect()
 }
 
-/// Joins neighbours with only padding between them.
+/// Joins neighbours that only padding separates.
 fn merge(graph: &CallGraph<'_>, extents: &BTreeSet<Extent>) -> Vec<Extent> {
     let mut merged: Vec<Extent> = Vec::new();
     for extent in extents {
@@ -122,7 +123,7 @@ fn merge(graph: &CallGraph<'_>, extents: &BTreeSet<Extent>) -> Vec<Extent> {
     merged
 }
 
-/// Helpers of `hooked`; see the text of the module.
+/// The helpers of `hooked`; see the module's documentation.
 fn helpers(graph: &CallGraph<'_>, hooked: &[Extent], is_hooked: &dyn Fn(u64) -> bool) -> BTreeSet<Extent> {
     let mut found = BTreeSet::new();
     if !graph.image.code_is_whole {
@@ -140,7 +141,7 @@ fn helpers(graph: &CallGraph<'_>, hooked: &[Extent], is_hooked: &dyn Fn(u64) -> 
             }
         }
     }
-    // Drop what others call too, until nothing changes: only the allocator calls the rest.
+    // Drop helpers that other code calls too, until nothing changes: only the allocator calls the rest.
     let belongs = |found: &BTreeSet<Extent>, address: u64| {
         hooked.iter().any(|h| (h.start..h.end).contains(&address))
             || found.range(..=Extent { start: address, end: u64::MAX }).next_back().is_some_and(|e| address < e.end)
@@ -159,7 +160,7 @@ fn helpers(graph: &CallGraph<'_>, hooked: &[Extent], is_hooked: &dyn Fn(u64) -> 
             break;
         }
     }
-    // Keep what reaches a hooked function, directly or through a helper that is kept.
+    // Keep helpers that reach a hooked function, directly or through a helper that is kept.
     let mut kept: BTreeSet<Extent> = BTreeSet::new();
     loop {
         let more: Vec<Extent> = found

@@ -1,7 +1,7 @@
-//! Indirect functions (IFUNC): every function that the resolver of one can choose.
+//! Indirect functions (IFUNC): every function that their resolvers can choose.
 //!
-//! The loader runs the resolver when the program starts, or at the first call, and binds what it returns. The
-//! resolver's code tells what that can be, so that all choices are probed before any process runs.
+//! The loader runs a resolver when the program starts, or at the first call, and binds the result. The resolver's code
+//! shows what that can be, so all choices are probed before any process runs.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,7 +10,7 @@ use crate::call_graph::Extent;
 use crate::elf::{FileImage, Symbol};
 use crate::flow::{Returned, Target};
 
-/// Bytes of code that are read of a function whose size is unknown.
+/// Bytes of code that are read of a function of unknown size.
 pub(super) const UNSIZED_FUNCTION_BYTES: u64 = 256;
 /// Most resolvers of one file that are analysed; an allocator has fewer functions.
 const RESOLVERS_MAX: usize = 128;
@@ -22,7 +22,7 @@ pub(super) struct Choices {
     pub(super) functions: Vec<Extent>,
     /// Names of functions that the loader binds, mostly to another file.
     pub(super) imported: Vec<String>,
-    /// Whether there are no others.
+    /// Whether these are all.
     pub(super) is_whole: bool,
 }
 
@@ -61,8 +61,8 @@ impl<'a> Resolvers<'a> {
         Self { image, functions: None, known: HashMap::new() }
     }
 
-    /// The functions that the resolver at `symbol` can choose: addresses that it returns and where a function is known
-    /// to start.
+    /// The functions that the resolver at `symbol` can choose: the addresses it returns at which a function is known to
+    /// start.
     pub(super) fn choices(&mut self, symbol: &Symbol) -> Choices {
         let image = self.image;
         let functions = self.functions.get_or_insert_with(|| Functions::of(image));

@@ -1,14 +1,14 @@
-//! Language runtimes with a heap of their own. What they keep there, no probe on an allocator sees, and whoever looks for it
-//! must hear of that.
+//! Language runtimes with their own heaps. No probe on an allocator sees the objects there, and users who look for them
+//! need to be told.
 //!
-//! They are recognised by what their files cannot do without: sections that their compilers make, functions that they
-//! export, and last the file's name. A runtime that is linked statically and stripped may go unnoticed.
+//! Runtimes are recognised by what their files cannot do without: sections that their compilers make, functions that
+//! they export, and finally the file's name. A statically linked and stripped runtime may go unnoticed.
 
 use heapbpf_audit::Missing;
 
 use crate::elf::FileImage;
 
-/// A runtime with a heap of its own.
+/// A runtime with its own heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Runtime {
     /// Java: HotSpot, OpenJ9, or a native image.
@@ -40,7 +40,7 @@ pub enum Runtime {
 }
 
 impl Runtime {
-    /// All of them.
+    /// All runtimes.
     pub const ALL: [Self; 13] = [
         Self::Java,
         Self::V8,
@@ -57,7 +57,7 @@ impl Runtime {
         Self::Memcached,
     ];
 
-    /// What is not included: `Java's own heap`.
+    /// The heap that is not included, such as `Java's own heap`.
     #[must_use]
     pub const fn heap(self) -> &'static str {
         match self {
@@ -77,7 +77,7 @@ impl Runtime {
         }
     }
 
-    /// Why it is not included, and what shows it.
+    /// Why it is not included, and which tool shows it.
     #[must_use]
     pub const fn advice(self) -> &'static str {
         match self {
@@ -124,7 +124,7 @@ impl Runtime {
         }
     }
 
-    /// What a process that runs it misses.
+    /// What is missing for a process that runs it.
     #[must_use]
     pub fn missing(self) -> Missing {
         Missing::new(self.heap(), format!("not included, as {}", self.advice()))
@@ -140,7 +140,7 @@ impl Runtime {
     fn of_section(name: &str) -> Option<Self> {
         match name {
             ".go.buildinfo" | ".gopclntab" => Some(Self::Go),
-            // A native image has its first heap in the file.
+            // A native image contains its first heap.
             ".svm_heap" => Some(Self::Java),
             // Ahead-of-time compiled .NET.
             "__managedcode" => Some(Self::DotNet),
@@ -148,7 +148,7 @@ impl Runtime {
         }
     }
 
-    /// The first of these in the order of the table: a browser may contain an interpreter of Python, not the reverse.
+    /// The first runtime in the order of the enum: a browser may contain a Python interpreter, but not the reverse.
     fn of_functions(image: &FileImage) -> Option<Self> {
         image.functions().filter_map(|(name, _)| Self::of_function(name)).min()
     }
@@ -163,14 +163,14 @@ impl Runtime {
             "ruby_init" | "rb_gc_start" => Some(Self::Ruby),
             "caml_alloc_string" | "caml_alloc_shr" => Some(Self::OCaml),
             "hs_init_ghc" => Some(Self::Ghc),
-            // v8::Isolate::New, and the same in the bindings for Rust.
+            // v8::Isolate::New, and the same function in the bindings for Rust.
             "v8__Isolate__New" => Some(Self::V8),
             name if name.starts_with("_ZN2v87Isolate3New") => Some(Self::V8),
             _ => None,
         }
     }
 
-    /// By the name of the library or the program. Browsers export nothing that tells.
+    /// Recognises a runtime by the name of the library or program. Browsers export nothing that identifies them.
     fn of_name(image: &FileImage) -> Option<Self> {
         let of_path = image.path.rsplit('/').next().unwrap_or(&image.path);
         [image.soname.as_deref().unwrap_or(""), of_path].into_iter().find_map(|name| {
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use heapbpf_testing::skipped;
 
-    /// A library, made by these commands from a C source.
+    /// Makes a library from a C source with these commands.
     fn library(source: &str, name: &str, commands: &[&str]) -> Option<FileImage> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("source.c"), source).unwrap();
@@ -233,7 +233,7 @@ mod tests {
             let Some(image) = library(&source, "libany.so", &commands) else { return };
             assert_eq!(Runtime::of(&image), Some(runtime), "{function}");
         }
-        // Who only calls it is not it.
+        // A file that only calls the function is not recognised.
         let source = "void *PyObject_Malloc(long); void *f(void) { return PyObject_Malloc(1); }";
         let Some(image) = library(source, "module.so", &["cc -O1 -fPIC -shared source.c -o file"]) else { return };
         assert_eq!(Runtime::of(&image), None);

@@ -10,13 +10,13 @@ use crate::custom::CustomAllocator;
 use crate::elf::{CODE_MAX_BYTES, FileImage, Symbol};
 use crate::object_table::FUNCTIONS;
 
-/// Number of `mmap`, called by the program itself, in place of a row of a [`Table`], which has far fewer rows.
+/// The number for `mmap` calls that the program itself makes. It is no row of a [`Table`], which has far fewer rows.
 pub const MMAP: u16 = u16::MAX - 1;
-/// Number of `mremap`, as [`MMAP`].
+/// The same for `mremap`; see [`MMAP`].
 pub const MREMAP: u16 = u16::MAX - 2;
-/// Number of `brk`, as [`MMAP`].
+/// The same for `brk`; see [`MMAP`].
 pub const BRK: u16 = u16::MAX - 3;
-/// Number of all samples that programs announce themselves ([`announced`](crate::announced)), as [`MMAP`].
+/// The number for all samples that programs announce themselves ([`announced`](crate::announced)); see [`MMAP`].
 pub const ANNOUNCED: u16 = u16::MAX - 4;
 
 /// One function of one allocator.
@@ -27,7 +27,7 @@ pub(super) struct Row {
     /// Its name in the audit.
     pub(super) name: String,
     pub(super) shape: Shape,
-    /// `SITE_*` flags that the allocator's semantics give it.
+    /// `SITE_*` flags from the allocator's semantics.
     pub(super) flags: u8,
     /// Whether it is unknown what the allocator calls: the user described it, or it is a last resort.
     unread: bool,
@@ -41,7 +41,7 @@ impl Row {
         self.unread
     }
 
-    /// What the arguments mean at the function's entry, if the call is counted inside the process.
+    /// The meaning of the arguments at the function's entry, for calls that are counted inside the process.
     pub(super) fn site_at_entry(&self, number: u16) -> Site {
         let arguments = self.shape.arguments;
         let frees = self.flags & SITE_FREES != 0;
@@ -82,7 +82,7 @@ pub struct Table {
     rows: Vec<Row>,
     by_symbol: HashMap<String, Vec<u16>>,
     markers: BTreeSet<&'static str>,
-    /// Whether object allocators of interpreters are looked for.
+    /// Whether to look for object allocators of interpreters.
     has_objects: bool,
 }
 
@@ -95,22 +95,22 @@ impl Default for Table {
 /// The functions of a table that one file defines.
 #[derive(Debug)]
 pub(super) struct Defined {
-    /// Number of the row, and symbol; in the order of the table.
+    /// Row number and symbol, in the order of the table.
     pub(super) functions: Vec<(u16, Symbol)>,
     /// Names and versions of the allocators that the functions belong to.
     pub(super) allocators: Vec<String>,
-    /// Functions of theirs that probes cannot follow, and what that means.
+    /// Functions of theirs that probes cannot follow, and the consequence.
     pub(super) limits: Vec<(&'static str, &'static str)>,
-    /// Symbols that custom allocators for this file name, and that it does not define.
+    /// Symbols that custom allocators for this file name, but that it does not define.
     pub(super) absent: Vec<String>,
     /// Whether the allocator is a last resort, so that it is unknown what it calls.
     pub(super) is_last_resort: bool,
-    /// Whether it is an `operator new` of the file's own, which may well take its blocks from malloc.
+    /// Whether it is the file's own `operator new`, which may well take its blocks from malloc.
     pub(super) are_own_operators: bool,
 }
 
 impl Table {
-    /// A table of the `custom` allocators, which come first, and of the known ones.
+    /// Makes a table of the `custom` allocators, which come first, and of the known ones.
     #[must_use]
     pub fn new(custom: &[CustomAllocator]) -> Self {
         let mut table = Self {
@@ -135,7 +135,7 @@ impl Table {
                 let symbols = allocator.prefixes.iter().flat_map(|p| names().map(move |name| format!("{p}{name}")));
                 let zero = if zero { SITE_ZERO_FREES } else { 0 };
                 let mut flags = if function.throws { SITE_THROWS | zero } else { zero };
-                // It gets large blocks from malloc, through pointers. Those are part of its own calls.
+                // It gets large blocks from malloc, through pointers. Those calls are part of its own calls.
                 flags |= if allocator.is_of_objects && !function.shape.is_free() { SITE_CALLS_OUT } else { 0 };
                 table.add(function.name.to_owned(), function.shape, flags, allocator.last_resort, symbols);
             }
@@ -143,14 +143,14 @@ impl Table {
         table
     }
 
-    /// Also looks for object allocators of interpreters, if they are wanted.
+    /// Makes it also look for object allocators of interpreters, if `are_wanted`.
     #[must_use]
     pub const fn with_objects(mut self, are_wanted: bool) -> Self {
         self.has_objects = are_wanted;
         self
     }
 
-    /// Whether object allocators of interpreters are looked for.
+    /// Whether it looks for object allocators of interpreters.
     #[must_use]
     pub const fn has_objects(&self) -> bool {
         self.has_objects
@@ -183,7 +183,7 @@ impl Table {
         self.rows.get(usize::from(number))
     }
 
-    /// The shape of the function with this symbol, in whichever file it is.
+    /// The shape of the function with this symbol, in any file.
     pub(super) fn shape_of(&self, symbol: &str) -> Option<Shape> {
         let number = self.by_symbol.get(canonical(symbol))?.first()?;
         self.row(*number).map(|row| row.shape)
@@ -194,13 +194,13 @@ impl Table {
         self.origins.iter().map(Origin::name).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether `image` defines a function of an allocator that applies to it. Names alone do not tell: a library may have an
-    /// `operator new` of its own that calls another file's malloc. An object allocator is found in the code only.
+    /// Whether `image` defines a function of an allocator that applies to it. Names alone are not enough: a library may
+    /// have its own `operator new` that calls another file's malloc. An object allocator can only be found in the code.
     pub(super) fn is_in(&self, image: &FileImage) -> bool {
         self.has_objects && image.has_objects() || !self.defined_in(image).functions.is_empty()
     }
 
-    /// The functions of the object allocator of `image`: number of the row, and place.
+    /// The functions of `image`'s object allocator: row number and place.
     fn objects_in(&self, image: &FileImage) -> Vec<(u16, Symbol)> {
         let Some(Ok(objects)) = image.objects().filter(|_| self.has_objects) else { return Vec::new() };
         let first = self.first_of_objects();
@@ -213,8 +213,8 @@ impl Table {
         self.rows.iter().position(is_of_objects).unwrap_or(self.rows.len())
     }
 
-    /// The functions of an interpreter's object allocator, in the order of [`ObjectTable::functions`](crate::ObjectTable): their
-    /// names, and what their arguments mean at their entry.
+    /// The functions of an interpreter's object allocator, in the order of
+    /// [`ObjectTable::functions`](crate::ObjectTable): names, and the meaning of their arguments at entry.
     pub fn object_functions(&self) -> impl Iterator<Item = (&str, Site)> {
         let rows = (0..).zip(&self.rows).skip(self.first_of_objects()).take(FUNCTIONS);
         rows.map(|(number, row)| (row.name.as_str(), row.site_at_entry(number)))
@@ -238,7 +238,8 @@ impl Table {
             allocator.markers.iter().any(|m| symbols.contains_key(m))
                 && !allocator.unless.iter().any(|m| symbols.contains_key(m))
         };
-        // Those of libraries, which call malloc, are not read: there are many, and large ones.
+        // The operators of libraries, which call malloc, are not read: there are many such libraries, some of them
+        // large.
         let reads_operators = image.kind != FileKind::Library && image.code_bytes() <= CODE_MAX_BYTES;
         let objects = self.objects_in(image);
         let mut chosen: Vec<usize> = Vec::new();
@@ -299,7 +300,7 @@ impl Table {
     }
 }
 
-/// The plain name of a symbol: without the version that some symbol tables append (`malloc@@GLIBC_2.2.5`), and without
+/// The plain name of a symbol, without the version that some symbol tables append (`malloc@@GLIBC_2.2.5`), and without
 /// the mangling of Rust's allocator functions (`_RNvCs…_7___rustc12___rust_alloc`).
 fn canonical(symbol: &str) -> &str {
     let symbol = symbol.split('@').next().unwrap_or(symbol);

@@ -1,7 +1,7 @@
-//! Samples that a program announces itself, by USDT probes of the provider `otel_memory`:
-//! `alloc(pointer, size, weighted_bytes)` and `free(pointer)`.
+//! Samples that a program announces itself, through USDT probes of the provider `otel_memory`: `alloc(pointer, size,
+//! weighted_bytes)` and `free(pointer)`.
 //!
-//! Each probe is a no-op, and a note in the section `.note.stapsdt` says where it is, where its semaphore is, and where its
+//! Each probe is a no-op. A note in the section `.note.stapsdt` says where it is, where its semaphore is, and where its
 //! arguments are at that moment.
 
 use heapbpf_audit::{FileKind, Missing};
@@ -19,20 +19,21 @@ use crate::placement::KernelRules;
 use crate::plan::{AllocatorFile, PlannedSite, ReturnProbe};
 use crate::table::ANNOUNCED;
 
-/// The provider of the probes.
+/// The probes' provider.
 const PROVIDER: &str = "otel_memory";
-/// Section of the notes, and owner of each of them.
+/// Section of the notes, and the owner in each note.
 const SECTION: &str = ".note.stapsdt";
 const OWNER: &[u8] = b"stapsdt";
-/// Type of a note: the only one that was ever defined.
+/// Type of a note. No other was ever defined.
 const NOTE_TYPE: u32 = 3;
-/// Section whose address the notes state. If it is at another one, the file was moved after it was linked (prelink).
+/// Section whose address the notes state. If the section is at another address, the file was moved after linking
+/// (prelink).
 const BASE_SECTION: &str = ".stapsdt.base";
-/// Largest section of notes that is read, bytes. That of PostgreSQL, with 400 probes, has 40 KiB.
+/// Largest section of notes that is read, bytes. PostgreSQL's, with 400 probes, has 40 KiB.
 const MOST_NOTE_BYTES: u64 = 4 << 20;
 /// Most probes of a file that are used.
 const MOST_SITES: usize = 256;
-/// Most bytes of an instruction.
+/// Maximum bytes of an instruction.
 const INSTRUCTION_BYTES: u64 = 15;
 
 /// A probe of the provider, as its note states it.
@@ -42,13 +43,13 @@ struct Note {
     name: String,
     /// Address of the instruction.
     address: u64,
-    /// Address of the counter of those who listen; 0 if there is none.
+    /// Address of the counter of listeners; 0 if there is none.
     semaphore: u64,
     /// Where the arguments are: descriptors with spaces between them.
     arguments: String,
 }
 
-/// Whether a name in the notes is one of the contract, and how many arguments it has.
+/// Number of arguments of a probe of the provider; `None` if the name is not one of the contract's.
 fn arguments_of(name: &str) -> Option<usize> {
     match name {
         "alloc" => Some(3),
@@ -57,10 +58,10 @@ fn arguments_of(name: &str) -> Option<usize> {
     }
 }
 
-/// Plans the probes of the samples that the program in a file announces; `None` if it announces none.
+/// Plans the probes for the samples that the program in a file announces; `None` if it announces none.
 ///
 /// # Errors
-/// [`AttachError`] if it is no program for this machine, or one of these probes cannot be used.
+/// [`AttachError`] if it is not a program for this machine, or one of these probes cannot be used.
 pub fn announced(file: &dyn Image, rules: &KernelRules) -> Result<Option<AllocatorFile>, AttachError> {
     let pieces = Pieces::of(file);
     let elf = ElfFile::parse(&pieces)?;
@@ -92,7 +93,7 @@ pub fn announced(file: &dyn Image, rules: &KernelRules) -> Result<Option<Allocat
     }))
 }
 
-/// A program that asks for no loader and needs no library is a static one.
+/// A file with an entry point that names no libraries and has no soname is a static program.
 fn kind_of<'d, R: ReadRef<'d>>(elf: &ElfFile<'d, R>) -> FileKind {
     let dynamic = elf.dynamic().unwrap_or_default();
     let alone = elf.headers.entry != 0 && dynamic.soname.is_none() && dynamic.needed.is_empty();
@@ -198,7 +199,7 @@ fn site<'d, R: ReadRef<'d>>(
     })
 }
 
-/// Where an argument is, by its descriptor: `8@%rdi`, `-4@16(%rsp)`, `8@$5`.
+/// Where an argument is, from its descriptor: `8@%rdi`, `-4@16(%rsp)`, `8@$5`.
 ///
 /// # Errors
 /// Why it cannot be read, in words that follow the descriptor.
@@ -237,7 +238,7 @@ fn number(text: &str) -> Option<i64> {
     Some(if negative { value.checked_neg()? } else { value })
 }
 
-/// Names of the registers by their number in the instruction set, with those of their parts.
+/// Names of the registers, and of their parts, by number in the instruction set.
 const REGISTERS: [[&str; 4]; 16] = [
     ["rax", "eax", "ax", "al"],
     ["rcx", "ecx", "cx", "cl"],
@@ -257,14 +258,14 @@ const REGISTERS: [[&str; 4]; 16] = [
     ["r15", "r15d", "r15w", "r15b"],
 ];
 
-/// The number of a register, by its name (`%eax`). The second byte of a register (`%ah`) is none of them.
+/// The number of a register, by name (`%eax`). The second byte of a register (`%ah`) is not supported.
 fn register(name: &str) -> Option<u8> {
     let name = name.strip_prefix('%')?;
     let number = REGISTERS.iter().position(|names| names.contains(&name))?;
     u8::try_from(number).ok()
 }
 
-/// Whether a register's name is that of all of it.
+/// Whether a register's name means all of it.
 fn is_whole(name: &str) -> bool {
     REGISTERS.iter().any(|names| name.strip_prefix('%') == Some(names[0]))
 }

@@ -64,7 +64,7 @@ fn a_file_without_notes_announces_nothing() {
     assert!(matches!(announced(&b"#!/bin/sh".as_slice(), &rules), Err(AttachError::NotElf)));
 }
 
-/// Address and file offset of the code, of the data, and of what is behind both.
+/// Address and file offset of the code, of the data, and of what follows both.
 const CODE: u64 = 0x400;
 const DATA: u64 = 0x500;
 const NOTES: u64 = 0x600;

@@ -1,8 +1,8 @@
-//! Versions of allocators, by the texts in their files.
+//! Versions of allocators, from texts in their files.
 
 use crate::elf::FileImage;
 
-/// `2.36`, from glibc's banner, else from the newest symbol version that it defines.
+/// `2.36`, from glibc's banner, or else from the newest symbol version that it defines.
 pub(super) fn glibc(image: &FileImage) -> Option<String> {
     let from_banner = image.text_after(b" release version ", 32).and_then(leading_version);
     from_banner.or_else(|| {
@@ -44,7 +44,7 @@ pub(super) fn mimalloc(image: &FileImage) -> Option<String> {
     names.into_iter().flatten().find_map(|name| leading_version(name.split_once(".so.")?.1))
 }
 
-/// `1.2.3`, a text of its own in the shared library.
+/// `1.2.3`, a separate text in the shared library.
 pub(super) fn musl(image: &FileImage) -> Option<String> {
     image.text_after(b"musl libc", 1)?;
     image.text_where(is_version).map(str::to_owned)

@@ -7,16 +7,16 @@ use crate::lines;
 
 /// The memory of a process.
 pub trait Memory {
-    /// Fills the buffer from an address; returns whether all of it could be read.
+    /// Fills the buffer from an address. Returns whether all of it could be read.
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
 
-    /// Fills the beginning of the buffer, as far as there is something to fill it with; returns the number of bytes.
+    /// Fills as much of the beginning of the buffer as is available. Returns the number of bytes.
     fn read_beginning(&self, address: u64, buffer: &mut [u8]) -> usize {
         if self.read(address, buffer) { buffer.len() } else { 0 }
     }
 }
 
-/// What the programs in the kernel copied of a code object.
+/// The parts of a code object that the BPF programs copied.
 impl Memory for PythonCodeRecord {
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
         self.read_beginning(address, buffer) == buffer.len()
@@ -35,17 +35,17 @@ impl Memory for PythonCodeRecord {
     }
 }
 
-/// Most characters of a name or path. What is longer is cut.
+/// Maximum number of characters of a name or path. Longer ones are truncated.
 const MOST_CHARACTERS: usize = 1024;
-/// Longest table of lines that is read, bytes.
+/// Largest line table that is read, bytes.
 const MOST_LINE_BYTES: u64 = 1 << 20;
 
-/// Kind of characters, and the marks of usual strings, in the state of a string.
+/// The character kind, and the flags of ordinary strings, in the state field of a string.
 const KIND_SHIFT: u32 = 2;
 const IS_COMPACT: u32 = 1 << 5;
 const IS_ASCII: u32 = 1 << 6;
 
-/// What was copied, with its address.
+/// Returns the copied bytes and their address.
 fn part<const BYTES: usize>(copy: &PythonCopy<BYTES>) -> (u64, &[u8]) {
     let copied = if copy.status == 0 { BYTES.min(copy.asked as usize) } else { 0 };
     (copy.address, &copy.bytes[..copied])
@@ -54,38 +54,38 @@ fn part<const BYTES: usize>(copy: &PythonCopy<BYTES>) -> (u64, &[u8]) {
 /// Why a code object could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodeError {
-    /// Its memory, or that of its names, is not there.
+    /// Its memory, or that of its names, cannot be read.
     #[error("its memory cannot be read")]
     Unreadable,
-    /// Something else is at its address by now.
+    /// There is now something else at its address.
     #[error("something else is at its address by now")]
     Replaced,
-    /// What it refers to are no strings.
+    /// The objects that it refers to are not strings.
     #[error("it is not a code object")]
     Malformed,
 }
 
-/// What a code object says.
+/// The contents of a code object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
-    /// Name of the function, with those that it is in, where the version has it.
+    /// Name of the function, qualified by the functions and classes that contain it if the version supports that.
     pub name: String,
-    /// Path of its file, as it was compiled.
+    /// Path of its file at compile time.
     pub file: String,
     /// Its first line.
     pub first_line: u32,
-    /// Index of the first instruction that counts as one of the function.
+    /// Index of the first instruction that counts as part of the function.
     pub first_traceable: u32,
-    /// Whether there is more of its name, path or lines than could be read.
+    /// Whether only the beginning of its name, path or lines could be read.
     pub is_cut: bool,
     lines: Box<[u8]>,
 }
 
 impl Code {
-    /// Reads the code object at an address. `expected`: the check that the kernel side computed of it.
+    /// Reads the code object at an address. `expected`: its checksum, as computed by the kernel side.
     ///
     /// # Errors
-    /// [`CodeError`], also if the object is not the one that was seen.
+    /// [`CodeError`], also if there is now a different object at the address.
     pub fn read(memory: &dyn Memory, layout: &Layout, address: u64, expected: u64) -> Result<Self, CodeError> {
         let at = layout.code;
         let mut head = vec![0; layout.head_bytes()];
@@ -113,7 +113,7 @@ impl Code {
             lines: bytes(memory, word(at.lines as usize)?, &mut is_cut)?,
             is_cut,
         };
-        // While these were read, the object may have been freed and its memory used again.
+        // Meanwhile the object may have been freed and its memory reused.
         let mut again = vec![0; head.len()];
         if !memory.read(address, &mut again) {
             return Err(CodeError::Unreadable);
@@ -126,20 +126,21 @@ impl Code {
         Ok(code)
     }
 
-    /// The line of the instruction at an offset in bytes.
+    /// Returns the line of the instruction at an offset in bytes.
     #[must_use]
     pub fn line(&self, layout: &Layout, offset: u32) -> Option<u32> {
         lines::line(layout.code.format, &self.lines, self.first_line, offset)
     }
 
-    /// Memory that it takes.
+    /// Memory that it uses, bytes.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.name.len() + self.file.len() + self.lines.len()
     }
 }
 
-/// Whether an object has references, by its first word: a freed one has none, or the allocator's pointer is there.
+/// Whether an object has references, according to its first word. A freed one has none, or has a pointer of the
+/// allocator there.
 fn is_in_use(object: &[u8]) -> bool {
     const OVERFLOW: u64 = 0xffff << 32;
     long(object, 0).is_some_and(|references| references as u32 != 0 && references & OVERFLOW == 0)
@@ -153,8 +154,8 @@ fn int(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// A string object, and the address of its type. `is_cut` is set if only its beginning could be read. Names and paths have no
-/// zeros: the interpreter refuses them, and memory that is no string has many.
+/// Reads a string object. Also returns the address of its type. Sets `is_cut` if only its beginning could be read.
+/// Names and paths contain no zeros: the interpreter rejects them, and memory that is not a string contains many.
 fn text(memory: &dyn Memory, layout: &Layout, address: u64, is_cut: &mut bool) -> Result<(String, u64), CodeError> {
     let mut head = [0; 40];
     if !memory.read(address, &mut head) {
@@ -185,7 +186,7 @@ fn text(memory: &dyn Memory, layout: &Layout, address: u64, is_cut: &mut bool) -
     if text.contains('\0') { Err(CodeError::Malformed) } else { Ok((text, of_type)) }
 }
 
-/// Reads bytes; cuts them to those that are there.
+/// Fills `data`, and truncates it to the bytes that could be read.
 fn fill(memory: &dyn Memory, address: u64, data: &mut Vec<u8>, is_cut: &mut bool) -> Result<(), CodeError> {
     let there = memory.read_beginning(address, data);
     if there == 0 && !data.is_empty() {
@@ -196,7 +197,7 @@ fn fill(memory: &dyn Memory, address: u64, data: &mut Vec<u8>, is_cut: &mut bool
     Ok(())
 }
 
-/// A bytes object. `is_cut` is set if only its beginning could be read.
+/// Reads a bytes object. Sets `is_cut` if only its beginning could be read.
 fn bytes(memory: &dyn Memory, address: u64, is_cut: &mut bool) -> Result<Box<[u8]>, CodeError> {
     let mut size = [0; 8];
     if !memory.read(address.wrapping_add(16), &mut size) {

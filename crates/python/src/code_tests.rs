@@ -3,7 +3,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::*;
 use crate::version::Version;
 
-/// Memory from one address on.
+/// Memory that starts at one address.
 struct Bytes(Vec<u8>);
 
 const BASE: u64 = 0x7f00_0000_0000;
@@ -30,7 +30,7 @@ impl Bytes {
         self.put(address, &value.to_le_bytes());
     }
 
-    /// A string with characters of `width` bytes.
+    /// Writes a string with characters of `width` bytes.
     fn text(&mut self, address: u64, text: &str, width: u32, head: u64) {
         let ascii = if text.is_ascii() { IS_ASCII } else { 0 };
         self.long(address + 16, text.chars().count() as u64);
@@ -44,7 +44,7 @@ fn layout() -> Layout {
     Layout::of_version(Version::three(11)).expect("known")
 }
 
-/// Memory with a code object of 3.11, and that object's address.
+/// Returns memory with a code object of 3.11, and that object's address.
 pub(crate) fn sound() -> (Vec<(u64, Vec<u8>)>, u64) {
     let (memory, _) = code();
     let parts = [(CODE, 0x100), (NAME, 0x80), (FILE, 0x80), (LINES, 0x40)];
@@ -55,7 +55,7 @@ pub(crate) fn sound() -> (Vec<(u64, Vec<u8>)>, u64) {
     (parts.map(part).to_vec(), CODE)
 }
 
-/// A code object of 3.11, and its check.
+/// Returns a code object of 3.11, and its checksum.
 fn code() -> (Bytes, u64) {
     let mut memory = Bytes(vec![0; 0x2000]);
     let at = layout();
@@ -99,7 +99,7 @@ fn another_object_at_the_address_is_seen() {
 
 #[test]
 fn a_freed_object_is_not_read() {
-    // Its last reference went; then the allocator keeps a pointer there.
+    // Its last reference has gone, and then the allocator has stored a pointer there.
     for word in [0, 0x7f12_3456_7890, 0x5555_5555_0000, 0x7_f123_4567] {
         let (mut memory, check) = code();
         memory.long(CODE, word);
@@ -122,13 +122,14 @@ fn what_is_no_code_object_is_refused() {
         memory.long(address, value);
         read(&memory)
     };
-    // A string in a form that has not been in use since 3.3, of unknown width, or longer than memory.
+    // A string in a form that has not been used since 3.3, one of unknown width, and one that is longer than the
+    // memory.
     assert_eq!(broken(NAME + 32, 1 << KIND_SHIFT), CodeError::Malformed);
     assert_eq!(broken(NAME + 32, u64::from(3 << KIND_SHIFT | IS_COMPACT)), CodeError::Malformed);
     assert_eq!(broken(NAME + 16, u64::MAX), CodeError::Malformed);
     assert_eq!(broken(LINES + 16, u64::MAX), CodeError::Malformed);
     assert_eq!(broken(LINES + 16, MOST_LINE_BYTES), CodeError::Unreadable);
-    // Of another type than the other string, and with a zero, which no name has.
+    // One with a different type from the other string, and one with a zero, which no name contains.
     assert_eq!(broken(NAME + 8, 0x1234), CodeError::Malformed);
     assert_eq!(broken(NAME + 48, 0x61), CodeError::Malformed);
     let (mut memory, _) = code();
@@ -141,7 +142,7 @@ fn what_is_no_code_object_is_refused() {
 #[test]
 fn long_names_are_cut() {
     let (mut memory, _) = code();
-    // Behind everything else.
+    // After everything else.
     let name = BASE + 0x2000;
     memory.0.resize(0x4000, b'x');
     memory.text(name, "x", 1, 48);
@@ -153,14 +154,14 @@ fn long_names_are_cut() {
     assert_eq!(code.name.chars().count(), MOST_CHARACTERS);
 }
 
-/// A copy of a part of memory.
+/// Returns a copy of a part of memory.
 fn copy<const BYTES: usize>(memory: &Bytes, address: u64, bytes: usize) -> PythonCopy<BYTES> {
     let mut copy = PythonCopy { address, asked: bytes as u32, status: 0, bytes: [0; BYTES] };
     assert!(memory.read(address, &mut copy.bytes[..bytes]));
     copy
 }
 
-/// What the kernel side would copy: this many bytes of the name and of the line table.
+/// Returns what the kernel side would copy, with this many bytes of the name and of the line table.
 fn copied(memory: &Bytes, check: u64, name: usize, lines: usize) -> PythonCodeRecord {
     PythonCodeRecord {
         mark: PythonCodeRecord::MARK,
@@ -189,7 +190,7 @@ fn a_copy_that_is_not_whole_says_so() {
     let read = |name, lines| Code::read(&copied(&memory, check, name, lines), &layout(), CODE, check);
     let cut = read(48 + 5, 34).expect("a part is there");
     assert_eq!((&*cut.name, &*cut.lines, cut.is_cut), ("Class", &[0x80 | 11 << 3, 0][..], true));
-    // Nothing but heads, or not even those.
+    // Only the heads, or even less.
     assert_eq!(read(48, 35), Err(CodeError::Unreadable));
     assert_eq!(read(60, 32), Err(CodeError::Unreadable));
     assert_eq!(read(0, 0), Err(CodeError::Unreadable));

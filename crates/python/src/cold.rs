@@ -1,17 +1,17 @@
-//! Parts of a function that the compiler has put elsewhere, because they rarely run. A stripped file does not name them;
-//! conditional jumps lead there, and nowhere else out of a function.
+//! Parts of a function that the compiler has moved elsewhere because they rarely run. A stripped file does not name
+//! them, but they are the only targets of conditional jumps out of a function.
 
 use std::ops::Range;
 
 use heapbpf_elf::{Elf, Image, read_range};
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
-/// Largest function that is looked through, bytes.
+/// Largest function that is disassembled, bytes.
 const MOST_CODE_BYTES: u64 = 1 << 20;
-/// Most functions in a table of them, bytes of the table.
+/// Largest function table that is read, bytes.
 const MOST_TABLE_BYTES: u64 = 16 << 20;
 
-/// Addresses of the other parts of the function at `hot`.
+/// Returns the addresses of the other parts of the function at `hot`.
 pub fn parts(image: &dyn Image, elf: &Elf, hot: &Range<u64>) -> Vec<Range<u64>> {
     let Some(offset) = elf.offset_of_address(hot.start) else { return Vec::new() };
     let Ok(code) = read_range(image, "a function", offset, hot.end - hot.start, MOST_CODE_BYTES) else {
@@ -34,11 +34,11 @@ pub fn parts(image: &dyn Image, elf: &Elf, hot: &Range<u64>) -> Vec<Range<u64>> 
     parts
 }
 
-/// The first address of each function, by the search table of the unwind information.
+/// Returns the start address of each function, from the search table of the unwind information.
 fn starts(image: &dyn Image, elf: &Elf) -> Vec<u64> {
     let Some(section) = elf.section(".eh_frame_hdr") else { return Vec::new() };
     let Ok(bytes) = section.read(image, MOST_TABLE_BYTES) else { return Vec::new() };
-    // Version 1, and the usual encodings: a count of 32 bits, and pairs of 32 bits relative to the section.
+    // Version 1 with the usual encodings: a 32-bit count, and pairs of 32-bit values relative to the section.
     if bytes.len() < 12 || bytes[..4] != [1, 0x1b, 0x03, 0x3b] {
         return Vec::new();
     }

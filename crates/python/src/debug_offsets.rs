@@ -1,4 +1,4 @@
-//! `_Py_DebugOffsets`: the table of offsets with which `_PyRuntime` begins since 3.13.
+//! `_Py_DebugOffsets`: the table of offsets at the start of `_PyRuntime`, since 3.13.
 
 use sampler_ebpf::abi::{PYTHON_FRAME_BYTES, PythonProcess};
 
@@ -6,14 +6,14 @@ use crate::layout::{Boundaries, CodeLayout, Layout, LineFormat};
 use crate::unsupported::Unsupported;
 use crate::version::Version;
 
-/// Bytes of the table that are read.
+/// Number of bytes of the table that are read.
 pub const BYTES: usize = 656;
 
 const COOKIE: &[u8; 8] = b"xdebugpy";
-/// Largest offset that is believed. An interpreter's state has a few hundred KiB.
+/// Largest offset that is accepted. An interpreter's state has a few hundred KiB.
 const LARGEST: u64 = 4 << 20;
 
-/// The places of the values that matter, as words of the table. They follow the declaration of each version.
+/// Indices of the needed values, in words of the table. They follow the declaration in each version.
 struct Places {
     threads_head: usize,
     lock: usize,
@@ -24,7 +24,7 @@ struct Places {
     code: usize,
     bytes: usize,
     text: usize,
-    /// Owners from this number on are the interpreter's loop.
+    /// From this number on, the owner of a frame is the interpreter's loop.
     owner: u8,
     code_tags: u64,
 }
@@ -57,13 +57,13 @@ const FOURTEEN: Places = Places {
     code_tags: 3,
 };
 
-/// Whether a runtime describes itself, and the version that it states.
+/// Returns the version that a runtime states, if it describes itself.
 #[must_use]
 pub fn version(table: &[u8]) -> Option<Version> {
     (table.get(..8)? == COOKIE).then(|| word(table, 1).map(Version::of_hex)).flatten()
 }
 
-/// The layout that the table describes.
+/// Returns the layout that the table describes.
 ///
 /// # Errors
 /// [`Unsupported`]
@@ -86,13 +86,13 @@ fn word(table: &[u8], at: usize) -> Option<u64> {
 
 fn read(table: &[u8], places: &Places) -> Option<Layout> {
     let at = |place: usize| word(table, place).filter(|offset| *offset < LARGEST).map(|offset| offset as u32);
-    // The order of members within each part is the same in both versions.
+    // The order of fields within each part is the same in both versions.
     let [thread, frame, code] = [places.thread, places.frame, places.code];
     let [previous, executable, instruction, owner] = [at(frame + 1)?, at(frame + 2)?, at(frame + 3)?, at(frame + 5)?];
     let frame_bytes = [previous + 8, executable + 8, instruction + 8, owner + 1].into_iter().max()?;
     let [file, name, qualified, lines] = [at(code + 1)?, at(code + 2)?, at(code + 3)?, at(code + 4)?];
     let instructions = at(code + 9)?;
-    // What is read in one piece must lie as expected.
+    // Fields that are read together must lie as expected.
     let is_usual = [name, qualified, lines] == [file + 8, file + 16, file + 24] && instructions >= 16;
     let strings_are_usual = [at(places.bytes + 1)?, at(places.bytes + 2)?] == [16, 32]
         && [at(places.text + 1)?, at(places.text + 2)?, at(places.text + 3)?] == [32, 16, 40];
@@ -142,7 +142,7 @@ fn read(table: &[u8], places: &Places) -> Option<Layout> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A table with the values that 3.14.0 has on x86-64, as published.
+    /// A table with the published values of 3.14.0 on x86-64.
     pub(crate) fn fourteen() -> Vec<u8> {
         let mut words = [0u64; BYTES / 8];
         words[0] = u64::from_le_bytes(*COOKIE);
@@ -205,7 +205,7 @@ pub(crate) mod tests {
         assert_eq!(layout(b"xdebugpy"), Err(Unsupported::Malformed));
         assert_eq!(layout(&with(1, 0x030f_00f0)), Err(Unsupported::Version(Version::three(15))));
         assert_eq!(layout(&with(2, 1)), Err(Unsupported::FreeThreaded(Version::three(14))));
-        // Offsets that the programs could not use, or that contradict each other.
+        // Offsets that the BPF programs could not use, or that contradict each other.
         for (place, value) in [(5, u64::MAX), (36, 200), (43, 160), (48, 8), (78, 40), (19, 1)] {
             assert_eq!(layout(&with(place, value)), Err(Unsupported::Malformed), "{place}");
         }

@@ -1,4 +1,4 @@
-//! Frames as the kernel side reported them, divided among the invocations of the interpreter's loop that ran them.
+//! Frames from the kernel side, divided by the invocation of the interpreter's loop that ran them.
 
 use sampler_ebpf::abi::PythonFrame;
 
@@ -9,16 +9,16 @@ use crate::layout::{Boundaries, Layout, OWNED_BY_GENERATOR};
 pub struct Frame {
     /// Address of its code object.
     pub code: u64,
-    /// The check of that object.
+    /// Checksum of that object.
     pub check: u64,
-    /// Offset of its current instruction in bytes; `None` before the first one.
+    /// Byte offset of its current instruction; `None` before the first one.
     pub instruction: Option<u32>,
     /// Whether it belongs to a generator or coroutine.
     pub is_generator: bool,
 }
 
 impl Frame {
-    /// Whether Python's own tools show it: a frame that is still being made is none of theirs.
+    /// Whether Python's own tools show it. They do not show a frame that is still being created.
     #[must_use]
     pub fn is_shown(&self, layout: &Layout, first_traceable: u32) -> bool {
         layout.code.first_traceable.is_none()
@@ -27,11 +27,11 @@ impl Frame {
     }
 }
 
-/// The frames that one invocation of the interpreter's loop runs, innermost first.
+/// The frames that one invocation of the interpreter's loop ran, innermost first.
 pub type Invocation = Vec<Frame>;
 
-/// Divides the frames of a thread, innermost first, among invocations. `is_whole`: there are no more frames. If there
-/// are, the last invocation may lack some, and is left out.
+/// Divides a thread's frames (innermost first) among invocations. `is_whole`: whether these are all frames. If not, the
+/// last invocation may be incomplete, and is left out.
 #[must_use]
 pub fn invocations(layout: &Layout, frames: &[PythonFrame], is_whole: bool) -> Vec<Invocation> {
     let mut done = Vec::new();
@@ -61,7 +61,7 @@ pub fn invocations(layout: &Layout, frames: &[PythonFrame], is_whole: bool) -> V
 
 fn frame(layout: &Layout, raw: &PythonFrame) -> Frame {
     let instruction = match layout.code.instructions {
-        // An index of -1 comes before the first instruction.
+        // An index of -1 means before the first instruction.
         None => (raw.instruction.cast_signed() >= 0).then(|| raw.instruction.saturating_mul(layout.code.unit)),
         Some(first) => raw.instruction.checked_sub(first),
     };
@@ -94,7 +94,7 @@ mod tests {
         // 3.11 marks the frames that C code called.
         let marked = [raw(1, 0), raw(2, 0x100), raw(3, 0x100), raw(4, 0x102)];
         assert_eq!(codes(11, &marked, true), [vec![1, 2], vec![3], vec![4]]);
-        // 3.12 has a frame of the loop's own after them.
+        // 3.12 has a frame of the loop itself after them.
         let between = [raw(1, 0), raw(2, 1), raw(9, 3), raw(3, 0), raw(9, 3)];
         assert_eq!(codes(12, &between, true), [vec![1, 2], vec![3]]);
     }

@@ -27,7 +27,7 @@ fn inputs_of_the_fuzz_target_are_checked() {
     }
     let table = [vec![14], debug_offsets::tests::fourteen()].concat();
     damage::replay("python", "offsets-3.14", &table, shared::check);
-    // Frames of two invocations, which are lines of any format, too.
+    // Frames of two invocations, which also serve as lines of any format.
     let frame = |code: u64, flags: u32| {
         [
             code.to_le_bytes(),

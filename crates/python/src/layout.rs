@@ -1,5 +1,5 @@
-//! Where each version of CPython keeps thread states, frames and code objects: by tables for versions that do not say, by
-//! the interpreter's own table from 3.13 on.
+//! Where each version of CPython stores thread states, frames and code objects: from our own tables for older versions,
+//! and from the interpreter's table for 3.13 and later.
 
 use sampler_ebpf::abi::{PYTHON_HEAD_BYTES, PYTHON_IDENTITY_BYTES, PythonProcess};
 
@@ -7,7 +7,7 @@ use crate::version::Version;
 
 const ABSENT: u32 = PythonProcess::ABSENT;
 
-/// How a code object tells lines.
+/// How a code object encodes lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineFormat {
     /// Up to 3.9: `co_lnotab`.
@@ -18,59 +18,60 @@ pub enum LineFormat {
     Locations,
 }
 
-/// Code objects and what they refer to. Offsets and sizes in bytes.
+/// The layout of code objects and the objects that they refer to: offsets and sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeLayout {
-    /// `co_filename`.
+    /// Offset of `co_filename`.
     pub file: u32,
-    /// `co_qualname`, or else `co_name`.
+    /// Offset of `co_qualname`, or of `co_name` in older versions.
     pub name: u32,
-    /// `co_linetable`, or else `co_lnotab`.
+    /// Offset of `co_linetable`, or of `co_lnotab` in older versions.
     pub lines: u32,
-    /// How it is to be read.
+    /// Format of that table.
     pub format: LineFormat,
-    /// Bytes of an index of instructions.
+    /// Number of bytes that an instruction index counts.
     pub unit: u32,
-    /// The first instruction, if instructions are in the code object.
+    /// Offset of the first instruction, if the code object contains the instructions.
     pub instructions: Option<u32>,
-    /// `_co_firsttraceable`: index of the instruction from which on a frame counts.
+    /// Offset of `_co_firsttraceable`: the index of the first instruction at which a frame counts.
     pub first_traceable: Option<u32>,
-    /// Size of the head of a string of ASCII characters.
+    /// Size of the head of an ASCII string.
     pub ascii_head: u32,
-    /// Size of the head of another string.
+    /// Size of the head of any other string.
     pub compact_head: u32,
 }
 
-/// Who owns a frame.
+/// How to tell which invocation of the interpreter's loop runs a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Boundaries {
-    /// Each frame has an invocation of the interpreter's loop of its own.
+    /// Each frame has its own invocation.
     EachFrame,
-    /// A frame that C code called is marked.
+    /// Frames that C code called are marked.
     Marked,
-    /// A frame of the loop itself lies between those of different invocations; owners from this number on are the loop.
+    /// A frame of the loop itself lies between the frames of different invocations. From this number on, the owner of a
+    /// frame is the loop.
     Owner(u8),
 }
 
 /// The layout of one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// What the programs in the kernel need to walk frames; [`Layout::of_process`] adds the rest.
+    /// What the BPF programs need to walk frames; [`Layout::of_process`] adds the rest.
     pub process: PythonProcess,
-    /// What the daemon needs.
+    /// What the daemon needs to read code objects.
     pub code: CodeLayout,
     /// How frames are divided among invocations of the interpreter's loop.
     pub boundaries: Boundaries,
 }
 
-/// Most bytes of a code object that are read.
+/// Maximum number of bytes of a code object that are read.
 const MOST_HEAD_BYTES: usize = 512;
 
-/// The owner of a frame that belongs to a generator or coroutine.
+/// The owner of frames that belong to a generator or coroutine.
 pub const OWNED_BY_GENERATOR: u8 = 1;
 
 impl Layout {
-    /// The layout of a version that does not describe itself.
+    /// Returns the layout of a version that does not describe itself.
     #[must_use]
     pub fn of_version(version: Version) -> Option<Self> {
         match (version.major, version.minor) {
@@ -86,7 +87,7 @@ impl Layout {
         }
     }
 
-    /// Bytes of a code object that tell all about it: its head, up to the instructions.
+    /// Size of the part of a code object that has all needed fields, bytes: its head, up to the instructions.
     #[must_use]
     pub fn head_bytes(&self) -> usize {
         let first_traceable = self.code.first_traceable.map_or(0, |place| place as usize + 4);
@@ -96,10 +97,10 @@ impl Layout {
         pointers.into_iter().chain([first_traceable, line, identity]).max().unwrap_or(0).min(MOST_HEAD_BYTES)
     }
 
-    /// What the programs in the kernel need to know of a process whose runtime is at this address.
+    /// Returns what the BPF programs need to know about a process whose runtime is at this address.
     #[must_use]
     pub fn of_process(&self, runtime: u64) -> PythonProcess {
-        // What does not fit is read by the daemon alone.
+        // If the head does not fit into a copy, only the daemon reads it.
         let code_bytes = Some(self.head_bytes()).filter(|bytes| *bytes < PYTHON_HEAD_BYTES).unwrap_or(0);
         PythonProcess {
             runtime,
@@ -112,7 +113,7 @@ impl Layout {
     }
 }
 
-/// 3.8 to 3.10. `running`: `_PyRuntime.gilstate.tstate_current`; `last`: `f_lasti`.
+/// The layout of 3.8 to 3.10. `running`: offset of `_PyRuntime.gilstate.tstate_current`; `last`: offset of `f_lasti`.
 fn frame_objects(running: u32, last: u32) -> Layout {
     Layout {
         process: PythonProcess {

@@ -1,8 +1,8 @@
-//! CPython's frames as data: where each version of the interpreter keeps them ([`layout`]), which version a file has
-//! ([`runtime`]), and what a code object says ([`code`], [`lines`]).
+//! Reads CPython's frames: where each version of the interpreter stores them ([`layout`]), which version a file
+//! contains ([`runtime`]), and what a code object says ([`code`], [`lines`]).
 //!
-//! Everything is read from files and from the memory of processes that may be hostile: reads are bounded, and what they
-//! find is checked.
+//! Everything is read from files and process memory that may be hostile: reads are bounded, and the results are
+//! checked.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ mod symbols;
 mod unsupported;
 pub mod version;
 
-// What is shared with fuzz targets names the crate.
+// Code shared with fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_python;
 

@@ -1,8 +1,8 @@
-//! The line of an instruction, by the tables of code objects in the formats of each version.
+//! Finds the line of an instruction in a code object's line table, in the format of each version.
 
 use crate::layout::LineFormat;
 
-/// The line of the instruction at this offset in bytes; `None` if it has none. `first`: the code object's first line.
+/// Returns the line of the instruction at a byte offset; `None` if it has none. `first`: the code object's first line.
 #[must_use]
 pub fn line(format: LineFormat, table: &[u8], first: u32, offset: u32) -> Option<u32> {
     let first = i64::from(first);
@@ -14,7 +14,7 @@ pub fn line(format: LineFormat, table: &[u8], first: u32, offset: u32) -> Option
     line.and_then(|line| u32::try_from(line).ok()).filter(|line| *line > 0)
 }
 
-/// Pairs of an increment of the offset and a signed one of the line.
+/// Pairs of an offset increment and a signed line increment.
 fn by_increments(table: &[u8], first: i64, offset: u32) -> i64 {
     let (mut line, mut at) = (first, 0u64);
     for pair in table.chunks_exact(2) {
@@ -27,7 +27,7 @@ fn by_increments(table: &[u8], first: i64, offset: u32) -> i64 {
     line
 }
 
-/// Pairs of the length of a range and an increment of the line, which -128 says not to exist.
+/// Pairs of a range length and a line increment; an increment of -128 means that the range has no line.
 fn by_ranges(table: &[u8], first: i64, offset: u32) -> Option<i64> {
     let (mut line, mut end) = (first, 0u64);
     for pair in table.chunks_exact(2) {
@@ -43,7 +43,7 @@ fn by_ranges(table: &[u8], first: i64, offset: u32) -> Option<i64> {
     None
 }
 
-/// Entries of a length in code units and a line, in one of several forms.
+/// Entries with a length in code units and a line, in one of several forms.
 fn by_locations(table: &[u8], first: i64, offset: u32) -> Option<i64> {
     let mut bytes = table.iter().copied();
     let (mut line, mut end) = (first, 0u64);
@@ -75,7 +75,7 @@ fn by_locations(table: &[u8], first: i64, offset: u32) -> Option<i64> {
     None
 }
 
-/// A number in pieces of six bits, lowest first.
+/// Reads a number in groups of six bits, lowest first.
 fn number(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
     let mut value = 0;
     for shift in (0..36).step_by(6) {
@@ -88,7 +88,7 @@ fn number(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
     None
 }
 
-/// A number with its sign in the lowest bit.
+/// Reads a number whose sign is in the lowest bit.
 fn signed(bytes: &mut impl Iterator<Item = u8>) -> Option<i64> {
     let value = number(bytes)?;
     let magnitude = (value >> 1).cast_signed();

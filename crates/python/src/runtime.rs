@@ -1,4 +1,4 @@
-//! The interpreter in a file: which version it is, and where its parts are.
+//! The interpreter in a file: its version, and the locations of its parts.
 
 use std::ops::Range;
 
@@ -19,23 +19,23 @@ const LOOP: &[u8] = b"_PyEval_EvalFrameDefault";
 pub struct Runtime {
     /// Its version.
     pub version: Version,
-    /// Where it keeps what.
+    /// The layout of this version.
     pub layout: Layout,
     /// Virtual address of `_PyRuntime` in the file.
     pub address: u64,
-    /// Its loop, as ranges of file offsets.
+    /// The code of its loop, as ranges of file offsets.
     pub loops: Vec<Range<u64>>,
-    /// The loaded parts of the file.
+    /// The loaded segments of the file.
     pub segments: Vec<Segment>,
-    /// Whether the file is the interpreter's alone: `python3.11`, `libpython3.11.so.1.0`.
+    /// Whether the file contains only the interpreter: `python3.11`, `libpython3.11.so.1.0`.
     pub is_alone: bool,
 }
 
 impl Runtime {
-    /// The interpreter in a file; `None` if there is none. `path`: where the file was found.
+    /// Finds the interpreter in a file; `None` if there is none. `path`: the path of the file.
     ///
     /// # Errors
-    /// There is one, but its frames cannot be read.
+    /// [`Unsupported`] if there is one, but its frames cannot be read.
     pub fn find(image: &dyn Image, path: &str) -> Result<Option<Self>, Unsupported> {
         let pieces = Pieces::of(image);
         let Ok(file) = ElfFile::parse(&pieces) else { return Ok(None) };
@@ -75,10 +75,10 @@ impl Runtime {
         Ok(Some(Self { version, layout, address: runtime.address, loops, segments, is_alone }))
     }
 
-    /// Address of `_PyRuntime` in a process that has `file_offset` of the file mapped at `start`.
+    /// Returns the address of `_PyRuntime` in a process that has `file_offset` of the file mapped at `start`.
     #[must_use]
     pub fn address_in(&self, start: u64, file_offset: u64) -> Option<u64> {
-        // A mapping begins at a page, and may begin before its segment.
+        // A mapping begins at a page boundary, and may begin before its segment.
         let holds = |segment: &&Segment| {
             let first = segment.offset & !0xfff;
             (first..segment.offset.saturating_add(segment.file_bytes)).contains(&file_offset)
@@ -95,8 +95,8 @@ impl Runtime {
     }
 }
 
-/// The version and its layout. Since 3.13, the runtime begins with a table of its offsets; since 3.11, a number states the
-/// version; before, the names of the file do.
+/// Returns the version and its layout. Since 3.13, the runtime begins with a table of its offsets. In 3.11 and 3.12, a
+/// constant states the version. Before, only the file's names do.
 fn version_of(
     image: &dyn Image,
     elf: &Elf,
@@ -116,7 +116,7 @@ fn version_of(
     let stated = stated.and_then(|symbol| read(symbol.address, 8)?.try_into().ok()).map(u64::from_le_bytes);
     let named = || names.iter().find_map(|name| Version::of_file_name(name));
     let version = stated.map(Version::of_hex).or_else(named).ok_or(Unsupported::NoVersion)?;
-    // Versions since 3.11 state their number, so a name alone is not believed for them.
+    // Versions since 3.11 state their number, so a name alone is not accepted for them.
     let is_believed = stated.is_some() || version < Version::three(11);
     let layout = Layout::of_version(version).filter(|_| is_believed).ok_or(Unsupported::Version(version))?;
     Ok((version, layout))
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(Runtime::find(&vec![0u8; 100], "python3.11"), Ok(None));
     }
 
-    /// The interpreters of this machine, if it has any.
+    /// The interpreter of this machine, if one is installed.
     #[test]
     fn an_installed_interpreter_is_found_with_its_loop() {
         let Ok(path) = std::fs::canonicalize("/usr/bin/python3") else { return };

@@ -7,7 +7,7 @@ use object::pod::slice_from_all_bytes;
 use object::read::ReadRef;
 
 const LE: LittleEndian = LittleEndian;
-/// Longest name that is compared.
+/// Maximum length of a name that is compared.
 const LONGEST: usize = 64;
 
 /// A symbol that is defined in the file.

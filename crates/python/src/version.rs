@@ -5,26 +5,26 @@ use std::fmt;
 /// A version of CPython.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// 3.
+    /// The first number, 3.
     pub major: u8,
-    /// 12 of 3.12.1.
+    /// The second number: 12 for 3.12.1.
     pub minor: u8,
 }
 
 impl Version {
-    /// A version 3.
+    /// Version 3.`minor`.
     #[must_use]
     pub const fn three(minor: u8) -> Self {
         Self { major: 3, minor }
     }
 
-    /// Of `PY_VERSION_HEX`.
+    /// Converts a `PY_VERSION_HEX`.
     #[must_use]
     pub const fn of_hex(hex: u64) -> Self {
         Self { major: (hex >> 24) as u8, minor: (hex >> 16) as u8 }
     }
 
-    /// Of the name of a program or library: `libpython3.9.so.1.0`, `python3.9`.
+    /// Parses the version in the name of a program or library: `libpython3.9.so.1.0`, `python3.9`.
     #[must_use]
     pub fn of_file_name(name: &str) -> Option<Self> {
         let rest = &name[name.find("python3.")? + "python3.".len()..];

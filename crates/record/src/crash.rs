@@ -1,6 +1,6 @@
-//! What an error inside heapbpf leaves: a line on standard error, with nothing of a target or of a token in it.
+//! Reports of errors inside heapbpf: a line on standard error that contains no data of a target and no token.
 //!
-//! Probes need no care here: the guardian takes them out when this process has ended, however it ends.
+//! Probes need no care here: the guardian removes them when this process has ended, however it ends.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::ffi::{c_int, c_void};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use heapbpf_profile::escape::escaped;
 
-/// Signals that mean an error of the program that gets them.
+/// Signals that indicate an error in the program that gets them.
 const SIGNALS: [(c_int, &str); 5] = [
     (libc::SIGSEGV, "SIGSEGV"),
     (libc::SIGBUS, "SIGBUS"),
@@ -19,15 +19,17 @@ const SIGNALS: [(c_int, &str); 5] = [
     (libc::SIGABRT, "SIGABRT"),
 ];
 
-/// Most panics that are reported. Those of readers of foreign files are caught, and every such file may cause one.
+/// Maximum number of panics that are reported. Panics of readers of foreign files are caught, and every such file may
+/// cause one.
 const MOST_REPORTS: u32 = 3;
-/// Most characters of a panic's message.
+/// Maximum length of a panic's message, characters.
 const MOST_TEXT: usize = 200;
 
 /// Reports panics and fatal signals of this process from now on.
 pub fn report_crashes() {
     std::panic::set_hook(Box::new(report));
-    // At a limit of file sizes the write fails, and says why. A command that we run has the signal as usual: no handler outlives an exec.
+    // At a file size limit, a write then fails and says why. A command that we run gets the signal as usual: no handler
+    // outlives an exec.
     for (signal, handler) in SIGNALS
         .map(|(signal, _)| (signal, on_signal as Handler))
         .into_iter()
@@ -36,14 +38,14 @@ pub fn report_crashes() {
         // SAFETY: all zeros are a valid `sigaction` without flags and with an empty mask.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handler as usize;
-        // A stack that has overflowed cannot be used; threads of Rust have another one for signals.
+        // A stack that has overflowed cannot be used; Rust threads have another one for signals.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: the handler has the type that SA_SIGINFO asks for, and makes only calls that a handler may make.
         unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
     }
 }
 
-/// What SA_SIGINFO asks for.
+/// The type of handler that SA_SIGINFO requires.
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 extern "C" fn on_nothing(_: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {}
@@ -58,7 +60,7 @@ fn report(panic: &PanicHookInfo<'_>) {
     let place = panic.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
     let mut err = std::io::stderr().lock();
     let version = env!("CARGO_PKG_VERSION");
-    // Standard error may be gone; there is nobody else to tell.
+    // Standard error may be gone; then there is no other place to report to.
     let _ =
         writeln!(err, "heapbpf: an error inside heapbpf {version}, please report it: {} ({place})", without_data(text));
     let backtrace = Backtrace::capture();
@@ -67,7 +69,7 @@ fn report(panic: &PanicHookInfo<'_>) {
     }
 }
 
-/// The first line of a panic's message, without what stands in quotes: that may be data.
+/// The first line of a panic's message, without anything in quotes, which may be data.
 #[must_use]
 pub fn without_data(message: &str) -> String {
     let line = message.lines().next().unwrap_or_default();
@@ -87,7 +89,7 @@ pub fn without_data(message: &str) -> String {
     escaped(&kept).into_owned()
 }
 
-/// Reports a fatal signal, then lets it have its usual effect. Makes only calls that a handler may make.
+/// Reports a fatal signal, then lets it have its usual effect. Makes only calls that a signal handler may make.
 extern "C" fn on_signal(signal: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
     let name = SIGNALS.iter().find(|(number, _)| *number == signal).map_or("a signal", |(_, name)| name);
     let version = concat!("heapbpf: an error inside heapbpf ", env!("CARGO_PKG_VERSION"), ", please report it: ");
@@ -95,7 +97,8 @@ extern "C" fn on_signal(signal: c_int, _: *mut libc::siginfo_t, _: *mut c_void) 
         // SAFETY: the bytes are constants of this program.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
-    // SAFETY: both may be called by a handler. The signal is blocked until the handler returns; then it ends the process.
+    // SAFETY: both may be called by a handler. The signal is blocked until the handler returns; then it ends the
+    // process.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);

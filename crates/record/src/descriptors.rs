@@ -4,7 +4,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use tokio::io::unix::AsyncFd;
 
-/// Registers a copy of a descriptor with the reactor. The copy is closed with the result; the descriptor itself is not.
+/// Registers a copy of a descriptor with the reactor. Dropping the result closes the copy, but not the descriptor
+/// itself.
 ///
 /// # Errors
 /// No descriptor is available, or this one cannot be waited for.

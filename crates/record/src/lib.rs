@@ -1,13 +1,13 @@
 //! A recording, from its plan to its output files.
 //!
-//! Its modules: `plan` holds the options, decided and checked, `ring_sizes` how large the rings are. `attaching` puts probes in place. `intake` reads
-//! records. `budget` keeps the overhead of probes within the budget. `profiles` makes profiles of the samples.
-//! `outputs` writes them. `session` is the loop that drives all of them. Of these modules, each depends only on those
-//! before it. For all of these, [`cost`] measures what a probe costs, [`output`] writes files, [`stats`] is what `--stats` shows,
-//! [`sampling`] has the parameters of the BPF side, and [`remarks`], [`progress_line`], [`terminal`] and [`crash`] are how the
-//! command tells its user something.
+//! Its modules: `plan` holds the options, decided and checked; `ring_sizes` says how large the rings are. `attaching`
+//! attaches probes. `intake` reads records. `budget` keeps the overhead of probes within the budget. `profiles` makes
+//! profiles of the samples. `outputs` writes them. `session` is the loop that drives all of them. Of these modules,
+//! each depends only on those before it. All of them may use the rest: [`cost`] measures what a probe costs, [`output`]
+//! writes files, [`stats`] is what `--stats` shows, [`sampling`] has the parameters of the BPF side, and the command
+//! reports to its user through [`remarks`], [`progress_line`], [`terminal`] and [`crash`].
 
-// They panic if nobody reads what they print.
+// These macros panic if the reader of the output is gone.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 mod attaching;

@@ -1,5 +1,5 @@
-//! Profile output: paths are checked early; files are written under a temporary name and renamed when complete; devices,
-//! FIFOs and sockets are written to directly.
+//! Profile output. Paths are checked early. Files are written under a temporary name and renamed when complete;
+//! devices, FIFOs and sockets are written to directly.
 
 mod place;
 #[cfg(test)]
@@ -24,18 +24,18 @@ pub use self::place::{Place, same_file};
 /// Why an output cannot be written.
 #[derive(Debug, Error)]
 pub enum OutputError {
-    /// The folder does not exist.
+    /// The directory does not exist.
     #[error("cannot write {path}: the folder {folder} does not exist; create it, or choose another")]
     NoFolder {
         /// File to be written.
         path: PathBuf,
-        /// Its folder.
+        /// Its directory.
         folder: PathBuf,
     },
-    /// No file can be created in the folder.
+    /// No file can be created in the directory.
     #[error("cannot write into {folder}: {source}; choose another folder")]
     FolderNotWritable {
-        /// The folder.
+        /// The directory.
         folder: PathBuf,
         /// The operating system's reason.
         source: io::Error,
@@ -43,7 +43,7 @@ pub enum OutputError {
     /// The file exists already.
     #[error("{0} exists; use --force to replace it, or choose another name")]
     Exists(PathBuf),
-    /// The path is a folder.
+    /// The path is a directory.
     #[error("{0} is a folder; name a file in it")]
     IsFolder(PathBuf),
     /// A symbolic link of the user's own, which is followed only on request.
@@ -136,13 +136,13 @@ pub struct Output {
 pub const STANDARD_OUTPUT: &str = "-";
 
 impl Output {
-    /// An output in `format` to a `path` given by the user (`-`: standard output). `force` replaces an existing file, and
-    /// follows a symbolic link of the user's own.
+    /// An output in `format` to a `path` given by the user (`-`: standard output). `force` replaces an existing file,
+    /// and follows a symbolic link of the user's own.
     pub fn new(path: impl Into<PathBuf>, format: &'static dyn Format, force: bool) -> Self {
         Self { path: path.into(), format, force, naming: Naming::ByUser }
     }
 
-    /// The numbered snapshot of this output. It is always a regular file, and replaces nothing but a regular file.
+    /// The numbered snapshot of this output. It is always a regular file, and replaces only regular files.
     pub fn numbered(&self, number: u32) -> Self {
         let path = with_suffix(&self.path, self.format, &format!("{number:04}"));
         Self { path, format: self.format, force: true, naming: Naming::Derived }
@@ -175,7 +175,7 @@ impl Output {
         !self.is_standard_output() && self.special().is_none()
     }
 
-    /// Checks whether the output can be written, without leaving a trace. To be called before anything is attached.
+    /// Checks whether the output can be written, without leaving a trace. Must be called before anything is attached.
     pub fn check(&self) -> Result<(), OutputError> {
         if self.is_standard_output() {
             return Ok(());
@@ -183,10 +183,11 @@ impl Output {
         check_new_file(&self.path, self.force)
     }
 
-    /// Writes the profile. Returns the paths of the written files, none for standard output, devices, FIFOs and sockets.
+    /// Writes the profile. Returns the paths of the written files, none for standard output, devices, FIFOs and
+    /// sockets.
     ///
-    /// If the format holds one process per file and there are several processes, each gets its own file, `name.PID.heap`;
-    /// to a device, FIFO or socket they are written one after the other.
+    /// If the format holds one process per file and there are several processes, each gets its own file,
+    /// `name.PID.heap`; to a device, FIFO or socket they are written one after the other.
     pub fn write(&self, profile: &Profile, options: &WriteOptions) -> Result<Vec<PathBuf>, OutputError> {
         if self.is_standard_output() {
             let mut out = BufWriter::new(io::stdout().lock());
@@ -236,7 +237,7 @@ fn failed(path: &Path, source: FormatError) -> OutputError {
     }
 }
 
-/// Permissions of files: a profile tells what programs do, and those of other users are profiled as well.
+/// Permissions of files: a profile shows what programs do, including those of other users.
 const PRIVATE_MODE: u32 = 0o600;
 
 /// Gives a file to the user who invoked sudo, who could not read it otherwise.
@@ -250,9 +251,9 @@ fn give(file: &File, path: &Path) {
 /// Size of the write buffer. Large writes halve the kernel's time for a file of hundreds of megabytes.
 const BUFFER_BYTES: usize = 4 << 20;
 
-/// Writes to a `path` given by the user. A file is written under a temporary name beside it and renamed when complete; a
-/// device, FIFO or socket is written to directly. `force` replaces an existing file, and follows a symbolic link of the
-/// user's own.
+/// Writes to a `path` given by the user. A file is written under a temporary name beside it and renamed when complete;
+/// a device, FIFO or socket is written to directly. `force` replaces an existing file, and follows a symbolic link of
+/// the user's own.
 ///
 /// # Errors
 /// The path may not or cannot be written, or `write` failed.
@@ -303,7 +304,7 @@ fn write_special<E: From<OutputError>>(
     written
 }
 
-/// The error without the name of the temporary file, which the user never asked for.
+/// Removes the name of the temporary file, which the user never asked for, from an error.
 fn without_temporary_name(error: io::Error) -> io::Error {
     if error.raw_os_error().is_some() { error } else { error.kind().into() }
 }
@@ -311,7 +312,7 @@ fn without_temporary_name(error: io::Error) -> io::Error {
 fn keep(temporary: NamedTempFile, destination: &Destination, force: bool) -> Result<File, OutputError> {
     let path = &*destination.path;
     let io_error = |source| OutputError::Io { path: path.into(), source };
-    // Something else may have been created meanwhile, and renaming would replace it.
+    // Something else may have been created in the meantime, and renaming would replace it.
     let (now, _) = place::look(path).map_err(io_error)?;
     if force && !matches!(now, Place::Free | Place::File) {
         return Err(OutputError::Changed { path: path.into(), was: destination.place, now });
@@ -344,7 +345,7 @@ pub fn check_new_file(path: &Path, force: bool) -> Result<(), OutputError> {
     Ok(())
 }
 
-/// The folder of a file.
+/// The directory of a file.
 pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -361,7 +362,7 @@ pub fn with_suffix(path: &Path, format: &dyn Format, suffix: &str) -> PathBuf {
 }
 
 /// The number of the snapshot of `path` that has this file name: 1 for `name.0001.pb.gz`. In formats with a file per
-/// process, only names with both number and process count: a single number could be a process id.
+/// process, the name must have both a number and a process id, as a single number could be a process id.
 pub fn snapshot_number(path: &Path, format: &dyn Format, file_name: &str) -> Option<u32> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let extension = formats::extension_of(format, &name).unwrap_or("");
@@ -371,8 +372,8 @@ pub fn snapshot_number(path: &Path, format: &dyn Format, file_name: &str) -> Opt
     (digits.len() >= 4 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
-/// An unused default path in `folder`: `heapbpf-<comm>-<pid>.pb.gz` for one process, `heapbpf-all.pb.gz` otherwise, with a
-/// number added if that exists. The process's name is made safe by [`safe_name`].
+/// An unused default path in `folder`: `heapbpf-<comm>-<pid>.pb.gz` for one process, `heapbpf-all.pb.gz` otherwise,
+/// with a number added if that exists. The process's name is made safe by [`safe_name`].
 pub fn default_path(folder: &Path, process: Option<(&str, u32)>, format: &dyn Format) -> PathBuf {
     let stem = match process {
         Some((comm, pid)) => format!("heapbpf-{}-{pid}", safe_name(comm)),

@@ -47,8 +47,8 @@ pub struct RecordPlan {
 }
 
 impl RecordPlan {
-    /// Whether files are written, maybe in folders of another user. A service that names none writes one if it is told to by
-    /// a signal; its folder is its own, unless somebody started it by sudo.
+    /// Whether files are written, maybe in directories of another user. A service that names no output files writes one
+    /// only if a signal tells it to. Its directory is its own, unless it was started by sudo.
     pub fn writes_files(&self) -> bool {
         let outputs = &self.outputs;
         !self.keeps_running || !outputs.files.is_empty() || outputs.stats.is_some() || invoking_user().is_some()
@@ -64,8 +64,9 @@ impl RecordPlan {
         }
     }
 
-    /// Whether announcements of samples are followed, besides allocators or in their place. An allocator's own mappings could not be
-    /// told from others, and intervals are of bytes.
+    /// Whether announcements of samples are followed, in addition to allocators or instead of them. By default they are
+    /// not followed with `--mmap`, as an announcing allocator's own mappings could not be told from others; nor under
+    /// criteria other than bytes, as announced intervals are in bytes.
     pub fn follows_announcements(&self) -> bool {
         let sampling = &self.sampling;
         match self.kernel.hook {
@@ -106,8 +107,8 @@ pub enum PythonObjects {
 }
 
 impl PythonObjects {
-    /// Whether they are probed. `hooks_inline`: processes are hooked inline where that is possible. Only there they are counted then:
-    /// a process that goes over must not be counted in both ways.
+    /// Whether they are probed. `hooks_inline`: processes are hooked inline where that is possible. Python objects are
+    /// then counted only there, because a process that switches to inline hooks must not be counted in both ways.
     #[must_use]
     pub fn are_probed(self, hooks_inline: bool) -> bool {
         self == Self::Always && !hooks_inline
@@ -211,7 +212,8 @@ pub struct TriggerOptions {
 /// How calls are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hook {
-    /// Inline where that is possible, else probes. A process without an allocator to hook may announce its samples itself.
+    /// Inline where that is possible, otherwise probes. A process without an allocator to hook may announce its samples
+    /// itself.
     #[default]
     Auto,
     /// Probes trap on every call.
@@ -229,7 +231,7 @@ pub struct KernelPlan {
     pub config: Config,
     /// Sizes of the BPF maps.
     pub sizes: MapSizes,
-    /// Between which sizes the rings are.
+    /// Limits of the ring sizes.
     pub rings: RingSizes,
     /// Kind of link to attach with, if the user forced one.
     pub link: Option<LinkKind>,
@@ -237,7 +239,7 @@ pub struct KernelPlan {
     pub hook: Hook,
     /// Why no process can be hooked inline, if that is so.
     pub no_inline: Option<&'static str>,
-    /// Whether processes that are hooked inline wait where samples come faster than they are taken in.
+    /// Whether processes that are hooked inline wait when samples arrive faster than they are taken in.
     pub lossless: bool,
 }
 
@@ -255,8 +257,8 @@ pub struct Display {
 }
 
 impl RecordPlan {
-    /// Whether memory held at exit by exited processes is reported separately from memory in use. With named targets,
-    /// it is what the user asked about, so it counts as in use. A service reports the present moment, so it is always
+    /// Whether memory held at exit by exited processes is reported separately from memory in use. With named targets it
+    /// counts as in use, because it is what the user asked about. A service reports the present moment, so it is always
     /// separate.
     pub fn ended_apart(&self) -> bool {
         self.keeps_running || !self.targets.are_named()
@@ -264,7 +266,7 @@ impl RecordPlan {
 }
 
 impl Targets {
-    /// The rules that perhaps no process matches; `None` if targets are named by process id, or are all processes.
+    /// The rules that may match no process; `None` if targets are named by process id, or are all processes.
     pub fn rules_to_match(&self) -> Option<String> {
         if !self.command.is_empty() {
             return None;

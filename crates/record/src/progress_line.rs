@@ -1,4 +1,5 @@
-//! One line on standard error while a user waits: shown on a terminal only, after a second, and removed when the work is done.
+//! One line on standard error while the user waits: shown only on a terminal, after a second, and removed when the work
+//! is done.
 
 use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -8,12 +9,12 @@ use heapbpf_profile::report::text::clip;
 
 use crate::terminal;
 
-/// Work that is done sooner has no line.
+/// Work that finishes sooner shows no line.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two updates.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Does some work; `line` says what is being done, and is asked again and again.
+/// Does some work. `line` says what is being done; it is called again and again.
 pub fn during<T>(line: impl Fn() -> String + Send, work: impl FnOnce() -> T) -> T {
     if !std::io::stderr().is_terminal() {
         return work();
@@ -37,7 +38,7 @@ pub fn during<T>(line: impl Fn() -> String + Send, work: impl FnOnce() -> T) -> 
     })
 }
 
-/// Shows a line in place of the last one. The caller has made sure that standard error is a terminal.
+/// Shows a line in place of the last one. The caller has checked that standard error is a terminal.
 pub fn write(line: &str) {
     let columns = terminal::width().unwrap_or(80).saturating_sub(1);
     let mut out = std::io::stderr().lock();

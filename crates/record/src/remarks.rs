@@ -1,15 +1,16 @@
-//! What is said to the user on standard error, a line at a time.
+//! Messages to the user on standard error, one line at a time.
 //!
-//! `eprintln!` panics if it cannot write: the reader of a pipe may be gone, or a disk full. That must cost nobody a profile.
+//! `eprintln!` panics if it cannot write: the reader of a pipe may be gone, or a disk full. That must not cost anyone a
+//! profile.
 
 use std::io::Write;
 
-/// Says a line, which begins with heapbpf's name. If nobody can hear it, nothing happens.
+/// Prints a line that starts with heapbpf's name. Does nothing if it cannot be written.
 pub fn say(line: impl AsRef<str>) {
     write_line(&mut std::io::stderr().lock(), line.as_ref());
 }
 
-/// Writes the line at once: what the command writes meanwhile is not in its middle.
+/// Writes the line in one call, so that output of the command does not end up in the middle of it.
 fn write_line(out: &mut impl Write, line: &str) {
     let _ = out.write_all(format!("heapbpf: {line}\n").as_bytes());
 }

@@ -1,29 +1,30 @@
 //! How large the rings are: at first by how much a recording samples, later by how full they get.
 //!
-//! All memory of a ring is taken at once, so a ring that is too large costs an agent more than everything else that it
-//! keeps.
+//! All memory of a ring is allocated at once, so a ring that is too large costs a service more than everything else
+//! that it keeps.
 
 use heapbpf_profile::model::Criterion;
 use sampler_ebpf::abi::{FIRST_STACK_BYTES, LARGEST_STACK_COPY, STACK_ROOM_SHARE};
 
-/// Sizes of the rings of a recording of every allocation, bytes. What is lost under the hardest loads decided all sizes
-/// (docs/overhead.md).
+/// Ring sizes of a recording of every allocation, bytes. They, like all sizes here, were chosen by what is lost under
+/// the hardest loads (docs/overhead.md).
 const MOST_EVENTS_BYTES: u64 = 16 << 20;
 const MOST_STACKS_BYTES: u64 = STACKS_PER_EVENTS * MOST_EVENTS_BYTES;
-/// Bytes of the stacks ring per byte of the events ring, where the user gives the size of the latter.
+/// Bytes of the stacks ring per byte of the events ring, if the user gives the size of the latter.
 const STACKS_PER_EVENTS: u64 = 4;
-/// Smallest stacks ring, bytes: while it is at most half full, the longest copy is whole.
+/// Smallest stacks ring, bytes: while it is at most half full, even the longest copy fits whole.
 const LEAST_STACKS_BYTES: u64 = 2 * STACK_ROOM_SHARE * LARGEST_STACK_COPY;
-/// A ring grows by this factor. If more than half was in use, by its square: more may come while it is replaced.
+/// A ring grows by this factor; if more than half was in use, by its square, because more may arrive while it is
+/// replaced.
 const FACTOR: u64 = 4;
-/// A ring grows when one in so many of its bytes is in use. The daemon is woken at the same fill level.
+/// A ring grows when one in this many of its bytes is in use. The daemon is woken at the same fill level.
 pub const WAKE_SHARE: u64 = 4;
-/// A ring shrinks so far that it would not have been in use more than this, one in so many of its bytes.
+/// A ring shrinks only so far that no more than one in this many of its bytes would have been in use.
 const QUIET_SHARE: u64 = 8;
-/// A stack copy that is long counts as if so many of them were in the ring.
+/// A long stack copy counts as if this many of them were in the ring.
 const COPIES_AT_ONCE: u64 = 16;
-/// Time that a ring is watched before it shrinks. It doubles each time that it grows again after it has shrunk, so that
-/// loads that come and go do not resize it for ever.
+/// Time that a ring is watched before it shrinks. The time doubles whenever the ring grows again after it has shrunk,
+/// so that loads that come and go do not resize it forever.
 const FIRST_QUIET_NS: u64 = 15_000_000_000;
 const LONGEST_QUIET_NS: u64 = 256 * FIRST_QUIET_NS;
 
@@ -33,9 +34,9 @@ const TYPICAL_BYTES: u64 = 64;
 /// Smallest and largest size of a ring, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLimits {
-    /// At first.
+    /// The size at first.
     pub first_bytes: u64,
-    /// At most.
+    /// The largest size.
     pub most_bytes: u64,
 }
 
@@ -49,7 +50,7 @@ pub struct RingSizes {
 }
 
 impl RingSizes {
-    /// Sizes that grow with need. `interval`: in trials; 0 for no samples. `copies`: whether stacks are copied.
+    /// Sizes that grow when needed. `interval`: in trials; 0 for no samples. `copies`: whether stacks are copied.
     pub fn of_interval(interval: u64, criterion: Criterion, copies: bool) -> Self {
         let (events_bytes, stacks_bytes) = first_bytes(interval, criterion);
         Self {
@@ -58,21 +59,21 @@ impl RingSizes {
         }
     }
 
-    /// Sizes that stay, for an events ring of this size. `largest_bytes`: that a ring can have.
+    /// Sizes that stay, for an events ring of this size. `largest_bytes`: the largest size that a ring can have.
     pub fn fixed(events_bytes: u64, largest_bytes: u64) -> Self {
         let fixed = |bytes| RingLimits { first_bytes: bytes, most_bytes: bytes };
-        // The ring must hold several stack copies. Long ones are made only while there is room.
+        // The ring must hold several stack copies. Long ones are made only while there is space.
         let stacks_bytes = (STACKS_PER_EVENTS * events_bytes).clamp(4 * FIRST_STACK_BYTES, largest_bytes);
         Self { events: fixed(events_bytes), stacks: fixed(stacks_bytes) }
     }
 
-    /// Whether the rings keep the size that they have at first.
+    /// Whether the rings keep their initial size.
     pub const fn are_fixed(&self) -> bool {
         self.events.first_bytes == self.events.most_bytes
     }
 }
 
-/// Sizes of the events ring and of the stacks ring at first, bytes.
+/// Initial sizes of the events ring and of the stacks ring, bytes.
 fn first_bytes(interval: u64, criterion: Criterion) -> (u64, u64) {
     let bytes = match criterion {
         Criterion::Bytes => interval,
@@ -86,15 +87,15 @@ fn first_bytes(interval: u64, criterion: Criterion) -> (u64, u64) {
     }
 }
 
-/// Decides when a ring gets another size.
+/// Decides when a ring is resized.
 #[derive(Clone, Debug)]
 pub struct RingGrowth {
     limits: RingLimits,
-    /// Most bytes in use since `since_ns`.
+    /// Most bytes in use at a time since `since_ns`.
     most_used_bytes: u64,
     since_ns: Option<u64>,
     quiet_ns: u64,
-    /// Whether it has become smaller since it last grew.
+    /// Whether it has shrunk since it last grew.
     has_shrunk: bool,
 }
 
@@ -104,8 +105,8 @@ impl RingGrowth {
         Self { limits, most_used_bytes: 0, since_ns: None, quiet_ns: FIRST_QUIET_NS, has_shrunk: false }
     }
 
-    /// A look at the ring at a moment (CLOCK_MONOTONIC). `fill_bytes`: what is in it. Returns the size that it should
-    /// have, if that is another one.
+    /// Checks the ring at a given moment (CLOCK_MONOTONIC). `fill_bytes`: its fill level. Returns the size that it
+    /// should have, if that is a different one.
     pub fn look(&mut self, size_bytes: u64, fill_bytes: u64, now_ns: u64) -> Option<u64> {
         self.note_used(fill_bytes);
         if size_bytes < self.limits.first_bytes {
@@ -130,16 +131,16 @@ impl RingGrowth {
         shrinks.then_some(needed)
     }
 
-    /// Notes a long stack copy. A copy may take only a share of the room that is left, so long ones need a ring that is
-    /// far larger than they are.
+    /// Notes a long stack copy. A copy may take only a share of the space that is left, so long copies need a ring that
+    /// is far larger than they are.
     pub fn note_copy(&mut self, copied_bytes: u64) {
         if copied_bytes > FIRST_STACK_BYTES {
-            // So that many may come one after another: a compiler's do.
+            // Leaves space for many in a row, as a compiler makes.
             self.note_used(COPIES_AT_ONCE * copied_bytes);
         }
     }
 
-    /// Other limits, for another interval.
+    /// Sets other limits, for another interval.
     pub const fn set_limits(&mut self, limits: RingLimits) {
         self.limits = limits;
     }
@@ -153,7 +154,7 @@ impl RingGrowth {
     }
 }
 
-/// What sizes the rings should have.
+/// Decides the sizes of both rings.
 pub struct Growth {
     /// Of the events ring.
     pub events: RingGrowth,
@@ -169,7 +170,7 @@ impl Growth {
         Self { events: RingGrowth::new(sizes.events), stacks: RingGrowth::new(sizes.stacks), replaced: false }
     }
 
-    /// Whether a ring was replaced since the last call. Then another descriptor tells of its records.
+    /// Whether a ring was replaced since the last call. If so, another descriptor signals its records.
     pub const fn take_replaced(&mut self) -> bool {
         std::mem::replace(&mut self.replaced, false)
     }
@@ -256,7 +257,7 @@ mod tests {
         assert_eq!(growth.look(32 * MIB, 8 * MIB, 1010 * SECOND), Some(64 * MIB));
         assert_eq!(growth.look(64 * MIB, 0, 1024 * SECOND), None);
         assert_eq!(growth.look(64 * MIB, MIB, 1025 * SECOND), Some(8 * MIB), "a quarter of a minute later");
-        // In this time it was in use.
+        // It was in use during this time.
         assert_eq!(growth.look(8 * MIB, MIB, 1030 * SECOND), None);
         assert_eq!(growth.look(8 * MIB, 0, 1040 * SECOND), None);
         assert_eq!(growth.look(8 * MIB, 0, 1055 * SECOND), Some(2 * MIB));

@@ -34,8 +34,8 @@ pub struct Stats {
     pub exact_alloc_objects: u64,
     /// Bytes requested, estimated from the samples.
     pub estimated_alloc_bytes: f64,
-    /// Time that probes took in the targets, seconds: calls × the cost of a call as measured on this machine. `None` if it
-    /// could not be measured.
+    /// Time that probes took in the targets, seconds: calls × the cost of a call as measured on this machine. `None` if
+    /// it could not be measured.
     pub probe_seconds: Option<f64>,
     /// The costs of probes as measured on this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,7 +44,7 @@ pub struct Stats {
     pub daemon_cpu_seconds: f64,
     /// Peak resident memory of the daemon, bytes.
     pub daemon_peak_rss_bytes: u64,
-    /// Probes that were placed.
+    /// Attached probes.
     pub attach: Vec<Attachment>,
     /// How the first processes are hooked.
     #[serde(default)]
@@ -63,16 +63,16 @@ pub struct HookedProcess {
     pub comm: String,
     /// How its calls are counted.
     pub hook: Hook,
-    /// Why it has probes although inline hooks were asked for.
+    /// Why it has probes although the user asked for inline hooks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_inline: Option<String>,
 }
 
 impl HookedProcess {
-    /// Most processes that are listed.
+    /// Maximum number of processes that are listed.
     const MOST: usize = 1000;
 
-    /// The first of the processes of a profile.
+    /// The first processes of a profile.
     pub fn list(processes: &[Process]) -> Vec<Self> {
         let one = |process: &Process| {
             let (hook, not_inline) = (process.hook?, process.not_inline.clone());
@@ -82,7 +82,7 @@ impl HookedProcess {
     }
 }
 
-/// A placed probe.
+/// An attached probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// Path of the file.
@@ -107,8 +107,8 @@ impl Stats {
         self.unsampled.saturating_add(self.submitted).saturating_add(self.failed).saturating_add(lost)
     }
 
-    /// Every counter by name: losses as `lost_…`, the two sides of the invariant as `hits` and `accounted`, and the time of the
-    /// probes as `probe_ns`, if it is known.
+    /// Every counter by name: losses as `lost_…`, the two sides of the invariant as `hits` and `accounted`, and the
+    /// time of the probes as `probe_ns`, if it is known.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let mut counters = self.other.clone();
         for (name, value) in [

@@ -1,13 +1,14 @@
-//! Has a process wait at its entry point that has just executed a program, while its dynamic loader is still at work. Nobody needs
-//! to trace it or to stop it, and it goes on by itself if the one who had it wait is killed.
+//! Makes a process that has just called exec wait at its entry point, while its dynamic loader is still at work.
+//! Nothing has to trace or stop it, and it goes on by itself if its holder is killed.
 //!
-//! The loader has read where the entry point is by now. So its first instruction becomes a short jump, to a long one in the padding
-//! behind the entry code, to the instructions that wait. These end with the first instruction, and go on behind it.
+//! The loader has read the entry point by now. So the first instruction there becomes a short jump. It leads to a long
+//! jump in the padding behind the entry code, which leads to the instructions that wait. These end by running the
+//! replaced first instruction, and continue behind it.
 //!
-//! The process runs meanwhile. What is changed of code that it may be about to execute is one instruction, by one write within a
-//! word of eight bytes, so that it executes the old one or the new one. (A long jump would take the place of two or three: a process
-//! between them would find itself in the middle of the jump.) The code that C libraries begin with has such an instruction and such
-//! padding; nothing else is touched.
+//! The process keeps running. Of the code that it may be about to execute, only one instruction changes, by one write
+//! within an 8-byte word, so it executes either the old instruction or the new one. (A long jump would replace two or
+//! three instructions: a process between them would find itself in the middle of the jump.) The startup code of C
+//! libraries has such an instruction and such padding; nothing else is touched.
 
 use std::fs::File;
 use std::io;
@@ -18,41 +19,42 @@ use crate::entry::{NotHeld, Pace, Vector, Waiting, write_code};
 use crate::maps::PAGE_BYTES;
 use crate::status::Status;
 
-/// Time between two looks of a process that waits.
+/// Time between two checks of a process that waits.
 const PAUSE_NS: u64 = 100_000;
-/// Bytes of an auxiliary vector that are read: it has some 20 pairs of words.
+/// Bytes of the auxiliary vector that are read: it has some 20 pairs of words.
 const VECTOR_BYTES: usize = 1024;
-/// Bytes from the entry point on that are read, and most that its code has.
+/// Bytes that are read from the entry point on, and the most that entry code has.
 const CODE_BYTES: usize = 120;
 const MOST_ENTRY_BYTES: usize = 64;
-/// What entry code begins with, each whole instructions: `xor ebp, ebp`, `xor rbp, rbp`, `endbr64`.
+/// Whole instructions that entry code may begin with: `xor ebp, ebp`, `xor rbp, rbp`, `endbr64`.
 const FIRST: [&[u8]; 3] = [&[0x31, 0xed], &[0x48, 0x31, 0xed], ENDBR];
 const ENDBR: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
-/// Bytes of a short jump, and of a long one.
+/// Bytes of a short jump and of a long one.
 const SHORT_BYTES: usize = 2;
 const LONG_BYTES: usize = 5;
-/// What C libraries' entry code ends with, because nothing returns there.
+/// C libraries' entry code ends with this, because nothing returns there.
 const HLT: u8 = 0xf4;
 const RET: u8 = 0xc3;
 /// Functions begin at multiples of this.
 const ALIGNMENT: u64 = 16;
 
 impl Waiting {
-    /// Has a process wait that has just executed a program, once it gets to its entry point, but not for much longer than `limit`. If it
-    /// has passed it already, nothing happens to it: it never [is there](Waiting::is_there).
+    /// Makes a process that has just called exec wait when it reaches its entry point, for not much longer than
+    /// `limit`. A process that has already passed its entry point is not affected:
+    /// it never [is there](Waiting::is_there).
     ///
     /// # Errors
-    /// It does not wait, and runs as ever.
+    /// The process does not wait, and runs as usual.
     pub fn at_entry_of(pid: u32, limit: Duration) -> Result<Self, NotHeld> {
-        // What is opened first belongs to the program that it runs now.
+        // Opened first, so that it belongs to the program that runs now.
         let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).map_err(gone)?;
         let mut bytes = [0; VECTOR_BYTES];
         let auxv = File::open(format!("/proc/{pid}/auxv")).map_err(gone)?;
         let length = auxv.read_at(&mut bytes, 0).map_err(gone)?;
         match word(&bytes[..length], 0) {
-            // It has no memory, or not its new one yet.
+            // It has no memory, or not its new memory yet.
             None | Some(0) => return Err(NotHeld::Gone),
-            // That of a 32-bit program has two numbers there.
+            // A 32-bit program has two numbers there.
             Some(name) if name >> 32 != 0 => return Err(NotHeld::Layout),
             Some(_) => {}
         }
@@ -84,14 +86,14 @@ impl Waiting {
             why => why,
         })?;
         let jumps = Jumps::new(vector.entry, &code, &found, range.start).ok_or(NotHeld::Entry)?;
-        // If only one of them can be written, nothing leads anywhere.
+        // If the second write fails, nothing leads to the long jump.
         memory.write_all_at(&jumps.long.now, jumps.long.at).map_err(gone)?;
         memory.write_all_at(&jumps.short.now, jumps.short.at).map_err(gone)?;
         Ok(Self { pid, memory, code: range, go, jumps: Some(jumps) })
     }
 }
 
-/// Why a process cannot be read or written.
+/// Converts an error of reading or writing a process.
 fn gone(error: io::Error) -> NotHeld {
     match (error.raw_os_error(), error.kind()) {
         (Some(libc::ENOENT | libc::ESRCH), _) | (_, io::ErrorKind::WriteZero) => NotHeld::Gone,
@@ -104,27 +106,27 @@ fn word(bytes: &[u8], at: u64) -> Option<u64> {
     bytes.first_chunk().map(|word| u64::from_ne_bytes(*word))
 }
 
-/// What of a program's entry code can be changed.
+/// The parts of a program's entry code that can be changed.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     /// Its first instruction.
     first: &'static [u8],
-    /// Where, from the entry point on, there is padding for a long jump.
+    /// Offset from the entry point of padding for a long jump.
     room: usize,
 }
 
 impl Entry {
-    /// Looks at `code`, which begins at `address`.
+    /// Examines `code`, which begins at `address`.
     fn find(address: u64, code: &[u8]) -> Option<Self> {
         let first = FIRST.into_iter().find(|first| code.starts_with(first))?;
-        // The byte may be part of an address, too: then no padding follows.
+        // This byte may also be part of an address: then no padding follows.
         let ends = code.iter().take(MOST_ENTRY_BYTES).enumerate().filter(|(_, byte)| **byte == HLT);
         let room = ends.into_iter().find_map(|(hlt, _)| room(address, code, hlt + 1))?;
         (room - SHORT_BYTES <= i8::MAX as usize).then_some(Self { first, room })
     }
 }
 
-/// Where, from what follows entry code, there is padding for a long jump.
+/// Offset of padding for a long jump in `code`, at or after `from`, where the entry code ends.
 fn room(address: u64, code: &[u8], from: usize) -> Option<usize> {
     let is_padding =
         |byte: &u8| matches!(byte, 0x00 | 0x0f | 0x1f | 0x2e | 0x40 | 0x44 | 0x66 | 0x80 | 0x84 | 0x90 | 0xcc);
@@ -159,7 +161,7 @@ struct Changed {
 }
 
 impl Changed {
-    /// Has them as before, unless somebody else has changed them since, or it has ended.
+    /// Restores the bytes, unless something else has changed them since or the process has ended.
     fn put_back(&self, memory: &File) {
         let mut bytes = vec![0; self.now.len()];
         if memory.read_exact_at(&mut bytes, self.at).is_ok() && bytes == self.now {
@@ -169,12 +171,12 @@ impl Changed {
 }
 
 impl Jumps {
-    /// Jumps from the entry point to `to`. `code` begins with the word of eight bytes that has the entry point.
+    /// Jumps from the entry point to `to`. `code` begins with the 8-byte word that contains the entry point.
     fn new(entry: u64, code: &[u8], found: &Entry, to: u64) -> Option<Self> {
         let within = (entry % 8) as usize;
         let before = code.get(..8)?.to_vec();
         let mut now = before.clone();
-        // Not if it would take two writes.
+        // `None` if this would take two writes.
         now.get_mut(within..within + SHORT_BYTES)?.copy_from_slice(&[0xeb, (found.room - SHORT_BYTES) as u8]);
         let short = Changed { at: entry - within as u64, before, now };
         let at = entry + found.room as u64;
@@ -184,12 +186,12 @@ impl Jumps {
         Some(Self { short, long })
     }
 
-    /// Has the entry point as before. The process may be on its way already.
+    /// Restores the entry point. The process may be on its way already.
     pub(crate) fn put_entry_back(&self, memory: &File) {
         self.short.put_back(memory);
     }
 
-    /// The same with all of it. The process must wait.
+    /// Restores all changed bytes. The process must be waiting.
     pub(crate) fn put_back(&self, memory: &File) {
         self.short.put_back(memory);
         self.long.put_back(memory);
@@ -219,7 +221,7 @@ mod tests {
         let mut address = code(FIRST[0], &NOPS);
         address[0x1c] = HLT;
         assert_eq!(Entry::find(0x1000, &address), Some(Entry { first: FIRST[0], room: 0x22 }));
-        // Three bytes are too few; behind an empty function there are more.
+        // Three bytes are too few; more follow an empty function.
         let empty = [&[0x90; 3][..], ENDBR, &[RET], &[0xcc; 11]].concat();
         assert_eq!(Entry::find(0x100b, &code(FIRST[0], &empty)), Some(Entry { first: FIRST[0], room: 0x22 + 8 }));
     }

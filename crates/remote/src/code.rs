@@ -1,4 +1,4 @@
-//! Finds instructions in a target from which it can be made to make system calls. Pure.
+//! Finds instructions in a target that let us make system calls there. Pure.
 
 use memchr::memmem;
 
@@ -6,28 +6,29 @@ use crate::interrupted::SYSCALL_BYTES;
 
 /// `syscall; ret`.
 pub(crate) const SYSTEM_CALL: &[u8] = &[0x0f, 0x05, 0xc3];
-/// What leaves a signal's handler, as C libraries have it: `mov $15, %rax; syscall`, in its two lengths.
+/// How C libraries return from a signal handler: `mov $15, %rax; syscall`, in both encodings.
 pub(crate) const RESTORERS: [&[u8]; 2] =
     [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
-/// `pop %rax; ret`. The number of rt_sigreturn(2) and the address of [`SYSTEM_CALL`] on the stack make it such code, too:
-/// a program without signal handlers that is linked with musl has no other, but this is in its `_init`.
+/// `pop %rax; ret`. With the number of rt_sigreturn(2) and the address of [`SYSTEM_CALL`] on the stack, this also
+/// leaves a handler. A program without signal handlers that is linked with musl has no other such code, but has this in
+/// its `_init`.
 pub(crate) const POP_NUMBER: &[u8] = &[0x58, 0xc3];
 const RT_SIGRETURN: u64 = libc::SYS_rt_sigreturn.cast_unsigned();
 
-/// Where a target can be made to make system calls.
+/// Code that lets us make system calls in a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gadgets {
     /// Address of [`SYSTEM_CALL`].
     pub(crate) system_call: u64,
     /// Address of one of [`RESTORERS`], or of [`POP_NUMBER`].
     pub(crate) restorer: u64,
-    /// Which.
+    /// Which of these codes it is.
     pub(crate) restorer_code: &'static [u8],
 }
 
 impl Gadgets {
-    /// The same that were found by another process; `None` if there is no such code.
+    /// Rebuilds gadgets that another process found; `None` if `code` is not known.
     pub(crate) fn again(system_call: u64, restorer: u64, code: &[u8]) -> Option<Self> {
         let restorer_code = RESTORERS.into_iter().chain([POP_NUMBER]).find(|known| *known == code)?;
         Some(Self { system_call, restorer, restorer_code })
@@ -37,7 +38,8 @@ impl Gadgets {
         self.restorer_code == POP_NUMBER
     }
 
-    /// Words from the stack pointer on with which a `ret` leads to rt_sigreturn(2). The last one is the signal frame's first.
+    /// Words that lead from a `ret` to rt_sigreturn(2), beginning at the stack pointer. The last one is the signal
+    /// frame's first.
     pub(crate) fn way_out(&self) -> Vec<u64> {
         if self.pops_number() { vec![self.restorer, RT_SIGRETURN, self.system_call] } else { vec![self.restorer] }
     }
@@ -52,7 +54,7 @@ impl Gadgets {
     }
 }
 
-/// The gadgets, while they are looked for.
+/// The gadgets found so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Search {
     system_call: Option<u64>,
@@ -61,7 +63,7 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    /// Looks through code that is at `address`.
+    /// Searches code that is at `address`.
     pub(crate) fn look(&mut self, address: u64, code: &[u8]) {
         let find = |what: &[u8]| memmem::find(code, what);
         let at = |position: usize| address + position as u64;
@@ -71,13 +73,13 @@ impl Search {
         self.pop_number = self.pop_number.or_else(|| find(POP_NUMBER).map(at));
     }
 
-    /// Both, once they are found as C libraries have them.
+    /// The gadgets, once both are found in the form that C libraries use.
     pub(crate) fn found(&self) -> Option<Gadgets> {
         let (restorer, restorer_code) = self.restorer?;
         Some(Gadgets { system_call: self.system_call?, restorer, restorer_code })
     }
 
-    /// What there is after all code has been looked through.
+    /// The gadgets after all code has been searched.
     pub(crate) fn found_at_last(&self) -> Option<Gadgets> {
         let popped =
             || Some(Gadgets { system_call: self.system_call?, restorer: self.pop_number?, restorer_code: POP_NUMBER });

@@ -4,11 +4,11 @@ use std::fs;
 
 use crate::found::parse_name;
 
-/// Most descriptors of a process that are looked at.
+/// Most descriptors of a process that are examined.
 const MAX_DESCRIPTORS: usize = 1 << 16;
 
-/// Descriptors by which a process itself was to map a memfd of ours, and what they lead to: an injector that died left them open.
-/// Whoever watches a process that is hooked has opened its memfd, too, but for reading only.
+/// Descriptors of our memfds that a process opened to map them, and their link targets: an injector that died left them
+/// open. A process that watches a hooked one also has its memfd open, but read-only.
 pub fn left_open(pid: u32) -> impl Iterator<Item = (u64, String)> {
     let list = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().map_while(Result::ok);
     list.take(MAX_DESCRIPTORS).filter_map(move |entry| {
@@ -20,7 +20,7 @@ pub fn left_open(pid: u32) -> impl Iterator<Item = (u64, String)> {
     })
 }
 
-/// Whether a file of `/proc/PID/fdinfo` is of a descriptor that one can write to.
+/// Whether a file of `/proc/PID/fdinfo` describes a descriptor that is open for reading and writing.
 fn is_writable(says: &str) -> bool {
     let flags = says.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok());

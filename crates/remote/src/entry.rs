@@ -1,9 +1,11 @@
-//! Has a process that is about to exec wait at its entry point: its libraries are mapped there, and nothing of its own has run.
+//! Makes a process that is about to exec wait at its entry point: its libraries are mapped there, and none of its code
+//! has run.
 //!
-//! At the exec, a few instructions are written behind the end of the program's text, in its last page, and the auxiliary vector,
-//! by which the dynamic loader finds the entry point, is made to name them. (A program without a loader is sent there at once.)
-//! They sleep until they are told to go on, or for about twenty seconds, and jump to the entry point. So nobody needs to trace the
-//! process meanwhile, and it goes on by itself if the one who had it wait is killed.
+//! At the exec, a few instructions are written behind the end of the program's text, in its last page. The entry point
+//! in the auxiliary vector, where the dynamic loader finds it, is changed to point to them. (A program without a loader
+//! starts there directly.) The instructions sleep until they are told to go on, for about twenty seconds at most, and
+//! then jump to the real entry point. So nothing has to trace the process while it waits, and it goes on by itself if
+//! its holder is killed.
 //!
 //! `at_entry` does the same to a process whose exec was not awaited.
 
@@ -19,28 +21,28 @@ use crate::maps::PAGE_BYTES;
 use crate::sleeping_call::Sleeping;
 use crate::sys::{self, Event};
 
-/// How the command waits: rounds of about a millisecond.
+/// How a process that was prepared at its exec waits: 20,000 rounds of about a millisecond.
 const PACE: Pace = Pace { rounds: 20_000, nanoseconds: 1_000_000 };
-/// Time that a process may take for its exec.
+/// Maximum time until a process calls exec.
 const EXEC_LIMIT: Duration = Duration::from_secs(60);
-/// Pause between two looks at a process that is about to exec.
+/// Pause between two checks of a process that is about to exec.
 const PAUSE: Duration = Duration::from_micros(200);
 /// Code segment of 64-bit code.
 const CODE_64: u64 = 0x33;
-/// Addresses of programs are below.
+/// Upper bound of a program's addresses.
 const MOST_ADDRESS: u64 = 1 << 56;
-/// Most words of a new stack: arguments, environment and auxiliary vector.
+/// Maximum words of a new stack: arguments, environment and auxiliary vector.
 const MAX_WORDS: usize = 1 << 20;
-/// Bytes of a program header; most that are read.
+/// Bytes of a program header, and the most headers that are read.
 const HEADER_BYTES: u64 = 56;
 const MAX_HEADERS: u64 = 128;
-/// Bytes of the jump to the entry point, and most bytes of instructions that may be moved to before it.
+/// Bytes of the jump to the entry point, and the most bytes of instructions that may be moved in front of it.
 const JUMP_BYTES: usize = 6;
 const MOST_MOVED: usize = 10;
 /// The first bytes of an ELF file.
 const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
 
-/// Why a process does not wait at its entry point. It runs as ever.
+/// Why a process does not wait at its entry point. It runs as usual.
 #[derive(Debug, thiserror::Error)]
 pub enum NotHeld {
     /// It cannot be traced, read or written.
@@ -49,19 +51,19 @@ pub enum NotHeld {
     /// There was no exec.
     #[error("it has not run the program")]
     NoExec,
-    /// 32-bit code, or no ELF file as compilers make it.
+    /// 32-bit code, or an ELF file unlike those that compilers make.
     #[error("it is not a 64-bit program of this machine, or laid out in an unknown way")]
     Layout,
     /// The text ends where its last page does.
     #[error("there is no room behind its text for the instructions that have it wait at its entry point")]
     NoRoom,
-    /// Somebody traces it, and decides when it goes on.
+    /// Another process traces it, and decides when it goes on.
     #[error("process {0} traces it")]
     Traced(u32),
     /// It has ended, or its program is not mapped yet.
     #[error("it has no program now")]
     Gone,
-    /// Its entry point does not begin as those of C libraries do.
+    /// Its entry code does not begin like that of C libraries.
     #[error("its entry point cannot be changed in one piece")]
     Entry,
 }
@@ -79,7 +81,8 @@ impl Exec {
         let tid = i32::try_from(pid).map_err(|_| NotHeld::NoExec)?;
         let (traced, is_traced) = mpsc::channel();
         let (sender, receiver) = mpsc::channel();
-        // Only the thread that traces it may stop it and let it go. If it ends, the kernel lets it go.
+        // Only the thread that traces the process may stop and release it. If that thread ends, the kernel releases the
+        // process.
         std::thread::spawn(move || {
             let result = sys::seize(tid, libc::PTRACE_O_TRACEEXEC);
             let failed = result.is_err();
@@ -95,25 +98,26 @@ impl Exec {
     /// Waits for the exec.
     ///
     /// # Errors
-    /// The process runs as ever.
+    /// The process runs as usual.
     pub fn wait(self) -> Result<Waiting, NotHeld> {
         self.0.recv().unwrap_or(Err(NotHeld::NoExec))
     }
 }
 
-/// A process that waits at its entry point, or will when it gets there. Dropping it lets it go on.
+/// A process that waits at its entry point, or will when it gets there. Dropping this lets it go on.
 #[derive(Debug)]
 pub struct Waiting {
     pub(crate) pid: i32,
     pub(crate) memory: File,
     pub(crate) code: Range<u64>,
     pub(crate) go: u64,
-    /// What leads it there, if its auxiliary vector does not.
+    /// The jumps that lead it there, if its auxiliary vector does not.
     pub(crate) jumps: Option<Jumps>,
 }
 
 impl Waiting {
-    /// Whether it is at its entry point, and waits. Once it does, its text is as before: nobody else comes there.
+    /// Whether the process waits at its entry point. Once it does, this also restores its text: no other thread can get
+    /// there.
     pub fn is_there(&self) -> bool {
         let is_there = self.is_in_code();
         if let Some(jumps) = self.jumps.as_ref().filter(|_| is_there) {
@@ -122,7 +126,8 @@ impl Waiting {
         is_there
     }
 
-    /// Whether it sleeps in a system call of its own: it was told too late, and has passed its entry point, or is about to get there.
+    /// Whether the process sleeps in a system call of its own. Then it was caught too late and has passed its entry
+    /// point, or it has not reached it yet.
     pub fn sleeps_elsewhere(&self) -> bool {
         self.sleeps_at().is_some_and(|at| !self.code.contains(&at))
     }
@@ -131,7 +136,7 @@ impl Waiting {
         self.sleeps_at().is_some_and(|at| self.code.contains(&at))
     }
 
-    /// Where it sleeps in a system call.
+    /// The address at which it sleeps in a system call.
     fn sleeps_at(&self) -> Option<u64> {
         let sleeping = Sleeping::look(self.pid, self.pid)?;
         sleeping.call.map(|_| sleeping.instruction_pointer)
@@ -143,7 +148,7 @@ impl Drop for Waiting {
         if let Some(jumps) = &self.jumps {
             jumps.put_entry_back(&self.memory);
         }
-        // It may have ended, or run another program.
+        // This may fail: the process may have ended, or run another program.
         let _ = self.memory.write_all_at(&[1], self.go);
     }
 }
@@ -192,7 +197,8 @@ fn prepare(pid: i32) -> Result<Waiting, NotHeld> {
     Ok(Waiting { pid, memory, code, go, jumps: None })
 }
 
-/// Writes the instructions behind the end of a program's text. Where they are, and the byte that has them go on.
+/// Writes the instructions behind the end of a program's text. Returns their addresses, and the address of the byte
+/// that lets the process go on.
 pub(crate) fn write_code(
     memory: &File,
     end: u64,
@@ -209,10 +215,10 @@ pub(crate) fn write_code(
     Ok((range, go))
 }
 
-/// What a new program is told by the kernel.
+/// The auxiliary vector that the kernel gives to a new program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Vector {
-    /// Where it begins, and the address of the word that says so.
+    /// The entry point, and the address of the word that holds it.
     pub(crate) entry: u64,
     entry_at: u64,
     pub(crate) headers: u64,
@@ -222,11 +228,11 @@ pub(crate) struct Vector {
 }
 
 impl Vector {
-    /// Finds it on a new stack.
+    /// Finds the vector on a new stack.
     fn find(word: &dyn Fn(u64) -> Option<u64>, stack: u64) -> Option<Self> {
         let at = |index: usize| stack.checked_add(index as u64 * 8);
         let arguments = usize::try_from(word(stack)?).ok().filter(|count| *count < MAX_WORDS)?;
-        // Behind the arguments and their end: the environment and its end.
+        // The environment and its end follow the arguments and their end.
         let mut index = arguments + 2;
         while word(at(index)?)? != 0 {
             index += 1;
@@ -237,7 +243,7 @@ impl Vector {
         Self::read(word, at(index + 1)?)
     }
 
-    /// Reads it from its address on.
+    /// Reads the vector at `start`.
     pub(crate) fn read(word: &dyn Fn(u64) -> Option<u64>, start: u64) -> Option<Self> {
         let mut vector = Self::default();
         for pair in 0..256 {
@@ -255,7 +261,7 @@ impl Vector {
         (vector.entry != 0 && vector.headers != 0).then_some(vector)
     }
 
-    /// Where the dynamic loader's text ends; `None` if there is none, or it cannot be told.
+    /// Where the dynamic loader's text ends; `None` if there is no loader, or this cannot be determined.
     fn end_of_interpreter(&self, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
         let at = |offset: u64| self.interpreter.checked_add(offset);
         let is_file = self.interpreter != 0 && word(self.interpreter)? as u32 == ELF_MAGIC;
@@ -281,7 +287,8 @@ impl Vector {
         let headers = headers?;
         let kind = |header: &[u64; 5]| header[0] as u32;
         let own = headers.iter().find(|header| kind(header) == libc::PT_PHDR);
-        // A static program has no header of the headers themselves. They follow the file's, which is where its beginning is mapped.
+        // A static program has no PT_PHDR. Its program headers follow the ELF header, where the beginning of the file
+        // is mapped.
         let file = self.headers & !(PAGE_BYTES - 1);
         let first = headers.iter().find(|header| kind(header) == libc::PT_LOAD && header[4] == 0);
         let is_file =
@@ -302,17 +309,17 @@ impl Vector {
     }
 }
 
-/// How long a process waits by itself.
+/// How long a process waits before it goes on by itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// How often it looks whether it may go on.
+    /// How often it checks whether it may go on.
     pub(crate) rounds: u32,
-    /// The time between two looks.
+    /// Time between two checks.
     pub(crate) nanoseconds: u64,
 }
 
-/// Instructions at `start` that wait, then do what was `moved` there (at most [`MOST_MOVED`] bytes), and jump to `entry`, keeping all
-/// registers; and the address of the byte that has them go on.
+/// Returns instructions at `start` that wait, then run the `moved` instructions (at most [`MOST_MOVED`] bytes), and
+/// jump to `entry`, preserving all registers; and the address of the byte that lets them go on.
 fn instructions(start: u64, pace: Pace, (moved, entry): (&[u8], u64)) -> (Vec<u8>, u64) {
     const CODE: [u8; 64] = [
         0x50, // push rax
@@ -362,7 +369,7 @@ mod tests {
     const STACK: u64 = 0x1000;
     const HEADERS: u64 = 0x5000;
 
-    /// Memory of words, from the stack's and the headers' address on.
+    /// Memory that consists of words at the stack's and the headers' addresses.
     fn memory(stack: Vec<u64>, headers: Vec<u64>) -> impl Fn(u64) -> Option<u64> {
         move |address| {
             let at =
@@ -395,7 +402,7 @@ mod tests {
         let file = [u64::from(ELF_MAGIC), 0, 0, 0, 64, 0, 0, 0];
         let word = memory(Vec::new(), [&file[..], &load(4, 0, 0x600), &load(5, 0x1000, 0x2a5)].concat());
         assert_eq!(vector.end_of_text(&word), Some(HEADERS + 0x12a5));
-        // Not without the file's beginning: then it is where its headers say.
+        // Without the ELF header the load bias is taken as 0, and the entry point is in no segment.
         let word = memory(Vec::new(), [&[0; 8][..], &load(4, 0, 0x600), &load(5, 0x1000, 0x2a5)].concat());
         assert_eq!(vector.end_of_text(&word), None);
     }
@@ -408,7 +415,7 @@ mod tests {
             move |address: u64| match address - BASE {
                 0 => Some(u64::from(ELF_MAGIC)),
                 32 => Some(64),
-                // One header; what follows is something else.
+                // One header; the other bits are another field.
                 56 => Some(0x7_0001),
                 64 => Some(executable),
                 80 => Some(0x1000),

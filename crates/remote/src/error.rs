@@ -1,4 +1,4 @@
-//! Why a process is not touched, and what may go wrong once it is.
+//! Why a process is left alone, and what can go wrong once it is stopped.
 
 use std::borrow::Cow;
 use std::io;
@@ -11,13 +11,13 @@ use crate::wire::os_error;
 /// Why a process is left alone. Nothing was done to it.
 #[derive(Debug, Deserialize, Serialize, thiserror::Error)]
 pub enum Refusal {
-    /// Remote system calls are written for x86-64 alone.
+    /// Remote system calls are only implemented for x86-64.
     #[error("this machine is not supported: code is mapped into running processes on x86-64 Linux only")]
     Machine,
     /// No process has this id.
     #[error("there is no process {0}")]
     NoProcess(u32),
-    /// The id is a thread's.
+    /// The id belongs to a thread.
     #[error("{thread} is a thread of process {process}")]
     Thread {
         /// The id that was given.
@@ -37,7 +37,7 @@ pub enum Refusal {
     /// The main thread has ended while others run: `/proc` shows nothing of such a process.
     #[error("its main thread has ended while others run, so that its memory cannot be looked at")]
     MainThreadEnded,
-    /// A debugger, or another tool of its kind.
+    /// A debugger, or a similar tool, traces it.
     #[error("process {0} traces it (a debugger, or strace)")]
     Traced(u32),
     /// Stopped by a signal, such as Ctrl-Z.
@@ -49,7 +49,8 @@ pub enum Refusal {
     /// Strict mode allows four system calls.
     #[error("a thread of it runs under strict seccomp, which allows no other system calls than read and write")]
     StrictSeccomp,
-    /// A filter that ends the process, or tells another one, of calls that are not its own.
+    /// A seccomp filter that would end the process for a call we need, ask another process about it, or keep our signal
+    /// frame from being left.
     #[error(
         "its seccomp filter {answer} {call}: heapbpf has it make this call with the filter suspended, but should heapbpf be \
          killed at that moment, the filter would decide"
@@ -60,7 +61,7 @@ pub enum Refusal {
         /// What the filter does.
         answer: String,
     },
-    /// Its filters cannot be looked at.
+    /// Its filters cannot be read.
     #[error(
         "its seccomp filter cannot be read: {0} (that takes CAP_SYS_ADMIN, and a heapbpf without such a filter of its own)"
     )]
@@ -68,16 +69,17 @@ pub enum Refusal {
     /// Return addresses are checked by the processor.
     #[error("it runs with shadow stacks")]
     ShadowStack,
-    /// Another process runs in the same memory, whose threads would not be stopped.
+    /// Another process runs in the same memory. Its threads would not be stopped.
     #[error("process {0} runs in the same memory (vfork, or clone with CLONE_VM)")]
     SharedMemory(u32),
-    /// Another process has its descriptors: it would see one of ours, and get another number for one of its own.
+    /// Another process shares its descriptor table: it would see one of our descriptors, and get another number for one
+    /// of its own.
     #[error("process {0} has the same descriptors (clone with CLONE_FILES)")]
     SharedFiles(u32),
-    /// No code in it from which a system call can be made and a signal frame left.
+    /// It has no code that makes a system call and returns, or none that leaves a signal frame.
     #[error("no code in it makes a system call and returns, or returns from a signal (is its C library unusual?)")]
     NoSystemCall,
-    /// Looking at it failed.
+    /// Reading something about it failed.
     #[error("{what} cannot be read: {source}; run as root, or with CAP_SYS_PTRACE")]
     Look {
         /// What was to be read.
@@ -88,36 +90,37 @@ pub enum Refusal {
     },
 }
 
-/// Why another attempt may succeed. The process was let go.
+/// Why another attempt may succeed. The process was released.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize, thiserror::Error)]
 pub enum Busy {
     /// A thread did not stop in time: it waits for a disk, or (vfork) for a child, or no CPU was free.
     #[error("a thread did not stop in time")]
     Slow,
-    /// The steps took longer than the limit, so that not all were done. What was done is harmless, and may still be there.
+    /// The steps took longer than the limit, so not all were done. What was done is harmless, and may still be there.
     #[error("the time limit was over before everything was done")]
     Late,
-    /// The process was stopped by job control meanwhile.
+    /// Job control stopped the process in the meantime.
     #[error("it was stopped by a signal meanwhile")]
     JobControl,
-    /// Memory is not as it was when the plan was made, or the process runs another program now.
+    /// Memory has changed since the plan was made, or the process runs another program now.
     #[error("its memory is not as it was when the plan was made")]
     Changed,
     /// A thread is in the middle of an instruction that is to be replaced.
     #[error("a thread is at an address that the plan does not know")]
     Position,
-    /// Whoever asked for it says that this is not the moment.
+    /// The caller's check said that this is not the moment.
     #[error("a call that is to be counted elsewhere is in progress, or another process uses its memory")]
     NotNow,
-    /// A thread is in a call that has done a part of its work, perhaps, and would return it.
+    /// A thread is in a call that may have done part of its work. A stop would make it return early.
     #[error("a thread is in a call that a stop may end early (it writes to a full pipe, say)")]
     InCall,
-    /// No thread has memory for a signal frame below its stack pointer, or all are in system calls that bear no other.
+    /// No thread can make system calls for us: the memory below its stack pointer cannot take a signal frame, it
+    /// redirects its system calls (syscall user dispatch), or it is in a restartable sequence that cannot be aborted.
     #[error("no thread of it can make a system call for us")]
     NoThread,
 }
 
-/// Why a process was stopped in vain.
+/// Why a stop achieved nothing.
 #[derive(Debug, Deserialize, Serialize, thiserror::Error)]
 pub enum Error {
     /// It was not stopped.
@@ -140,7 +143,7 @@ pub enum Error {
         #[serde(with = "os_error")]
         source: io::Error,
     },
-    /// It ended meanwhile.
+    /// It ended during the stop.
     #[error("it ended meanwhile")]
     Ended,
     /// A ptrace request failed in a way that the kernel does not document.
@@ -152,14 +155,15 @@ pub enum Error {
         #[serde(with = "os_error")]
         source: io::Error,
     },
-    /// The kernel does not come back from a request concerning it (its memory may be handled by another process). Whoever waits for that
-    /// is ended, and the process goes on.
+    /// A kernel request about the process does not return (another process may handle its page faults). A helper
+    /// process that waits for it is ended, and the target goes on.
     #[error("the kernel did not come back from it within {} ms; it was let go", .0.as_millis())]
     Stuck(Duration),
-    /// The process, or another tool, has written into pages that were replaced, and may keep what it found there. Nothing was done.
+    /// The process or another tool has written into the replaced pages, and may keep what it found there. Nothing was
+    /// done.
     #[error("its code at {0:#x} was changed by somebody else since; it stays")]
     Patched(u64),
-    /// What was found cannot be taken out: it is not laid out as its name says. Nothing was done.
+    /// What was found cannot be removed: it is not laid out as its name says. Nothing was done.
     #[error("what is mapped at {0:#x} is not laid out as its name says; it stays")]
     Damaged(u64),
 }

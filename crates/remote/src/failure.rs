@@ -1,11 +1,11 @@
-//! What goes wrong while a process is stopped.
+//! Failures while a process is stopped.
 
 use std::io;
 use std::time::Duration;
 
 use crate::error::{Busy, Error, Refusal};
 
-/// An [`Error`] before it is known how long the process was stopped.
+/// An [`Error`] before the length of the stop is known.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Busy(Busy),
@@ -17,7 +17,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// With the time that the process was stopped.
+    /// Adds the time that the process was stopped.
     pub(crate) fn stopped(self, stopped: Duration) -> Error {
         match self {
             Self::Refused(why) => Error::Refused(why),

@@ -1,4 +1,4 @@
-//! Finds in `/proc/PID/maps` what an earlier run left in a process, at whatever step it ended. Pure.
+//! Finds in `/proc/PID/maps` what an earlier run left in a process, whichever step it ended at. Pure.
 
 use std::ops::Range;
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::maps::{Mapping, Maps, PAGE_BYTES};
 use crate::plan::{Kept, MAX_BYTES, MAX_REPLACED_BYTES, NAME_PREFIX};
 
-/// Most blobs of one process that are looked at.
+/// Most blobs of one process that are examined.
 const MAX_FOUND: usize = 64;
-/// Most runs of pages of one process that are taken to have been put back. A blob replaces a few.
+/// Most runs of pages of one process that are recognised as put back. A blob replaces a few.
 const MAX_PUT_BACK: usize = 128;
 
 /// A blob that is mapped into a process.
@@ -17,30 +17,30 @@ const MAX_PUT_BACK: usize = 128;
 pub struct Found {
     /// Name that its plan gave it.
     pub name: String,
-    /// Its addresses, spare places included.
+    /// Its addresses, including spare places.
     pub range: Range<u64>,
     /// Device of its memfd, as in the maps file.
     pub device: String,
     /// Inode of its memfd.
     pub inode: u64,
-    /// Addresses of its text, if that is mapped: everything before it is in place.
+    /// Addresses of its text, if that is mapped. Then everything that precedes it is in place.
     pub text: Option<Range<u64>>,
     /// Replaced pages, and where the original ones are kept.
     pub(crate) pages: Vec<Kept>,
-    /// Pages that were put back, while their spare places are still mapped: whoever did it may not have got further.
+    /// Pages that were put back while their spare places are still mapped: the injector may have stopped there.
     pub(crate) put_back: Vec<Kept>,
     /// Memory that can be written.
     pub(crate) data: Option<Range<u64>>,
-    /// Whether it is laid out as its name says, so that it can be taken out.
+    /// Whether it is laid out as its name says, so that it can be removed.
     pub(crate) is_sound: bool,
-    /// Whether anything is mapped; else only a descriptor of the memfd is open.
+    /// Whether anything is mapped; otherwise only a descriptor of the memfd is open.
     pub(crate) is_mapped: bool,
     /// Whether a descriptor of the memfd is open.
     is_open: bool,
 }
 
 impl Found {
-    /// One of which no more is known so far than this.
+    /// A blob of which only this is known so far.
     fn new(name: String, range: Range<u64>, device: &str, inode: u64) -> Self {
         let (pages, put_back) = (Vec::new(), Vec::new());
         Self {
@@ -58,7 +58,7 @@ impl Found {
         }
     }
 
-    /// Bytes of all pages of which it has, or had, the original ones.
+    /// Bytes of all pages whose originals it has, or had.
     fn kept_bytes(&self) -> u64 {
         self.pages.iter().chain(&self.put_back).map(|kept| kept.bytes).fold(0, u64::saturating_add)
     }
@@ -69,7 +69,7 @@ impl Found {
         !self.pages.is_empty()
     }
 
-    /// Whether it is whole, and nothing is to be done: no jump leads to it, and whoever took these out was not interrupted.
+    /// Whether it is complete and needs no cleanup: no jump leads to it, and removing the jumps was not interrupted.
     #[must_use]
     pub fn is_inert(&self) -> bool {
         self.is_sound && self.text.is_some() && self.pages.is_empty() && self.put_back.is_empty() && !self.is_open
@@ -81,7 +81,7 @@ impl Found {
     }
 }
 
-/// Our memfd's name, where it was to be mapped, and how long it is: `/memfd:heapbpf-inline-7f0000000000-6000 (deleted)`.
+/// Name, intended address and length of our memfd, from its path: `/memfd:heapbpf-inline-7f0000000000-6000 (deleted)`.
 pub(crate) fn parse_name(path: &str) -> Option<(String, Range<u64>)> {
     let name = path.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)");
     let mut fields = name.rsplitn(3, '-');
@@ -94,13 +94,14 @@ pub(crate) fn parse_name(path: &str) -> Option<(String, Range<u64>)> {
         .and_then(|()| Some((name.to_owned(), base..base.checked_add(bytes)?)))
 }
 
-/// Where the blob is mapped whose memfd has this path in a maps file, spare places included; `None` if it is none of ours.
+/// Where a blob is mapped, including spare places, from its memfd's path in a maps file; `None` if it is not one of
+/// ours.
 #[must_use]
 pub fn blob_range(path: &str) -> Option<Range<u64>> {
     parse_name(path).map(|(_, range)| range)
 }
 
-/// Notes descriptors of memfds that are open, with these links, and adds blobs of which no more is there.
+/// Records open descriptors of memfds, given their links, and adds blobs of which nothing else is left.
 pub(crate) fn add_open(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
     for (name, range) in links.filter_map(|link| parse_name(&link)) {
         if let Some(found) = all.iter_mut().find(|found| found.range == range && found.name == name) {
@@ -111,7 +112,7 @@ pub(crate) fn add_open(all: &mut Vec<Found>, links: impl Iterator<Item = String>
     }
 }
 
-/// All blobs of a process. Anything may have made such mappings, so what does not fit together is marked.
+/// Finds all blobs of a process. Anything may have made such mappings, so inconsistent ones are marked.
 pub(crate) fn find(maps: &Maps) -> Vec<Found> {
     let mut all: Vec<Found> = Vec::new();
     for mapping in maps.as_slice() {
@@ -136,7 +137,7 @@ pub(crate) fn find(maps: &Maps) -> Vec<Found> {
     all
 }
 
-/// Adds pages whose spare places are mapped while they are not replaced.
+/// Adds pages whose spare places are mapped although they are not replaced.
 fn add_put_back(all: &mut [Found], maps: &Maps) {
     let blobs: Vec<_> = all.iter().map(|found| found.range.clone()).collect();
     let is_in_blob = |address| blobs.iter().any(|blob| blob.contains(&address));
@@ -170,7 +171,7 @@ fn add_put_back(all: &mut [Found], maps: &Maps) {
     }
 }
 
-/// Where this mapping has what the other one begins with, if both are of one file.
+/// Where this mapping has the content that `other` begins with, if both map the same file.
 fn place_in(mapping: &Mapping, other: &Mapping) -> Option<u64> {
     let further = other.offset.checked_sub(mapping.offset).filter(|further| *further < mapping.bytes())?;
     let is_of_file = (mapping.inode, &mapping.device) == (other.inode, &other.device);
@@ -204,14 +205,14 @@ fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
     found.pages.extend(kept);
 }
 
-/// Offset of pages that were kept in their file, if one mapping of another file than ours holds all of them.
+/// File offset of the kept pages, if one mapping of a file other than ours contains all of them.
 fn offset_of_text(maps: &Maps, kept: &Range<u64>) -> Option<u64> {
     let mapping = maps.at(kept.start)?;
     (is_original(mapping) && mapping.covers(kept))
         .then(|| mapping.offset.saturating_add(kept.start - mapping.range.start))
 }
 
-/// Whether it is code of a file other than ours, as pages are before they are replaced.
+/// Whether it maps code of a file other than ours, as pages do before they are replaced.
 fn is_original(mapping: &Mapping) -> bool {
     mapping.is_text() && parse_name(&mapping.name).is_none()
 }
@@ -303,7 +304,7 @@ mod tests {
         assert_eq!(put_back(&parts), [kept(0x7f00_0001_8000)]);
         assert_eq!(put_back(&parts[..1]), []);
         assert_eq!(put_back(&["7f0000018000-7f000001a000 rw-p 00028000 fe:00 9 /lib/libc.so.6"]), []);
-        // While they are replaced, another mapping of the file is none of ours.
+        // While they are replaced, another mapping of the file is not one of ours.
         assert_eq!(put_back(&["7f0000018000-7f000001a000 r-xp 00003000 00:01 5 NAME", whole]), []);
     }
 

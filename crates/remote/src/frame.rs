@@ -1,7 +1,7 @@
 //! The signal frame under which a thread makes our system calls. Pure.
 //!
-//! Should the injector die at any moment, the thread finishes the call, returns into the C library's restorer, or what serves as
-//! one, and rt_sigreturn(2) gives it back the registers, the signal mask and the vector state that it had.
+//! If the injector dies at any moment, the thread finishes the call and returns into the C library's restorer, or code
+//! that serves as one. rt_sigreturn(2) then restores its registers, signal mask and vector state.
 
 use std::arch::x86_64::__cpuid_count;
 
@@ -14,7 +14,7 @@ pub(crate) const CODE_SEGMENT: u64 = 0x33;
 pub(crate) const SEGMENTS: u64 = 0x002b_0000_0000_0033;
 /// Bytes below the stack pointer that belong to the running function.
 const RED_ZONE: u64 = 128;
-/// Room for a string above the frame, bytes.
+/// Space for a string above the frame, bytes.
 pub(crate) const SCRATCH_BYTES: u64 = 256;
 /// Bytes of `struct rt_sigframe`: return address, ucontext, siginfo.
 const FRAME_BYTES: u64 = 440;
@@ -22,38 +22,38 @@ const FRAME_BYTES: u64 = 440;
 const RIP: u64 = 176;
 /// UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS.
 const CONTEXT_FLAGS: u64 = 7;
-/// Not a valid value on purpose: rt_sigreturn then leaves the alternate stack as it is.
+/// Deliberately invalid `ss_flags`: rt_sigreturn then leaves the alternate stack as it is.
 const NO_ALTERNATE_STACK: u64 = 0x7f;
-/// Interrupt flags that a frame must not set: trap and direction.
+/// The trap and direction flags, which must be clear when the thread makes a call.
 const TRAP_AND_DIRECTION: u64 = 0x500;
 
 /// `FP_XSTATE_MAGIC1` and `FP_XSTATE_MAGIC2`.
 const MAGIC: [u32; 2] = [0x4650_5853, 0x4650_5845];
-/// Where XSAVE's legacy area has bytes for software: the kernel's description of what follows.
+/// Offset of the bytes that XSAVE's legacy area leaves to software: the kernel's description of what follows.
 const SOFTWARE_BYTES: usize = 464;
 /// Legacy area and header of XSAVE, bytes.
 const MINIMUM_STATE: usize = 576;
-/// Where the header says which features are not in their initial state.
+/// Offset of the header word that says which features are not in their initial state.
 const IN_USE: usize = 512;
-/// Tile configuration and data, which a process has only if it asked.
+/// Tile configuration and data, which a process only has if it asked for them.
 const TILES: u64 = 3 << 17;
 
-/// A frame, and where it goes.
+/// A frame and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     /// Its address, which is the stack pointer for a call.
     pub(crate) address: u64,
     /// Address of `struct rt_sigframe` in it.
     context: u64,
-    /// What goes there, up to the red zone.
+    /// The content, up to the red zone.
     pub(crate) bytes: Vec<u8>,
     /// Address of [`SCRATCH_BYTES`] free bytes in it.
     pub(crate) scratch: u64,
 }
 
 impl Frame {
-    /// A frame below the stack of a thread, from which it goes on with `registers` and this mask of signals. `state` is what
-    /// ptrace tells of its vector registers. `None` if that makes no sense.
+    /// A frame below the stack of a thread, from which it goes on with `registers` and this signal mask. `state` is
+    /// what ptrace returns of its vector registers. `None` if the numbers make no sense.
     pub(crate) fn new(registers: &Registers, mask: u64, state: &[u8], gadgets: &Gadgets) -> Option<Self> {
         let state = signal_form(state, |feature| {
             let leaf = __cpuid_count(0xd, feature);
@@ -76,18 +76,18 @@ impl Frame {
         Some(Self { address, context, bytes, scratch })
     }
 
-    /// Where the frame has the address at which the thread goes on.
+    /// Address of the word that holds where the thread goes on.
     pub(crate) fn resume_address_at(&self) -> u64 {
         self.context + RIP
     }
 
     /// Registers with which the thread leaves the frame at once.
     pub(crate) fn leaving(&self, registers: &Registers, gadgets: &Gadgets) -> Registers {
-        // As if the call's `ret` had been done.
+        // As if the `ret` behind the call had run.
         Registers { rip: gadgets.restorer, rsp: self.address + 8, ..self.neutral(registers) }
     }
 
-    /// Registers with which the thread makes a call and leaves the frame.
+    /// Registers with which the thread makes a call and then leaves the frame.
     pub(crate) fn calling(
         &self,
         registers: &Registers,
@@ -100,7 +100,7 @@ impl Frame {
         Registers { rip, rsp, rax, rdi, rsi, rdx, r10, r8, r9, ..self.neutral(registers) }
     }
 
-    /// Registers that make the kernel restart nothing.
+    /// Registers for which the kernel restarts nothing.
     fn neutral(&self, registers: &Registers) -> Registers {
         Registers { orig_rax: u64::MAX, eflags: registers.eflags & !TRAP_AND_DIRECTION, ..*registers }
     }
@@ -124,8 +124,8 @@ fn words(registers: &Registers, mask: u64, state_at: u64, first: u64) -> [u64; 3
     words
 }
 
-/// The vector state as rt_sigreturn(2) wants it: ptrace's may be longer than what the process may have. `layout` says where
-/// XSAVE keeps a feature, and its length.
+/// The vector state as rt_sigreturn(2) wants it: ptrace's may be longer than what the process may have. `layout`
+/// returns the offset and length of a feature in XSAVE's format.
 fn signal_form(state: &[u8], layout: impl Fn(u32) -> (usize, usize)) -> Option<Vec<u8>> {
     let word = |at: usize| Some(u64::from_le_bytes(state.get(at..at + 8)?.try_into().ok()?));
     let mut features = word(SOFTWARE_BYTES)?;

@@ -24,7 +24,7 @@ const PRIVATE_ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::M
 const MOVE_AND_KEEP: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
 const READ_AND_RUN: i32 = libc::PROT_READ | libc::PROT_EXEC;
 
-/// Words of the stacks of a stopped thread.
+/// Reads the words of a stopped thread's stacks.
 pub(crate) fn stack_words(target: &Target, registers: &Registers) -> Words {
     Words::read(registers.rsp, registers.fs_base, |address, bytes| {
         if target.memory.read(address, bytes) {
@@ -38,16 +38,16 @@ pub(crate) fn stack_words(target: &Target, registers: &Registers) -> Words {
     })
 }
 
-/// Where signal frames hold an address that is to be changed, and that address.
+/// Addresses of words in signal frames that are to be changed, and their content.
 type Frames = Vec<(u64, u64)>;
 
-/// A plan, and how far it was carried out.
+/// A plan that is carried out on a target.
 pub(crate) struct Injection<'a> {
     pub(crate) target: &'a Target,
     pub(crate) planned: &'a Planned,
 }
 
-/// What was moved from displaced instructions, and where it was.
+/// What was moved away from displaced instructions, and where it was.
 #[derive(Default)]
 struct Moved {
     threads: Vec<(i32, Registers)>,
@@ -55,11 +55,12 @@ struct Moved {
     remote: Option<u64>,
 }
 
-/// How much longer a process may be stopped at most once it is the moment: whoever counted its calls sees none of them from the
-/// first page that is replaced, so it must not be left there.
+/// How much longer a process may be stopped once its replacement was agreed to. The caller that counted its calls so
+/// far sees none from the first replaced page on, so the process must not be left there.
 const AT_MOST_LONGER: Duration = Duration::from_millis(80);
 
-/// Whether it is the moment, and early enough. If so, the calls that the process is to make have more time, too.
+/// Asks the caller whether to replace now, and checks that it is early enough. If so, the calls that the process makes
+/// get more time, too.
 fn ask(stop: &mut Stop, remote: &mut Remote, is_moment: IsMoment) -> Result<(), Failure> {
     if !is_moment() {
         return Err(Failure::Busy(Busy::NotNow));
@@ -70,7 +71,7 @@ fn ask(stop: &mut Stop, remote: &mut Remote, is_moment: IsMoment) -> Result<(), 
 }
 
 impl Injection<'_> {
-    /// Maps everything. Nothing leads to it.
+    /// Maps everything. Nothing leads to it yet.
     pub(crate) fn map(&self, stop: &mut Stop) -> Result<Mapped, Failure> {
         stop.stop_all()?;
         if !self.target.is_same_program() {
@@ -84,12 +85,12 @@ impl Injection<'_> {
         self.mapped(stop)
     }
 
-    /// What is mapped by now.
+    /// Identifies what is mapped now.
     fn mapped(&self, stop: &Stop) -> Result<Mapped, Failure> {
         FileId::of(stop.pid, &self.planned.plan.text()).map(Mapped).ok_or(Failure::Busy(Busy::Changed))
     }
 
-    /// Does the rest, or nothing.
+    /// Does the rest of the plan, or nothing.
     pub(crate) fn replace(
         &self,
         stop: &mut Stop,
@@ -103,7 +104,7 @@ impl Injection<'_> {
         let moved = is_moment
             .map_or(Ok(()), |is_moment| ask(stop, &mut remote, is_moment))
             .and_then(|()| self.run(stop, &mut remote, Part::Replace, &frames));
-        // Leaving late harms nothing, so what else failed is told.
+        // Leaving late harms nothing, so another failure takes precedence.
         let left = remote.end(stop);
         let moved = moved?;
         left?;
@@ -111,14 +112,14 @@ impl Injection<'_> {
         Ok(Hooked { moved_threads, moved_frames: moved.frames.len() })
     }
 
-    /// Does the steps of a part, or nothing. If the time is over, a call may still be under way: what was done so far stays, and changes
-    /// nothing.
+    /// Does the steps of a part, or nothing. If the time runs out, a call may still be in progress: what was done so
+    /// far stays, and changes nothing.
     fn run(&self, stop: &Stop, remote: &mut Remote, part: Part, frames: &[(u64, u64)]) -> Result<Moved, Failure> {
         let mut fd = NO_FILE;
         let mut moved = Moved::default();
         let mut undo = Vec::new();
         for step in self.planned.plan.steps(part) {
-            // Half of these may be done when they fail; all others are done or not.
+            // These may fail halfway; all others are done or not done.
             let is_divisible = matches!(step, Step::MoveThreads | Step::Write);
             if is_divisible {
                 undo.extend(self.planned.plan.undo(step));
@@ -147,7 +148,7 @@ impl Injection<'_> {
         Ok(moved)
     }
 
-    /// Whether everything is as it was when the plan was made and carried out so far, before anything is touched.
+    /// Checks that everything still is as when the plan was made and partly carried out, before anything is touched.
     fn check(&self, stop: &Stop, mapped: &Mapped) -> Result<(), Failure> {
         let changed = Failure::Busy(Busy::Changed);
         let copies = (0..self.planned.plan.draft().pages.len()).map(|at| self.planned.plan.kept(at).copy());
@@ -170,8 +171,9 @@ impl Injection<'_> {
         Ok(())
     }
 
-    /// Signal frames that would return to displaced instructions: where they hold the address, and that address. A thread, or
-    /// code that a signal interrupted, may be at an instruction without a copy: then the plan cannot be carried out now.
+    /// Finds signal frames that would return to displaced instructions: the address of the saved address, and the saved
+    /// address. If a thread, or code that a signal interrupted, is at an instruction without a copy, the plan cannot be
+    /// carried out now.
     fn displaced_frames(&self, stop: &Stop) -> Result<Frames, Failure> {
         let mut frames = Vec::new();
         if self.planned.plan.draft().displaced.is_empty() {
@@ -197,8 +199,8 @@ impl Injection<'_> {
         Ok(frames)
     }
 
-    /// Has the process make a memfd, and fills it; its number. It is the lowest free one, on which the process's own calls may count: it is
-    /// closed in the same stop.
+    /// Has the process create a memfd, fills it, and returns its number. It is the lowest free one, which the process's
+    /// own calls may rely on, so it is closed in the same stop.
     fn create(&self, stop: &Stop, remote: &mut Remote) -> Result<u64, Failure> {
         let name = self.planned.plan.memfd_name();
         let at = remote.string(&name)?;
@@ -214,7 +216,7 @@ impl Injection<'_> {
     fn fill(&self, stop: &Stop, fd: u64, name: &str) -> Result<(), Failure> {
         let trace = |error| Failure::Trace("filling the memfd", error);
         let file = File::from(self.target.take_descriptor(fd).map_err(trace)?);
-        // Whoever shares the table of descriptors may have put another file there.
+        // A process that shares the descriptor table may have put another file there.
         if !is_memfd(&file, name) {
             return Err(Failure::Busy(Busy::Changed));
         }
@@ -227,7 +229,7 @@ impl Injection<'_> {
         sys::seal(&file).map_err(trace)
     }
 
-    /// A step that is one system call of the process, or one write.
+    /// Does a step that is one system call of the process, or one write.
     fn step(&self, remote: &mut Remote, step: Step, fd: u64) -> Result<(), Failure> {
         let (draft, range) = (self.planned.plan.draft(), self.planned.plan.range());
         let data = |at: usize| {
@@ -238,7 +240,7 @@ impl Injection<'_> {
             Step::Reserve => {
                 let flags = libc::MAP_PRIVATE | libc::MAP_FIXED_NOREPLACE;
                 let reserved = map(remote, range.start, range.end - range.start, libc::PROT_NONE, flags, fd, 0);
-                // Something is mapped there since the plan was made: a call of an attempt that was given up may come late.
+                // Something was mapped there after the plan was made: a call of an abandoned attempt may come late.
                 let is_taken = |error: &io::Error| error.raw_os_error() == Some(libc::EEXIST);
                 match reserved {
                     Err(Failure::Call(_, error)) if is_taken(&error) => Err(Failure::Busy(Busy::Changed)),
@@ -257,7 +259,7 @@ impl Injection<'_> {
             }
             Step::FillData(at) => {
                 let mut initial = draft.data[at].initial.clone();
-                // Behind it, the page is zero.
+                // The rest of the page is zero.
                 initial.resize(initial.len().next_multiple_of(8), 0);
                 let written = remote.write(data(at).0, &initial);
                 written.map_err(|error| Failure::Trace("writing data", error))
@@ -318,7 +320,7 @@ impl Injection<'_> {
         Ok(())
     }
 
-    /// Takes back what was done, last thing first.
+    /// Undoes what was done, in reverse order.
     fn take_back(&self, remote: &mut Remote, undo: Vec<Undo>, fd: u64, moved: &Moved) {
         for undo in undo.into_iter().rev() {
             let result = match undo {
@@ -334,7 +336,7 @@ impl Injection<'_> {
                 }
                 undo => take_out(remote, undo, &self.planned.plan.range()),
             };
-            // What cannot be taken back stays, and is found again.
+            // What cannot be undone stays, and will be found again.
             if result.is_err() {
                 break;
             }
@@ -361,7 +363,7 @@ pub(crate) fn write(tid: i32, writes: &[Write]) -> Result<(), Failure> {
     })
 }
 
-/// Whether it is a memfd of this name.
+/// Whether the file is an empty memfd of this name.
 fn is_memfd(file: &File, name: &str) -> bool {
     use std::os::fd::AsRawFd as _;
     let link = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
@@ -382,12 +384,13 @@ fn map(
     remote.call("mmap", libc::SYS_mmap, arguments).map(drop)
 }
 
-/// Moves pages, with what was written to them. Where they were, the file's stay mapped: there is no moment without code.
+/// Moves pages with what was written to them. The file's pages stay mapped at the old place, so there is always code
+/// there.
 fn move_pages(remote: &mut Remote, from: u64, to: u64, bytes: u64) -> Result<(), Failure> {
     remote.call("mremap", libc::SYS_mremap, [from, bytes, bytes, MOVE_AND_KEEP as u64, to, 0]).map(drop)
 }
 
-/// Has nothing at a spare place whose pages are back, but keeps the place. Until then they may not be all right.
+/// Empties a spare place whose pages are back, but keeps it reserved. Until then the pages may need repair.
 pub(crate) fn leave_spare(remote: &mut Remote, kept: Kept) -> Result<(), Failure> {
     map(remote, kept.spare, kept.bytes, libc::PROT_NONE, PRIVATE_ANONYMOUS, NO_FILE, 0)
 }

@@ -1,9 +1,9 @@
-//! Registers of threads that a stop found in a system call. Pure.
+//! Adjusts registers of threads that a stop found in a system call. Pure.
 //!
-//! A stop interrupts a call as a signal does. The kernel restarts most of them by itself, because no handler ran. Some
-//! return EINTR to whatever woke them (signal(7)). For those the result is changed to ERESTARTNOHAND: then the kernel, when
-//! the thread goes on, decides as for all others: EINTR if it runs a handler now, else the call is made again. That leaves
-//! no moment in which a signal could be missed, and pending signals need not be looked at.
+//! A stop interrupts a call as a signal does. The kernel restarts most calls by itself, because no handler ran. Some
+//! calls return EINTR whatever woke them (signal(7)). For those the result is changed to ERESTARTNOHAND. When the
+//! thread goes on, the kernel then decides as for all other calls: EINTR if a handler runs now, otherwise the call is
+//! restarted. So no signal can be missed, and pending signals need not be checked.
 
 use crate::sys::Registers;
 
@@ -17,8 +17,8 @@ pub(crate) const SYSCALL_BYTES: u64 = 2;
 
 const IO_PGETEVENTS: libc::c_long = 333;
 
-/// Calls that return EINTR to whatever wakes them, at least sometimes, and that have done nothing if they do. Missing on
-/// purpose: close (has done it), ioctl (may mean anything), open (may have made the file).
+/// Calls that return EINTR whatever wakes them, at least sometimes, and that have done nothing when they do. Left out
+/// on purpose: close (has done its work), ioctl (may mean anything), open (may have created the file).
 const RETURN_EINTR: [libc::c_long; 27] = [
     libc::SYS_read,
     libc::SYS_write,
@@ -54,7 +54,7 @@ fn is_in_call(registers: &Registers) -> bool {
     registers.orig_rax.cast_signed() >= 0
 }
 
-/// Makes a call that was interrupted by the stop alone be restarted. Whether the registers changed.
+/// Makes the kernel restart a call that only the stop interrupted. Returns whether the registers changed.
 pub(crate) fn repair(registers: &mut Registers) -> bool {
     let is_ours = is_in_call(registers)
         && registers.rax == EINTR
@@ -65,18 +65,18 @@ pub(crate) fn repair(registers: &mut Registers) -> bool {
     is_ours
 }
 
-/// Makes the kernel begin the call anew when the thread goes on, or end it with EINTR if a handler runs then.
+/// Makes the kernel start the call anew when the thread goes on, or end it with EINTR if a handler runs then.
 pub(crate) fn begin_anew(registers: &mut Registers) {
     registers.rax = ERESTARTNOHAND;
 }
 
-/// Whether the kernel keeps what it needs to restart the call, and forgets it when a signal frame is left.
+/// Whether the kernel keeps state to restart the call, which it forgets when a signal frame is left.
 pub(crate) fn has_restart_block(registers: &Registers) -> bool {
     is_in_call(registers) && registers.rax == ERESTART_RESTARTBLOCK
 }
 
-/// The state in which a thread goes on if its registers come from a signal frame, so that the kernel restarts nothing. A call
-/// with a restart block is made again from its beginning, and may take longer than it should: better than EINTR without a
+/// The state in which a thread goes on if its registers come from a signal frame, so that the kernel restarts nothing.
+/// A call with a restart block starts anew and may take longer than it should. That is better than EINTR without a
 /// signal, which many programs take for an error.
 pub(crate) fn restarted_by_hand(registers: &Registers) -> Registers {
     let mut registers = *registers;
@@ -106,7 +106,8 @@ mod tests {
         let mut epoll = registers(libc::SYS_epoll_wait, -4);
         assert!(repair(&mut epoll));
         assert_eq!((epoll.rax.cast_signed(), epoll.rip, epoll.orig_rax), (-514, 0x1002, 232));
-        // Not ours: close, a result, another error, no system call (a signal frame was left), one that restarts by itself.
+        // Not ours: close, a result, another error, no system call (a signal frame was left), a call that restarts by
+        // itself.
         for (orig_rax, rax) in [(libc::SYS_close, -4), (232, 1), (232, -22), (-1, -4), (0, -512), (0, 4)] {
             assert!(!repair(&mut registers(orig_rax, rax)), "{orig_rax} {rax}");
         }

@@ -1,10 +1,10 @@
-//! Stops a running process for about a millisecond, maps code and data into it, replaces pages of its text, and puts these
-//! back again.
+//! Stops a running process for about a millisecond, maps code and data into it, replaces pages of its text, and undoes
+//! all of this.
 //!
-//! Everything is read and decided before the stop: [`Target::look`] looks at the process and says why it must be left
-//! alone; a [`Plan`] is made from its mappings. [`Target::hook`] then stops it and carries the plan out, step by step, each
-//! with an undo. [`Target::found`] recognises in any process what an earlier run did, also one that was killed in the
-//! middle, and [`Target::take_out`] takes it out.
+//! Everything is read and decided before the stop. [`Target::look`] examines the process and says why it must be left
+//! alone. A [`Plan`] is made from its mappings. [`Target::hook`] then stops the process and carries out the plan step
+//! by step; each step can be undone. [`Target::found`] recognises what an earlier run did to any process, even a run
+//! that was killed halfway, and [`Target::take_out`] removes it.
 //!
 //! ```no_run
 //! use heapbpf_remote::{STOP_LIMIT, Target};

@@ -1,17 +1,17 @@
-//! `/proc/PID/maps`: what is mapped, and where something more could be. Pure.
+//! `/proc/PID/maps`: what is mapped, and where more could be mapped. Pure.
 
 use std::io::{self, Read};
 use std::ops::Range;
 
-/// Most bytes that are read of one maps file: half a million mappings, eight times what Linux allows by default.
+/// Most bytes that are read of a maps file: half a million mappings, eight times what Linux allows by default.
 const MAX_BYTES: u64 = 64 << 20;
-/// How far from either end of the neighbour's code the mapping may reach: a 32-bit displacement, less some slack.
+/// Largest distance between the far ends of a new mapping and its neighbour: a 32-bit displacement, less some slack.
 const REACH: u64 = 0x7ff0_0000;
 /// Free space that is kept on both sides.
 const MARGIN: u64 = 0x1_0000;
 /// Nothing is mapped below this address.
 const LOWEST: u64 = 0x1_0000;
-/// Nothing can be mapped from this address on, however many page table levels there are, without being asked for.
+/// Nothing is mapped at or above this address unless a program asks for it, however many page table levels there are.
 const HIGHEST: u64 = 0x7fff_ffff_f000;
 /// Size of a page, bytes.
 pub const PAGE_BYTES: u64 = 4096;
@@ -35,7 +35,7 @@ pub struct Mapping {
     pub device: String,
     /// Inode of the file; 0 if there is none.
     pub inode: u64,
-    /// Path, or what the kernel calls it (`[heap]`), or nothing.
+    /// Path, or the kernel's name for it (`[heap]`), or empty.
     pub name: String,
 }
 
@@ -70,13 +70,13 @@ impl Mapping {
         self.range.start <= range.start && range.end <= self.range.end
     }
 
-    /// Whether it is a file's code, which nobody but a debugger or a probe writes into.
+    /// Whether it is a file's code, which only a debugger or a probe writes into.
     #[must_use]
     pub fn is_text(&self) -> bool {
         self.is_executable && !self.is_writable && !self.is_shared && self.inode != 0
     }
 
-    /// Whether what was never written there is zero, and not a file's.
+    /// Whether memory that was never written there is zero, rather than a file's content.
     pub(crate) fn is_anonymous(&self) -> bool {
         self.inode == 0
     }
@@ -100,7 +100,7 @@ impl Maps {
     /// Reads a maps file. `heap` is where the heap begins, 0 if unknown.
     ///
     /// # Errors
-    /// If it cannot be read, or is longer than any that Linux makes with sensible settings.
+    /// The file cannot be read, or is longer than any that Linux makes with sensible settings.
     pub fn read(file: impl Read, heap: u64) -> io::Result<Self> {
         let mut bytes = Vec::new();
         if file.take(MAX_BYTES).read_to_end(&mut bytes)? as u64 == MAX_BYTES {
@@ -109,7 +109,7 @@ impl Maps {
         Ok(Self::parse(&String::from_utf8_lossy(&bytes), heap))
     }
 
-    /// Reads the text of a maps file. Lines that make no sense are left out.
+    /// Reads the text of a maps file. Malformed lines are skipped.
     #[must_use]
     pub fn parse(text: &str, heap: u64) -> Self {
         let mut mappings: Vec<Mapping> = text.lines().filter_map(Mapping::parse).collect();
@@ -137,8 +137,8 @@ impl Maps {
         &self.mappings[place(range.start)..place(range.end)]
     }
 
-    /// A free place for `bytes` bytes, from which every address of `near` can be reached by a 32-bit displacement, and
-    /// back. It keeps off the heap and the stack, which grow, and is as near as that allows.
+    /// Finds a free place for `bytes` bytes from which every address of `near` can be reached by a 32-bit displacement,
+    /// and vice versa. It is as near as possible while keeping clear of the heap and the stack, which grow.
     #[must_use]
     pub fn gap(&self, near: &Range<u64>, bytes: u64) -> Option<u64> {
         let bytes = bytes.checked_next_multiple_of(PAGE_BYTES)?;
@@ -158,7 +158,7 @@ impl Maps {
             .map(|(.., start)| start)
     }
 
-    /// The lowest and the highest place between two neighbours, and whether it would be in the way of the heap.
+    /// The lowest and the highest place between two neighbours, and whether the heap or the stack may grow into it.
     fn places(&self, below: Option<&Mapping>, above: Option<&Mapping>, bytes: u64) -> [Option<(u64, bool)>; 2] {
         let gap = below.map_or(LOWEST, |below| below.range.end)..above.map_or(HIGHEST, |above| above.range.start);
         let lowest = gap.start + MARGIN;
@@ -199,7 +199,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         assert!(maps.at(0x7f00_0000_0000).is_some_and(|libc| !libc.covers(&(0x7f00_0000_1000..0x7f00_0020_0001))));
     }
 
-    /// Everything a gap must be: free, in reach, off the heap's way and the stack's.
+    /// Checks that the gap is free, in reach and aligned to a page, and returns it.
     fn check(maps: &Maps, near: &Range<u64>, bytes: u64) -> u64 {
         let start = maps.gap(near, bytes).expect("there is a gap");
         let end = start + bytes;
@@ -213,13 +213,13 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     fn a_gap_is_free_and_in_reach() {
         let maps = Maps::parse(TEXT, 0x10000000);
         let libc = 0x7f00_0000_0000..0x7f00_0020_0000;
-        // Above: below it is where the heap grows.
+        // Above the library: the heap grows below it.
         assert_eq!(check(&maps, &libc, 0x10000), 0x7f00_0021_0000);
         // Too long for the gap between the library and the memfd: beyond, on either side.
         check(&maps, &libc, 0x300000);
         assert_eq!(maps.gap(&libc, 1 << 31), None, "out of reach");
         assert_eq!(maps.gap(&(0x2000_0000_0000..0x2000_0000_1000), 1 << 31), None);
-        // Below the heap there is room, above it there would be as well: the heap grows there.
+        // There is space below and above the heap, but the heap grows upwards.
         let program = check(&maps, &(0x400000..0x401000), 0x4000);
         assert!(program < 0x10000000, "{program:#x}");
     }

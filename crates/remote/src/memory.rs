@@ -8,35 +8,35 @@ use std::os::unix::fs::FileExt as _;
 
 use crate::maps::PAGE_BYTES;
 
-/// Where no program has memory: above all addresses that user space can have on x86-64.
+/// An address that no program maps: above all user-space addresses of x86-64.
 const NOWHERE: u64 = 0x7fff_ffff_ffff_f000;
 
-/// Bits of an entry of `/proc/PID/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`): the page is in memory, it is swapped out, and a
-/// write to it waits for whoever serves its faults (userfaultfd).
+/// Bits of an entry of `/proc/PID/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`): the page is in memory; it is
+/// swapped out; a write to it waits for the process that handles its faults (userfaultfd).
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const WRITE_PROTECTED: u64 = 1 << 57;
 
-/// The memory of a process as of when this was opened. An exec gives the process another one, perhaps with the same code at the same
-/// addresses.
+/// The memory of a process as of when this was opened. An exec gives the process new memory, perhaps with the same code
+/// at the same addresses.
 ///
-/// A page that is not in memory may be one that a thread of the process itself provides (userfaultfd), or a server (FUSE, NFS): nothing of
-/// it is read or written while the process is stopped.
+/// A page that is not in memory may be provided by a thread of the process itself (userfaultfd) or by a server (FUSE,
+/// NFS), so such pages are neither read nor written while the process is stopped.
 #[derive(Debug)]
 pub(crate) struct Memory {
     content: File,
-    /// What the kernel says of each page, which faults nothing in.
+    /// The kernel's description of each page; reading it faults nothing in.
     pages: File,
 }
 
 impl Memory {
-    /// That of the program that the process runs now.
+    /// Opens the memory of the program that the process runs now.
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
         let open = |name| File::open(format!("/proc/{pid}/{name}"));
         Ok(Self { content: open("mem")?, pages: open("pagemap")? })
     }
 
-    /// The same that another process has opened.
+    /// The same from descriptors that another process has opened.
     pub(crate) fn of(content: OwnedFd, pages: OwnedFd) -> Self {
         Self { content: content.into(), pages: pages.into() }
     }
@@ -46,14 +46,15 @@ impl Memory {
         [self.content.as_fd(), self.pages.as_fd()]
     }
 
-    /// Reads a byte of each page, so that it is in memory. Waits for whoever provides it: not while the process is stopped.
+    /// Reads a byte of each page, so that it is in memory. This may wait for its provider, so it is not called while
+    /// the process is stopped.
     pub(crate) fn fetch(&self, range: &Range<u64>) {
         for page in pages(range) {
             let _ = self.content.read_at(&mut [0], page.max(range.start));
         }
     }
 
-    /// Reads those pages that are in memory, and leaves the other bytes as they are. Whether all are.
+    /// Reads those pages that are in memory, and leaves the other bytes as they are. Returns whether all could be read.
     pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
         let range = address..address.saturating_add(bytes.len() as u64);
         let mut is_all = true;
@@ -70,12 +71,12 @@ impl Memory {
         self.entries(&(address..address + 1)).any(|entry| entry & SWAPPED != 0)
     }
 
-    /// Whether a write waits for nobody.
+    /// Whether a write to the range waits for no other process.
     pub(crate) fn may_write(&self, range: &Range<u64>) -> bool {
         self.entries(range).all(|entry| entry & (PRESENT | WRITE_PROTECTED) == PRESENT)
     }
 
-    /// The kernel's entries of the pages of a range; 0 where it has none.
+    /// The kernel's entries for the pages of a range; 0 where it has none.
     fn entries(&self, range: &Range<u64>) -> impl Iterator<Item = u64> {
         let mut entries = vec![0; pages(range).count() * size_of::<u64>()];
         let mut done = 0;
@@ -87,8 +88,8 @@ impl Memory {
         entries.iter().map(|entry| u64::from_le_bytes(*entry)).collect::<Vec<_>>().into_iter()
     }
 
-    /// Whether the process still runs the program. A read finds no address space once the last thread has left it (`mem_rw`); else it
-    /// finds nothing at this address.
+    /// Whether the process still runs this program. A read returns 0 once the last thread has left the address space
+    /// (`mem_rw`); otherwise it fails, because nothing is mapped at this address.
     pub(crate) fn is_there(&self) -> bool {
         !matches!(self.content.read_at(&mut [0], NOWHERE), Ok(0))
     }

@@ -1,32 +1,32 @@
-//! What came of a stop.
+//! Results of a stop.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How long a process was stopped, and what came of it.
+/// How long a process was stopped, and the result.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Stopped<T> {
-    /// From the first thread that was asked to stop to the last that went on.
+    /// From when the first thread was asked to stop until the last went on.
     pub time: Duration,
     /// Threads that were stopped.
     pub threads: usize,
-    /// What came of it.
+    /// The result.
     pub outcome: T,
 }
 
-/// The file that is mapped somewhere.
+/// Identifies the file of a mapping.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(crate) struct FileId {
     pub(crate) device: u64,
     pub(crate) inode: u64,
 }
 
-/// What a plan needs is mapped into a process: a memfd, which is closed. Nothing leads to it.
+/// A plan's code and data, mapped into a process from a memfd that is closed again. Nothing leads to them yet.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Mapped(pub(crate) FileId);
 
-/// What was met when a plan was carried out.
+/// What had to be moved when a plan was carried out.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Hooked {
     /// Threads that were moved from displaced instructions to their copies.
@@ -40,8 +40,8 @@ pub struct Hooked {
 pub struct Word {
     /// Its address, a multiple of eight.
     pub address: u64,
-    /// What must be there.
+    /// The value that must be there.
     pub before: u64,
-    /// What is to be there.
+    /// The value to write.
     pub after: u64,
 }

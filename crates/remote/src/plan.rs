@@ -7,17 +7,18 @@
 //!           spare place ─ where the original pages are kept; the memfd has a copy of them at this offset
 //!           copy        ─ that copy, mapped until it is moved to where the original pages were
 //! ```
-//! Behind all that, as far again from its beginning, the memfd has the pages as they are with the jumps: whoever takes these out can tell them
-//! from what somebody else has written since.
+//! The second half of the memfd holds, at the same offsets, the pages with the jumps. Code that removes the jumps can
+//! thus distinguish them from what others have written since.
 //!
-//! All of it is reserved by one private mapping of the memfd, whose name says where it begins and how long it is. So
-//! `/proc/PID/maps` alone tells what was done to a process, and how to undo it.
+//! One private mapping of the memfd reserves all of it, and the memfd's name says where it begins and how long it is.
+//! So `/proc/PID/maps` alone says what was done to a process, and how to undo it.
 //!
-//! None of this is unmapped once jumps have led to it: code may come back there from where nobody looks for it, such as a stack that no
-//! thread is on. Without the jumps it leads to the original code. [`Plan::again`] uses it once more.
+//! None of this is unmapped once jumps have led to it: code may return there from places that nothing searches, such as
+//! a stack that no thread is on. Without the jumps it leads to the original code. [`Plan::again`] uses it again.
 //!
-//! Replaced pages hold the same code at first. So it does not matter when a thread that is late makes that system call, even
-//! after the injector died. The jumps are then written by the injector itself while all threads are stopped.
+//! The copies that replace pages hold the same code at first. So it does not matter if a starved thread makes that
+//! system call late, even after the injector died. The injector itself then writes the jumps, while all threads are
+//! stopped.
 
 use std::ops::Range;
 
@@ -28,7 +29,7 @@ use crate::maps::{Mapping, Maps, PAGE_BYTES};
 use crate::same_code::{LEA, NOP10};
 use crate::wire::base64_bytes;
 
-/// How the names of all our memfds begin.
+/// Prefix of all our memfds' names.
 pub const NAME_PREFIX: &str = "heapbpf-";
 /// Most bytes that are reserved for one blob.
 pub const MAX_BYTES: u64 = 1 << 30;
@@ -39,11 +40,11 @@ const MAX_NAME: usize = 64;
 /// Private anonymous memory of a blob.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Data {
-    /// Where, as offsets from the base; whole pages.
+    /// Offsets from the base; whole pages.
     pub range: Range<u64>,
-    /// Forked children find zeroes there, instead of a copy.
+    /// Forked children find zeroes there instead of a copy.
     pub is_wiped_on_fork: bool,
-    /// What it begins with; zeroes follow.
+    /// Its initial content; zeroes follow.
     #[serde(with = "base64_bytes")]
     pub initial: Vec<u8>,
 }
@@ -53,10 +54,10 @@ pub struct Data {
 pub struct Pages {
     /// Address of the first.
     pub start: u64,
-    /// What the file has there; whole pages.
+    /// The file's content there; whole pages.
     #[serde(with = "base64_bytes")]
     pub original: Vec<u8>,
-    /// What is to be there.
+    /// The content to put there.
     #[serde(with = "base64_bytes")]
     pub edited: Vec<u8>,
 }
@@ -69,16 +70,16 @@ impl Pages {
     }
 }
 
-/// Instructions that make room for a jump.
+/// Instructions that are overwritten by a jump.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Displaced {
     /// Their addresses; the jump is at the beginning.
     pub range: Range<u64>,
-    /// Each further instruction's address, and that of its copy in the text.
+    /// The address of each further instruction, and of its copy in the text.
     pub copies: Vec<(u64, u64)>,
 }
 
-/// What a plan is made of.
+/// The parts of a plan.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Draft {
     /// Name of the blob: letters, digits and hyphens, beginning with [`NAME_PREFIX`].
@@ -87,31 +88,31 @@ pub struct Draft {
     pub base: u64,
     /// Bytes of the blob, text and data; whole pages.
     pub bytes: u64,
-    /// Read and run, from the base on; whole pages.
+    /// Code, from the base on; whole pages.
     #[serde(with = "base64_bytes")]
     pub text: Vec<u8>,
     /// Memory, ascending.
     pub data: Vec<Data>,
     /// Pages to replace.
     pub pages: Vec<Pages>,
-    /// Instructions that the edited pages lack.
+    /// Instructions that the edited pages no longer contain.
     pub displaced: Vec<Displaced>,
 }
 
-/// Bytes that a blob needs, with spare places and copies for this many bytes of replaced pages, in so many runs.
+/// Bytes that a blob needs: its own, plus spare places and copies for `replaced` bytes of pages in `runs` runs.
 #[must_use]
 pub const fn reserved_bytes(blob: u64, replaced: u64, runs: usize) -> u64 {
     let between = (runs as u64).saturating_mul(2 * PAGE_BYTES);
     blob.saturating_add(replaced.saturating_mul(2)).saturating_add(between)
 }
 
-/// Why a draft is no plan.
+/// Why a draft cannot become a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// Not whole pages, empty, outside of the blob, or overlapping.
     #[error("{0} of the draft does not fit into the blob, in whole pages")]
     Shape(&'static str),
-    /// The name cannot be found again.
+    /// The name does not allow finding the blob again.
     #[error("the name {0:?} is not made of {NAME_PREFIX}, letters, digits and hyphens, or too long")]
     Name(String),
     /// Something is mapped where the blob should go.
@@ -120,23 +121,23 @@ pub enum PlanError {
     /// Replaced pages must belong to a private, executable, not writable mapping of a file.
     #[error("the pages at {0:#x} are not text of one file")]
     NotText(u64),
-    /// Displaced instructions outside of the replaced pages, or copies outside of the text.
+    /// Displaced instructions are outside of the replaced pages, or copies outside of the text.
     #[error("the displaced instructions at {0:#x}, or their copies, are not in the replaced pages and in the text")]
     Displaced(u64),
 }
 
-/// A step that is done to the stopped process.
+/// A step that is carried out on the stopped process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Make the memfd, and fill it.
+    /// Create the memfd, and fill it.
     Create,
-    /// Reserve all addresses by mapping it without any access.
+    /// Reserve all addresses by mapping the memfd without any access.
     Reserve,
-    /// Map this data, and what follows it without a gap.
+    /// Map this data, and all data that follows it without a gap.
     MapData(usize),
-    /// Have it wiped in children.
+    /// Have this data wiped in forked children.
     WipeOnFork(usize),
-    /// Write its beginning.
+    /// Write the initial content of this data.
     FillData(usize),
     /// Map the copy of these pages.
     MapCopy(usize),
@@ -148,24 +149,24 @@ pub(crate) enum Step {
     Empty(usize),
     /// Move threads, and interrupted code, from displaced instructions to their copies.
     MoveThreads,
-    /// Keep these pages at their spare place. The file's stay mapped where they were.
+    /// Keep these pages at their spare place. The file's pages stay mapped where they were.
     SetAside(usize),
-    /// Move the copy over them. The memfd's stays mapped where it was.
+    /// Move the copy over them. The memfd's pages stay mapped where the copy was.
     Replace(usize),
     /// Write the jumps into the copies.
     Write,
 }
 
-/// What is done in one stop.
+/// The part of a plan that is done in one stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Nothing that runs changes.
+    /// Map everything. No code that runs changes.
     Map,
-    /// Pages are replaced, and jumps written.
+    /// Replace pages and write jumps.
     Replace,
 }
 
-/// What takes a step back.
+/// How a step is undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Undo {
     /// Close the memfd.
@@ -176,7 +177,7 @@ pub(crate) enum Undo {
     MoveBack,
     /// Write the original code over the jumps.
     Restore,
-    /// Move the pages back from the spare place; it stays mapped, so that nobody else maps something there.
+    /// Move the pages back from the spare place. It stays reserved, so that nothing else is mapped there.
     PutBack(Kept),
 }
 
@@ -186,7 +187,7 @@ pub(crate) struct Kept {
     pub(crate) start: u64,
     pub(crate) spare: u64,
     pub(crate) bytes: u64,
-    /// Offset of the first in its file.
+    /// Offset of the first page in its file.
     pub(crate) offset: u64,
 }
 
@@ -202,11 +203,11 @@ impl Kept {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Plan {
     draft: Draft,
-    /// All that is reserved, bytes.
+    /// All reserved bytes.
     reserved: u64,
-    /// Per replaced pages: the mapping that they are part of.
+    /// For each run of replaced pages: the mapping that contains it.
     mappings: Vec<Range<u64>>,
-    /// The same: their offset in its file.
+    /// For each run of replaced pages: its offset in the file.
     offsets: Vec<u64>,
     /// Whether an earlier run has mapped it.
     is_mapped: bool,
@@ -216,15 +217,15 @@ impl Plan {
     /// Checks a draft against the process's mappings.
     ///
     /// # Errors
-    /// If it does not fit together, or not to the mappings.
+    /// The draft is inconsistent, or does not fit the mappings.
     pub fn new(draft: Draft, maps: &Maps) -> Result<Self, PlanError> {
         let plan = Self::checked(draft, maps)?;
         let is_free = |mapping: &Mapping| !overlap(&mapping.range, &plan.range());
         if maps.as_slice().iter().all(is_free) { Ok(plan) } else { Err(PlanError::Occupied(plan.range())) }
     }
 
-    /// A plan that uses what an earlier run mapped, and what no jump leads to: just what this draft needs, at its base. `read` reads its
-    /// memfd at an offset. `None` if it is something else.
+    /// A plan that uses what an earlier run mapped, if no jump leads to it and it is exactly what this draft needs, at
+    /// its base. `read` reads the memfd at an offset. `None` if it is something else.
     #[must_use]
     pub fn again(draft: Draft, maps: &Maps, found: &Found, read: impl Fn(u64, &mut [u8]) -> bool) -> Option<Self> {
         let plan = Self::checked(draft, maps).ok().filter(|plan| found.is_inert() && found.range == plan.range())?;
@@ -245,7 +246,7 @@ impl Plan {
         is_it.then_some(Self { is_mapped: true, ..plan })
     }
 
-    /// Whether it uses what an earlier run mapped.
+    /// Whether this plan uses what an earlier run mapped.
     #[must_use]
     pub fn is_again(&self) -> bool {
         self.is_mapped
@@ -273,13 +274,13 @@ impl Plan {
         Ok(Self { draft, reserved, mappings, offsets, is_mapped: false })
     }
 
-    /// What it was made of.
+    /// The draft that this plan was made of.
     #[must_use]
     pub fn draft(&self) -> &Draft {
         &self.draft
     }
 
-    /// All addresses that it takes.
+    /// All addresses that the plan takes.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         self.draft.base..self.draft.base + self.reserved
@@ -296,12 +297,12 @@ impl Plan {
         format!("{}-{:x}-{:x}", self.draft.name, self.draft.base, self.reserved)
     }
 
-    /// Mappings that the replaced pages are part of.
+    /// Mappings that contain the replaced pages.
     pub(crate) fn mappings(&self) -> &[Range<u64>] {
         &self.mappings
     }
 
-    /// What the memfd has to hold: offsets and bytes.
+    /// The memfd's content: offsets and bytes.
     pub(crate) fn contents(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let pages = self.draft.pages.iter().enumerate().flat_map(|(at, pages)| {
             let offset = self.kept(at).spare - self.draft.base;
@@ -310,7 +311,7 @@ impl Plan {
         [(0, self.draft.text.as_slice())].into_iter().chain(pages)
     }
 
-    /// Where the pages of this number go.
+    /// Where the pages of this number are kept.
     pub(crate) fn kept(&self, at: usize) -> Kept {
         let length = |pages: &Pages| pages.original.len() as u64;
         let before: u64 = self.draft.pages[..at].iter().map(|pages| 2 * (length(pages) + PAGE_BYTES)).sum();
@@ -319,8 +320,8 @@ impl Plan {
         Kept { start, spare, bytes: length(pages), offset: self.offsets[at] }
     }
 
-    /// What is done to the stopped process, in this order: whatever an injector leaves that dies in between is harmless. Once the text is
-    /// mapped, so is all else.
+    /// The steps of a part, in order. Whatever an injector leaves behind if it dies in between is harmless. Once the
+    /// text is mapped, so is everything else.
     pub(crate) fn steps(&self, part: Part) -> Vec<Step> {
         let data = self.draft.data.iter().enumerate();
         let fill = |(at, data): (usize, &Data)| (!data.initial.is_empty()).then_some(Step::FillData(at));
@@ -346,26 +347,26 @@ impl Plan {
         }
     }
 
-    /// Whether the data of this number begins where other data ends.
+    /// Whether this data begins where other data ends.
     fn follows_data(&self, at: usize) -> bool {
         let data = &self.draft.data;
         at > 0 && data[at - 1].range.end == data[at].range.start
     }
 
-    /// The data of this number and all that follows it without a gap: one system call maps it. On a busy machine, the process waits for a
-    /// processor twice in each call.
+    /// Range of this data and all that follows it without a gap: one system call maps it. On a busy machine, the
+    /// process waits for a CPU twice in each call.
     pub(crate) fn adjacent_data(&self, at: usize) -> Range<u64> {
         let data = &self.draft.data;
         let last = (at + 1..data.len()).take_while(|next| self.follows_data(*next)).last().unwrap_or(at);
         data[at].range.start..data[last].range.end
     }
 
-    /// What is written into the copies.
+    /// The writes that put the jumps into the copies.
     pub(crate) fn jumps(&self) -> Vec<Write> {
         self.draft.pages.iter().flat_map(|pages| writes(pages.start, &pages.original, &pages.edited)).collect()
     }
 
-    /// What takes a step back, if something must.
+    /// How to undo a step, if that needs anything.
     pub(crate) fn undo(&self, step: Step) -> Option<Undo> {
         match step {
             Step::Create => Some(Undo::Close),
@@ -373,7 +374,7 @@ impl Plan {
             Step::MoveThreads => Some(Undo::MoveBack),
             Step::Write => Some(Undo::Restore),
             Step::SetAside(at) => Some(Undo::PutBack(self.kept(at))),
-            // Putting the pages back covers the edited ones; unmapping what was reserved covers the rest.
+            // Putting the pages back covers the edited ones; unmapping the reservation covers the rest.
             Step::Replace(_)
             | Step::MapData(_)
             | Step::WipeOnFork(_)
@@ -385,8 +386,8 @@ impl Plan {
         }
     }
 
-    /// Where a thread that is at `address` must go on. `Err`: it is within displaced instructions, at none that has a copy, or before the
-    /// call that a probe has put into a no-op.
+    /// Where a thread at `address` must go on; `None` if it can stay. `Err`: it is within displaced instructions but
+    /// not at one that has a copy, or it is before the call that a probe has put into a no-op.
     pub(crate) fn moved(&self, address: u64) -> Result<Option<u64>, u64> {
         let is_in_no_op = |pages: &Pages| {
             let at = address.checked_sub(pages.start + LEA.len() as u64).and_then(|at| usize::try_from(at).ok());
@@ -432,7 +433,7 @@ fn check_blob(draft: &Draft, reserved: u64) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The mapping that pages are part of, and their offset in its file.
+/// The mapping that contains the pages, and their offset in its file.
 fn check_pages(pages: &Pages, maps: &Maps) -> Result<(Range<u64>, u64), PlanError> {
     let bytes = pages.original.len();
     if bytes == 0 || bytes != pages.edited.len() || !is_whole(bytes as u64) || !is_whole(pages.start) {
@@ -455,15 +456,15 @@ fn check_displaced(displaced: &Displaced, draft: &Draft) -> Result<(), PlanError
     Ok(())
 }
 
-/// Eight bytes, and where they go.
+/// Eight bytes, and their address.
 pub(crate) type Write = (u64, [u8; 8]);
 
-/// What to write at `start` so that memory which holds `before` holds `after`, which is as long.
+/// The writes that turn memory at `start` from `before` into `after`, which is as long.
 pub(crate) fn writes(start: u64, before: &[u8], after: &[u8]) -> Vec<Write> {
     let mut writes = Vec::new();
     let mut at = 0;
     while let Some(further) = before[at..].iter().zip(&after[at..]).position(|(before, after)| before != after) {
-        // A jump is written at once, wherever it begins.
+        // A jump is written in one piece, wherever it begins.
         at = (at + further).min(after.len() - 8);
         let bytes = std::array::from_fn(|offset| after[at + offset]);
         writes.push((start + at as u64, bytes));

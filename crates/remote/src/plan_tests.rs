@@ -69,7 +69,7 @@ fn data_comes_before_text_and_text_before_jumps() {
     assert_eq!(plan.mappings(), [LIBC..LIBC + 0x10000, LIBC..LIBC + 0x10000]);
 }
 
-/// What a process that was hooked by the plan has mapped once it is let go, and what the memfd holds.
+/// The mappings of a process after the plan's jumps have been removed again, and the memfd's content.
 fn let_go(plan: &Plan) -> (String, Vec<u8>) {
     let (name, mut memfd) = (plan.memfd_name(), vec![0; 0x18000]);
     for (offset, bytes) in plan.contents() {
@@ -114,7 +114,7 @@ fn what_is_mapped_is_used_again_if_it_is_the_same() {
     ] {
         assert_eq!(again(&maps.replacen(from, to, 1), |_| {}, &memfd), None, "{from}");
     }
-    // While jumps lead to it, or the original pages are not back for certain.
+    // Not while jumps lead to it, or while the original pages may not be back.
     let hooked = format!(
         "{maps}{:x}-{:x} r-xp 00004000 00:01 5 /memfd:{} (deleted)\n",
         LIBC + 0x2_0000,
@@ -196,7 +196,7 @@ fn probes_of_others_do_not_make_code_another() {
     assert!(!is_same_code(&file, &file[..6]));
 }
 
-/// What Linux does to a ten-byte nop that is probed, step by step (`int3_update_optimize`, `int3_update_unoptimize`).
+/// What Linux does to a ten-byte nop with a probe, step by step (`int3_update_optimize`, `int3_update_unoptimize`).
 #[test]
 fn a_probe_puts_two_instructions_into_a_ten_byte_nop() {
     let code = |nop: [u8; 10]| [&[0x90], &nop[..], &[0xc3]].concat();

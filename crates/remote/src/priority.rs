@@ -1,22 +1,24 @@
-//! Who stops a process runs before others, so that the stop is short, and soon after they wake.
+//! Raises the priority of the thread that stops a process, so that it runs soon after it wakes and the stop is short.
 
 /// The highest priority of ordinary threads.
 const HIGHEST_NICE: libc::c_int = -20;
 
-/// The shortest turn of an ordinary thread, in nanoseconds. Since Linux 6.12 a thread that wakes takes the CPU at once from one with a
-/// longer turn (85e511df3cec); to others, even the first among them may wait for milliseconds. Older kernels ignore it.
+/// Shortest time slice of an ordinary thread, in nanoseconds. Since Linux 6.12 a waking thread at once preempts one
+/// with a longer slice (85e511df3cec); otherwise even the thread with the best nice value may wait for milliseconds.
+/// Older kernels ignore the value.
 const SHORTEST_TURN_NS: u64 = 100_000;
 
-/// The calling thread runs before all ordinary ones until this is dropped, in the same thread. A control group may have no
-/// real-time priority to give: then it is the first among ordinary ones. Without the permission nothing changes.
+/// While this exists, its thread runs before all ordinary ones. Drop it in the same thread. If the control group has no
+/// real-time priority to give, the thread gets the best ordinary priority instead. Without the permission nothing
+/// changes.
 #[derive(Debug)]
 pub struct Raised {
-    /// What to go back to, if that was changed.
+    /// The attributes to restore, if they were changed.
     before: Option<libc::sched_attr>,
 }
 
 impl Raised {
-    /// From now on.
+    /// Raises the calling thread's priority from now on.
     #[must_use]
     pub fn begin() -> Self {
         let before = attributes();
@@ -29,7 +31,7 @@ impl Raised {
         Self { before: before.filter(|_| is_raised) }
     }
 
-    /// Whether it is a real-time priority.
+    /// Whether the calling thread has a real-time priority.
     #[must_use]
     pub fn is_real_time(&self) -> bool {
         // SAFETY: no pointers; 0 is the calling thread.
@@ -45,14 +47,14 @@ impl Drop for Raised {
     }
 }
 
-/// Whether the calling thread has this policy and this real-time priority now.
+/// Gives the calling thread this policy and real-time priority. Returns whether that worked.
 fn set_policy(policy: libc::c_int, sched_priority: libc::c_int) -> bool {
     let parameters = libc::sched_param { sched_priority };
     // SAFETY: the kernel only reads the parameters; 0 is the calling thread.
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 
-/// How the calling thread is scheduled.
+/// The scheduling attributes of the calling thread.
 fn attributes() -> Option<libc::sched_attr> {
     let mut attributes = libc::sched_attr {
         size: 0,
@@ -71,7 +73,7 @@ fn attributes() -> Option<libc::sched_attr> {
 }
 
 fn set(attributes: &libc::sched_attr) -> bool {
-    // SAFETY: the kernel only reads the attributes, whose size they tell; 0 is the calling thread.
+    // SAFETY: the kernel only reads the attributes, which contain their size; 0 is the calling thread.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, std::ptr::from_ref(attributes), 0) == 0 }
 }
 

@@ -1,7 +1,7 @@
 //! System calls that a stopped thread makes for us.
 //!
-//! All the while the thread has a signal frame on its stack and all signals blocked. In whatever state it is let go, it
-//! comes back to where it was (see [`crate::frame`]).
+//! During all of this the thread has a signal frame on its stack, and all signals are blocked. In whatever state it is
+//! released, it returns to where it was (see [`crate::frame`]).
 
 use std::io;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ pub(crate) const MAX_TRIES: usize = 16;
 /// Results from here on are errors.
 const FIRST_ERROR: u64 = (-4095i64) as u64;
 const ALL_SIGNALS: u64 = u64::MAX;
-/// Those that the kernel leaves out of any mask.
+/// The signals that the kernel removes from any mask.
 const UNBLOCKABLE: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
-/// How much longer to wait for a thread that got no processor in time.
+/// How much longer to wait for a thread that got no CPU in time.
 const LATEST: Duration = Duration::from_secs(1);
 
 /// A system call: its number, and arguments.
@@ -34,10 +34,10 @@ type NumberAndArguments = (libc::c_long, [u64; 6]);
 
 /// Name of the call that leaves the signal frame.
 const LEAVING: &str = "rt_sigreturn";
-/// An address as it may be, for calls before it is known.
+/// A plausible address, for calls whose address is not known yet.
 const SOME_ADDRESS: u64 = 0x7f00_0000_0000;
 
-/// The calls that a process makes for us, before their addresses are known. [`Remote::call`] looks again at each.
+/// The calls that a process makes for us, before their addresses are known. [`Remote::call`] checks each one again.
 const FIXED_CALLS: [(&str, NumberAndArguments); 11] = {
     const AT: u64 = SOME_ADDRESS;
     const BYTES: u64 = 1 << 20;
@@ -73,7 +73,8 @@ fn call_of(gadgets: &Gadgets, (number, arguments): NumberAndArguments) -> Call {
     Call { number: number as u32, next_instruction, arguments }
 }
 
-/// Whether a thread must not be asked to make this call. A call that fails does no harm, but where the frame is to be left.
+/// Whether a thread must not be asked to make this call. A call that fails does no harm, except the one that leaves the
+/// frame.
 fn is_refused(name: &str, answer: Answer) -> bool {
     match answer {
         Answer::Made => false,
@@ -89,7 +90,7 @@ pub(crate) struct Remote {
     memory: Arc<Memory>,
     gadgets: Gadgets,
     frame: Frame,
-    /// What was where the frame is.
+    /// The previous content of the frame's memory.
     below: Vec<u8>,
     registers: Registers,
     mask: u64,
@@ -109,16 +110,17 @@ enum Stage {
     Entering,
     /// It runs to the return from a call.
     Returning,
-    /// It runs to where it may get its registers back.
+    /// It runs to where its registers can be restored.
     Leaving,
 }
 
 impl Remote {
-    /// Prepares one of the threads, all of which are stopped, and stay so until [`Self::end`]: what is below its stack pointer may be
-    /// another's data, if its stack is a local array, as a coroutine's may be. `is_awkward` tells threads that had better not be taken.
+    /// Prepares one of the threads, all of which are stopped and stay so until [`Self::end`]: below its stack pointer
+    /// there may be other threads' data if its stack is a local array, as that of a coroutine may be. `is_awkward` says
+    /// which threads should rather not be taken.
     ///
-    /// A thread that was to make a call for an injector that was killed may have got no processor since. That call would come after those that
-    /// are made now, so the thread leaves its frame without it.
+    /// A thread that was to make a call for a killed injector may not have got a CPU since. Its call would then come
+    /// after those that are made now, so the thread leaves its frame without it.
     pub(crate) fn begin(
         stop: &mut Stop,
         target: &Target,
@@ -177,7 +179,8 @@ impl Remote {
         }
     }
 
-    /// Puts this thread under a frame, if it can be. One in a restartable sequence goes on afterwards as one that was interrupted in it.
+    /// Puts this thread under a frame; `None` if that is not possible. A thread in a restartable sequence goes on
+    /// afterwards as if it had been interrupted there.
     fn with(stop: &Stop, target: &Target, (tid, mut registers): (i32, Registers)) -> Result<Option<Self>, Failure> {
         let gadgets = target.gadgets;
         if let Some(area) = sys::rseq_area(tid) {
@@ -192,7 +195,7 @@ impl Remote {
         let Some(frame) = frame.filter(|_| !sys::has_system_call_dispatch(tid)) else { return Ok(None) };
         let mut below = vec![0; frame.bytes.len()];
         let covered = frame.address..frame.address + below.len() as u64;
-        // What is below a stack that other processes share may be theirs, and they do not stand still.
+        // Memory below a stack that other processes share may be theirs, and they are not stopped.
         let is_shared = |at: u64| target.maps().at(at).is_some_and(|mapping| mapping.is_shared);
         if is_shared(covered.start) || is_shared(covered.end.saturating_sub(1)) {
             return Ok(None);
@@ -204,7 +207,7 @@ impl Remote {
         if sys::write_memory(tid, frame.address, &frame.bytes).is_err() {
             return Ok(None);
         }
-        // First the registers, then the mask: under the frame the thread gets its mask back by itself.
+        // The registers come before the mask: under the frame the thread gets its mask back by itself.
         let leaving = frame.leaving(&registers, &gadgets);
         let trace = |error| Failure::Trace("preparing a thread", error);
         sys::set_registers(tid, &leaving).map_err(trace)?;
@@ -225,32 +228,32 @@ impl Remote {
         }))
     }
 
-    /// Its memory.
+    /// The memory of its process.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Its process.
+    /// Its process's id.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// The thread.
+    /// Its id.
     pub(crate) fn tid(&self) -> i32 {
         self.tid
     }
 
-    /// Its own registers.
+    /// The registers that it had, and will get back.
     pub(crate) fn registers(&self) -> &Registers {
         &self.registers
     }
 
-    /// Addresses that the frame takes.
+    /// Addresses of the frame.
     pub(crate) fn frame_range(&self) -> std::ops::Range<u64> {
         self.frame.address..self.frame.address + self.frame.bytes.len() as u64
     }
 
-    /// Has the thread go on at this address when all is done.
+    /// Makes the thread go on at this address when all is done.
     pub(crate) fn resume_at(&mut self, address: u64) -> Result<(), Failure> {
         let at = self.frame.resume_address_at();
         self.write(at, &address.to_le_bytes()).map_err(|error| Failure::Trace("moving a thread", error))?;
@@ -258,12 +261,12 @@ impl Remote {
         Ok(())
     }
 
-    /// Writes memory of the process.
+    /// Writes to the process's memory.
     pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
         sys::write_memory(self.tid, address, bytes)
     }
 
-    /// Writes a string of at most 255 bytes where the thread's calls can read it.
+    /// Writes a string of at most 255 bytes where the thread's calls can read it. Returns its address.
     pub(crate) fn string(&self, text: &str) -> Result<u64, Failure> {
         let mut bytes = text.as_bytes().to_vec();
         bytes.truncate(SCRATCH_BYTES as usize - 1);
@@ -273,7 +276,7 @@ impl Remote {
         Ok(self.frame.scratch)
     }
 
-    /// Makes a system call; its result. `name` is for the error.
+    /// Makes the thread do a system call, and returns its result. `name` is for the error.
     pub(crate) fn call(
         &mut self,
         name: &'static str,
@@ -298,7 +301,7 @@ impl Remote {
         Ok(result)
     }
 
-    /// Fails if the process runs another program by now: the id may be that of its thread.
+    /// Fails if the process runs another program by now: the id may belong to a thread of that program.
     fn check(&self) -> Result<(), Failure> {
         if self.memory.is_there() { Ok(()) } else { Err(Failure::Busy(Busy::Changed)) }
     }
@@ -332,7 +335,7 @@ impl Remote {
                     self.stage = Stage::Still
                 }
                 (stage, report) => {
-                    // Nobody can block this one; it is sent again at the end.
+                    // This signal cannot be blocked; it is sent again at the end.
                     self.is_stop_wanted |= report == Report::Signal(libc::SIGSTOP);
                     self.start(stage)?;
                 }
@@ -341,20 +344,20 @@ impl Remote {
         Ok(())
     }
 
-    /// The limit is that of the stop, which may have begun anew.
+    /// Takes over the deadline of the stop, which may have changed.
     pub(crate) fn renew(&mut self, stop: &Stop) {
         self.deadline = stop.deadline();
     }
 
-    /// Takes the frame away, and puts back what was there. If the thread gets no processor in time, all others wait for it: they may
-    /// use what is there.
+    /// Removes the frame and puts back what was there. If the thread gets no CPU in time, all others wait for it,
+    /// because they may use that memory.
     pub(crate) fn end(mut self, stop: &Stop) -> Result<(), Failure> {
         let is_call_late = self.stage != Stage::Still;
         let mut result = self.leave();
         if matches!(result, Err(Failure::Busy(Busy::Late))) {
             self.deadline = Some(Instant::now() + LATEST);
             let left = self.leave();
-            // What was to be done after a call that came late was not done: that error stays. Leaving late harms nothing.
+            // What should have followed a late call was not done, so that error stays. Leaving late harms nothing.
             result = if is_call_late { left.and(result) } else { left };
         }
         if self.is_stop_wanted {
@@ -363,7 +366,8 @@ impl Remote {
         result
     }
 
-    /// The thread passes through the kernel's way out once more, so that the kernel restarts the call in which we found it.
+    /// Makes the thread pass through the kernel's exit path once more, so that the kernel restarts the call in which we
+    /// found it.
     fn leave(&mut self) -> Result<(), Failure> {
         let trace = |error| Failure::Trace("restoring a thread", error);
         self.check()?;
@@ -374,7 +378,7 @@ impl Remote {
         }
         self.come_to_rest()?;
         self.check()?;
-        // First the mask, then the registers: until then the frame would restore both.
+        // The mask comes before the registers: until then the frame would restore both.
         sys::set_signal_mask(self.tid, self.mask).map_err(trace)?;
         sys::set_registers(self.tid, &self.registers).map_err(trace)?;
         let _ = self.write(self.frame.address, &self.below);

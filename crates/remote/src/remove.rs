@@ -1,4 +1,4 @@
-//! Takes out what is found in a process, while it is stopped.
+//! Removes from a stopped process what was found in it.
 
 use std::fs::File;
 use std::ops::Range;
@@ -17,9 +17,9 @@ use crate::stop::Stop;
 use crate::sys::Registers;
 use crate::target::Target;
 
-/// Takes the jumps to a blob out. It stays, inert.
+/// Removes the jumps to a blob. The blob stays mapped, inert.
 pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop: &mut Stop) -> Result<(), Failure> {
-    // Closing the memfd is an injector's last step before the first jump.
+    // An injector closes the memfd as its last step before the first jump.
     let is_finished = target.descriptors_of(found).is_empty();
     stop.stop_all()?;
     let is_as_found = if is_finished { is_there(stop.pid, found) } else { !has_changed(stop.pid, found) };
@@ -34,7 +34,7 @@ pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop:
         .concat();
     let is_awkward = |tid, _: &Registers| target.may_be_filtered(tid);
     let mut remote = match Remote::begin(stop, target, is_awkward) {
-        // It has confined itself since it was hooked. The jumps can be taken out without its help.
+        // The process has confined itself since it was hooked. The jumps can be removed without its help.
         Err(Failure::Refused(_)) if found.is_hooked() => {
             let tid = stop.stopped_threads().next().ok_or(Failure::Ended)?;
             return write(tid, &restored);
@@ -50,11 +50,11 @@ pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop:
             Spare::found(&remote, *kept).renew(&mut remote)?;
             leave_spare(&mut remote, *kept)?;
         }
-        // An injector that was killed left them.
+        // A killed injector left these open.
         for fd in target.descriptors_of(found) {
             remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
         }
-        // Without text, nothing has led to it.
+        // If the text is not mapped, nothing has ever led to the blob.
         if found.text.is_none() && !found.is_hooked() && found.is_mapped {
             return take_out(&mut remote, Undo::Unmap, &found.range);
         }
@@ -63,7 +63,7 @@ pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop:
             at(emptied.start)..at(emptied.end)
         });
         if !data.is_empty() {
-            // Memory that is locked keeps what it has.
+            // Locked memory keeps its content.
             advise(&mut remote, data.start, data.end - data.start, libc::MADV_DONTNEED)?;
         }
         Ok(())
@@ -71,9 +71,10 @@ pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop:
     remote.end(stop).and(result)
 }
 
-/// Whether a blob that nobody goes on mapping is still where it was found. All mappings of the process need not be read for
-/// that: if it has hundreds of thousands, that takes longer than it may be stopped. Pages that were not replaced may be by now, by the last
-/// call of an injector that was killed: then their spare place has all that is left of the original ones.
+/// Whether a blob that no injector is still mapping is where it was found. This does not read all mappings of the
+/// process: if there are hundreds of thousands, that takes longer than the stop may last. Pages that were not replaced
+/// may be by now, through the last call of a killed injector. Then their spare place has the only copy of the original
+/// ones.
 fn is_there(pid: i32, found: &Found) -> bool {
     let is_of_blob = |range: &Range<u64>| FileId::of(pid, range).is_some_and(|file| file.inode == found.inode);
     let is_replaced = |kept: &Kept| is_of_blob(&(kept.start..kept.start + kept.bytes));
@@ -82,7 +83,7 @@ fn is_there(pid: i32, found: &Found) -> bool {
         && !found.put_back.iter().any(is_replaced)
 }
 
-/// Whether a blob is not as it was found: a thread has finished the last call of an injector that was killed meanwhile.
+/// Whether a blob has changed since it was found: a thread may have finished the last call of a killed injector since.
 fn has_changed(pid: i32, found: &Found) -> bool {
     let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, 0));
     let Ok(maps) = maps else { return true };
@@ -90,7 +91,7 @@ fn has_changed(pid: i32, found: &Found) -> bool {
     found.is_mapped != now.is_some() || now.is_some_and(|now| now.pages != found.pages || now.text != found.text)
 }
 
-/// What to write over the jumps in pages that were replaced: the memfd has the original code.
+/// What to write over the jumps in replaced pages. The original code comes from the memfd.
 fn original_code(target: &Target, stop: &Stop, found: &Found, kept: Kept) -> Result<Vec<Write>, Failure> {
     let Kept { start, spare, bytes, .. } = kept;
     let changed = |_| Failure::Busy(Busy::Changed);

@@ -1,21 +1,24 @@
-//! Restartable sequences (rseq(2)): where a thread goes on that makes calls for us in the middle of one.
+//! Restartable sequences (rseq(2)): where a thread that made calls for us goes on if it was stopped in the middle of
+//! one.
 //!
-//! The kernel looks when a thread goes on: if it was interrupted in a sequence, it goes on at the sequence's abort handler. A
-//! thread that makes calls for us goes on elsewhere first, so the kernel sees no sequence, and forgets it. Afterwards the thread
-//! would finish the sequence with what it had read before. So it is led to the handler as the kernel would (`kernel/rseq.c`).
+//! The kernel checks this when a thread goes on: a thread that was interrupted in a sequence continues at the
+//! sequence's abort handler. A thread that makes calls for us first goes on elsewhere, so the kernel sees no sequence
+//! and forgets it. Afterwards the thread would finish the sequence with what it had read before. So we direct it to the
+//! handler as the kernel would (`kernel/rseq.c`).
 
 use crate::sys::RseqArea;
 
-/// Where in the area of a thread the address of its sequence's descriptor is (`struct rseq`).
+/// Offset in a thread's area of the address of its sequence's descriptor (`struct rseq`).
 const DESCRIPTOR_AT: u64 = 8;
 /// The signature precedes the handler.
 const SIGNATURE_BYTES: u64 = 4;
 
-/// The thread's sequence is none that the kernel would accept.
+/// The kernel would not accept the thread's sequence.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// Address of the descriptor of the thread's sequence, if it has said that it is in one; it may have left it since.
+/// Address of the descriptor of the thread's sequence, if the thread has announced one; it may have left the sequence
+/// since.
 pub(crate) fn descriptor(area: &RseqArea, read: impl Fn(u64, &mut [u8]) -> bool) -> Result<Option<u64>, Malformed> {
     let mut address = [0; 8];
     if !read(area.address.wrapping_add(DESCRIPTOR_AT), &mut address) {
@@ -24,7 +27,7 @@ pub(crate) fn descriptor(area: &RseqArea, read: impl Fn(u64, &mut [u8]) -> bool)
     Ok(Some(u64::from_le_bytes(address)).filter(|address| *address != 0))
 }
 
-/// Where a thread that was stopped at `ip` has to go on; `None` if it is in no sequence.
+/// Where a thread that was stopped at `ip` has to go on; `None` if it is not in a sequence.
 pub(crate) fn abort_address(
     area: &RseqArea,
     ip: u64,
@@ -105,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_is_not_the_threads_place_any_more_says_nothing() {
-        // The kernel looks at the place first: what it does not need, it does not check.
+        // The kernel checks the position first, and does not check what it does not need.
         assert_eq!(Memory { signature: 1, ..SOUND }.abort_address(0x7000), Ok(None));
     }
 }

@@ -1,4 +1,4 @@
-//! Stops a process, does something to it, and lets it go.
+//! Stops a process, does something to it, and releases it.
 
 use std::fs;
 use std::ops::Range;
@@ -20,35 +20,35 @@ use crate::target::{Target, check_files};
 use crate::work::{Outcome, Planned, Work};
 use crate::{remove, words};
 
-/// For how long a process should be stopped at most.
+/// Maximum time that a process should be stopped.
 pub const STOP_LIMIT: Duration = Duration::from_millis(20);
-/// When to give up on a kernel that does not come back: a process may have another one handle its page faults.
+/// When to give up on a kernel request that does not return: another process may handle the target's page faults.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// When to look for threads that ended while they were being stopped.
+/// How often to reap threads that ended while they were being stopped.
 const REAPING: Duration = Duration::from_millis(10);
 
-/// Asked in the middle of a stop whether this is the moment.
+/// Asked in the middle of a stop whether to go on now.
 pub(crate) type IsMoment = Box<dyn FnOnce() -> bool + Send>;
 
 impl Target {
     /// Stops the process twice and carries out a plan. The time is that of the longer stop.
     ///
     /// # Errors
-    /// If it cannot be stopped, has changed, or its kernel refuses a step. It runs on as before. If the limit was over in the
-    /// middle ([`Busy::Late`]), some of the plan may have been carried out: it is harmless, [`Target::found`] by another look,
-    /// and to be taken out before the next attempt.
+    /// The process cannot be stopped, has changed, or the kernel refuses a step. It runs on as before. If the limit ran
+    /// out halfway ([`Busy::Late`]), part of the plan may have been carried out. That part is harmless. After another
+    /// [`Target::look`], [`Target::found`] reports it, and it has to be removed before the next attempt.
     pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Hooked>, Error> {
         let mapped = self.map(plan, limit)?;
         let hooked = self.replace(plan, &mapped.outcome, limit)?;
         Ok(Stopped { time: mapped.time.max(hooked.time), ..hooked })
     }
 
-    /// Maps what the plan needs, the first of two steps. Nothing leads to it until [`Target::replace`], so it can be looked at, written
-    /// to, and linked to before. If that never comes, it stays, to be used again. Whoever has made the plan by [`Plan::again`] sees to it
-    /// that nobody else uses the same meanwhile.
+    /// Maps what the plan needs: the first of two steps. Nothing leads there until [`Target::replace`], so it can be
+    /// examined, written to and linked to first. If the second step never comes, it stays mapped and can be used again.
+    /// The caller makes sure that no other user of [`Plan::again`] takes the same mapping in between.
     ///
     /// # Errors
-    /// As [`Target::hook`].
+    /// As for [`Target::hook`].
     pub fn map(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Mapped>, Error> {
         check_files(self.pid()).map_err(Error::Refused)?;
         let Stopped { time, threads, outcome } = self.stop_for(Work::Map(self.planned(plan)?), limit, None)?;
@@ -56,19 +56,19 @@ impl Target {
         Ok(Stopped { time, threads, outcome })
     }
 
-    /// Replaces the pages of text, the second step. May be tried again after a [`Busy`] other than [`Busy::Late`].
+    /// Replaces the pages of text: the second step. It may be tried again after a [`Busy`] other than [`Busy::Late`].
     ///
     /// # Errors
-    /// As [`Target::hook`]. What is mapped stays.
+    /// As for [`Target::hook`]. What is mapped stays.
     pub fn replace(&self, plan: &Plan, mapped: &Mapped, limit: Duration) -> Result<Stopped<Hooked>, Error> {
         self.replace_when(plan, mapped, limit, None)
     }
 
-    /// The same, if `is_moment` agrees: it is asked once all threads are stopped, and before anything is replaced. After it agreed,
-    /// little time is needed; only a kernel that does not come back leaves it half done.
+    /// The same, if `is_moment` agrees. It is called once all threads are stopped, before anything is replaced. After
+    /// that little time is needed, and only a kernel request that does not return leaves the step half done.
     ///
     /// # Errors
-    /// As [`Target::replace`]; [`Busy::NotNow`] if it does not agree.
+    /// As for [`Target::replace`]; [`Busy::NotNow`] if it does not agree.
     pub fn replace_if(
         &self,
         plan: &Plan,
@@ -99,12 +99,13 @@ impl Target {
         Ok(Planned { plan: plan.clone(), files, memfd_flags: sys::memfd_flags() })
     }
 
-    /// Stops the process and has no jump lead to what was found in it. That stays mapped, and is used again by [`Plan::again`]; its memory
-    /// in `emptied`, offsets from its beginning, is given back. What was mapped in part only, so that nothing has led to it, is unmapped.
+    /// Stops the process and removes the jumps to what was found in it. The blob stays mapped, for [`Plan::again`] to
+    /// use. Its memory in `emptied`, as offsets from its beginning, is freed. A blob that was only mapped in part, so
+    /// that nothing has led to it, is unmapped.
     ///
     /// # Errors
-    /// If it cannot be stopped, or what was found is not what its name says. It runs on as before, or nearly so: pages that
-    /// were put back stay back.
+    /// The process cannot be stopped, or what was found is not what its name says. The process runs on as before, or
+    /// nearly so: pages that were put back stay back.
     pub fn take_out(&self, found: &Found, emptied: &Range<u64>, limit: Duration) -> Result<Stopped<()>, Error> {
         if !found.is_sound {
             return Err(Error::Damaged(found.range.start));
@@ -117,13 +118,13 @@ impl Target {
         Ok(Stopped { time, threads, outcome: () })
     }
 
-    /// Stops the process and writes words of its memory, each only where the word before, or the new one already, is found: all
-    /// of them, or none. Also where the process itself may not write. Whether any was written.
+    /// Stops the process and writes words of its memory: all of them, or none. Each must hold its old value, or the new
+    /// one already. The process itself need not have write access. Returns whether any word was written.
     ///
-    /// Threads may be anywhere: whatever a thread has read before must go well with what it reads afterwards.
+    /// Threads may be anywhere, so whatever a thread has read before must be consistent with what it reads afterwards.
     ///
     /// # Errors
-    /// If it cannot be stopped, its memory is not as expected ([`Busy::Changed`]), or the kernel refuses.
+    /// The process cannot be stopped, its memory is not as expected ([`Busy::Changed`]), or the kernel refuses.
     pub fn write_words(&self, words: &[Word], limit: Duration) -> Result<Stopped<bool>, Error> {
         let Stopped { time, threads, outcome } = self.stop_for(Work::Write(words.to_vec()), limit, None)?;
         Ok(Stopped { time, threads, outcome: outcome.has_written })
@@ -135,20 +136,20 @@ impl Target {
         limit: Duration,
         mut is_moment: Option<IsMoment>,
     ) -> Result<Stopped<Outcome>, Error> {
-        // Its new program would be stopped in vain.
+        // Stopping a new program would be useless.
         if !self.memory.is_there() {
             return Err(Failure::Busy(Busy::Changed).stopped(Duration::ZERO));
         }
         let stopper = stopper::current();
         match stopper.and_then(|stopper| stopper::ask(&*stopper, self, &work, limit, &mut is_moment)) {
             Some(answer) => answer,
-            // Nobody is there for it.
+            // There is no helper process for it.
             None => stopped(self.copy()?, work, limit, is_moment, None),
         }
     }
 }
 
-/// Does it.
+/// Carries out the work on the stopped process.
 fn carry_out(target: &Target, work: Work, stop: &mut Stop, is_moment: Option<IsMoment>) -> Result<Outcome, Failure> {
     let none = Outcome::default();
     let injection = |planned| Injection { target, planned };
@@ -162,8 +163,9 @@ fn carry_out(target: &Target, work: Work, stop: &mut Stop, is_moment: Option<IsM
     }
 }
 
-/// A thread that execs waits for all others to be gone, and those that are traced are there until their tracer waits for them. But who
-/// wants to trace one more thread waits for the exec (`cred_guard_mutex`). So another thread than that waits for the dead.
+/// Reaps threads of the process that have ended. A thread that calls exec waits until all others are gone, and traced
+/// ones stay until their tracer reaps them. But the tracer may itself wait for the exec, to seize one more thread
+/// (`cred_guard_mutex`). So another thread reaps them.
 fn reap(pid: i32) {
     let list = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().map_while(Result::ok);
     for tid in list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|tid| *tid != pid) {
@@ -171,9 +173,10 @@ fn reap(pid: i32) {
     }
 }
 
-/// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go. What is read of
-/// it is fetched into memory before, with what is below the stack pointers of threads that wait. `grace`: the kernel ends this whole
-/// process if the stop takes so much longer than its limit; it is there for that stop alone.
+/// Stops the process and does the work, in a separate thread: however that thread ends, the kernel releases the
+/// process. The memory to be read is faulted in first, including the memory below the stack pointers of waiting
+/// threads. With `grace`, the kernel kills the calling process if the stop exceeds its limit by that much; the calling
+/// process then exists for this stop only.
 pub(crate) fn stopped(
     target: Target,
     work: Work,
@@ -187,13 +190,13 @@ pub(crate) fn stopped(
         work.pages().iter().chain(&target.needed()).for_each(|range| memory.fetch(range));
         let mut stop = Stop::new(pid, Arc::clone(&memory), target.spares_calls, limit, grace);
         let result = carry_out(&target, work, &mut stop, is_moment).map_err(|failure| match failure {
-            // Its threads were gone.
+            // Its threads had gone.
             Failure::Trace(..) if !memory.is_there() => Failure::Busy(Busy::Changed),
             failure => failure,
         });
         let threads = stop.threads.len();
         let time = stop.release();
-        // Nobody listens any more if this took too long.
+        // The receiver is gone if this took too long.
         let _ = sender.send(match result {
             Ok(outcome) => Ok(Stopped { time, threads, outcome }),
             Err(failure) => Err(failure.stopped(time)),
@@ -209,7 +212,7 @@ pub(crate) fn stopped(
             Err(_) => return Err(Error::Stuck(PATIENCE)),
         }
     };
-    // Threads that did not stop are let go by its end.
+    // Its end releases threads that did not stop.
     let _ = thread.join();
     result
 }

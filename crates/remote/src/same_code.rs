@@ -1,21 +1,21 @@
-//! Whether memory holds the code of a file, but for probes of the kernel (uprobes). Pure.
+//! Whether memory holds the code of a file, apart from kernel probes (uprobes). Pure.
 
 /// A five-byte nop, and the call that Linux 6.18 puts in its place for a probe.
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const CALL: u8 = 0xe8;
 const BREAKPOINT: u8 = 0xcc;
-/// A ten-byte nop, in whose place later kernels put `lea -0x80(%rsp), %rsp` and a call. When the probe goes, the call stays, as an
-/// operand of the nop, for whoever is just before it.
+/// A ten-byte nop, which later kernels replace with `lea -0x80(%rsp), %rsp` and a call. When the probe is removed, the
+/// call stays, as an operand of the nop, for threads that are just before it.
 pub(crate) const NOP10: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0];
 pub(crate) const LEA: [u8; 5] = [0x48, 0x8d, 0x64, 0x24, 0x80];
 
-/// Whether memory holds the file's code, as far as probes allow.
+/// Whether memory holds the file's code, apart from changes that probes make.
 pub(crate) fn is_same_code(file: &[u8], memory: &[u8]) -> bool {
     other_code(file, memory).is_none()
 }
 
-/// Where memory does not hold the file's code, as far as probes allow: they put a breakpoint in place of an instruction's first
-/// byte, or a call in place of a nop.
+/// The first offset at which memory does not hold the file's code. Changes that probes make do not count: a breakpoint
+/// in place of an instruction's first byte, or a call in place of a nop.
 #[must_use]
 pub fn other_code(file: &[u8], memory: &[u8]) -> Option<usize> {
     let mut at = 0;
@@ -31,7 +31,7 @@ pub fn other_code(file: &[u8], memory: &[u8]) -> Option<usize> {
     (file.len() != memory.len()).then_some(at)
 }
 
-/// Length of the nop with which the file's code begins, if it is one that a probe has put a call into, or is about to.
+/// Length of the nop with which the file's code begins, if a probe has put a call into it, or is about to.
 fn bytes_of_call(file: &[u8], memory: &[u8]) -> Option<usize> {
     let is_first = |first: u8, of: u8| first == of || first == BREAKPOINT;
     if file.starts_with(&NOP5) {

@@ -1,7 +1,7 @@
-//! What a seccomp filter says to a system call: classic BPF, as the kernel runs it. Pure.
+//! What a seccomp filter answers to a system call: classic BPF, run as the kernel runs it. Pure.
 //!
-//! Filters are suspended for the calls that we have a process make, but only as long as we live. If we are killed in the middle
-//! of one, the filter decides about it. So a process whose filter ends it for such a call must be left alone.
+//! Filters are suspended for the calls that we have a process make, but only as long as we live. If we are killed
+//! during one, the filter decides about it. So a process whose filter would end it for such a call must be left alone.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ const MACHINE: u32 = 0xc000_003e;
 const DATA_BYTES: u32 = 64;
 /// Words of memory that a filter has.
 const MEMORY_WORDS: usize = 16;
-/// Part of an answer that says what happens; the rest is data.
+/// The bits of an answer that hold the action; the rest is data.
 const ACTION: u32 = 0xffff_0000;
 
 const KILL_PROCESS: u32 = 0x8000_0000;
@@ -59,7 +59,8 @@ pub(crate) enum Answer {
     Fails,
     /// Another process is asked, and waits for such calls.
     Asks,
-    /// The thread or the process ends. So it does for a signal (`SECCOMP_RET_TRAP`), which is blocked during our calls.
+    /// The thread or the process ends. A signal (`SECCOMP_RET_TRAP`) ends it as well, because signals are blocked
+    /// during our calls.
     Ends,
 }
 
@@ -79,18 +80,18 @@ impl fmt::Display for Answer {
 pub(crate) struct Filters(Vec<Vec<Instruction>>);
 
 impl Filters {
-    /// Of these programs, in any order.
+    /// Takes these programs, in any order.
     pub(crate) fn new(programs: Vec<Vec<Instruction>>) -> Self {
         Self(programs)
     }
 
-    /// What they say to a call together: the sternest answer counts.
+    /// The filters' joint answer to a call: the strictest one counts.
     pub(crate) fn answer(&self, call: &Call) -> Answer {
-        // The kernel compares them as signed numbers, so that KILL_PROCESS is the least.
+        // The kernel compares the actions as signed numbers, so KILL_PROCESS is the lowest.
         let action = |program: &Vec<Instruction>| (run(program, call) & ACTION).cast_signed();
         match self.0.iter().map(action).fold(ALLOW.cast_signed(), i32::min).cast_unsigned() {
             ALLOW | LOG => Answer::Made,
-            // Without a tracer that asked for these events, it fails.
+            // Without a tracer that asked for these events, the call fails.
             ERRNO | TRACE => Answer::Fails,
             USER_NOTIF => Answer::Asks,
             // KILL_PROCESS, KILL_THREAD, TRAP, and all that the kernel does not know.
@@ -99,12 +100,12 @@ impl Filters {
     }
 }
 
-/// The answer of one filter. One that is not valid kills: the kernel would not have taken it.
+/// The answer of one filter. An invalid one kills: the kernel would not have accepted it.
 fn run(program: &[Instruction], call: &Call) -> u32 {
     Machine::default().run(program, call).unwrap_or(KILL_PROCESS)
 }
 
-/// The state of a filter that runs.
+/// The state of a running filter.
 #[derive(Default)]
 struct Machine {
     a: u32,
@@ -113,10 +114,10 @@ struct Machine {
 }
 
 impl Machine {
-    /// `None`: the program is not valid.
+    /// Runs the program; `None` if it is not valid.
     fn run(&mut self, program: &[Instruction], call: &Call) -> Option<u32> {
         let mut at = 0usize;
-        // Jumps lead forward only, so it ends.
+        // All jumps lead forward, so this ends.
         while let Some(&instruction) = program.get(at) {
             let Instruction { code, jt, jf, k } = instruction;
             at += 1;
@@ -157,7 +158,7 @@ impl Machine {
         if code & 8 == 0 { k } else { self.x }
     }
 
-    /// A condition.
+    /// Evaluates a condition; `None` if the code is not valid.
     fn holds(&self, code: u16, k: u32) -> Option<bool> {
         let other = self.operand(code, k);
         match code & 0xf0 {
@@ -169,7 +170,7 @@ impl Machine {
         }
     }
 
-    /// Arithmetic; `Some(None)`: a division by zero.
+    /// Evaluates arithmetic; `None` if the code is not valid, `Some(None)` for a division by zero.
     fn computed(&self, code: u16, k: u32) -> Option<Option<u32>> {
         let (a, other) = (self.a, self.operand(code, k));
         Some(match code & 0xf0 {
@@ -179,7 +180,7 @@ impl Machine {
             0x30 => a.checked_div(other),
             0x40 => Some(a | other),
             0x50 => Some(a & other),
-            // Of the distance, the last five bits count.
+            // Only the last five bits of the distance count.
             0x60 => Some(a.wrapping_shl(other)),
             0x70 => Some(a.wrapping_shr(other)),
             0x80 => Some(a.wrapping_neg()),

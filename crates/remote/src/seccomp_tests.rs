@@ -1,4 +1,4 @@
-//! Tests of the answers of seccomp filters: by hand, and against the kernel.
+//! Tests of seccomp filters' answers: against expected values, and against the kernel.
 
 use super::*;
 
@@ -87,12 +87,13 @@ impl Random {
     }
 }
 
-/// A program that allows all calls but [`NO_CALL`], and answers that one with an error of twelve bits that depend on all it did.
+/// A random program that allows all calls except [`NO_CALL`]. Its answer to that one is a 12-bit error that depends on
+/// everything it did.
 fn random_program(random: &mut Random) -> Vec<Instruction> {
     const VALUES: [u32; 8] = [0, 1, 2, 31, 0x7fff_ffff, 0x8000_0000, u32::MAX, 0x1234_5678];
     let length = 4 + random.below(40);
     let mut body = Vec::new();
-    // All memory is written before anything else, as the kernel wants.
+    // All memory is written first, as the kernel demands.
     body.extend((0..16).map(|word| instruction(0x02, 0, 0, word)));
     for at in 0..length {
         let left = (length - at - 1).min(20);
@@ -109,7 +110,7 @@ fn random_program(random: &mut Random) -> Vec<Instruction> {
                 let (jt, jf) = (jump(random), jump(random));
                 instruction(code, jt, jf, if code & 8 == 0 { any } else { 0 })
             }
-            // Shifts by constants, and divisions by others than zero.
+            // Shifts by constants, and divisions by numbers other than zero.
             8 => instruction([0x64, 0x74][random.below(2) as usize], 0, 0, random.below(32) as u32),
             9 => instruction(0x34, 0, 0, any.max(1)),
             10 => instruction(0x84, 0, 0, 0),
@@ -119,7 +120,7 @@ fn random_program(random: &mut Random) -> Vec<Instruction> {
             }
         });
     }
-    // Fold what is in a and x into twelve bits.
+    // Fold the contents of a and x into twelve bits.
     for distance in [12, 24] {
         body.extend([instruction(0x02, 0, 0, 0), instruction(0x74, 0, 0, distance), instruction(0x07, 0, 0, 0)]);
         body.extend([instruction(0x60, 0, 0, 0), instruction(0xac, 0, 0, 0)]);
@@ -130,12 +131,14 @@ fn random_program(random: &mut Random) -> Vec<Instruction> {
     head.into_iter().chain(body).collect()
 }
 
-/// Installs the filter in a thread of its own, and makes the call; the error. `None`: this kernel has no filters.
+/// Installs the filter in a new thread, makes the call there, and returns the error. `None`: this kernel has no
+/// filters.
 fn by_the_kernel(program: Vec<Instruction>, arguments: [u64; 6]) -> Option<i32> {
     let thread = std::thread::spawn(move || {
         let length = program.len() as u16;
         let filter = libc::sock_fprog { len: length, filter: program.as_ptr().cast_mut() };
-        // SAFETY: no pointers; then the kernel reads the program; then a call that does not exist. All of this thread alone.
+        // SAFETY: no pointers; then the kernel reads the program; then a call that does not exist. All of this only
+        // affects this thread.
         unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
             if libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) != 0 {
@@ -153,7 +156,8 @@ fn by_the_kernel(program: Vec<Instruction>, arguments: [u64; 6]) -> Option<i32> 
     }
 }
 
-/// 400 random programs answer as they do in the kernel. The place of the call is not compared: the C library makes it.
+/// 400 random programs answer as they do in the kernel. The call's address is not compared, because the C library makes
+/// the call.
 #[test]
 fn random_programs_answer_as_in_the_kernel() {
     let mut random = Random(16);
@@ -163,7 +167,7 @@ fn random_programs_answer_as_in_the_kernel() {
         for word in program.iter_mut().filter(|word| word.code == 0x20 && [8, 12].contains(&word.k)) {
             word.k = 24;
         }
-        // Division by the index register may be by zero, which kills: there it is made odd before.
+        // Division by the index register may be by zero, which kills, so that register is made odd first.
         let divides = program.iter().position(|word| word.code == 0x3c);
         if divides.is_some() {
             program.iter_mut().filter(|word| word.code == 0x3c).for_each(|word| word.code = 0x0c);

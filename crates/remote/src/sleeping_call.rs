@@ -1,10 +1,10 @@
-//! What a thread sleeps in, as `/proc/PID/task/TID/syscall` says it. Pure but for reading that file.
+//! The system call that a thread sleeps in, from `/proc/PID/task/TID/syscall`. Pure except for reading that file.
 
 use std::ffi::c_long;
 
 const IO_PGETEVENTS: c_long = 333;
 
-/// Calls that, once a part is done, return that part to whatever wakes them.
+/// Calls that, once part of the work is done, return that part to whatever wakes them.
 const MAY_RETURN_A_PART: [c_long; 13] = [
     libc::SYS_write,
     libc::SYS_writev,
@@ -20,20 +20,20 @@ const MAY_RETURN_A_PART: [c_long; 13] = [
     libc::SYS_io_getevents,
     IO_PGETEVENTS,
 ];
-/// The same if they wait for all (MSG_WAITALL), and which argument says so.
+/// The same for calls that wait for all data (MSG_WAITALL), with the index of the argument that holds the flags.
 const MAY_WAIT_FOR_ALL: [(c_long, usize); 2] = [(libc::SYS_recvfrom, 3), (libc::SYS_recvmsg, 2)];
 
-/// A thread that sleeps.
+/// A sleeping thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sleeping {
-    /// The system call that it is in, and its arguments; none if it waits for something else, such as a page.
+    /// The system call that it is in, with its arguments; `None` if it waits for something else, such as a page.
     pub(crate) call: Option<(c_long, [u64; 6])>,
     pub(crate) stack_pointer: u64,
     pub(crate) instruction_pointer: u64,
 }
 
 impl Sleeping {
-    /// Looks at a thread; `None` if it runs, or is gone.
+    /// Examines a thread; `None` if it runs, or is gone.
     pub(crate) fn look(pid: i32, tid: i32) -> Option<Self> {
         Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).ok()?)
     }
@@ -48,7 +48,7 @@ impl Sleeping {
         Some(Self { call, stack_pointer: *stack_pointer, instruction_pointer: *instruction_pointer })
     }
 
-    /// Whether a stop may end its call with a part of what it was to do, as any signal may: no restart could hide that.
+    /// Whether a stop may make its call return a part of its work, as any signal may. No restart could hide that.
     pub(crate) fn may_return_a_part(&self) -> bool {
         let Some((number, arguments)) = self.call else { return false };
         let waits_for_all = |(call, flags): &(c_long, usize)| {

@@ -1,4 +1,4 @@
-//! The stacks of a stopped thread: whose they are, and their words, bounded. Pure.
+//! The stacks of a stopped thread: who owns them, and their words, bounded. Pure.
 
 use crate::frame::SEGMENTS;
 use crate::maps::{Maps, PAGE_BYTES};
@@ -6,18 +6,19 @@ use crate::sys::Registers;
 
 /// Most bytes that are read of one stack.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
-/// Most stacks of one thread: each signal handler may run on another.
+/// Most stacks of one thread: each signal handler may run on another one.
 const MAX_STACKS: usize = 4;
 const WORD: u64 = 8;
 
-/// Whether a thread is on the stack that it was given when it began, with room down to `lowest`: what is below the stack pointer is
-/// nobody else's. A coroutine's stack may be small, and in the middle of data that other threads change.
+/// Whether a thread is on the stack that it was given when it began, with space down to `lowest`. Then the memory below
+/// the stack pointer is not used for anything else. A coroutine's stack may be small, and in the middle of data that
+/// other threads change.
 pub(crate) fn is_given(maps: &Maps, registers: &Registers, is_main: bool, lowest: u64) -> bool {
     let Some(mapping) = maps.at(registers.rsp) else { return false };
     if is_main {
         return mapping.name == "[stack]";
     }
-    // C libraries keep the thread pointer at the end of a thread's stack, and a guard page at its beginning.
+    // C libraries keep the thread pointer at the end of a thread's stack, and a guard page at the beginning.
     let is_private = mapping.is_writable && !mapping.is_shared;
     is_private && (registers.rsp..mapping.range.end).contains(&registers.fs_base) && mapping.range.start <= lowest
 }
@@ -25,26 +26,26 @@ pub(crate) fn is_given(maps: &Maps, registers: &Registers, is_main: bool, lowest
 /// The words of a thread's stacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Words {
-    /// Address of the first word, and the words, per stack.
+    /// The address of the first word, and the words, of each stack.
     stacks: Vec<(u64, Vec<u64>)>,
-    /// Whether pages in between have words that were not read: they are not in memory.
+    /// Whether words in between were not read, because their pages are not in memory.
     pub(crate) has_gaps: bool,
 }
 
-/// What is to be had of a page of a stack.
+/// What could be read of a page of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// So many bytes, after which the stack ends if they are not all.
+    /// This many bytes. If that is not the whole page, the stack ends there.
     Held(usize),
-    /// Nothing was written there.
+    /// Nothing was ever written there.
     Empty,
-    /// It is not in memory.
+    /// The page is not in memory.
     Absent,
 }
 
 impl Words {
-    /// Reads from the stack pointer to the thread pointer, which C libraries keep at the end of a thread's stack, or to the
-    /// end of what `read` gives; the same from the stack pointers that interrupted code had.
+    /// Reads from the stack pointer up to the thread pointer, which C libraries keep at the end of a thread's stack, or
+    /// as far as `read` succeeds. Does the same from the stack pointers of interrupted code.
     pub(crate) fn read(stack_pointer: u64, thread_pointer: u64, mut read: impl FnMut(u64, &mut [u8]) -> Piece) -> Self {
         let mut words = Self { stacks: Vec::new(), has_gaps: false };
         let mut starts = vec![stack_pointer & !(WORD - 1)];
@@ -87,7 +88,7 @@ impl Words {
         stack
     }
 
-    /// Where signal frames have the address at which interrupted code goes on, and that address.
+    /// Addresses of the words in signal frames that say where interrupted code goes on, and their content.
     pub(crate) fn resume_addresses(&self) -> impl Iterator<Item = (u64, u64)> {
         self.stacks
             .iter()
@@ -95,8 +96,8 @@ impl Words {
     }
 }
 
-/// Indices of what may be the saved instruction pointers of signal frames: stack pointer, instruction pointer, flags,
-/// segments.
+/// Indices of what may be the saved instruction pointers of signal frames, which hold stack pointer, instruction
+/// pointer, flags and segments in a row.
 fn signal_frames(stack: &[u64]) -> impl Iterator<Item = usize> {
     (1..stack.len().saturating_sub(2)).filter(|at| stack[at + 2] == SEGMENTS)
 }
@@ -127,7 +128,7 @@ mod tests {
             is_given(&maps, &Registers { rsp, fs_base, ..zeros }, is_main, rsp - 0x1000)
         };
         assert!(is_given(0x9f000, 0x7f000, true) && is_given(0x70000, 0x7f000, false));
-        // In the heap, or in another mapping, as coroutines; above the thread pointer; where the mapping ends.
+        // In the heap or in another mapping, as coroutines are; above the thread pointer; where the mapping ends.
         assert!(!is_given(0x20000, 0x7f000, true) && !is_given(0x20000, 0x7f000, false));
         assert!(!is_given(0x70000, 0x7f000, true) && !is_given(0x9f000, 0x7f000, false));
         assert!(!is_given(0x7f800, 0x7f000, false) && !is_given(0x60800, 0x7f000, false));

@@ -1,23 +1,23 @@
-//! `/proc/PID/status` and `/proc/PID/stat`, as far as they say whether a process may be stopped. Pure.
+//! What `/proc/PID/status` and `/proc/PID/stat` say about whether a process may be stopped. Pure.
 
-/// What a status file says; a line that is missing counts as 0 or false.
+/// The content of a status file; a missing line counts as 0 or false.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// One letter; NUL if unknown.
+    /// State letter; NUL if unknown.
     pub(crate) state: char,
     /// Process that the thread belongs to.
     pub(crate) process: u32,
     /// Parent of the process.
     pub(crate) parent: u32,
-    /// Process that traces the thread, or 0.
+    /// Process that traces the thread; 0 if none.
     pub(crate) tracer: u32,
-    /// 0 none, 1 strict, 2 filter.
+    /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub(crate) seccomp: u32,
     /// Whether shadow stacks are on.
     pub(crate) has_shadow_stack: bool,
     /// Whether it has memory: kernel threads and dead processes have none.
     pub(crate) has_memory: bool,
-    /// Whether it is a kernel thread. Linux says so from 6.8 on.
+    /// Whether it is a kernel thread; only known from Linux 6.8 on.
     pub(crate) is_kernel_thread: Option<bool>,
 }
 
@@ -51,17 +51,17 @@ impl Status {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Whether it is a kernel thread, if it has no memory: a process that is just ending has none, either.
+    /// Whether it is a kernel thread and has no memory. A process that is just ending has no memory either.
     pub(crate) fn is_of_kernel(&self) -> bool {
         let is_by_descent = self.process == KTHREADD || self.parent == KTHREADD;
         !self.has_memory && self.is_kernel_thread.unwrap_or(is_by_descent)
     }
 }
 
-/// Fields of a `stat` file that are of interest, by number from 1: 22, the start time in ticks since boot, and 47, the
-/// beginning of the heap.
+/// Two fields of a `stat` file, whose numbers start at 1: 22, the start time in ticks since boot, and 47, the beginning
+/// of the heap.
 pub(crate) fn start_and_heap(stat: &str) -> Option<(u64, u64)> {
-    // The name is in parentheses and may contain some.
+    // The name is in parentheses, and may contain parentheses itself.
     let fields: Vec<&str> = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse().ok();
     Some((field(22)?, field(47).unwrap_or(0)))
@@ -93,7 +93,7 @@ mod tests {
             ("Tgid:\t9\nPPid:\t2\nKthread:\t1\n", true),
             ("Tgid:\t2\nPPid:\t0\n", true),
             ("Tgid:\t9\nPPid:\t2\n", true),
-            // About to end: its memory is gone, and it is not yet a zombie.
+            // About to end: its memory is gone, and it is not a zombie yet.
             ("State:\tR\nTgid:\t9\nPPid:\t2\nKthread:\t0\n", false),
             ("State:\tR\nTgid:\t9\nPPid:\t7\n", false),
             ("Tgid:\t9\nPPid:\t2\nVmSize:\t1 kB\n", false),

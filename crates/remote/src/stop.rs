@@ -1,4 +1,4 @@
-//! Stops all threads of a process for a moment, and lets them go.
+//! Stops all threads of a process for a moment, and releases them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,13 +17,13 @@ use crate::sleeping_call::Sleeping;
 use crate::status::Status;
 use crate::sys::{self, Registers, Report};
 
-/// When to look whether threads are still there.
+/// When to start checking whether threads still exist.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// How long to wait for threads that did not stop in time.
 const LATEST: Duration = Duration::from_secs(1);
 /// Most threads that are stopped.
 const MAX_THREADS: usize = 1 << 16;
-/// Links of a folder without folders.
+/// Link count of a directory without subdirectories.
 const FOLDER_LINKS: u64 = 2;
 
 /// What a traced thread is doing.
@@ -38,13 +38,13 @@ enum State {
 pub(crate) struct Thread {
     pub(crate) tid: i32,
     state: State,
-    /// Those with which it goes on, once it is stopped; none if it is being killed.
+    /// The registers with which it goes on; `None` unless it was stopped by us and is not being killed.
     registers: Option<Registers>,
     is_interrupted: bool,
 }
 
 impl Thread {
-    /// Takes in what the thread did. Whether it stopped with its process, by job control.
+    /// Records what the thread did. Returns whether it stopped with its process, by job control.
     fn take(&mut self, report: Report) -> bool {
         match report {
             Report::Ended => self.state = State::Gone,
@@ -52,8 +52,8 @@ impl Thread {
                 self.state = State::Stopped;
                 self.registers = if report == Report::Interrupted { repaired(self.tid) } else { None };
             }
-            // The request to stop stays pending. The signal may be one that nobody would have noticed if the thread were not
-            // traced, so its call must not end by it; the kernel ends the call if a handler runs.
+            // The request to stop stays pending. Without a tracer the signal might have been discarded unnoticed, so it
+            // must not end the thread's call. If a handler runs, the kernel ends the call.
             Report::Signal(signal) => {
                 repaired(self.tid);
                 let _ = sys::cont(self.tid, signal);
@@ -64,29 +64,30 @@ impl Thread {
     }
 }
 
-/// The threads of a process that the calling thread traces. When that thread ends, however it ends, the kernel lets all of
-/// them go.
+/// The threads of a process that the calling thread traces. When the calling thread ends, for whatever reason, the
+/// kernel releases all of them.
 pub(crate) struct Stop {
     pub(crate) pid: i32,
     pub(crate) threads: Vec<Thread>,
-    /// Threads that were looked at, and their places in `threads`.
+    /// Threads that were examined, and their places in `threads`; `None` for those that could not be traced.
     known: HashMap<i32, Option<usize>>,
     /// When the first thread was asked to stop.
     since: Option<Instant>,
     limit: Duration,
-    /// How much later the kernel ends this process.
+    /// How long after the limit the kernel ends the calling process.
     grace: Option<Duration>,
-    /// That of the program which the process ran when it was looked at.
+    /// Memory of the program that the process ran when it was examined.
     memory: Arc<Memory>,
-    /// Whether nobody is stopped while a thread is in a call that would return a part of what it was to do.
+    /// Whether the process is left alone while a thread is in a call that would return a part of its work.
     spares_calls: bool,
     has_job_control: bool,
-    /// The priority of the calling thread meanwhile.
+    /// The calling thread's priority during the stop.
     raised: Option<Raised>,
 }
 
 impl Stop {
-    /// Of a process, for at most `limit`. Nothing is stopped so far. If it takes `grace` longer, the kernel ends this process.
+    /// Prepares a stop of at most `limit`. Nothing is stopped yet. If the stop takes `grace` longer, the kernel ends
+    /// the calling process.
     pub(crate) fn new(
         pid: i32,
         memory: Arc<Memory>,
@@ -101,11 +102,12 @@ impl Stop {
     /// Stops all threads.
     pub(crate) fn stop_all(&mut self) -> Result<(), Failure> {
         self.raised.get_or_insert_with(Raised::begin);
-        // Before anybody is traced: signals that are ignored wake whoever is. A call may begin between this look and the stop.
+        // This comes before any thread is traced, because ignored signals wake traced threads. A call may still begin
+        // between this check and the stop.
         if self.spares_calls && self.since.is_none() && self.would_end_a_call()? {
             return Err(Failure::Busy(Busy::InCall));
         }
-        // Becoming the tracer stops nobody, so as much of it as possible is done before the clock starts.
+        // Seizing a thread does not stop it, so as much of it as possible is done before the clock starts.
         while self.seize_new()? {
             self.take_reports()?;
         }
@@ -118,8 +120,8 @@ impl Stop {
             self.wait_for_all()?;
         }
         let first = self.stopped_threads().next().ok_or(Failure::Ended)?;
-        // One of them may have run another program meanwhile, which ends all others. The id of the first thread is its own then. Only
-        // what is stopped now has registers, and of what is stopped, a new program's thread has other memory.
+        // A thread may have called exec in the meantime, which ends all others and gives it the first thread's id. Only
+        // a stopped thread's registers can be read, and a stopped thread of a new program has other memory.
         if sys::registers(first).is_err() || !self.memory.is_there() {
             return Err(Failure::Busy(Busy::Changed));
         }
@@ -132,7 +134,7 @@ impl Stop {
         Ok(sleeping.any(|sleeping| sleeping.may_return_a_part()))
     }
 
-    /// The threads that it has now.
+    /// The threads that the process has now.
     fn all_threads(&self) -> Result<Vec<i32>, Failure> {
         let list = match fs::read_dir(format!("/proc/{}/task", self.pid)) {
             Ok(list) => list,
@@ -143,14 +145,14 @@ impl Stop {
         Ok(list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
     }
 
-    /// Whether the process has no other threads than those that are stopped: the kernel counts them among the links of this
-    /// folder (`proc_task_getattr`). That is quicker than to list them.
+    /// Whether the process has no threads except the stopped ones. The kernel counts threads in this directory's link
+    /// count (`proc_task_getattr`), and reading that is quicker than listing them.
     fn is_complete(&self) -> bool {
         let links = fs::metadata(format!("/proc/{}/task", self.pid)).map(|folder| folder.nlink());
         links.is_ok_and(|links| links == FOLDER_LINKS + self.stopped_threads().count() as u64)
     }
 
-    /// Stops all threads that are traced.
+    /// Waits until all traced threads are stopped.
     fn wait_for_all(&mut self) -> Result<(), Failure> {
         self.interrupt_new()?;
         let mut last = Instant::now();
@@ -166,9 +168,9 @@ impl Stop {
         if self.has_job_control { Err(Failure::Busy(Busy::JobControl)) } else { Ok(()) }
     }
 
-    /// Becomes the tracer of threads that are not traced yet. Whether there were any. The first thread is traced last, and let go first:
-    /// while it is traced, signals to the process that it ignores are not thrown away where they are sent, and would end a call of any
-    /// thread that is not traced.
+    /// Seizes threads that are not traced yet. Returns whether there were any. The first thread is seized last and
+    /// released first: while it is traced, the kernel does not discard ignored signals to the process when they are
+    /// sent, and these would end a call of any thread that is not traced.
     fn seize_new(&mut self) -> Result<bool, Failure> {
         let mut is_new = false;
         for tid in self.all_threads()?.into_iter().rev() {
@@ -177,7 +179,7 @@ impl Stop {
         Ok(is_new)
     }
 
-    /// Becomes the tracer of a thread. Whether it is there, and was not traced yet.
+    /// Seizes a thread. Returns whether it exists and was not traced yet.
     fn seize(&mut self, tid: i32) -> Result<bool, Failure> {
         if self.known.contains_key(&tid) {
             return Ok(false);
@@ -208,7 +210,7 @@ impl Stop {
         Ok(())
     }
 
-    /// Takes in what threads did that were not asked to stop so far.
+    /// Records what threads did before they were asked to stop.
     fn take_reports(&mut self) -> Result<(), Failure> {
         while let Some((tid, report)) = look(-1)? {
             if let Some(place) = self.known.get(&tid).copied().flatten() {
@@ -218,8 +220,8 @@ impl Stop {
         Ok(())
     }
 
-    /// Takes in what threads did that are to stop. Whether there was anything. Each is asked for by itself: the kernel goes
-    /// through all threads of its tracer to find any of them.
+    /// Records what threads that are to stop did. Returns whether there was anything. Each thread is polled separately,
+    /// because the kernel goes through all threads of the tracer to find any of them.
     fn take_reports_of_running(&mut self) -> Result<bool, Failure> {
         let mut is_any = false;
         for thread in self.threads.iter_mut().filter(|thread| matches!(thread.state, State::Running)) {
@@ -234,7 +236,7 @@ impl Stop {
         Ok(is_any)
     }
 
-    /// A thread that another one's exec replaced is never reported.
+    /// Marks threads that have vanished: a thread that another one's exec replaced is never reported.
     fn forget_vanished(&mut self) {
         if self.since.is_none_or(|since| since.elapsed() < PATIENCE) {
             return;
@@ -247,17 +249,17 @@ impl Stop {
         }
     }
 
-    /// When the limit is over.
+    /// When the limit ends.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.since.and_then(|since| since.checked_add(self.limit))
     }
 
-    /// Fails if the limit is over.
+    /// Fails if the limit has passed.
     pub(crate) fn check_time(&self, why: Busy) -> Result<(), Failure> {
         if self.since.is_some_and(|since| since.elapsed() > self.limit) { Err(Failure::Busy(why)) } else { Ok(()) }
     }
 
-    /// Allows more time for what must not be left half done, if most of the time is left.
+    /// Extends the limit for a step that must not be left half done, if at least half of the time is left.
     pub(crate) fn extend(&mut self, more: Duration) -> Result<(), Failure> {
         if self.since.is_some_and(|since| since.elapsed() > self.limit / 2) {
             return Err(Failure::Busy(Busy::Slow));
@@ -266,18 +268,18 @@ impl Stop {
         Ok(())
     }
 
-    /// Threads that are stopped, the first one first.
+    /// Stopped threads, beginning with the first one.
     pub(crate) fn stopped_threads(&self) -> impl Iterator<Item = i32> {
         self.threads.iter().rev().filter(|thread| matches!(thread.state, State::Stopped)).map(|thread| thread.tid)
     }
 
-    /// The registers with which they go on.
+    /// The registers with which the stopped threads go on.
     pub(crate) fn registers(&self) -> impl Iterator<Item = (i32, Registers)> {
         let stopped = self.threads.iter().rev().filter(|thread| matches!(thread.state, State::Stopped));
         stopped.filter_map(|thread| Some((thread.tid, thread.registers?)))
     }
 
-    /// Has threads that are about to make a call, as their registers tell, go on behind it.
+    /// Makes threads that are about to make a call, according to their registers, go on behind it.
     pub(crate) fn skip_calls(&mut self, is_about_to: impl Fn(i32, &Registers) -> bool) -> Result<(), Failure> {
         for thread in self.threads.iter_mut().filter(|thread| matches!(thread.state, State::Stopped)) {
             let Some(registers) = thread.registers.as_mut().filter(|registers| is_about_to(thread.tid, registers))
@@ -291,16 +293,16 @@ impl Stop {
         Ok(())
     }
 
-    /// What `/proc` says of a thread.
+    /// What `/proc` says about a thread.
     pub(crate) fn status(&self, tid: i32) -> Option<Status> {
         let text = fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).ok()?;
         Some(Status::parse(&text))
     }
 
-    /// Lets all threads go; how long the process was stopped.
+    /// Releases all threads. Returns how long the process was stopped.
     pub(crate) fn release(mut self) -> Duration {
-        // What has their ids by now runs another program. The kernel lets it go when the calling thread ends, with a signal that it may
-        // be about to get.
+        // Threads with their ids now run another program. The kernel releases them when the calling thread ends, with
+        // any signal that they may be about to get.
         if !self.memory.is_there() {
             self.threads.clear();
         }
@@ -313,15 +315,15 @@ impl Stop {
         let stopped = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         self.raised = None;
         if self.grace.is_some() {
-            // If that cannot be set, it is ended sooner.
+            // If that cannot be set, this process ends sooner.
             let _ = sys::end_after(2 * LATEST);
         }
         self.see_off_late_ones();
         stopped
     }
 
-    /// Threads that did not stop in time are let go as soon as they do, because the system call that they were in may need
-    /// repair. Those that take too long are let go when the calling thread ends.
+    /// Releases threads that did not stop in time as soon as they do stop, because the system call they were in may
+    /// need repair. Threads that take too long are released when the calling thread ends.
     fn see_off_late_ones(&self) {
         let start = Instant::now();
         let mut late = self.threads.iter().filter(|thread| matches!(thread.state, State::Running)).count();
@@ -346,8 +348,8 @@ fn look(tid: i32) -> Result<Option<(i32, Report)>, Failure> {
     sys::look(tid).map_err(|error| Failure::Trace("waiting", error))
 }
 
-/// Lets the kernel restart a system call that only the stop interrupted. At once: should we die, it is done. The registers with
-/// which the thread goes on; a thread that was killed meanwhile has none.
+/// Lets the kernel restart a system call that only the stop interrupted. This happens at once, so that it is done
+/// should we die. Returns the registers with which the thread goes on; `None` if the thread was killed in the meantime.
 fn repaired(tid: i32) -> Option<Registers> {
     let mut registers = sys::registers(tid).ok()?;
     if interrupted::has_restart_block(&registers) && !may_restart(tid, &registers) {
@@ -359,8 +361,8 @@ fn repaired(tid: i32) -> Option<Registers> {
     Some(registers)
 }
 
-/// Whether the thread's seccomp filters let the kernel go on with an interrupted call. It does so by another call,
-/// restart_syscall(2), which some filters forget: then the call has to begin anew.
+/// Whether the thread's seccomp filters let the kernel resume an interrupted call. The kernel does so by another call,
+/// restart_syscall(2), which some filters forget; then the call has to start anew.
 fn may_restart(tid: i32, registers: &Registers) -> bool {
     let r = registers;
     let call = Call {
@@ -368,6 +370,6 @@ fn may_restart(tid: i32, registers: &Registers) -> bool {
         next_instruction: r.rip,
         arguments: [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9],
     };
-    // What cannot be read is treated as any other stop treats it.
+    // Filters that cannot be read are treated as if they allowed it, as any other stop would.
     sys::seccomp_filters(tid).map_or(true, |filters| Filters::new(filters).answer(&call) == Answer::Made)
 }

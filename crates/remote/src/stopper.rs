@@ -1,17 +1,18 @@
-//! Has another process stop processes for this one. Whoever stops a process can then be ended, whatever the kernel has it wait for, and
-//! the process goes on; and this one needs no privilege for it.
+//! Lets a helper process stop processes for this one. The helper can be ended whatever it waits for in the kernel, and
+//! the target then goes on. This process itself needs no privileges for it.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Carries requests to the process that stops others.
+/// Carries requests to helper processes that stop others.
 pub trait Stopper: Send + Sync {
-    /// Has a request carried out by [`perform`] in a process of its own, and returns its answer; `None` if nobody is there to do so. The
-    /// three descriptors go with it. `ask` is called if that process asks, and its answer returned to it.
+    /// Has a helper process carry out a request by [`perform`], and returns its answer; `None` if no helper is
+    /// available. The three descriptors go with the request. `ask` is called if the helper asks, and its answer is
+    /// returned to the helper.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ConnectionAborted`] if that process ended without an answer; else why it could not be asked.
+    /// [`io::ErrorKind::ConnectionAborted`] if the helper ended without an answer; otherwise why it could not be asked.
     fn stop(
         &self,
         request: &[u8],
@@ -22,7 +23,7 @@ pub trait Stopper: Send + Sync {
 
 static CURRENT: RwLock<Option<Arc<dyn Stopper>>> = RwLock::new(None);
 
-/// From now on, processes are stopped through this; `None`: by threads of this process.
+/// From now on, processes are stopped through `stopper`; with `None`, by threads of this process.
 pub fn stop_through(stopper: Option<Arc<dyn Stopper>>) {
     *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = stopper;
 }
@@ -32,13 +33,13 @@ pub(crate) use here::ask;
 #[cfg(target_arch = "x86_64")]
 pub use here::perform;
 
-/// Whom to ask.
+/// The stopper to use, if any.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn current() -> Option<Arc<dyn Stopper>> {
     CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Carries a request out: there is none here.
+/// Returns an empty answer: there are no requests on this machine.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn perform(_: &[u8], _: [OwnedFd; 3], _: impl FnOnce() -> bool + Send + 'static) -> Vec<u8> {
     Vec::new()
@@ -57,13 +58,13 @@ mod here {
     use crate::wire::Request;
     use crate::work::{Outcome, Work};
 
-    /// How much longer than its limit a stop may take, until whoever stops the process is ended. The limit itself is looked at between
-    /// two steps.
+    /// How far a stop may exceed its limit before the helper process that stops the target is ended. The limit itself
+    /// is only checked between two steps.
     const GRACE: Duration = Duration::from_millis(230);
 
     type Answer = Result<Stopped<Outcome>, Error>;
 
-    /// Has a process stopped. If nobody is there to do so, a thread of this process does it.
+    /// Has a helper process stop the target. `None` if there is no helper; then a thread of this process has to do it.
     pub(crate) fn ask(
         stopper: &dyn Stopper,
         target: &Target,
@@ -85,10 +86,10 @@ mod here {
         })
     }
 
-    /// Carries a request out, and returns the answer. To be called in a process that is there for it alone: the kernel ends it if it does
-    /// not come back from the process that it stops. `ask` is called, at most once, in the middle of the stop.
+    /// Carries out a request, and returns the answer. Call this in a helper process that does nothing else: the kernel
+    /// ends it if it does not return from the stop in time. `ask` is called at most once, in the middle of the stop.
     pub fn perform(request: &[u8], with: [OwnedFd; 3], ask: impl FnOnce() -> bool + Send + 'static) -> Vec<u8> {
-        // Before the stop, it waits for whoever provides the memory that is read.
+        // Before the stop, reading the target's memory may wait for another process that provides it.
         let is_limited =
             sys::end_after(PATIENCE).map_err(|source| Error::Trace { what: "setting a time limit".into(), source });
         let answer = is_limited.and_then(|()| read(request, with)).and_then(|(target, work, limit)| {

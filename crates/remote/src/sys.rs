@@ -14,7 +14,7 @@ const NT_X86_XSTATE: usize = 0x202;
 const GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
 const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 const SECCOMP_GET_FILTER: u32 = 0x420c;
-/// Most instructions of a filter that the kernel takes, and most filters that are read.
+/// Most instructions of a filter that the kernel accepts, and most filters that are read.
 const MAX_FILTER: usize = 4096;
 const MAX_FILTERS: usize = 256;
 const KCMP_VM: libc::c_int = 1;
@@ -39,12 +39,13 @@ fn ptrace_plain(request: u32, tid: i32, data: usize) -> io::Result<()> {
     unsafe { ptrace(request, tid, 0, data as *mut c_void) }.map(drop)
 }
 
-/// Has the kernel end this process after a while, unless it is told another time before: by SIGKILL, which ends one that is stopped as well.
+/// Has the kernel end this process after `time`, unless a later call sets another time. It sends SIGKILL, which also
+/// ends a stopped process.
 ///
 /// # Errors
-/// The user has as many timers and signals queued as they may.
+/// The user already has as many timers and signals queued as allowed.
 pub(crate) fn end_after(time: Duration) -> io::Result<()> {
-    /// The process that the timer is of, and the timer: a child inherits none.
+    /// The process that owns the timer, and the timer: children do not inherit it.
     static TIMER: Mutex<Option<(u32, usize)>> = Mutex::new(None);
     let mut known = TIMER.lock().unwrap_or_else(PoisonError::into_inner);
     let own = std::process::id();
@@ -62,7 +63,7 @@ pub(crate) fn end_after(time: Duration) -> io::Result<()> {
         }
     };
     let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // Zero would be never.
+    // Zero would mean never.
     let first = libc::timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos().max(1)) };
     let when = libc::itimerspec { it_interval: none, it_value: first };
     // SAFETY: the timer is this process's, and the kernel reads the time.
@@ -70,7 +71,7 @@ pub(crate) fn end_after(time: Duration) -> io::Result<()> {
         .map(drop)
 }
 
-/// Becomes the tracer of a thread without stopping it.
+/// Becomes the tracer of a thread, without stopping it.
 pub(crate) fn seize(tid: i32, options: i32) -> io::Result<()> {
     ptrace_plain(libc::PTRACE_SEIZE, tid, options as usize)
 }
@@ -80,7 +81,7 @@ pub(crate) fn set_options(tid: i32, options: i32) -> io::Result<()> {
     ptrace_plain(libc::PTRACE_SETOPTIONS, tid, options as usize)
 }
 
-/// Asks a thread to stop.
+/// Asks a traced thread to stop.
 pub(crate) fn interrupt(tid: i32) -> io::Result<()> {
     ptrace_plain(libc::PTRACE_INTERRUPT, tid, 0)
 }
@@ -90,12 +91,12 @@ pub(crate) fn cont(tid: i32, signal: i32) -> io::Result<()> {
     ptrace_plain(libc::PTRACE_CONT, tid, signal as usize)
 }
 
-/// Lets a stopped thread go on to the next entry of, or return from, a system call.
+/// Lets a stopped thread go on to the next entry of a system call, or return from one.
 pub(crate) fn cont_to_system_call(tid: i32) -> io::Result<()> {
     ptrace_plain(libc::PTRACE_SYSCALL, tid, 0)
 }
 
-/// Lets a stopped thread go; `signal` is delivered if the thread stopped for it.
+/// Stops tracing a stopped thread, which goes on; `signal` is delivered if the thread stopped for it.
 pub(crate) fn detach(tid: i32, signal: i32) -> io::Result<()> {
     ptrace_plain(libc::PTRACE_DETACH, tid, signal as usize)
 }
@@ -115,7 +116,7 @@ pub(crate) fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
     unsafe { ptrace(libc::PTRACE_SETREGS, tid, 0, std::ptr::from_ref(registers).cast_mut().cast()) }.map(drop)
 }
 
-/// Signals that a stopped thread blocks. In a call such as ppoll: those that it will block again afterwards.
+/// Signals that a stopped thread blocks. During a call such as ppoll: those that it blocks again afterwards.
 pub(crate) fn signal_mask(tid: i32) -> io::Result<u64> {
     let mut mask = 0u64;
     let at = std::ptr::from_mut(&mut mask).cast();
@@ -142,8 +143,8 @@ pub(crate) fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether system calls of a stopped thread may be turned into signals by itself (syscall user dispatch). Kernels that
-/// cannot tell do not have it in a form that programs use.
+/// Whether a stopped thread may turn its own system calls into signals (syscall user dispatch). Kernels that cannot say
+/// do not have it in a form that programs use.
 pub(crate) fn has_system_call_dispatch(tid: i32) -> bool {
     let mut config = [0u64; 4];
     let at = std::ptr::from_mut(&mut config).cast();
@@ -152,7 +153,7 @@ pub(crate) fn has_system_call_dispatch(tid: i32) -> bool {
     got.is_ok() && config[0] != 0
 }
 
-/// The seccomp filters of a stopped thread; none if it has no filters.
+/// The seccomp filters of a stopped thread; empty if it has none.
 pub(crate) fn seccomp_filters(tid: i32) -> io::Result<Vec<Vec<libc::sock_filter>>> {
     let mut filters = Vec::new();
     loop {
@@ -178,16 +179,16 @@ pub(crate) fn seccomp_filters(tid: i32) -> io::Result<Vec<Vec<libc::sock_filter>
     }
 }
 
-/// A thread's area of restartable sequences, by which it says that it is in one.
+/// A thread's area for restartable sequences, in which it announces that it is in one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RseqArea {
     /// Its address.
     pub(crate) address: u64,
-    /// What precedes the code to which the kernel leads a thread that it has interrupted.
+    /// The value in front of the code to which the kernel sends a thread that was interrupted in a sequence.
     pub(crate) signature: u32,
 }
 
-/// A stopped thread's area of restartable sequences, if it has one.
+/// A stopped thread's area for restartable sequences, if it has one.
 pub(crate) fn rseq_area(tid: i32) -> Option<RseqArea> {
     // Pointer; size and signature, 32 bits each; flags and padding.
     let mut config = [0u64; 3];
@@ -198,8 +199,8 @@ pub(crate) fn rseq_area(tid: i32) -> Option<RseqArea> {
     (address != 0).then_some(RseqArea { address, signature: (size_and_signature >> 32) as u32 })
 }
 
-/// Writes eight bytes of a stopped thread's memory, also where it may not write itself. Nothing can come in between: they are
-/// written, or not.
+/// Writes eight bytes of a stopped thread's memory, even where the thread itself may not write. The write is not
+/// divisible: all bytes are written, or none.
 pub(crate) fn poke(tid: i32, address: u64, bytes: [u8; 8]) -> io::Result<()> {
     // SAFETY: the data is a number.
     unsafe { ptrace(libc::PTRACE_POKETEXT, tid, address as usize, usize::from_le_bytes(bytes) as *mut c_void) }
@@ -222,7 +223,7 @@ pub(crate) enum Report {
 }
 
 impl Report {
-    /// By the status that waitpid(2) gave.
+    /// Decodes a status of waitpid(2).
     fn of(status: i32) -> Self {
         if !libc::WIFSTOPPED(status) {
             return Self::Ended;
@@ -237,20 +238,21 @@ impl Report {
     }
 }
 
-/// What became of a traced process that is about to exec.
+/// What happened to a traced process that is about to exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// Nothing so far.
     None,
-    /// It has run its program, and is stopped before the first instruction.
+    /// It has called exec, and is stopped before the new program's first instruction.
     Exec,
     /// It is stopped before this signal is delivered; 0 for none.
     Signal(i32),
-    /// It ended. Its parent will be told.
+    /// It ended. Its parent will be notified.
     Ended,
 }
 
-/// What a process of ours that the calling thread traces did. Nothing is taken from its parent, which may be another thread.
+/// What happened to a process of ours that the calling thread traces. This takes no report from its parent, which may
+/// be another thread.
 pub(crate) fn event(pid: i32) -> io::Result<Event> {
     let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
@@ -280,8 +282,8 @@ pub(crate) fn event(pid: i32) -> io::Result<Event> {
     })
 }
 
-/// What `tid` did, or any thread that the calling thread traces if it is −1. `None`: nothing so far, or there is no such
-/// thread any more.
+/// What `tid` did, or, if it is −1, any thread that the calling thread traces. `None`: nothing so far, or there is no
+/// such thread any more.
 pub(crate) fn look(tid: i32) -> io::Result<Option<(i32, Report)>> {
     let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
     loop {
@@ -302,8 +304,9 @@ pub(crate) fn look(tid: i32) -> io::Result<Option<(i32, Report)>> {
     }
 }
 
-/// Waits for a thread that another thread of ours traces, if it has ended. Not for a child of ours. That it stopped is for its tracer to
-/// hear, and would be told here, too, whatever is asked for; but what has ended does nothing else any more.
+/// Reaps a thread that another of our threads traces, if it has ended; never a child of ours (`__WCLONE`). waitid(2)
+/// also reports that a traced thread stopped, whatever the flags ask for, and that report belongs to the tracer. So
+/// this first peeks: a thread that has ended reports nothing else any more.
 pub(crate) fn reap(tid: i32) {
     let wait = |flags| {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
@@ -319,7 +322,7 @@ pub(crate) fn reap(tid: i32) {
     }
 }
 
-/// Reads memory of a process where it may read itself; the number of bytes up to the first that it may not.
+/// Reads memory that the process itself may read. Returns the number of bytes before the first that it may not read.
 pub(crate) fn read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> io::Result<usize> {
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
@@ -328,7 +331,7 @@ pub(crate) fn read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> io::Resul
         .map(|read| read as usize)
 }
 
-/// Writes memory of a thread where it may write itself. Whoever has this id by then is the one.
+/// Writes memory that the thread itself may write. If the id has been reused, this writes to its new owner.
 pub(crate) fn write_memory(tid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
     let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
@@ -346,7 +349,7 @@ pub(crate) fn shares_memory(pid: i32, other: i32) -> Option<bool> {
     shares(pid, other, KCMP_VM)
 }
 
-/// Whether two processes have one table of descriptors; `None` if the kernel does not say.
+/// Whether two processes share a descriptor table; `None` if the kernel does not say.
 pub(crate) fn shares_files(pid: i32, other: i32) -> Option<bool> {
     shares(pid, other, KCMP_FILES)
 }
@@ -357,7 +360,7 @@ fn shares(pid: i32, other: i32, what: libc::c_int) -> Option<bool> {
     (order >= 0).then_some(order == 0)
 }
 
-/// What the kernel knows of a file, without asking who serves it.
+/// What the kernel knows about a file, without asking its server.
 pub(crate) fn known_metadata(path: &CStr) -> io::Result<libc::statx> {
     let mut data = MaybeUninit::<libc::statx>::zeroed();
     let (flags, mask) = (libc::AT_STATX_DONT_SYNC, libc::STATX_INO);
@@ -367,14 +370,15 @@ pub(crate) fn known_metadata(path: &CStr) -> io::Result<libc::statx> {
     Ok(unsafe { data.assume_init() })
 }
 
-/// Forbids that a memfd is ever written or resized again.
+/// Forbids for good that a memfd is written or resized.
 pub(crate) fn seal(file: &std::fs::File) -> io::Result<()> {
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
     // SAFETY: no pointers.
     result(libc::c_long::from(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })).map(drop)
 }
 
-/// Flags of memfd_create(2) that this kernel takes for a memfd that may be sealed, is closed by an exec and cannot be run.
+/// Flags of memfd_create(2), as far as this kernel accepts them, for a memfd that can be sealed, is closed by exec and
+/// cannot be executed.
 pub(crate) fn memfd_flags() -> u32 {
     let flags = libc::MFD_CLOEXEC | libc::MFD_NOEXEC_SEAL;
     // SAFETY: the name is a C string.
@@ -393,13 +397,13 @@ pub(crate) fn kill(pid: i32, signal: i32) {
     let _ = unsafe { libc::kill(pid, signal) };
 }
 
-/// Sleeps between two looks at a thread that has been waited for since `since`. Longer and longer: the caller runs before all
-/// ordinary threads, and would keep the very thread that it waits for from its processor.
+/// Sleeps between two polls of a thread that has been waited for since `since`, longer and longer: the caller runs
+/// before all ordinary threads, and would keep the very thread it waits for off the CPU.
 pub(crate) fn pause(since: Instant) {
     std::thread::sleep((since.elapsed() / 4).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
 }
 
-/// A handle of a process that no other can take over.
+/// Opens a handle of a process that stays bound to it if the id is reused.
 pub(crate) fn open_process(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
     let fd = result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
@@ -407,7 +411,7 @@ pub(crate) fn open_process(pid: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Duplicates a descriptor of a process, with the access it has there.
+/// Duplicates a descriptor of a process, with the access rights that it has there.
 pub(crate) fn take_descriptor(process: &OwnedFd, fd: i32) -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
     let fd = result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
@@ -419,14 +423,15 @@ pub(crate) fn take_descriptor(process: &OwnedFd, fd: i32) -> io::Result<OwnedFd>
 mod tests {
     use super::*;
 
-    /// Whoever stops a process may be stopped itself, and what it has stopped would stay so: only SIGKILL ends a stopped process.
+    /// The process that stops others may be stopped itself, and its targets would stay stopped. Only SIGKILL ends a
+    /// stopped process.
     #[test]
     fn a_process_that_is_stopped_is_ended_after_its_time_as_well() {
-        // SAFETY: the child makes system calls alone, with memory of its own.
+        // SAFETY: the child only makes system calls, with memory of its own.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_set = end_after(Duration::from_secs(3600)).and_then(|()| end_after(Duration::from_millis(20)));
-            // SAFETY: no pointers. It does not come back from either.
+            // SAFETY: no pointers. Neither call returns.
             unsafe {
                 if is_set.is_ok() {
                     libc::raise(libc::SIGSTOP);

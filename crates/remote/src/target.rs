@@ -1,4 +1,4 @@
-//! A process that is looked at before it is stopped.
+//! A process that is examined before it is stopped.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -24,16 +24,17 @@ use crate::sys::{self, Registers};
 use crate::wire::Request;
 use crate::work::Work;
 
-/// Most bytes of code that are looked through for instructions we can use.
+/// Most bytes of code that are searched for instructions we can use.
 const MAX_CODE_BYTES: u64 = 128 << 20;
-/// Bytes of code that are read at a time, and how much of it again with the next. C libraries have them near the beginning.
+/// Bytes of code that are read at a time, and how many of them are read again with the next piece. C libraries have the
+/// instructions near the beginning.
 const PIECE: usize = 64 << 10;
 const OVERLAP: usize = 16;
-/// How often to look at a process that runs another program before the look is over.
+/// How often to start over if the process runs another program before the examination ends.
 const MAX_LOOKS: usize = 4;
-/// More than a signal frame takes, with all vector registers that there are.
+/// More than the size of a signal frame with all existing vector registers.
 const MAX_FRAME_BYTES: u64 = 16 << 10;
-/// Class and machine in an ELF header, of a 64-bit program for x86-64.
+/// Class and machine in the ELF header of a 64-bit program for x86-64.
 const ELF_NATIVE: (u8, u16) = (2, 62);
 
 impl FileId {
@@ -46,7 +47,7 @@ impl FileId {
     }
 }
 
-/// A process that may be stopped: everything that forbids it has been looked for.
+/// A process that may be stopped: nothing was found that forbids it.
 #[derive(Debug)]
 pub struct Target {
     pid: i32,
@@ -57,22 +58,22 @@ pub struct Target {
     pub(crate) gadgets: Gadgets,
     /// Per thread, whether it had a seccomp filter.
     filtered: HashMap<i32, bool>,
-    /// Whether it is not stopped while a thread is in a call that would return a part of what it was to do.
+    /// Whether the process is left alone while a thread is in a call that would return a part of its work.
     pub(crate) spares_calls: bool,
 }
 
 impl Target {
-    /// Looks at a process. Nothing is done to it.
+    /// Examines a process. Nothing is done to it.
     ///
     /// # Errors
-    /// If it cannot be looked at, or must not be stopped.
+    /// The process cannot be examined, or must not be stopped.
     pub fn look(pid: u32) -> Result<Self, Refusal> {
         if pid == std::process::id() {
             return Err(Refusal::Own);
         }
         for _ in 0..MAX_LOOKS {
             let target = Self::look_once(pid)?;
-            // Else what was seen is of two programs, or it has ended, and the next look will tell.
+            // Otherwise the results mix two programs, or the process has ended, and the next attempt will show which.
             if target.memory.is_there() {
                 return Ok(target);
             }
@@ -96,27 +97,28 @@ impl Target {
         Ok(Self { pid: number, handle, start, memory, maps: Arc::new(maps), gadgets, filtered, spares_calls: true })
     }
 
-    /// Has it stopped at any moment: also while a thread is in a call that would return a part of what it was to do ([`Busy::InCall`]).
+    /// Allows stops at any moment, even while a thread is in a call that would return a part of its work
+    /// ([`Busy::InCall`]).
     #[must_use]
     pub fn at_any_moment(mut self) -> Self {
         self.spares_calls = false;
         self
     }
 
-    /// Its id.
+    /// The process's id.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Whether every thread of it has a seccomp filter. If such a filter kills for the system calls that we have it make, then
-    /// the death of the injector in the middle of one may end the process.
+    /// Whether every thread of the process has a seccomp filter. If such a filter kills for a system call that we have
+    /// the process make, then the process may end if the injector dies during that call.
     #[must_use]
     pub fn is_filtered(&self) -> bool {
         self.filtered.values().all(|is_filtered| *is_filtered)
     }
 
-    /// Whether the process still runs the program that it ran at the look.
+    /// Whether the process still runs the program that it ran when it was examined.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.memory.is_there()
@@ -128,7 +130,7 @@ impl Target {
         &self.maps
     }
 
-    /// What earlier runs mapped into it.
+    /// What earlier runs mapped into the process.
     #[must_use]
     pub fn found(&self) -> Vec<Found> {
         let mut found = found::find(&self.maps);
@@ -136,7 +138,8 @@ impl Target {
         found
     }
 
-    /// What is read of it whatever is done: our instructions, and where a signal frame may be laid in threads that wait.
+    /// Memory that is read for any work: the instructions we use, and where a signal frame may go below the stacks of
+    /// waiting threads.
     pub(crate) fn needed(&self) -> Vec<Range<u64>> {
         let code = [self.gadgets.system_call, self.gadgets.restorer].map(|start| start..start + 1);
         let stacks = self.threads().into_iter().take(MAX_TRIES).filter_map(|tid| {
@@ -146,7 +149,7 @@ impl Target {
         code.into_iter().chain(stacks).collect()
     }
 
-    /// For the thread that stops the process.
+    /// A copy for the thread that stops the process.
     pub(crate) fn copy(&self) -> Result<Self, Refusal> {
         let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process".into(), source })?;
         let (memory, maps, filtered) = (Arc::clone(&self.memory), Arc::clone(&self.maps), self.filtered.clone());
@@ -154,7 +157,7 @@ impl Target {
         Ok(Self { pid, handle, start, memory, maps, gadgets, filtered, spares_calls })
     }
 
-    /// What to ask of the process that stops others.
+    /// The request to a helper process to do this work.
     pub(crate) fn request<'a>(&self, work: &'a Work, limit: Duration) -> Request<&'a Work> {
         let Gadgets { system_call, restorer, restorer_code } = self.gadgets;
         let filtered = self.filtered.iter().map(|(tid, is_filtered)| (*tid, *is_filtered)).collect();
@@ -163,16 +166,16 @@ impl Target {
         Request { pid, start, system_call, restorer, restorer_code, filtered, spares_calls, limit, work }
     }
 
-    /// What goes with a request.
+    /// The descriptors that go with a request.
     pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
         let [content, pages] = self.memory.descriptors();
         [self.handle.as_fd(), content, pages]
     }
 
-    /// The process of a request. Its mappings are looked at anew.
+    /// The target of a request. Its mappings are read anew.
     ///
     /// # Errors
-    /// It has ended, or is another one.
+    /// The process has ended, or is another one.
     pub(crate) fn of(request: &Request<Work>, [handle, content, pages]: [OwnedFd; 3]) -> Result<Self, Error> {
         let pid = request.pid.unsigned_abs();
         let changed = Error::Busy { why: Busy::Changed, stopped: Duration::ZERO };
@@ -186,17 +189,17 @@ impl Target {
         Ok(Self { pid, handle, start, memory, maps: Arc::new(maps), gadgets, filtered, spares_calls })
     }
 
-    /// Whether it has neither ended since, and its id been given to another, nor run another program.
+    /// Whether the process still runs the same program, and its id has not been reused.
     pub(crate) fn is_same_program(&self) -> bool {
         self.memory.is_there() && start_of(self.pid.unsigned_abs()).is_ok_and(|(start, _)| start == self.start)
     }
 
-    /// Whether a thread of it is on a stack of its own, with room down to `lowest`.
+    /// Whether a thread of the process is on the stack that it was given, with space down to `lowest`.
     pub(crate) fn has_given(&self, tid: i32, registers: &Registers, lowest: u64) -> bool {
         stack::is_given(&self.maps, registers, tid == self.pid, lowest)
     }
 
-    /// Its threads, as of the look: those without a seccomp filter first.
+    /// The threads when the process was examined, those without a seccomp filter first.
     pub(crate) fn threads(&self) -> Vec<i32> {
         let mut threads: Vec<_> = self.filtered.iter().map(|(tid, is_filtered)| (*is_filtered, *tid)).collect();
         threads.sort_unstable();
@@ -231,7 +234,7 @@ fn status_of(pid: u32, tid: Option<i32>) -> io::Result<Status> {
     Ok(Status::parse(&fs::read_to_string(path)?))
 }
 
-/// Start time and beginning of the heap.
+/// Start time, and beginning of the heap.
 fn start_of(pid: u32) -> io::Result<(u64, u64)> {
     let stat = String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat"))?).into_owned();
     start_and_heap(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
@@ -264,7 +267,7 @@ fn check_status(pid: u32, status: &Status) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The process that a thread belongs to, which may be one of its own.
+/// The process that a thread belongs to.
 fn process_of(tid: u32) -> u32 {
     status_of(tid, None).map_or(tid, |status| status.process)
 }
@@ -277,7 +280,7 @@ fn check_program(pid: u32) -> Result<(), Refusal> {
     if native { Ok(()) } else { Err(Refusal::NotNative) }
 }
 
-/// What forbids a stop may be on one thread alone. Which threads have a seccomp filter.
+/// Checks each thread, because a single one may forbid a stop. Returns which threads have a seccomp filter.
 fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
     let mut filtered = HashMap::new();
     let list = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| gone(pid, "its threads", error))?;
@@ -297,13 +300,15 @@ fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
     Ok(filtered)
 }
 
-/// Another process in the same memory is not stopped, so it must not be there. A parent in vfork(2) does not stop at all. Whoever shares it
-/// may be anybody's child by now: a comparison takes a microsecond, so all processes are compared.
+/// Checks that no other process runs in the same memory: it would not be stopped, and a parent in vfork(2) does not
+/// stop at all. The other process may be anybody's child by now. One comparison takes a microsecond, so all processes
+/// are compared.
 fn check_memory(pid: i32) -> Result<(), Refusal> {
     sharer(pid, &sys::shares_memory)?.map_or(Ok(()), |other| Err(Refusal::SharedMemory(other)))
 }
 
-/// A process with the same descriptors is not stopped either. It would see one of ours, and get another number for one of its own.
+/// Checks that no other process shares the descriptors. It is not stopped either, and would see one of ours, and get
+/// another number for one of its own.
 pub(crate) fn check_files(pid: i32) -> Result<(), Refusal> {
     sharer(pid, &sys::shares_files)?.map_or(Ok(()), |other| Err(Refusal::SharedFiles(other)))
 }
@@ -314,8 +319,9 @@ fn sharer(pid: i32, shares: &dyn Fn(i32, i32) -> Option<bool>) -> Result<Option<
     Ok(others.find(|other: &i32| *other != pid && shares(pid, *other) == Some(true)).map(i32::unsigned_abs))
 }
 
-/// Looks through the C library's code first, and through pages of ours in its place last. Pages that were set aside for these are about to
-/// be put back; where they come from, the same code is before and afterwards.
+/// Searches the C library's code first, and the pages with which we replaced others last. The blobs themselves are
+/// skipped: pages that were set aside there are about to be put back, and their original place has the same code before
+/// and afterwards.
 fn find_gadgets(pid: i32, maps: &Maps) -> Option<Gadgets> {
     let is_code = |mapping: &&Mapping| mapping.is_executable && mapping.is_readable && mapping.inode != 0;
     let mut code: Vec<&Mapping> = maps.as_slice().iter().filter(is_code).collect();

@@ -1,4 +1,4 @@
-//! Machines for which remote system calls are not written.
+//! Stand-ins on machines for which remote system calls are not implemented.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use crate::maps::Maps;
 use crate::outcome::{Hooked, Mapped, Stopped, Word};
 use crate::plan::Plan;
 
-/// For how long a process should be stopped at most.
+/// Maximum time that a process should be stopped.
 pub const STOP_LIMIT: Duration = Duration::from_millis(20);
 
-/// A process that may be stopped: there is none here.
+/// A process that may be stopped: there are none on this machine.
 #[derive(Debug)]
 pub struct Target(Infallible);
 
 impl Target {
-    /// Refuses.
+    /// Always refuses.
     ///
     /// # Errors
     /// Always.
@@ -25,25 +25,25 @@ impl Target {
         Err(Refusal::Machine)
     }
 
-    /// Has it stopped at any moment.
+    /// Allows stops at any moment.
     #[must_use]
     pub fn at_any_moment(self) -> Self {
         match self.0 {}
     }
 
-    /// Its id.
+    /// The process's id.
     #[must_use]
     pub fn pid(&self) -> i32 {
         match self.0 {}
     }
 
-    /// Whether every thread of it has a seccomp filter.
+    /// Whether every thread of the process has a seccomp filter.
     #[must_use]
     pub fn is_filtered(&self) -> bool {
         match self.0 {}
     }
 
-    /// Whether it is there.
+    /// Whether the process still runs the same program.
     #[must_use]
     pub fn is_there(&self) -> bool {
         match self.0 {}
@@ -55,7 +55,7 @@ impl Target {
         match self.0 {}
     }
 
-    /// What earlier runs mapped into it.
+    /// What earlier runs mapped into the process.
     #[must_use]
     pub fn found(&self) -> Vec<Found> {
         match self.0 {}
@@ -85,7 +85,7 @@ impl Target {
         match self.0 {}
     }
 
-    /// Replaces pages, if it is the moment.
+    /// Replaces pages, if the caller's check agrees.
     ///
     /// # Errors
     /// Never: there is no such process.
@@ -99,7 +99,7 @@ impl Target {
         match self.0 {}
     }
 
-    /// Writes words of its memory.
+    /// Writes words of the process's memory.
     ///
     /// # Errors
     /// Never: there is no such process.
@@ -107,7 +107,7 @@ impl Target {
         match self.0 {}
     }
 
-    /// Takes out what was found.
+    /// Removes what was found.
     ///
     /// # Errors
     /// Never: there is no such process.
@@ -153,7 +153,7 @@ impl Exec {
 pub struct Waiting(std::convert::Infallible);
 
 impl Waiting {
-    /// Has a process wait that has just executed a program.
+    /// Makes a process that has just called exec wait.
     ///
     /// # Errors
     /// Always.
@@ -161,7 +161,7 @@ impl Waiting {
         Err(NotHeld)
     }
 
-    /// Whether it is at its entry point, and waits.
+    /// Whether the process waits at its entry point.
     pub fn is_there(&self) -> bool {
         match self.0 {}
     }

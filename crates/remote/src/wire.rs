@@ -1,29 +1,29 @@
-//! A stop as data: what is asked of the process that stops others, and what it answers. Pure.
+//! A stop as data: requests to the helper process that stops others, and its answers. Pure.
 
 use std::io;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What is asked for, with the work to do. Descriptors of the process and of its memory come with it.
+/// A request, with the work to do. Descriptors of the process and of its memory come with it.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Request<W> {
     pub(crate) pid: i32,
     /// Start time of the process, as in `/proc/PID/stat`.
     pub(crate) start: u64,
-    /// Where it can be made to make a system call, and to leave a signal's handler.
+    /// Addresses of code that makes a system call, and of code that leaves a signal handler.
     pub(crate) system_call: u64,
     pub(crate) restorer: u64,
     pub(crate) restorer_code: Vec<u8>,
     /// Its threads, and whether each has a seccomp filter.
     pub(crate) filtered: Vec<(i32, bool)>,
-    /// Whether it is left alone while a thread is in a call that would return a part of what it was to do.
+    /// Whether the process is left alone while a thread is in a call that would return a part of its work.
     pub(crate) spares_calls: bool,
     pub(crate) limit: Duration,
     pub(crate) work: W,
 }
 
-/// Bytes as text that is little longer.
+/// Serialises bytes as base64, which is little longer.
 pub(crate) mod base64_bytes {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -40,7 +40,7 @@ pub(crate) mod base64_bytes {
     }
 }
 
-/// An error of the kernel by its number. One without a number is an input/output error.
+/// Serialises a kernel error as its number. An error without a number becomes an input/output error.
 pub(crate) mod os_error {
     use super::{Deserialize as _, Deserializer, Serialize as _, Serializer, io};
 

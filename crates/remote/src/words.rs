@@ -10,7 +10,7 @@ use crate::target::Target;
 /// Most words that are written in one stop.
 const MOST_WORDS: usize = 64;
 
-/// Writes the words, or none of them. Whether any was written.
+/// Writes all of the words, or none. Returns whether any was written.
 pub(crate) fn write(target: &Target, words: &[Word], stop: &mut Stop) -> Result<bool, Failure> {
     stop.stop_all()?;
     if !target.is_same_program() || words.len() > MOST_WORDS {

@@ -1,4 +1,4 @@
-//! What is done to a process while it is stopped, as data.
+//! The work to do on a process while it is stopped, as data.
 
 use std::ops::Range;
 
@@ -8,29 +8,29 @@ use crate::found::Found;
 use crate::outcome::{FileId, Hooked, Mapped, Word};
 use crate::plan::{Kept, Pages, Plan};
 
-/// What is done to a process while it is stopped.
+/// The work to do on a process while it is stopped.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) enum Work {
     /// Map what a plan needs.
     Map(Planned),
-    /// Replace its pages of text, if whoever is asked agrees; nobody is asked unless `is_asked`.
+    /// Replace the plan's pages of text, if the caller agrees; it is only asked if `is_asked`.
     Replace { planned: Planned, mapped: Mapped, is_asked: bool },
-    /// Have no jump lead to what was found, and give back its memory in `emptied`, offsets from its beginning.
+    /// Remove the jumps to what was found, and free its memory in `emptied`, as offsets from its beginning.
     TakeOut { found: Found, emptied: Range<u64> },
     /// Write words of its memory.
     Write(Vec<Word>),
 }
 
-/// A plan, with what is looked up before the stop.
+/// A plan, with data that is looked up before the stop.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
-    /// Of each run of pages that is replaced: its file.
+    /// The file of each run of replaced pages.
     pub(crate) files: Vec<FileId>,
     pub(crate) memfd_flags: u32,
 }
 
-/// What came of it: what does not belong to the work is as it began.
+/// The result of a piece of work. Fields that do not belong to the work have their default values.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) mapped: Option<Mapped>,
@@ -39,7 +39,7 @@ pub(crate) struct Outcome {
 }
 
 impl Work {
-    /// Memory of the process that it reads, which is fetched before the stop.
+    /// Memory of the process that the work reads; it is faulted in before the stop.
     pub(crate) fn pages(&self) -> Vec<Range<u64>> {
         let both = |kept: &Kept| [kept.start, kept.spare].map(|start| start..start + kept.bytes);
         match self {

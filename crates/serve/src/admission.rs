@@ -1,11 +1,11 @@
-//! What a request must be like, whatever it asks for.
+//! Requirements on every request, whatever it asks for.
 
 use std::net::IpAddr;
 
 use hyper::http::uri::Authority;
 use hyper::{Request, StatusCode, Version, header};
 
-/// Whether a client takes answers with gzip (RFC 9110, 12.5.3): it names that, or `*`, with a weight above 0.
+/// Whether a client accepts gzip (RFC 9110, 12.5.3): it lists `gzip`, or else `*`, with a weight above 0.
 pub fn accepts_gzip(accepted: &str) -> bool {
     let weight_of = |wanted: &str| {
         accepted.split(',').find_map(|coding| {
@@ -18,7 +18,7 @@ pub fn accepts_gzip(accepted: &str) -> bool {
     weight_of("gzip").or_else(|| weight_of("*")).is_some_and(|weight: f64| weight > 0.0)
 }
 
-/// Checks that a request names a host if it must, and without a body has parameters that can be decoded.
+/// Checks that a request has no body, names a host if it must, and has parameters that can be decoded.
 ///
 /// # Errors
 /// Returns the status and a sentence for the client.
@@ -43,7 +43,8 @@ pub fn check_form(request: &Request<()>) -> Result<(), (StatusCode, String)> {
     }
 }
 
-/// The first percent sign of a query that two hexadecimal digits do not follow, with what does follow.
+/// Returns the first percent sign of a query that is not followed by two hexadecimal digits, with up to two characters
+/// after it.
 fn bad_escape(query: &str) -> Option<String> {
     let is_escape = |at: usize| {
         let digits = query.as_bytes().get(at + 1..at + 3);
@@ -53,8 +54,9 @@ fn bad_escape(query: &str) -> Option<String> {
     Some(query[bad..].chars().take(3).collect())
 }
 
-/// Checks that a request names this host in a way that no other can take for itself: by an IP address, or as `localhost`. A page in
-/// a browser on this host could have a name of its own that leads to 127.0.0.1 (DNS rebinding), and read the answers.
+/// Checks that a request names this host in a way that nobody else can claim: by IP address or as `localhost`.
+/// Otherwise a page in a browser on this host could point a name of its own at 127.0.0.1 (DNS rebinding) and read the
+/// answers.
 ///
 /// # Errors
 /// Returns the status and a sentence for the client.

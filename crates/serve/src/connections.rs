@@ -20,18 +20,19 @@ use tokio_rustls::TlsAcceptor;
 
 use super::routes::Routes;
 
-/// Maximum number of connections. Further ones wait in the kernel's queue.
+/// Maximum number of connections. Further clients wait in the kernel's queue.
 const MOST_CONNECTIONS: usize = 512;
 /// How long a client may take to send a request, and how long it may keep an idle connection.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection is closed if its client accepts no data of an answer for this long.
+/// A connection is closed if its client accepts no data for this long.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a request's head, in bytes. Requests have no bodies.
 const LONGEST_HEAD: usize = 16 << 10;
 /// How long answers in progress may continue after the recording ends.
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Answers requests until `stopped` is sent to or its sender is dropped. With `tls`, connections are encrypted.
+/// Answers requests until something is sent to `stopped` or its sender is dropped. With `tls`, connections are
+/// encrypted.
 pub async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, routes: Routes, stopped: oneshot::Receiver<()>) {
     let listener = match tokio::net::TcpListener::from_std(socket) {
         Ok(listener) => listener,
@@ -53,7 +54,7 @@ pub async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, routes: Routes
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // For example, no descriptors are left: other connections may end soon.
+                // The process may be out of file descriptors, for example. Other connections may end soon.
                 log::warn!("cannot accept a connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

@@ -16,8 +16,8 @@ use sampler_ebpf::abi::ProcessKey;
 enum Owner {
     /// A process that is running in the later profile.
     Living(ProcessKey),
-    /// A program (command name, executable, cgroup; whether nobody counts its allocations). Its exited processes count as
-    /// one.
+    /// A program (command name, executable, cgroup, and whether its allocations are not counted). All of its exited
+    /// processes count as one.
     Ended(String, String, String, bool),
 }
 
@@ -71,8 +71,8 @@ pub enum Inuse {
     Level,
 }
 
-/// `later` − `earlier`, or all of `later` if there is no earlier profile. The result has no error bars, because those
-/// of a change need both profiles (`heapbpf diff`).
+/// Returns `later` − `earlier`, or all of `later` if there is no earlier profile. The result has no error bars, because
+/// the error bars of a change need both profiles (`heapbpf diff`).
 pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     let Some(earlier) = earlier else { return only(&later.profile, &[]) };
     let owners =
@@ -120,8 +120,8 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     if of == Inuse::Level {
         before.clear();
     }
-    // The remaining rows belong to processes that had memory in use and have exited since. Their allocations are in
-    // the overflow bucket, or have not changed.
+    // The remaining rows belong to processes that had memory in use and have exited since. Their allocations are in the
+    // overflow bucket or have not changed.
     let mut programs: HashMap<Owner, usize> =
         (0..profile.processes.len()).map(|index| (owners.of(owners.made, index), index)).collect();
     for (key, (before, row)) in before {
@@ -159,7 +159,7 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     profile
 }
 
-/// Marks processes whose figures in use are of blocks of different times in the two profiles: these cannot be compared.
+/// Marks processes whose in-use figures cover blocks from different times in the two profiles. They cannot be compared.
 fn forget_incomparable(profile: &mut Profile, earlier: &Made, later: &Made, owners: &Owners<'_>) {
     let since = since(earlier, owners);
     for (index, process) in profile.processes.iter_mut().enumerate() {
@@ -169,7 +169,7 @@ fn forget_incomparable(profile: &mut Profile, earlier: &Made, later: &Made, owne
     profile.header.live = profile.knows_some_inuse();
 }
 
-/// Whether memory in use of each running process is unknown, and since when it is known.
+/// Returns for each running process whether its memory in use is unknown, and since when it is known.
 fn since(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (bool, Option<SystemTime>)> {
     let processes = made.profile.processes.iter().enumerate();
     let living = processes.filter(|(index, _)| matches!(owners.of(made, *index), Owner::Living(_)));
@@ -208,8 +208,8 @@ struct Sums {
     at_exit: SampleSums,
 }
 
-/// Adds a row, unless all of its sums are zero. Sums of allocations and at exit never shrink, so their differences
-/// are at least 0.
+/// Adds a row, unless all of its sums are zero. Sums of allocations and at exit never shrink, so their differences are
+/// at least 0.
 fn push(rows: &mut Vec<Row>, row: &Row, process: usize, Sums { alloc, inuse, at_exit }: Sums) {
     let grown = |sums: SampleSums| SampleSums { bytes: sums.bytes.max(0.0), objects: sums.objects.max(0.0), ..sums };
     let (alloc, at_exit) = (grown(alloc), grown(at_exit));
@@ -278,7 +278,7 @@ mod tests {
         assert!((alloc - 1000.0).abs() < 1e-6 && (inuse + freed).abs() < 1e-6, "{alloc} {inuse} {freed}");
     }
 
-    /// Memory held at exit only grows. A difference has what the processes that exited in between held, even after
+    /// Memory held at exit only grows. A difference contains what the processes that exited in between held, even after
     /// they were retired.
     #[test]
     fn what_was_held_at_exit_is_a_difference() {
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(of(Inuse::Change), change);
     }
 
-    /// Two lines of one program: its ended processes that are counted, and those that are not.
+    /// One program has two lines: its exited processes that are counted, and those that are not.
     #[test]
     fn lines_of_one_program_are_told_apart() {
         let mut earlier = testing::small();

@@ -1,10 +1,10 @@
 //! Delivers profiles while the recording runs: an HTTP server for scrapers, and senders that push to stores.
 //!
-//! The server has a thread and a runtime of its own. It requests snapshots from the recording through
-//! [`RecordingHandle`](heapbpf_record::requests::RecordingHandle). Each snapshot answers every client that asked
-//! before it was taken, so many scrapers cost the event path no more than one.
+//! The server has its own thread and runtime. It requests snapshots from the recording through
+//! [`RecordingHandle`](heapbpf_record::requests::RecordingHandle). Each snapshot answers every client that asked before
+//! it was taken, so many scrapers cost the event path no more than one.
 
-// They panic if nobody reads what they print.
+// These macros panic if their reader has closed the pipe.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 mod admission;

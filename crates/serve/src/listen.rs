@@ -1,4 +1,4 @@
-//! The address that answers scrapers. It is refused or bound before anything is attached.
+//! The address that answers scrapers. It is bound or refused before anything is attached.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -11,11 +11,11 @@ use super::tls::{TlsError, TlsFiles, acceptor};
 
 /// A bound address, and who may send requests to it.
 pub struct Listen {
-    /// The address. If port 0 was asked for, it has the port that the kernel chose.
+    /// The address, with the port that the kernel chose if port 0 was requested.
     pub address: SocketAddr,
     pub(super) socket: TcpListener,
     pub(super) tokens: Option<Tokens>,
-    /// What encrypts connections, if anything does.
+    /// Encrypts connections, if TLS is configured.
     pub(super) tls: Option<TlsAcceptor>,
 }
 

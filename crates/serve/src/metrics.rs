@@ -1,10 +1,10 @@
 //! `/metrics`: totals in Prometheus' text format, with a bounded number of series.
 //!
-//! A process gets series of its own if a slot is free, and keeps them until it ends. After that, or if no slot was
-//! free, it counts as one of the "other" processes. So no counter falls while its series exists, and the sum of the
-//! series is always the total.
+//! A process gets its own series if a slot is free, and keeps them until it ends. After that, or if no slot was free,
+//! it is counted among the "other" processes. So no counter falls while its series exists, and the sum of the series is
+//! always the total.
 //!
-//! Memory that processes held when they ended is reported per program. A series for each process that ever ended
+//! Memory that processes held when they ended is reported per program. One series for each process that ever ended
 //! would be unbounded.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -26,16 +26,16 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::push::PushStatus;
 
-/// Maximum number of processes with series of their own.
+/// Maximum number of processes with their own series.
 pub const MOST_PROCESSES: usize = 500;
 
 /// Maximum number of programs with their own series of memory held at exit.
 pub const MOST_PROGRAMS: usize = 500;
 
-/// Name of the gauge of processes that no exact total includes.
+/// Name of the gauge that counts processes missing from the exact totals.
 const UNCOUNTED_PROCESSES: &str = "heapbpf_uncounted_processes";
 
-/// Sizes of tables in the accounting, which are no counters: name, that of the gauge, and help.
+/// Sizes of accounting tables, which are gauges: name, name of the gauge, and help.
 const SIZES: [(&str, &str, &str); 2] = [
     ("modules", "heapbpf_modules", "Files that are known to be, or to have been, mapped as programs."),
     ("modules_open", "heapbpf_modules_open", "Those of them that heapbpf has open."),
@@ -59,9 +59,9 @@ pub struct Serving {
 /// out to fail is subtracted again, and a counter must not fall.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Bytes and calls of each process with series of its own.
+    /// Bytes and calls of each process with its own series.
     slots: HashMap<ProcessKey, (u64, u64)>,
-    /// Processes that found no free slot. They never get one later, because the counters of the others would fall.
+    /// Processes that got no slot. They never get one later, because the counters of the others would fall.
     others: HashSet<ProcessKey>,
     /// Programs, by their labels, with their own series of memory held at exit.
     programs: HashSet<String>,
@@ -99,11 +99,11 @@ impl Family {
     }
 }
 
-/// Families of an estimate and of the ends of its interval.
+/// The families of an estimate and of both ends of its interval.
 struct Estimated([Family; 3]);
 
 impl Estimated {
-    /// Gauges with these names, and what they are.
+    /// Creates gauges with these names and help texts.
     fn new(families: [(&'static str, &'static str); 3]) -> Self {
         Self(families.map(|(name, help)| Family::new(name, "gauge", help)))
     }
@@ -116,7 +116,8 @@ impl Estimated {
     }
 }
 
-/// Writes what processes without series of their own have allocated (bytes and calls), and what they have in use, if that is known.
+/// Writes what processes without their own series have allocated (bytes and calls), and what they have in use if that
+/// is known.
 fn write_others(out: &mut String, bytes: u64, calls: u64, inuse: Option<f64>) {
     let help = "Bytes asked for by processes that have ended or found no room for series of their own.";
     single(out, "heapbpf_other_alloc_bytes_total", "counter", help, bytes);
@@ -130,8 +131,8 @@ fn write_others(out: &mut String, bytes: u64, calls: u64, inuse: Option<f64>) {
 }
 
 impl Metrics {
-    /// The text for a client that may see the processes that pass all `filters`. Only a client that may see
-    /// everything gets the rest.
+    /// Returns the text for a client that may see the processes that pass all `filters`. Only a client that may see
+    /// everything gets the metrics of the daemon and of pushing.
     pub fn write(&mut self, made: &Made, filters: &[&Filter], serving: Serving) -> String {
         self.assign(made);
         let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
@@ -149,8 +150,8 @@ impl Metrics {
         out
     }
 
-    /// Assigns slots to new processes. Of the incarnations of a PID, only the last can have a slot: the others have
-    /// ended.
+    /// Assigns slots to new processes. If a PID has had several process generations, only the last can have a slot: the
+    /// others have ended.
     fn assign(&mut self, made: &Made) {
         let mut last: HashMap<u32, ProcessKey> = HashMap::new();
         for (key, process) in made.keys.iter().zip(&made.profile.processes) {
@@ -254,7 +255,7 @@ impl Metrics {
         }
     }
 
-    /// Writes how fast processes with series of their own grow.
+    /// Writes how fast processes with their own series grow.
     fn growth(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let mut growth = Estimated::new([
             (
@@ -281,7 +282,8 @@ impl Metrics {
         growth.0.iter().for_each(|family| family.write(out));
     }
 
-    /// Writes the resident memory of processes that have series of their own, and of the largest of those in which nothing was counted.
+    /// Writes the resident memory of processes with their own series, and of the largest processes in which nothing was
+    /// counted.
     fn resident(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let mut family = Family::new(
             "heapbpf_process_resident_bytes",
@@ -304,7 +306,7 @@ impl Metrics {
             process.memory_coverage().iter().for_each(|share| covered.add(&labels, number(*share)));
             let labels = labels.strip_suffix('}').unwrap_or(&labels);
             for (part, bytes) in process.resident.iter().flat_map(Resident::parts) {
-                // As JSON and the documentation call it.
+                // Use the name that JSON and the documentation use.
                 let part = part.replace(' ', "_").to_lowercase();
                 family.add(&format!("{labels},part=\"{part}\"}}"), bytes);
             }
@@ -312,7 +314,7 @@ impl Metrics {
         [family, swapped, covered].iter().for_each(|family| family.write(out));
     }
 
-    /// Writes memory held at exit, per program. The first programs have series of their own and keep them; the others
+    /// Writes memory held at exit, per program. The first programs have their own series and keep them. The others
     /// share one.
     fn at_exit(&mut self, profile: &Profile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let mut pools: BTreeMap<String, Pool> = BTreeMap::new();
@@ -366,7 +368,7 @@ impl Metrics {
 
     fn daemon(&mut self, made: &Made, serving: &Serving, out: &mut String) {
         let (stats, profile) = (&made.stats, &made.profile);
-        // Processes that are not counted are left out, and counted as such: a total that comes and goes is no counter.
+        // Leaves out processes that are not counted and reports their number instead: a counter must not come and go.
         let exact =
             |of: fn(&Process) -> Option<u64>| profile.processes.iter().filter_map(of).fold(0, u64::saturating_add);
         let (bytes, calls) = (exact(|p| p.exact_alloc_bytes), exact(|p| p.exact_alloc_objects));
@@ -395,7 +397,7 @@ impl Metrics {
         let mut lost = Family::new("heapbpf_lost_total", "counter", "Hits that were lost, by reason.");
         for (reason, count) in &stats.lost {
             let reason = reason.strip_prefix(LOST_PREFIX).unwrap_or(reason);
-            // An in-flight call counts as lost only if it never completes.
+            // A call in flight counts as lost only if it never completes.
             if reason != "in_flight" {
                 lost.add(&format!("{{reason=\"{}\"}}", escaped(reason)), count);
             }
@@ -463,7 +465,7 @@ fn labels(process: &Process) -> String {
     format!("{{pid=\"{pid}\",comm=\"{comm}\",cgroup=\"{cgroup}\"{}}}", placement_labels(process))
 }
 
-/// Labels of what a process runs in, as far as it is known: a label without a value is none.
+/// Returns the labels of what a process runs in. Unknown labels are left out.
 fn placement_labels(process: &Process) -> String {
     process.placement.known().map(|(name, value)| format!(",{name}=\"{}\"", escaped(value))).collect()
 }
@@ -483,7 +485,7 @@ fn number(value: f64) -> String {
     if value == 0.0 { "0".into() } else { format!("{value}") }
 }
 
-/// `/proc/self/status`, opened before the server gives up opening files.
+/// `/proc/self/status`, opened before the server drops the right to open files.
 #[derive(Debug)]
 struct OwnStatus(Option<File>);
 
@@ -504,7 +506,7 @@ impl OwnStatus {
     }
 }
 
-/// Processes with at least one call that was counted, or sampled.
+/// Returns the number of processes with at least one counted or sampled call.
 fn with_hits(profile: &Profile) -> usize {
     let sampled: HashSet<usize> = profile.rows.iter().map(|row| row.key.process).collect();
     let has_hit = |(number, process): &(usize, &Process)| {

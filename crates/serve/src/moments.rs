@@ -1,4 +1,4 @@
-//! Moments of the recording that the web page may compare: the profiles that pages were shown, within bounds.
+//! The moments of the recording that the web page can compare: the profiles shown to pages, within bounds.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,13 +7,13 @@ use heapbpf_profile::units::unix_ms;
 
 use super::source::Shared;
 
-/// Most moments that are kept.
+/// Maximum number of moments kept.
 pub const MOST_MOMENTS: usize = 32;
-/// Most rows of all moments together. A row takes about half a kilobyte.
+/// Maximum number of rows of all moments together. A row takes about half a kilobyte.
 const MOST_ROWS: usize = 100_000;
-/// So many sums of what is in use by when it was allocated take as much.
+/// Number of sums by allocation time (of memory in use) that take as much memory as a row.
 const SUMS_OF_A_ROW: usize = 4;
-/// How long a moment that was compared is spared.
+/// How long a moment stays protected after it was compared.
 const SPARED: Duration = Duration::from_secs(600);
 
 /// A profile that was shown.
@@ -33,20 +33,20 @@ impl Moment {
     }
 }
 
-/// The moments that are kept, in the order of their times.
+/// The moments kept, in time order.
 #[derive(Default)]
 pub struct Moments(Mutex<Vec<Moment>>);
 
 impl Moments {
-    /// Keeps a profile. Beyond the bounds, a moment between two others is dropped: the closer they are and the longer ago,
-    /// the sooner.
+    /// Keeps a profile. Beyond the bounds, a moment between two others is dropped, preferably an old one whose
+    /// neighbours are close.
     pub fn keep(&self, shared: Arc<Shared>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let moment = Moment { shared, compared: None };
         if kept.last().is_some_and(|last| last.time_ms() >= moment.time_ms()) {
             return;
         }
-        // What was encoded of it was sent by now.
+        // Their encodings have been sent by now.
         kept.iter().for_each(|moment| moment.shared.forget_encodings());
         kept.push(moment);
         let rows = |kept: &[Moment]| kept.iter().map(Moment::rows).sum::<usize>();
@@ -56,19 +56,19 @@ impl Moments {
         }
     }
 
-    /// All moments that are kept.
+    /// All moments kept.
     pub fn all(&self) -> Vec<Arc<Shared>> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().map(|moment| Arc::clone(&moment.shared)).collect()
     }
 
-    /// The times of all that are kept, since the start of the recording.
+    /// The times of all moments kept, since the start of the recording.
     pub fn marks(&self) -> Vec<Duration> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().map(|moment| moment.shared.made.profile.header.duration).collect()
     }
 
-    /// The moment of this time (Unix time in milliseconds), which will be compared.
+    /// Returns the moment of this time (Unix time in milliseconds) and records that it is compared now.
     pub fn at(&self, time_ms: u64) -> Option<Arc<Shared>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let moment = kept.iter_mut().find(|moment| moment.time_ms() == time_ms)?;
@@ -77,7 +77,8 @@ impl Moments {
     }
 }
 
-/// The index of the moment that is missed least; neither the first nor the last of at least three.
+/// Returns the index of the moment that is missed least. Expects at least three moments, and never returns the first or
+/// the last.
 fn dispensable(kept: &[Moment]) -> usize {
     let now = kept.last().map_or(0, Moment::time_ms);
     let cost = |&index: &usize| {

@@ -1,9 +1,10 @@
-//! What the web page asks for: data, growth between two moments and what was kept of that time, files.
+//! What the web page requests: data, growth between two moments, what was kept since a moment, and files.
 //!
-//! `/debug/pprof/heap?format=json` is another answer about the same profile. It is the format of files, which lasts, and which
-//! `report`, `diff` and `top` read back with all samples' sums. `/page/data` has what one version of the page draws: stacks in the
-//! order of their tree, frames once, intervals ready, a third of the bytes, besides what is no part of a profile (moments, costs).
-//! Both share what comes before (`Source`, `shown`) and after (kept encodings, compression); a common encoder would have to be both.
+//! `/debug/pprof/heap?format=json` is a different answer about the same profile. That is the stable file format, which
+//! `report`, `diff` and `top` read back with the sums of all samples. `/page/data` has what one version of the page
+//! draws: stacks in tree order, each frame once, intervals computed, a third of the bytes, and things that are not in a
+//! profile (moments, costs). Both share what comes before (`Source`, `shown`) and after (kept encodings, compression).
+//! A common encoder would have to be both.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -29,7 +30,7 @@ use super::source::Shared;
 const COMPRESSION: Compression = Compression::fast();
 /// Confidence level of the page's intervals.
 const CONFIDENCE: f64 = 0.95;
-/// Largest file that is made for a page, in bytes: it is made in memory.
+/// Maximum size of a file made for a page, in bytes. It is made in memory.
 const LARGEST_FILE: usize = 256 << 20;
 
 /// The answer to a refresh.
@@ -61,9 +62,9 @@ struct Cost {
 /// Which processes a client sees.
 #[derive(Clone, PartialEq)]
 pub struct Seen {
-    /// What it may see.
+    /// What the client may see.
     pub scope: Filter,
-    /// What it asked for.
+    /// What the client asked for.
     pub filter: Filter,
 }
 
@@ -78,10 +79,10 @@ impl Seen {
     }
 }
 
-/// Most layouts that are kept: of pages that show different processes.
+/// Maximum number of layouts kept. Pages that show different processes have different layouts.
 const MOST_LAYOUTS: usize = 4;
 
-/// Layouts of the last pages, the newest first. A refresh is mostly of the stacks of the one before.
+/// The layouts of the last pages, newest first. A refresh shows mostly the stacks of the one before.
 #[derive(Default)]
 pub struct Layouts(Mutex<VecDeque<(Seen, Arc<Layout>)>>);
 
@@ -99,7 +100,7 @@ impl Layouts {
     }
 }
 
-/// The data of a refresh, as JSON.
+/// Returns the data of a refresh, as JSON.
 ///
 /// # Errors
 /// The data cannot be encoded.
@@ -127,7 +128,7 @@ pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen, layouts: &Layout
     json(&answer)
 }
 
-/// What grew between two moments, as JSON.
+/// Returns what grew between two moments, as JSON.
 ///
 /// # Errors
 /// The data cannot be encoded.
@@ -135,10 +136,10 @@ pub fn growth(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes>
     json(&growth_data(&seen.of(&before.made.profile), &seen.of(&after.made.profile), CONFIDENCE))
 }
 
-/// What was allocated between two moments and is in use at the second one, as JSON.
+/// Returns what was allocated between two moments and is in use at the second one, as JSON.
 ///
 /// # Errors
-/// The later moment does not tell by when blocks were allocated after the earlier one, or the data cannot be encoded.
+/// The later moment does not distinguish blocks allocated after the earlier one, or the data cannot be encoded.
 pub fn kept(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes> {
     let (from, made) = (&before.made.profile.header, &after.made);
     let untold =
@@ -149,7 +150,7 @@ pub fn kept(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes> {
     json(&kept_data(&since, unix_ms(from.time), notes, CONFIDENCE))
 }
 
-/// What is not known of blocks that were allocated after a moment.
+/// Returns notes on what is unknown about blocks allocated after a moment.
 fn unknown_of(profile: &Profile, from: SystemTime) -> Vec<String> {
     let unfollowed = |it: &&Process| it.inuse_unknown || it.inuse_since.is_some_and(|since| since > from);
     let (unfollowed, of_go) =
@@ -179,18 +180,19 @@ fn json(value: &impl Serialize) -> io::Result<Bytes> {
 /// Compresses an answer.
 ///
 /// # Errors
-/// There is no memory.
+/// Out of memory.
 pub fn compressed(bytes: &[u8]) -> io::Result<Bytes> {
     compressed_while_written(|gzip| gzip.write_all(bytes))
 }
 
-/// Bytes that the compressor gets at once. Each call of it costs as much as some thousand bytes: it clears room for its output.
+/// Number of bytes passed to the compressor at once. Each call costs as much as some thousand bytes, because it clears
+/// space for its output.
 const AT_ONCE: usize = 64 << 10;
 
-/// What `write` writes, compressed.
+/// Returns what `write` writes, compressed.
 ///
 /// # Errors
-/// As of `write`.
+/// Those of `write`.
 pub fn compressed_while_written(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Bytes> {
     let mut gzip = BufWriter::with_capacity(AT_ONCE, GzEncoder::new(Vec::new(), COMPRESSION));
     write(&mut gzip)?;
@@ -202,17 +204,17 @@ pub fn formats() -> impl Iterator<Item = &'static dyn Format> {
     FORMATS.iter().copied()
 }
 
-/// A profile as a file in a format.
+/// Returns a profile as a file in a format.
 ///
 /// # Errors
-/// Says why there is no such file.
+/// Returns the reason why the file cannot be made.
 pub fn file(profile: &Profile, format: &dyn Format, seen: &Seen) -> Result<Bytes, String> {
     let mut file = Bounded(Vec::new());
     let written = format.write(&seen.of(profile), &WriteOptions::default(), &mut file);
     written.map(|()| file.0.into()).map_err(|error| error.to_string())
 }
 
-/// A file in memory that does not become too large.
+/// A file in memory of limited size.
 struct Bounded(Vec<u8>);
 
 impl Write for Bounded {

@@ -1,34 +1,34 @@
-//! Places for requests in progress. Each token has its own, so that none can take those of the others.
+//! Slots for requests in progress. Each token has its own, so that no token can use up those of the others.
 
 use std::future::Future;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// What each of `tokens` tokens gets of `most` places: an equal share, at least one.
+/// Number of slots that each of `tokens` tokens gets out of `most`: an equal share, at least one.
 pub fn places_of_each(most: usize, tokens: usize) -> usize {
     (most / tokens.max(1)).max(1)
 }
 
-/// Places of one kind, by token.
+/// Slots of one kind, by token.
 pub struct Places {
     by_token: Box<[Semaphore]>,
-    /// How many each token has.
+    /// Number of slots of each token.
     pub of_each: usize,
 }
 
 impl Places {
-    /// `most` places, shared equally by this many tokens.
+    /// Creates `most` slots, shared equally by this many tokens.
     pub fn new(most: usize, tokens: usize) -> Self {
         let of_each = places_of_each(most, tokens);
         Self { by_token: (0..tokens.max(1)).map(|_| Semaphore::new(of_each)).collect(), of_each }
     }
 
-    /// A place, if the token has one left.
+    /// Takes a slot, if the token has a free one.
     pub fn try_take(&self, token: usize) -> Option<SemaphorePermit<'_>> {
         self.by_token.get(token)?.try_acquire().ok()
     }
 
-    /// A place, as soon as the token has one left; `None` if there is no such token.
+    /// Waits for a slot of the token. Returns `None` if there is no such token.
     pub fn take(&self, token: usize) -> impl Future<Output = Option<SemaphorePermit<'_>>> {
         let of_token = self.by_token.get(token);
         // The semaphores are never closed.

@@ -29,12 +29,12 @@ use super::places::Places;
 use super::push::PushStatuses;
 use super::source::{Shared, Source, SourceError, Wanted};
 
-/// Maximum number of scrapes in progress, shared equally by the tokens. Further clients are told to come back later.
+/// Maximum number of scrapes in progress, shared equally by the tokens. Further clients are asked to come back later.
 const MOST_SCRAPES: usize = 256;
-/// Maximum number of differences in progress, shared in the same way. While a difference waits for its time to pass, it
+/// Maximum number of differences in progress, shared in the same way. A difference that is waiting for its time to pass
 /// does not count as a scrape.
 const MOST_DIFFERENCES: usize = 128;
-/// What an encoding for the page is called among those of a profile.
+/// Name of the page's encoding among those of a profile.
 const PAGE: &str = "page";
 const PLAIN: &str = "text/plain; charset=utf-8";
 const ALLOC_SPACE: &str = "alloc_space";
@@ -50,13 +50,13 @@ struct ServerState {
     push: PushStatuses,
     moments: Moments,
     layouts: page::Layouts,
-    /// Held while a file is made for a page, as it is made in memory.
+    /// Held while a file is made for a page, because files are made in memory.
     exporting: tokio::sync::Mutex<()>,
     answered: AtomicU64,
     refused: AtomicU64,
 }
 
-/// Who asks, and what this client may see.
+/// The client that sent a request, and what it may see.
 #[derive(Clone, Default)]
 struct Client {
     /// Number of its token; 0 without tokens.
@@ -76,7 +76,7 @@ impl From<Refusal> for Answer {
         let mut response = answer([(header::CONTENT_TYPE, PLAIN)], text);
         *response.status_mut() = status;
         let extra: &[(HeaderName, &str)] = match status {
-            // Its connection is for others.
+            // Frees its connection for other clients.
             StatusCode::SERVICE_UNAVAILABLE => &[(header::CONNECTION, "close"), (header::RETRY_AFTER, "1")],
             StatusCode::UNAUTHORIZED => &[(header::CONNECTION, "close"), (header::WWW_AUTHENTICATE, "Bearer")],
             StatusCode::METHOD_NOT_ALLOWED => &[(header::ALLOW, "GET,HEAD")],
@@ -157,13 +157,13 @@ fn index() -> Answer {
     answer(headers, SERVED.clone())
 }
 
-/// The page's own policy, and that no other page may frame it.
+/// The page's own policy, and a ban on framing by other pages.
 fn page_policy() -> &'static str {
     static POLICY: LazyLock<String> = LazyLock::new(|| format!("{}; frame-ancestors 'none'", served_policy()));
     &POLICY
 }
 
-/// A moment in a query.
+/// Parses a moment in a query.
 fn time(value: Option<String>, key: &str) -> Result<u64, Refusal> {
     let value = value.ok_or_else(|| bad_request(format!("{key} is needed here: a moment as /page/data lists them")))?;
     value.parse().map_err(|_| bad_request(format!("{key} must be Unix time in whole milliseconds, not {value:?}")))
@@ -194,13 +194,13 @@ impl ServerState {
         }
     }
 
-    /// Checks whether a client may come in, and what it may see.
+    /// Checks whether a client is admitted. Returns what it may see.
     fn admit(&self, request: &Request<()>) -> Result<Client, Refusal> {
         let refused = |(status, reason)| Refusal(status, reason);
         check_form(request).map_err(refused)?;
         match &self.tokens {
             None => check_host(request).map(|()| Client::default()).map_err(refused),
-            // Health is not secret, nor is the page without its data.
+            // The health check is public, and so is the page without its data.
             Some(_) if matches!(request.uri().path(), "/healthz" | "/") => Ok(Client::default()),
             Some(tokens) => {
                 let token = bearer(request.headers()).and_then(|token| tokens.scope(token));
@@ -277,7 +277,7 @@ impl ServerState {
         Ok(answer([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
     }
 
-    /// What `of` makes of two moments that the query names.
+    /// Answers with what `of` computes from the two moments that the query names.
     async fn compare(
         &self,
         client: Client,
@@ -301,7 +301,7 @@ impl ServerState {
         self.json(encoded, headers).await
     }
 
-    /// An answer of compressed JSON, for those who cannot read it without the compression.
+    /// An answer from compressed JSON, decompressed for clients that do not accept gzip.
     async fn json(&self, compressed: Bytes, headers: &HeaderMap) -> Result<Answer, Refusal> {
         let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("");
         self.answered.fetch_add(1, Ordering::Relaxed);
@@ -349,7 +349,7 @@ impl ServerState {
                 let earlier = self.source.profile(token, Detail::Stacks).await?;
                 drop(permit);
                 tokio::time::sleep(seconds).await;
-                // A client that has waited this long is not turned away.
+                // A client that has waited this long is not refused.
                 (Some(earlier), self.room.take(token).await)
             }
             None => (None, Some(permit)),
@@ -384,7 +384,7 @@ impl ServerState {
     }
 }
 
-/// Runs an encoder where it does not hold up other answers.
+/// Runs an encoder where it does not delay other answers.
 async fn encoding(encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'static) -> Result<Bytes, Refusal> {
     let failed = |reason: String| Refusal(StatusCode::INTERNAL_SERVER_ERROR, reason);
     match tokio::task::spawn_blocking(encode).await {
@@ -397,7 +397,7 @@ async fn encoding(encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'stat
 /// Encodes a profile, compressed.
 fn encode(profile: &Profile, wanted: &Wanted) -> std::io::Result<Bytes> {
     if wanted.format == ProfileFormat::Json {
-        // Each process has its stacks.
+        // Each process has its own stacks.
         let options = WriteOptions { group_by: Some(GroupBy::Process), ..WriteOptions::default() };
         let format = by_name("json").map_err(std::io::Error::other)?;
         return page::compressed_while_written(|gzip| {

@@ -1,4 +1,4 @@
-//! Tests of the places for requests, over real connections.
+//! Tests of the slots for requests, over real connections.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
     (address, stop)
 }
 
-/// The answer's head. The connection is not closed by this side.
+/// Returns the answer's head. This side keeps the connection open.
 async fn ask(address: SocketAddr, token: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n");
@@ -76,7 +76,7 @@ async fn a_token_that_takes_all_its_places_leaves_the_others_theirs() {
             })
         })
         .collect();
-    // All but those that have the token's places are turned away.
+    // All are refused except those that have the token's slots.
     let most = MOST_DIFFERENCES as u64 / 2;
     let begun = Instant::now();
     while refused.load(Ordering::Relaxed) < 200 - most {

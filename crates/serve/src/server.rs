@@ -1,4 +1,4 @@
-//! The HTTP server, with a thread and a runtime of its own.
+//! The HTTP server, with its own thread and runtime.
 
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
@@ -46,7 +46,7 @@ impl Server {
         Ok(Self { address, is_tls, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where it is found.
+    /// Returns the server's URL.
     pub fn url(&self) -> String {
         format!("{}://{}", if self.is_tls { "https" } else { "http" }, self.address)
     }

@@ -40,7 +40,7 @@ impl Services {
         Ok(Self { pusher, server })
     }
 
-    /// Where the server is found, if there is one.
+    /// Returns the server's URL, if there is one.
     pub fn url(&self) -> Option<String> {
         self.server.as_ref().map(Server::url)
     }

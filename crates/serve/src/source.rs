@@ -14,14 +14,14 @@ use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
 use super::places::places_of_each;
 
-/// The pause after a snapshot is this many times what the snapshot cost, so that snapshots hold up the event path
-/// only for a small share of the time.
+/// The pause after a snapshot is this many times the snapshot's cost, so that snapshots delay the event path for only a
+/// small share of the time.
 const STANDSTILL: u32 = 10;
 /// Upper limit of that pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Maximum number of profiles with stacks held in memory for answers and differences in progress, over all tokens.
 const MOST_HELD: usize = 16;
-/// What every token may hold of these, however many tokens there are: two differences and an answer.
+/// Minimum number of these for each token, however many tokens there are: two differences and an answer.
 const LEAST_HELD: usize = 4;
 
 /// Identifies an encoding of a profile.
@@ -47,14 +47,14 @@ pub struct Shared {
     totals: Mutex<Vec<TotalsOf>>,
 }
 
-/// Totals in use and allocated of what a client may see and asked for.
+/// Totals in use and allocated, by what a client may see and what it asked for.
 type TotalsOf = (Filter, Filter, [Figure; 2]);
 
-/// Most totals that are kept with a profile.
+/// Maximum number of totals kept with a profile.
 const MOST_TOTALS: usize = 16;
 
 impl Shared {
-    /// The cell for an encoding. The first client fills it, the others wait for it.
+    /// Returns the cell for an encoding. The first client fills it, the others wait for it.
     pub fn encoding(&self, wanted: &Wanted) -> Arc<OnceCell<Bytes>> {
         let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, cell)) = encodings.iter().find(|(known, _)| known == wanted) {
@@ -65,8 +65,8 @@ impl Shared {
         cell
     }
 
-    /// The totals of what a client may see and asked for. Pages show those of each moment at every refresh, so `make` is called
-    /// once.
+    /// Returns the totals for what a client may see and asked for. Every page refresh shows those of each moment, so
+    /// `make` runs only if they are not kept yet.
     pub fn totals(&self, scope: &Filter, filter: &Filter, make: impl FnOnce() -> [Figure; 2]) -> [Figure; 2] {
         let mut known = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((.., totals)) = known.iter().find(|(of, asked, _)| (of, asked) == (scope, filter)) {
@@ -91,7 +91,7 @@ impl Shared {
     }
 }
 
-/// A profile in use by a request, which counts against its token until it is dropped.
+/// A profile used by a request. It counts against the request's token until it is dropped.
 #[derive(Clone)]
 pub struct Held {
     shared: Arc<Shared>,
@@ -99,7 +99,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// The profile, to be kept beyond the request.
+    /// The profile, to keep beyond the request.
     pub fn kept(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
     }
@@ -113,7 +113,7 @@ impl Deref for Held {
     }
 }
 
-/// The use of a profile by a request that may still be in progress.
+/// A request's use of a profile. The request may still be in progress.
 struct Charge {
     token: usize,
     profile: Weak<Shared>,
@@ -123,7 +123,7 @@ struct Charge {
 /// Why there is no profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// The recording makes none.
+    /// The recording makes no profile.
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
     /// Too many different profiles are in use.
@@ -145,14 +145,14 @@ pub struct Source {
     stacks: AsyncMutex<Last>,
     lifetimes: AsyncMutex<Last>,
     charges: Mutex<Vec<Charge>>,
-    /// Moments by which profiles with stacks tell apart what is in use.
+    /// Moments that divide what is in use by allocation time, in profiles with stacks.
     marks: Mutex<Vec<Duration>>,
     /// Maximum number of different profiles with stacks that requests with one token may hold.
     most_held: usize,
 }
 
 impl Source {
-    /// A source that has taken no profile yet, for the bearers of this many tokens.
+    /// Creates a source that has taken no profile yet, for this many tokens.
     pub fn new(recording: RecordingHandle, tokens: usize) -> Self {
         Self {
             recording,
@@ -165,13 +165,13 @@ impl Source {
         }
     }
 
-    /// From now on, profiles with stacks tell what is in use apart by these moments, which are times since the start of the
-    /// recording and ascend.
+    /// From now on, profiles with stacks divide what is in use by these moments: times since the start of the
+    /// recording, ascending.
     pub fn set_marks(&self, marks: Vec<Duration>) {
         *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = marks;
     }
 
-    /// A profile of some moment between the call and its return, for the bearer of a token.
+    /// Returns a profile of some moment between the call and its return, for the bearer of a token.
     ///
     /// # Errors
     /// See [`SourceError`].
@@ -179,7 +179,7 @@ impl Source {
         self.profile_if(detail, token, |held| held < self.most_held).await
     }
 
-    /// The same for a request that has waited for this profile: it is not turned away.
+    /// Does the same for a request that has waited for this profile. It is never refused.
     ///
     /// # Errors
     /// See [`SourceError`].
@@ -187,7 +187,7 @@ impl Source {
         self.profile_if(detail, token, |_| true).await
     }
 
-    /// `has_room`: whether a token that holds this many other profiles with stacks may have one more.
+    /// `has_room`: whether a token that holds this many other profiles with stacks may hold one more.
     async fn profile_if(
         &self,
         detail: Detail,
@@ -200,7 +200,7 @@ impl Source {
             Detail::Stacks => &self.stacks,
             Detail::Lifetimes => &self.lifetimes,
         };
-        // Totals are small.
+        // Totals are small, so they are not limited.
         let has_room = |held: usize| detail == Detail::Totals || has_room(held);
         let mut last = last.lock().await;
         if let Some(shared) = last.shared.as_ref().filter(|shared| shared.made.begun >= asked) {
@@ -232,7 +232,7 @@ impl Source {
         Ok(self.charged(token, detail, &shared))
     }
 
-    /// How many different profiles with stacks requests with a token hold, not counting `but`.
+    /// Returns how many different profiles with stacks are held by requests with a token, not counting `but`.
     fn held_by(&self, token: usize, but: Option<&Arc<Shared>>) -> usize {
         let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);
         charges.retain(|charge| charge.in_use.strong_count() > 0);
@@ -323,8 +323,8 @@ mod tests {
         );
     }
 
-    /// A token that holds all it may hold does not keep others from a profile, not even if it holds profiles that
-    /// others asked for.
+    /// A token that holds its maximum does not keep others from a profile, not even if it holds profiles that others
+    /// asked for.
     #[tokio::test(flavor = "current_thread")]
     async fn each_token_has_its_own_room_for_profiles() {
         let (recording, _) = recording(Duration::ZERO);

@@ -18,13 +18,13 @@ const LARGEST_FILE: u64 = 1 << 20;
 /// Where the certificate and its key are.
 #[derive(Clone, Copy, Debug)]
 pub struct TlsFiles<'a> {
-    /// The certificate, then those that lead to a known authority (PEM).
+    /// The certificate, followed by those that lead to a known authority (PEM).
     pub certificates: &'a Path,
     /// The certificate's private key (PEM).
     pub key: &'a Path,
 }
 
-/// Why a certificate or its key cannot be used. No message contains anything of a key.
+/// Why a certificate or its key cannot be used. No message contains any part of a key.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// It cannot be read.
@@ -37,7 +37,7 @@ pub enum TlsError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// It is not what it should be.
+    /// Its content or its permissions are wrong.
     #[error("the {what} file {path} {reason}")]
     Unfit {
         /// Certificate or key.
@@ -47,7 +47,7 @@ pub enum TlsError {
         /// What is wrong.
         reason: String,
     },
-    /// They do not fit each other, or cannot be used.
+    /// They do not match, or cannot be used.
     #[error("the key in {key} and the certificate in {certificates} cannot be used together: {reason}")]
     Pair {
         /// The file with the certificate.
@@ -98,7 +98,7 @@ fn said(error: &pem::Error) -> String {
     }
 }
 
-/// Reads a regular file none of whose `forbidden` permissions are given.
+/// Reads a regular file that has none of the `forbidden` permissions.
 fn read(what: &'static str, path: &Path, forbidden: u32) -> Result<Vec<u8>, TlsError> {
     let failed = |source| TlsError::Read { what, path: path.into(), source };
     let unfit = |reason: String| Err(TlsError::Unfit { what, path: path.into(), reason });

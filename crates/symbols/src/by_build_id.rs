@@ -1,4 +1,4 @@
-//! Finds the files of a saved profile's modules by build ID, on this machine or in folders with debug files.
+//! Finds the files of a saved profile's modules by build ID, on this machine or in directories with debug files.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use heapbpf_unwind::image::ModuleFiles;
 use super::debug_files;
 use super::debuginfod::Debuginfod;
 
-/// Most modules whose files are searched for, as each costs several attempts to open a file.
+/// Maximum number of modules whose files are searched for. Each takes several attempts to open a file.
 const MAX_MODULES: usize = 1 << 16;
 
 /// The modules of a saved profile, as files for the symbolizer. A module's id is its index.

@@ -11,7 +11,7 @@ use heapbpf_unwind::image::Image;
 
 /// The directory in which distributions install debug files.
 pub const DEFAULT_DIRECTORY: &str = "/usr/lib/debug";
-/// Largest debug file whose checksum is computed, bytes.
+/// Maximum size of a debug file whose checksum is computed, bytes.
 const MAX_CHECKED_BYTES: u64 = 4 << 30;
 
 /// An ELF file with debug information for a module.
@@ -26,8 +26,9 @@ pub struct DebugFile {
     pub is_trusted: bool,
 }
 
-/// Finds the debug file of a module. `directories` are searched in order, then again below `root`: the root directory of
-/// a process that maps the module, if it differs from heapbpf's. `path` is the module's own path, as that process sees it.
+/// Finds the debug file of a module. `directories` are searched in order, then again below `root`: the root directory
+/// of a process that maps the module, if it differs from heapbpf's. `path` is the module's own path as that process
+/// sees it.
 pub fn find(
     directories: &[PathBuf],
     path: &Path,
@@ -41,7 +42,7 @@ pub fn find(
         let names = directories.iter().flat_map(|directory| names_in(directory, path, build_id));
         let names: Vec<PathBuf> = names.collect();
         for found in roots().flat_map(|root| names.iter().filter_map(move |name| open_at(root, name.clone(), true))) {
-            // The build ID is verified even here: a directory may hold outdated files of an earlier build.
+            // Verify the build ID even here: a directory may hold outdated files of an earlier build.
             if heapbpf_elf::build_id::of(&found.file).as_deref() == Some(build_id) && has_symbols(&found.elf) {
                 return Some(found);
             }
@@ -65,14 +66,14 @@ pub fn find(
     )
 }
 
-/// Opens a candidate, below another root if there is one. A file below another root belongs to a target.
+/// Opens a candidate, below another root if one is given. A file below another root belongs to a target.
 pub fn open_at(root: Option<&Path>, path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
     let Some(root) = root else { return open(path, is_trusted) };
     let file = in_root::open(root, &path).ok()?;
     check(path, file, false)
 }
 
-/// Paths of a file with this build ID in the `.build-id` layout of debuggers.
+/// Returns the paths of a file with this build ID in the debuggers' `.build-id` layout.
 pub fn by_build_id(directory: &Path, build_id: &[u8]) -> Vec<PathBuf> {
     let Some((first, rest)) = build_id.split_first().filter(|(_, rest)| !rest.is_empty()) else { return Vec::new() };
     let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -80,12 +81,12 @@ pub fn by_build_id(directory: &Path, build_id: &[u8]) -> Vec<PathBuf> {
     vec![folder.join(format!("{rest}.debug")), folder.join(rest)]
 }
 
-/// Paths at which `directory` may hold a file with this build ID, or its debug file: in the `.build-id` layout of debuggers,
-/// by file name alone, and by full path as in a copy of the file system.
+/// Returns the paths at which `directory` may hold a file with this build ID, or its debug file: in the debuggers'
+/// `.build-id` layout, by file name alone, and by full path as in a copy of the file system.
 pub fn names_in(directory: &Path, path: &Path, build_id: &[u8]) -> Vec<PathBuf> {
     let mut names = Vec::new();
     names.extend(by_build_id(directory, build_id));
-    // The path may be hostile, so only its normal components are used: none leads out of the directory.
+    // The path may be hostile. Only its normal components are used, so it cannot lead out of the directory.
     let inside: PathBuf = path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
     if let Some(name) = path.file_name() {
         let debug = |path: &Path| {
@@ -106,12 +107,12 @@ fn has_symbols(elf: &Elf) -> bool {
 
 /// Opens an ELF file. Never blocks.
 pub fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
-    // A target may have chosen the name: it must not make heapbpf block on a FIFO, or open a device.
+    // A target may have chosen the name. It must not make heapbpf block on a FIFO or open a device.
     let file = in_root::open_regular(&in_root::find_own(&path).ok()?).ok()?;
     check(path, file, is_trusted)
 }
 
-/// An open file as a debug file; `None` if it is no ELF file.
+/// Turns an open file into a debug file. Returns `None` if it is not an ELF file.
 pub fn check(path: PathBuf, file: File, is_trusted: bool) -> Option<DebugFile> {
     if !file.metadata().ok()?.is_file() {
         return None;

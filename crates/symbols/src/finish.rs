@@ -29,7 +29,7 @@ const ENTRY_FUNCTIONS: [&str; 12] = [
 
 /// Turns the raw stacks of one process into profile stacks.
 pub struct Finisher<'a> {
-    /// The symbolizer, which has symbolized these stacks already.
+    /// The symbolizer, which has already symbolized these stacks.
     pub symbolizer: &'a Symbolizer,
     /// The modules.
     pub modules: &'a dyn ModuleFiles,
@@ -42,8 +42,8 @@ pub struct Finisher<'a> {
 }
 
 impl Finisher<'_> {
-    /// The profile stack for a raw one, with its frames shared through `shared`. `module_index` returns a module's index in
-    /// the profile.
+    /// Returns the profile stack for a raw stack. Its frames are shared through `shared`. `module_index` returns a
+    /// module's index in the profile.
     pub fn finish(
         &self,
         raw: &RawStack,
@@ -65,7 +65,7 @@ impl Finisher<'_> {
             Completeness::Truncated(_) if frames.last().is_some_and(is_entry) => None,
             Completeness::Truncated(reason) => Some(reason.text(|module| self.modules.path(module)).into()),
         };
-        // Collecting would keep the block of the unshared frames, which is fifteen times larger.
+        // Collecting would keep the block of the unshared frames, which is fifteen times as large.
         let mut shared_frames = Vec::with_capacity(frames.len());
         shared_frames.extend(frames.into_iter().map(|frame| shared.share(frame)));
         Stack { frames: shared_frames, unwinder: raw.unwinder.name(), cut }
@@ -106,7 +106,7 @@ impl Finisher<'_> {
     }
 }
 
-/// A frame with the symbol of its address.
+/// Returns a frame with the symbol of its address.
 pub(super) fn with_symbol(unnamed: &Frame, symbol: &Symbol) -> Frame {
     Frame {
         function: symbol.function.clone(),
@@ -120,7 +120,7 @@ pub(super) fn with_symbol(unnamed: &Frame, symbol: &Symbol) -> Frame {
     }
 }
 
-/// Whether a frame is of an outermost function.
+/// Whether a frame belongs to an outermost function.
 pub(super) fn is_entry(frame: &Frame) -> bool {
     let name: Option<&Arc<str>> = frame.system_name.as_ref().or(frame.function.as_ref());
     name.is_some_and(|name| ENTRY_FUNCTIONS.contains(&name.split('@').next().unwrap_or_default()))

@@ -9,8 +9,8 @@ mod seeds;
 #[path = "../../../fuzz/shared/symbols.rs"]
 mod symbols;
 
-/// The demanglers nest calls some hundred deep. In a release build they need less than 512 KiB of stack for these seeds, of the 2 MiB
-/// that threads have; without optimization more than 2 MiB.
+/// The demanglers nest calls a few hundred deep. For these seeds, a release build needs less than 512 KiB of the 2 MiB
+/// of stack that threads have. Without optimization they need more than 2 MiB.
 const STACK_BYTES: usize = 16 << 20;
 
 #[test]

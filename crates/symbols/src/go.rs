@@ -1,4 +1,4 @@
-//! Go programs: what is known of their files, and the names of their functions.
+//! Go programs: what is known about their files, and the names of their functions.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,12 +8,12 @@ use heapbpf_go::{Places, Program, Unsupported};
 use heapbpf_profile::model::Frame;
 use heapbpf_unwind::mapping::ModuleId;
 
-/// The reason of a frame that is in no function of the program.
+/// The reason of a frame outside all functions of the program.
 const NO_FUNCTION: &str = "no function of the Go program is there";
-/// Most frames that are kept. When there are more, they are looked up again.
+/// Maximum number of frames kept. When there are more, they are looked up again.
 const MOST_FRAMES: usize = 1 << 18;
 
-/// A file that the Go toolchain made.
+/// A file made by the Go toolchain.
 #[derive(Debug)]
 pub struct GoProgram {
     /// Its module.
@@ -28,12 +28,12 @@ pub struct GoProgram {
 }
 
 impl GoProgram {
-    /// A file of which nothing was read yet.
+    /// A file of which nothing has been read yet.
     pub const fn new(module: ModuleId, path: Arc<str>, build_id: Option<Vec<u8>>, file: Arc<File>) -> Self {
         Self { module, path, build_id, file, program: OnceLock::new() }
     }
 
-    /// What the file tells; the first call reads it.
+    /// Returns what the file contains. The first call reads it.
     ///
     /// # Errors
     /// Its heap profile cannot be read.
@@ -48,7 +48,7 @@ impl GoProgram {
 pub struct GoNames(HashMap<(ModuleId, Places, u64), Frame>);
 
 impl GoNames {
-    /// The frame of a return address, without the module that it is in.
+    /// Returns the frame of a return address, without its module.
     pub fn frame(&mut self, program: &GoProgram, places: &Places, return_address: u64) -> Frame {
         if self.0.len() >= MOST_FRAMES {
             self.0.clear();

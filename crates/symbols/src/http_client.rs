@@ -1,4 +1,4 @@
-//! What heapbpf's requests to HTTP servers have in common.
+//! Shared parts of heapbpf's requests to HTTP servers.
 
 use std::sync::Arc;
 
@@ -7,8 +7,9 @@ use ureq::config::ConfigBuilder;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::typestate::AgentScope;
 
-/// The settings of an agent: servers are verified by the system's authorities (`SSL_CERT_FILE` and `SSL_CERT_DIR` replace them), a
-/// status is no error, and heapbpf says who it is. Time limits and redirects are the caller's.
+/// Returns the settings of an HTTP client. Servers are verified by the system's authorities (`SSL_CERT_FILE` and
+/// `SSL_CERT_DIR` replace them), a status is not an error, and heapbpf identifies itself. Time limits and redirects are
+/// up to the caller.
 pub fn settings() -> ConfigBuilder<AgentScope> {
     let found = rustls_native_certs::load_native_certs();
     for error in found.errors {
@@ -26,7 +27,7 @@ pub fn settings() -> ConfigBuilder<AgentScope> {
         .tls_config(tls)
 }
 
-/// Why a request failed, as a text for the user.
+/// Returns why a request failed, as a text for the user.
 pub fn reason(error: &ureq::Error) -> String {
     let of_tls = match error {
         ureq::Error::Rustls(error) => Some(error),

@@ -1,4 +1,4 @@
-//! What JVMs say about themselves, from the memory of processes.
+//! Facts about JVMs, read from the memory of processes.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use heapbpf_host::reader_thread::{ProcessMemory, ReaderThread};
 use heapbpf_java::{Tables, Unsupported, Vm};
 
-/// How long a process is waited for.
+/// Maximum time to wait for a process.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// The version of a process's JVM, if its frames are understood.
+/// Returns the version of a process's JVM, if its frames are supported.
 ///
 /// # Errors
-/// Why they are not.
+/// Why they are not supported.
 pub fn release(pid: u32, tables: Tables) -> Result<String, Unsupported> {
     let memory = File::open(format!("/proc/{pid}/mem")).map_err(|_| Unsupported::Unreadable)?;
     let read = |(memory, tables): (ProcessMemory, Tables)| Vm::layout(&memory, &tables).map(|(_, release)| release);

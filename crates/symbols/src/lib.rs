@@ -1,10 +1,11 @@
 //! Symbolization: functions, files, lines and inlined calls for raw stacks, in batches and off the event path.
 //!
-//! [`symbolizer::Symbolizer`] symbolizes (module, file offset) pairs; [`finish::Finisher`] turns raw stacks into profile
-//! stacks with these symbols and those of [`perf_map`]s; [`offline`] symbolizes saved profiles. Files that belong to a
-//! target are read within bounds and never mapped; debug files in the administrator's directories are trusted.
+//! [`symbolizer::Symbolizer`] symbolizes (module, file offset) pairs. [`finish::Finisher`] turns raw stacks into
+//! profile stacks with these symbols and those of [`perf_map`]s. [`offline`] symbolizes saved profiles. Files that
+//! belong to a target are read within bounds and never mapped; debug files in the administrator's directories are
+//! trusted.
 
-// They panic if nobody reads what they print.
+// These macros panic if their reader has closed the pipe.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 
 pub mod by_build_id;
@@ -33,6 +34,6 @@ mod linked_tests;
 #[cfg(test)]
 mod tests;
 
-// What is shared with fuzz targets names the crate.
+// The code shared with the fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_symbols;

@@ -1,8 +1,8 @@
-//! Debug information that is in several files: shared parts that `dwz` moved into a file of its own (`.gnu_debugaltlink`), and
-//! split DWARF, whose skeleton refers to `.dwo` files or a package of them (`.dwp`).
+//! Debug information that is spread over several files: shared parts that `dwz` moved into a separate file
+//! (`.gnu_debugaltlink`), and split DWARF, whose skeleton refers to `.dwo` files or a package of them (`.dwp`).
 //!
-//! All files may be a target's. They are read into memory within a limit, and used only if the identity in them is the
-//! one that was asked for.
+//! All files may be a target's. They are read into memory within a limit, and used only if they contain the requested
+//! identity.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use super::sparse_copy::debug_bytes;
 type Bytes = EndianArcSlice<LittleEndian>;
 type Dwarf = gimli::Dwarf<Bytes>;
 
-/// Most `.dwo` files that are opened for one module.
+/// Maximum number of `.dwo` files opened for one module.
 const MOST_SPLIT: usize = 4096;
-/// Most functions inlined into each other at one address.
+/// Maximum number of functions inlined into each other at one address.
 const MOST_INLINED: usize = 256;
 
-/// Where other files may be.
+/// Where the other files may be.
 #[derive(Clone, Copy)]
 pub struct Places<'a> {
     /// Path of the module, as its process sees it.
@@ -35,7 +35,7 @@ pub struct Places<'a> {
     pub file: &'a Path,
     /// Directories with debug files.
     pub directories: &'a [PathBuf],
-    /// Root directory of a process that maps the module, if it differs from ours.
+    /// Root directory of a process that maps the module, if it differs from heapbpf's.
     pub root: Option<&'a Path>,
     /// Servers with debug files.
     pub debuginfod: Option<&'a Debuginfod>,
@@ -44,7 +44,7 @@ pub struct Places<'a> {
 /// A function at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Its name, as linkers know it.
+    /// Its linkage name.
     pub name: String,
     /// Source file.
     pub file: Option<String>,
@@ -52,22 +52,22 @@ pub struct Function {
     pub line: Option<u32>,
 }
 
-/// The debug information of a file together with that of others.
+/// The debug information of a file together with that of other files.
 pub struct LinkedDwarf<'a> {
     context: Context<Bytes>,
     places: Places<'a>,
     package: Option<DwarfPackage<Bytes>>,
     split: HashMap<u64, Option<Arc<Dwarf>>>,
     left_bytes: u64,
-    /// What was not found, for the user.
+    /// What was not found, as a text for the user.
     pub missing: Option<String>,
-    /// Whether the file that has shared parts was not found. Then most functions have no name here.
+    /// Whether the file with the shared parts was not found. Most functions then have no name here.
     pub lacks_shared: bool,
 }
 
 impl<'a> LinkedDwarf<'a> {
-    /// Reads the debug information of `image`, at most `most_bytes` in all files together. `None` if it refers to no other
-    /// file, is too large or malformed.
+    /// Reads the debug information of `image`, at most `most_bytes` in all files together. Returns `None` if it refers
+    /// to no other file, is too large or is malformed.
     pub fn open(image: &dyn Image, elf: &Elf, places: Places<'a>, most_bytes: u64) -> Option<Self> {
         let alt = debug_link::alt_of(image, elf);
         if alt.is_none() && elf.section(".debug_addr").is_none() {
@@ -93,7 +93,7 @@ impl<'a> LinkedDwarf<'a> {
         Some(Self { context, places, package, split: HashMap::new(), left_bytes, missing, lacks_shared })
     }
 
-    /// The functions at an address, innermost first; empty if the address is in none that has a name.
+    /// Returns the functions at an address, innermost first. Empty if no function with a name contains it.
     pub fn functions(&mut self, address: u64) -> Vec<Function> {
         let Self { context, places, package, split, left_bytes, missing, .. } = self;
         let mut lookup = context.find_frames(address);
@@ -127,7 +127,7 @@ impl<'a> LinkedDwarf<'a> {
     }
 }
 
-/// Reads debug sections; `None` if they are more than what is left.
+/// Reads debug sections. Returns `None` if they exceed the bytes left.
 fn load(
     image: &dyn Image,
     elf: &Elf,
@@ -144,7 +144,7 @@ fn section(image: &dyn Image, elf: &Elf, name: Option<&str>) -> Result<Bytes, gi
     Ok(EndianArcSlice::new(bytes.unwrap_or_default().into(), LittleEndian))
 }
 
-/// Whether some of its units have most of their information elsewhere.
+/// Whether any of its units have most of their information elsewhere.
 fn has_skeletons(dwarf: &Dwarf) -> bool {
     let mut units = dwarf.units();
     while let Ok(Some(header)) = units.next() {
@@ -160,7 +160,7 @@ fn has_skeletons(dwarf: &Dwarf) -> bool {
     false
 }
 
-/// The file with the parts that `dwz` moved out.
+/// Returns the file with the parts that `dwz` moved out.
 fn shared(link: &AltLink, places: &Places) -> Option<DebugFile> {
     let beside = places.file.parent().unwrap_or(Path::new("/")).join(&link.path);
     let by_id = |directory: &PathBuf| debug_files::by_build_id(directory, &link.build_id);
@@ -173,7 +173,7 @@ fn shared(link: &AltLink, places: &Places) -> Option<DebugFile> {
     })
 }
 
-/// The package with all split units of the module, beside it or in a directory with debug files.
+/// Returns the package with all split units of the module, from beside it or from a directory with debug files.
 fn package(places: &Places, left_bytes: &mut u64) -> Option<DwarfPackage<Bytes>> {
     let mut name = places.module.file_name()?.to_owned();
     name.push(".dwp");
@@ -185,7 +185,7 @@ fn package(places: &Places, left_bytes: &mut u64) -> Option<DwarfPackage<Bytes>>
     DwarfPackage::load(|id| section(&file.file, &file.elf, id.dwo_name()), empty).ok()
 }
 
-/// The unit that a skeleton refers to.
+/// Returns the unit that a skeleton refers to.
 fn split_unit(
     wanted: &SplitDwarfLoad<Bytes>,
     places: &Places,
@@ -213,7 +213,7 @@ fn split_unit(
     is_it.then(|| Arc::new(dwarf))
 }
 
-/// The first of these files that is the right one, here and then below the module's root.
+/// Opens the first of these files that matches, here and then below the module's root.
 fn open_first(
     places: &Places,
     names: impl Iterator<Item = PathBuf>,

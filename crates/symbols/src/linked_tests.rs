@@ -1,4 +1,4 @@
-//! Tests of debug information that is in several files, with real files of dwz, gcc and dwp, and with hostile ones.
+//! Tests of debug information in several files, with real files of dwz, gcc and dwp, and with hostile ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ use super::options::Options;
 use super::symbolizer::{Symbol, Symbolizer};
 use super::tests::{MODULE, One, SOURCE, functions, no_debug_files, offset_of, run};
 
-/// Code with inlined calls, twice, so that `dwz` finds something to share.
+/// Compiles code with inlined calls twice, so that `dwz` finds something to share.
 fn compile_two(folder: &Path, flags: &[&str]) -> Option<[PathBuf; 2]> {
     let made = ["a", "b"].map(|name| {
         let (code, library) = (folder.join(format!("{name}.c")), folder.join(format!("lib{name}.so")));
@@ -31,7 +31,7 @@ fn compile_two(folder: &Path, flags: &[&str]) -> Option<[PathBuf; 2]> {
     }
 }
 
-/// Functions, files, lines and inlined calls at every address of two functions.
+/// Returns functions, files, lines and inlined calls at every address of two functions.
 fn all_symbols(library: &Path, options: &Options) -> Vec<Vec<Symbol>> {
     let mut symbolizer = Symbolizer::new(options.clone());
     let starts = ["outer", "hidden"].map(|name| offset_of(library, name));
@@ -64,7 +64,7 @@ fn debug_information_that_dwz_shares_is_found() {
     std::fs::rename(&common, &kept).expect("our own");
     let by_id = Options { debug_directories: vec![store], ..Options::default() };
     assert_eq!(all_symbols(&library, &by_id), expected, "by build ID");
-    // Another file in its place is not used, and functions have names from the symbol table.
+    // A different file in its place is not used, and functions get names from the symbol table.
     std::fs::copy("/proc/self/exe", kept).expect("our own");
     let symbols = all_symbols(&library, &by_id);
     assert!(symbols.iter().all(|symbols| symbols.last().is_some_and(|it| it.function.is_some())), "{symbols:?}");
@@ -109,7 +109,7 @@ fn split_debug_information_has_inlined_calls() {
         }
         assert_eq!(without_folders(all_symbols(&library, &no_debug_files())), expected, "{flags:?}");
         if !package {
-            // Without it, functions and lines remain, and that is noted. Another unit's file is not used.
+            // Without it, functions and lines remain, and the loss is noted. A file of another unit is not used.
             std::fs::copy(folder.path().join("libb.so-b.dwo"), &dwo).expect("gcc makes it");
             let symbols = all_symbols(&library, &no_debug_files());
             assert!(symbols.iter().all(|symbols| symbols.last().is_some_and(|it| it.function.is_some())));
@@ -120,7 +120,7 @@ fn split_debug_information_has_inlined_calls() {
     }
 }
 
-/// With mutated debug information there is always a name or a reason, and no panic gets out.
+/// With mutated debug information, there is always a name or a reason, and no panic escapes.
 #[test]
 fn mutated_links_do_no_harm() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -157,7 +157,7 @@ fn mutated_links_do_no_harm() {
     }
 }
 
-/// Debug files that name themselves, by both kinds of links: names are found, and the search ends.
+/// Debug files that refer to themselves, by both kinds of links: names are found, and the search ends.
 #[test]
 fn links_in_a_circle_end() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -168,7 +168,7 @@ fn links_in_a_circle_end() {
     let debug = folder.path().join("a.debug");
     let link = folder.path().join("link");
     std::fs::write(&link, [b"a.debug\0", &*id].concat()).expect("our own");
-    // Its debug information is shared with itself, and it has a debug file, which is itself.
+    // Its debug information is shared with itself, and it is its own debug file.
     let alt = format!(".gnu_debugaltlink={}", text(&link));
     let steps: [Vec<String>; 4] = [
         vec!["--only-keep-debug".into(), text(&library), text(&debug)],

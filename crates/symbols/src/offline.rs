@@ -1,4 +1,4 @@
-//! Symbolizes a saved profile that lacks names (`--no-symbolize`), from files with the build IDs of its modules.
+//! Symbolizes a saved profile without names (`--no-symbolize`), from files with the build IDs of its modules.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use super::options::Options;
 use super::progress::Progress;
 use super::symbolizer::{Symbol, Symbolizer};
 
-/// Most frames of all distinct stacks together, once inlined calls are added. Profile files may have fewer, so only a
-/// profile made to become large reaches this.
+/// Maximum number of frames of all distinct stacks together, once inlined calls are added. The limit for profile files
+/// is lower, so only a profile that was crafted to become large reaches this.
 const MOST_FRAMES: usize = 16_000_000;
 
 /// Result of symbolizing a profile.
@@ -22,15 +22,15 @@ const MOST_FRAMES: usize = 16_000_000;
 pub struct Summary {
     /// Number of addresses (module, file offset) that lacked a function, or its file and line.
     pub asked: usize,
-    /// Those of them that a function was found for.
+    /// Number of these for which a function was found.
     pub named: usize,
-    /// Number of those that still have no function, by reason.
+    /// Number of these that still have no function, by reason.
     pub unnamed: BTreeMap<Arc<str>, usize>,
     /// Further remarks for the user.
     pub notes: Vec<String>,
 }
 
-/// Symbolizes every frame that lacks a function, or its file and line. `progress` is updated meanwhile.
+/// Symbolizes every frame that lacks a function, or its file and line. Reports its progress to `progress`.
 pub fn symbolize(profile: &mut Profile, options: Options, progress: Arc<Progress>) -> Summary {
     let directories = options.debug_directories.clone();
     let mut files = ByBuildId::new(&profile.modules, &directories, options.debuginfod.clone());
@@ -89,12 +89,13 @@ pub fn symbolize(profile: &mut Profile, options: Options, progress: Arc<Progress
 /// Module and file offset.
 type Address = (ModuleId, u64);
 
-/// Splits frames by address: each piece has the inlined functions at one address and the function they are inlined into.
+/// Splits frames by address. Each piece has the inlined functions at one address and the function they are inlined
+/// into.
 fn calls(frames: &[Arc<Frame>]) -> impl Iterator<Item = &[Arc<Frame>]> {
     frames.chunk_by(|frame, _| frame.inlined)
 }
 
-/// The address of a call whose function, or file and line, is unknown.
+/// Returns the address of a call whose function, or file and line, is unknown.
 fn wanted_address(call: &[Arc<Frame>]) -> Option<Address> {
     let frame = call.last()?;
     let is_whole = frame.function.is_some() && call.iter().any(|frame| frame.file.is_some());
@@ -102,7 +103,7 @@ fn wanted_address(call: &[Arc<Frame>]) -> Option<Address> {
     (!is_whole).then_some((module, frame.file_offset?))
 }
 
-/// Why there is no function; `None` if there is one.
+/// Returns why there is no function. `None` if there is one.
 fn reason(symbols: &[Symbol]) -> Option<Arc<str>> {
     match symbols {
         [] => Some("not looked for".into()),
@@ -128,7 +129,7 @@ fn with_names(stack: &Stack, symbolizer: &Symbolizer, shared: &mut SharedFrames)
             frames.extend_from_slice(call);
         }
     }
-    // A stack that ends in an outermost function is complete, even if the unwinder could not tell. As in a recording.
+    // As in a recording, a stack that ends in an outermost function is complete, even if the unwinder could not tell.
     let cut = stack.cut.clone().filter(|_| !frames.last().is_some_and(|frame| finish::is_entry(frame)));
     frames.shrink_to_fit();
     Stack { frames, unwinder: stack.unwinder, cut }

@@ -12,13 +12,13 @@ use super::demangle::Demangler;
 pub struct Options {
     /// Directories with debug files, searched in this order.
     pub debug_directories: Vec<PathBuf>,
-    /// Largest debug information (all `.debug_*` sections of a file, bytes) that is used for lines and inlined calls; of
-    /// files with more, only the symbol tables are used. Working memory is up to 1.6 times this (measured: 103 MiB take
-    /// 155 MiB and 1.3 s for 2,000 addresses; the same file's symbol tables take 13 MiB and 0.1 s).
+    /// Maximum size of debug information (all `.debug_*` sections of a file, bytes) that is used for lines and inlined
+    /// calls. Of larger files, only the symbol tables are used. Working memory is up to 1.6 times this (measured:
+    /// 103 MiB take 155 MiB and 1.3 s for 2,000 addresses; the same file's symbol tables take 13 MiB and 0.1 s).
     pub max_debug_bytes: u64,
-    /// Where debug files come from that no directory has; `None` if nothing is asked for on a network.
+    /// Source of debug files that are in no directory. `None` if nothing is requested over the network.
     pub debuginfod: Option<Debuginfod>,
-    /// What demangles names.
+    /// Demangles names.
     pub demangler: Demangler,
 }
 
@@ -34,20 +34,20 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The user's directories, followed by the default one.
+    /// Options with the user's directories, followed by the default one.
     pub fn new(directories: &[PathBuf], max_debug_bytes: u64) -> Self {
         let usual = Self::default();
         let debug_directories = directories.iter().cloned().chain(usual.debug_directories).collect();
         Self { debug_directories, max_debug_bytes, ..usual }
     }
 
-    /// The same, with a client of debuginfod servers.
+    /// Adds a client of debuginfod servers.
     #[must_use]
     pub fn with_debuginfod(self, settings: Option<Settings>) -> Self {
         Self { debuginfod: settings.map(Debuginfod::new), ..self }
     }
 
-    /// The same, demangling C++ names in a process of its own: a target's names may take for ever.
+    /// Demangles C++ names in a separate process, because a target's names may take forever.
     #[must_use]
     pub fn demangling_apart(self) -> Self {
         Self { demangler: Demangler::separate(), ..self }

@@ -1,4 +1,4 @@
-//! Which Debian package a file is of, from dpkg's lists, to tell which package has its debug symbols.
+//! Finds the Debian package that a file belongs to, from dpkg's lists, to say which package has its debug symbols.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -7,20 +7,20 @@ use std::path::Path;
 
 /// Where dpkg keeps a list of files for each package.
 pub const DPKG_LISTS: &str = "/var/lib/dpkg/info";
-/// Most lists that are read.
+/// Maximum number of lists read.
 const MOST_LISTS: usize = 20_000;
-/// Most bytes that are read of a list.
+/// Maximum number of bytes read from a list.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Most files whose packages are remembered.
+/// Maximum number of files whose packages are remembered.
 const MOST_KNOWN: usize = 10_000;
 
-/// Packages of files, each of which is looked for once: reading all lists takes milliseconds.
+/// Packages of files. Each file is looked up once, because reading all lists takes milliseconds.
 #[derive(Debug, Default)]
 pub struct KnownOwners(HashMap<String, Option<String>>);
 
 impl KnownOwners {
-    /// Looks for the packages of those of `paths` that are not known, in the lists in `folder`.
+    /// Looks up the packages of those `paths` that are not known yet, in the lists in `folder`.
     pub fn learn<'a>(&mut self, folder: &Path, paths: impl Iterator<Item = &'a str>) {
         if self.0.len() > MOST_KNOWN {
             self.0.clear();
@@ -30,13 +30,14 @@ impl KnownOwners {
         self.0.extend(new.into_iter().map(|path| (path.to_owned(), found.remove(path))));
     }
 
-    /// The package of a file, as far as it was looked for.
+    /// Returns the package of a file, if it was looked up and found.
     pub fn get(&self, path: &str) -> Option<&str> {
         self.0.get(path)?.as_deref()
     }
 }
 
-/// The package of each of `paths` that one of the lists in `folder` has. All lists are read once, if there are paths.
+/// Returns the package of each of `paths` that is in one of the lists in `folder`. All lists are read once, if there
+/// are any paths.
 fn owners<'a>(folder: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'a str, String> {
     let wanted: HashMap<&[u8], &str> = paths.map(|path| (merged(path.as_bytes()), path)).collect();
     let mut owners = HashMap::new();
@@ -52,7 +53,7 @@ fn owners<'a>(folder: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'
         let mut line = Vec::new();
         while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
             if let Some(path) = wanted.get(merged(line.strip_suffix(b"\n").unwrap_or(&line))) {
-                // Without the machine, as in `libc6:amd64`.
+                // Without the architecture, as in `libc6:amd64`.
                 owners.insert(*path, package.split(':').next().unwrap_or(package).to_owned());
             }
             line.clear();
@@ -64,16 +65,16 @@ fn owners<'a>(folder: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'
     owners
 }
 
-/// The package with the debug symbols of another.
+/// Returns the package with the debug symbols of another one.
 pub fn debug_package(package: &str) -> String {
     match package {
-        // The C library's are a package of their own kind, because debuggers need them.
+        // The C library's package has a special name, because debuggers need it.
         "libc6" => "libc6-dbg".to_owned(),
         _ => format!("{package}-dbgsym"),
     }
 }
 
-/// A path without `/usr`: lists name some files as they were before `/lib` became a link to `/usr/lib`.
+/// Returns a path without `/usr`. Lists name some files as they were before `/lib` became a link to `/usr/lib`.
 fn merged(path: &[u8]) -> &[u8] {
     path.strip_prefix(b"/usr").filter(|rest| rest.starts_with(b"/")).unwrap_or(path)
 }

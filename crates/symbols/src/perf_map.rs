@@ -1,5 +1,5 @@
-//! `/tmp/perf-PID.map`: names of JIT code, as written by node (`--perf-basic-prof`), python3 (`-X perf`), java and others.
-//! Each line has a start address, a size (both hexadecimal) and a name.
+//! `/tmp/perf-PID.map`: names of JIT code, as written by node (`--perf-basic-prof`), python3 (`-X perf`), java and
+//! others. Each line has a start address, a size (both hexadecimal) and a name.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,11 +13,11 @@ use heapbpf_host::in_root::{self, Links};
 /// Bounds on what is read from a perf map.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most bytes read; the rest is ignored.
+    /// Maximum number of bytes read. The rest is ignored.
     pub file_bytes: u64,
-    /// Most entries kept.
+    /// Maximum number of entries kept.
     pub entries: usize,
-    /// Longest name kept, bytes; longer ones are truncated.
+    /// Maximum length of a name, bytes. Longer names are truncated.
     pub name_bytes: usize,
 }
 
@@ -60,13 +60,13 @@ pub struct PerfMap {
 }
 
 impl PerfMap {
-    /// Opens the map of a process below `root` (`/proc/PID/root`, or a descriptor of it). `namespace_pid` is the process's
-    /// id in its own pid namespace, `owner` its user id. Anybody may write to /tmp, and what a map says becomes part of the
-    /// profile. So symbolic links are not followed, not even in the folder's path, and the map must be a regular file of
-    /// this very user with no other name.
+    /// Opens the map of a process below `root` (`/proc/PID/root`, or a descriptor of it). `namespace_pid` is the
+    /// process's PID in its own PID namespace, `owner` its user ID. Anybody may write to /tmp, and the map's content
+    /// becomes part of the profile. So symbolic links are not followed, not even in the directory's path. The map must
+    /// be a regular file of exactly this user, without other hard links.
     ///
     /// # Errors
-    /// [`PerfMapError`]; most often because there is no map.
+    /// [`PerfMapError`], most often because there is no map.
     pub fn open(root: &Path, namespace_pid: u32, owner: u32) -> Result<File, PerfMapError> {
         let path = path_of(namespace_pid);
         let failed = |source: io::Error| match source.raw_os_error() {
@@ -106,7 +106,7 @@ impl PerfMap {
         let mut names = std::collections::HashSet::<Arc<str>>::new();
         let mut lines = BufReader::new(input.take(limits.file_bytes));
         let mut line = Vec::new();
-        // Enough for start, size and the longest name kept.
+        // Enough for start, size and the longest name that is kept.
         let line_bytes = limits.name_bytes as u64 + 64;
         loop {
             line.clear();
@@ -114,7 +114,7 @@ impl PerfMap {
                 break;
             }
             if line.last() != Some(&b'\n') {
-                // The line is too long, or the last one and still being written.
+                // The line is too long, or it is the last one and still being written.
                 skip_line(&mut lines)?;
             }
             let text = String::from_utf8_lossy(line.trim_ascii_end());
@@ -141,7 +141,7 @@ impl PerfMap {
     }
 
     fn insert(&mut self, start: u64, end: u64, name: Arc<str>) {
-        // Parts of older entries that the new one covers are removed; the rest stays.
+        // Parts of older entries that the new one covers are removed; the rest remains.
         if let Some((_, (old_end, old_name))) = self.code.range_mut(..start).next_back()
             && *old_end > start
         {
@@ -178,7 +178,7 @@ impl PerfMap {
     }
 }
 
-/// Where a process writes its map, as it sees it.
+/// Path to which a process writes its map, as it sees it.
 fn path_of(namespace_pid: u32) -> String {
     format!("/tmp/perf-{namespace_pid}.map")
 }
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(map.bad_lines, 0);
     }
 
-    /// Compares with a model that has the name of every address (seeded, 200 maps of 40 entries).
+    /// Compares with a model that stores the name of every address (seeded, 200 maps of 40 entries).
     #[test]
     fn agrees_with_a_model_of_every_address() {
         let mut random = 42u64;
@@ -292,7 +292,7 @@ mod tests {
             PerfMap::read(&file, pid, Limits::default())
         };
         assert_eq!(read(7, me).expect("own").len(), 1);
-        // An open map is read to its end, even after it was deleted.
+        // An open map is read to its end, even after it is deleted.
         let file = PerfMap::open(root.path(), 7, me).expect("own");
         std::fs::write(map(7), "10 10 inside\n20 10 more\n").expect("write");
         std::fs::remove_file(map(7)).expect("our own");
@@ -303,7 +303,7 @@ mod tests {
             Err(PerfMapError::Refused { what, .. }) => assert!(what.contains(why), "{what}"),
             other => panic!("{pid}: {other:?}"),
         };
-        // Not even if it is root's: then somebody else named it.
+        // Not even if it is root's: somebody else chose its name.
         refused(7, me + 1, "another user");
         let missing = read(8, me).expect_err("there is none");
         assert!(matches!(missing, PerfMapError::Io { .. }));
@@ -333,14 +333,14 @@ mod tests {
         file.set_len(1 << 30).expect("a hole");
         let map = PerfMap::read(&file, 1, Limits::default()).expect("reads");
         assert!(map.truncated && map.is_empty(), "{} lines", map.bad_lines);
-        // Each name is another one, as long as may be: the text is repeated without an end.
+        // Every name is different and as long as possible: the text never ends.
         let limits = Limits { file_bytes: 8 << 20, ..Limits::default() };
         let text = (0..u64::MAX).map(|at| format!("{:x} 10 {at:0500}\n", at * 16).into_bytes());
         let map = PerfMap::parse(Endless(text, Vec::new()), limits).expect("reads");
         assert!(map.truncated && map.len() as u64 <= limits.file_bytes / 500, "{}", map.len());
     }
 
-    /// What an iterator yields, one after the other.
+    /// Reads everything that an iterator yields, one item after the other.
     struct Endless<I>(I, Vec<u8>);
 
     impl<I: Iterator<Item = Vec<u8>>> std::io::Read for Endless<I> {

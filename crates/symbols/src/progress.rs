@@ -29,7 +29,7 @@ pub struct Download {
     pub build_id: String,
     /// Bytes received so far.
     pub received_bytes: u64,
-    /// Its size, if the server said so.
+    /// Its size, if the server reported it.
     pub of_bytes: Option<u64>,
 }
 
@@ -45,17 +45,17 @@ impl Progress {
         self.done.fetch_add(addresses, Ordering::Relaxed);
     }
 
-    /// Notes how much of a file has been downloaded.
+    /// Records how much of a file has been downloaded.
     pub fn download(&self, build_id: &str, received_bytes: u64, of_bytes: Option<u64>) {
         *self.lock() = Some(Download { build_id: build_id.to_owned(), received_bytes, of_bytes });
     }
 
-    /// Notes that nothing is being downloaded.
+    /// Records that nothing is being downloaded.
     pub fn end_download(&self) {
         *self.lock() = None;
     }
 
-    /// The file that is being downloaded.
+    /// Returns the file that is being downloaded.
     pub fn get_download(&self) -> Option<Download> {
         self.lock().clone()
     }
@@ -64,7 +64,7 @@ impl Progress {
         self.download.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Addresses done, and all addresses, of the latest batch.
+    /// Returns the number of finished addresses, and of all addresses, in the latest batch.
     pub fn get(&self) -> (usize, usize) {
         let of = self.of.load(Ordering::Relaxed);
         (self.done.load(Ordering::Relaxed).min(of), of)

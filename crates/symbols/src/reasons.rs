@@ -1,4 +1,4 @@
-//! Why functions of a module have no names, and what to do about it.
+//! Why functions of a module have no names, and what the user can do about it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ pub struct Stripped {
     pub module: ModuleId,
     /// Its path.
     pub path: Arc<str>,
-    /// Why no debuginfod server had its debug file, if they were asked.
+    /// Why no debuginfod server had its debug file, if any was asked.
     pub refusal: Option<String>,
 }
 
-/// The reasons of those modules that a package has debug symbols for, with the package.
+/// Returns, for those modules whose debug symbols are in a package, the reason with that package.
 pub fn with_packages(stripped: &[Stripped], owners: &mut KnownOwners) -> Vec<(ModuleId, String)> {
     owners.learn(Path::new(packages::DPKG_LISTS), stripped.iter().map(|it| &*it.path));
     let with_package = |it: &Stripped| {
@@ -34,7 +34,8 @@ pub fn is_stripped(elf: &Elf) -> bool {
     !elf.sections.is_empty() && elf.section(".symtab").is_none()
 }
 
-/// What to say of a stripped module: `package` has its debug symbols, no debuginfod server does (`refusal`).
+/// Returns the text about a stripped module: `package` has its debug symbols, and no debuginfod server does
+/// (`refusal`).
 fn stripped_text(path: &str, package: &str, refusal: Option<&str>) -> String {
     let name = base_name(path);
     match refusal {
@@ -43,7 +44,8 @@ fn stripped_text(path: &str, package: &str, refusal: Option<&str>) -> String {
     }
 }
 
-/// Why a function of a file has no name. `refusal`: why no debuginfod server had its debug file, if they were asked.
+/// Returns why a function of a file has no name. `refusal`: why no debuginfod server had its debug file, if any was
+/// asked.
 pub fn why_unnamed(path: &str, elf: &Elf, refusal: Option<&str>) -> String {
     if elf.sections.is_empty() {
         format!("{path} has no section headers")

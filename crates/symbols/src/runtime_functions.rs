@@ -1,5 +1,5 @@
-//! Functions of language runtimes: of Python and of Java. Their frames have no address in a file: a raw frame has the number of the function and the
-//! line instead, in place of a module's.
+//! Functions of the Python and Java runtimes. Their frames have no address in a file. Instead of a module's offset, a
+//! raw frame has the number of the function and the line.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,19 +8,19 @@ use heapbpf_profile::model::Frame;
 use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::RawFrame;
 
-/// In place of a module, in raw frames of these functions.
+/// Stands for a module in raw frames of these functions.
 pub const RUNTIME: ModuleId = ModuleId(u32::MAX);
 
-/// In place of a function's number: its name could not be read.
+/// Stands for the number of a function whose name could not be read.
 pub const UNKNOWN_FUNCTION: u32 = u32::MAX;
 
 /// The reason of a function without a name.
 const GONE: &str = "a function that was gone before its name could be read";
 
-/// Most functions that are told apart, in all processes together.
+/// Maximum number of distinct functions, in all processes together.
 const MOST_FUNCTIONS: usize = 1 << 18;
 
-/// The functions of all programs, each once. The event path adds to them, the profile worker reads them.
+/// The functions of all programs, each once. The event path adds to them, and the profile worker reads them.
 #[derive(Debug, Default)]
 pub struct RuntimeFunctions(Mutex<Functions>);
 
@@ -38,7 +38,7 @@ struct Function {
 }
 
 impl RuntimeFunctions {
-    /// The number of a function; `None` if there are too many.
+    /// Returns the number of a function. `None` if there are too many.
     pub fn number(&self, name: &str, file: &str) -> Option<u32> {
         let mut functions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let function = Function { name: functions.text(name), file: functions.text(file) };
@@ -54,7 +54,7 @@ impl RuntimeFunctions {
         Some(number as u32)
     }
 
-    /// The frame of a raw one, if that is of such a function.
+    /// Returns the frame for a raw frame, if that belongs to such a function.
     pub fn frame(&self, raw: &RawFrame) -> Option<Frame> {
         if !is_of_runtime(raw) {
             return None;
@@ -81,12 +81,12 @@ impl Functions {
     }
 }
 
-/// The raw frame of a function at a line; line 0 if it is not known.
+/// The raw frame of a function at a line. Line 0 means unknown.
 pub fn raw_frame(function: u32, line: u32) -> RawFrame {
     RawFrame { address: 0, module: Some(RUNTIME), file_offset: u64::from(function) << 32 | u64::from(line) }
 }
 
-/// Whether a raw frame is of such a function.
+/// Whether a raw frame belongs to such a function.
 pub fn is_of_runtime(raw: &RawFrame) -> bool {
     raw.module == Some(RUNTIME)
 }

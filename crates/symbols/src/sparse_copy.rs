@@ -1,7 +1,7 @@
 //! A sparse in-memory copy of a module: its symbols and debug information at their original offsets, holes elsewhere.
 //!
 //! The symbolizer maps the files that it reads. A target could truncate its file while it is mapped, which would raise
-//! SIGBUS in heapbpf; so the symbolizer only ever maps such copies.
+//! SIGBUS in heapbpf. So the symbolizer maps only such copies.
 
 use std::fs::File;
 use std::io;
@@ -14,9 +14,9 @@ use heapbpf_unwind::image::Image;
 
 /// Bytes copied at a time.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Largest symbol table that is copied, bytes.
+/// Maximum size of a symbol table that is copied, bytes.
 const MAX_SYMBOL_BYTES: u64 = 256 << 20;
-/// Largest section that is decompressed, bytes.
+/// Maximum size of a section that is decompressed, bytes.
 const MAX_UNPACKED_BYTES: u64 = 1 << 30;
 /// Size of a 64-bit ELF section header.
 const SECTION_HEADER_BYTES: usize = 64;
@@ -109,8 +109,8 @@ impl SparseCopy {
         Ok(())
     }
 
-    /// Appends a section's decompressed bytes and points its header there, so that the symbolizer never decompresses:
-    /// compressed bytes can expand a thousandfold, whatever their header claims. Here the size is bounded.
+    /// Appends a section's decompressed bytes and points its header there, so that the symbolizer never decompresses.
+    /// Compressed bytes can expand a thousandfold, whatever their header claims; here the size is bounded.
     fn unpack(&mut self, image: &dyn Image, elf: &Elf, index: usize, section: &Section) -> io::Result<()> {
         let plain = section.read(image, MAX_UNPACKED_BYTES).map_err(io::Error::other)?;
         let end = self.file.metadata()?.len();
@@ -121,8 +121,8 @@ impl SparseCopy {
         self.patch(elf, index, SIZE_AT, &(plain.len() as u64).to_le_bytes())
     }
 
-    /// Erases the name of a section that was not copied: it would read as zeros. Code is still located by the program
-    /// headers.
+    /// Erases the name of a section that was not copied, because it would read as zeros. Code is still located by the
+    /// program headers.
     fn forget_name(&mut self, elf: &Elf, index: usize) -> io::Result<()> {
         // Section 0 has no name, and its fields may hold the size of the section table.
         if index == 0 { Ok(()) } else { self.patch(elf, index, 0, &0u32.to_le_bytes()) }

@@ -24,11 +24,12 @@ use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
 
 /// Bytes of debug information in a batch after which the heap is trimmed.
 const TRIM_BYTES: u64 = 16 << 20;
-/// Most addresses whose symbols are kept from batch to batch: enough for a recording of a large host, about 50 MiB.
+/// Maximum number of addresses whose symbols are kept from batch to batch: enough for a recording of a large host,
+/// about 50 MiB.
 const MOST_ADDRESSES: usize = 1 << 18;
-/// Names of a module that may take too long to demangle, before its others stay as they are.
+/// Number of a module's names that may take too long to demangle. After that, its other names stay mangled.
 const MOST_TOO_LONG: usize = 8;
-/// Largest `.gnu_debugdata` section that is unpacked, bytes.
+/// Maximum size of a `.gnu_debugdata` section that is unpacked, bytes.
 const MAX_PACKED_BYTES: u64 = 16 << 20;
 
 /// A function at an address of a module.
@@ -44,9 +45,9 @@ pub struct Symbol {
     pub line: Option<u32>,
     /// Whether it is inlined into the next symbol's function.
     pub inlined: bool,
-    /// Where the function begins, as an address of the file, if it has no name but an unwind entry.
+    /// Start of the function as an address of the file, if it has no name but an unwind entry.
     pub function_start: Option<u64>,
-    /// Why nothing is known of the function.
+    /// Why nothing is known about the function.
     pub reason: Option<Arc<str>>,
 }
 
@@ -61,13 +62,13 @@ pub struct Symbolizer {
     /// Modules of the current batch that lack names because they are stripped, with their paths.
     stripped: Vec<Stripped>,
     packages: KnownOwners,
-    /// Size of the cache at which it is cleared, addresses.
+    /// Cache size at which the cache is cleared, addresses.
     pub(super) most_addresses: usize,
     /// Debug information used in the current batch, bytes.
     worked_bytes: u64,
-    /// Names of the current module that were not demangled because that takes too long.
+    /// Number of the current module's names that were not demangled because that takes too long.
     too_long: usize,
-    /// Modules of which that was told.
+    /// Modules for which that was reported.
     has_long_names: HashSet<ModuleId>,
     progress: Arc<Progress>,
 }
@@ -84,7 +85,7 @@ impl Symbolizer {
         Self::telling(options, Arc::default())
     }
 
-    /// The same; reports the progress of each batch to `progress`.
+    /// Creates a symbolizer that reports the progress of each batch to `progress`.
     pub fn telling(options: Options, progress: Arc<Progress>) -> Self {
         if let Some(debuginfod) = &options.debuginfod {
             debuginfod.tell(Arc::clone(&progress));
@@ -105,13 +106,13 @@ impl Symbolizer {
         }
     }
 
-    /// Symbolizes all of `addresses` (module, file offset) that are not in the cache, module by module. Takes seconds for
-    /// large debug information, so it is not for the event path. A cache that is too large is cleared first.
+    /// Symbolizes all `addresses` (module, file offset) that are not in the cache, module by module. Takes seconds for
+    /// large debug information, so it must not run on the event path. A cache that is too large is cleared first.
     pub fn symbolize(&mut self, modules: &mut dyn ModuleFiles, addresses: impl IntoIterator<Item = (ModuleId, u64)>) {
         if self.known.len() > self.most_addresses {
             self.known.clear();
             self.texts.clear();
-            // What is said of modules that come again is found again.
+            // The reasons and notes for modules that are needed again are found again.
             self.reasons.clear();
             self.notes.clear();
         }
@@ -142,7 +143,7 @@ impl Symbolizer {
         }
     }
 
-    /// Forgets what is known of these modules.
+    /// Forgets everything about these modules.
     pub fn forget(&mut self, is_gone: impl Fn(&ModuleId) -> bool) {
         self.known.retain(|(module, _), _| !is_gone(module));
         self.reasons.retain(|module, _| !is_gone(module));
@@ -155,17 +156,17 @@ impl Symbolizer {
         self.notes.iter().map(String::as_str)
     }
 
-    /// Why functions of a module have no names; `None` if no function without a name was asked for.
+    /// Returns why functions of a module have no names. `None` if no function without a name was requested.
     pub fn reason(&self, module: ModuleId) -> Option<&Arc<str>> {
         self.reasons.get(&module)
     }
 
-    /// The functions at an address, innermost (inlined) first; empty if it was not symbolized.
+    /// Returns the functions at an address, innermost (inlined) first. Empty if it was not symbolized.
     pub fn get(&self, module: ModuleId, file_offset: u64) -> Arc<[Symbol]> {
         self.known.get(&(module, file_offset)).cloned().unwrap_or_default()
     }
 
-    /// Number of cached addresses, including those that have no name.
+    /// Number of cached addresses, including those without a name.
     pub fn len(&self) -> usize {
         self.known.len()
     }
@@ -175,7 +176,7 @@ impl Symbolizer {
         self.known.is_empty()
     }
 
-    /// Symbolizes `offsets` of a module; one result for each.
+    /// Symbolizes `offsets` of a module. Returns one result for each.
     fn symbolize_module(
         &mut self,
         modules: &mut dyn ModuleFiles,
@@ -257,7 +258,8 @@ impl Symbolizer {
         found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
     }
 
-    /// The debug file of a module, from a directory or from a server; else why no server has it, if any was asked.
+    /// Returns the debug file of a module, from a directory or from a server. Otherwise returns why no server has it,
+    /// if any was asked.
     fn debug_file(
         &self,
         path: &str,
@@ -278,9 +280,9 @@ impl Symbolizer {
         }
     }
 
-    /// Fills gaps in `found` from debug information that is in several files. `paths`: of the module, of the file with the
-    /// references, and of the module's root, if that is not ours. Returns whether names are to be looked for in symbol tables
-    /// alone, because a file with the names is missing.
+    /// Fills gaps in `found` from debug information in several files. `paths` are those of the module, of the file with
+    /// the references, and of the module's root if that is not ours. Returns whether names must come from symbol tables
+    /// only, because a file with the names is missing.
     fn look_up_linked(
         &mut self,
         image: &dyn Image,
@@ -292,7 +294,7 @@ impl Symbolizer {
         let options = self.options.clone();
         let (directories, debuginfod) = (&*options.debug_directories, options.debuginfod.as_ref());
         let places = Places { module: Path::new(module), file, directories, root, debuginfod };
-        // The debug information may be a target's.
+        // The debug information may be a target's, so a panic must not escape.
         let looked_up = catch_unwind(AssertUnwindSafe(|| {
             let mut linked = LinkedDwarf::open(image, elf, places, options.max_debug_bytes)?;
             self.worked_bytes += debug_bytes(image, elf);
@@ -313,16 +315,16 @@ impl Symbolizer {
         lacks_shared
     }
 
-    /// Asks debuginfod servers for a module's debug file; `None` if there are none, or it has no build ID.
+    /// Asks debuginfod servers for a module's debug file. Returns `None` if there are no servers or it has no build ID.
     fn ask_for(&self, path: &str, build_id: Option<&[u8]>) -> Option<Result<DebugFile, String>> {
         let found = self.options.debuginfod.as_ref()?.find(build_id?);
         let name = || format!("{path} (from debuginfod)").into();
         Some(found.and_then(|file| debug_files::check(name(), file, false).ok_or_else(|| "no ELF file".into())))
     }
 
-    /// Fills gaps in `found` with functions that are known by their unwind entries alone.
+    /// Fills gaps in `found` with functions that are known only by their unwind entries.
     fn by_unwind_entries(&mut self, image: &dyn Image, addresses: &[Option<u64>], found: &mut [Option<Arc<[Symbol]>>]) {
-        // The unwind information is a target's, as the debug information is.
+        // The unwind information is a target's, like the debug information.
         let starts = catch_unwind(AssertUnwindSafe(|| {
             let cfi = ModuleCfi::read(image).ok()?;
             self.worked_bytes += cfi.size_bytes() as u64;
@@ -339,7 +341,7 @@ impl Symbolizer {
         }
     }
 
-    /// Completes the reasons of stripped modules with the package that has their debug symbols.
+    /// Adds to the reasons of stripped modules the package that has their debug symbols.
     fn advise(&mut self) {
         let stripped = std::mem::take(&mut self.stripped);
         for (module, reason) in reasons::with_packages(&stripped, &mut self.packages) {
@@ -348,7 +350,7 @@ impl Symbolizer {
         }
     }
 
-    /// Which sections of a file to use.
+    /// Returns which sections of a file to use.
     fn contents(&mut self, path: &str, image: &dyn Image, elf: &Elf) -> Contents {
         let bytes = debug_bytes(image, elf);
         if bytes == 0 {
@@ -409,8 +411,9 @@ impl Symbolizer {
         addresses: &[u64],
     ) -> Result<Vec<Option<Arc<[Symbol]>>>, String> {
         let with_debug = contents == Contents::DebugInformation;
-        // A blazesym instance per batch: its caches cannot become stale.
-        // The debug information may be a target's. Its parsers should return errors, but a panic must not get out either.
+        // Each batch gets a new blazesym instance, so that its caches cannot become stale.
+        // The debug information may be a target's. Its parsers should return errors, but a panic must not escape
+        // either.
         let asked = catch_unwind(AssertUnwindSafe(|| {
             let blazesym = Blazesym::builder()
                 .enable_auto_reload(false)
@@ -430,7 +433,7 @@ impl Symbolizer {
 
     fn symbols(&mut self, symbolized: &Symbolized) -> Option<Arc<[Symbol]>> {
         let Symbolized::Sym(Sym { name, code_info, inlined, .. }) = symbolized else { return None };
-        // The nearest symbol of a stub in the procedure linkage table, which has no name itself.
+        // The symbol nearest to a stub in the procedure linkage table, which has no name itself.
         if is_mapping_symbol(name) {
             return None;
         }
@@ -456,7 +459,7 @@ impl Symbolizer {
         Symbol { function, system_name, file, line, inlined, function_start: None, reason }
     }
 
-    /// The demangled name, if it is mangled and does not take too long.
+    /// Returns the demangled name, if the name is mangled and does not take too long.
     fn demangled(&mut self, name: &str) -> Option<String> {
         if self.too_long >= MOST_TOO_LONG {
             return None;
@@ -467,7 +470,7 @@ impl Symbolizer {
         })
     }
 
-    /// Interns a text, so that equal ones share an `Arc`.
+    /// Interns a text, so that equal texts share an `Arc`.
     fn text(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.texts.get(text) {
             return known.clone();
@@ -487,8 +490,8 @@ impl Symbolizer {
     }
 }
 
-/// The compressed symbol table that some distributions embed in stripped files (`.gnu_debugdata`). It has the same
-/// addresses as the file itself.
+/// Returns the compressed symbol table that some distributions embed in stripped files (`.gnu_debugdata`). It has the
+/// same addresses as the file itself.
 fn mini_debug_information(image: &dyn Image, elf: &Elf) -> Option<(Vec<u8>, Elf)> {
     let packed = elf.section(".gnu_debugdata")?.read(image, MAX_PACKED_BYTES).ok()?;
     let mini = debugdata::unpack(&packed)?;

@@ -121,7 +121,7 @@ fn inlined_calls_files_and_lines() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let Some(library) = compile(folder.path()) else { return };
     let (start, mut seen) = (offset_of(&library, "outer"), None);
-    // Whichever instruction carries the store of the innermost function.
+    // Find the instruction that carries the store of the innermost function.
     for offset in start..start + 32 {
         let symbols = symbolize(no_debug_files(), &mut One::file(&library), offset);
         if functions(&symbols) == ["innermost", "middle", "outer"] {
@@ -258,7 +258,7 @@ fn vdso_has_names() {
     assert!(places.iter().any(is_clock));
 }
 
-/// On a host where programs come and go, modules without names do not add up.
+/// On a host where programs come and go, modules without names do not accumulate.
 #[test]
 fn what_is_said_of_modules_goes_with_the_cache() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -277,7 +277,7 @@ fn what_is_said_of_modules_goes_with_the_cache() {
     assert_eq!(kept, [9]);
 }
 
-/// With mutated debug information, symbols and headers there is always a name or a reason, and no panic gets out.
+/// With mutated debug information, symbols and headers, there is always a name or a reason, and no panic escapes.
 #[test]
 fn mutated_modules_give_names_or_reasons() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -338,7 +338,7 @@ fn compressed_debug_information_counts_decompressed() {
             skipped("nothing was worth compressing");
             continue;
         };
-        // Neither a section that claims to unpack to 2^60 bytes is unpacked, nor one with a damaged body.
+        // A section that claims to unpack to 2^60 bytes is not unpacked, and neither is one with a damaged body.
         let at = section.offset as usize;
         let claims: &dyn Fn(&mut [u8]) = &|bytes| bytes[at + 8..at + 16].copy_from_slice(&(1u64 << 60).to_le_bytes());
         let damages: &dyn Fn(&mut [u8]) = &|bytes| bytes[at + 24..at + section.bytes as usize].fill(0x5a);
@@ -353,7 +353,7 @@ fn compressed_debug_information_counts_decompressed() {
     }
 }
 
-/// Every address of a function that has no name has the function's start, and its module the reason.
+/// Every address of a function without a name has the function's start, and its module has the reason.
 #[test]
 fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -377,10 +377,10 @@ fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
     }
     let reason = symbolizer.reason(MODULE).expect("there is no name");
     assert_eq!(&**reason, "stripped.so is stripped: install its debug symbols, or set DEBUGINFOD_URLS");
-    // Headers are no code: nothing is known there.
+    // Headers are not code, so nothing is known there.
     symbolizer.symbolize(&mut One::file(&stripped), [(MODULE, 0)]);
     assert_eq!(symbolizer.get(MODULE, 0)[0].reason.as_ref(), symbolizer.reason(MODULE));
-    // Where all functions have names, there is nothing to tell.
+    // If all functions have names, there is nothing to report.
     let mut symbolizer = Symbolizer::new(no_debug_files());
     symbolizer.symbolize(&mut One::file(&library), [(MODULE, first)]);
     assert_eq!(symbolizer.reason(MODULE), None);

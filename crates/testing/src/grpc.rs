@@ -1,4 +1,4 @@
-//! A server of unary gRPC calls over HTTP/2, such as OpenTelemetry's collector is.
+//! A server of unary gRPC calls over HTTP/2, like OpenTelemetry's collector.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use h2::server::SendResponse;
 use h2::{Error, RecvStream};
 use http::{HeaderMap, Request, Response};
 
-/// What is done with a message: the answer, or gRPC's status and a sentence.
+/// The reply to a message, or gRPC's status and a sentence.
 pub type Answer = Result<Vec<u8>, (u16, &'static str)>;
 
-/// Answers the calls of the method at `path`, in a thread that ends with the test program.
+/// Answers calls of the method at `path`, in a thread that ends with the test program.
 ///
 /// # Panics
 /// If the server cannot be started.
@@ -67,7 +67,7 @@ async fn reply(
     }
 }
 
-/// What precedes a message that is not compressed.
+/// Returns what precedes a message that is not compressed.
 fn prefix(message: &[u8]) -> [u8; 5] {
     let [a, b, c, d] = u32::try_from(message.len()).expect("below 4 GiB").to_be_bytes();
     [0, a, b, c, d]

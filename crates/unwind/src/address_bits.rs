@@ -1,18 +1,19 @@
-//! Bits of a saved return address that are the address.
+//! Selects the address bits of a saved return address.
 
 use crate::arch;
 
-/// The bits of a saved return address that hold the address of code.
+/// The bits of a saved return address that hold the code address.
 ///
-/// On arm64 the bits above user addresses may hold a pointer authentication code, which `paciasp` puts there. How many
-/// bits user addresses have depends on the kernel, so the caller states it. On x86-64 all bits are address.
+/// On arm64, the bits above user addresses may hold a pointer authentication code, which `paciasp` inserts. The width
+/// of user addresses depends on the kernel, so the caller specifies it. On x86-64, all bits belong to the address.
 ///
+/// The default is [`Self::ALL`] on x86-64, and 48 bits on arm64.
 /// The default is [`Self::ALL`] on x86-64, and 48 bits on arm64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressBits(u64);
 
 impl AddressBits {
-    /// Every bit: a saved return address is an address as it is.
+    /// Every bit: a saved return address is a plain address.
     pub const ALL: Self = Self(u64::MAX);
 
     /// The lowest `count` bits; all if `count` is 64 or more.
@@ -21,18 +22,19 @@ impl AddressBits {
         if count >= u64::BITS { Self::ALL } else { Self((1 << count) - 1) }
     }
 
-    /// The bits of user addresses of this architecture, for a kernel that places the main thread's stack at `stack_top`.
+    /// Returns the bits of user addresses on this architecture, for a kernel that places the main thread's stack at
+    /// `stack_top`.
     ///
-    /// The stack is at the top of the address space, so that the highest bit of `stack_top` tells its width. Programs
-    /// get addresses above 48 bits only if they ask for them; `has_52_bits` says whether processor and kernel grant
-    /// them, because the kernel puts its trampoline for return probes at the end of that larger space. Both are ignored
-    /// on x86-64.
+    /// The stack is at the top of the address space, so the highest bit of `stack_top` shows its width. Programs only
+    /// get addresses above 48 bits if they ask for them. `has_52_bits` says whether processor and kernel grant them:
+    /// the kernel then puts its trampoline for return probes at the end of that larger space. Both arguments are
+    /// ignored on x86-64.
     #[must_use]
     pub fn of_user_space(stack_top: u64, has_52_bits: bool) -> Self {
         Self::lowest(arch::user_address_bits(stack_top, has_52_bits))
     }
 
-    /// The address of code in a saved return address.
+    /// Returns the code address in a saved return address.
     #[must_use]
     pub const fn code_address(self, word: u64) -> u64 {
         word & self.0

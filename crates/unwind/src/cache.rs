@@ -1,8 +1,8 @@
-//! A cache of walks: a stack whose relevant words repeat is found without a walk.
+//! A cache of walks: a stack whose relevant words repeat does not need another walk.
 //!
-//! A walk depends on the mappings, the registers it begins with and the words it reads, and on nothing else. A later
-//! sample with equal registers in the same address space, and with the same words at these places, has the same stack,
-//! whatever else is in its copy.
+//! A walk depends only on the mappings, the registers that it begins with, and the words that it reads. So a later
+//! sample in the same address space with equal registers and the same words in these places has the same stack,
+//! whatever else its copy contains.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher};
@@ -16,19 +16,19 @@ use sampler_ebpf::abi::{ProcessKey, Registers};
 
 const SETS: usize = 2048;
 const WAYS: usize = 4;
-/// Most bytes of kept walks.
+/// Maximum memory of cached walks, bytes.
 const MAX_BYTES: usize = 32 << 20;
-/// Unused interned stacks are not dropped before there are this many.
+/// Unused interned stacks are kept until there are at least this many stacks.
 const FIRST_SWEEP: usize = 4096;
 
-/// Everything but memory that a walk depends on.
+/// Everything that a walk depends on, except memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackKey {
     /// Address space.
     pub space: ProcessKey,
     /// State of its mappings: [`SpaceView::generation`](crate::raw::SpaceView::generation).
     pub generation: u64,
-    /// State of what is known of its runtime: [`RuntimeCode::version`](crate::runtime::RuntimeCode::version).
+    /// State of what is known about its runtime: [`RuntimeCode::version`](crate::runtime::RuntimeCode::version).
     pub runtime: u64,
     /// Registers that the walk begins with.
     pub registers: Registers,
@@ -38,7 +38,7 @@ struct Kept {
     key: StackKey,
     offsets: Box<[u32]>,
     values: Box<[u64]>,
-    /// End of the copy, if the walk asked for a word outside of it.
+    /// End of the copy, if the walk requested a word outside of it.
     copy_end: Option<u64>,
     stack: Arc<RawStack>,
 }
@@ -55,17 +55,17 @@ impl Kept {
     }
 }
 
-/// A set-associative cache of walks, and the interned stacks they led to.
+/// A set-associative cache of walks, and the interned stacks that they led to.
 ///
-/// Keys are hashed by a fast function with a random seed, and compared afterwards. A target that provokes collisions
-/// (it would have to guess the seed) only slows down its own stacks: a set holds four walks, and interning compares few
-/// stacks of one process.
+/// Keys are hashed with a fast function and a random seed, and then compared. A target that provokes collisions (for
+/// which it would have to guess the seed) only slows down its own stacks: a set holds four walks, and interning
+/// compares few stacks of one process.
 pub struct StackCache {
     hasher: RandomState,
     sets: Box<[[Option<Kept>; WAYS]]>,
     victim: usize,
     held_bytes: usize,
-    /// The next set to be emptied when the walks exceed their memory.
+    /// The next set to be emptied when the walks exceed their memory limit.
     emptied: usize,
     interned: HashSet<Arc<RawStack>, RandomState>,
     sweep_at: usize,
@@ -95,7 +95,8 @@ impl StackCache {
         hasher.finish() as usize % SETS
     }
 
-    /// The stack of an earlier walk that read the same words as a walk over `copy` would. These go to `reads`.
+    /// Returns the stack of an earlier walk that read the same words as a walk over `copy` would. Stores those reads in
+    /// `reads`.
     pub fn get(&self, key: &StackKey, copy: StackCopy, reads: &mut Reads) -> Option<Arc<RawStack>> {
         let set = &self.sets[self.set(key)];
         let kept = set.iter().flatten().find(|kept| kept.fits(key, copy))?;
@@ -106,7 +107,7 @@ impl StackCache {
         Some(kept.stack.clone())
     }
 
-    /// Caches the walk over `copy` that has read `reads` and led to `stack`.
+    /// Caches a walk over `copy` that read `reads` and led to `stack`.
     pub fn put(&mut self, key: StackKey, copy: StackCopy, reads: &Reads, stack: &Arc<RawStack>) {
         let kept = Kept {
             key,
@@ -137,7 +138,7 @@ impl StackCache {
         }
     }
 
-    /// The shared `Arc` of all stacks equal to `stack`.
+    /// Returns the `Arc` that all stacks equal to `stack` share.
     pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
         if let Some(known) = self.interned.get(&stack) {
             return known.clone();
@@ -150,7 +151,7 @@ impl StackCache {
         stack
     }
 
-    /// Drops interned stacks that nobody else holds.
+    /// Drops interned stacks that are not in use elsewhere.
     pub fn sweep(&mut self) {
         self.interned.retain(|stack| Arc::strong_count(stack) > 1);
         self.interned.shrink_to(2 * self.interned.len());

@@ -1,6 +1,6 @@
 //! The call frame information of one module: its sections, held in memory, and the rule for an address.
 //!
-//! Sections are found by section headers, or by the program header of `.eh_frame_hdr` alone if there are none.
+//! Sections are found through the section headers, or through the program header of `.eh_frame_hdr` if there are none.
 
 use gimli::{BaseAddresses, CfaRule, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, LittleEndian};
 use gimli::{FrameDescriptionEntry, RegisterRule, UnwindSection};
@@ -14,16 +14,16 @@ use heapbpf_elf::{Elf, ElfError, PT_GNU_EH_FRAME, read_range};
 pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 /// A frame description entry.
 pub(crate) type Entry<'a> = FrameDescriptionEntry<Bytes<'a>>;
-/// Reusable memory for the evaluation of rows.
+/// Reusable memory for evaluating rows.
 pub type Context = gimli::UnwindContext<usize>;
 
 /// Largest section that is read, bytes.
 const MAX_SECTION_BYTES: u64 = 64 << 20;
-/// Most entries that are indexed in a section without a search table.
+/// Maximum number of entries that are indexed in a section without a search table.
 const MAX_INDEXED: usize = 2_000_000;
 /// Largest entry whose instructions are evaluated, bytes. (The largest one in Debian's libLLVM has 9 KiB.)
 const MAX_ENTRY_BYTES: usize = 256 << 10;
-/// Code of the entry point, bytes: `_start`, in the dynamic loader together with `_dl_start_user`.
+/// Size of the code at the entry point, bytes: `_start`, in the dynamic loader together with `_dl_start_user`.
 const ENTRY_POINT_BYTES: u64 = 64;
 
 /// The call frame information of one module, shared by all processes that map it.
@@ -37,23 +37,23 @@ pub struct ModuleCfi {
     debug_frame_index: Option<Index>,
 }
 
-/// Entries of a section by the first address each covers.
+/// Entries of a section, ordered by the first address that each covers.
 struct Index {
     starts: Vec<u64>,
     offsets: Vec<u32>,
 }
 
-/// What is left of the work allowed for one stack, bytes of call frame instructions to evaluate.
+/// The remaining work allowed for one stack: bytes of call frame instructions to evaluate.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget(pub usize);
 
 impl Budget {
-    /// The budget of one stack: a thousand times the largest entry that real modules have.
+    /// The budget for one stack: a thousand times the largest entry that real modules have.
     pub fn of_one_stack() -> Self {
         Self(8 << 20)
     }
 
-    /// Whether nothing is left.
+    /// Whether the budget is used up.
     pub fn is_spent(self) -> bool {
         self.0 == 0
     }
@@ -103,7 +103,7 @@ impl ModuleCfi {
         Ok(module)
     }
 
-    /// Memory that the sections and their indexes take, bytes.
+    /// Memory used by the sections and their indexes, bytes.
     pub fn size_bytes(&self) -> usize {
         let index = |index: &Option<Index>| index.as_ref().map_or(0, |index| index.starts.len() * 12);
         self.eh_frame.len()
@@ -137,10 +137,10 @@ impl ModuleCfi {
         counts && header.eh_frame_ptr().direct().ok() == self.bases.eh_frame.section
     }
 
-    /// The rule for the code at `file_offset` of the file.
+    /// Returns the rule for the code at `file_offset` of the file.
     ///
-    /// `is_return` says that this is a return address minus one. `code` reads bytes of the file at an offset into a
-    /// buffer, and returns whether it could. Evaluation is charged to `budget`.
+    /// `is_return`: the offset is that of a return address minus one. `code` reads bytes of the file at an offset into
+    /// a buffer, and returns whether it succeeded. Evaluation is charged to `budget`.
     pub fn rule(
         &self,
         context: &mut Context,
@@ -189,8 +189,9 @@ impl ModuleCfi {
         Rule::Uncovered
     }
 
-    /// Where the function at `address` begins, by the range of its entry; `None` if no entry covers the address. Both are
-    /// addresses as in the ELF headers. The part of a function that a compiler moved away (`.cold`) has an entry of its own.
+    /// Returns where the function at `address` begins, by the range of its entry; `None` if no entry covers the
+    /// address. Both addresses are as in the ELF headers. A part of a function that the compiler moved elsewhere
+    /// (`.cold`) has an entry of its own.
     pub fn function_start(&self, address: u64) -> Option<u64> {
         if let Some((entry, _)) = self.eh_entry(address) {
             return Some(entry.initial_address());
@@ -240,7 +241,7 @@ impl ModuleCfi {
     }
 }
 
-/// A row of call frame information, with what its expressions need.
+/// A row of call frame information, with the data that its expressions need.
 pub(crate) struct Row<'a, 'c> {
     /// The row.
     pub row: &'c gimli::UnwindTableRow<usize>,
@@ -250,7 +251,7 @@ pub(crate) struct Row<'a, 'c> {
     pub entry: &'c Entry<'a>,
 }
 
-/// Finds `.eh_frame` by the program headers alone: (section, header, bases).
+/// Finds `.eh_frame` through the program headers alone: (section, header, bases).
 fn from_segments(elf: &Elf, image: &dyn Image) -> Option<(Vec<u8>, Vec<u8>, BaseAddresses)> {
     let segment = elf.segments.iter().find(|segment| segment.kind == PT_GNU_EH_FRAME)?;
     let header = read_range(image, "unwind header", segment.offset, segment.file_bytes, MAX_SECTION_BYTES).ok()?;
@@ -262,7 +263,7 @@ fn from_segments(elf: &Elf, image: &dyn Image) -> Option<(Vec<u8>, Vec<u8>, Base
     Some((section, header, bases))
 }
 
-/// The rule by the row for `address` in `entry`, or `general` if that row needs evaluation each time.
+/// Converts the row for `address` in `entry` to a rule. Returns `general` if the row must be evaluated each time.
 fn row_rule<'a, S: UnwindSection<Bytes<'a>>>(
     section: &S,
     bases: &BaseAddresses,
@@ -323,7 +324,7 @@ impl Index {
         let mut found: Vec<(u64, u32)> = Vec::new();
         let mut entries = section.entries(bases);
         let mut last_cie: Option<gimli::CommonInformationEntry<Bytes<'a>>> = None;
-        // Entries before an error are kept; code behind it counts as uncovered.
+        // Entries before an error are kept. The code after it counts as not covered.
         while let Ok(Some(entry)) = entries.next() {
             let gimli::CieOrFde::Fde(partial) = entry else { continue };
             let parsed = partial.parse(|section, bases, offset| {
@@ -337,7 +338,7 @@ impl Index {
             });
             let Ok(entry) = parsed else { continue };
             let Ok(offset) = u32::try_from(entry.offset()) else { break };
-            // Linkers leave entries of dropped functions behind, with address zero.
+            // Linkers leave entries of removed functions behind, with address zero.
             if entry.initial_address() != 0 {
                 found.push((entry.initial_address(), offset));
             }

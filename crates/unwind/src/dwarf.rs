@@ -1,8 +1,8 @@
 //! The unwinder: stacks by call frame information, with caches for rules and for repeated stacks.
 //!
-//! Rows are evaluated by `gimli`. The walk over them is our own because it follows what ready-made unwinders leave out:
-//! all preserved registers (realigned frames, lazy binding), expressions of signal frames, and the reason why a walk
-//! ended. Saved registers are located but not read, so that a walk reads little more than one word per frame.
+//! `gimli` evaluates the rows. The walk over them is our own, because it handles what off-the-shelf unwinders leave
+//! out: all preserved registers (realigned frames, lazy binding), expressions of signal frames, and the reason why a
+//! walk ended. Saved registers are located but not read, so a walk reads little more than one word per frame.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use sampler_ebpf::abi::{InFlightCall, ProcessKey, Registers};
 /// Limits of an [`Unwinder`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most frames of a stack.
+    /// Maximum number of frames of a stack.
     pub max_depth: usize,
-    /// Most bytes of unwind sections in memory; the least recently used are dropped first.
+    /// Maximum memory for unwind sections, bytes. The least recently used are dropped first.
     pub section_bytes: usize,
 }
 
@@ -40,38 +40,39 @@ pub struct Capture<'a> {
     pub registers: &'a Registers,
     /// The stack from `registers.sp` up.
     pub stack: StackCopy<'a>,
-    /// In-flight calls whose returns are probed: on the stack, the kernel's trampoline is in the place of their return
-    /// addresses.
+    /// Calls in flight whose returns are probed. On the stack, the address of the kernel's trampoline replaces their
+    /// return addresses.
     pub in_flight: &'a [InFlightCall],
     /// How the copy differs from the stack.
     pub flaws: Flaws,
 }
 
-/// How a copy differs from the stack that it was made of.
+/// How a copy differs from the original stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flaws {
-    /// Why it ends where it does.
+    /// Why the copy ends where it does.
     pub end: CopyEnd,
-    /// Whether pages that were not in memory are zeros in it.
+    /// Whether pages that were not in memory are zeros in the copy.
     pub has_gaps: bool,
 }
 
 /// Why a copy of a stack ends where it does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyEnd {
-    /// It is as long as it may be.
+    /// It reached the size limit.
     #[default]
     Limit,
-    /// There is the top of the thread's stack.
+    /// It reached the top of the thread's stack.
     Top,
-    /// There was no room for more.
+    /// There was no space for more.
     Room,
-    /// What follows was not in memory.
+    /// The next page was not in memory.
     MissingPage,
 }
 
 impl Flaws {
-    /// The reason why a walk over the copy ended, given the reason that the walk itself knows.
+    /// Returns a more specific reason why a walk over the copy ended, given the reason from the walk itself; `None` if
+    /// there is none.
     fn explain(self, reason: &Reason) -> Option<Reason> {
         match (reason, self.end) {
             (Reason::StackCopyTooSmall, CopyEnd::Top) => Some(Reason::OtherStack),
@@ -96,9 +97,9 @@ pub struct Statistics {
     pub rule_hits: u64,
     /// Frame rules evaluated from call frame information.
     pub rule_misses: u64,
-    /// Modules whose unwind sections are in memory.
+    /// Modules whose unwind sections are loaded, including those that could not be read.
     pub modules: u64,
-    /// Memory that these take, bytes.
+    /// Memory that the sections use, bytes.
     pub section_bytes: u64,
 }
 
@@ -121,7 +122,7 @@ impl Default for Unwinder {
 }
 
 impl Unwinder {
-    /// An unwinder that has loaded nothing yet, for a machine whose return addresses have these bits.
+    /// Creates an unwinder without any loaded data, for a machine whose return addresses have these bits.
     pub fn new(limits: Limits, bits: AddressBits) -> Self {
         Self {
             max_depth: limits.max_depth,
@@ -135,14 +136,14 @@ impl Unwinder {
         }
     }
 
-    /// The stack of a sample. Equal stacks share one `Arc` as long as somebody holds it.
+    /// Unwinds the stack of a sample. Equal stacks share one `Arc` as long as it is in use.
     ///
-    /// If a capture repeats every word that the walk of an earlier one has read, its stack comes from a cache.
+    /// If a capture repeats every word that the walk of an earlier one read, its stack comes from the cache.
     pub fn unwind(&mut self, modules: &mut dyn ModuleFiles, space: &SpaceView, capture: Capture) -> Arc<RawStack> {
         self.unwind_with(modules, &mut NoRuntime, space, capture)
     }
 
-    /// As [`Self::unwind`], in a process whose language runtime is known.
+    /// Like [`Self::unwind`], for a process with a known language runtime.
     pub fn unwind_with(
         &mut self,
         modules: &mut dyn ModuleFiles,
@@ -150,7 +151,7 @@ impl Unwinder {
         space: &SpaceView,
         capture: Capture,
     ) -> Arc<RawStack> {
-        // With hidden return addresses the walk depends on more than what it reads.
+        // If return addresses are hidden, the walk depends on more than the words that it reads.
         let hides_returns = capture.in_flight.iter().any(|call| call.sp != 0);
         let generation = space.generation.filter(|_| !hides_returns);
         let key = generation.map(|generation| StackKey {
@@ -165,7 +166,7 @@ impl Unwinder {
             let mut reads = std::mem::take(&mut self.reads);
             let mut memory = StackMemory::new(capture.registers.sp, capture.stack, &mut reads);
             let stack = self.walk((modules, runtime), space, capture.registers, capture.in_flight, &mut memory);
-            // What a runtime cannot tell now, it may tell soon.
+            // A frame that a runtime cannot describe now may be known soon.
             let is_final =
                 !reads.left_out && !matches!(stack.completeness, Completeness::Truncated(Reason::Runtime(_)));
             if let Some(key) = key.filter(|_| is_final) {
@@ -175,7 +176,7 @@ impl Unwinder {
             stack
         });
         let better = match &stack.completeness {
-            // Whatever the walk made of it: it asked for words that are in the stack, but not in its copy.
+            // The walk requested words that the stack has but the copy lacks, so its result does not count.
             _ if self.reads.left_out => Some(Reason::OuterFramesChanged),
             Completeness::Truncated(reason) => capture.flaws.explain(reason),
             Completeness::Complete => None,
@@ -228,7 +229,7 @@ impl Unwinder {
         self.statistics.complete += u64::from(stack.completeness == Completeness::Complete);
     }
 
-    /// The shared `Arc` of all stacks equal to `stack`, which was found in another way.
+    /// Returns the `Arc` that all stacks equal to `stack` share, for a stack that was not unwound here.
     pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
         self.stacks.intern(stack)
     }
@@ -238,7 +239,7 @@ impl Unwinder {
         self.was_repeated
     }
 
-    /// The words of the copy that the walk of the last stack of [`Self::unwind`] has read.
+    /// The words of the copy that the last walk of [`Self::unwind`] read.
     pub const fn reads(&self) -> &Reads {
         &self.reads
     }
@@ -248,12 +249,12 @@ impl Unwinder {
         self.stacks.forget(ended);
     }
 
-    /// Drops shared stacks that nobody else holds.
+    /// Drops shared stacks that are not in use elsewhere.
     pub fn sweep(&mut self) {
         self.stacks.sweep();
     }
 
-    /// Drops unwind sections that were not used since the last call.
+    /// Drops unwind sections that have not been used since the last call.
     pub fn drop_unused(&mut self) {
         self.rules.modules.drop_unused();
     }

@@ -1,17 +1,17 @@
-//! Stacks that the kernel has walked by frame pointers.
+//! Stacks from the kernel's frame-pointer walk.
 
 use crate::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKind};
 
-/// The stack of `addresses`, the kernel's walk as `bpf_get_stackid` stores it: innermost first, padded with zeros,
-/// taken just after the allocator returned to `return_address`. At most `max_depth` frames are kept.
+/// Builds the stack from `addresses`, the kernel's walk as `bpf_get_stackid` stores it: innermost first, padded with
+/// zeros, taken just after the allocator returned to `return_address`. Keeps at most `max_depth` frames.
 ///
-/// The walk begins at the caller's frame pointer, which does not lead to the caller itself; `return_address` becomes
-/// the first frame. It cannot know that it reached the thread's entry, so the stack is never
-/// [`Completeness::Complete`]; symbolization may find that its last function is a thread's entry.
+/// The walk begins at the caller's frame pointer, which does not lead to the caller itself, so `return_address` becomes
+/// the first frame. The walk cannot know whether it reached the thread's entry, so the stack is never
+/// [`Completeness::Complete`]. Symbolization may find that its last function is a thread's entry.
 pub fn from_kernel(space: &SpaceView, return_address: u64, addresses: &[u64], max_depth: usize) -> RawStack {
     let walked = addresses.iter().copied().take_while(|address| *address != 0);
     let mut walked = walked.peekable();
-    // The first entry is the instruction pointer: the return address, or the kernel's trampoline in its place.
+    // The first entry is the instruction pointer: the return address, or the kernel's trampoline instead of it.
     walked.next();
     let returns = std::iter::once(return_address).chain(walked);
     let mut frames: Vec<RawFrame> = Vec::new();
@@ -23,7 +23,7 @@ pub fn from_kernel(space: &SpaceView, return_address: u64, addresses: &[u64], ma
         }
         let frame = space.frame(address.wrapping_sub(1));
         if frame.module.is_none() && !frames.is_empty() {
-            // The code used the register for something else, so that the rest is noise.
+            // The code used the register for something else, so the rest is noise.
             reason = Reason::UnmappedAddress;
             break;
         }
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn the_caller_comes_first_and_once() {
-        // The kernel's first entry may be its own trampoline in the place of the return address.
+        // The kernel's first entry may be its own trampoline instead of the return address.
         for first in [0x1100, 0x7fff_ffff_e000] {
             let stack = walk(&[first, 0x1200, 0x1300, 0, 0], 127);
             assert_eq!(addresses(&stack), [0x10ff, 0x11ff, 0x12ff]);

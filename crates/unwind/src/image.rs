@@ -1,4 +1,4 @@
-//! The files behind mappings: a trait for their bytes and names.
+//! The files behind mappings: a trait that supplies their bytes and names.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,15 +8,15 @@ pub use heapbpf_elf::Image;
 use crate::mapping::ModuleId;
 use heapbpf_elf::Elf;
 
-/// The modules of the processes that are unwound: mapped files, the vDSO, memory with code made at run time.
+/// The modules of the unwound processes: mapped files, the vDSO, and memory with code generated at run time.
 ///
-/// Bytes are read through an [`Image`], never mapped: the owner of a file may truncate it at any time.
+/// Bytes are read through an [`Image`], never mapped, because the owner of a file may truncate it at any time.
 pub trait ModuleFiles {
-    /// The module's bytes.
+    /// Returns the module's bytes.
     ///
     /// # Errors
-    /// A text for the user that says why they are not available: a missing permission, no file behind an anonymous
-    /// mapping.
+    /// A message for the user that says why they are not available, such as a missing permission, or no file behind an
+    /// anonymous mapping.
     fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String>;
 
     /// Path as the process sees it, or a name like `[vdso]`.
@@ -28,12 +28,12 @@ pub trait ModuleFiles {
     /// Whether this is anonymous executable memory (JIT code) instead of a file.
     fn is_anonymous(&self, module: ModuleId) -> bool;
 
-    /// Root directory of a process that has the module mapped, if that differs from our own and still exists.
+    /// Root directory of a process that has the module mapped, if it differs from our own and still exists.
     fn root(&self, _module: ModuleId) -> Option<PathBuf> {
         None
     }
 
-    /// The address that the module's ELF headers give to byte `offset` of its file.
+    /// Returns the address that the module's ELF headers assign to byte `offset` of its file.
     fn address_of_offset(&self, _module: ModuleId, elf: &Elf, offset: u64) -> Option<u64> {
         elf.address_of_offset(offset)
     }

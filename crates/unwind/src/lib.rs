@@ -1,4 +1,4 @@
-//! Unwinds native stacks by call frame information, and says of every stack whether it is complete, or why not.
+//! Unwinds native stacks by call frame information. Each stack says whether it is complete, and if not, why.
 //!
 //! The crate performs no I/O. The caller supplies what a walk needs:
 //!
@@ -9,12 +9,12 @@
 //! | [`image::ModuleFiles`] | bytes and names of the mapped files |
 //! | [`runtime::RuntimeCode`] | the frames of code that a language runtime made, if it is known |
 //!
-//! [`dwarf::Unwinder`] walks by call frame information, and by frame pointers where there is none; [`frame_pointer`]
-//! takes the result of the kernel's own walk. Both yield a [`raw::RawStack`]: addresses with their module and file
+//! [`dwarf::Unwinder`] walks by call frame information, and by frame pointers where there is none. [`frame_pointer`]
+//! converts the result of the kernel's own walk. Both produce a [`raw::RawStack`]: addresses with their module and file
 //! offset, to be symbolized later. Files and stacks are hostile input: all work and memory is bounded, and nothing in
 //! them makes a walk panic.
 //!
-//! Only stacks of the architecture that the crate is compiled for are unwound: x86-64 or arm64.
+//! Only stacks of the target architecture are unwound: x86-64 or arm64.
 //!
 //! ```
 //! use std::collections::HashMap;
@@ -92,7 +92,7 @@ mod state;
 mod trampoline;
 mod walk;
 
-// What is shared with fuzz targets names the crate.
+// Code shared with fuzz targets refers to the crate by name.
 #[cfg(test)]
 extern crate self as heapbpf_unwind;
 

@@ -1,7 +1,7 @@
-//! Executable mappings: which byte of which module is at an address.
+//! Executable mappings: they tell which byte of which module is at an address.
 
-/// Identifies a module: a mapped file, the vDSO, or anonymous memory with JIT code. An index into the caller's table of
-/// modules; never used for another module again.
+/// Identifies a module: a mapped file, the vDSO, or anonymous memory with JIT code. It is an index into the caller's
+/// table of modules, and is never reused for another module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModuleId(pub u32);
 
@@ -16,7 +16,7 @@ pub struct Mapping {
     pub file_offset: u64,
     /// What is mapped.
     pub module: ModuleId,
-    /// When it appeared, CLOCK_MONOTONIC in nanoseconds; 0 if that was before the recording.
+    /// When it was first seen, CLOCK_MONOTONIC in nanoseconds; 0 if that was before the recording.
     pub since_ns: u64,
 }
 
@@ -27,7 +27,7 @@ impl Mapping {
         (self.start..self.end).contains(&address)
     }
 
-    /// File offset of `address`, which lies in the mapping.
+    /// File offset of `address`, which must lie in the mapping.
     #[must_use]
     pub fn offset_of(&self, address: u64) -> u64 {
         self.file_offset.wrapping_add(address.wrapping_sub(self.start))
@@ -39,7 +39,7 @@ impl Mapping {
         self.module == other.module && self.offset_of(other.start) == other.file_offset
     }
 
-    /// The part of the mapping inside `start..end`, if any.
+    /// Returns the part of the mapping inside `start..end`, if any.
     #[must_use]
     pub fn part(&self, start: u64, end: u64) -> Option<Self> {
         let (start, end) = (start.max(self.start), end.min(self.end));
@@ -49,7 +49,7 @@ impl Mapping {
 
 /// The executable mappings of an address space.
 pub trait Mappings {
-    /// The mapping that contains `address`.
+    /// Returns the mapping that contains `address`.
     fn find(&self, address: u64) -> Option<&Mapping>;
 }
 

@@ -1,4 +1,4 @@
-//! Memory of the unwound thread: the trait that a walk reads words through, and a copied stack as such memory.
+//! Memory of the unwound thread: the trait through which a walk reads words, and its implementation for a copied stack.
 
 use sampler_ebpf::abi::LARGEST_STACK_BYTES;
 
@@ -11,25 +11,27 @@ pub enum Missing {
     Elsewhere,
 }
 
-/// Where a walk reads the words of a stack: a copy of it ([`StackMemory`]), a core file, another process.
+/// The memory from which a walk reads the words of a stack: a copy of it ([`StackMemory`]), a core file, another
+/// process.
 pub trait Memory {
-    /// The 64-bit little-endian word at `address`, which need not be aligned.
+    /// Reads the 64-bit little-endian word at `address`, which need not be aligned.
     ///
     /// # Errors
     /// [`Missing`] if it is not available.
     fn read(&mut self, address: u64) -> Result<u64, Missing>;
 }
 
-/// A copy of a stack from the stack pointer up: the part next to the stack pointer, and above it the pieces that walks need.
+/// A copy of a stack from the stack pointer up: the part next to the stack pointer, and the pieces above it that walks
+/// need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StackCopy<'a> {
-    /// From the stack pointer up, without a gap.
+    /// The bytes from the stack pointer up, without a gap.
     pub bytes: &'a [u8],
-    /// What was copied above that, by offset.
+    /// The pieces that were copied above that, in order of offset.
     pub pieces: &'a [Piece<'a>],
 }
 
-/// A piece of a stack's copy.
+/// A piece of a stack copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Piece<'a> {
     /// Distance of its first byte from the stack pointer.
@@ -51,14 +53,14 @@ impl StackCopy<'_> {
         ends.fold(self.bytes.len() as u64, u64::max)
     }
 
-    /// The word at `offset`, if it lies within one piece.
+    /// Returns the word at `offset`, if it lies within one piece.
     pub fn word(&self, offset: u32) -> Option<u64> {
         word(self.bytes, offset)
             .or_else(|| self.pieces.iter().find_map(|piece| word(piece.bytes, offset.checked_sub(piece.offset)?)))
     }
 }
 
-/// A copy of the top of a stack. Notes every word that is read, so that the result of a walk can be cached.
+/// A stack copy as [`Memory`]. Records every word that is read, so that the result of a walk can be cached.
 pub struct StackMemory<'a> {
     base: u64,
     copy: StackCopy<'a>,
@@ -74,12 +76,13 @@ pub struct Reads {
     pub values: Vec<u64>,
     /// Whether a read failed, so that the result depends on the length of the copy, too.
     pub missed: bool,
-    /// Whether a word was asked for that lies between the pieces of the copy, so that the result is not what the stack says.
+    /// Whether a word was requested that lies between the pieces of the copy, so that the result does not match the
+    /// stack.
     pub left_out: bool,
 }
 
 impl Reads {
-    /// Forgets everything, keeping the capacity.
+    /// Clears everything, but keeps the capacity.
     pub fn clear(&mut self) {
         self.offsets.clear();
         self.values.clear();
@@ -89,8 +92,8 @@ impl Reads {
 }
 
 impl<'a> StackMemory<'a> {
-    /// The stack whose word at address `base`, the stack pointer, is the first of `copy`. Reads are noted in `reads`, which
-    /// is cleared first.
+    /// Creates the memory of a stack whose first copied word is at address `base`, the stack pointer. Records reads in
+    /// `reads`, which is cleared first.
     pub fn new(base: u64, copy: StackCopy<'a>, reads: &'a mut Reads) -> Self {
         reads.clear();
         Self { base, copy, reads }
@@ -117,7 +120,7 @@ impl Memory for StackMemory<'_> {
     }
 }
 
-/// The word at `offset` of `bytes`, if it lies within them.
+/// Returns the word at `offset` of `bytes`, if it lies within them.
 pub fn word(bytes: &[u8], offset: u32) -> Option<u64> {
     let word = bytes.get(offset as usize..)?.first_chunk()?;
     Some(u64::from_le_bytes(*word))

@@ -6,25 +6,25 @@ use crate::image::ModuleFiles;
 use crate::mapping::{Mapping, Mappings, ModuleId};
 use sampler_ebpf::abi::ProcessKey;
 
-/// An address space at one moment: a stack is unwound in it and resolved against its mappings.
+/// An address space at one moment. Stacks are unwound in it and resolved against its mappings.
 #[derive(Clone, Copy)]
 pub struct SpaceView<'a> {
-    /// The process that it belongs to.
+    /// The process that owns it.
     pub key: ProcessKey,
-    /// A number that changes whenever the mappings do, and is never used again for the same `key`. `None` for a view of
-    /// the past: stacks in it are not cached.
+    /// A number that changes whenever the mappings do, and is never reused for the same `key`. `None` for a view of the
+    /// past: stacks in it are not cached.
     pub generation: Option<u64>,
     /// Executable mappings.
     pub mappings: &'a dyn Mappings,
 }
 
 impl SpaceView<'_> {
-    /// The mapping that contains `address`.
+    /// Returns the mapping that contains `address`.
     pub fn find(&self, address: u64) -> Option<&Mapping> {
         self.mappings.find(address)
     }
 
-    /// The frame at `address`, with the module that is mapped there, if any.
+    /// Returns the frame at `address`, with the module that is mapped there, if any.
     pub fn frame(&self, address: u64) -> RawFrame {
         match self.find(address) {
             Some(mapping) => RawFrame::in_mapping(address, mapping),
@@ -36,8 +36,8 @@ impl SpaceView<'_> {
 /// The code address of one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawFrame {
-    /// An address inside the calling instruction (return address − 1), the instruction that a signal interrupted, or the
-    /// first one of the trampoline that a signal handler returns to.
+    /// An address inside the calling instruction (return address − 1), the instruction that a signal interrupted, or
+    /// the first instruction of the trampoline that a signal handler returns to.
     pub address: u64,
     /// The module that was mapped there at the time of the sample.
     pub module: Option<ModuleId>,
@@ -46,7 +46,7 @@ pub struct RawFrame {
 }
 
 impl RawFrame {
-    /// The frame at `address`, which lies in `mapping`.
+    /// Returns the frame at `address`, which must lie in `mapping`.
     pub fn in_mapping(address: u64, mapping: &Mapping) -> Self {
         Self { address, module: Some(mapping.module), file_offset: mapping.offset_of(address) }
     }
@@ -79,7 +79,7 @@ impl UnwinderKind {
 pub enum Reason {
     /// The next frame lies above the part of the stack that was copied.
     StackCopyTooSmall,
-    /// The walk leads to another stack than it began on (from a signal stack, or a coroutine's).
+    /// The walk leads to a different stack from the one that it began on (from a signal stack, or a coroutine's).
     OtherStack,
     /// No call frame information covers the frame, and the frame pointer leads nowhere.
     NoUnwindInformation(ModuleId),
@@ -95,37 +95,37 @@ pub enum Reason {
     NullReturnAddress,
     /// The chain of frame pointers ends, which may or may not be the thread's entry.
     FramePointersEnd,
-    /// A return address is synthetic: another tool has a return probe on the function, so that the kernel's trampoline
-    /// is in the place of its return address.
+    /// A return address is synthetic: another tool has a return probe on the function, so the kernel's trampoline
+    /// replaces its return address.
     ReturnProbe,
-    /// A frame of a language runtime's code cannot be left; the text says why.
+    /// The walk cannot get past a frame of a language runtime's code; the text says why.
     Runtime(&'static str),
     /// The stack has more frames than [`Limits::max_depth`](crate::dwarf::Limits::max_depth).
     DepthLimit,
     /// Evaluating its call frame information exceeded the budget of one stack.
     TooExpensive,
-    /// There is no copy of the stack, although it was not lost: the kernel could not follow it.
+    /// There is no copy of the stack, although it was not lost: the kernel could not walk it.
     NoStack,
     /// The copy of the stack was shortened, because the stacks ring was filling up.
     StackCopyShortened,
-    /// The outer frames are not those that the copy was made for: words are missing that the walk needs.
+    /// The outer frames differ from those that the copy was made for: words that the walk needs are missing.
     OuterFramesChanged,
     /// A page of the stack was not in memory when it was copied.
     MissingPage,
     /// The stack was lost: the stacks ring was full.
     StackRingFull,
-    /// The stack was lost: the kernel's table of stacks had no place for it.
+    /// The stack was lost: the kernel's table of stacks had no free slot for it.
     StackTableFull,
     /// The copy of the stack did not arrive.
     CopyMissing,
-    /// The overflow bucket: stands for all stacks that had too few samples to be kept apart.
+    /// The overflow bucket: stands for all stacks that had too few samples to be kept separately.
     OverflowBucket,
     /// The sample's records were lost; only the block is known, from the kernel's live map.
     RecordLost,
 }
 
 impl Reason {
-    /// The reason as a text for users; `path` gives the names of modules.
+    /// Describes the reason to users. `path` returns the names of modules.
     pub fn text(&self, path: impl Fn(ModuleId) -> Arc<str>) -> String {
         match self {
             Self::StackCopyTooSmall => "stack copy too small (see --stack-bytes)".into(),
@@ -179,7 +179,7 @@ pub struct RawStack {
 }
 
 impl RawStack {
-    /// Whether a frame is in JIT code: in anonymous memory, or in none that is known.
+    /// Whether a frame is in JIT code: in anonymous memory, or in no known module.
     pub fn has_jit_code(&self, modules: &dyn ModuleFiles) -> bool {
         self.frames.iter().any(|frame| frame.module.is_none_or(|module| modules.is_anonymous(module)))
     }
@@ -193,7 +193,7 @@ impl RawStack {
         }
     }
 
-    /// The stack of a sample of which only the allocator's return address is known, for this reason.
+    /// Builds the stack of a sample of which only the allocator's return address is known, for this reason.
     pub fn caller_only(space: &SpaceView, return_address: u64, reason: Reason) -> Self {
         Self {
             frames: Box::new([space.frame(return_address.saturating_sub(1))]),

@@ -1,4 +1,4 @@
-//! Rules that lead from a frame to its caller: a short form of call frame information.
+//! Rules that lead from a frame to its caller: a compact form of call frame information.
 
 use crate::arch;
 
@@ -12,7 +12,8 @@ impl Saved {
     /// Nowhere: the value is lost.
     pub const UNDEFINED: Self = Self(i16::MIN + 1);
 
-    /// On the stack, `offset` bytes from the canonical frame address; `None` if that does not fit into the short form.
+    /// On the stack, `offset` bytes from the canonical frame address; `None` if that does not fit into the compact
+    /// form.
     pub fn at(offset: i64) -> Option<Self> {
         let words = i16::try_from(offset / 8).ok()?;
         (offset % 8 == 0 && words > Self::UNDEFINED.0).then_some(Self(words))
@@ -24,8 +25,8 @@ impl Saved {
     }
 }
 
-/// The rule of nearly all frames: the canonical frame address (CFA) is a register plus an offset, and registers are
-/// saved at offsets from it.
+/// The rule for nearly all frames: the canonical frame address (CFA) is a register plus an offset, and registers are
+/// saved at offsets from the CFA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainRule {
     /// Register that the CFA is relative to, by DWARF number.
@@ -38,14 +39,14 @@ pub struct PlainRule {
     pub preserved: [Saved; arch::PRESERVED.len()],
 }
 
-/// How to leave a frame.
+/// How to get from a frame to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The return address is undefined: the thread, or the process, began here.
+    /// The return address is undefined: the thread or the process began here.
     End,
     /// By offsets from the canonical frame address.
     Plain(PlainRule),
-    /// Anything else (expressions, signal frames): this entry is evaluated anew each time.
+    /// Anything else (expressions, signal frames): this entry is evaluated each time.
     Entry {
         /// Section that the entry is in.
         section: Section,
@@ -76,7 +77,7 @@ pub enum Section {
 pub struct FoundRule {
     /// The rule.
     pub rule: Rule,
-    /// Whether the return address is synthetic: no call pushed it, code wrote it to the stack (`makecontext`). It is a
-    /// function's first byte, and no function has the byte before it.
+    /// Whether the return address is synthetic: it was not pushed by a call, but written to the stack by code
+    /// (`makecontext`). It is the first byte of a function, and no function contains the byte before it.
     pub synthetic: bool,
 }

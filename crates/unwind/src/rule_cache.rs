@@ -1,17 +1,17 @@
-//! A cache of rules by the place of the code in its file.
+//! A cache of rules by module and file offset.
 
 use crate::mapping::ModuleId;
 use crate::rule::FoundRule;
 
 const CACHE_SLOTS: usize = 1 << 15;
 
-/// A direct-mapped cache of rules by module and file offset. The bytes of a module never change, so that one cache
-/// serves every process and every state of its mappings.
+/// A direct-mapped cache of rules by module and file offset. The bytes of a module never change, so one cache serves
+/// every process and every state of its mappings.
 pub struct RuleCache {
     slots: Box<[Option<(ModuleId, u64, FoundRule)>]>,
-    /// Look-ups that found a rule.
+    /// Lookups that found a rule.
     pub hits: u64,
-    /// Look-ups that found none.
+    /// Lookups that found none.
     pub misses: u64,
 }
 
@@ -27,7 +27,7 @@ impl RuleCache {
         (mixed >> 49) as usize % CACHE_SLOTS
     }
 
-    /// The cached rule for the code at `offset` of the file.
+    /// Returns the cached rule for the code at `offset` of the file.
     pub fn get(&mut self, module: ModuleId, offset: u64) -> Option<FoundRule> {
         match &self.slots[Self::slot(module, offset)] {
             Some((kept_module, kept_offset, rule)) if *kept_module == module && *kept_offset == offset => {
@@ -41,7 +41,7 @@ impl RuleCache {
         }
     }
 
-    /// Caches a rule, replacing what was in its slot.
+    /// Caches a rule, replacing any other in its slot.
     pub fn put(&mut self, module: ModuleId, offset: u64, rule: FoundRule) {
         self.slots[Self::slot(module, offset)] = Some((module, offset, rule));
     }

@@ -1,4 +1,4 @@
-//! Rules for code addresses: from the cache, else from the call frame information of modules, which is loaded on demand.
+//! Rules for code addresses, from the cache or from the call frame information of modules, which is loaded on demand.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use crate::mapping::{Mapping, ModuleId};
 use crate::rule::{FoundRule, Rule, Section};
 use crate::rule_cache::RuleCache;
 
-/// Finds rules, and keeps what that needs.
+/// Finds rules, and holds the data needed for that.
 pub struct Rules {
     /// Rules found before.
     pub cache: RuleCache,
@@ -20,7 +20,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// No rules yet; at most `section_bytes` of unwind sections will be held.
+    /// Creates an empty set of rules. At most `section_bytes` of unwind sections will be held.
     pub fn new(section_bytes: usize) -> Self {
         let modules = LoadedModules {
             loaded: HashMap::new(),
@@ -32,10 +32,11 @@ impl Rules {
         Self { cache: RuleCache::default(), modules, context: Context::new() }
     }
 
-    /// The rule for the code at `address`, which lies in `mapping`. `is_return`: it is a return address minus one.
+    /// Returns the rule for the code at `address`, which must lie in `mapping`. `is_return`: it is a return address
+    /// minus one.
     ///
     /// # Errors
-    /// Why the module cannot be read.
+    /// The reason why the module cannot be read.
     pub fn find(
         &mut self,
         files: &mut dyn ModuleFiles,
@@ -53,10 +54,10 @@ impl Rules {
         Ok(found)
     }
 
-    /// As [`Self::find`], without the cache.
+    /// Like [`Self::find`], without the cache.
     ///
     /// # Errors
-    /// Why the module cannot be read.
+    /// The reason why the module cannot be read.
     pub fn evaluate(
         &mut self,
         files: &mut dyn ModuleFiles,
@@ -69,7 +70,7 @@ impl Rules {
         let cfi = self.modules.cfi(files, module)?;
         let mut code =
             |offset, buffer: &mut [u8]| files.image(module).is_ok_and(|image| image.read_at(offset, buffer).is_ok());
-        // The sections are hostile input. gimli promises not to panic on them; this holds if it does.
+        // The sections are hostile input. gimli promises not to panic on them; this catches a panic if it does.
         let rule = catch_unwind(AssertUnwindSafe(|| cfi.rule(context, file_offset, is_return, &mut code, budget)));
         Ok(rule.unwrap_or_else(|_| {
             self.context = Context::new();
@@ -77,8 +78,8 @@ impl Rules {
         }))
     }
 
-    /// Hands the row for `file_offset` of `module` in the entry at `offset` of `section` to `visit`; `None` if there is
-    /// none.
+    /// Passes the row for `file_offset` of `module` in the entry at `offset` of `section` to `visit`; returns `None` if
+    /// there is no such row.
     pub fn with_row<T>(
         &mut self,
         files: &mut dyn ModuleFiles,
@@ -88,7 +89,7 @@ impl Rules {
     ) -> Option<T> {
         let context = &mut self.context;
         let cfi = self.modules.cfi(files, module).ok()?;
-        // As above.
+        // See `evaluate`.
         let result = catch_unwind(AssertUnwindSafe(|| cfi.with_row(context, file_offset, section, offset, visit)));
         result.unwrap_or_else(|_| {
             self.context = Context::new();
@@ -97,7 +98,7 @@ impl Rules {
     }
 }
 
-/// Unwind sections of modules, within a budget: the least recently used go first.
+/// Unwind sections of modules, within a budget: the least recently used are dropped first.
 pub struct LoadedModules {
     loaded: HashMap<ModuleId, Loaded>,
     budget_bytes: usize,
@@ -114,17 +115,18 @@ struct Loaded {
 }
 
 impl LoadedModules {
-    /// How many there are, those that could not be read included.
+    /// Number of modules, including those that could not be read.
     pub fn count(&self) -> usize {
         self.loaded.len()
     }
 
-    /// Bytes that they take.
+    /// Memory that they use, bytes.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// Drops those that were not used since the last call. Rules found in them stay, so few are read again.
+    /// Drops modules that have not been used since the last call. Rules found in them stay cached, so few are read
+    /// again.
     pub fn drop_unused(&mut self) {
         let since = std::mem::replace(&mut self.looked_at, self.clock);
         self.loaded.retain(|_, loaded| loaded.used > since);
@@ -153,7 +155,7 @@ impl LoadedModules {
 
 fn load(files: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
     let image = files.image(module).map_err(Arc::<str>::from)?;
-    // As above.
+    // See `Rules::evaluate`.
     let read = catch_unwind(AssertUnwindSafe(|| ModuleCfi::read(&*image)));
     match read {
         Ok(Ok(cfi)) => Ok(Arc::new(cfi)),

@@ -1,4 +1,5 @@
-//! Code that a language runtime made: a trait for leaving its frames, which only the runtime itself can describe.
+//! Code that a language runtime generated: a trait for unwinding its frames, which only the runtime itself can
+//! describe.
 
 use crate::memory::{Memory, Missing};
 use crate::raw::{RawFrame, SpaceView};
@@ -7,7 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 /// The registers that matter in a frame of a runtime's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuntimeFrame {
-    /// Where execution goes on.
+    /// Where execution continues.
     pub ip: u64,
     /// Stack pointer.
     pub sp: u64,
@@ -15,23 +16,23 @@ pub struct RuntimeFrame {
     pub fp: Option<u64>,
 }
 
-/// What became of a frame.
+/// The result of unwinding a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// The code is not the runtime's: the walk goes on by its own means.
+    /// The code does not belong to the runtime: the walk continues by its own means.
     NotMine,
     /// The caller.
     To(RuntimeFrame),
     /// A word of the stack is missing.
     Missing(Missing),
-    /// The code is the runtime's, but the frame cannot be left; the text says why.
+    /// The code belongs to the runtime, but the walk cannot get past the frame; the text says why.
     Stuck(&'static str),
 }
 
-/// Knows the code of language runtimes in processes.
+/// Knows the code that language runtimes generated in processes.
 pub trait RuntimeCode {
-    /// Leaves the frame `at`, whose code lies in no file. Adds what it stands for to `frames`, innermost first. What it
-    /// reads of the stack must come from `memory`, as results are cached by what was read.
+    /// Unwinds the frame `at`, whose code lies in no file. Appends the frames that it stands for to `frames`, innermost
+    /// first. Must read the stack only through `memory`, because results are cached by the words that were read.
     fn leave(
         &mut self,
         space: &SpaceView,
@@ -40,7 +41,8 @@ pub trait RuntimeCode {
         frames: &mut Vec<RawFrame>,
     ) -> Left;
 
-    /// A number that changes once what was said of a process's code may be true no more: kept walks are of one number.
+    /// A number that changes when earlier answers about a process's code may no longer hold. Cached walks are only
+    /// valid for one number.
     fn version(&self, _: ProcessKey) -> u64 {
         0
     }

@@ -10,17 +10,17 @@ use crate::rule::{PlainRule, Saved};
 use crate::runtime::RuntimeFrame;
 use sampler_ebpf::abi::Registers;
 
-/// Most operations of one DWARF expression. Real ones have under ten; a hostile one may loop.
+/// Maximum number of operations of a DWARF expression. Real ones have under ten; a hostile one may loop.
 const MAX_OPERATIONS: u32 = 256;
 
-/// What is known about the value of a register.
+/// What is known about a register's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
     /// Nothing.
     Unknown,
     /// The value.
     Known(u64),
-    /// It is on the stack at this address, and read only when needed.
+    /// It is on the stack at this address, and is read only when needed.
     At(u64),
 }
 
@@ -33,10 +33,10 @@ pub struct State {
     pub sp: u64,
     /// Whether `sp` is exact.
     sp_known: bool,
-    /// Which bits of saved return addresses are the address.
+    /// The bits of saved return addresses that hold the address.
     bits: AddressBits,
     registers: [Value; arch::COUNT],
-    /// Whether a register that calls do not preserve may be known.
+    /// Whether the value of any register that calls do not preserve may be known.
     scratch_known: bool,
 }
 
@@ -60,7 +60,7 @@ impl From<Missing> for StepError {
 }
 
 impl State {
-    /// The state in which a sample was taken.
+    /// Creates the state in which a sample was taken.
     pub fn new(registers: &Registers, bits: AddressBits) -> Self {
         let mut state = Self {
             ip: registers.ip,
@@ -79,7 +79,7 @@ impl State {
         state
     }
 
-    /// The address of code in a saved return address.
+    /// Returns the code address in a saved return address.
     pub fn code_address(&self, word: u64) -> u64 {
         self.bits.code_address(word)
     }
@@ -109,7 +109,7 @@ impl State {
         }
     }
 
-    /// Leaves the frame by a plain rule.
+    /// Unwinds the frame by a plain rule.
     ///
     /// # Errors
     /// [`StepError`]; the state must not be used afterwards.
@@ -122,7 +122,8 @@ impl State {
         let at = |saved: Saved| saved.offset().map(|offset| cfa.wrapping_add_signed(offset));
         let (least, return_address) = match (at(rule.return_address), arch::LINK) {
             (Some(saved_at), _) => (self.sp.saturating_add(1), memory.read(saved_at)?),
-            // Only the innermost function can have its return address there. It may not have moved the stack pointer.
+            // Only the innermost function can have its return address in the link register. It may not have moved the
+            // stack pointer.
             (None, Some(link)) if rule.return_address == Saved::SAME => (self.sp, self.value(link, memory)?),
             (None, _) => return Err(StepError::Unknown),
         };
@@ -142,8 +143,8 @@ impl State {
         Ok(())
     }
 
-    /// The canonical frame address of a frame whose stack pointer is unknown: its frame pointer points to where, by the
-    /// rule, the caller's frame pointer is saved.
+    /// Returns the canonical frame address of a frame whose stack pointer is unknown: its frame pointer points to
+    /// where, according to the rule, the caller's frame pointer is saved.
     fn cfa_by_frame_pointer(&self, rule: &PlainRule, memory: &mut impl Memory) -> Result<u64, StepError> {
         let at = arch::PRESERVED.iter().position(|number| *number == arch::FRAME_POINTER);
         let saved = at.and_then(|at| rule.preserved[at].offset());
@@ -155,7 +156,7 @@ impl State {
         }
     }
 
-    /// Leaves the frame by its row of call frame information, evaluating expressions.
+    /// Unwinds the frame by its row of call frame information, evaluating expressions.
     ///
     /// # Errors
     /// [`StepError`]; the state must not be used afterwards.
@@ -197,7 +198,7 @@ impl State {
             }
         }
         caller.ip = self.code_address(read(return_address, memory)?);
-        // A signal handler may run on a stack of its own; every other frame lies below its caller's.
+        // A signal handler may run on a stack of its own. Every other frame lies below its caller's.
         if caller.sp <= self.sp && !is_signal {
             return Err(StepError::Backwards);
         }
@@ -205,7 +206,7 @@ impl State {
         Ok(())
     }
 
-    /// Leaves the frame by its frame pointer: the caller's frame pointer is stored there, and the return address above
+    /// Unwinds the frame by its frame pointer: the caller's frame pointer is stored there, and the return address above
     /// it.
     ///
     /// # Errors
@@ -226,12 +227,12 @@ impl State {
         Ok(())
     }
 
-    /// What a runtime needs to leave the frame.
+    /// Returns the registers that a runtime needs to unwind the frame.
     pub fn for_runtime(&self, memory: &mut impl Memory) -> RuntimeFrame {
         RuntimeFrame { ip: self.ip, sp: self.sp, fp: self.value(arch::FRAME_POINTER, memory).ok() }
     }
 
-    /// The caller of a runtime's frame. Its code preserves no other registers.
+    /// Moves on to `caller`, the caller of a runtime's frame. The runtime's code preserves no other registers.
     ///
     /// # Errors
     /// [`StepError::Backwards`]
@@ -247,16 +248,16 @@ impl State {
         Ok(())
     }
 
-    /// The caller at `ip` and `sp`, for a frame that has changed no other preserved register.
+    /// Returns the state of the caller at `ip` and `sp`, for a frame that has changed no other preserved register.
     pub fn returned(&self, ip: u64, sp: u64) -> Self {
         let mut caller = Self { ip, sp, ..self.clone() };
         caller.forget_scratch();
         caller
     }
 
-    /// The caller by the link register, for a function that has saved nothing. `None` if the machine has no link
-    /// register, if its value is unknown, or if it is also saved where the frame pointer points, as functions with a
-    /// frame do.
+    /// Returns the caller by the link register, for a function that has saved nothing. `None` if the machine has no
+    /// link register, if its value is unknown, or if it is also saved where the frame pointer points, as in functions
+    /// with a frame.
     pub fn leave_by_link(&self, memory: &mut impl Memory) -> Option<Self> {
         let return_address = self.code_address(self.value(arch::LINK?, memory).ok()?);
         let frame = self.value(arch::FRAME_POINTER, memory).ok().filter(|frame| *frame >= self.sp);
@@ -265,7 +266,7 @@ impl State {
         (!is_saved).then(|| self.returned(return_address, self.sp))
     }
 
-    /// Leaves a signal trampoline for the code that the signal interrupted.
+    /// Moves on from a signal trampoline to the code that the signal interrupted.
     ///
     /// # Errors
     /// [`StepError`]; the state must not be used afterwards.
@@ -292,8 +293,8 @@ impl State {
         let reader = gimli::EndianSlice::new(code, LittleEndian);
         let mut evaluation = Evaluation::new(reader, row.entry.cie().encoding());
         evaluation.set_max_iterations(MAX_OPERATIONS);
-        // Expressions of registers begin with the CFA on their stack, that of the CFA itself with an empty one (DWARF
-        // 5, 6.4.3).
+        // The expression of a register starts with the CFA on its stack, that of the CFA itself with an empty stack
+        // (DWARF 5, 6.4.3).
         if let Some(cfa) = cfa {
             evaluation.set_initial_value(cfa);
         }

@@ -1,8 +1,8 @@
-//! Trampolines made at run time that only align the stack and call on: CPython's under `-X perf`. On some machines they
-//! have neither call frame information nor a frame pointer.
+//! Trampolines generated at run time that only align the stack and make a call: CPython's under `-X perf`. On some
+//! machines they have neither call frame information nor a frame pointer.
 //!
-//! Their bytes are not available when the stack is unwound, so that a trampoline is inferred: it lies in memory without
-//! a file, its callee and its caller lie in the same file, and its return address follows a call instruction of that
+//! Their bytes are not available when the stack is unwound, so a trampoline is inferred: it lies in memory without a
+//! file, its callee and its caller lie in the same file, and its return address follows a call instruction in that
 //! file.
 
 use crate::arch;
@@ -12,7 +12,8 @@ use crate::memory::Memory;
 use crate::raw::SpaceView;
 use crate::state::State;
 
-/// The caller of the trampoline at `state`, which has called into module `callee`; `None` if it does not look like one.
+/// Returns the caller of the trampoline at `state`, which has called into module `callee`; `None` if it does not look
+/// like one.
 pub fn leave(
     state: &State,
     space: &SpaceView,

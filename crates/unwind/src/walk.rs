@@ -17,25 +17,25 @@ use crate::runtime::{Left, RuntimeCode};
 use crate::state::{State, StepError};
 use crate::trampoline;
 
-/// Upper bound of what the frame of a signal takes on the stack that it interrupts (red zone, extended processor state).
+/// Upper bound for a signal frame's size on the stack that it interrupts (red zone, extended processor state).
 const SIGNAL_FRAME_BYTES: u64 = 32 << 10;
 
-/// Name of the mapping that the kernel lets return-probed functions return to. It has no call frame information.
+/// Name of the mapping that return-probed functions return to in the kernel's scheme. It has no call frame information.
 const RETURN_PROBES: &str = "[uprobes]";
 
-/// What a walk needs besides the memory.
+/// Everything that a walk needs, except memory.
 pub struct Surroundings<'a> {
     /// Address space of the thread.
     pub space: &'a SpaceView<'a>,
     /// Files behind its mappings.
     pub files: &'a mut dyn ModuleFiles,
-    /// Rules for the code in them.
+    /// Rules for the code in these files.
     pub rules: &'a mut Rules,
-    /// Code that language runtimes made.
+    /// Code that language runtimes generated.
     pub runtime: &'a mut dyn RuntimeCode,
-    /// Calls whose return addresses the kernel has replaced by its trampoline.
+    /// Calls whose return addresses the kernel has replaced with its trampoline.
     pub in_flight: &'a [InFlightCall],
-    /// Most frames.
+    /// Maximum number of frames.
     pub max_depth: usize,
 }
 
@@ -47,16 +47,16 @@ struct Walk<'a, M> {
     frames: &'a mut Vec<RawFrame>,
     budget: Budget,
     state: State,
-    /// Whether `state.ip` is where execution goes on (the sample itself, an interrupted instruction), as opposed to a
-    /// return address, which may lie behind the function's last byte.
+    /// Whether `state.ip` is the next instruction to execute (of the sample itself, or of interrupted code). Otherwise
+    /// it is a return address, which may lie past the function's last byte.
     is_exact: bool,
-    /// Whether the last frame's return address was a synthetic one.
+    /// Whether the last frame's return address was synthetic.
     was_synthetic: bool,
-    /// Whether a signal has led to another stack than the walk began on.
+    /// Whether a signal has led to another stack than the one that the walk began on.
     on_other_stack: bool,
 }
 
-/// Walks from `state` to the thread's entry. The frames go to `frames`, which is cleared first.
+/// Walks from `state` to the thread's entry. Stores the frames in `frames`, which is cleared first.
 pub fn walk<'a, M: Memory>(
     around: Surroundings<'a>,
     state: State,
@@ -86,11 +86,12 @@ const fn truncated(reason: Reason) -> ControlFlow<Completeness> {
 }
 
 impl<'a, M: Memory> Walk<'a, M> {
-    /// Notes the frame at `state`, and moves on to its caller.
+    /// Records the frame at `state`, and moves on to its caller.
     fn step(&mut self) -> ControlFlow<Completeness> {
         self.restore_return_address();
         let lookup = if self.is_exact { self.state.ip } else { self.state.ip.wrapping_sub(1) };
-        // The sample's own frame is looked up exactly, but named after the call it has just returned from.
+        // The sample's own frame is looked up at its exact address, but named after the call that it has just returned
+        // from.
         let address = if self.frames.is_empty() { lookup.wrapping_sub(1) } else { lookup };
         match self.around.space.find(lookup) {
             Some(mapping) => self.leave_mapped(mapping, lookup, address),
@@ -98,7 +99,7 @@ impl<'a, M: Memory> Walk<'a, M> {
         }
     }
 
-    /// Puts the real return address of an in-flight call in the place of the kernel's trampoline.
+    /// Replaces the kernel's trampoline with the real return address of a call in flight.
     fn restore_return_address(&mut self) {
         if self.is_exact || self.around.in_flight.is_empty() {
             return;
@@ -121,14 +122,14 @@ impl<'a, M: Memory> Walk<'a, M> {
         &*self.around.files.path(mapping.module) == RETURN_PROBES
     }
 
-    /// Leaves a frame whose code lies in no known mapping.
+    /// Unwinds a frame whose code lies in no known mapping.
     fn leave_unmapped(&mut self, address: u64) -> ControlFlow<Completeness> {
-        // The trampoline is the first thing in its page: what is looked up lies before.
+        // The trampoline is at the start of its page, so the lookup address lies before the page.
         if self.is_return_probe(self.state.ip) {
             return truncated(Reason::ReturnProbe);
         }
-        // No code was called from there: whatever the frame pointer leads to, it is no caller of this. (An interrupted
-        // instruction at zero is a call through a null pointer.)
+        // Zero is not the address of a calling function: whatever the frame pointer leads to, it is not the caller of
+        // this frame. (An interrupted instruction at zero is a call through a null pointer.)
         if self.state.ip == 0 && !self.is_exact && !self.was_synthetic {
             return truncated(Reason::NullReturnAddress);
         }
@@ -152,7 +153,7 @@ impl<'a, M: Memory> Walk<'a, M> {
         }
     }
 
-    /// Leaves a frame whose code lies in `mapping`, by the rule for `lookup`.
+    /// Unwinds a frame whose code lies in `mapping`, by the rule for `lookup`.
     fn leave_mapped(&mut self, mapping: &'a Mapping, lookup: u64, address: u64) -> ControlFlow<Completeness> {
         let Surroundings { files, rules, .. } = &mut self.around;
         let found = rules.find(&mut **files, mapping, lookup, !self.is_exact, &mut self.budget);
@@ -176,23 +177,23 @@ impl<'a, M: Memory> Walk<'a, M> {
         let sp = self.state.sp;
         let ip = self.state.ip;
         let step = self.leave_by_rule(rule, mapping.module, mapping.offset_of(lookup) + u64::from(synthetic));
-        // Handlers return to the first byte of a signal's trampoline, and the byte before is not of its symbol.
+        // Handlers return to the first byte of a signal trampoline; the byte before it is not part of its symbol.
         if self.is_exact
             && let Some(frame) = self.frames.last_mut()
         {
             *frame = RawFrame::in_mapping(ip, mapping);
         }
-        // Only a signal can move to another stack and have the way back written down.
+        // Only a signal frame can lead to another stack and say how to get back.
         self.on_other_stack |= self.is_exact && self.state.sp.wrapping_sub(sp) > SIGNAL_FRAME_BYTES;
         match step {
             Ok(()) => Continue(()),
-            // No call led there, so the link register holds nobody's return address.
+            // No call led there, so the link register does not hold a caller's return address.
             Err(StepError::Unknown) if arch::LINK.is_some() && synthetic => Break(Completeness::Complete),
             Err(error) => truncated(self.why_not_left(error, mapping.module)),
         }
     }
 
-    /// Leaves a frame whose code, at `file_offset` of `module`, has a rule.
+    /// Unwinds a frame whose code, at `file_offset` of `module`, has a rule.
     fn leave_by_rule(&mut self, rule: Rule, module: ModuleId, file_offset: u64) -> Result<(), StepError> {
         match rule {
             Rule::Plain(plain) => self.state.leave_plain(&plain, self.memory),
@@ -223,15 +224,15 @@ impl<'a, M: Memory> Walk<'a, M> {
         }
     }
 
-    /// Leaves a frame that no call frame information covers, having called into module `callee`. `unreadable`: why the
-    /// mapping's file could not be read.
+    /// Unwinds a frame that no call frame information covers, and that has called into module `callee`. `unreadable`:
+    /// why the mapping's file could not be read.
     fn leave_uncovered(
         &mut self,
         mapping: &Mapping,
         callee: Option<ModuleId>,
         unreadable: Option<Arc<str>>,
     ) -> ControlFlow<Completeness> {
-        // To go on by frame pointer would leave the probed function's caller out in silence.
+        // Continuing by frame pointer would silently leave out the caller of the probed function.
         if self.is_of_return_probes(mapping) {
             self.frames.pop();
             return truncated(Reason::ReturnProbe);
@@ -259,7 +260,8 @@ impl<'a, M: Memory> Walk<'a, M> {
         })
     }
 
-    /// Leaves a frame of code that a language runtime made, which may stand for several frames; `None` if it made none.
+    /// Unwinds a frame of code that a language runtime generated, which may stand for several frames; `None` if it is
+    /// not the runtime's code.
     fn leave_runtime(&mut self) -> Option<ControlFlow<Completeness>> {
         let at = self.state.for_runtime(self.memory);
         let Surroundings { space, runtime, .. } = &mut self.around;
@@ -283,8 +285,8 @@ impl<'a, M: Memory> Walk<'a, M> {
         })
     }
 
-    /// The caller by frame pointer, if its return address lies in a known mapping: the only evidence there is that the
-    /// register was a frame pointer at all.
+    /// Returns the caller by frame pointer, if its return address lies in a known mapping. That is the only evidence
+    /// that the register was a frame pointer at all.
     fn caller_by_frame_pointer(&mut self) -> Option<State> {
         let mut caller = self.state.clone();
         caller.leave_by_frame_pointer(self.memory).ok()?;
@@ -292,8 +294,8 @@ impl<'a, M: Memory> Walk<'a, M> {
         Some(caller)
     }
 
-    /// The caller by link register, if that leads to covered code. Uncovered code of the same file is not believed: the
-    /// register may be from a call that the function itself has made.
+    /// Returns the caller by link register, if it leads to covered code or to another file. Uncovered code of the same
+    /// file is not trusted: the register may be from a call that the function itself has made.
     fn caller_by_link(&mut self, mapping: &Mapping) -> Option<State> {
         let caller = self.state.leave_by_link(self.memory)?;
         let call = caller.ip.wrapping_sub(1);
@@ -303,7 +305,7 @@ impl<'a, M: Memory> Walk<'a, M> {
         (at.module != mapping.module || rule().is_ok_and(|found| found.rule != Rule::Uncovered)).then_some(caller)
     }
 
-    /// The caller of code without a file that is a mere trampoline.
+    /// Returns the caller of code without a file that is only a trampoline.
     fn caller_of_trampoline(&mut self, mapping: &Mapping, callee: Option<ModuleId>) -> Option<State> {
         let Surroundings { space, files, .. } = &mut self.around;
         if !files.is_anonymous(mapping.module) {

@@ -1,4 +1,4 @@
-//! A private copy of an allocator in this very process, hooked inline, and a recorder in place of BPF programs.
+//! A private copy of an allocator in this process, hooked inline, with a recorder instead of BPF programs.
 #![allow(dead_code, unused_imports)]
 
 mod recorder;
@@ -23,7 +23,7 @@ use zerocopy::FromZeros as _;
 
 pub use recorder::{Event, SiteKind, calls_recorded, events, record};
 
-/// Tests hook one at a time: the recorder is one for all.
+/// Tests hook one at a time, because there is one recorder for all.
 static TURN: Mutex<()> = Mutex::new(());
 
 pub fn turn() -> MutexGuard<'static, ()> {
@@ -31,14 +31,14 @@ pub fn turn() -> MutexGuard<'static, ()> {
 }
 
 pub const NONE: u8 = 0xff;
-/// What threads draw by while nothing is sampled.
+/// The interval with which threads draw while nothing is sampled.
 const PAUSED_INTERVAL: u64 = 1 << 16;
 
 pub struct Hooked {
     pub plan: Plan,
     /// Names of the functions, in the order of the plan.
     pub names: Vec<String>,
-    /// What is not hooked, or may count twice.
+    /// Functions that are not hooked, or may count twice.
     pub missing: Vec<Missing>,
     handle: *mut c_void,
     base: u64,
@@ -48,7 +48,7 @@ pub struct Hooked {
 }
 
 pub struct Options {
-    /// Whether the sites lead to the recorder; else they are the no-ops that they are.
+    /// Whether the sites call the recorder; otherwise they stay no-ops.
     pub recorder: bool,
     /// Whether functions that may throw have twins.
     pub twins: bool,
@@ -94,7 +94,7 @@ fn mappings() -> Vec<Mapping> {
     text.lines().filter(|l| !l.contains("[vsyscall]")).map(parse).collect()
 }
 
-/// This process's own C library, as it was before there were copies.
+/// This process's own C library, from before copies were loaded.
 pub fn libc_path() -> &'static str {
     static PATH: LazyLock<String> = LazyLock::new(find_libc);
     &PATH
@@ -112,7 +112,7 @@ fn mmap(address: u64, bytes: u64, protection: i32, flags: i32, file: i32) {
     assert_eq!(got, wanted, "{}", std::io::Error::last_os_error());
 }
 
-/// Maps `bytes` at `address`, read and execute, as a file of its own.
+/// Maps `bytes` at `address`, read and execute, as a separate file.
 fn map_text(address: u64, bytes: &[u8], fixed: i32) {
     // SAFETY: plain system calls; the descriptor is new.
     let file = unsafe {
@@ -126,7 +126,7 @@ fn map_text(address: u64, bytes: &[u8], fixed: i32) {
 }
 
 impl Hooked {
-    /// Loads a private copy of the library at `path`, in a namespace of its own, and hooks its functions.
+    /// Loads a private copy of the library at `path`, in its own namespace, and hooks its functions.
     pub fn new(path: &str, options: &Options) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let copy = folder.path().join(Path::new(path).file_name().unwrap());
@@ -167,12 +167,12 @@ impl Hooked {
             has_rdrand: std::is_x86_feature_detected!("rdrand"),
             file: [0; 3],
         };
-        // One page more, for the recorder's trampolines.
+        // One additional page for the recorder's trampolines.
         let mapped = mapped_bytes(options.set_log2);
         let span = texts.iter().map(|t| t.address).min().unwrap()
             ..texts.iter().map(|t| t.address + t.bytes.len() as u64).max().unwrap();
         let base = find(&mappings(), &span, mapped + 4096).expect("a gap");
-        // This process's own allocators may take it as well.
+        // This process's own allocators might take these addresses as well.
         let reserved = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
         mmap(base, mapped + 4096, libc::PROT_NONE, reserved, -1);
         let inputs = Inputs {
@@ -208,7 +208,7 @@ impl Hooked {
         let fixed = libc::MAP_FIXED;
         mmap(base + CONTROL, CONTROL_BYTES, writable, libc::MAP_ANONYMOUS | fixed, -1);
         mmap(base + STATE, self.mapped - STATE, writable, libc::MAP_ANONYMOUS | fixed, -1);
-        // SAFETY: that is the mapping just made.
+        // SAFETY: the range is part of the mapping just made.
         let wiped = unsafe {
             libc::madvise((base + STATE) as *mut c_void, (self.mapped - STATE) as usize, libc::MADV_WIPEONFORK)
         };
@@ -227,7 +227,7 @@ impl Hooked {
         let mut text = self.plan.text().to_vec();
         let trampolines = recorder::trampolines();
         for (index, site) in sites.into_iter().enumerate() {
-            // As the kernel would do with an optimized uprobe: the no-ops become a call.
+            // Like the kernel with an optimized uprobe: the no-ops become a call.
             let distance = (self.mapped + 16 * index as u64).wrapping_sub(site + 5) as i32;
             assert_eq!(text[site as usize..][..5], [0x90, 0x0f, 0x1f, 0x40, 0]);
             assert_eq!(site % 8, 0);
@@ -240,7 +240,7 @@ impl Hooked {
         map_text(base + self.mapped, &trampolines, fixed);
         assert_eq!(text.len() as u64, TEXT_BYTES);
         map_text(base, &text, fixed);
-        // The pages are mapped: they are the file's.
+        // The pages are mapped, with the file's content.
         let read = |address: u64, bytes: &mut [u8]| {
             // SAFETY: as said.
             bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(address as *const u8, bytes.len()) });
@@ -255,10 +255,10 @@ impl Hooked {
         self.lead(true);
     }
 
-    /// Has words lead to the stubs of an object allocator, or to its functions.
+    /// Makes words lead to the stubs of an object allocator, or to its functions.
     fn lead(&self, to_stubs: bool) {
         for lead in &self.plan.leads {
-            // SAFETY: the test's own word, which lives as long as it.
+            // SAFETY: the word belongs to the test, and lives as long as this.
             let word = unsafe { std::sync::atomic::AtomicU64::from_ptr(lead.word as *mut u64) };
             word.store(if to_stubs { lead.stub } else { lead.function }, std::sync::atomic::Ordering::SeqCst);
         }
@@ -299,7 +299,7 @@ impl Hooked {
     }
 
     pub fn counts(&self) -> Counts {
-        // SAFETY: mapped by install(); other threads may write, which tests wait for.
+        // SAFETY: mapped by install(). Other threads may write to it; tests wait until they have finished.
         let bytes = unsafe { std::slice::from_raw_parts((self.base + STATE) as *const u8, COUNTS_BYTES) };
         Counts::of(bytes).unwrap()
     }
@@ -312,8 +312,8 @@ impl Hooked {
         self.base
     }
 
-    /// Changes the sampling interval, as the daemon does: the constants first, then their index. With 0, nothing is sampled, but threads
-    /// go on drawing.
+    /// Changes the sampling interval as the daemon does: the constants first, then their index. With 0, nothing is
+    /// sampled, but threads go on drawing.
     pub fn set_interval(&self, interval: u64) {
         let control = self.control();
         // SAFETY: the control page stays mapped.
@@ -336,7 +336,7 @@ impl Drop for Hooked {
         for (address, bytes) in std::mem::take(&mut self.restore) {
             map_text(address, &bytes, libc::MAP_FIXED);
         }
-        // SAFETY: the test has ended; all threads that called it too.
+        // SAFETY: the test has ended, and so have all threads that called the library.
         unsafe { libc::dlclose(self.handle) };
     }
 }
@@ -354,7 +354,7 @@ pub struct Functions {
     pub free: unsafe extern "C" fn(Pointer),
 }
 
-/// A shared library from C++ `source`, which uses the library at `allocator` before any other.
+/// Compiles C++ `source` to a shared library, which uses the library at `allocator` before any other.
 fn compile(source: &str, allocator: &Path) -> PathBuf {
     let folder = allocator.parent().unwrap();
     let (code, library) = (folder.join("driver.cc"), folder.join("driver.so"));

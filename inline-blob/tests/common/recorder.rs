@@ -1,10 +1,10 @@
-//! What stands in place of BPF programs: the registers at each site are noted.
+//! Replaces BPF programs: records the registers at each site.
 
 use std::arch::global_asm;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Which site.
+/// The kinds of sites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SiteKind {
     Result,
@@ -29,7 +29,7 @@ pub struct Event {
     pub rax: u64,
     pub flags: u64,
     pub rbp: u64,
-    /// Where the site's no-op ends.
+    /// The address behind the site's no-op.
     pub after: u64,
     /// The word at the stack pointer.
     pub caller: u64,
@@ -55,7 +55,7 @@ static EVENTS: Mutex<Vec<Event>> = Mutex::new(Vec::new());
 /// Calls of the recorder by site.
 static CALLS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
-/// Begins or ends to note events.
+/// Starts or stops recording events.
 pub fn record(on: bool) {
     let _ = events();
     for calls in &CALLS {
@@ -64,7 +64,7 @@ pub fn record(on: bool) {
     RECORDING.store(on, Ordering::SeqCst);
 }
 
-/// Takes the events out.
+/// Takes the recorded events.
 pub fn events() -> Vec<Event> {
     std::mem::take(&mut *EVENTS.lock().unwrap_or_else(|p| p.into_inner()))
 }

@@ -1,4 +1,4 @@
-//! A workload with known truth.
+//! A workload with known results.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -43,7 +43,7 @@ pub fn work(f: &Functions, seed: u64, steps: usize) -> Truth {
                 }
                 4 | 5 if !blocks.is_empty() => {
                     let at = (random >> 32) as usize % blocks.len();
-                    // Large ones are mappings, which glibc reallocates by malloc.
+                    // Large blocks are mappings, which glibc reallocates with malloc.
                     let size = if random.is_multiple_of(7) { 300_000 } else { size + 1 };
                     blocks[at] = (f.realloc)(blocks[at], size);
                     count(&mut truth, size);

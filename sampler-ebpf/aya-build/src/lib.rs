@@ -1,14 +1,16 @@
-//! Takes the place of aya's crate of this name in the BPF build: what that one depends on takes as long to compile as all the rest.
+//! Replaces aya's crate of the same name in the BPF build, because that crate's dependencies take as long to compile as
+//! everything else.
 
 use std::convert::Infallible;
 
-/// What a build script returns.
+/// The result of a build script.
 pub type Result<T> = std::result::Result<T, Infallible>;
 
-/// Tells a crate of BPF programs for which machine's registers it is built: `--cfg bpf_target_arch` says it, or it is this machine.
+/// Tells a BPF crate for which machine's registers it is built: the one given by `--cfg bpf_target_arch`, or else this
+/// machine's.
 ///
 /// # Errors
-/// None; callers expect a result.
+/// None, but callers expect a `Result`.
 pub fn emit_bpf_target_arch_cfg() -> Result<()> {
     println!("cargo::rustc-check-cfg=cfg(bpf_target_arch, values(any()))");
     println!("cargo::rerun-if-env-changed=CARGO_CFG_BPF_TARGET_ARCH");

@@ -1,4 +1,4 @@
-//! The counters of each thread, and the record in which the daemon reads them.
+//! The counters of each thread, and the record that passes them to the daemon.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -8,15 +8,14 @@ use super::ProcessKey;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Counters {
-    /// Calls of allocation functions, counted at their entry, before anything about them is decided. This includes
-    /// reentrant calls.
+    /// Calls of allocation functions, counted at their entry, before any decision about them. Includes reentrant calls.
     pub calls: u64,
     /// Outermost allocation calls that were not sampled.
     pub unsampled: u64,
     /// Bytes that these calls requested.
     pub unsampled_bytes: u64,
     /// Calls of hooked functions that free a block other than NULL. This includes frees by an allocator itself
-    /// (tcmalloc's realloc frees the old block), not only the program's.
+    /// (tcmalloc's realloc frees the old block), not only those by the program.
     pub frees_seen: u64,
     /// Frees of tracked samples.
     pub frees_matched: u64,
@@ -28,33 +27,34 @@ pub struct Counters {
     pub sampled: u64,
     /// Bytes that sampled calls requested, counted when they end. Failed calls are not included.
     pub sampled_bytes: u64,
-    /// Unsampled calls that were probed for another reason and seen to fail (a realloc of a tracked block).
+    /// Unsampled calls that were probed for another reason (a realloc of a tracked block) and failed.
     pub unsampled_failed: u64,
     /// Sampled calls that were reported.
     pub submitted: u64,
     /// Sampled calls that returned NULL, and calls rejected without a trial because no allocator can return that many
     /// bytes.
     pub failed: u64,
-    /// Sampled calls that were lost because the events ring was full.
+    /// Sampled calls lost because the events ring was full.
     pub lost_ring_full: u64,
-    /// Sampled calls that were lost because they never returned (longjmp, an exception, the thread's exit).
+    /// Sampled calls lost because they never returned (longjmp, an exception, the thread's exit).
     pub lost_abandoned: u64,
-    /// Sampled calls that are neither reported nor lost yet: they were in flight when the counters were read. The
-    /// daemon computes this; the programs leave it at 0.
+    /// Sampled calls that are neither reported nor lost yet, because they were in flight when the counters were read.
+    /// Computed by the daemon; the programs leave it at 0.
     pub lost_in_flight: u64,
-    /// Calls that had been entered, but not decided, when the counters were read. The daemon computes this too.
+    /// Calls that had been entered, but not decided, when the counters were read. Also computed by the daemon.
     pub lost_undecided: u64,
-    /// Allocation calls that were lost because the kernel had no state for the thread.
+    /// Allocation calls lost because the kernel had no state for the thread.
     pub lost_no_thread_state: u64,
-    /// Sampled calls that were lost because the result could not be read (posix_memalign's pointer).
+    /// Sampled calls lost because the result could not be read (posix_memalign's pointer).
     pub lost_result_unreadable: u64,
-    /// Reported samples that could not be tracked until their free because the live map, or the set in their process, was full.
+    /// Reported samples that could not be tracked until their free, because the live map, or the set in their process,
+    /// was full.
     pub untracked: u64,
     /// Bytes of these samples.
     pub untracked_bytes: u64,
-    /// Bytes of the samples that were lost because the events ring was full.
+    /// Bytes of the samples lost because the events ring was full.
     pub lost_ring_full_bytes: u64,
-    /// Bytes that the other lost samples requested: the call never returned, or its result could not be read.
+    /// Bytes requested by the other lost samples: the call never returned, or its result could not be read.
     pub lost_call_bytes: u64,
     /// Frees of tracked samples that were not reported because the events ring was full. Reconciliation with the live
     /// map finds them.
@@ -67,41 +67,42 @@ pub struct Counters {
     /// Bytes of these mappings.
     pub mappings_lost_bytes: u64,
     /// Unmappings of address ranges (`--mmap`) that were not reported. Reconciliation with the process's mappings finds
-    /// most.
+    /// most of them.
     pub unmaps_lost: u64,
-    /// Bytes of these ranges, sampled or not; 0 for a range that is not known.
+    /// Bytes of these ranges, sampled or not; 0 for an unknown range.
     pub unmaps_lost_bytes: u64,
-    /// Reported samples whose stack did not fit into the stacks ring, or could not be taken.
+    /// Reported samples whose stack did not fit into the stacks ring, or could not be captured.
     pub stacks_lost: u64,
     /// Process events (fork, exec, exit) that did not fit into the events ring.
     pub process_events_lost: u64,
     /// Reported samples whose address was still tracked, which means that a free was missed.
     pub stale_replaced: u64,
-    /// Frees by threads for which the kernel had no state. Their tracked blocks are reported all the same.
+    /// Frees by threads for which the kernel had no state. Their tracked blocks are reported anyway.
     pub frees_no_thread_state: u64,
-    /// Mapping system calls (`--mmap`) of which the entry or the exit was not seen: the kernel had no state for the
-    /// thread, or the recording began in between.
+    /// Mapping system calls (`--mmap`) whose entry or exit was not seen: the kernel had no state for the thread, or the
+    /// recording began in between.
     pub system_calls_lost: u64,
     /// Blocks that were freed and reported while the kernel refused to remove them from the live map. Their entries are
     /// marked as freed.
     pub removals_refused: u64,
-    /// Number of threads in these counters (in a process's totals, its exited threads).
+    /// Number of threads in these counters (in a process's totals: its exited threads).
     pub threads: u64,
-    /// Sampled calls that inline hooks reported, with those lost for lack of state. They are among [`Counters::calls`] and
-    /// [`Counters::sampled`], and among the counts that the target itself keeps; the daemon counts them once.
+    /// Sampled calls that inline hooks reported, including those lost for lack of state. They are part of
+    /// [`Counters::calls`] and [`Counters::sampled`], and also of the counts that the target keeps itself; the daemon
+    /// counts them once.
     pub inline_sampled: u64,
-    /// Calls that the target counted itself (inline hooks) and that reached no probe. They are among [`Counters::calls`]. The
-    /// daemon computes this; the programs leave it at 0.
+    /// Calls that the target counted itself (inline hooks) and that reached no probe. They are part of
+    /// [`Counters::calls`]. Computed by the daemon; the programs leave it at 0.
     pub counted_inside: u64,
-    /// Frees of sampled blocks by targets that count themselves: the only frees there that reach a probe. They are among
-    /// [`Counters::frees_seen`]. The daemon computes this too.
+    /// Frees of sampled blocks by targets that count themselves: the only frees in them that reach a probe. They are
+    /// part of [`Counters::frees_seen`]. Also computed by the daemon.
     pub inline_frees: u64,
-    /// Samples that the process announced itself. They are among [`Counters::calls`] and [`Counters::sampled`]; what it
-    /// allocated besides is not counted.
+    /// Samples that the process announced itself. They are part of [`Counters::calls`] and [`Counters::sampled`]. Its
+    /// other allocations are not counted.
     pub announced: u64,
     /// Bytes that the calls in [`Counters::inline_sampled`] requested.
     pub inline_sampled_bytes: u64,
-    /// Those of [`Counters::untracked`] for which the set of sampled blocks in their process had no room.
+    /// The part of [`Counters::untracked`] that did not fit into the set of sampled blocks in their process.
     pub set_full: u64,
 }
 
@@ -113,7 +114,7 @@ impl Counters {
         self.calls.saturating_sub(self.reentrant + self.zero_reallocs) + self.lost_no_thread_state
     }
 
-    /// Calls whose kind was decided, one way or the other.
+    /// Calls that were decided, one way or the other.
     #[must_use]
     pub const fn decided(&self) -> u64 {
         self.unsampled + self.sampled + self.reentrant + self.zero_reallocs
@@ -152,7 +153,7 @@ impl Counters {
 /// Number of counters in [`Counters`].
 pub const COUNTERS: usize = size_of::<Counters>() / size_of::<u64>();
 
-/// Bit of [`ThreadRecord::in_flight`]: a call may end in a jump to another hooked function.
+/// Bit of [`ThreadRecord::in_flight`]: a call that may end in a jump to another hooked function is in flight.
 pub const IN_FLIGHT_TAIL: u32 = 1 << super::MAX_IN_FLIGHT_CALLS;
 
 /// The record that the thread iterator writes for each thread with state.
@@ -163,12 +164,12 @@ pub struct ThreadRecord {
     pub process: ProcessKey,
     /// Thread id.
     pub tid: u32,
-    /// Its in-flight calls: bit i for the one in slot i; [`IN_FLIGHT_TAIL`] if its last call may have ended in a jump to
-    /// another hooked function.
+    /// Its calls in flight: bit i for the call in slot i; [`IN_FLIGHT_TAIL`] if its last call may have ended in a jump
+    /// to another hooked function.
     pub in_flight: u32,
     /// The thread's counters, each as it was at some moment during the read.
     pub counters: Counters,
-    /// Samples that in-flight reallocs took out of the live map. They stay live until the reallocs return. 0 means
+    /// Samples that reallocs in flight took out of the live map. They stay live until the reallocs return. 0 means
     /// none.
     pub reallocated: [u64; super::MAX_IN_FLIGHT_CALLS],
 }

@@ -7,8 +7,8 @@ use super::inline::{InlineProcess, SlotSums};
 use super::*;
 use crate::geometric::DrawConstants;
 
-/// Compares each type's size and the offset of each of its fields with the expected bytes. A field that is missing from
-/// the list does not compile.
+/// Compares each type's size and the offset of each of its fields with the expected bytes. If the list lacks a field,
+/// it does not compile.
 macro_rules! assert_layouts {
     ($($structure:ident: $size:literal { $($field:ident: $offset:literal),+ })+) => {$(
         let _all_fields_are_listed = |$structure { $($field: _),+ }: $structure| ();

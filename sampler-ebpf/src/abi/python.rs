@@ -1,30 +1,30 @@
-//! Python frames: where an interpreter keeps them, and the records in which the programs report them and their functions.
+//! Python frames: where an interpreter stores them, and the records in which the programs report frames and functions.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{ProcessKey, StackRecord};
 
-/// Most Python frames that are reported of one stack.
+/// Maximum number of Python frames reported per stack.
 pub const MOST_PYTHON_FRAMES: usize = 256;
-/// Frames in one record. A deeper stack takes several records.
+/// Number of frames per record. A deeper stack takes several records.
 pub const PYTHON_FRAMES_PER_RECORD: usize = 64;
-/// Most threads of an interpreter that are looked through for the calling one.
+/// Maximum number of an interpreter's threads that are searched for the calling one.
 pub const MOST_PYTHON_THREADS: u32 = 512;
-/// Most bytes of an interpreter's frame that are read.
+/// Maximum size of an interpreter's frame that is read, bytes.
 pub const PYTHON_FRAME_BYTES: usize = 128;
-/// Bytes of a code object that tell it from others: four pointers, among them the name and the line table.
+/// Number of bytes that identify a code object: four pointers, among them the name and the line table.
 pub const PYTHON_IDENTITY_BYTES: usize = 32;
 
-/// Places for marks of code objects that were reported. Two that share a place are reported more than once.
+/// Number of entries for marks of reported code objects. Two objects that share an entry are reported more than once.
 pub const PYTHON_CODES: u32 = 1 << 13;
-/// Most bytes that are copied of a code object itself.
+/// Maximum number of bytes copied of a code object itself.
 pub const PYTHON_HEAD_BYTES: usize = 256;
-/// Most bytes that are copied of a string, with its head.
+/// Maximum number of bytes copied of a string, including its head.
 pub const PYTHON_TEXT_BYTES: usize = 512;
-/// Most bytes that are copied of a line table, with its head.
+/// Maximum number of bytes copied of a line table, including its head.
 pub const PYTHON_LINES_BYTES: usize = 1024;
 
-/// Where the interpreter of a process keeps its frames: a value of the `PYTHON` map. All offsets are in bytes.
+/// Where a process's interpreter stores its frames: a value of the `PYTHON` map. All offsets are in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct PythonProcess {
@@ -38,9 +38,10 @@ pub struct PythonProcess {
     pub interpreter_next: u32,
     /// In an interpreter: pointer to its newest thread state.
     pub threads_head: u32,
-    /// In an interpreter: pointer to its lock; [`ABSENT`](Self::ABSENT) if the runtime knows the running thread itself.
+    /// In an interpreter: pointer to its lock; [`ABSENT`](Self::ABSENT) if the runtime itself records the running
+    /// thread.
     pub lock: u32,
-    /// In the lock, or else in the runtime: pointer to the state of the thread that runs.
+    /// In the lock, or else in the runtime: pointer to the state of the running thread.
     pub running: u32,
     /// In a thread's state: pointer to the next one.
     pub thread_next: u32,
@@ -48,30 +49,30 @@ pub struct PythonProcess {
     pub thread_interpreter: u32,
     /// In a thread's state: `pthread_self()` of its thread.
     pub thread_id: u32,
-    /// In a thread's state: pointer to its newest frame, or to what points there.
+    /// In a thread's state: pointer to its newest frame, or to a structure that points to the frame.
     pub thread_frame: u32,
-    /// In what a thread's state points to: pointer to the newest frame; [`ABSENT`](Self::ABSENT) if nothing is between.
+    /// In that structure: pointer to the newest frame; [`ABSENT`](Self::ABSENT) if there is no such structure.
     pub indirect_frame: u32,
-    /// Bytes to read of a frame, at most [`PYTHON_FRAME_BYTES`].
+    /// Number of bytes to read of a frame, at most [`PYTHON_FRAME_BYTES`].
     pub frame_bytes: u32,
     /// In a frame: pointer to its code object.
     pub frame_code: u32,
     /// In a frame: pointer to its caller's frame.
     pub frame_previous: u32,
-    /// In a frame: address of its current instruction, or its index.
+    /// In a frame: address or index of its current instruction.
     pub frame_instruction: u32,
-    /// 1 if that is an index, of 32 bits.
+    /// 1 if that is a 32-bit index.
     pub instruction_is_index: u32,
-    /// In a frame: a byte that tells who owns it; [`ABSENT`](Self::ABSENT) if there is none.
+    /// In a frame: byte that says who owns it; [`ABSENT`](Self::ABSENT) if there is none.
     pub frame_owner: u32,
-    /// In a frame: a byte that is 1 if C code called it; [`ABSENT`](Self::ABSENT) if there is none.
+    /// In a frame: byte that is 1 if C code called it; [`ABSENT`](Self::ABSENT) if there is none.
     pub frame_is_entry: u32,
-    /// In a code object: the [`PYTHON_IDENTITY_BYTES`] that tell it from others.
+    /// In a code object: the [`PYTHON_IDENTITY_BYTES`] that identify it.
     pub code_identity: u32,
-    /// In a code object: its first line, of 32 bits.
+    /// In a code object: its first line, 32 bits.
     pub code_first_line: u32,
-    /// Bytes of a code object that tell all about it, fewer than [`PYTHON_HEAD_BYTES`]; 0 if code objects are not to be
-    /// copied.
+    /// Size of the part of a code object that has all needed fields, fewer bytes than [`PYTHON_HEAD_BYTES`]; 0 if code
+    /// objects are not copied.
     pub code_bytes: u32,
     /// In a code object: pointer to its name, a string.
     pub code_name: u32,
@@ -88,7 +89,7 @@ impl PythonProcess {
     pub const ABSENT: u32 = u32::MAX;
 }
 
-/// What became of a walk of Python frames.
+/// Outcome of a walk of Python frames.
 pub mod python_walk {
     /// All frames were found.
     pub const COMPLETE: u32 = 0;
@@ -100,7 +101,7 @@ pub mod python_walk {
     pub const SUBINTERPRETERS: u32 = 3;
     /// The interpreter does not know the calling thread.
     pub const NO_THREAD: u32 = 4;
-    /// The interpreter has not begun, or has ended.
+    /// The interpreter has not started, or has ended.
     pub const NOT_RUNNING: u32 = 5;
 }
 
@@ -110,30 +111,30 @@ pub mod python_walk {
 pub struct PythonFrame {
     /// Address of its code object.
     pub code: u64,
-    /// [`check`] of that object.
+    /// [`check`] of that code object.
     pub check: u64,
     /// Its current instruction: bytes from the code object's address, or an index.
     pub instruction: u32,
-    /// The owner, in the lowest byte; whether C code called it, in the next.
+    /// The owner, in the lowest byte; whether C code called it, in the next one.
     pub flags: u32,
 }
 
 impl PythonFrame {
-    /// The byte that tells who owns the frame.
+    /// The byte that says who owns the frame.
     #[must_use]
     pub const fn owner(&self) -> u8 {
         self.flags as u8
     }
 
-    /// Whether C code called it, where frames tell.
+    /// Whether C code called it, if frames record that.
     #[must_use]
     pub const fn is_entry(&self) -> bool {
         self.flags & 0x100 != 0
     }
 }
 
-/// A number that changes when another code object takes an address: of the four pointers that tell it from others, and
-/// its first line.
+/// A checksum that changes when another code object takes over an address. It covers the four pointers that identify
+/// the object, and its first line.
 #[inline(always)]
 #[must_use]
 pub const fn check(identity: [u64; PYTHON_IDENTITY_BYTES / 8], first_line: u32) -> u64 {
@@ -151,7 +152,7 @@ pub const fn check(identity: [u64; PYTHON_IDENTITY_BYTES / 8], first_line: u32) 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct PythonRecord {
-    /// [`PythonRecord::MARK`], where a stack copy has its sample's id.
+    /// [`PythonRecord::MARK`], at the position of a stack copy's sample id.
     pub mark: u64,
     /// The sample's id.
     pub sample: u64,
@@ -159,7 +160,7 @@ pub struct PythonRecord {
     pub time_ns: u64,
     /// The owner of the address space that the frames are in.
     pub space: ProcessKey,
-    /// Frames in this record.
+    /// Number of frames in this record.
     pub count: u32,
     /// One of [`python_walk`].
     pub walk: u32,
@@ -167,7 +168,7 @@ pub struct PythonRecord {
     pub continues: u32,
     /// Zero.
     pub reserved: u32,
-    /// What the programs read; of no meaning to the daemon.
+    /// The programs' read buffer; the daemon ignores it.
     pub scratch: [u64; PYTHON_FRAME_BYTES / 8 + 1],
     /// The frames.
     pub frames: [PythonFrame; PYTHON_FRAMES_PER_RECORD],
@@ -178,13 +179,13 @@ impl PythonRecord {
     pub const MARK: u64 = u64::MAX;
 }
 
-/// A copy of something in the memory of a process.
+/// A copy of data in a process's memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, Immutable, KnownLayout)]
 pub struct PythonCopy<const BYTES: usize> {
     /// Its address.
     pub address: u64,
-    /// How many bytes of it were to be copied, at most `BYTES`.
+    /// Number of bytes to be copied, at most `BYTES`.
     pub asked: u32,
     /// 0 if they were copied; else the kernel's negative error number.
     pub status: i32,
@@ -192,12 +193,12 @@ pub struct PythonCopy<const BYTES: usize> {
     pub bytes: [u8; BYTES],
 }
 
-/// A record of a code object in the stacks ring, which is sent when the programs first meet it in a stack. It comes before
-/// the copy of that stack.
+/// A record of a code object in the stacks ring. It is sent when the programs first see the object in a stack, and
+/// precedes the copy of that stack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, Immutable, KnownLayout)]
 pub struct PythonCodeRecord {
-    /// [`PythonCodeRecord::MARK`], where a stack copy has its sample's id.
+    /// [`PythonCodeRecord::MARK`], at the position of a stack copy's sample id.
     pub mark: u64,
     /// The owner of the address space that it is in.
     pub space: ProcessKey,
@@ -218,7 +219,7 @@ impl PythonCodeRecord {
     pub const MARK: u64 = u64::MAX - 1;
 }
 
-// The daemon tells the kinds of records in the stacks ring by their first word.
+// The daemon distinguishes the records in the stacks ring by their first word.
 const _: () = {
     assert!(core::mem::offset_of!(StackRecord, sample) == core::mem::offset_of!(PythonRecord, mark));
     assert!(core::mem::offset_of!(StackRecord, sample) == core::mem::offset_of!(PythonCodeRecord, mark));

@@ -12,23 +12,23 @@ pub mod kind {
     pub const FREE: u32 = 2;
     /// [`super::ProcessRecord`]: a target forked.
     pub const FORK: u32 = 3;
-    /// [`super::ProcessRecord`]: a process replaced its program.
+    /// [`super::ProcessRecord`]: a process executed a new program.
     pub const EXEC: u32 = 4;
     /// [`super::ProcessRecord`]: the last thread of a process exited.
     pub const EXIT: u32 = 5;
     /// [`super::UnmapRecord`]: addresses are no longer mapped.
     pub const UNMAP: u32 = 6;
-    /// [`super::ProcessRecord`]: an exec dropped what the daemon had noted of a process. It may have noted that of the new
-    /// program: the kernel tells of its mappings before the exec ends.
+    /// [`super::ProcessRecord`]: an exec dropped the daemon's state of a process. That state may already be the new
+    /// program's, because the kernel reports its mappings before the exec ends.
     pub const RESET: u32 = 7;
     /// [`super::CrashRecord`]: a process is about to die of a fault.
     pub const CRASH: u32 = 8;
-    /// [`super::ProcessRecord`]: a listed process's program is over, by an exec or the exit, and nothing counted it. Comes before the
-    /// record of the exit; twice, where the kernel runs each program twice.
+    /// [`super::ProcessRecord`]: the program of a listed process has ended, by an exec or the exit, and nothing counted
+    /// it. Precedes the record of the exit. Appears twice where the kernel runs each BPF program twice.
     pub const UNCOUNTED: u32 = 9;
 }
 
-/// Values in place of a [`Site`](super::Site)'s index, in records of mappings that a program made itself (`--mmap`).
+/// Values that replace a [`Site`](super::Site)'s index in records of mappings that a program made itself (`--mmap`).
 pub mod mapping {
     /// `mmap`.
     pub const MMAP: u32 = u32::MAX - 1;
@@ -38,7 +38,7 @@ pub mod mapping {
     pub const BRK: u32 = u32::MAX - 3;
 }
 
-/// How the stack of a sample was taken.
+/// How the stack of a sample was captured.
 pub mod stack_kind {
     /// No stack: only the caller's address is known (the reason is counted).
     pub const NONE: u32 = 0;
@@ -48,19 +48,19 @@ pub mod stack_kind {
     pub const COPIED: u32 = 2;
     /// No stack: its copy did not fit into the stacks ring.
     pub const LOST_NO_ROOM: u32 = 3;
-    /// No stack: the `STACK_TRACES` map had no place for it.
+    /// No stack: the `STACK_TRACES` map had no free slot for it.
     pub const LOST_TABLE_FULL: u32 = 4;
 }
 
 /// Why a copy of a stack ends where it does.
 pub mod copy_end {
-    /// There is the top of the stack, as far as known.
+    /// It reached the top of the stack, as far as that is known.
     pub const TOP: u32 = 0;
     /// It is as long as [`Config::stack_bytes`](crate::abi::Config::stack_bytes).
     pub const STACK_BYTES: u32 = 1;
-    /// The top of the stack is not known, and the copy is as long as the `STACK_LIMITS` map says for the process.
+    /// The top of the stack is not known, and the copy has reached the process's limit in the `STACK_LIMITS` map.
     pub const PROCESS_LIMIT: u32 = 2;
-    /// The stacks ring had no room for more.
+    /// The stacks ring had no space for more.
     pub const ROOM: u32 = 3;
 }
 
@@ -126,7 +126,7 @@ pub struct FreeRecord {
     pub reserved: u32,
 }
 
-/// Addresses that a program unmapped, mapped over or moved away from, under `--mmap`.
+/// Addresses that a program unmapped, mapped over or moved away from (`--mmap`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct UnmapRecord {
@@ -154,13 +154,14 @@ pub struct ProcessRecord {
     pub reserved: u32,
     /// CLOCK_MONOTONIC.
     pub time_ns: u64,
-    /// Fork: the parent. Exec: the incarnation that ends. Exit: the process.
+    /// Fork: the parent. Exec: the process generation that ends. Exit: the process.
     pub process: ProcessKey,
-    /// Fork: the child. Exec: the incarnation that begins.
+    /// Fork: the child. Exec: the process generation that begins.
     pub next: ProcessKey,
 }
 
-/// A thread gets SIGILL, SIGTRAP, SIGBUS or SIGSEGV for what it did, and its process dies of that. Of any process.
+/// A thread of any process gets SIGILL, SIGTRAP, SIGBUS or SIGSEGV for something that it did, and its process dies of
+/// that.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct CrashRecord {
@@ -176,7 +177,7 @@ pub struct CrashRecord {
     pub ip: u64,
 }
 
-/// The registers that unwinding needs, as they are just after the allocator returned to its caller.
+/// The registers needed for unwinding, as they are just after the allocator returned to its caller.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Registers {
@@ -190,10 +191,11 @@ pub struct Registers {
     pub lr: u64,
 }
 
-/// Most in-flight calls of a thread: one, plus those that signal handlers make during it.
+/// Maximum number of calls in flight per thread: one, plus those that signal handlers make during it.
 pub const MAX_IN_FLIGHT_CALLS: usize = 4;
 
-/// An in-flight call whose return is probed. The kernel has replaced its return address on the stack by its trampoline.
+/// A call in flight whose return is probed. The kernel has replaced its return address on the stack with its
+/// trampoline.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct InFlightCall {
@@ -203,8 +205,8 @@ pub struct InFlightCall {
     pub caller: u64,
 }
 
-/// Header of a record in the stacks ring, followed by `copied_bytes` bytes of stack from `registers.sp` up. If it has pieces,
-/// [`OuterCopy`] comes in between.
+/// Header of a record in the stacks ring. It is followed by `copied_bytes` bytes of stack from `registers.sp` up, or,
+/// if there are pieces, by an [`OuterCopy`] and then these bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct StackRecord {
@@ -214,15 +216,15 @@ pub struct StackRecord {
     pub time_ns: u64,
     /// The owner of the address space that the stack is in.
     pub space: ProcessKey,
-    /// The registers where unwinding begins.
+    /// The registers at which unwinding begins.
     pub registers: Registers,
-    /// In-flight calls around this one whose returns are probed.
+    /// Calls in flight around this one whose returns are probed.
     pub in_flight: [InFlightCall; MAX_IN_FLIGHT_CALLS],
-    /// Valid bytes that follow.
+    /// Number of valid bytes that follow.
     pub copied_bytes: u32,
-    /// Why there are not more, one of [`copy_end`].
+    /// Why there are no more, one of [`copy_end`].
     pub ends_at: u32,
-    /// Pages that were not in memory and are zeros in the copy. If there are too many, the copy ends early.
+    /// Number of pages that were not in memory and are zeros in the copy. If there are too many, the copy ends early.
     pub missing_pages: u32,
     /// Number of pieces of [`OuterCopy`]; 0 for a copy in one piece.
     pub pieces: u32,
@@ -230,9 +232,9 @@ pub struct StackRecord {
     pub top: u64,
 }
 
-/// Most pieces that are copied of a stack's outer frames.
+/// Maximum number of pieces that are copied of a stack's outer frames.
 pub const OUTER_PIECES: usize = 8;
-/// Most bytes of one of them.
+/// Maximum size of a piece, bytes.
 pub const OUTER_PIECE_BYTES: usize = 1024;
 
 /// A piece of a stack.
@@ -255,15 +257,15 @@ pub struct StackKey {
     pub top: u64,
 }
 
-/// What walks read of a stack's outer frames, those that are there all the time, such as `main`'s. The rest of these frames is not
-/// copied as long as they are there.
+/// The data that walks read in a stack's outer frames: those that stay there all the time, such as `main`'s. As long as
+/// they do, the rest of these frames is not copied.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct OuterFrames {
-    /// Where the return address is that leads to the first of them, and the first one's own. If another word is in either place, so are
-    /// other frames.
+    /// The return address that leads to the first of these frames, and the return address of that first frame. If
+    /// either place holds another word, the frames are different ones.
     pub slots: [StackSlot; 2],
-    /// Everything that is read above the first slot, by address; without bytes from the first one on that is not used.
+    /// Everything that is read above the first slot, by address. The first piece without bytes ends the list.
     pub pieces: [StackPiece; OUTER_PIECES],
 }
 
@@ -271,13 +273,14 @@ pub struct OuterFrames {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct StackSlot {
-    /// Where it is.
+    /// Its address.
     pub address: u64,
     /// The word there.
     pub return_address: u64,
 }
 
-/// The copy of a stack's outer frames. What follows goes up to the return address that leads to them.
+/// The copy of a stack's outer frames. The bytes that follow it reach up to the return address that leads to these
+/// frames.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct OuterCopy {

@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A probe site and how to read the call there. Its index in the `SITES` map is in the link's cookie.
+/// A probe site, and how to read the call there. The link's cookie contains its index in the `SITES` map.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Site {
@@ -12,7 +12,7 @@ pub struct Site {
     pub reentrant_start: u64,
     /// End of that range; equal to `reentrant_start` if there is none.
     pub reentrant_end: u64,
-    /// Index into the `FILES` map, where the exact ranges are.
+    /// Index into the `FILES` map, which has the exact ranges.
     pub file: u32,
     /// Row of the allocator table that names the function; not used by the kernel side.
     pub function: u16,
@@ -29,12 +29,12 @@ pub struct Site {
     pub flags: u8,
     /// Zero.
     pub reserved: [u8; 5],
-    /// Where the arguments of an announcement are: an [`Operand`] each.
+    /// Locations of an announcement's arguments, each an [`Operand`].
     pub operands: [u64; 3],
 }
 
-/// Where an argument of an announcement is (x86-64): from the lowest byte, place, register by its number in the instruction
-/// set, size in bytes and whether it is signed, then 32 bits of displacement.
+/// Location of an announcement's argument (x86-64). From the lowest byte: place, register by its number in the
+/// instruction set, size in bytes, whether it is signed, then 32 bits of displacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operand(pub u64);
 
@@ -46,7 +46,7 @@ pub mod place {
     pub const REGISTER: u8 = 1;
     /// In memory, at a register plus the displacement.
     pub const MEMORY: u8 = 2;
-    /// It is the displacement itself.
+    /// The displacement is the value itself.
     pub const CONSTANT: u8 = 3;
 }
 
@@ -100,14 +100,14 @@ impl Operand {
         (self.0 >> 16) as u8
     }
 
-    /// The displacement, with its sign.
+    /// The displacement, sign-extended.
     #[inline(always)]
     #[must_use]
     pub const fn displacement(self) -> u64 {
         ((self.0 as i64) >> 32) as u64
     }
 
-    /// The argument of which the lowest bytes are in `word`.
+    /// Returns the argument whose lowest bytes are in `word`.
     #[inline(always)]
     #[must_use]
     pub const fn value(self, word: u64) -> u64 {
@@ -122,7 +122,7 @@ impl Operand {
 }
 
 impl Site {
-    /// The cookie of the site's links, for this index.
+    /// Returns the cookie of the site's links, given the site's index.
     #[must_use]
     pub const fn cookie(&self, index: u32) -> Cookie {
         Cookie(
@@ -135,10 +135,10 @@ impl Site {
     }
 }
 
-/// Shift of the kind of link in the lower half of a cookie; the index is below it.
+/// Position of the kind of link in the lower half of a cookie. The index is in the bits below.
 const LINK_KIND_SHIFT: u32 = 30;
 
-/// A link's cookie: the index of its [`Site`], and what an unsampled call needs to know of it, which saves the look-up.
+/// A link's cookie: the index of its [`Site`], and the fields that an unsampled call needs, which saves the lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie(pub u64);
 
@@ -157,7 +157,7 @@ impl Cookie {
         self.0 as u32 >> LINK_KIND_SHIFT
     }
 
-    /// The cookie of a link of this kind to the same site.
+    /// Returns the cookie of a link of this kind to the same site.
     #[must_use]
     pub const fn of_kind(self, link_kind: u32) -> Self {
         Self((self.0 & !(3 << LINK_KIND_SHIFT)) | ((link_kind as u64) << LINK_KIND_SHIFT))
@@ -191,7 +191,7 @@ impl Cookie {
         (self.0 >> 56) as u8
     }
 
-    /// Everything but the index: equal for all functions with the same calling convention.
+    /// Everything except the index: equal for all functions with the same calling convention.
     #[inline(always)]
     #[must_use]
     pub const fn shape(self) -> u32 {
@@ -199,19 +199,19 @@ impl Cookie {
     }
 }
 
-/// Where the result of a call is at one of its return sites, and how far that site is from the return. In place of what a
-/// [`Site`]'s cookie has besides the index. x86-64 only.
+/// The location of a call's result at one of its return sites, and the distance from that site to the return. It
+/// replaces everything except the index in the [`Site`]'s cookie. x86-64 only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ResultLocation {
     /// The register with the result, by its number in the instruction set (0 is rax).
     pub register: u8,
-    /// The condition (low four bits of a conditional jump) on which the call goes on to return; [`ALWAYS`] if it always
-    /// does.
+    /// The condition (low four bits of a conditional jump) under which the call continues to its return; [`ALWAYS`] if
+    /// it always does.
     pub condition: u8,
-    /// Words between the stack pointer there and the return address.
+    /// Number of words between the stack pointer there and the return address.
     pub words_to_return: u8,
-    /// Words between the stack pointer there and the caller's frame pointer; [`IN_REGISTER`] if the frame pointer
-    /// register has it.
+    /// Number of words between the stack pointer there and the caller's frame pointer; [`IN_REGISTER`] if the frame
+    /// pointer register holds it.
     pub words_to_frame_pointer: u8,
 }
 
@@ -225,7 +225,7 @@ impl ResultLocation {
     pub const RETURN: Self =
         Self { register: 0, condition: ALWAYS, words_to_return: 0, words_to_frame_pointer: IN_REGISTER };
 
-    /// The cookie of a return site's links, for the site with this index.
+    /// Returns the cookie of a return site's links, given the index of its site.
     #[must_use]
     pub const fn cookie(self, index: u32) -> Cookie {
         Cookie(
@@ -237,7 +237,7 @@ impl ResultLocation {
         )
     }
 
-    /// What [`cookie`](Self::cookie) was made of.
+    /// Decodes a [`cookie`](Self::cookie).
     #[inline(always)]
     #[must_use]
     pub const fn of(cookie: Cookie) -> Self {
@@ -274,8 +274,8 @@ const PLAIN: Site = Site {
 pub const NO_ARGUMENT: u8 = 0xff;
 /// Number of argument registers that a [`Site`] can name: 0 to 5.
 pub const ARGUMENTS: u8 = 6;
-/// Stands for x86-64's `rax` in place of an argument's number: it may hold a copy of an argument or their product. Not
-/// on aarch64.
+/// Stands for x86-64's `rax` instead of an argument's number: it may hold a copy of an argument, or the product of two.
+/// Not on aarch64.
 pub const ACCUMULATOR: u8 = ARGUMENTS;
 /// `realloc(p, 0)` frees `p` (glibc) instead of returning a minimal block (musl).
 pub const SITE_ZERO_FREES: u8 = 1;
@@ -288,18 +288,18 @@ pub const SITE_FREES: u8 = 4;
 pub const SITE_CALLS_OUT: u8 = 8;
 /// Code that the function runs in its own file may call a hooked function (glibc: memalign's helper calls malloc).
 pub const SITE_MAY_CALL_INSIDE: u8 = 16;
-/// The function may throw an exception. The program's unwinder cannot unwind past a probed return: it would terminate the
-/// program. Without [`SITE_RETURN_SITES_PROBED`], the results of its calls are not seen.
+/// The function may throw an exception. The program's unwinder cannot unwind past a probed return: it would terminate
+/// the program. Without [`SITE_RETURN_SITES_PROBED`], the results of its calls are not seen.
 pub const SITE_THROWS: u8 = 32;
 /// The function can end in a jump to another function that takes over the old block (reallocarray jumps to realloc).
-/// Without this flag, a call that was given a block is assumed not to end in a jump, because the block would be lost.
+/// Without this flag, a call with an old block is assumed not to end in a jump, because the block would be lost.
 pub const SITE_PASSES_BLOCK_ON: u8 = 64;
-/// The function may throw at any time, or switch to another stack before it returns. Its return sites (return
-/// instructions, or others that only lead to one) are probed instead of its return, so that its return address stays
-/// where it is. x86-64 only.
+/// The function may throw at any time, or switch to another stack before it returns. Instead of its return, its return
+/// sites are probed (return instructions, or others that only lead to one), so its return address stays in place.
+/// x86-64 only.
 pub const SITE_RETURN_SITES_PROBED: u8 = 128;
 
-/// Most exact code ranges of hooked functions in one file.
+/// Maximum number of exact code ranges of hooked functions per file.
 pub const MAX_REENTRANT_RANGES: usize = 32;
 
 /// Code ranges of one file (file offsets) whose allocator calls are reentrant: the ranges of the hooked functions

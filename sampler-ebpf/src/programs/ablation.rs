@@ -1,7 +1,7 @@
-//! Ablation: builds whose programs end after a given stage of a hit, or leave one out, to measure what each stage costs (`cargo
-//! xtask bench cost --stages`). The shipped programs are complete.
+//! Ablation builds: their programs end after a given stage of a hit, or leave one out, to measure the cost of each
+//! stage (`cargo xtask bench cost --stages`). The shipped programs are complete.
 
-/// The ablation of a build made for measuring: a stage after which programs end, or that they leave out.
+/// The stage after which the programs of this build end, or that they leave out. Only set in builds for measurements.
 const ABLATION: Option<&str> = option_env!("HEAPBPF_ABLATION");
 
 /// Whether the programs of this build end after this stage.

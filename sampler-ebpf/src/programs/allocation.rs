@@ -30,20 +30,20 @@ use crate::thread::{Pending, SLOTS, TAIL, ThreadState};
 /// No allocator can return more (the user half of a 48-bit address space): such a call fails, and is not sampled.
 pub const LARGEST_SIZE: u64 = 1 << 47;
 
-/// From this size on, the return is probed whether or not the call is sampled.
+/// From this size on, the return is probed even if the call is not sampled.
 const LARGE_SIZE: u64 = 1 << 30;
 
 /// A session program's result: do not trap on this call's return.
 const SKIP_RETURN: u32 = 1;
 /// A session program's result: trap on this call's return.
 const PROBE_RETURN: u32 = 0;
-/// A decision: the call's result will not be seen, so it is reported now. The number of its slot is added.
+/// A decision: the call's result will not be seen, so it must be reported now. The slot number is added to this.
 const REPORT_NOW: u32 = 2;
 
 #[inline(always)]
 fn session_is_return(ctx: *mut c_void) -> bool {
-    // SAFETY: nothing is ever called at this address. The loader replaces the call by the kernel function, which has
-    // this signature and only reads the context, or it refuses to load the program.
+    // SAFETY: nothing is ever called at this address. The loader replaces the call with a call of the kernel function,
+    // which has this signature and only reads the context, or it refuses to load the program.
     let call: extern "C" fn(*mut c_void) -> bool = unsafe { core::mem::transmute(SESSION_IS_RETURN as usize) };
     call(ctx)
 }
@@ -78,8 +78,8 @@ pub extern "C" fn allocation_return(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// The probe at a return site of a function whose return address stays where it is: a return instruction, or one that
-/// only leads to a return.
+/// The probe at a return site of a function whose return address stays in place: a return instruction, or one that only
+/// leads to a return.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/end")]
 pub extern "C" fn allocation_end(ctx: *mut c_void) -> u32 {
@@ -105,7 +105,7 @@ pub extern "C" fn allocation_end(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// Counts the call's trials down, and decides whether its return is probed.
+/// Counts down the call's trials, and decides whether its return is probed.
 ///
 /// Nearly every call is an unsampled malloc or calloc with no other call in flight. Only that case is decided here, in
 /// as few instructions as possible: in a program that does other work between two calls, this code is no longer in the
@@ -122,7 +122,7 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     }
     state.calls += 1;
     let (first, second) = (Arguments::of(ctx).get(0), Arguments::of(ctx).get(1));
-    // 0 stands for every call that is not decided here; a request for 0 bytes is rare.
+    // 0 stands for every call that is not decided here. Requests for 0 bytes are rare.
     let size = match call.shape() {
         SHAPE_MALLOC => first,
         SHAPE_CALLOC if (first | second) < LARGE_SIZE => first * second,
@@ -134,7 +134,7 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     {
         return SKIP_RETURN;
     }
-    // What a sampled call needs of the stack is not needed on top of what the decision needs.
+    // This way, the stack that a sampled call needs does not add to the stack that the decision needs.
     match decide_any(ctx, state, call, session) {
         PROBE_RETURN => PROBE_RETURN,
         SKIP_RETURN => SKIP_RETURN,
@@ -145,8 +145,8 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     }
 }
 
-/// The complete decision, in a function of its own so that rarely used code does not lie within the common path. (It is
-/// not marked as cold: that would put it into a section of its own, and the loader's library confuses functions at the
+/// The complete decision, in a separate function so that rarely used code does not lie in the common path. (It is not
+/// marked as cold, because that would put it into another section, and the loader's library confuses functions at the
 /// same offset of two sections.)
 #[inline(never)]
 fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: bool) -> u32 {
@@ -191,19 +191,19 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
         state.tail_site = call.index();
     }
     if !session && state.pending != 0 {
-        // Without sessions every return traps, so the return of this call must not be attributed to one that never
+        // Without sessions every return traps, so the return of this call must not be attributed to a call that never
         // returned.
         if let Some(stale) = state.take_pending(sp) {
             state.abandon(stale);
         }
     }
-    // The old block is taken out now, because after the call another thread may already have been given its address.
+    // The old block is taken out now, because after the call its address may already belong to another thread's block.
     let return_sites_probed = flags & SITE_RETURN_SITES_PROBED != 0;
     let mut old = LiveValue::default();
     let has_old = if config!(live) == 0 || old_address == 0 {
         false
     } else if return_sites_probed {
-        // If the call throws, the block stays with its owner. A throw is noticed late, so the block is not taken out
+        // If the call throws, the block stays with its owner. Since a throw is noticed late, the block is not taken out
         // yet.
         live::look(state, old_address, &mut old)
     } else {
@@ -212,11 +212,11 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
 
     let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
     let success = state.count_down(trials, size);
-    // A request this large is worth a trap: it may well fail, and would then distort the exact totals.
+    // A request this large is worth a trap: it may well fail, which would distort the exact totals.
     if success.is_none() && !has_old && flags & SITE_CALLS_OUT == 0 && size < LARGE_SIZE {
         return SKIP_RETURN;
     }
-    // The return address must stay where it is, and no return site is probed.
+    // The return address must not be replaced, and no return site is probed.
     let result_unseen = !return_sites_probed && (flags & SITE_THROWS != 0 || session && state.hides_a_return_address());
     if result_unseen && limits::refuse(size) {
         if success.is_some() {
@@ -233,7 +233,7 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     let slot = state.open_slot(sp) & (SLOTS - 1);
     let (offset, interval) = success.as_ref().map_or((0, 0), |success| (success.offset, success.interval));
     let out_argument = SITES.get(call.index()).map_or(NO_ARGUMENT, |site| site.out_argument);
-    // In its place: a copy would take a third of the stack that programs have.
+    // Filled in place: a copy would take a third of the BPF stack.
     let pending = &mut state.slots[slot];
     pending.sp = sp;
     pending.size = size;
@@ -303,8 +303,8 @@ fn refuse(state: &mut ThreadState) {
     state.counters.failed += 1;
 }
 
-/// Reports a call whose result will not be seen, as if it succeeded. Whether its block is in use stays unknown. The block
-/// that it reallocates counts as freed.
+/// Reports a call whose result will not be seen, as if it had succeeded. Whether its block is in use remains unknown.
+/// The block that it reallocates counts as freed.
 #[inline(never)]
 fn report_unseen(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, slot: usize) {
     let slot = slot & (SLOTS - 1);
@@ -315,7 +315,7 @@ fn report_unseen(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, slot: 
     }
     let pending = state.slot(slot);
     let (old_address, sampled) = (pending.old_address, pending.sampled);
-    // What the slot may stand for from now on: a call that has its return address, and has nothing to report.
+    // If the slot is still read, it stands for a call that has its return address and nothing to report.
     let slot = &mut state.slots[slot];
     slot.return_sites_probed = 1;
     slot.may_throw = 0;
@@ -334,7 +334,7 @@ fn report_unseen(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, slot: 
     report(ctx, &registers, state, pending, 0, config!(live) != 0);
 }
 
-/// Handles the return of a call, at the address it returned to.
+/// Handles the return of a call, at the address that it returned to.
 #[inline(never)]
 fn outcome(ctx: *mut c_void) {
     let Some(state) = maps::THREADS.current() else { return };
@@ -346,7 +346,8 @@ fn outcome(ctx: *mut c_void) {
     end(ctx, state, slot, arch::return_value(ctx), &arch::registers(ctx));
 }
 
-/// Reports that the call in a slot has freed the block that it reallocated. (A global function, which the verifier checks once.)
+/// Reports that the call in a slot has freed the block that it reallocated. (A global function: the verifier checks it
+/// once.)
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn free_old(state: *mut ThreadState, slot: u32) -> u32 {
@@ -393,8 +394,9 @@ fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64, re
     report(ctx, registers, state, pending, address, config!(live) != 0);
 }
 
-/// Reports a sample to the daemon, with the stack that begins at `registers`. With `follow`, adds it to the live map. The
-/// address is 0 if it is not known. The caller counts the bytes, unless the target itself does. Returns whether there was room for the record.
+/// Reports a sample to the daemon, with the stack that begins at `registers`. With `follow`, adds it to the live map.
+/// The address is 0 if unknown. The caller counts the bytes, unless the target does so itself. Returns whether there
+/// was space for the record.
 #[inline(always)]
 pub fn report(
     ctx: *mut c_void,
@@ -406,7 +408,7 @@ pub fn report(
 ) -> bool {
     state.sequence = state.sequence.wrapping_add(1);
     let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
-    // The record is reserved before the clock is read, as everywhere: every record with a time up to T was reserved by
+    // As everywhere, the record is reserved before the clock is read: every record with a time up to T was reserved by
     // T.
     let Some(record) = output::reserve::<AllocationRecord>() else {
         state.counters.lost_ring_full += 1;
@@ -463,7 +465,8 @@ fn track(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, 
     fits
 }
 
-/// [`track`] for an address that is known. Whether the map had room: 1 or 0. (A global function, which the verifier checks once.)
+/// [`track`] for a known address. Returns 1 if the map had space, otherwise 0. (A global function: the verifier checks
+/// it once.)
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn put_in_live_map(
@@ -488,7 +491,7 @@ extern "C" fn put_in_live_map(
     };
     let mut stale = LiveValue::default();
     if live::take_out(state, address, &mut stale) {
-        // The allocator cannot return an address twice, so a free was missed.
+        // The allocator cannot return an address that is in use, so a free was missed.
         state.counters.stale_replaced += 1;
         output::submit_free(state, &stale);
     }

@@ -1,4 +1,4 @@
-//! Register access: the only file of the BPF side that depends on the architecture.
+//! Register access: the only architecture-dependent file of the BPF side.
 
 use core::arch::asm;
 use core::ffi::c_void;
@@ -19,7 +19,7 @@ mod registers {
     /// Bytes that the return instruction pops from the stack.
     pub const RETURN_SLOT: u64 = 8;
 
-    /// Where the context holds each argument register, and the accumulator.
+    /// Offsets in the context of each argument register, and of the accumulator.
     pub const ARGUMENTS: [usize; 7] = [
         offset_of!(Context, rdi),
         offset_of!(Context, rsi),
@@ -30,7 +30,7 @@ mod registers {
         offset_of!(Context, rax),
     ];
 
-    /// Where the context holds each register, by its number in the instruction set.
+    /// Offsets in the context of each register, by its number in the instruction set.
     pub const GENERAL: [usize; 16] = [
         offset_of!(Context, rax),
         offset_of!(Context, rcx),
@@ -61,7 +61,7 @@ mod registers {
     pub const LINK: Option<usize> = None;
     /// Offset of the system call's number.
     pub const NUMBER: usize = offset_of!(Context, orig_rax);
-    /// Identifies programs of another word size: the code segment, and its value for 64 bits.
+    /// Distinguishes 32-bit programs: the code segment, and its value in 64-bit programs.
     pub const MODE: (usize, u64, u64) = (offset_of!(Context, cs), 0xffff, 0x33);
 
     macro_rules! special_fields {
@@ -81,14 +81,14 @@ mod registers {
     /// The return address is in x30: the return pops nothing from the stack.
     pub const RETURN_SLOT: u64 = 0;
 
-    /// Where the context holds each argument register. (No site names the last one on this architecture.)
+    /// Offsets in the context of each argument register. (No site uses the last one on this architecture.)
     pub const ARGUMENTS: [usize; 7] = {
         let first = offset_of!(Context, regs);
         [first, first + 8, first + 16, first + 24, first + 32, first + 40, first + 48]
     };
 
-    /// Offsets where the kernel saves each argument of a system call. The first one's register holds the result at the
-    /// end, so a copy is kept (`orig_x0`) after the user's registers.
+    /// Offsets where the kernel saves each argument of a system call. The first argument's register holds the result in
+    /// the end, so its copy is used (`orig_x0`), which follows the user's registers.
     pub const SYSCALL_ARGUMENTS: [usize; 5] =
         [size_of::<Context>(), ARGUMENTS[1], ARGUMENTS[2], ARGUMENTS[3], ARGUMENTS[4]];
     /// Offsets of the instruction pointer, stack pointer and frame pointer.
@@ -98,7 +98,7 @@ mod registers {
     pub const LINK: Option<usize> = Some(offset_of!(Context, regs) + 30 * 8);
     /// Offset of the system call's number (`syscallno`).
     pub const NUMBER: usize = size_of::<Context>() + 8;
-    /// Identifies programs of another word size: a bit of the processor's state.
+    /// Distinguishes 32-bit programs: a bit of the processor state.
     pub const MODE: (usize, u64, u64) = (offset_of!(Context, pstate), 0x10, 0);
 
     macro_rules! special_fields {
@@ -132,8 +132,8 @@ pub mod number {
 /// The argument registers at a function's entry.
 pub struct Arguments(*mut c_void);
 
-/// Reads one register, at a constant offset in the context. Uses assembly, so that the compiler cannot merge several reads
-/// into one at a computed offset: the verifier requires constant offsets.
+/// Reads one register, at a constant offset in the context. Uses assembly, so that the compiler cannot merge several
+/// reads into one with a computed offset: the verifier requires constant offsets.
 macro_rules! read_register {
     ($context:expr, $offset:expr) => {{
         let value: u64;
@@ -153,7 +153,7 @@ macro_rules! read_register {
 }
 
 impl Arguments {
-    /// The arguments of the call that a program runs for. Only those that are used are read.
+    /// The arguments of the call for which the program runs. Only those that are used are read.
     #[inline(always)]
     pub const fn of(ctx: *mut c_void) -> Self {
         Self(ctx)
@@ -219,8 +219,7 @@ impl SystemCall {
         u64::from(number)
     }
 
-    /// Whether the call comes from a program of the machine's own word size. Other programs number system calls
-    /// differently.
+    /// Whether the call comes from a 64-bit program. 32-bit programs number system calls differently.
     #[inline(always)]
     pub fn is_native(&self) -> bool {
         let (offset, mask, native) = registers::MODE;
@@ -234,7 +233,7 @@ impl SystemCall {
         read_kernel(self.0 + registers::SYSCALL_ARGUMENTS[index] as u64)
     }
 
-    /// The registers for unwinding, as they are where the call returns to.
+    /// The registers for unwinding, at the instruction to which the call returns.
     #[inline(always)]
     pub fn registers(&self) -> Registers {
         let at = |offset: usize| read_kernel(self.0 + offset as u64);
@@ -283,14 +282,14 @@ pub fn holds(ctx: *mut c_void, condition: u8) -> bool {
     x86_condition::holds(condition, flags)
 }
 
-/// The result register: on this machine no return site has it elsewhere.
+/// The result register: on this architecture, all return sites have the result there.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
 pub fn register(ctx: *mut c_void, _number: u8) -> u64 {
     return_value(ctx)
 }
 
-/// On this machine no return site has a condition.
+/// On this architecture, return sites have no condition.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
 pub const fn holds(_ctx: *mut c_void, _condition: u8) -> bool {

@@ -6,7 +6,7 @@ use aya_ebpf::bindings::bpf_raw_tracepoint_args;
 use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use sampler_ebpf::abi::Cookie;
 
-/// The cookie of the link that a program runs for.
+/// The cookie of the link for which the program runs.
 #[inline(always)]
 pub fn cookie(ctx: *mut c_void) -> Cookie {
     // SAFETY: `ctx` is the context that the kernel passed to the program, as the helper expects; the verifier rejects

@@ -42,13 +42,13 @@ pub unsafe fn exchange_if_equal(number: *mut u64, expected: u64, new: u64) -> bo
     unsafe { core::intrinsics::atomic_cxchg::<u64, ORDER, ORDER>(number, expected, new).1 }
 }
 
-/// The counters of a process at its beginning. Not on the stack, half of which it would take.
+/// Counters of a new process. Not on the BPF stack, because they would take half of it.
 static NOTHING: Counters = {
     // SAFETY: `Counters` consists of integers only, so all zeros is a valid value.
     unsafe { core::mem::zeroed() }
 };
 
-/// The totals of a process, made if there are none; `None` if there is no room.
+/// Returns the totals of a process, and creates them if needed; `None` if there is no space.
 #[inline(always)]
 pub fn totals_of(process: ProcessKey) -> Option<*mut Counters> {
     TOTALS.get_ptr_mut(process).or_else(|| {
@@ -57,8 +57,8 @@ pub fn totals_of(process: ProcessKey) -> Option<*mut Counters> {
     })
 }
 
-/// The counters for what a thread without state does: the totals of its process, or of no process if there is no room
-/// for these.
+/// Returns the counters for what a thread without state does: the totals of its process, or the unattributed counters
+/// if there is no space for these.
 #[inline(always)]
 pub fn without_state(process: ProcessKey) -> Option<*mut Counters> {
     totals_of(process).or_else(|| UNATTRIBUTED.get_ptr_mut(0))
@@ -73,7 +73,7 @@ pub fn count_removal_refused() {
     }
 }
 
-/// Counts a record that did not fit into the events ring. The daemon then looks for what the record would have
+/// Counts a record that did not fit into the events ring. The daemon then searches for what the record would have
 /// reported.
 #[inline(always)]
 pub fn count_record_lost() {

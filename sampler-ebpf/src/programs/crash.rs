@@ -14,11 +14,11 @@ use crate::memory::read_kernel;
 use crate::output::{now, reserve, submit};
 use crate::process::{current_task, process_of};
 
-/// SIGILL, SIGTRAP, SIGBUS and SIGSEGV, a bit each.
+/// SIGILL, SIGTRAP, SIGBUS and SIGSEGV, one bit each.
 const FAULTS: u32 = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 11;
-/// Where a signal's information says how it came about: not above 0 if a process sent it.
+/// Offset of the field that says how a signal came about: it is not above 0 if a process sent it.
 const SI_CODE: u64 = 8;
-/// What a process does at a signal begins with its handler; this is none.
+/// The first field of a signal's action is its handler; this value means that there is none.
 const SIG_DFL: u64 = 0;
 
 /// `signal_deliver(signal, information, action)`; runs in the thread that gets the signal.
@@ -45,7 +45,7 @@ pub extern "C" fn inline_crash(ctx: *mut c_void) -> u32 {
     // SAFETY: `record` was reserved above, and is not used afterwards.
     unsafe {
         if inline_counts::counts(process) {
-            // Others may be about to die of the same: the daemon is woken.
+            // Other processes may be about to die of the same fault, so this wakes the daemon.
             bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP));
         } else {
             submit(record);

@@ -1,5 +1,5 @@
-//! Counts of tracked blocks by a hash of their address. With one read of a small array, they identify most frees of
-//! untracked blocks, without a look-up in a map that is too large for the caches.
+//! Counts tracked blocks by a hash of their address. With one read of a small array, this recognises most frees of
+//! untracked blocks, and saves a lookup in a map that is too large for the caches.
 
 use core::intrinsics::AtomicOrdering;
 
@@ -7,7 +7,7 @@ use sampler_ebpf::filter::slot_of;
 
 use crate::maps::FILTER;
 
-/// Whether a block at this address may be in the live map. `false` is certain.
+/// Whether a block at this address may be in the live map. `false` is definite.
 #[inline(always)]
 pub fn may_be_tracked(address: u64) -> bool {
     FILTER.get(slot_of(address)).is_none_or(|count| *count != 0)

@@ -1,4 +1,4 @@
-//! free and similar functions: one look-up of the address. Only a tracked block costs more.
+//! free and similar functions: one lookup of the address. Only tracked blocks cost more.
 
 use core::ffi::c_void;
 

@@ -1,8 +1,8 @@
-//! The sites of inline hooks: a call that was sampled inside the target, and what becomes of a sampled block.
+//! The sites of inline hooks: a call that was sampled inside the target, and what happens to a sampled block.
 //!
-//! `abi::inline` has the registers. What these programs report, and the live map, are the same as those of probes. The
-//! target itself counts all calls and bytes; here a sampled call counts as entered and as sampled, and as one that the
-//! target has counted too ([`Counters::inline_sampled`](sampler_ebpf::abi::Counters)).
+//! `abi::inline` describes the registers. These programs produce the same records and live-map entries as the probes.
+//! The target itself counts all calls and bytes. Here, a sampled call counts as entered, as sampled, and as also
+//! counted by the target ([`Counters::inline_sampled`](sampler_ebpf::abi::Counters)).
 
 use core::ffi::c_void;
 
@@ -26,7 +26,7 @@ use crate::output;
 use crate::process::{current_task, process_of};
 use crate::thread::{Pending, SLOTS, ThreadState};
 
-// Numbers of registers in the instruction set.
+// Register numbers in the instruction set.
 const RAX: u8 = 0;
 const RCX: u8 = 1;
 const RDX: u8 = 2;
@@ -37,7 +37,7 @@ const R9: u8 = 9;
 const R10: u8 = 10;
 const R11: u8 = 11;
 
-/// Index of the function's site: its number, from the site that the link names.
+/// Returns the site index of the function: the link's site index plus the function's number.
 #[inline(always)]
 fn site(ctx: *mut c_void) -> u32 {
     (register(ctx, R10) as u32).wrapping_add(cookie(ctx).0 as u32) & ((1 << NUMBER_BITS) - 1)
@@ -48,7 +48,7 @@ fn flags(ctx: *mut c_void) -> u32 {
     (register(ctx, R10) >> UPPER_HALF) as u32
 }
 
-/// At a site of inline hooks: the cookie says which.
+/// Runs at any site of inline hooks; the cookie says which.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/inline_site")]
 pub extern "C" fn inline_site(ctx: *mut c_void) -> u32 {
@@ -64,7 +64,7 @@ pub extern "C" fn inline_site(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// After a call whose outcome is known, or before a sampled one whose result will not be seen.
+/// Runs after a call whose outcome is known, or before a sampled call whose result will not be seen.
 #[inline(always)]
 fn result(ctx: *mut c_void, is_seen: bool) {
     let sampled = !is_seen || flags(ctx) & flag::SAMPLED != 0;
@@ -73,7 +73,7 @@ fn result(ctx: *mut c_void, is_seen: bool) {
     if const { ablation::ends_after("inline-state") } {
         return;
     }
-    // Without its address it counts as one that cannot be followed.
+    // Without an address, the sample counts as untracked.
     let mut address = 0;
     let (offset, interval) = if is_seen {
         if register(ctx, R9) != 0 {
@@ -97,7 +97,7 @@ fn result(ctx: *mut c_void, is_seen: bool) {
     report(ctx, state, &Sampled::of(size, offset, interval), address);
 }
 
-/// Before a sampled block is freed.
+/// Runs before a sampled block is freed.
 #[inline(always)]
 fn freeing(ctx: *mut c_void) {
     let block = register(ctx, R11);
@@ -110,7 +110,7 @@ fn freeing(ctx: *mut c_void) {
     live::release(state, block);
 }
 
-/// Before a sampled block is reallocated. It leaves the live map until the outcome is known.
+/// Runs before a sampled block is reallocated. The block leaves the live map until the outcome is known.
 #[inline(always)]
 fn reallocating(ctx: *mut c_void) {
     let block = register(ctx, R11);
@@ -122,10 +122,10 @@ fn reallocating(ctx: *mut c_void) {
     }
 }
 
-/// Takes the old block out of the live map, by a function of its own, for its stack.
+/// Takes the old block out of the live map. (A separate function, for its stack.)
 #[inline(never)]
 fn begin_reallocation(ctx: *mut c_void, state: &mut ThreadState, block: u64) {
-    // It may be a sample of an earlier recording.
+    // The block may be a sample of an earlier recording.
     let mut old = LiveValue::default();
     if !live::take_out(state, block, &mut old) {
         return;
@@ -149,13 +149,13 @@ fn begin_reallocation(ctx: *mut c_void, state: &mut ThreadState, block: u64) {
     };
 }
 
-/// Notes how many calls the thread has made, by which blocks are found that are freed before the next call.
+/// Records the thread's number of calls, which is used to recognise blocks that are freed before the next call.
 #[inline(always)]
 fn note_calls(ctx: *mut c_void, state: &mut ThreadState, calls: u64) {
     state.moments = if flags(ctx) & flag::SHARED_SLOT == 0 { calls } else { state.moments.wrapping_add(1) };
 }
 
-/// What the target says of a sampled call.
+/// The target's description of a sampled call.
 struct Sampled {
     size: u64,
     offset: u64,
@@ -163,14 +163,14 @@ struct Sampled {
 }
 
 impl Sampled {
-    /// Of registers, which may have anything in them.
+    /// Limits the values, because the registers may contain anything.
     #[inline(always)]
     fn of(size: u64, offset: u64, interval: u64) -> Self {
         Self { size: size.min(LARGEST_SIZE), offset, interval: interval.min(LARGEST_CHOSEN_INTERVAL) }
     }
 }
 
-/// Reports a sampled call by a function of its own, for its stack.
+/// Reports a sampled call. (A separate function, for its stack.)
 #[inline(never)]
 fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u64) {
     state.calls += 1;
@@ -195,10 +195,10 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u6
     allocation::report(ctx, &registers, state, pending, address, config!(live) != 0);
 }
 
-/// The outcome for the old block.
+/// Handles the outcome for the old block.
 #[inline(never)]
 fn end_reallocation(ctx: *mut c_void, state: &mut ThreadState) {
-    // None if the block was not in the live map.
+    // There is none if the block was not in the live map.
     let Some(slot) = state.take_pending(arch::stack_pointer(ctx)) else { return };
     let pending = state.slot(slot);
     if flags(ctx) & flag::FAILED != 0 {
@@ -208,7 +208,8 @@ fn end_reallocation(ctx: *mut c_void, state: &mut ThreadState) {
     }
 }
 
-/// Counts a sampled call that requested `size` bytes by a thread without state. The target has counted the call.
+/// Counts a sampled call that requested `size` bytes, by a thread without state. The target has counted the call
+/// itself.
 #[inline(never)]
 fn lose(sampled: bool, size: u64) {
     if !sampled {

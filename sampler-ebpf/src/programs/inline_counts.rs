@@ -1,5 +1,5 @@
-//! What processes with inline hooks have counted in their memory: read when they leave it, by an exit or an exec. Their
-//! children inherit the hooks.
+//! The counts that processes with inline hooks have kept in their own memory. They are read when a process leaves that
+//! memory, by an exit or an exec. Children inherit the hooks.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -17,8 +17,8 @@ use crate::process::{current_task, process_of};
 use crate::stack_record::unknown;
 use crate::steps::GO_ON;
 
-/// `sched_prepare_exec(task, program)`: the process is about to leave its memory for that of another program. Its other
-/// threads still run: each reads again when it ends.
+/// `sched_prepare_exec(task, program)`: the process is about to replace its memory with that of another program. Its
+/// other threads still run; each reads the counts again when it ends.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_prepare_exec")]
 pub extern "C" fn inline_exec(_: *mut c_void) -> u32 {
@@ -32,7 +32,7 @@ pub extern "C" fn inline_exec(_: *mut c_void) -> u32 {
     0
 }
 
-/// `sched_process_exit`: a thread ends, perhaps the last. Several may find that they are the last.
+/// `sched_process_exit`: a thread ends, perhaps the last one. Several threads may conclude that they are the last.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exit")]
 pub extern "C" fn inline_exit(_: *mut c_void) -> u32 {
@@ -54,7 +54,7 @@ pub extern "C" fn inline_exit(_: *mut c_void) -> u32 {
     0
 }
 
-/// A process has left its memory for that of another program. What was counted has been kept.
+/// Records that a process has replaced its memory with that of another program. Its counts have already been saved.
 #[inline(always)]
 pub fn replaced(process: ProcessKey) {
     if let Some(entry) = INLINE.get_ptr_mut(process) {
@@ -63,17 +63,18 @@ pub fn replaced(process: ProcessKey) {
     }
 }
 
-/// Notes a child of a process with inline hooks, in the context of the parent. It has them too, and counts from zero.
+/// Adds a child of a process with inline hooks, in the parent's context. The child has the hooks, too, and counts from
+/// zero.
 #[inline(always)]
 pub fn fork(parent: u64, child: u64) {
-    // A copy of this program may have noted it.
+    // Another copy of this program may have added it already.
     if !counts(process_of(child)) {
         list_child(parent, child);
         begin_apart(child);
     }
 }
 
-/// Lists a child. (By a function of its own: programs have 512 bytes of stack, with all that they call.)
+/// Lists a child. (A separate function: programs have 512 bytes of stack, including all functions that they call.)
 #[inline(never)]
 fn list_child(parent: u64, child: u64) {
     let Some(entry) = INLINE.get_ptr(process_of(parent)) else { return };
@@ -95,8 +96,8 @@ pub fn counts(process: ProcessKey) -> bool {
     INLINE.get_ptr(process).is_some()
 }
 
-/// Keeps what a process has counted, if it runs in memory of its own and still has it (before Linux 6.16, the kernel takes it
-/// away first).
+/// Saves the counts of a process that runs in its own memory, if it still has it (before Linux 6.16, the kernel removes
+/// it first).
 #[inline(never)]
 fn keep(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
     // SAFETY: the callers pass a pointer to the map's value, in which this field never changes.
@@ -106,9 +107,9 @@ fn keep(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
     }
     let mut sum = Sum { entry, first_slot: 0, unread_pages: 0, slots: SlotSums::default() };
     let pages = MAX_ALLOCATORS as u64 * SLOT_PAGES;
-    // SAFETY: `add_page` is a function of the type that the helper calls, and gets this context, which outlives the call.
+    // SAFETY: `add_page` has the type that the helper calls, and gets this context, which outlives the call.
     unsafe { bpf_loop(pages as u32, add_page as *mut c_void, (&raw mut sum).cast(), 0) };
-    // SAFETY: as above. Several threads may write, the last ones the same numbers.
+    // SAFETY: as above. Several threads may write; the last ones write the same numbers.
     unsafe {
         if sum.slots.calls >= (*entry).counts.calls {
             (*entry).unread_pages = sum.unread_pages as u32;
@@ -117,7 +118,7 @@ fn keep(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
     }
 }
 
-/// Notes what the slot of a child's thread holds when it begins in its parent's memory.
+/// Records the contents of the thread's slot when a child begins in its parent's memory.
 #[inline(never)]
 fn begin_apart(child: u64) {
     let process = process_of(child);
@@ -128,8 +129,8 @@ fn begin_apart(child: u64) {
     }
 }
 
-/// Keeps what a process has counted in another's memory: what its thread's slot has more than when it began. After `vfork` the slot is
-/// that of the parent's thread, which waits meanwhile.
+/// Saves what a process has counted in another one's memory: the increase of its thread's slot since it began. After
+/// `vfork`, the slot is that of the parent's thread, which waits in the meantime.
 #[inline(never)]
 fn keep_apart(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
     let has_left = read_kernel::<u64>(task + config!(offsets.task_mm)) == 0;
@@ -138,7 +139,7 @@ fn keep_apart(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
         if has_left || (*entry).memory_of == process || (*entry).unread_pages != 0 {
             return;
         }
-        // What there was is taken off, and what there is added.
+        // Subtracts the earlier values, and adds the present ones.
         let kept = (&raw mut (*entry).counts).cast::<u64>();
         let mut word = 0;
         while word < size_of::<SlotSums>() / size_of::<u64>() {
@@ -150,7 +151,7 @@ fn keep_apart(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
     }
 }
 
-/// Adds the slots of a task's thread, one of each allocator, to what is kept of a process.
+/// Adds the slots of a task's thread, one per allocator, to the counts of a process.
 #[inline(never)]
 fn add_slots_of(task: u64, entry: *mut InlineProcess) {
     let thread_pointer = read_kernel(task + config!(offsets.task_thread_pointer));
@@ -169,7 +170,7 @@ fn add_slots_of(task: u64, entry: *mut InlineProcess) {
     }
 }
 
-/// Address of the slot of a thread; 0 if it has none. (A global function, which the verifier checks once.)
+/// Returns the address of a thread's slot; 0 if it has none. (A global function: the verifier checks it once.)
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn slot_of(thread_pointer: u64, base: u64) -> u64 {
@@ -187,22 +188,22 @@ extern "C" fn slot_of(thread_pointer: u64, base: u64) -> u64 {
     0
 }
 
-/// Pages of slots.
+/// Number of pages of slots.
 const SLOT_PAGES: u64 = memory::SLOT_COUNT / memory::SLOTS_OF_PAGE;
 
-/// A walk through the slots of all allocators. By steps of `bpf_loop`, each of which the verifier looks at once.
+/// A walk through the slots of all allocators, in steps of `bpf_loop`. The verifier checks each step function once.
 struct Sum {
     entry: *mut InlineProcess,
     /// Address of the first slot of a page.
     first_slot: u64,
-    /// Pages that are not in memory.
+    /// Number of pages that are not in memory.
     unread_pages: u64,
     slots: SlotSums,
 }
 
-/// Adds up a page of slots; with the first one of an allocator, what is shared by threads.
+/// Adds a page of slots, and, with an allocator's first page, the counts that all threads share.
 extern "C" fn add_page(step: u64, sum: *mut Sum) -> i64 {
-    // SAFETY: the context of `keep`, which nobody else has meanwhile, with a pointer to the map's value.
+    // SAFETY: the context of `keep`, which nothing else uses during the call, with a pointer to the map's value.
     let sum = unsafe { &mut *sum };
     let step = unknown(step);
     let (allocator, page) = ((step / SLOT_PAGES) as usize & (MAX_ALLOCATORS - 1), step % SLOT_PAGES);
@@ -218,7 +219,7 @@ extern "C" fn add_page(step: u64, sum: *mut Sum) -> i64 {
     if page == 0 {
         let threads = read_user::<u64>(base + memory::THREADS).unwrap_or(0);
         sum.slots.threads = sum.slots.threads.wrapping_add(threads);
-        // What is open there may be of many threads: nothing is known of them.
+        // Its open calls may be those of several threads, so nothing is known about them.
         add(base + memory::SHARED_SLOT, &mut sum.slots, 0);
     }
     sum.first_slot = base + memory::SLOTS + page * memory::SLOTS_OF_PAGE * memory::SLOT_BYTES;
@@ -226,12 +227,12 @@ extern "C" fn add_page(step: u64, sum: *mut Sum) -> i64 {
         sum.unread_pages += 1;
         return GO_ON;
     }
-    // SAFETY: `add_slot` is a function of the type that the helper calls, and gets this context, which outlives the call.
+    // SAFETY: `add_slot` has the type that the helper calls, and gets this context, which outlives the call.
     unsafe { bpf_loop(memory::SLOTS_OF_PAGE as u32, add_slot as *mut c_void, (&raw mut *sum).cast(), 0) };
     GO_ON
 }
 
-/// Adds a slot of a page.
+/// Adds one slot of a page.
 extern "C" fn add_slot(number: u64, sum: *mut Sum) -> i64 {
     // SAFETY: the context of `add_page`.
     let sum = unsafe { &mut *sum };
@@ -239,8 +240,9 @@ extern "C" fn add_slot(number: u64, sum: *mut Sum) -> i64 {
     GO_ON
 }
 
-/// Adds a slot; nothing if it is not in memory. Sums wrap: the target may have written anything. `tells_left`: 1 if it tells
-/// which calls were left by a jump. (No branches: the verifier follows each.)
+/// Adds a slot; adds nothing if it is not in memory. Sums wrap, because the target may have written anything.
+/// `tells_left`: 1 if the slot shows which calls were left by a jump. (There are no branches, because the verifier
+/// follows each one.)
 #[inline(always)]
 fn add(address: u64, sums: &mut SlotSums, tells_left: u64) {
     let mut slot = MaybeUninit::<SlotSums>::uninit();
@@ -259,7 +261,7 @@ fn add(address: u64, sums: &mut SlotSums, tells_left: u64) {
     sums.sampled_bytes = sums.sampled_bytes.wrapping_add(slot.sampled_bytes);
     sums.zero_reallocs = sums.zero_reallocs.wrapping_add(slot.zero_reallocs);
     let open = slot.sampled.wrapping_sub(slot.reported).wrapping_sub(slot.failed);
-    // 1 if the last call was sampled, and may be in progress.
+    // 1 if the last call was sampled, and may still be in progress.
     let other = slot.calls ^ slot.sampled_call;
     let last_is_sampled = 1 ^ ((other | other.wrapping_neg()) >> 63);
     let is_open = (open | open.wrapping_neg()) >> 63;

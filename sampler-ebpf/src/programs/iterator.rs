@@ -1,4 +1,4 @@
-//! Reads, for the daemon, the counters of all living threads, and which processes live.
+//! Reads the counters of all living threads, and the list of living processes, for the daemon.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -25,7 +25,7 @@ struct TaskIterator {
     task: *mut c_void,
 }
 
-/// Most attempts to read a thread's counters while it makes no call.
+/// Maximum number of attempts to read a thread's counters between two of its calls.
 const ATTEMPTS: u32 = 8;
 
 /// The thread's number of calls now.
@@ -35,7 +35,7 @@ fn calls(state: &ThreadState) -> u64 {
     unsafe { core::ptr::read_volatile(&raw const state.calls) }
 }
 
-/// Called for each task. Writes a [`ThreadRecord`] for each one that has state.
+/// Called for each task. Writes a [`ThreadRecord`] for each thread with state.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
@@ -60,8 +60,8 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     record.process = state.process;
     record.tid = state.tid;
     record.in_flight = in_flight;
-    // A running thread may make calls while its counters are read. They are read again then, so that they are of one
-    // moment.
+    // A running thread may make calls while its counters are read. They are then read again, so that all are of the
+    // same moment.
     let mut attempts = 0;
     while attempts < ATTEMPTS {
         attempts += 1;
@@ -86,8 +86,8 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// Called for each task. Writes a [`LivingThread`] for each thread whose process has not ended. A thread other than the
-/// first that calls exec takes over the first one's id; one of the two is always found.
+/// Called for each task. Writes a [`LivingThread`] for each thread whose process has not ended. When a thread other
+/// than the first calls exec, it takes over the first one's id; one of the two is always found.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 pub extern "C" fn read_processes(ctx: *mut c_void) -> u32 {
@@ -106,8 +106,8 @@ pub extern "C" fn read_processes(ctx: *mut c_void) -> u32 {
     let memory: u64 = read_kernel(task + config!(offsets.task_mm));
     let memory_users = if memory == 0 { 0 } else { read_kernel::<u32>(memory + config!(offsets.mm_users)).into() };
     let thread = LivingThread { process: process_of(task), memory_users, cpu_ns: cpu_ns(task, signal) };
-    // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the record, which are all
-    // initialised because it has no padding.
+    // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the record, which are
+    // all initialised because it has no padding.
     unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const thread).cast(), size_of::<LivingThread>() as u32) };
     0
 }

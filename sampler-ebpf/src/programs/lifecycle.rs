@@ -1,4 +1,5 @@
-//! Fork, exec and exit: children become targets, a thread's totals move to its process, and incarnations end in order.
+//! Fork, exec and exit: children become targets, a thread's totals move to its process, and process generations end in
+//! order.
 
 use core::ffi::c_void;
 
@@ -25,11 +26,11 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     if parent_tgid == child_tgid {
         return 0;
     }
-    // Whether it is a target or not: it has the hooks.
+    // The child has the hooks, whether it is a target or not.
     inline_counts::fork(parent, child);
     let announces = target::announces(parent_tgid);
     if config!(target_rules) & target_rule::ALL != 0 && announces {
-        // Every process is a target; this one is listed for how it is counted alone.
+        // Every process is a target; this one is only listed because of how it is counted.
         let _ = target::list_as(child_tgid, link_kind::ANNOUNCED);
     }
     if !target::follows() || !target::is_target(parent_tgid) {
@@ -47,15 +48,16 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     } else {
         link_kind::SHARED
     };
-    // If there is no room for it, that is counted.
+    // If there is no space for the child, that is counted.
     if target::list_as(child_tgid, kind) && !output::submit_process(kind::FORK, process_of(parent), process_of(child)) {
         count_process_event_lost();
     }
     0
 }
 
-/// `sched_process_exec(task, old thread id)`; runs in the context of the process, which already has its new name and address
-/// space. All its other threads have ended. A thread that was not the first has taken the first one's id over.
+/// `sched_process_exec(task, old thread id)`; runs in the context of the process, which already has its new name and
+/// address space. All of its other threads have ended. If the calling thread was not the first one, it has taken over
+/// the first one's id.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
 pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
@@ -82,13 +84,13 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
         state.status = NEW;
     }
     inline_counts::replaced(ended);
-    // The thread that calls exec may never have called an allocator. Then the others' totals tell that they did.
+    // The thread that calls exec may never have called an allocator. The totals then show whether other threads have.
     let counted = was_tracked || has_totals(ended) || inline_counts::counts(ended);
     if counted && !output::submit_process(kind::EXEC, ended, next) {
         count_process_event_lost();
     }
     tell_if_uncounted(ended, counted);
-    // Its new program is mapped, and has not run yet.
+    // The new program is mapped, and has not run yet.
     if target::listed(next.tgid) && !output::tell_exec(next.tgid) {
         count_process_event_lost();
     }
@@ -126,8 +128,9 @@ pub extern "C" fn process_exit(_: *mut c_void) -> u32 {
     0
 }
 
-/// `sched_process_free(task)`: a thread that ended some time ago is given back. If [`process_exit`] was skipped for it, it still has
-/// its counters. No thread is preempted in this program, which the kernel runs where it does not preempt.
+/// `sched_process_free(task)`: a thread that ended some time ago is freed. If [`process_exit`] was skipped for it, it
+/// still has its counters. Threads are not preempted in this program, because the kernel runs it where preemption is
+/// off.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "tp_btf/sched_process_free")]
 pub extern "C" fn thread_freed(ctx: *mut c_void) -> i32 {
@@ -142,15 +145,15 @@ pub extern "C" fn thread_freed(ctx: *mut c_void) -> i32 {
     0
 }
 
-/// Whether something of a process was counted. (Of a comparison of the pointer alone the compiler makes arithmetic, which the verifier
-/// refuses.)
+/// Whether anything of a process was counted. (If only the pointer were compared, the compiler would turn that into
+/// arithmetic, which the verifier rejects.)
 #[inline(always)]
 fn has_totals(process: ProcessKey) -> bool {
     // SAFETY: the pointer is to a value of the map, which begins with a u64.
     TOTALS.get_ptr(process).is_some_and(|totals| unsafe { totals.cast::<u64>().read_volatile() } != u64::MAX)
 }
 
-/// Tells of a target's program that is over, if nothing counted it and programs are to be counted one by one.
+/// Reports that a target's program has ended, if nothing counted it and programs are counted individually.
 #[inline(always)]
 fn tell_if_uncounted(process: ProcessKey, is_counted: bool) {
     let is_told = !is_counted && maps::execs().is_some() && target::listed(process.tgid);
@@ -159,7 +162,7 @@ fn tell_if_uncounted(process: ProcessKey, is_counted: bool) {
     }
 }
 
-/// Notes the end of a target that began in the recording.
+/// Records the end of a target that began during the recording.
 #[inline(always)]
 fn note_end(is_counted: bool, cpu_ns: u64) {
     let Some(progress) = maps::progress() else { return };
@@ -178,7 +181,7 @@ fn note_end(is_counted: bool, cpu_ns: u64) {
 #[inline(always)]
 fn flush(state: &mut ThreadState) {
     state.abandon_all();
-    // All in one place: a copy would take half of the program's stack.
+    // All in place: a copy would take half of the program's stack.
     state.counters.calls = state.calls;
     state.counters.unsampled = state.unsampled;
     state.counters.unsampled_bytes = state.unsampled_bytes;

@@ -1,4 +1,4 @@
-//! Predicts which requests will fail, from the limits that the kernel keeps for the process and the host.
+//! Predicts which requests will fail, from the kernel's limits for the process and the host.
 
 use crate::config::config;
 use crate::memory::read_kernel;
@@ -7,7 +7,7 @@ use crate::process::current_task;
 /// `RLIMIT_DATA` and `RLIMIT_AS`, as indices into `signal_struct.rlim` (16 bytes each).
 const RLIMIT_DATA: u64 = 2 * 16;
 const RLIMIT_AS: u64 = 9 * 16;
-/// How much more than the request an allocator may map.
+/// Number of bytes that an allocator may map in addition to the request.
 const MARGIN: u64 = 16 << 20;
 
 /// Whether a request of this many bytes will most likely be refused.

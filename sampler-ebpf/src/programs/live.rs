@@ -1,4 +1,4 @@
-//! The live map: tracked blocks are added, looked up and removed.
+//! The live map: adds, looks up and removes tracked blocks.
 
 use aya_ebpf::bindings::BPF_ANY;
 use sampler_ebpf::abi::{FreeRecord, LiveKey, LiveValue, fault};
@@ -29,7 +29,7 @@ pub fn release(state: &mut ThreadState, address: u64) {
     }
 }
 
-/// The slow part of [`release`], in a function of its own so that the path of untracked blocks stays short.
+/// The slow part of [`release`], in a separate function so that the path of untracked blocks stays short.
 #[inline(never)]
 fn release_tracked(state: &mut ThreadState, address: u64) {
     let key = LiveKey { space: state.space, address };
@@ -51,7 +51,7 @@ pub fn release_without_state(address: u64) {
     report_without_state(address);
 }
 
-/// Reports that a thread without state frees a block, if it is tracked.
+/// Reports the free of a block by a thread without state, if the block is tracked.
 #[inline(never)]
 pub fn report_without_state(address: u64) {
     if !filter::may_be_tracked(address) {
@@ -68,8 +68,8 @@ pub fn report_without_state(address: u64) {
 /// Removes a block from the live map, if it is tracked. Returns its value, and the reserved record of its free if there
 /// was space.
 ///
-/// The record is reserved before the block leaves the live map. Whoever finds the block gone can therefore rely on the
-/// record being in the ring.
+/// The record is reserved before the block leaves the live map. So if the block is missing from the map, the record is
+/// certain to be in the ring.
 #[inline(always)]
 fn take_with_record(key: LiveKey) -> Option<(LiveValue, Option<&'static mut FreeRecord>)> {
     let value = tracked(key)?;
@@ -84,8 +84,8 @@ fn take_with_record(key: LiveKey) -> Option<(LiveValue, Option<&'static mut Free
     None
 }
 
-/// Removes a block from the live map, if it is tracked, and writes its value to `to`. Whether it was there. (By a pointer, as what is
-/// returned is copied, and programs have 512 bytes of stack.)
+/// Removes a block from the live map, if it is tracked, and writes its value to `to`. Returns whether it was there.
+/// (The value goes through a pointer, because return values are copied, and programs have 512 bytes of stack.)
 #[inline(always)]
 pub fn take_out(state: &ThreadState, address: u64, to: &mut LiveValue) -> bool {
     filter::may_be_tracked(address) && find_block(state, address, 1, to) != 0
@@ -97,7 +97,8 @@ pub fn look(state: &ThreadState, address: u64, to: &mut LiveValue) -> bool {
     filter::may_be_tracked(address) && find_block(state, address, 0, to) != 0
 }
 
-/// Both, by `takes`: 1 or 0, as is the result. (A global function, which the verifier checks once.)
+/// Looks up a block, and also removes it if `takes` is 1. Returns 1 if it was there, otherwise 0. (A global function:
+/// the verifier checks it once.)
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn find_block(state: *const ThreadState, address: u64, takes: u32, to: *mut LiveValue) -> u32 {
@@ -109,11 +110,11 @@ extern "C" fn find_block(state: *const ThreadState, address: u64, takes: u32, to
     u32::from(takes == 0 || remove(key, to.sample))
 }
 
-/// The value of a tracked block.
+/// Returns the value of a tracked block.
 #[inline(always)]
 fn tracked(key: LiveKey) -> Option<LiveValue> {
-    // SAFETY: the value is copied at once. If another CPU replaces the entry meanwhile, the copy may mix both values,
-    // but it consists of integers in any case.
+    // SAFETY: the value is copied at once. If another CPU replaces the entry at the same time, the copy may mix both
+    // values, but it consists of integers in any case.
     let value = unsafe { *LIVE.get(key)? };
     (value.sample != LiveValue::FREED).then_some(value)
 }
@@ -128,13 +129,14 @@ fn remove(key: LiveKey, sample: u64) -> bool {
             true
         }
         Err(NOT_FOUND) => false,
-        // The kernel did not get the bucket's lock in time. The block is freed all the same.
+        // The kernel did not get the bucket's lock in time. The block is freed anyway.
         Err(_) => mark_freed(key, sample),
     }
 }
 
-/// Marks the entry of a freed block that stays in the live map, so that its free is reported once. The next block at the
-/// address, or the end of the process, replaces it. The filter may then count one block too many, which costs a look-up.
+/// Marks the entry of a freed block that stays in the live map, so that its free is reported once. The next block at
+/// the address, or the end of the process, replaces the entry. The filter may then count one block too many, which
+/// costs a lookup.
 #[inline(always)]
 fn mark_freed(key: LiveKey, sample: u64) -> bool {
     let Some(entry) = LIVE.get_ptr_mut(key) else { return false };
@@ -149,7 +151,7 @@ fn mark_freed(key: LiveKey, sample: u64) -> bool {
 /// Adds a block to the live map; `false` if the map is full.
 #[inline(always)]
 pub fn put_in(state: &ThreadState, address: u64, value: &LiveValue) -> bool {
-    // The filter comes before the map: no thread that can know the address may find the filter empty.
+    // The filter is updated before the map: a thread that can know the address must never find the filter empty.
     filter::add(address);
     let key = LiveKey { space: state.space, address };
     let fits = LIVE.insert(key, value, u64::from(BPF_ANY)).is_ok();
@@ -163,7 +165,8 @@ pub fn put_in(state: &ThreadState, address: u64, value: &LiveValue) -> bool {
 #[inline(always)]
 pub fn put_back(state: &mut ThreadState, address: u64, value: &LiveValue) {
     if !put_in(state, address, value) {
-        // The map is full now. Without an entry, the free of the block would never be seen, so it counts as freed now.
+        // The map is full now. Without an entry, the free of the block would never be seen, so the block counts as
+        // freed now.
         output::submit_free(state, value);
     }
 }

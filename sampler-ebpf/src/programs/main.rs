@@ -1,6 +1,7 @@
 //! The BPF programs: probes on allocator functions, process events, and the thread iterator.
 //!
-//! The modules form layers: each depends only on those above it and beside it in the list below, and never in a cycle.
+//! The modules form layers: each depends only on modules above it and beside it in the list below, and never in a
+//! cycle.
 #![no_std]
 #![no_main]
 // Atomic additions use a compiler intrinsic, and reads of the context use assembly. The toolchain that builds this file
@@ -19,7 +20,7 @@ mod ring_array;
 mod task_storage;
 mod thread;
 
-// The maps, and what needs only them and the kernel's memory.
+// The maps, and modules that need only them and the kernel's memory.
 mod arch;
 mod counters;
 mod filter;

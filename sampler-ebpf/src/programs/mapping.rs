@@ -25,12 +25,12 @@ use crate::thread::{Pending, ThreadState};
 const MAP_FIXED: u64 = 0x10;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MREMAP_DONTUNMAP: u64 = 4;
-/// Stands for the time at which a call began: [`system_call_exit`] has seen its end.
+/// Replaces the time at which a call began: [`system_call_exit`] has seen its end.
 const SEEN: u64 = u64::MAX;
-/// Results from here on are negated error numbers.
+/// Results from this value on are negated error numbers.
 const FIRST_ERROR: u64 = 4096_u64.wrapping_neg();
 
-/// The calling thread's state if it belongs to a target. The tracepoints fire for every process of the host, and
+/// Returns the calling thread's state if it belongs to a target. The tracepoints fire for every process on the host;
 /// threads of other processes get no state.
 #[inline(always)]
 fn state_of_target(without_state: impl FnOnce()) -> Option<&'static mut ThreadState> {
@@ -40,7 +40,7 @@ fn state_of_target(without_state: impl FnOnce()) -> Option<&'static mut ThreadSt
     ThreadState::of_any_target(without_state)
 }
 
-/// `sys_enter(registers, number)`: notes when one of the four calls began, and where the heap of brk ended.
+/// `sys_enter(registers, number)`: records when one of the four calls began, and where the brk heap ended.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sys_enter")]
 pub extern "C" fn system_call_entry(ctx: *mut c_void) -> u32 {
@@ -48,7 +48,7 @@ pub extern "C" fn system_call_entry(ctx: *mut c_void) -> u32 {
     if !matches!(number, number::MMAP | number::MUNMAP | number::MREMAP | number::BRK) {
         return 0;
     }
-    // Without state, the exit finds that the entry was not noted, and counts that.
+    // Without state, the exit finds that the entry was not recorded, and counts that.
     let Some(state) = state_of_target(|| ()) else { return 0 };
     state.mapping_ns = output::now();
     state.mapping_brk = end_of_heap();
@@ -62,9 +62,9 @@ fn end_of_heap() -> u64 {
     read_kernel(mm + config!(offsets.mm_brk))
 }
 
-/// What one of the four calls did.
+/// The effect of one of the four calls.
 struct Effect {
-    /// The addresses that it unmapped: start and end. Of a brk, from where the heap ends now.
+    /// The addresses that it unmapped: start and end. For brk, the start is the new end of the heap.
     gone: (u64, u64),
     /// The mapping that it made: one of [`mapping`], address and size. The size is 0 if it made none.
     site: u32,
@@ -73,15 +73,15 @@ struct Effect {
 }
 
 impl Effect {
-    /// The effect of a call that succeeded with this result. `brk`: where the heap ended before.
+    /// Returns the effect of a call that succeeded with this result. `brk`: where the heap ended before.
     #[inline(always)]
     fn of(call: &SystemCall, number: u64, result: u64, brk: u64) -> Self {
         let (first, second, flags) = (call.argument(0), call.argument(1), call.argument(3));
         match number {
             // munmap(address, length)
             number::MUNMAP => Self { gone: pages(first, second), site: 0, address: 0, size: 0 },
-            // mmap(address, length, protection, flags, …). Mappings of files do not count: they are not memory that the
-            // program requested.
+            // mmap(address, length, protection, flags, …). Mappings of files do not count, because they are not memory
+            // that the program requested.
             number::MMAP => {
                 let gone = if flags & MAP_FIXED != 0 { pages(result, second) } else { (0, 0) };
                 let size = if flags & MAP_ANONYMOUS != 0 { second } else { 0 };
@@ -94,21 +94,22 @@ impl Effect {
                 let gone = if stays { (0, 0) } else { pages(first, second) };
                 Self { gone, site: mapping::MREMAP, address: result, size: call.argument(2) }
             }
-            // brk(end) returns the end of the heap, moved or not. The end is exact to the byte, because what is above it
-            // belongs to the next call.
+            // brk(end) returns the end of the heap, whether it moved or not. The end is exact to the byte, because what
+            // is above it belongs to the next call.
             _ => Self { gone: (result, brk), site: mapping::BRK, address: brk, size: result.saturating_sub(brk) },
         }
     }
 }
 
-/// `sys_exit(registers, result)`: records what one of the four calls did.
+/// `sys_exit(registers, result)`: handles the end of one of the four calls.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sys_exit")]
 pub extern "C" fn system_call_exit(ctx: *mut c_void) -> u32 {
     ended(ctx, false)
 }
 
-/// The same, run after it: does it if the kernel has skipped that one, as Linux 7.0 and later may.
+/// Same as [`system_call_exit`], and runs after it. Does the work if the kernel has skipped that program, as Linux 7.0
+/// and later may.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sys_exit")]
 pub extern "C" fn again_at_call_exit(ctx: *mut c_void) -> u32 {
@@ -132,7 +133,7 @@ fn ended(ctx: *mut c_void, again: bool) -> u32 {
     if again && begun_ns == SEEN {
         return 0;
     }
-    // Of an earlier call, if this one's entry was not seen.
+    // If this call's entry was not seen, this is the mark of an earlier call.
     let begun_ns = if begun_ns == SEEN { 0 } else { begun_ns };
     if result >= FIRST_ERROR {
         return 0;
@@ -140,7 +141,7 @@ fn ended(ctx: *mut c_void, again: bool) -> u32 {
     if begun_ns == 0 {
         state.counters.system_calls_lost += 1;
         if number == number::BRK {
-            // How far it moved the end is not known.
+            // How far it moved the end of the heap is not known.
             lose_unmap(state, 0);
             return 0;
         }
@@ -160,14 +161,14 @@ fn ended(ctx: *mut c_void, again: bool) -> u32 {
     0
 }
 
-/// Counts what a thread without state did.
+/// Counts the call of a thread without state.
 #[inline(always)]
 fn lose(call: SystemCall, number: u64, result: u64) {
     if result >= FIRST_ERROR {
         return;
     }
     let Some(counters) = counters::without_state(process_of(current_task())) else { return };
-    // The end of the heap is now what this call made it: whether it grew or shrank is not known.
+    // The heap already ends where this call put it, so whether it grew or shrank is not known.
     let effect = Effect::of(&call, number, result, result);
     let (start, end) = effect.gone;
     // SAFETY: the pointer is to a counter in a map's value.
@@ -182,7 +183,7 @@ fn lose(call: SystemCall, number: u64, result: u64) {
     }
 }
 
-/// The kernel unmaps whole pages, even if the length is not a multiple of the page size.
+/// Returns the pages that the kernel unmaps: whole ones, even if the length is not a multiple of the page size.
 #[inline(always)]
 fn pages(address: u64, length: u64) -> (u64, u64) {
     let in_page = config!(page_bytes) - 1;
@@ -194,7 +195,7 @@ fn pages(address: u64, length: u64) -> (u64, u64) {
 fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u32, address: u64, size: u64) {
     let registers = call.registers();
     state.calls += 1;
-    // A call that jumped to the system call is in flight at its stack pointer.
+    // A function that jumped to the system call is in flight at the same stack pointer.
     if state.is_below_outer(registers.sp, |_| true) {
         state.counters.reentrant += 1;
         return;
@@ -211,7 +212,7 @@ fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u3
         site,
         ..Pending::OVER
     };
-    // The daemon knows which parts of a mapping are left. The live map holds whole blocks only.
+    // The daemon tracks which parts of a mapping are left. The live map only holds whole blocks.
     state.counters.sampled_bytes += sample.size;
     if !allocation::report(ctx, &registers, state, &sample, address, false) {
         state.counters.mappings_lost += 1;
@@ -227,7 +228,7 @@ fn submit_unmap(state: &mut ThreadState, start: u64, end: u64, time_ns: u64) {
     unsafe { output::submit(record) };
 }
 
-/// Counts an unmapping that is not reported. The daemon then looks at what is mapped.
+/// Counts an unmapping that is not reported. The daemon then checks what is mapped.
 #[inline(always)]
 fn lose_unmap(state: &mut ThreadState, bytes: u64) {
     state.counters.unmaps_lost += 1;

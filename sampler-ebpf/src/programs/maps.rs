@@ -1,4 +1,4 @@
-//! The maps. Where the daemon sets a size, the one here is a placeholder.
+//! The maps. Sizes that the daemon sets are placeholders here.
 
 use core::ffi::c_void;
 use core::ptr::from_ref;
@@ -41,49 +41,50 @@ pub static TARGETS: HashMap<u32, u32, 65536, { BPF_F_NO_PREALLOC as usize }> = H
 /// Processes that inline hooks count.
 #[btf_map]
 pub static INLINE: HashMap<ProcessKey, InlineProcess, 16384, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
-/// The rings that records go to now, by [`abi::ring`]. The daemon puts a larger one in its place when one fills up.
+/// The current rings for records, by [`abi::ring`]. When one fills up, the daemon replaces it with a larger one.
 #[btf_map]
 pub static RINGS: RingArray<{ abi::ring::COUNT }> = RingArray::new();
 /// Stacks taken by the kernel's frame-pointer walk.
 #[btf_map]
 pub static STACK_TRACES: StackTrace<16384> = StackTrace::new();
-/// Most bytes of stack copied by a process where the top of the stack is not known, if that is not
-/// [`FIRST_STACK_BYTES`](sampler_ebpf::abi::FIRST_STACK_BYTES). The daemon sets it by what was cut.
+/// Maximum size of a process's stack copies if the top of the stack is not known, and if it is not
+/// [`FIRST_STACK_BYTES`](sampler_ebpf::abi::FIRST_STACK_BYTES), bytes. The daemon sets it according to which copies
+/// were cut.
 #[btf_map]
 pub static STACK_LIMITS: HashMap<ProcessKey, u64, 4096, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
-/// What is copied of the outer frames of stacks that have the same ones all the time, by thread.
+/// The parts to copy of a thread's outer frames, for stacks whose outer frames stay the same all the time.
 #[btf_map]
 pub static OUTER_FRAMES: HashMap<StackKey, OuterFrames, { abi::OUTER_STACKS }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
-/// Where the interpreters of Python processes keep their frames, by process id.
+/// Where the interpreters of Python processes store their frames, by process id.
 #[btf_map]
 pub static PYTHON: HashMap<u32, PythonProcess, 8192, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
-/// Marks of Python's code objects that were reported.
+/// Marks of Python code objects that have been reported.
 #[btf_map]
 pub static PYTHON_CODES: Array<u64, { abi::PYTHON_CODES as usize }> = Array::new();
 /// The control map: settings that the daemon changes at run time.
 #[btf_map]
 pub static CONTROL: Array<Control, 1> = Array::new();
-/// Constants of the geometric draw, for each interval so far.
+/// Constants of the geometric draw, for each interval used so far.
 #[btf_map]
 pub static DRAWS: Array<DrawConstants, { abi::DRAWS as usize }> = Array::new();
 /// Counts over all threads, written by the programs.
 #[btf_map]
 pub static PROGRESS: Array<Progress, 1> = Array::new();
-/// 1 while the daemon sleeps; the next event wakes it.
+/// 1 while the daemon sleeps. The next event then wakes it.
 #[btf_map]
 pub static SLEEP: Array<u32, 1> = Array::new();
 /// Trials per allocation of each size class, for the size-class criterion.
 #[btf_map]
 pub static TRIALS: Array<u64, { sampler_ebpf::trials::SIZE_CLASSES }> = Array::new();
-/// Runs of the program that is linked to try out links.
+/// Number of runs of the program that is linked to test links.
 #[btf_map]
 pub static TRIAL_RUNS: Array<u64, 1> = Array::new();
 /// Counters of hits that could not be counted in a thread's state.
 #[btf_map]
 pub static UNATTRIBUTED: Array<Counters, 1> = Array::new();
 
-/// A pointer to a map, as the helpers expect it.
+/// Returns a pointer to a map, as the helpers expect it.
 #[inline(always)]
 pub fn handle<T>(map: &'static T) -> *mut c_void {
     from_ref(map).cast_mut().cast()
@@ -113,19 +114,19 @@ pub fn trials_of_class(class: usize) -> u64 {
     TRIALS.get(class as u32).map_or(1, |trials| *trials)
 }
 
-/// The ring that small records go to.
+/// The ring for small records.
 #[inline(always)]
 pub fn events() -> Option<Ring> {
     RINGS.get(abi::ring::EVENTS)
 }
 
-/// The ring that execs of targets go to, if somebody waits for them.
+/// The ring for execs of targets, if something waits for them.
 #[inline(always)]
 pub fn execs() -> Option<Ring> {
     RINGS.get(abi::ring::EXECS)
 }
 
-/// The ring that stack copies go to.
+/// The ring for stack copies.
 #[inline(always)]
 pub fn stacks() -> Option<Ring> {
     RINGS.get(abi::ring::STACKS)

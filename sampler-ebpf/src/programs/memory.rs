@@ -1,4 +1,4 @@
-//! Reads of the target's and of the kernel's memory.
+//! Reads the memory of the target and of the kernel.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -18,10 +18,11 @@ pub fn read_user<T: FromBytes>(address: u64) -> Option<T> {
     (status == 0).then(|| unsafe { value.assume_init() })
 }
 
-/// Makes all words of a value zero, one by one: what the compiler puts in place of an assignment does it byte by byte.
+/// Sets all words of a value to zero, one by one. The code that the compiler generates for an assignment works byte by
+/// byte.
 ///
 /// # Safety
-/// The pointer is to a value of whole words, aligned to 8, for which zeros are valid, and which nobody else has.
+/// The pointer is to a value of whole words, aligned to 8, for which zeros are valid, and which nothing else uses.
 #[inline(always)]
 pub unsafe fn make_zero<T>(value: *mut T) {
     let mut word = 0;
@@ -32,10 +33,10 @@ pub unsafe fn make_zero<T>(value: *mut T) {
     }
 }
 
-/// Copies a value of whole words, one by one: what the compiler puts in place of an assignment may be a call.
+/// Copies a value of whole words, one by one. For an assignment, the compiler may generate a call.
 ///
 /// # Safety
-/// The pointers are to values of whole words, aligned to 8. Nobody else uses the second value.
+/// The pointers are to values of whole words, aligned to 8. Nothing else uses the second value.
 #[inline(always)]
 pub unsafe fn copy_words<T>(from: *const T, to: *mut T) {
     let mut word = 0;

@@ -1,4 +1,4 @@
-//! Reentrant calls, which an allocator makes into itself, and calls that end in a jump to another hooked function.
+//! Reentrant calls, which an allocator makes to itself, and calls that end in a jump to another hooked function.
 
 use core::ffi::c_void;
 
@@ -11,16 +11,16 @@ use crate::thread::{TAIL, ThreadState};
 
 /// Whether the allocator called itself: the return address lies in a hooked function of the same file.
 ///
-/// Reading the return address costs more than all the rest. It is read only while a call is, or may be, in flight that
-/// can call a hooked function; what that call calls has a lower stack pointer.
+/// Reading the return address costs more than everything else. It is only read while a call that can call a hooked
+/// function is, or may be, in flight; calls made inside that one have a lower stack pointer.
 #[inline(always)]
 pub fn is_reentrant(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp: u64) -> bool {
     if state.outer_sp == 0 {
         return false;
     }
     if sp >= state.outer_sp {
-        // At the same stack pointer, this may be the function that the outer call jumped to, which may make calls in
-        // its place.
+        // At the same stack pointer, this may be the function that the outer call jumped to, which may make calls
+        // instead of it.
         if sp > state.outer_sp {
             state.outer_sp = 0;
         }
@@ -31,7 +31,8 @@ pub fn is_reentrant(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp:
         return false;
     }
     let caller = arch::return_address(ctx, sp);
-    // What a reentrant call jumps to is part of it. Another tracer may have hidden the return address since.
+    // A function that a reentrant call jumps to is part of that call. Another tracer may have hidden the return address
+    // in between.
     let reentrant = is_called_inside(ctx, site, caller) || state.inner_sp == sp && is_trampoline(caller);
     if reentrant {
         state.inner_sp = sp;
@@ -52,7 +53,8 @@ fn is_called_inside(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
     is_in_hooked_code(site.file, offset) != 0
 }
 
-/// Whether an offset in a file lies in the code of hooked functions: 1 or 0. (A global function, which the verifier checks once.)
+/// Whether a file offset lies in the code of hooked functions: 1 or 0. (A global function: the verifier checks it
+/// once.)
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn is_in_hooked_code(file: u32, offset: u64) -> u32 {
@@ -72,8 +74,8 @@ extern "C" fn is_in_hooked_code(file: u32, offset: u64) -> u32 {
 }
 
 /// Whether the call is a tail jump by an outer call. Such a call has the same stack pointer, the same request (pvalloc
-/// rounds it up to whole pages), another function, and the outer call's return address. While the outer call's return
-/// is probed, by us or by another tracer, the kernel's trampoline is in place of the return address.
+/// rounds it up to whole pages), another function, and the outer call's return address. If the outer call's return is
+/// probed, by us or by another tracer, the kernel's trampoline replaces the return address.
 #[inline(always)]
 pub fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp: u64, size: u64) -> bool {
     if state.pending & TAIL == 0 {
@@ -99,8 +101,8 @@ fn returns_to(ctx: *mut c_void, sp: u64, address: u64) -> bool {
     found == address || is_trampoline(found)
 }
 
-/// Whether an address may be that of the kernel's trampoline. One ordinary return address in thousands is at the start of a page too, so
-/// this alone is not sufficient.
+/// Whether an address may be that of the kernel's trampoline. One ordinary return address in thousands is also at the
+/// start of a page, so this alone is not sufficient.
 #[inline(always)]
 const fn is_trampoline(address: u64) -> bool {
     address != 0 && address & (SMALLEST_PAGE - 1) == 0

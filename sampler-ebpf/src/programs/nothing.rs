@@ -1,4 +1,4 @@
-//! The no-op baseline: a program that does nothing, to measure what a probe itself costs.
+//! The no-op baseline: a program that does nothing, for measuring the cost of a probe itself.
 
 use core::ffi::c_void;
 

@@ -1,8 +1,10 @@
-//! Copies of stacks without most of their outer frames.
+//! Copies stacks without most of their outer frames.
 //!
-//! Some programs have large variables in `main` or where their threads begin, and these frames are there all the time. Walks read a
-//! few words of them. The daemon notes which, and which return addresses lead there ([`OuterFrames`]). As long as these are in
-//! their places, only these words are copied. If they are there by chance, among the variables of another frame, a walk misses
+//! Some programs have large variables in `main` or in the functions where their threads begin. These frames stay there
+//! all the time, and walks read only a few words of them. The daemon records these words, and the return addresses that
+//! lead to the frames ([`OuterFrames`]). As long as these return addresses are in place, only these words are copied.
+//! If they are there by chance, among the variables of another frame, a walk misses words: it ends there and reports
+//! that.
 //! words: it ends there, and says so.
 
 use core::ffi::c_void;
@@ -22,14 +24,15 @@ use crate::ring_array::Ring;
 use crate::stack_record::{HEADER, Source, unknown};
 use crate::steps::{GO_ON, STOP};
 
-/// Bytes before the inner frames.
+/// Number of bytes before the inner frames.
 const OUTER: u64 = HEADER + size_of::<OuterCopy>() as u64;
 const WORD: u64 = 8;
 
-/// Copies the stack, whose top is at this distance from the stack pointer, without what is not read of its outer frames. Returns
-/// whether it could: they are known, and they are there. (A distance that is not known is larger than all others.)
+/// Copies the stack, whose top is at this distance from the stack pointer, without the unread parts of its outer
+/// frames. Returns whether that was possible: the outer frames are known and in place. (An unknown distance is larger
+/// than all others.)
 ///
-/// A function of its own: when it returns, the verifier has one state to go on with, whatever it has been through.
+/// A separate function: when it returns, the verifier continues with one state, whatever path was taken.
 #[inline(never)]
 pub fn copy(ring: Ring, source: &Source<'_>, distance: u64) -> bool {
     if distance <= FEW_STACK_BYTES || distance > config!(stack_bytes) {
@@ -37,8 +40,8 @@ pub fn copy(ring: Ring, source: &Source<'_>, distance: u64) -> bool {
     }
     let top = source.registers.sp + distance;
     let key = StackKey { space: source.state.space, top };
-    // SAFETY: the value is used in this run only. If another CPU replaces it meanwhile, it may be a mixture of both, but it consists
-    // of integers, each of which is read once and checked.
+    // SAFETY: the value is only used in this run. If another CPU replaces it at the same time, it may be a mixture of
+    // both, but it consists of integers, each of which is read once and checked.
     let Some(outer) = (unsafe { OUTER_FRAMES.get(key) }) else { return false };
     let inner = outer.slots[0].address.wrapping_sub(source.registers.sp).wrapping_add(WORD);
     if inner.wrapping_sub(WORD) > (64 << 10) - WORD || outer.slots.iter().any(|slot| !is_there(slot)) {
@@ -50,7 +53,7 @@ pub fn copy(ring: Ring, source: &Source<'_>, distance: u64) -> bool {
     copy_into::<{ 64 << 10 }>(ring, source, outer, (inner, top))
 }
 
-/// Whether the return address is in its place.
+/// Whether the return address is in place.
 #[inline(always)]
 fn is_there(slot: &StackSlot) -> bool {
     read_user::<u64>(slot.address) == Some(slot.return_address)
@@ -94,20 +97,20 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, outer: &OuterFra
     true
 }
 
-/// A copy piece by piece under way.
+/// State of a copy in pieces.
 struct Pieces<'a> {
     record: *mut StackRecord,
     outer: &'a OuterFrames,
-    /// Pieces that were copied.
+    /// Number of pieces copied.
     copied: u32,
-    /// Pieces that were not in memory.
+    /// 1 if a piece was not in memory.
     missing: u32,
 }
 
-/// Copies the piece with this index, if there is one. The verifier looks at this once, and not once for each piece.
+/// Copies the piece with this index, if there is one. The verifier checks this function once instead of once per piece.
 ///
 /// # Safety
-/// `context` points to [`Pieces`], whose record has room for a header and an [`OuterCopy`].
+/// `context` points to [`Pieces`], whose record has space for a header and an [`OuterCopy`].
 unsafe extern "C" fn copy_piece(index: u64, context: *mut c_void) -> i64 {
     // SAFETY: `copy_into` passes `Pieces`, which outlive the loop.
     let pieces = unsafe { &mut *context.cast::<Pieces<'_>>() };
@@ -125,7 +128,8 @@ unsafe extern "C" fn copy_piece(index: u64, context: *mut c_void) -> i64 {
     if bytes > OUTER_PIECE_BYTES as u64 {
         bytes = OUTER_PIECE_BYTES as u64;
     }
-    // SAFETY: the index is within bounds, and `bytes` is at most what the piece has room for. The helper checks `start` itself.
+    // SAFETY: the index is within bounds, and `bytes` is at most the space of the piece. The helper checks `start`
+    // itself.
     let status = unsafe {
         let copy = pieces.record.cast::<u8>().add(HEADER as usize).cast::<OuterCopy>();
         let place = (&raw mut (*copy).pieces).cast::<StackPiece>().add(index as usize);

@@ -1,4 +1,4 @@
-//! Writes records into the events ring.
+//! Writes records to the events ring.
 
 use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_discard, bpf_ringbuf_submit};
@@ -10,12 +10,12 @@ use crate::counters::{self, add_shared, count_record_lost};
 use crate::maps;
 use crate::thread::ThreadState;
 
-/// Reserves space for a record of the events ring. It must be submitted or discarded: the verifier rejects a program that
-/// does neither.
+/// Reserves space for a record of the events ring. It must be submitted or discarded: the verifier rejects a program
+/// that does neither.
 #[inline(always)]
 pub fn reserve<T: FromBytes>() -> Option<&'static mut T> {
-    // SAFETY: the helper returns null or space for `size_of::<T>()` bytes, aligned to 8, which nothing else refers to. Any
-    // bytes are a valid `T` (`FromBytes`).
+    // SAFETY: the helper returns null or space for `size_of::<T>()` bytes, aligned to 8, which nothing else refers to.
+    // Any bytes are a valid `T` (`FromBytes`).
     unsafe { maps::events()?.reserve(size_of::<T>() as u64).cast::<T>().as_mut() }
 }
 
@@ -30,8 +30,9 @@ pub unsafe fn submit<T>(record: &mut T) {
     unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), flags) };
 }
 
-/// A wake-up costs more than a microsecond. The daemon polls while it is awake, so only two things wake it: the first
-/// event of its sleep, and a ring that is filling up. `record_bytes`: size of the record, if it may be wider than the
+/// Returns the flags that decide whether submitting a record to this ring wakes the daemon. A wake-up costs more than a
+/// microsecond. The daemon polls while it is awake, so only two things wake it: the first event of its sleep, and a
+/// ring that is filling up. `record_bytes`: size of the record, if it may be larger than the range that counts as the
 /// mark.
 #[inline(never)]
 #[unsafe(no_mangle)]
@@ -82,7 +83,7 @@ pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
     report_free(state, value);
 }
 
-/// The same, which the verifier checks once.
+/// Same as [`submit_free`], in a global function, which the verifier checks once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn report_free(state: *mut ThreadState, value: *const LiveValue) -> u32 {
@@ -93,7 +94,7 @@ extern "C" fn report_free(state: *mut ThreadState, value: *const LiveValue) -> u
     0
 }
 
-/// Does the same with a record that is already reserved; `None` means that there was no space.
+/// Same as [`submit_free`], with a record that is already reserved; `None` means that there was no space.
 #[inline(always)]
 pub fn complete_free(state: &mut ThreadState, value: &LiveValue, record: Option<&'static mut FreeRecord>) {
     state.counters.frees_matched += 1;
@@ -107,7 +108,7 @@ pub fn complete_free(state: &mut ThreadState, value: &LiveValue, record: Option<
     write_free(record, state.tid, state.space, value, temporary);
 }
 
-/// Does the same for a thread without state, which cannot tell whether the block was temporary.
+/// Same as [`complete_free`], for a thread without state, which cannot know whether the block was temporary.
 #[inline(always)]
 pub fn complete_free_without_state(
     process: ProcessKey,
@@ -151,14 +152,14 @@ fn write_free(record: &'static mut FreeRecord, tid: u32, space: ProcessKey, valu
     unsafe { submit(record) };
 }
 
-/// Reports an event in the life of a process. Returns whether the record fit.
+/// Reports a process event. Returns whether the record fit.
 #[inline(always)]
 pub fn submit_process(event: u32, process: ProcessKey, next: ProcessKey) -> bool {
     let Some(record) = reserve::<ProcessRecord>() else { return false };
     *record = ProcessRecord { kind: event, reserved: 0, time_ns: now(), process, next };
     if event == kind::RESET || event == kind::FORK && config!(target_rules) == 0 {
-        // What the process allocates is not seen, or not named, until the daemon has looked at it, so it is woken at once. (Of
-        // children, that is where every target is named.)
+        // The allocations of this process are not seen, or not named, until the daemon has examined it, so the daemon
+        // is woken at once. (For children, this applies if targets are named individually.)
         // SAFETY: `record` was reserved above, and is not used afterwards.
         unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP)) };
     } else {
@@ -168,7 +169,7 @@ pub fn submit_process(event: u32, process: ProcessKey, next: ProcessKey) -> bool
     true
 }
 
-/// Tells who waits for execs of targets of one, at once. Returns whether there was room, or nobody waits.
+/// Immediately reports the exec of a target to the waiting reader. Returns whether there was space, or nothing waits.
 #[inline(always)]
 pub fn tell_exec(tgid: u32) -> bool {
     let Some(ring) = maps::execs() else { return true };

@@ -1,4 +1,4 @@
-//! In-flight calls whose end is probed: sampled calls, and reallocs of tracked blocks.
+//! Calls in flight whose end is probed: sampled calls, and reallocs of tracked blocks.
 
 use core::ffi::c_void;
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -17,20 +17,20 @@ use crate::thread::{Pending, SLOTS, ThreadState};
 const OUTER: u32 = 8;
 /// The smallest page size. The trampoline that hides return addresses is at the start of a page.
 pub const SMALLEST_PAGE: u64 = 4096;
-/// Most bytes of stack between the entry of an allocator's function and the calls that it makes.
+/// Maximum stack space between the entry of an allocator's function and the calls that it makes, bytes.
 const MOST_STACK: u64 = 64 << 10;
-/// The largest page size. A request that is passed on may be rounded up to a page.
+/// The largest page size. A request that an allocator passes on may be rounded up to a page.
 pub const LARGEST_PAGE: u64 = 64 << 10;
 
 impl Pending {
-    /// Whether the kernel's trampoline is in place of the call's return address, as far as the stack tells.
+    /// Whether the kernel's trampoline replaces the call's return address, judging by the stack.
     #[inline(always)]
     fn hides_its_return_address(&self) -> bool {
         self.return_sites_probed == 0 && read_user::<u64>(self.sp).unwrap_or(0) & (SMALLEST_PAGE - 1) == 0
     }
 
     /// Whether a call at this stack pointer is neither made by this one nor after its return, because it is on another
-    /// stack. Fibers have stacks of their own, and allocators take far less.
+    /// stack. Fibers have their own stacks, and allocators use far less stack than the distance to them.
     #[inline(always)]
     fn is_on_another_stack(&self, sp: u64) -> bool {
         let is_far = sp.wrapping_sub(self.sp).wrapping_add(MOST_STACK) > 2 * MOST_STACK;
@@ -52,7 +52,7 @@ impl ThreadState {
         self.pending |= 1 << (slot as u32 + OUTER);
     }
 
-    /// Whether a call with this stack pointer is made by a marked in-flight call: the stack has grown since, or the
+    /// Whether a call with this stack pointer is made by a marked call in flight: the stack has grown since, or the
     /// marked call ended in a jump to this one.
     #[inline(always)]
     pub fn is_nested(&mut self, ctx: *mut c_void, site: u32, sp: u64, size: u64) -> bool {
@@ -82,12 +82,12 @@ impl ThreadState {
                     continue;
                 }
                 // A call whose return sites are probed keeps its return address on the stack. If the address is gone,
-                // so is the call.
+                // the call has ended.
                 let runs = outer.return_sites_probed == 0 || read_user(outer.sp) == Some(outer.caller);
                 if runs && (sp < outer.sp || sp == outer.sp && counts_at_it(outer)) {
                     return true;
                 }
-                // A call that is further down and has not returned is on another stack, too.
+                // A call that is further down and has not returned is also on another stack.
                 if !outer.hides_its_return_address() {
                     self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
                     self.abandon(i);
@@ -98,8 +98,8 @@ impl ThreadState {
         false
     }
 
-    /// Writes the in-flight calls, whose return addresses are hidden from the stack, into a record. What is in a record's
-    /// memory, the verifier does not follow.
+    /// Writes the calls in flight, whose return addresses are hidden from the stack, into a record. The verifier does
+    /// not track the contents of a record's memory.
     #[inline(always)]
     pub fn write_in_flight_calls(&self, to: *mut InFlightCall) {
         let mut i = 0;
@@ -108,7 +108,7 @@ impl ThreadState {
             if self.pending & (1 << i) != 0 {
                 (sp, caller) = (self.slots[i].sp, self.slots[i].caller);
             }
-            // SAFETY: the caller passes room for `SLOTS` calls.
+            // SAFETY: the caller passes space for `SLOTS` calls.
             unsafe { to.add(i).write(InFlightCall { sp, caller }) };
             i += 1;
         }
@@ -129,10 +129,10 @@ impl ThreadState {
 
     /// Whether the return address of a marked call in flight is hidden. Such a call may run code that switches stacks.
     ///
-    /// The kernel forgets a call when a further one begins or ends whose stack pointer says that the first has returned.
-    /// If the program has switched stacks meanwhile, that is wrong, and the first call's return ends the program. So no
-    /// further return address is replaced meanwhile. Calls that are not marked never switch stacks: what is called while
-    /// one is in flight is in a signal handler, and returns first.
+    /// The kernel drops a call when another one begins or ends whose stack pointer suggests that the first has
+    /// returned. If the program has switched stacks, that is wrong, and the first call's return kills the program. So
+    /// in this state no other return address may be replaced. Calls that are not marked never switch stacks: a call
+    /// made while one is in flight is in a signal handler, and returns first.
     #[inline(never)]
     pub fn hides_a_return_address(&self) -> bool {
         let mut i = 0;
@@ -145,8 +145,8 @@ impl ThreadState {
         false
     }
 
-    /// Opens a slot for a new call at this stack pointer. A call that never returned (longjmp, an exception) is
-    /// evicted.
+    /// Opens a slot for a new call at this stack pointer. Evicts a call that never returned (longjmp, an exception) if
+    /// needed.
     #[inline(always)]
     pub fn open_slot(&mut self, sp: u64) -> usize {
         unknown(u64::from(open_call(self, sp))) as usize & (SLOTS - 1)
@@ -173,7 +173,8 @@ impl ThreadState {
         victim
     }
 
-    /// A slot is about to be another call's: whoever reads it meanwhile must not find the block that the last one reallocated.
+    /// Clears a slot's old block before another call uses the slot, so that a concurrent reader does not find the block
+    /// that the previous call reallocated.
     #[inline(always)]
     fn has_no_block(&mut self, slot: usize) {
         let old_address = &raw mut self.slots[slot].old_address;
@@ -182,7 +183,8 @@ impl ThreadState {
         compiler_fence(Ordering::Release);
     }
 
-    /// The slot to evict: one that has nothing to report, if there is one, and never the one that the kernel remembers.
+    /// Returns the slot to evict: one with nothing to report if there is one, and never the one that the kernel still
+    /// tracks.
     #[inline(never)]
     fn victim(&mut self) -> usize {
         let mut i = 0;
@@ -217,12 +219,13 @@ impl ThreadState {
             self.counters.sampled_bytes += pending.size;
         }
         if pending.old_address != 0 && pending.return_sites_probed == 0 {
-            // It is unknown whether the old block was freed. A realloc that was left midway most likely freed it.
+            // It is unknown whether the old block was freed. A realloc that was left in the middle has most likely
+            // freed it.
             output::submit_free(self, &pending.old);
         }
     }
 
-    /// Abandons all in-flight calls, because the thread exits or its program is replaced.
+    /// Abandons all calls in flight, because the thread exits or its program is replaced.
     #[inline(always)]
     pub fn abandon_all(&mut self) {
         let mut i = 0;
@@ -236,13 +239,14 @@ impl ThreadState {
     }
 }
 
-// Global functions: the verifier checks each once, by itself, for any arguments, and not once for each state in which it is called.
+// Global functions: the verifier checks each of them once, separately and for any arguments, instead of once for each
+// state in which it is called.
 
-/// [`ThreadState::take_pending`]; `SLOTS` if there is no such call.
+/// Implements [`ThreadState::take_pending`]; `SLOTS` if there is no such call.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn take_call(state: *mut ThreadState, sp: u64) -> u32 {
-    // SAFETY: the caller passes a reference, as in what follows.
+    // SAFETY: the caller passes a reference, also in the functions below.
     let Some(state) = (unsafe { state.as_mut() }) else { return SLOTS as u32 };
     let mut i = 0;
     while i < SLOTS {
@@ -255,7 +259,7 @@ extern "C" fn take_call(state: *mut ThreadState, sp: u64) -> u32 {
     SLOTS as u32
 }
 
-/// [`ThreadState::open_slot`].
+/// Implements [`ThreadState::open_slot`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn open_call(state: *mut ThreadState, sp: u64) -> u32 {
@@ -263,7 +267,7 @@ extern "C" fn open_call(state: *mut ThreadState, sp: u64) -> u32 {
     unsafe { state.as_mut() }.map_or(0, |state| state.find_slot(sp) as u32)
 }
 
-/// [`ThreadState::abandon`].
+/// Implements [`ThreadState::abandon`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn abandon_call(state: *mut ThreadState, slot: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! Which process a task belongs to, and whose address space it runs in.
+//! The process of a task, and the address space that it runs in.
 
 use aya_ebpf::helpers::generated::{bpf_get_current_pid_tgid, bpf_get_current_task_btf};
 use sampler_ebpf::abi::{KernelOffsets, ProcessKey};
@@ -20,7 +20,7 @@ pub fn current_task() -> u64 {
     unsafe { bpf_get_current_task_btf() as u64 }
 }
 
-/// The current incarnation of a task's process.
+/// The current generation of a task's process.
 #[inline(always)]
 pub fn process_of(task: u64) -> ProcessKey {
     let leader: u64 = read_kernel(task + config!(offsets.task_group_leader));
@@ -31,8 +31,8 @@ pub fn process_of(task: u64) -> ProcessKey {
     }
 }
 
-/// CPU time that a task has used, and if it is the first thread of its process, that of threads which have ended, ns. `signal`: what
-/// the threads share.
+/// CPU time that a task has used, ns. For the first thread of a process, this includes the threads that have ended.
+/// `signal`: the structure that the threads share.
 #[inline(always)]
 pub fn cpu_ns(task: u64, signal: u64) -> u64 {
     let own: u64 = read_kernel(task + config!(offsets.task_cpu));
@@ -42,7 +42,7 @@ pub fn cpu_ns(task: u64, signal: u64) -> u64 {
     own.wrapping_add(read_kernel(signal + config!(offsets.signal_cpu)))
 }
 
-/// The owner of the address space that a task runs in. After `vfork` that is another process.
+/// The owner of the address space that a task runs in. After `vfork`, that is another process.
 #[inline(always)]
 pub fn space_of(task: u64, process: ProcessKey) -> ProcessKey {
     let owner_offset = config!(offsets.mm_owner);

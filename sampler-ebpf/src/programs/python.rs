@@ -1,6 +1,6 @@
 //! Python frames of a sampled call, read from the calling thread's own interpreter state.
 //!
-//! Everything here was written by the target. Reads are checked and bounded, and the daemon judges what they found.
+//! The target may have written anything there. Reads are checked and bounded, and the daemon judges the results.
 
 use core::ffi::c_void;
 use core::ptr::{read_volatile, write_volatile};
@@ -39,8 +39,8 @@ struct Walk {
     outcome: u64,
 }
 
-/// Reports the Python frames of a sampled call, if its process is known to run Python. Whether there was room for them: 1 or 0. (A
-/// global function, which the verifier checks once, by itself.)
+/// Reports the Python frames of a sampled call, if its process is known to run Python. Returns 1 if there was space for
+/// them, otherwise 0. (A global function: the verifier checks it once, separately.)
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub extern "C" fn report_python(state: *const ThreadState, sample: u64, time_ns: u64) -> u32 {
@@ -59,13 +59,13 @@ pub extern "C" fn report_python(state: *const ThreadState, sample: u64, time_ns:
         }
         let is_last = i + 1 == MOST_PYTHON_FRAMES / PYTHON_FRAMES_PER_RECORD;
         let mut walk = Walk { layout, space: state.space, record, frame, outcome: u64::from(outcome) };
-        // The count is kept in the record, where the verifier does not follow its values one by one.
+        // The count is kept in the record, where the verifier does not track its values one by one.
         // SAFETY: the reservation has the record's size.
         unsafe { write_volatile(&raw mut (*record).count, 0) };
         if frame != 0 {
             run(PYTHON_FRAMES_PER_RECORD as u32, step as *mut c_void, (&raw mut walk).cast());
         }
-        // SAFETY: the callback changes both. The reads keep the compiler from knowing better.
+        // SAFETY: the callback changes both. The volatile reads keep the compiler from assuming otherwise.
         unsafe {
             frame = read_volatile(&raw const walk.frame);
             outcome = read_volatile(&raw const walk.outcome) as u32;
@@ -95,11 +95,11 @@ pub extern "C" fn report_python(state: *const ThreadState, sample: u64, time_ns:
 
 #[inline(always)]
 fn run(times: u32, step: *mut c_void, context: *mut c_void) {
-    // SAFETY: `step` is a function of the type that the helper calls, and gets this context, which outlives the call.
+    // SAFETY: `step` has the type that the helper calls, and gets this context, which outlives the call.
     unsafe { bpf_loop(times, step, context, 0) };
 }
 
-/// The newest frame of the calling thread; 0 if there is none, with the reason.
+/// Returns the newest frame of the calling thread; 0 if there is none, with the reason.
 #[inline(always)]
 fn newest_frame(layout: &'static PythonProcess) -> (u64, u32) {
     let at = |base: u64, offset: u32| read_user::<u64>(base.wrapping_add(u64::from(offset)));
@@ -121,7 +121,7 @@ fn newest_frame(layout: &'static PythonProcess) -> (u64, u32) {
     if !is_of_caller(&search) {
         search.thread = at(interpreter, layout.threads_head).unwrap_or(0);
         run(MOST_PYTHON_THREADS, search_step as *mut c_void, (&raw mut search).cast());
-        // SAFETY: the callback changes it. The read keeps the compiler from knowing better.
+        // SAFETY: the callback changes it. The volatile read keeps the compiler from assuming otherwise.
         if unsafe { read_volatile(&raw const search.found) } == 0 {
             return (0, python_walk::NO_THREAD);
         }
@@ -135,7 +135,7 @@ fn newest_frame(layout: &'static PythonProcess) -> (u64, u32) {
     frame.map_or((0, python_walk::UNREADABLE), |frame| (frame, python_walk::COMPLETE))
 }
 
-/// Whether `thread` is the state of the calling thread.
+/// Whether `search.thread` is the state of the calling thread.
 #[inline(always)]
 fn is_of_caller(search: &Search) -> bool {
     let at = |offset: u32| read_user::<u64>(search.thread.wrapping_add(u64::from(offset)));
@@ -144,10 +144,10 @@ fn is_of_caller(search: &Search) -> bool {
         && at(search.layout.thread_interpreter) == Some(search.interpreter)
 }
 
-/// Looks at one thread state.
+/// Checks one thread state.
 ///
 /// # Safety
-/// `context` points to a [`Search`] that nothing else uses meanwhile.
+/// `context` points to a [`Search`] that nothing else uses during the call.
 unsafe extern "C" fn search_step(_index: u64, context: *mut c_void) -> i64 {
     // SAFETY: `newest_frame` passes a `Search`, which outlives the loop.
     let search = unsafe { &mut *context.cast::<Search>() };
@@ -163,13 +163,13 @@ unsafe extern "C" fn search_step(_index: u64, context: *mut c_void) -> i64 {
 /// Adds one frame to the record.
 ///
 /// # Safety
-/// `context` points to a [`Walk`] that nothing else uses meanwhile.
+/// `context` points to a [`Walk`] that nothing else uses during the call.
 unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> i64 {
-    // SAFETY: `report` passes a `Walk`, which outlives the loop.
+    // SAFETY: `report_python` passes a `Walk`, which outlives the loop.
     let walk = unsafe { &mut *context.cast::<Walk>() };
     let (layout, record) = (walk.layout, walk.record);
     let bytes = layout.frame_bytes;
-    // SAFETY: `report` passes a record.
+    // SAFETY: `report_python` passes a record.
     let count = unsafe { read_volatile(&raw const (*record).count) };
     if bytes > PYTHON_FRAME_BYTES as u32 || count >= PYTHON_FRAMES_PER_RECORD as u32 {
         return STOP;
@@ -207,21 +207,21 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> i64 {
         write_volatile(&raw mut (*record).count, count + 1);
     }
     walk.frame = previous;
-    // Last, where the verifier has the fewest states to follow it with.
+    // At the end, where the verifier has the fewest states to follow it with.
     // SAFETY: as above.
     unsafe { python_code::report(layout, &walk.space, to) };
-    // SAFETY: it is a field of `walk`. The read keeps the compiler from holding its value for so long.
+    // SAFETY: it is a field of `walk`. The volatile read keeps the compiler from holding its value for so long.
     if unsafe { read_volatile(&raw const walk.frame) } == 0 { STOP } else { GO_ON }
 }
 
-/// Bytes from the code object to an address in it; all ones if it is not in it.
+/// Returns the distance from the code object to an address in it; all ones if the address is not in it.
 #[inline(always)]
 fn within(address: u64, code: u64) -> u64 {
     let offset = address.wrapping_sub(code);
     if offset >> 32 == 0 { offset } else { u64::MAX }
 }
 
-/// A word of what was read.
+/// Returns a word of the scratch space.
 #[inline(always)]
 fn scratch(record: *const PythonRecord, offset: u32) -> u64 {
     let offset = (offset & (PYTHON_FRAME_BYTES as u32 - 1)) as usize;
@@ -229,7 +229,7 @@ fn scratch(record: *const PythonRecord, offset: u32) -> u64 {
     unsafe { read_volatile((&raw const (*record).scratch).cast::<u8>().add(offset).cast::<u64>()) }
 }
 
-/// The check of a code object; 0 if it cannot be read.
+/// Returns the checksum of a code object; 0 if it cannot be read.
 #[inline(always)]
 fn check_of(layout: &PythonProcess, record: *mut PythonRecord, code: u64) -> u64 {
     let identity = code.wrapping_add(u64::from(layout.code_identity));

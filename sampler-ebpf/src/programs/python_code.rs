@@ -1,7 +1,7 @@
-//! Copies of Python's code objects, which say the function, file and lines of a frame.
+//! Copies Python code objects, which contain the function, file and lines of a frame.
 //!
-//! The daemon could read them itself, but only as long as the process lives and keeps them. Here they are certain to be
-//! there, since the calling thread runs them. Each is copied once, when a sampled stack first shows it.
+//! The daemon could read them itself, but only as long as the process lives and keeps them. Here they are certain to
+//! exist, because the calling thread runs them. Each is copied once, when it first appears in a sampled stack.
 
 use core::ffi::c_void;
 use core::ptr::read_volatile;
@@ -15,19 +15,19 @@ use sampler_ebpf::abi::{
 
 use crate::maps;
 
-/// Head of a string: its length is a word at [`LENGTH`], and its kind is in the word at [`STATE`].
+/// Size of a string's head: its length is the word at [`LENGTH`], and its kind is in the word at [`STATE`].
 const TEXT_HEAD: u64 = 40;
 const LENGTH: usize = 16;
 const STATE: usize = 32;
-/// Largest head of a string, of which one of ASCII characters lacks the rest.
+/// Size of the largest head of a string. An ASCII string lacks the last part of it.
 const COMPACT_HEAD: u64 = 72;
 const ASCII_LACKS: u64 = 24;
 const IS_ASCII: u64 = 1 << 6;
-/// Head of a bytes object, with its length at [`LENGTH`].
+/// Size of the head of a bytes object, whose length is at [`LENGTH`].
 const BYTES_HEAD: u64 = 32;
 
-/// Reports the code object of a frame, if no stack has shown it yet. There are few branches: the verifier follows each of them
-/// with all that may have come before.
+/// Reports the code object of a frame, if it has not appeared in a stack yet. There are few branches, because the
+/// verifier follows each of them for every state that may precede it.
 ///
 /// # Safety
 /// `frame` must be valid for reads.
@@ -37,18 +37,19 @@ pub unsafe fn report(layout: &PythonProcess, space: &ProcessKey, frame: *const P
     let (code, check) = unsafe { (read_volatile(&raw const (*frame).code), read_volatile(&raw const (*frame).check)) };
     let mark = mark_of(space, code, check);
     let Some(known) = maps::PYTHON_CODES.get_ptr_mut((mark >> 32) as u32 % PYTHON_CODES) else { return };
-    // SAFETY: the pointer is to the map's value, an aligned u64. If two CPUs both do not know it, both report it.
+    // SAFETY: the pointer is to the map's value, an aligned u64. If the object is new to two CPUs at once, both report
+    // it.
     if unsafe { read_volatile(known) } == mark || check == 0 || layout.code_bytes == 0 {
         return;
     }
     let Some(ring) = maps::stacks() else { return };
     let record = ring.reserve(size_of::<PythonCodeRecord>() as u64).cast::<PythonCodeRecord>();
     if record.is_null() {
-        // The next stack that shows it reports it, or the daemon reads it.
+        // It is reported with the next stack that contains it, or the daemon reads it.
         return;
     }
-    // SAFETY: the reservation has the record's size, and is submitted here and nowhere else. The pointers and words that are
-    // read lie within the copies.
+    // SAFETY: the reservation has the record's size, and is submitted here and nowhere else. The pointers and words
+    // that are read lie within the copies.
     unsafe {
         (*record).mark = PythonCodeRecord::MARK;
         (*record).space = *space;
@@ -67,28 +68,30 @@ pub unsafe fn report(layout: &PythonProcess, space: &ProcessKey, frame: *const P
     }
 }
 
-/// A number that stands for a code object of a process.
+/// Returns a number that stands for a code object of a process.
 #[inline(always)]
 fn mark_of(space: &ProcessKey, code: u64, check: u64) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let process = space.start_ns.rotate_left(32) ^ u64::from(space.tgid) ^ u64::from(space.exec_id) << 40;
     let mixed = (process.wrapping_mul(FACTOR) ^ code).wrapping_mul(FACTOR) ^ check;
     let mixed = (mixed ^ mixed >> 29).wrapping_mul(FACTOR);
-    // A value of the map that was not written yet is zero.
+    // Elements of the map that have not been written yet are zero.
     mixed | 1
 }
 
-/// A pointer in the code object.
+/// Reads a pointer in the code object.
 ///
 /// # Safety
 /// `record` must be valid for reads.
 #[inline(always)]
 unsafe fn pointer(record: *const PythonCodeRecord, offset: u32) -> u64 {
-    // SAFETY: the caller promises it, and the word lies within the copy of a code object, or in its name's.
+    // SAFETY: the caller promises it. The word lies within the copy of a code object, or extends into that of its name,
+    // which follows it.
     unsafe { word(&raw const (*record).head, offset as usize & (PYTHON_HEAD_BYTES - 1)) }
 }
 
-/// Copies a string: its head, which tells its length, and then all. One that is too long is not copied whole.
+/// Copies a string: first its head, which has the length, and then all of it. If the string is too long, only a part is
+/// copied.
 ///
 /// # Safety
 /// As for [`copy`].
@@ -103,7 +106,7 @@ unsafe fn copy_text(to: *mut PythonCopy<PYTHON_TEXT_BYTES>, address: u64) {
     }
 }
 
-/// A word of a copy.
+/// Reads a word of a copy.
 ///
 /// # Safety
 /// The word must lie within the copy, which must be valid for reads.
@@ -113,15 +116,16 @@ unsafe fn word<const BYTES: usize>(copy: *const PythonCopy<BYTES>, at: usize) ->
     unsafe { read_volatile((&raw const (*copy).bytes).cast::<u8>().add(at).cast::<u64>()) }
 }
 
-/// Copies bytes of the target's memory, fewer than there is room for. `BYTES` is a power of two; what is more than that of
-/// `bytes` is left out.
+/// Copies bytes of the target's memory: `bytes` modulo `BYTES`, which is a power of two, so there is always space for
+/// them.
 ///
 /// # Safety
 /// `to` must be valid for writes.
 #[inline(always)]
 unsafe fn copy<const BYTES: usize>(to: *mut PythonCopy<BYTES>, address: u64, bytes: u64) {
     let bytes = bytes as u32 & (BYTES as u32 - 1);
-    // SAFETY: the caller promises it, and `bytes` is less than the room that is there. The helper checks the address itself.
+    // SAFETY: the caller promises it, and `bytes` is less than the space available. The helper checks the address
+    // itself.
     unsafe {
         let status = bpf_probe_read_user((&raw mut (*to).bytes).cast(), bytes, address as *const c_void);
         (*to).address = address;

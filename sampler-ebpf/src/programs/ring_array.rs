@@ -27,10 +27,11 @@ impl<const N: usize> RingArray<N> {
         Self { r#type: null(), key: null(), value: null(), max_entries: null(), map_flags: null() }
     }
 
-    /// The ring at an index. The kernel keeps it until this run of the program is over, whatever takes its place.
+    /// Returns the ring at an index. The kernel keeps it until this run of the program ends, even if it is replaced.
     #[inline(always)]
     pub fn get(&self, index: u32) -> Option<Ring> {
-        // SAFETY: the map is an array of maps, and the key is an index, as the helper expects. It returns null or a map.
+        // SAFETY: the map is an array of maps, and the key is an index, as the helper expects. It returns null or a
+        // map.
         let ring = unsafe { bpf_map_lookup_elem(from_ref(self).cast_mut().cast(), (&raw const index).cast()) };
         NonNull::new(ring).map(Ring)
     }

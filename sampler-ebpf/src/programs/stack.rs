@@ -1,9 +1,9 @@
-//! The stack of a sample: the kernel's frame-pointer walk, or registers and a copy of the stack's top.
+//! The stack of a sample: the kernel's frame-pointer walk, or registers and a copy of the stack.
 //!
-//! A copy reaches up to the top of the stack, where that is known, and takes no more room than that needs. Where it is
-//! not known, as on a coroutine's stack, the copy is as long as the daemon has found this process's stacks to need. In
-//! either case a copy of more than [`FIRST_STACK_BYTES`] takes at most a fixed share of the room that the ring has left:
-//! while the daemon lags behind, long copies get shorter before any is lost.
+//! If the top of the stack is known, a copy ends there and takes no more space than needed. If it is not known, as on a
+//! coroutine's stack, the copy is as long as this process's stacks have needed so far, according to the daemon. In both
+//! cases, a copy of more than [`FIRST_STACK_BYTES`] takes at most a fixed share of the ring's free space: while the
+//! daemon lags behind, long copies get shorter before any is lost.
 
 use core::ffi::c_void;
 
@@ -30,7 +30,7 @@ use crate::thread::ThreadState;
 /// The smallest page size. Larger pages are multiples of it.
 const PAGE: u64 = 4096;
 
-/// Takes the stack of a sampled call, from `registers` up.
+/// Captures the stack of a sampled call, from `registers` up.
 #[inline(always)]
 pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     if const { ablation::leaves_out("stacks") } {
@@ -39,7 +39,8 @@ pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample
     match config!(stack_kind) {
         stack_kind::FRAME_POINTERS => walk(ctx),
         stack_kind::COPIED => {
-            // A stack whose Python frames are lost is lost: it would be taken for one of native code.
+            // If the Python frames are lost, the stack counts as lost, because it would look like a stack of native
+            // code only.
             if python::report_python(state, sample, time_ns) == 0 {
                 return Taken::of_kind(stack_kind::LOST_NO_ROOM);
             }
@@ -49,8 +50,8 @@ pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample
     }
 }
 
-/// Copies a stack, and returns its kind. (A global function, which the verifier checks once, by itself: it is a third of what there is to
-/// check.)
+/// Copies a stack, and returns its kind. (A global function: the verifier checks it once, separately. It is a third of
+/// all code to check.)
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn take_copy(registers: *const Registers, state: *const ThreadState, sample: u64, time_ns: u64) -> u32 {
@@ -61,7 +62,7 @@ extern "C" fn take_copy(registers: *const Registers, state: *const ThreadState, 
     maps::stacks().map_or(stack_kind::LOST_NO_ROOM, |ring| copy(ring, registers, state, sample, time_ns))
 }
 
-/// `-EEXIST`: another stack has the place in the map. `-ENOMEM`: there is no place left.
+/// `-EEXIST`: another stack occupies the slot in the map. `-ENOMEM`: there is no free slot.
 const EXISTS: i64 = -17;
 const NO_MEMORY: i64 = -12;
 
@@ -126,22 +127,22 @@ fn copy(ring: Ring, registers: &Registers, state: &ThreadState, sample: u64, tim
     copy_short(ring, &source, FIRST_STACK_BYTES, copy_end::ROOM)
 }
 
-/// Most bytes that are copied of a stack of the calling process whose top is not known.
+/// Maximum number of bytes copied of a stack of the calling process whose top is not known.
 #[inline(always)]
 fn limit_of_process(state: &ThreadState) -> u64 {
     // SAFETY: the value is copied at once, and is a single integer.
     unsafe { STACK_LIMITS.get(state.space) }.copied().unwrap_or(FIRST_STACK_BYTES)
 }
 
-/// Most bytes that a long copy may take of what is left of the ring.
+/// Maximum number of bytes that a long copy may take of the ring's free space.
 #[inline(always)]
 fn room(ring: Ring) -> u64 {
     let left = ring.size().saturating_sub(ring.fill());
     (left / STACK_ROOM_SHARE).max(FIRST_STACK_BYTES)
 }
 
-/// Copies at most [`FIRST_STACK_BYTES`]. A reservation must have a constant size, so it takes the smallest class that is
-/// large enough.
+/// Copies at most [`FIRST_STACK_BYTES`]. A reservation must have a constant size, so this uses the smallest size class
+/// that is large enough.
 #[inline(always)]
 fn copy_short(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32 {
     if wanted <= 4 << 10 {
@@ -159,7 +160,7 @@ fn copy_short(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32
     copy_into::<FIRST_STACK_BYTES>(ring, source, wanted, ends_at)
 }
 
-/// Copies more than that. The classes are closer, because they are large.
+/// Same as [`copy_short`], for more bytes. The classes are closer together, because they are large.
 #[inline(always)]
 fn copy_long(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> u32 {
     if wanted <= 96 << 10 {
@@ -219,21 +220,20 @@ fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, end
     stack_kind::COPIED
 }
 
-/// A copy page by page under way.
+/// State of a copy page by page.
 struct Pages {
     record: *mut StackRecord,
     sp: u64,
-    /// Bytes up to the end of the first page.
+    /// Number of bytes up to the end of the first page.
     first: u64,
     wanted: u64,
 }
 
-/// A read that meets a page that is not in memory fails as a whole. Then copies page by page. Missing pages become zeros:
-/// most were never touched, as in an array that is not used yet, and the stack goes on above them. Returns the end of the
-/// last page that is there, at most `wanted`.
+/// Copies page by page, because a read that meets an absent page fails as a whole. Missing pages become zeros: most
+/// were never touched, as in an array that is not used yet, and the stack continues above them. Returns the end of the
+/// last page that is present, at most `wanted`.
 ///
-/// The pages are copied by a loop of the kernel's, whose body the verifier looks at once for each class, and not once for
-/// each page.
+/// The pages are copied by a kernel loop. The verifier checks its body once per class instead of once per page.
 #[inline(always)]
 fn copy_pages<const CLASS: u64>(record: *mut StackRecord, sp: u64, wanted: u64) -> u64 {
     let first = unknown(PAGE - (sp & (PAGE - 1)));
@@ -243,14 +243,14 @@ fn copy_pages<const CLASS: u64>(record: *mut StackRecord, sp: u64, wanted: u64) 
     copy_piece(record, 0, sp, first);
     let mut pages = Pages { record, sp, first, wanted };
     let most = const { CLASS / PAGE - 1 };
-    // The verifier does not look at the body of a loop that never runs, drops it, and then misses it.
+    // If a loop never runs, the verifier does not check its body, removes it, and then fails because it is missing.
     let copied = if const { CLASS > PAGE } {
         // SAFETY: the function has the type that the helper calls, and gets this context, which outlives the call.
         unsafe { bpf_loop(most as u32, copy_page::<CLASS> as *mut c_void, (&raw mut pages).cast(), 0) as u64 }
     } else {
         0
     };
-    // What is left is less than a page. The last bytes of the class include it.
+    // Less than a page is left. The last bytes of the class include it.
     if copied == most && first + most * PAGE < wanted {
         copy_piece(record, CLASS - PAGE, sp, PAGE);
     }
@@ -259,7 +259,7 @@ fn copy_pages<const CLASS: u64>(record: *mut StackRecord, sp: u64, wanted: u64) 
     if u64::from(end) > wanted { wanted } else { u64::from(end) }
 }
 
-/// Copies the whole page after the first `index` ones.
+/// Copies one whole page, after the first piece and `index` other pages.
 ///
 /// # Safety
 /// `context` points to [`Pages`].
@@ -276,8 +276,8 @@ unsafe extern "C" fn copy_page<const CLASS: u64>(index: u64, context: *mut c_voi
     if missing > MOST_MISSING_PAGES { STOP } else { GO_ON }
 }
 
-/// Copies `bytes`, at most a page, at this offset of the stack to the same offset of the copy. If they are there,
-/// `copied_bytes` becomes their end; otherwise the copy has zeros, and they are counted as missing.
+/// Copies `bytes`, at most a page, from this offset of the stack to the same offset of the copy. If they are present,
+/// `copied_bytes` becomes their end. Otherwise the copy has zeros there, and they are counted as missing.
 #[inline(always)]
 fn copy_piece(record: *mut StackRecord, offset: u64, sp: u64, bytes: u64) {
     // SAFETY: the callers keep `offset + bytes` inside the reservation, as the verifier checks. The helper checks the
@@ -286,7 +286,7 @@ fn copy_piece(record: *mut StackRecord, offset: u64, sp: u64, bytes: u64) {
         let to = record.cast::<u8>().add((HEADER + offset) as usize);
         bpf_probe_read_user(to.cast(), bytes as u32, (sp + offset) as *const c_void)
     };
-    // All ones if it failed. The results are kept in the record, where the verifier does not follow their values.
+    // All ones if it failed. The results are kept in the record, where the verifier does not track their values.
     let failed = (status >> 63) as u32;
     // SAFETY: the reservation begins with the header, which was written before.
     unsafe {

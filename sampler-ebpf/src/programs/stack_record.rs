@@ -1,14 +1,14 @@
-//! The header of a stack's copy.
+//! The header of a stack copy.
 
 use sampler_ebpf::abi::{Registers, StackRecord};
 
 use crate::memory::copy_words;
 use crate::thread::ThreadState;
 
-/// Bytes of the header.
+/// Size of the header, bytes.
 pub const HEADER: u64 = size_of::<StackRecord>() as u64;
 
-/// The stack that was taken, for the allocation's record.
+/// The result of capturing a stack, for the allocation's record.
 pub struct Taken {
     /// One of [`sampler_ebpf::abi::stack_kind`].
     pub kind: u32,
@@ -17,13 +17,13 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// A stack that was not taken by the kernel.
+    /// The result for a stack that is not in the kernel's stack map.
     pub const fn of_kind(kind: u32) -> Self {
         Self { kind, id: -1 }
     }
 }
 
-/// What the header of a copy is made of. The header itself would take a third of the stack that programs have.
+/// The data for the header of a copy. The header itself would take a third of the BPF stack.
 pub struct Source<'a> {
     pub registers: &'a Registers,
     pub state: &'a ThreadState,
@@ -35,7 +35,7 @@ impl Source<'_> {
     /// Writes the header of a copy that has no bytes yet.
     ///
     /// # Safety
-    /// `record` points to room for a header.
+    /// `record` points to space for a header.
     #[inline(always)]
     pub unsafe fn begin(&self, record: *mut StackRecord) {
         write_header(record, self.registers, self.state, self.sample, self.time_ns);
@@ -51,7 +51,7 @@ extern "C" fn write_header(
     sample: u64,
     time_ns: u64,
 ) -> u32 {
-    // SAFETY: `begin` passes references, and room for the header.
+    // SAFETY: `begin` passes references, and space for the header.
     unsafe {
         let (false, Some(registers), Some(state)) = (record.is_null(), registers.as_ref(), state.as_ref()) else {
             return 0;
@@ -68,8 +68,8 @@ extern "C" fn write_header(
     0
 }
 
-/// The same value, which the compiler knows nothing of. What it knows it leaves out, and verifiers before Linux 6.8 forget
-/// a bound that was checked on another copy of a value.
+/// Returns the same value, but hides what the compiler knows about it. The compiler omits checks that it can prove, and
+/// verifiers before Linux 6.8 forget a bound that was checked on another copy of a value.
 #[inline(always)]
 pub fn unknown(value: u64) -> u64 {
     // SAFETY: the pointer is to a local.

@@ -11,10 +11,10 @@ use crate::process::{current_pid_tgid, current_task, process_of, space_of};
 use crate::target::{kind_of, list_by_rule};
 use crate::thread::{ANNOUNCED, IGNORED, ThreadState};
 
-/// No kind of link: a call counts whichever links serve its process.
+/// Not a kind of link: a call counts whichever links serve its process.
 const ANY_LINK: u32 = 0;
 
-/// Whether a thread has got state before.
+/// Whether a thread has already got state.
 #[inline(always)]
 fn is_not_first() -> bool {
     // SAFETY: the pointer is to a counter in the map's value.
@@ -30,9 +30,9 @@ pub struct Success {
 }
 
 impl ThreadState {
-    /// The state of the calling thread if it belongs to a target whose calls count at this kind of link, one of
-    /// [`link_kind`](sampler_ebpf::abi::link_kind). Links of both kinds may be in an instruction, and a call counts once. If
-    /// the kernel cannot provide state for a target's thread, `without_state` is called, to count what is lost.
+    /// Returns the state of the calling thread if it belongs to a target whose calls count at this kind of link, one of
+    /// [`link_kind`](sampler_ebpf::abi::link_kind). An instruction may have links of both kinds, and a call must count
+    /// once. If the kernel cannot provide state for a target's thread, calls `without_state` to count the loss.
     #[inline(always)]
     pub fn of_target(link: u32, without_state: impl FnOnce()) -> Option<&'static mut Self> {
         if let Some(state) = THREADS.current() {
@@ -44,7 +44,7 @@ impl ThreadState {
         Self::of_new_thread(link, without_state)
     }
 
-    /// The state of the calling thread if it belongs to a target, whichever links serve it.
+    /// Returns the state of the calling thread if it belongs to a target, whichever links serve it.
     #[inline(always)]
     pub fn of_any_target(without_state: impl FnOnce()) -> Option<&'static mut Self> {
         if let Some(state) = THREADS.current() {
@@ -53,8 +53,8 @@ impl ThreadState {
         Self::of_new_thread(ANY_LINK, without_state)
     }
 
-    /// The state of the calling thread if it belongs to a target whose announcements count at this kind of link. A process may
-    /// be listed as one that announces after its threads were admitted.
+    /// Returns the state of the calling thread if it belongs to a target whose announcements count at this kind of
+    /// link. A process may be listed as announcing after its threads were admitted.
     #[inline(always)]
     pub fn of_announcing_target(link: u32, without_state: impl FnOnce()) -> Option<&'static mut Self> {
         if link != ANNOUNCED {
@@ -68,7 +68,7 @@ impl ThreadState {
         Some(state)
     }
 
-    /// Does the same for a thread that has no state yet.
+    /// Same as the functions above, for a thread that has no state yet.
     #[inline(never)]
     fn of_new_thread(link: u32, without_state: impl FnOnce()) -> Option<&'static mut Self> {
         let state = if config!(faults) & fault::NO_THREAD_STATE != 0 && is_not_first() {
@@ -88,7 +88,7 @@ impl ThreadState {
         }
     }
 
-    /// Decides whether the thread belongs to a target and which links serve that, and initializes its state if so.
+    /// Decides whether the thread belongs to a target and which links serve it, and initializes its state if so.
     #[inline(never)]
     fn admit(&mut self) -> bool {
         if self.is_tracked() {
@@ -127,7 +127,7 @@ impl ThreadState {
         true
     }
 
-    /// Draws the trials until the next success, with the interval now in force.
+    /// Draws the number of trials until the next success, with the current interval.
     #[inline(always)]
     pub fn draw(&mut self) {
         let Some(constants) = maps::draw_constants() else { return };

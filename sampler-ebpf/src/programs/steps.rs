@@ -1,6 +1,6 @@
-//! Results of a step of `bpf_loop`.
+//! Return values of a `bpf_loop` step.
 
-/// There are more steps.
+/// The loop continues.
 pub const GO_ON: i64 = 0;
 /// The loop ends.
 pub const STOP: i64 = 1;

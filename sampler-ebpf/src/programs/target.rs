@@ -17,14 +17,15 @@ pub fn is_target(tgid: u32) -> bool {
     kind_of(tgid).is_some()
 }
 
-/// Which links count the calls of the current task's process, one of [`link_kind`]; `None` if it is no target.
+/// Which links count the calls of the current task's process, one of [`link_kind`]; `None` if it is not a target.
 #[inline(always)]
 pub fn kind_of(tgid: u32) -> Option<u32> {
     if tgid == config!(self_tgid) {
         return None;
     }
     let rules = config!(target_rules);
-    // SAFETY: the value is an aligned u32, which changes as a whole; one that was removed meanwhile was a target just now.
+    // SAFETY: the value is an aligned u32, which changes as a whole. If it has just been removed, the process was a
+    // target until now.
     if let Some(kind) = unsafe { TARGETS.get(tgid) } {
         return Some(match *kind {
             link_kind::OWN => link_kind::OWN,
@@ -51,13 +52,14 @@ pub fn listed(tgid: u32) -> bool {
     TARGETS.get_ptr(tgid).is_some()
 }
 
-/// Whether what targets start and become is recorded, and not every process anyway.
+/// Whether children of targets become targets, unless every process is a target anyway.
 #[inline(always)]
 pub fn follows() -> bool {
     config!(follow) != 0 && config!(target_rules) & target_rule::ALL == 0
 }
 
-/// Lists a process that matches a name or a cgroup. It stays a target under whatever name, and its children are targets.
+/// Lists a process that matches a name or a cgroup. It stays a target even if its name changes, and its children are
+/// targets.
 #[inline(always)]
 pub fn list_by_rule(tgid: u32) {
     if follows() && config!(target_rules) != 0 && !listed(tgid) {
@@ -65,8 +67,8 @@ pub fn list_by_rule(tgid: u32) {
     }
 }
 
-/// Has links that serve every process count a process from now on. Links of its own do not see what a thread other than the
-/// first becomes with an exec: they are bound to the task of the first one, which has ended then.
+/// From now on, links that serve every process count this process. Its own links do not see a thread other than the
+/// first after an exec: they are bound to the task of the first one, which has ended by then.
 #[inline(always)]
 pub fn leave_own_links(tgid: u32) {
     if let Some(kind) = TARGETS.get_ptr_mut(tgid) {
@@ -75,8 +77,9 @@ pub fn leave_own_links(tgid: u32) {
     }
 }
 
-/// Has links that serve every process count a process that announced its samples, or had its parent's inline hooks, and runs
-/// another program now. Returns whether it did announce them.
+/// From now on, links that serve every process count this process, unless it has its own links. It has executed another
+/// program, so it no longer announces its samples or has its parent's inline hooks. Returns whether it announced its
+/// samples.
 #[inline(always)]
 pub fn begin_anew(tgid: u32) -> bool {
     let Some(kind) = TARGETS.get_ptr_mut(tgid) else { return false };
@@ -90,27 +93,28 @@ pub fn begin_anew(tgid: u32) -> bool {
     }
 }
 
-/// Whether links of its own count a process.
+/// Whether a process is counted by its own links.
 #[inline(always)]
 pub fn has_own_links(tgid: u32) -> bool {
     // SAFETY: the value is an aligned u32, which changes as a whole.
     unsafe { TARGETS.get(tgid) }.is_some_and(|kind| *kind == link_kind::OWN)
 }
 
-/// Whether a process announces its samples, so that its children do.
+/// Whether a process announces its samples, so that its children do, too.
 #[inline(always)]
 pub fn announces(tgid: u32) -> bool {
     // SAFETY: the value is an aligned u32, which changes as a whole.
     unsafe { TARGETS.get(tgid) }.is_some_and(|kind| *kind == link_kind::ANNOUNCED)
 }
 
-/// Lists a process: links that serve every process count its calls. `false` if there is no room, which is counted.
+/// Lists a process that is counted by links that serve every process. Returns `false`, and counts that, if there is no
+/// space.
 #[inline(always)]
 pub fn list(tgid: u32) -> bool {
     list_as(tgid, link_kind::SHARED)
 }
 
-/// Lists a process whose calls links of this kind count.
+/// Lists a process that is counted by links of this kind. Returns `false`, and counts that, if there is no space.
 #[inline(always)]
 pub fn list_as(tgid: u32, kind: u32) -> bool {
     let has_room = TARGETS.insert(tgid, kind, u64::from(BPF_ANY)).is_ok();

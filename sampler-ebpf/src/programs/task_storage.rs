@@ -54,14 +54,14 @@ impl<T> TaskStorage<T> {
         unsafe { self.get(task.cast(), u64::from(BPF_LOCAL_STORAGE_GET_F_CREATE)).as_mut() }
     }
 
-    /// The value of a task that has ended, if it has one.
+    /// Returns the value of a task that has ended, if it has one.
     ///
     /// # Safety
-    /// `task` is a task pointer that the kernel gave to this program, of a task that runs no more.
+    /// `task` is a task pointer that the kernel gave to this program, of a task that no longer runs.
     #[inline(always)]
     pub unsafe fn of_ended(&self, task: *mut c_void) -> Option<&'static mut T> {
-        // SAFETY: the helper returns null or the task's value, which outlives this run because the kernel frees the task
-        // afterwards. No program runs for the task any more.
+        // SAFETY: the helper returns null or the task's value, which outlives this run because the kernel frees the
+        // task afterwards. No other program runs for the task.
         unsafe { self.get(task, 0).as_mut() }
     }
 
@@ -72,7 +72,8 @@ impl<T> TaskStorage<T> {
     #[inline(always)]
     pub unsafe fn of(&self, task: *mut c_void) -> Option<&'static T> {
         // SAFETY: the helper returns null or the task's value, which outlives this run because the iterator holds the
-        // task. The task may write to the value meanwhile, but only integers are read, each as it was at some moment.
+        // task. The task may write to the value at the same time, but only integers are read, each as it was at some
+        // moment.
         unsafe { self.get(task, 0).as_ref() }
     }
 }

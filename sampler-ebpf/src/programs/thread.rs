@@ -1,22 +1,22 @@
-//! The kernel-side state of each thread: the countdown, exact totals and in-flight calls.
+//! The kernel-side state of each thread: the countdown, exact totals, and calls in flight.
 
 use core::ptr::read_volatile;
 
 use sampler_ebpf::abi::{COUNTERS, Counters, IN_FLIGHT_TAIL, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey, link_kind};
 
-/// Most in-flight calls per thread.
+/// Maximum number of calls in flight per thread.
 pub const SLOTS: usize = MAX_IN_FLIGHT_CALLS;
 
-/// Bit of [`ThreadState::pending`]: a call may end in a jump to another hooked function.
+/// Bit of [`ThreadState::pending`]: a call that may end in a jump to another hooked function is in flight.
 pub const TAIL: u32 = IN_FLIGHT_TAIL;
 
 /// Not yet known whether the thread belongs to a target.
 pub const NEW: u32 = 0;
-/// The thread belongs to a target whose calls count where links that serve every process see them.
+/// The thread belongs to a target that is counted by links that serve every process.
 pub const TRACKED: u32 = link_kind::SHARED;
 /// The thread does not belong to a target.
 pub const IGNORED: u32 = 4;
-/// The thread belongs to a target whose calls count where links of its own see them.
+/// The thread belongs to a target that is counted by its own links.
 pub const OWN_LINKS: u32 = link_kind::OWN;
 /// The thread belongs to a target that announces its samples.
 pub const ANNOUNCED: u32 = link_kind::ANNOUNCED;
@@ -39,7 +39,7 @@ pub struct ThreadState {
     pub outer_sp: u64,
     /// [`NEW`], [`TRACKED`], [`IGNORED`], [`OWN_LINKS`] or [`ANNOUNCED`].
     pub status: u32,
-    /// Bit i is set if `slots[i]` holds an in-flight call, [`TAIL`] if `tail_sp` belongs to one.
+    /// Bit i is set if `slots[i]` holds a call in flight; [`TAIL`] is set if `tail_sp` belongs to one.
     pub pending: u32,
 
     /// The owner of the address space that the thread runs in.
@@ -54,9 +54,9 @@ pub struct ThreadState {
     pub tail_site: u32,
     /// Index of the site of the call that `outer_sp` belongs to.
     pub outer_site: u32,
-    /// Stack pointer of the last call that was found to be made inside that one.
+    /// Stack pointer of the last call found to be made inside that one.
     pub inner_sp: u64,
-    /// The slot that is evicted next if all are in use.
+    /// The slot to evict next if all are in use.
     pub next_victim: u64,
     /// Generation of the target set when the thread was found not to belong to a target.
     pub generation: u64,
@@ -76,21 +76,21 @@ pub struct ThreadState {
     pub reserved: u32,
     /// All counters except those of the unsampled path.
     pub counters: Counters,
-    /// In-flight calls whose return, or whose return sites, are probed.
+    /// Calls in flight whose return, or whose return sites, are probed.
     pub slots: [Pending; SLOTS],
-    /// CLOCK_MONOTONIC at the entry of the mapping system call in progress. Without one, it is 0 or `u64::MAX`.
+    /// CLOCK_MONOTONIC at the entry of the mapping system call in progress; 0 or `u64::MAX` if there is none.
     pub mapping_ns: u64,
-    /// End of the heap of `brk` at that time.
+    /// End of the `brk` heap at that time.
     pub mapping_brk: u64,
-    /// Number of calls that inline hooks have counted of this thread, as of its last site.
+    /// Number of this thread's calls that inline hooks have counted, as of its last site.
     pub moments: u64,
-    /// The sampled call that an inline hook's site, or an announcement, reports.
+    /// The sampled call that is reported by an inline hook's site or an announcement.
     pub inline_call: Pending,
 }
 
 const _: () = assert!(core::mem::offset_of!(ThreadState, space) == 56);
 
-/// An in-flight call.
+/// A call in flight.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Pending {
@@ -119,12 +119,12 @@ pub struct Pending {
     pub sampled: u16,
     /// 1 if the function's return sites are probed: its return address stays on the stack while it runs.
     pub return_sites_probed: u8,
-    /// 1 if the function may throw: if its call is abandoned, it did.
+    /// 1 if the function may throw: if its call is abandoned, it has thrown.
     pub may_throw: u8,
 }
 
 impl Pending {
-    /// A sampled call that is over when it is reported: nothing of it is in flight.
+    /// A sampled call that has already ended when it is reported, so nothing of it is in flight.
     pub const OVER: Self = Self {
         sp: 0,
         size: 0,
@@ -153,22 +153,23 @@ impl Pending {
 }
 
 impl ThreadState {
-    /// The call in a slot, without a copy, which would take a quarter of the stack that programs have.
+    /// Returns the call in a slot without a copy, which would take a quarter of the BPF stack.
     #[inline(always)]
     pub fn slot(&self, slot: usize) -> &'static Pending {
-        // SAFETY: the state lives as long as its thread, in whose context programs run. A slot changes only where a call
-        // begins, and no program reads it after that.
+        // SAFETY: the state lives as long as its thread, in whose context programs run. A slot changes only where a
+        // call begins, and no program reads it after that.
         unsafe { &*(&raw const self.slots[slot & (SLOTS - 1)]) }
     }
 
-    /// Keeps the call that an inline hook's site or an announcement reports. It has no slot, because it is over.
+    /// Stores the call that is reported by an inline hook's site or an announcement. It has no slot, because it has
+    /// ended.
     #[inline(always)]
     pub fn keep_inline_call(&mut self, call: Pending) -> &'static Pending {
         self.inline_call = call;
         self.kept_inline_call()
     }
 
-    /// The call that was kept last.
+    /// Returns the call that was stored last.
     #[inline(always)]
     pub fn kept_inline_call(&self) -> &'static Pending {
         // SAFETY: as in `slot`.
@@ -187,7 +188,7 @@ impl ThreadState {
         self.calls.wrapping_sub(self.counters.inline_sampled).wrapping_add(self.moments)
     }
 
-    /// Whether, as far as is known, no call is in flight that the next call could be part of.
+    /// Whether no call is known to be in flight that the next call could be part of.
     #[inline(always)]
     pub fn is_idle(&self) -> bool {
         self.outer_sp | u64::from(self.pending) == 0
@@ -206,8 +207,8 @@ impl ThreadState {
         true
     }
 
-    /// Copies all counters of the thread, which may be running. (A value of this size must not be copied twice: it takes
-    /// half of a program's stack.)
+    /// Copies all counters of the thread, which may be running. (A value of this size must not be copied twice: it
+    /// takes half of a program's stack.)
     #[inline(always)]
     pub fn copy_counters(&self, to: &mut Counters) {
         let from = (&raw const self.counters).cast::<u64>();

@@ -1,9 +1,9 @@
-//! Samples that a program announces itself, by USDT probes of the provider `otel_memory`: which allocation was sampled, what
-//! it stands for, and that it is freed.
+//! Samples that a program announces itself, through USDT probes of the provider `otel_memory`: which allocation was
+//! sampled, what it stands for, and that it is freed.
 //!
-//! What these programs report, and the live map, are the same as those of probes on allocators. Only the sample's interval is
-//! not known here: in its place (0) goes what the program says the sample stands for, as the number of trials. The daemon finds
-//! the interval from it.
+//! These programs produce the same records and live-map entries as probes on allocators. Only the sample's interval is
+//! not known here, so it is 0, and the number of trials is the number of bytes that the program says the sample stands
+//! for. The daemon derives the interval from it.
 
 use core::ffi::c_void;
 
@@ -21,7 +21,7 @@ use crate::memory::read_user;
 use crate::process::{current_task, process_of};
 use crate::thread::{Pending, ThreadState};
 
-/// Bytes of the probed no-op.
+/// Size of the probed no-op, bytes.
 const NO_OP_BYTES: u64 = 1;
 
 /// `alloc(pointer, size, weighted_bytes)`.
@@ -48,7 +48,7 @@ pub extern "C" fn usdt_free(ctx: *mut c_void) -> u32 {
     }
     let lose = move || live::release_without_state(block);
     let Some(state) = ThreadState::of_announcing_target(probe.link_kind(), lose) else { return 0 };
-    // Whether the thread has allocated since is not known, so the block must not pass for a temporary one.
+    // Whether the thread has allocated since is not known, so the block must not count as temporary.
     state.moments = state.moments.wrapping_add(1);
     live::release(state, block);
     0
@@ -70,8 +70,8 @@ fn announced(ctx: *mut c_void, state: &mut ThreadState, site: u32) {
     allocation::report(ctx, &registers, state, pending, address, config!(live) != 0);
 }
 
-/// Keeps what a program says of a sample in the thread's state; `false` if that cannot be read. A function of its own, for its
-/// stack.
+/// Stores a program's description of a sample in the thread's state; `false` if it cannot be read. (A separate
+/// function, for its stack.)
 #[inline(never)]
 fn keep(ctx: *mut c_void, state: &mut ThreadState, site: u32, address: &mut u64) -> bool {
     let (mut size, mut weighted) = (0, 0);
@@ -83,7 +83,7 @@ fn keep(ctx: *mut c_void, state: &mut ThreadState, site: u32, address: &mut u64)
         sp: arch::stack_pointer(ctx),
         size,
         trials: weighted,
-        // What follows the no-op is to the unwinder what a return address is: it looks at what comes before it.
+        // To the unwinder, the address after the no-op is like a return address: it looks up the instruction before it.
         caller: arch::instruction_pointer(ctx).wrapping_add(NO_OP_BYTES),
         site,
         ..Pending::OVER

@@ -1,5 +1,5 @@
-//! `--alloc`: allocators that the user describes on the command line or in a file. They are checked before anything
-//! is attached.
+//! `--alloc`: allocators that the user describes on the command line or in a file. They are checked before anything is
+//! attached.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,10 +8,10 @@ use std::path::Path;
 use heapbpf_probes::Machine;
 use heapbpf_probes::{AttachError, CustomAllocator, CustomError, KernelRules, Table, examine};
 
-/// Maximum size of a file of specifications, in bytes.
+/// Maximum size of a specification file, in bytes.
 const LARGEST_FILE: u64 = 1 << 20;
 
-/// Why a specification cannot be used. All of these count as wrong usage.
+/// Why a specification cannot be used. All of these are usage errors.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocatorError {
     /// The specification does not parse.
@@ -27,7 +27,7 @@ pub enum AllocatorError {
         /// What is wrong.
         source: CustomError,
     },
-    /// The file of specifications cannot be read.
+    /// The specification file cannot be read.
     #[error("--alloc @{path}: {source}")]
     Unreadable {
         /// The file.
@@ -35,7 +35,7 @@ pub enum AllocatorError {
         /// Why.
         source: std::io::Error,
     },
-    /// The file that a specification names exists, but lacks what the specification describes.
+    /// The specification's file exists, but does not contain what the specification describes.
     #[error("--alloc: {path}: {source}")]
     Unfit {
         /// The file.
@@ -92,7 +92,7 @@ fn check(allocator: &mut CustomAllocator) -> Result<(), AllocatorError> {
     if !allocator.file.contains('/') {
         return Ok(());
     }
-    // The form of the path in /proc/PID/maps.
+    // The form in which /proc/PID/maps shows the path.
     let Ok(path) = Path::new(&allocator.file).canonicalize() else { return Ok(()) };
     let Ok(file) = File::open(&path) else { return Ok(()) };
     allocator.file = path.to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! The command line as the user writes it. Checks that depend on the system are made elsewhere.
+//! The command line as the user writes it. Checks that depend on the system are elsewhere.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -16,10 +16,11 @@ use super::compare::print;
 use super::error::PlanError;
 use crate::view::census::{Counted, Counts, TableOptions, table};
 
-/// Counts and prints. Returns the exit status.
+/// Counts and prints the result. Returns the exit status.
 ///
 /// # Errors
-/// A process does not exist or its heap cannot be read; what was counted in others is printed before. Or the output cannot be written.
+/// A process does not exist or its heap cannot be read (what was counted in other processes is printed first), or the
+/// output cannot be written.
 pub fn run(args: &CensusArgs) -> anyhow::Result<u8> {
     let targets: Vec<Target> = args.pids.iter().map(|pid| Target::Pid(*pid)).collect();
     let processes = select(&targets).map_err(PlanError::from)?;

@@ -1,4 +1,4 @@
-//! Option values that are one of a few words.
+//! Option values that are chosen from a few words.
 
 use clap::ValueEnum;
 use heapbpf_kernel::programs::LinkKind;
@@ -173,7 +173,7 @@ pub enum PlotArg {
 }
 
 impl PlotArg {
-    /// Whether it is of several snapshots.
+    /// Whether the plot needs several snapshots.
     pub const fn is_of_snapshots(self) -> bool {
         matches!(self, Self::Timeline | Self::Overhead)
     }

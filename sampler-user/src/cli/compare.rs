@@ -63,11 +63,11 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
 enum Product {
     Json,
     Csv,
-    /// The page of the second profile, with what grew since the first.
+    /// The second profile's web page, with what grew since the first.
     Page,
 }
 
-/// What is to be written to a file, checked.
+/// Checks an output file. Returns its path and what to write to it.
 fn product<'a>(file: &'a OutputFile, args: &DiffArgs) -> Result<(&'a Path, Product), PlanError> {
     let path = file.path.as_path();
     let format = file.format(None)?;
@@ -88,10 +88,10 @@ fn product<'a>(file: &'a OutputFile, args: &DiffArgs) -> Result<(&'a Path, Produ
     Ok((path, product))
 }
 
-/// Adds profiles.
+/// Adds up profiles.
 ///
 /// # Errors
-/// A file cannot be read, the profiles do not fit together, or the sum cannot be written.
+/// A file cannot be read, the profiles do not match, or the sum cannot be written.
 pub fn merge(args: &MergeArgs) -> anyhow::Result<u8> {
     let format = args.output.format(args.format.as_deref()).map_err(PlanError::Format)?;
     let output = Output::new(&args.output.path, format, args.force);

@@ -25,7 +25,7 @@ use super::error::PlanError;
 use super::{allocators, plan, targets};
 use crate::doctor::{Diagnosis, KernelSide, clean, command, hooking, processes};
 
-/// Examines the host and prints the result. Returns the exit status: 0 if nothing would be missed, otherwise 1.
+/// Examines the host and prints the result. Returns the exit status: 0 if nothing would be missed, 1 otherwise.
 ///
 /// # Errors
 /// A target cannot be examined, or the output cannot be written.
@@ -69,7 +69,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let unseen = custom.iter().filter(|it| !audits.is_empty() && !hooks.files.has_seen(|path| it.is_for(path)));
     let unseen = unseen.map(|it| Missing::new("--alloc", format!("no target mapped a file {}", it.file))).collect();
     let costs = match object::object() {
-        // This binary has no BPF programs to measure. The kernel section has reported that already.
+        // This binary has no BPF programs to measure. The kernel section has already reported that.
         None => None,
         Some(object) if args.measure => {
             let measured = during(|| "measuring what probes cost".into(), || measure::measured_anew(object, None));
@@ -88,7 +88,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     Ok(u8::from(!found.ok))
 }
 
-/// Forgets the programs that died of inline hooks, and prints how many there were. Returns the exit status.
+/// Forgets the programs that crashed under inline hooks, and prints how many there were. Returns the exit status.
 fn forget_crashes() -> anyhow::Result<u8> {
     let path = crashes::path();
     let known = crashes::forget(&path).with_context(|| format!("cannot remove {}", path.display()))?;
@@ -97,7 +97,7 @@ fn forget_crashes() -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Takes out what is left of inline hooks, and prints what was done. Returns the exit status: 0 if nothing stays.
+/// Removes leftovers of inline hooks, and prints what was done. Returns the exit status: 0 if nothing remains.
 fn clean_processes(args: &DoctorArgs) -> anyhow::Result<u8> {
     let target = &args.target;
     if target.comm.is_some() || target.cgroup.is_some() || !target.command.is_empty() {

@@ -17,7 +17,7 @@ fn options(command: &clap::Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| arg.get_long().is_some() && !arg.is_hide_set())
 }
 
-/// Commands with options of their own. Recording is first and needs no name; `serve` has the same options.
+/// Commands with their own options. Recording is first and needs no name; `serve` has the same options.
 fn commands() -> Vec<(String, clap::Command)> {
     let all = Cli::command();
     let others = all.get_subcommands().filter(|it| !it.is_hide_set() && !["record", "serve"].contains(&it.get_name()));
@@ -78,7 +78,7 @@ fn document() -> String {
     text
 }
 
-/// Names and defaults must match the command line. The wording may differ until the file is written again.
+/// Names and defaults must match the command line. The wording may differ until the file is regenerated.
 #[test]
 fn every_option_is_in_the_documents() {
     let path = root().join("docs/options.md");
@@ -102,7 +102,8 @@ fn every_option_is_in_the_documents() {
     assert_eq!(written, rows, "docs/options.md has options that do not exist; HEAPBPF_BLESS=1 writes it anew");
 }
 
-/// Commands of heapbpf in a document: in spans of code, and lines of blocks. Without what follows a comment or a pipe.
+/// Returns the heapbpf commands in a document, from code spans and from lines of code blocks, up to a comment or a
+/// pipe.
 fn commands_in(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut is_code = false;
@@ -121,7 +122,8 @@ fn commands_in(text: &str) -> Vec<String> {
     found
 }
 
-/// Words of a command; quotes hold words together, and names in capitals stand for numbers where one is needed.
+/// Splits a command into words. Quotes keep words together. Names in capitals are replaced by numbers where a number is
+/// needed.
 fn words_of(command: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut quoted = false;
@@ -140,7 +142,7 @@ fn every_command_in_the_introductions_is_accepted() {
     let (mut number, mut refused) = (0, Vec::new());
     for name in ["README.md", "docs/tutorial.md", "docs/coming-from.md", "docs/fleet.md"] {
         let text = fs::read_to_string(root().join(name)).expect("readable");
-        // A name alone, such as `heapbpf diff`, is no command to run.
+        // A bare name, such as `heapbpf diff`, is not a command to run.
         for command in commands_in(&text).into_iter().filter(|command| command.split(' ').count() > 2) {
             // Help is an error that goes to standard output.
             let error = Cli::try_parse_from(words_of(&command)).err().filter(clap::Error::use_stderr);

@@ -14,10 +14,10 @@ use heapbpf_statistics::plan::ClassPlanError;
 
 use super::allocators::AllocatorError;
 
-/// Why a plan cannot be made. The exit status is 2 for wrong usage, otherwise 1.
+/// Why a plan cannot be made. The exit status is 2 for usage errors, otherwise 1.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The options do not fit together.
+    /// The options contradict each other or are incomplete.
     #[error("{0}")]
     Usage(String),
     /// The system forbids the recording.
@@ -26,10 +26,10 @@ pub enum PlanError {
     /// The command does not exist.
     #[error("there is no command {0}")]
     NoCommand(String),
-    /// The command is there, but cannot be executed.
+    /// The command exists but cannot be executed.
     #[error("{0} cannot be executed: no permission")]
     NotExecutable(String),
-    /// Whom the host's owner forbids to hook is not known.
+    /// The rules that forbid hooking certain programs cannot be read.
     #[error(transparent)]
     Forbidden(#[from] &'static Malformed),
     /// A target process cannot be used.
@@ -72,7 +72,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// heapbpf's exit status; of a command that cannot be started what a shell's would be.
+    /// Returns heapbpf's exit status. For a command that cannot be started, it is what a shell's would be.
     pub(super) const fn exit_status(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::Format(_) | Self::Classes { .. } | Self::Allocator(_) => 2,
@@ -84,8 +84,8 @@ impl PlanError {
     }
 }
 
-/// heapbpf's exit status for an error: 2 for wrong usage, 127 or 126 for a command that cannot be found or executed,
-/// otherwise 1.
+/// Returns heapbpf's exit status for an error: 2 for usage errors, 127 or 126 for a command that cannot be found or
+/// executed, otherwise 1.
 pub fn exit_status(error: &anyhow::Error) -> u8 {
     if let Some(error) = error.downcast_ref::<NotStarted>() {
         return error.exit_status();

@@ -1,4 +1,4 @@
-//! How tables show frames: the options of the command line and the rules of this host.
+//! How tables show frames: from the command line's options and this host's rules.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -16,7 +16,7 @@ const PATH: &str = "/etc/heapbpf.frames";
 /// Combines options and rules.
 ///
 /// # Errors
-/// The file of rules cannot be read, or has an invalid line.
+/// The rules file cannot be read, or has an invalid line.
 pub fn view(args: FrameArgs) -> Result<FrameView, PlanError> {
     static RULES: OnceLock<FrameRules> = OnceLock::new();
     let rules = match rules_in(Path::new(PATH))? {
@@ -26,7 +26,7 @@ pub fn view(args: FrameArgs) -> Result<FrameView, PlanError> {
     Ok(FrameView { rules, all_frames: args.all_frames, full_names: args.full_names })
 }
 
-/// The rules of a file and the built-in ones. `None` if the file does not exist.
+/// Returns the rules of a file together with the built-in ones. `None` if the file does not exist.
 fn rules_in(path: &Path) -> Result<Option<FrameRules>, PlanError> {
     let fails = |why: String| PlanError::Usage(format!("{}: {why}", path.display()));
     match std::fs::read_to_string(path) {

@@ -1,4 +1,4 @@
-//! Suggestions for words on the command line that are not understood.
+//! Suggestions for unknown words on the command line.
 
 use clap::CommandFactory as _;
 use clap::builder::StyledStr;
@@ -6,7 +6,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::args::Cli;
 
-/// Adds a suggestion to the error if a word is unknown: it is a misspelt option or command, or a process ID or a program.
+/// Adds a suggestion to the error if a word is unknown. It may be a misspelt option or command, a process ID, or a
+/// program.
 pub fn explained(mut error: clap::Error) -> clap::Error {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return error };
     if error.kind() != ErrorKind::UnknownArgument {
@@ -26,7 +27,8 @@ pub fn explained(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Suggests an option, and not to put `--` before the unknown one, which would start a command of that name.
+/// Suggests an option. Drops the suggestion to put `--` before the unknown one, which would start a command of that
+/// name.
 fn of_option(mut error: clap::Error, near: Option<String>) -> clap::Error {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().starts_with("to pass"));
@@ -40,7 +42,7 @@ fn of_option(mut error: clap::Error, near: Option<String>) -> clap::Error {
     error
 }
 
-/// The option that a misspelt one probably means, of the command that the error's usage is of.
+/// Returns the option that a misspelt one probably means, of the command in the error's usage line.
 fn similar_option(error: &clap::Error, word: &str) -> Option<String> {
     let mut cli = Cli::command();
     cli.build();
@@ -51,27 +53,27 @@ fn similar_option(error: &clap::Error, word: &str) -> Option<String> {
     nearest(word, options.filter_map(clap::Arg::get_long))
 }
 
-/// The command that a misspelt word probably means.
+/// Returns the command that a misspelt word probably means.
 fn similar_command(word: &str) -> Option<String> {
     let cli = Cli::command();
     let names = cli.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
     nearest(word, names)
 }
 
-/// Whether a word is an option of `heapbpf report`, as `suspects` is.
+/// Whether a word is an option of `heapbpf report`, such as `suspects`.
 fn is_a_view(word: &str) -> bool {
     let cli = Cli::command();
     cli.find_subcommand("report").is_some_and(|report| report.get_arguments().any(|arg| arg.get_long() == Some(word)))
 }
 
-/// The name that a word is like, if one is.
+/// Returns the name that is most similar to a word, if any is similar enough.
 fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let near = names.map(|name| (mistakes(word, name), name)).min()?;
     (near.0 <= 2 && near.0 * 2 < word.chars().count()).then(|| near.1.to_owned())
 }
 
-/// How many characters have to be inserted, removed, replaced, or swapped with their neighbour to make one word of the
-/// other.
+/// Returns how many characters must be inserted, removed, replaced or swapped with their neighbour to turn one word
+/// into the other.
 fn mistakes(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().take(32).collect(), other.chars().collect());
     let mut rows = vec![(0..=other.len()).collect::<Vec<usize>>()];

@@ -1,14 +1,14 @@
-//! heapbpf's log on standard error. `-v` sets its level; `-q` hides no warnings.
+//! heapbpf's log on standard error. `-v` sets its level; `-q` does not hide warnings.
 
 use std::io::{IsTerminal, Write};
 
 use heapbpf_profile::escape::escaped;
 use log::{LevelFilter, Log, Metadata, Record};
 
-/// Writes messages of this crate up to a level, and warnings of others.
+/// Writes this crate's messages up to a level, and warnings of other crates.
 struct StandardError {
     level: LevelFilter,
-    /// What clears a status line that may be there.
+    /// Clears a status line that may be there.
     begin: &'static str,
 }
 
@@ -20,7 +20,7 @@ impl Log for StandardError {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            // Nobody could be told that standard error takes nothing.
+            // If standard error cannot be written, there is nowhere to report that.
             let _ = std::io::stderr().write_all(line(self.begin, &record.args().to_string()).as_bytes());
         }
     }
@@ -42,7 +42,7 @@ pub fn start(verbose: u8) {
     let _ = log::set_logger(Box::leak(Box::new(StandardError { level, begin })));
 }
 
-/// A message as a line: names of processes and files bring none along.
+/// Formats a message as one line. Names of processes and files are escaped, so they cannot add lines.
 fn line(begin: &str, message: &str) -> String {
     format!("{begin}heapbpf: {}\n", escaped(message))
 }

@@ -1,4 +1,4 @@
-//! What a terminal offers of the command line itself: completions, man pages, and the first steps.
+//! What the command line offers about itself: completions, man pages, and the first steps.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -12,7 +12,7 @@ use heapbpf_profile::units;
 
 use super::args::{Cli, CompletionArgs, ManArgs};
 
-/// What `heapbpf` says on a terminal if it is not told what to do.
+/// What `heapbpf` prints on a terminal if it is started without arguments.
 pub const FIRST_STEPS: &str = "\
 heapbpf shows which code of running programs allocates and holds memory:
   sudo heapbpf demo                      a program with a leak, for five seconds
@@ -25,11 +25,11 @@ heapbpf shows which code of running programs allocates and holds memory:
 /// Prints the completions of a shell.
 ///
 /// # Errors
-/// Standard output cannot be written to.
+/// Standard output cannot be written.
 pub fn completions(args: &CompletionArgs) -> anyhow::Result<u8> {
     let script = script(args.shell);
     match io::stdout().write_all(&script) {
-        // The reader has what it wanted.
+        // The reader has read all that it wanted.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
         written => written.context("standard output").map(|()| 0),
     }
@@ -41,10 +41,10 @@ fn script(shell: Shell) -> Vec<u8> {
     script
 }
 
-/// The command, with no names of files offered for values that are none: numbers, times, patterns.
+/// The command with file name completion switched off for values that are not files: numbers, times, patterns.
 fn without_files(command: Command) -> Command {
     let hint = |arg: Arg| {
-        // A command to start is a file, too.
+        // A command to start is a file as well.
         let is_unknown = arg.get_value_hint() == ValueHint::Unknown && !arg.is_last_set();
         if is_unknown && arg.get_action().takes_values() { arg.value_hint(ValueHint::Other) } else { arg }
     };
@@ -54,7 +54,7 @@ fn without_files(command: Command) -> Command {
 /// Writes the man pages.
 ///
 /// # Errors
-/// The folder cannot be written to.
+/// The directory cannot be written.
 pub fn pages(args: &ManArgs) -> anyhow::Result<u8> {
     let folder = args.folder.display();
     std::fs::create_dir_all(&args.folder).with_context(|| format!("{folder} cannot be made"))?;
@@ -64,7 +64,7 @@ pub fn pages(args: &ManArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Writes the pages of a command and of those below it.
+/// Writes the pages of a command and of its subcommands.
 fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
     for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
         write_pages(below, folder)?;
@@ -75,15 +75,16 @@ fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
     std::fs::write(folder.join(page.get_filename()), tidied(&String::from_utf8_lossy(&text)))
 }
 
-/// The day of the source, which releases are built with; otherwise none, as pages do not depend on when they are written.
+/// Returns the date of the source that releases are built with. Otherwise empty, because pages must not depend on when
+/// they are written.
 fn date() -> String {
     let seconds = option_env!("SOURCE_DATE_EPOCH").and_then(|seconds| seconds.trim().parse().ok());
     let time = seconds.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
     time.map_or(String::new(), |time| units::rfc3339(time).chars().take("2026-01-01".len()).collect())
 }
 
-/// A page without what readers of man pages warn of: empty lines between breaks, blanks at the end of lines, and a title whose
-/// empty fields are missing, so that the version stands in the place of the date.
+/// Fixes what man page readers warn about: empty lines between breaks, trailing spaces, and a title whose empty fields
+/// are missing, so that the version takes the place of the date.
 fn tidied(page: &str) -> String {
     let page = page.replace("\n.br\n\n.br\n", "\n.sp\n");
     let line = |line: &str| {

@@ -1,4 +1,4 @@
-//! Option values that are one of a few names which are defined elsewhere: completions and `--help` list them.
+//! Option values that are chosen from names defined elsewhere. Completions and `--help` list them.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -14,7 +14,7 @@ use heapbpf_statistics::estimators::Estimator;
 
 use super::values::{parse_estimator, parse_value};
 
-/// A parser of names. What it accepts, and what it says of other words, is up to its function.
+/// A parser of names. Its function decides what it accepts, and what it says about other words.
 #[derive(Clone)]
 pub struct Names<T> {
     names: Vec<&'static str>,
@@ -33,12 +33,12 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Names<T> {
     }
 }
 
-/// What stacks are put together by.
+/// What stacks can be grouped by.
 pub fn groups() -> Names<GroupBy> {
     Names { names: GroupBy::ALL.map(GroupBy::name).into(), parse: parsed }
 }
 
-/// What a table has rows for.
+/// What a table can have rows for.
 pub fn tables() -> Names<By> {
     Names { names: By::ALL.map(By::name).into(), parse: parsed }
 }
@@ -53,12 +53,12 @@ pub fn estimators() -> Names<Estimator> {
     Names { names: Estimator::ALL.iter().map(|estimator| estimator.name()).collect(), parse: parse_estimator }
 }
 
-/// Formats that profiles are written in. They are checked where a file's extension may choose them, too.
+/// Formats in which profiles are written. They are checked where a file's extension may choose them as well.
 pub fn formats() -> Names<String> {
     Names { names: FORMATS.iter().map(|format| format.name()).collect(), parse: parsed }
 }
 
-/// The same, and what `heapbpf report` alone has: tables as text, and plots.
+/// The same formats, and those that only `heapbpf report` has: text tables and plots.
 pub fn report_formats() -> Names<String> {
     let names = formats().names;
     Names { names: [&["text"], names.as_slice(), &["png"]].concat(), parse: parsed }

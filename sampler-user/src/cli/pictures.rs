@@ -1,4 +1,4 @@
-//! Pictures that commands draw: which format a file gets, and writing it.
+//! Pictures that commands draw: chooses the format of a file and writes it.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ pub enum PictureFormat {
     Png,
 }
 
-/// A picture that is to be written.
+/// A picture to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
     path: PathBuf,
@@ -25,10 +25,11 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// A picture to a file (`-`: standard output), in the format of this name, else in that of the file's extension.
+    /// A picture for a file (`-`: standard output), in the format of this name, or else in that of the file's
+    /// extension.
     ///
     /// # Errors
-    /// There is no such format, or the file cannot be written.
+    /// The format does not exist, or the file cannot be written.
     pub fn new(path: &Path, format: Option<&str>, force: bool) -> Result<Self, PlanError> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
         let format = match format.or(extension.as_deref()) {
@@ -47,7 +48,7 @@ impl Picture {
         Ok(Self { path: path.into(), format, force })
     }
 
-    /// Draws and writes it.
+    /// Draws and writes a figure.
     ///
     /// # Errors
     /// It cannot be drawn or written.
@@ -60,7 +61,7 @@ impl Picture {
     }
 }
 
-/// Writes a file, or to standard output if the path is `-`.
+/// Writes a file. The path `-` means standard output.
 ///
 /// # Errors
 /// It cannot be written.

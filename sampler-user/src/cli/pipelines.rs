@@ -9,7 +9,7 @@ use heapbpf_serve::push::{PushPlan, SpoolOptions};
 use super::error::PlanError;
 use super::record_args::{RecordArgs, ServeArgs};
 
-/// The push destinations, with their queues.
+/// Returns the push destinations with their queues.
 ///
 /// # Errors
 /// A URL is not a valid destination, or the spool cannot be used.
@@ -34,7 +34,7 @@ pub fn check_serves(args: &RecordArgs) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The output files, with their formats.
+/// Returns the output files with their formats.
 ///
 /// # Errors
 /// A format is unknown, or the requested snapshots are not possible.
@@ -74,8 +74,8 @@ pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
     Ok(outputs)
 }
 
-/// Checks that no two outputs go to standard output or to the same file, where one would replace the other. Each comes with the
-/// option that names it.
+/// Checks that no two outputs go to standard output or to the same file, where one would replace the other. Each output
+/// comes with the option that names it.
 ///
 /// # Errors
 /// Names the first two that do.

@@ -38,20 +38,20 @@ use crate::run::RunPlan;
 /// Maximum size of a ring, in bytes. Sizes are powers of two, and the kernel holds them in an `int`.
 const LARGEST_RING: u64 = 1 << 30;
 
-/// Makes the plan of a recording.
+/// Plans a recording.
 ///
 /// # Errors
-/// One sentence that says what to do.
+/// A sentence that says what to do.
 pub fn plan(args: &RecordArgs) -> Result<RunPlan, PlanError> {
     let recording = recording(args, args.serve.listen.is_some() || !args.serve.push.is_empty())?;
     let serving = serving(args)?;
     Ok(RunPlan { recording, serving })
 }
 
-/// Makes the plan of a recording without its services. `keeps_running`: it outlives its targets.
+/// Plans a recording without its services. `keeps_running`: it outlives its targets.
 ///
 /// # Errors
-/// One sentence that says what to do.
+/// A sentence that says what to do.
 pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, PlanError> {
     let default_format = formats::by_name(args.output.format.as_deref().unwrap_or("pprof"))?;
     let outputs = pipelines::outputs(args)?;
@@ -140,7 +140,7 @@ fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
     Ok(rules)
 }
 
-/// Checks that nothing is asked of samples that processes take themselves.
+/// Checks that no options apply to samples that the processes take themselves.
 fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
     let sampling = &args.sampling;
     let refusal = if sampling.interval != Interval::Size(DEFAULT_INTERVAL) {
@@ -159,7 +159,7 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
     Err(PlanError::Usage(format!("--hook usdt: {refusal}")))
 }
 
-/// Checks that inline hooks can do what is asked of them.
+/// Checks that inline hooks support the requested options.
 fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
     let refusal = if args.sampling.mmap {
         "it cannot attribute an allocator's own mappings yet: leave --mmap out"
@@ -171,7 +171,7 @@ fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
     Err(PlanError::Usage(format!("--hook inline: {refusal}")))
 }
 
-/// Checks options against the system: what the system forbids, and files that cannot be read or written.
+/// Checks options against the system: what it forbids, and files that cannot be read or written.
 fn check_system(args: &RecordArgs, outputs: &[Output]) -> Result<(), PlanError> {
     if let Some(blocker) = Limits::read().blockers().into_iter().next() {
         return Err(PlanError::Blocked(blocker));
@@ -187,7 +187,7 @@ fn check_system(args: &RecordArgs, outputs: &[Output]) -> Result<(), PlanError> 
 }
 
 fn symbol_options(stacks: &StackArgs) -> Options {
-    // Without names, nothing may be asked for on a network.
+    // Without names, nothing is requested over the network.
     let settings = (!stacks.no_symbolize).then(|| settings::read(&stacks.debuginfod, |name| std::env::var_os(name)));
     Options::new(&stacks.debug_dir, stacks.max_debug_bytes).with_debuginfod(settings.flatten()).demangling_apart()
 }
@@ -224,7 +224,7 @@ fn budget(args: &RecordArgs) -> Option<f64> {
     }
 }
 
-/// Sizes of the rings: those given, or by how much is sampled.
+/// Returns the ring sizes: the given ones, or else sizes for the amount of sampling.
 fn ring_sizes(args: &RecordArgs, interval: u64, classes: Option<&ClassRule>) -> RingSizes {
     if let Some(bytes) = args.limits.ring_bytes {
         return RingSizes::fixed(whole_size(bytes), LARGEST_RING);
@@ -277,10 +277,10 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
     }
 }
 
-/// Largest interval at which a command waits for its samples to be taken in, bytes.
+/// Largest interval at which a command waits for its samples to be read, bytes.
 const LOSSLESS_INTERVAL: u64 = 4 << 10;
 
-/// Whether programs wait where samples come faster than they are taken in.
+/// Whether programs wait when samples arrive faster than they are read.
 fn is_lossless(args: &RecordArgs) -> bool {
     let is_small = matches!(args.sampling.interval, Interval::Size(1..=LOSSLESS_INTERVAL));
     let by_bytes = Criterion::from(args.sampling.criterion) == Criterion::Bytes;
@@ -288,15 +288,15 @@ fn is_lossless(args: &RecordArgs) -> bool {
     args.limits.lossless.map_or(is_default, |arg| arg == YesNoArg::Yes)
 }
 
-/// Sampling interval under `-i auto` until the call rate is known. That takes a short time, and this interval is
-/// small enough that it hardly widens error bars.
+/// Sampling interval under `-i auto` until the call rate is known. That takes little time, and the interval is so small
+/// that it hardly widens error bars.
 const AUTOMATIC_START: u64 = 64 << 10;
 /// Default sampling interval.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
 /// Default share of CPU time that probes may take with `--all`: the kernel's own limit for perf events.
 const HOST_BUDGET: f64 = 0.25;
 
-/// The sampling interval in trials, and the rule for size classes.
+/// Returns the sampling interval in trials, and the rule for size classes.
 fn sampling(args: &SamplingArgs) -> Result<(u64, Option<ClassRule>), PlanError> {
     match (Criterion::from(args.criterion), &args.interval) {
         (Criterion::SizeClass, Interval::Size(0)) => Ok((0, None)),
@@ -318,7 +318,7 @@ fn sampling(args: &SamplingArgs) -> Result<(u64, Option<ClassRule>), PlanError> 
     }
 }
 
-/// What to say where the default interval, which is meant for bytes, counts allocations.
+/// Returns a warning if the default interval, which is meant for bytes, counts allocations.
 fn rare_samples(args: &RecordArgs) -> Option<String> {
     let criterion = Criterion::from(args.sampling.criterion);
     let is_default = args.sampling.interval == Interval::Size(DEFAULT_INTERVAL);
@@ -331,7 +331,7 @@ fn rare_samples(args: &RecordArgs) -> Option<String> {
     })
 }
 
-/// Maximum size of a file of intervals by size class, in bytes: far more than 256 intervals take.
+/// Maximum size of a file of intervals by size class, in bytes: far more than 256 intervals need.
 const LARGEST_CLASS_FILE: u64 = 1 << 20;
 
 fn read_classes(path: &Path) -> Result<ClassPlan, PlanError> {
@@ -342,10 +342,10 @@ fn read_classes(path: &Path) -> Result<ClassPlan, PlanError> {
     ClassPlan::read(&text).map_err(|source| PlanError::Classes { path: path.into(), source })
 }
 
-/// Checks that the folders with debug information exist.
+/// Checks that the directories with debug information exist.
 ///
 /// # Errors
-/// Names the first folder that does not exist.
+/// Names the first directory that does not exist.
 pub fn check_debug_dirs(folders: &[PathBuf]) -> Result<(), PlanError> {
     let is_missing = |folder: &&PathBuf| !folder.is_dir();
     folders.iter().find(is_missing).map_or(Ok(()), |folder| {

@@ -1,4 +1,4 @@
-//! `heapbpf plan`: what sampling intervals would see of a program, and what they would cost it. Works from a saved
+//! `heapbpf plan`: what sampling intervals would observe in a program, and what they would cost it. Works from a saved
 //! profile or from a short recording.
 
 use std::io::IsTerminal;
@@ -29,7 +29,7 @@ use super::values::Interval;
 use crate::run;
 use crate::view::plan::{CostsFrom, Preview, PreviewOptions, text};
 
-/// CPU time of the probes of an allocation and its free, in ns, measured on heapbpf's development machine (AMD EPYC,
+/// CPU time of the probes on an allocation and its free, in ns, measured on heapbpf's development machine (AMD EPYC,
 /// virtual).
 const ELSEWHERE_PROBE_NS: f64 = 1_050.0;
 /// CPU time that a sample adds on that machine, in ns.
@@ -72,7 +72,8 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// What probes cost: the given values, else those measured on this machine, else those of the development machine.
+/// Returns the cost of probes: the given values, or those measured on this machine, or those of the development
+/// machine.
 fn costs(args: &PlanArgs) -> (Costs, CostsFrom) {
     if let (Some(probe_ns), Some(sample_ns)) = (args.probe_ns, args.sample_ns) {
         return (Costs { probe_ns, sample_ns }, CostsFrom::User);
@@ -105,7 +106,7 @@ fn is_untargeted(args: &PlanArgs) -> bool {
         && target.command.is_empty()
 }
 
-/// Makes a short recording of running processes. Its profile is written to a temporary folder, which is removed
+/// Makes a short recording of running processes. Its profile is written to a temporary directory, which is removed
 /// afterwards.
 fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
     if is_untargeted(args) {

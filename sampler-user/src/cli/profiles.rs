@@ -1,4 +1,4 @@
-//! Reading the profiles that a command is given, with a line of progress for large ones.
+//! Reads a command's input profiles, with a line of progress for large ones.
 
 use std::path::Path;
 

@@ -254,7 +254,7 @@ pub struct SnapshotArgs {
 }
 
 impl SnapshotArgs {
-    /// When snapshots are written.
+    /// Returns when snapshots are written.
     pub fn triggers(&self) -> TriggerOptions {
         let mut options = TriggerOptions {
             every: self.every,

@@ -1,5 +1,5 @@
 //! `heapbpf report`: shows a saved profile as text tables, or writes it in another format. It can add names to a
-//! profile that has none.
+//! profile without names.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use super::read_args::ReportArgs;
 use super::report_products::products;
 use super::{frames, plan};
 
-/// Rows of tables if the user does not choose their number.
+/// Default number of table rows.
 const ROWS: usize = 20;
 /// Maximum number of reasons for missing names that are printed.
 const MOST_REASONS: usize = 5;
@@ -63,7 +63,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     print(&during(|| "adding up".into(), || report::report(profile, &options)))
 }
 
-/// Whether the user asked for nothing but the answer.
+/// Whether the user asked only for the short answer.
 fn is_brief(args: &ReportArgs) -> bool {
     let asks = args.details || args.by.is_some() || args.suspects || args.tree || args.callers.is_some();
     !asks && args.top.is_none() && args.functions == 0 && !args.guaranteed && !args.no_fold_recursion
@@ -94,7 +94,7 @@ fn filter(args: &ReportArgs) -> Filter {
     Filter { focus: args.focus.clone(), ignore: args.ignore.clone(), hide: args.hide.clone(), show: args.show.clone() }
 }
 
-/// Adds names; shows the progress if standard error is a terminal.
+/// Adds names. Shows the progress if standard error is a terminal.
 fn symbolize(profile: &mut Profile, args: &ReportArgs) -> Summary {
     let settings = settings::read(&args.debuginfod, |name| std::env::var_os(name));
     let options = Options::new(&args.debug_dir, args.max_debug_bytes).with_debuginfod(settings).demangling_apart();

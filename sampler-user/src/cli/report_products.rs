@@ -1,5 +1,5 @@
-//! What `heapbpf report` writes instead of showing it: profiles in other formats, views as data, flame graphs, plots. All of it is
-//! checked before a file is read.
+//! What `heapbpf report` writes instead of showing it: profiles in other formats, views as data, flame graphs, plots.
+//! All of it is checked before a file is read.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,14 +19,14 @@ use super::pipelines;
 use super::read_args::ReportArgs;
 use super::values::OutputFile;
 
-/// The name of the format that is tables on a terminal, not a file.
+/// Name of the format for tables on a terminal, which is not a file format.
 const TEXT: &str = "text";
-/// Most stacks with a curve of their own: more cannot be told apart.
+/// Maximum number of stacks with their own curve. More could not be distinguished.
 const MOST_CURVES: usize = 9;
-/// Curves if the user does not choose their number.
+/// Default number of curves.
 const CURVES: usize = 5;
 
-/// Something that is written.
+/// Something to write.
 #[derive(Debug)]
 pub enum Product {
     /// The profile in a format.
@@ -48,10 +48,10 @@ pub enum Data {
     Json,
 }
 
-/// What is to be written, checked; none if tables are to be shown.
+/// Checks what is to be written. Returns nothing if tables are to be shown.
 ///
 /// # Errors
-/// The options do not fit together, or an output cannot be written.
+/// The options contradict each other, or an output cannot be written.
 pub fn products(args: &ReportArgs, options: &ReportOptions) -> Result<Vec<Product>, PlanError> {
     let usage = |text: String| PlanError::Usage(text);
     if args.profiles.len() > 1 && !args.plot.is_some_and(PlotArg::is_of_snapshots) {
@@ -102,7 +102,7 @@ fn product(
     match (chosen.name(), &options.tree) {
         ("csv", _) => Ok(Product::View(path.into(), Data::Csv)),
         ("json", _) => Ok(Product::View(path.into(), Data::Json)),
-        // A flame graph is that tree.
+        // A flame graph shows that tree.
         ("svg" | "folded", Some(Tree::Down)) => Ok(Product::Profile(output)),
         ("svg" | "folded", Some(Tree::Callers(_))) => Ok(Product::Callers(output)),
         (name, tree) => {
@@ -122,7 +122,7 @@ fn product(
 }
 
 impl Product {
-    /// Where it is written.
+    /// Path of the output.
     pub fn path(&self) -> &Path {
         match self {
             Self::Profile(output) | Self::Callers(output) => output.path(),

@@ -1,4 +1,5 @@
-//! `-h`: the options of everyday use and examples. `--help` has all options but those that experts tune, which `--help-all` has, too.
+//! `-h` shows everyday options and examples. `--help` shows all options except expert ones. `--help-all` shows those
+//! too.
 
 use std::ffi::OsString;
 
@@ -84,7 +85,7 @@ const REPORT: &[&str] = &[
     "help",
 ];
 
-/// Options of recordings that experts tune: `--help-all` alone shows them.
+/// Options of recordings that are for experts. Only `--help-all` shows them.
 const EXPERT: &[&str] = &[
     "alloc",
     "calibrate",
@@ -102,7 +103,7 @@ const EXPERT: &[&str] = &[
 ];
 const HELP_ALL: &str = "help-all";
 
-/// Subcommands with many options, and what `-h` shows of them.
+/// Subcommands with many options, and the options that `-h` shows.
 const SUBCOMMANDS: [(&str, &[&str]); 4] = [("record", RECORDING), ("serve", SERVICE), ("top", TOP), ("report", REPORT)];
 
 const EXAMPLES: &str = "\
@@ -115,14 +116,14 @@ Examples:
 
 --help has more options, --help-all has all.";
 
-/// The command line, with its help. `wants_all`: also for experts.
+/// Returns the command line with its help. `wants_all`: includes expert options.
 pub fn command(wants_all: bool) -> Command {
     let of = |command, shown| with_all(shortened(command, shown), wants_all);
     let command = of(Cli::command(), RECORDING).after_help(EXAMPLES).after_long_help("");
     SUBCOMMANDS.into_iter().fold(command, |command, (name, shown)| command.mut_subcommand(name, |it| of(it, shown)))
 }
 
-/// Whether help with all options is asked for. What follows `--` is another command's.
+/// Whether help with all options is requested. Words after `--` belong to another command.
 pub fn wants_all(arguments: impl Iterator<Item = OsString>) -> bool {
     arguments.take_while(|word| word != "--").any(|word| word.to_str().is_some_and(|word| word == "--help-all"))
 }

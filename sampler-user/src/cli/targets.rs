@@ -17,7 +17,7 @@ use super::record_args::TargetArgs;
 pub(super) struct Rules {
     /// The rules.
     pub(super) targets: Vec<Target>,
-    /// The pattern of `--comm`, in the form that the BPF programs take.
+    /// The pattern of `--comm`, in the form that the BPF programs use.
     pub(super) comm_pattern: [u8; NAME_BYTES],
     /// The cgroup of `--cgroup`.
     pub(super) cgroup: Option<Cgroup>,
@@ -48,10 +48,10 @@ pub(super) fn rules(args: &TargetArgs) -> Result<Rules, PlanError> {
     Ok(Rules { targets: rules, comm_pattern: pattern, cgroup })
 }
 
-/// The target rules. Empty if there is only a command, or no target at all.
+/// Returns the target rules. Empty if there is only a command, or no target.
 ///
 /// # Errors
-/// The rules do not fit together, or a cgroup does not exist.
+/// The rules contradict each other, or a cgroup does not exist.
 pub fn targets(args: &TargetArgs) -> Result<Vec<Target>, PlanError> {
     rules(args).map(|rules| rules.targets)
 }

@@ -1,4 +1,4 @@
-//! `heapbpf top`: looks at processes, or at a running service, live in the terminal.
+//! `heapbpf top`: shows processes, or a running service, live in the terminal.
 
 use std::io::IsTerminal;
 
@@ -12,10 +12,10 @@ use super::record_args::{DisplayArgs, OutputArgs, RecordArgs, ServeArgs, Snapsho
 use super::{frames, plan};
 use crate::top::{Address, Look, live, watched};
 
-/// Shows the screen until the user leaves it. Returns the exit status.
+/// Shows the screen until the user quits. Returns the exit status.
 ///
 /// # Errors
-/// One sentence that says what to do. Nothing stays attached.
+/// A sentence that says what to do. Nothing stays attached.
 pub fn run(args: &TopArgs) -> anyhow::Result<u8> {
     check_terminal()?;
     let frames = frames::view(args.frames)?;
@@ -40,7 +40,7 @@ fn is_targeted(target: &TargetArgs) -> bool {
     *all || !pids.is_empty() || comm.is_some() || cgroup.is_some() || container.is_some() || !command.is_empty()
 }
 
-/// Checks that there is a terminal that can be drawn on.
+/// Checks that there is a terminal to draw on.
 fn check_terminal() -> Result<(), PlanError> {
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -54,7 +54,7 @@ fn check_terminal() -> Result<(), PlanError> {
     )))
 }
 
-/// The options of a recording that writes nothing and shows nothing of its own.
+/// Returns the options of a recording that writes nothing and shows nothing itself.
 fn recording_args(args: &TopArgs) -> RecordArgs {
     RecordArgs {
         target: args.target.clone(),
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn without_a_terminal_it_says_what_to_do() {
-        // Tests have no terminal as input, or a test run by hand has one.
+        // Tests have no terminal as input, unless somebody runs them in one.
         if let Err(error) = check_terminal() {
             assert!(error.to_string().contains("--every"), "{error}");
             assert_eq!(error.exit_status(), 2);

@@ -36,12 +36,12 @@ pub fn parse_interval(text: &str) -> Result<Interval, String> {
     if interval > LARGEST_INTERVAL { Err(format!("too large; {range}")) } else { Ok(Interval::Size(interval)) }
 }
 
-/// An output file, and its format if that is named: `FORMAT:FILE`.
+/// An output file, with its format if one is given: `FORMAT:FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputFile {
     /// The file; `-` is standard output.
     pub path: PathBuf,
-    /// The name of its format.
+    /// Name of its format.
     pub format: Option<String>,
 }
 
@@ -56,10 +56,10 @@ impl From<OsString> for OutputFile {
 }
 
 impl OutputFile {
-    /// Its format: as it is named here, else `format`, else what its extension says.
+    /// Returns its format: the one given here, else `format`, else the one of its extension.
     ///
     /// # Errors
-    /// There is no such format.
+    /// The format does not exist.
     pub fn format(&self, format: Option<&str>) -> Result<&'static dyn Format, FormatError> {
         formats::choose(&self.path, self.format.as_deref().or(format))
     }
@@ -70,7 +70,7 @@ impl OutputFile {
 pub enum Overhead {
     /// No budget.
     Unlimited,
-    /// Largest share of the targets' CPU time, above 0 and at most 1.
+    /// Maximum share of the targets' CPU time, above 0 and at most 1.
     Share(f64),
 }
 
@@ -96,7 +96,7 @@ pub fn parse_pid(text: &str) -> Result<u32, String> {
             "" => "a process id is missing here".to_owned(),
             _ if is_number && digits.len() < process.len() => "process ids are above 0".to_owned(),
             _ if is_number => "too large for a process id".to_owned(),
-            // No program has such a name.
+            // Not a program name.
             _ if process.parse::<f64>().is_ok() => "a process id is a whole number".to_owned(),
             _ => format!(
                 "a process id is a number: `pidof {process}` finds those of a program, --comm takes processes by name"
@@ -116,7 +116,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     if duration.is_zero() { Err("must be longer than nothing".into()) } else { Ok(duration) }
 }
 
-/// A confidence level, as a share or in percent.
+/// A confidence level, as a fraction or in percent.
 pub fn parse_confidence(text: &str) -> Result<f64, String> {
     let (number, scale) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let confidence = number.trim().parse::<f64>().map_err(|_| "not a number".to_owned())? / scale;
@@ -159,7 +159,7 @@ pub fn parse_estimator(text: &str) -> Result<Estimator, String> {
     })
 }
 
-/// An address to listen on. A port alone (`6060`, `:6060`) means loopback.
+/// An address to listen on. A bare port (`6060`, `:6060`) means loopback.
 pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
         return Ok((Ipv4Addr::LOCALHOST, port).into());
@@ -181,13 +181,13 @@ pub fn parse_value(text: &str) -> Result<Value, String> {
 /// When a snapshot is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// Each time that this has passed.
+    /// Each time this period has passed.
     Each(Duration),
-    /// When so many bytes are in use.
+    /// When this many bytes are in use.
     InUse(u64),
     /// At each new peak of memory in use.
     Peak,
-    /// Near a limit of memory.
+    /// Near a memory limit.
     Limit,
 }
 

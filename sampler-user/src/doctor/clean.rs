@@ -1,4 +1,4 @@
-//! `heapbpf doctor --clean`: takes out of processes what a heapbpf that was killed left in them.
+//! `heapbpf doctor --clean`: removes from processes what a killed heapbpf left in them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -10,12 +10,12 @@ use heapbpf_attach::inline::removal::{COUNTS, leads_to_ours, look_after};
 use heapbpf_attach::stop_limit;
 use heapbpf_remote::{NAME_PREFIX, left_open};
 
-/// What was done, and what stays.
+/// What was done, and whether anything remains.
 #[derive(Debug, Default)]
 pub struct Cleaned {
-    /// One line per thing that was found.
+    /// One line for each thing that was found.
     pub lines: Vec<String>,
-    /// Whether something stays.
+    /// Whether anything remains.
     pub something_stays: bool,
 }
 
@@ -26,7 +26,7 @@ impl Cleaned {
     }
 }
 
-/// Cleans these processes; without any, all.
+/// Cleans these processes, or all if none are given.
 #[must_use]
 pub fn clean(pids: &[u32]) -> Cleaned {
     let mut cleaned = Cleaned::default();
@@ -44,8 +44,8 @@ fn all_processes() -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Whether a memfd of ours is mapped or was left open. Looking closer takes longer. A heapbpf has the descriptors of those whom it hooks
-/// for moments, as if they were its own.
+/// Whether one of our memfds is mapped or was left open. A closer check takes longer. A running heapbpf holds
+/// descriptors of the processes that it is hooking for moments, so its own descriptors do not count.
 fn has_ours(pid: u32) -> bool {
     let ours = format!("/memfd:{NAME_PREFIX}");
     let is_mapped = fs::read(format!("/proc/{pid}/maps"))
@@ -72,11 +72,11 @@ fn clean_one(pid: u32, cleaned: &mut Cleaned) {
     }
 }
 
-/// `Err`: another attempt may succeed.
+/// Tries to clean a process. `Err` means that another attempt may succeed.
 fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(), String> {
     let target = match look_after(attempts, pid) {
         Ok(target) => target,
-        // What no jump leads to stays.
+        // Memory that no jump leads to may stay.
         Err(_) if !leads_to_ours(pid) && left_open(pid).next().is_none() => return Ok(()),
         Err(refusal) => {
             cleaned.stays(format!("process {pid} has memory of inline hooks, and cannot be stopped: {refusal}"));
@@ -84,7 +84,7 @@ fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(
         }
     };
     for found in target.found() {
-        // Until it is dropped, nobody begins to use what is taken out.
+        // While this exists, nobody else starts to use what is being removed.
         let claim = claim(pid, &found);
         match claim.as_ref().map_or_else(|left| *left, |_| Left::Abandoned) {
             Left::InUse => {
@@ -92,7 +92,7 @@ fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(
             }
             Left::Foreign(why) => cleaned
                 .stays(format!("process {pid} has memory that is named like inline hooks, and is not touched: {why}")),
-            // The next recording uses it again.
+            // The next recording will use it again.
             Left::Abandoned if found.is_inert() => {}
             Left::Abandoned => {
                 let had_hooks = if found.is_hooked() { "inline hooks" } else { "memory of inline hooks" };

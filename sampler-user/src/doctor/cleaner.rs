@@ -1,4 +1,5 @@
-//! The cleaner itself: a process that stops others for the daemon until that ends, and takes out the inline hooks that a killed one left.
+//! The cleaner process. It stops other processes for the daemon. If the daemon is killed, it removes the inline hooks
+//! that the daemon left.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,11 +13,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::clean::clean;
 
-/// How often it looks through the processes, and how far apart: those that fork meanwhile pass their hooks on.
+/// Number of scans of all processes, and the time between them. A process that forks during a scan passes its hooks on.
 const ROUNDS: usize = 10;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The daemon's pid, if the arguments ask for a cleaner.
+/// Returns the daemon's PID, if the arguments ask for a cleaner.
 pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<i32> {
     let mut arguments = arguments.skip(1);
     arguments.next().filter(|word| word == WORD).and(arguments.next())?.to_str()?.parse().ok()
@@ -25,7 +26,7 @@ pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<i32> {
 /// Runs as the cleaner of a daemon, with the connection to it as standard input.
 ///
 /// # Errors
-/// It cannot make itself independent of the daemon, or wait for it.
+/// It cannot detach itself from the daemon, or cannot wait for it.
 pub fn run(daemon: i32) -> io::Result<()> {
     let daemon = match independent_of(daemon, c"hb-cleaner") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -36,7 +37,7 @@ pub fn run(daemon: i32) -> io::Result<()> {
     if serve(io::stdin().as_fd()) {
         return Ok(());
     }
-    // What the daemon has locked is its own until then.
+    // The daemon's locks are held until it has ended.
     if let Some(daemon) = daemon {
         poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None)?;
     }

@@ -1,4 +1,4 @@
-//! What the kernel allows, found out by using each feature once instead of comparing versions.
+//! What the kernel allows, found by using each feature once instead of comparing versions.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct Check {
     pub ok: bool,
     /// Whether heapbpf needs it.
     pub needed: bool,
-    /// Details; if it does not work, why, and what to do.
+    /// Details. If it does not work, the reason and what to do.
     pub detail: String,
 }
 
@@ -47,7 +47,7 @@ pub struct KernelAudit {
 pub struct KernelSide {
     /// The audit.
     pub audit: KernelAudit,
-    /// The loaded programs and their control maps, to try attaching with.
+    /// The loaded programs and their control maps, for trial attachments.
     pub loaded: Option<(Programs, ControlMaps)>,
 }
 
@@ -75,8 +75,8 @@ impl KernelSide {
     }
 }
 
-/// Which hooking `--hook auto` means here, and whom it is not for: the rules of the host's owner, and programs that died of inline
-/// hooks.
+/// Reports what `--hook auto` means here, and which programs it does not apply to: those excluded by the host owner's
+/// rules, and those that crashed under inline hooks.
 #[must_use]
 pub fn hooking(no_inline: Option<&str>, rules: &Forbidden) -> Vec<Check> {
     let detail = no_inline.map_or_else(
@@ -110,7 +110,7 @@ fn environment(limits: &Limits) -> Vec<Check> {
             Check {
                 name: capability.name,
                 ok: has,
-                // The others matter for some processes only, whose audits report it.
+                // The other capabilities matter only for some processes, whose audits report them.
                 needed: ["CAP_BPF", "CAP_PERFMON"].contains(&capability.name),
                 detail: if has {
                     format!("for {}", capability.needed_for)
@@ -156,7 +156,8 @@ fn environment(limits: &Limits) -> Vec<Check> {
     checks
 }
 
-/// Which processes are executed by translation. Nobody else is harmed by links that serve every process, so they are named before.
+/// Reports which processes run under binary translation. Only these are harmed by links that serve every process, so
+/// they are named in advance.
 fn translated() -> Check {
     let found = translation::translated();
     let named = found.iter().take(MOST_NAMED).map(|(pid, translator)| format!("process {pid} ({translator})"));
@@ -169,9 +170,9 @@ fn translated() -> Check {
     Check { name: "translated programs", ok: found.is_empty(), needed: false, detail }
 }
 
-/// Most processes that are named.
+/// Maximum number of processes that are named.
 const MOST_NAMED: usize = 5;
-/// What is said of programs that are executed by translation.
+/// The remark about programs that run under binary translation.
 const TRANSLATED: &str = "the default leaves such programs alone; probes that serve every process (--hook probe with --all, --comm, --cgroup or children) would end them by SIGTRAP";
 
 /// What links to one process are good for.
@@ -179,7 +180,7 @@ const ALL_THREADS: &str = "a link to one process sees all its threads and costs 
                            children are followed, links serve every process, and each hit costs others that map the file a \
                            trap (docs/overhead.md)";
 
-/// What follows where links to one process see its first thread only.
+/// The consequence if links to one process cover only its first thread.
 const FIRST_THREADS_ONLY: &str = "this kernel's links to one process see its first thread only (Linux 6.10 corrects that): \
                                   heapbpf links every process that maps the file and counts the targets' calls, so \
                                   others pay for the probes too";

@@ -1,4 +1,4 @@
-//! `heapbpf doctor`: finds out by trying what this kernel allows, and what a recording of each process would see.
+//! `heapbpf doctor`: finds out by trying what this kernel allows, and what a recording of each process would observe.
 
 pub mod clean;
 pub mod cleaner;

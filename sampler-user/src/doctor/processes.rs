@@ -1,4 +1,4 @@
-//! What a recording of a process would see: its allocators, the probes on them, and how its stacks are unwound and
+//! What a recording of a process would observe: its allocators, the probes on them, and how its stacks are unwound and
 //! symbolized.
 
 use std::collections::BTreeSet;
@@ -37,10 +37,10 @@ use serde::Serialize;
 /// Type of the program header that locates `.eh_frame_hdr`.
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
 
-/// What a recording of a process would see.
+/// What a recording of a process would observe.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ProcessAudit {
-    /// Process id; `None` for a command that does not run yet.
+    /// Process id. `None` for a command that is not running yet.
     pub pid: Option<u32>,
     /// Name.
     pub comm: String,
@@ -54,12 +54,12 @@ pub struct ProcessAudit {
     pub covered: Vec<Covered>,
     /// What would be missed, and why.
     pub missing: Vec<Missing>,
-    /// Anonymous memory in no heap of its allocators, bytes, if it is much: what it is used for is not known.
+    /// Anonymous memory outside the heaps of its allocators, bytes, if it is much. What it is used for is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unaccounted_bytes: Option<u64>,
-    /// Features of the allocator that no probe can track, in case the program uses them.
+    /// Features of the allocator that no probe can track, if the program uses them.
     pub limits: Vec<Missing>,
-    /// What `--hook inline` would do to each of its allocators; nothing for a command that does not run yet.
+    /// What `--hook inline` would do to each of its allocators. Empty for a command that is not running yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub inline: Vec<InlineAudit>,
     /// Version of the Python interpreter whose functions stacks show.
@@ -72,13 +72,13 @@ pub struct ProcessAudit {
     pub modules: Vec<ModuleAudit>,
 }
 
-/// Unaccounted memory is told from this size and this share of the resident memory on.
+/// Unaccounted memory is reported from this size and this share of the resident memory.
 const MUCH_BYTES: u64 = 8 << 20;
 const MUCH: f64 = 0.1;
 
 impl ProcessAudit {
-    /// Notes much anonymous memory outside known heaps, unless the heap of its runtime is named already. Only C libraries keep their
-    /// heaps where they can be told from other memory without samples.
+    /// Records large anonymous memory outside known heaps, unless the heap of its runtime is already reported. Only the
+    /// heaps of C libraries can be told from other memory without samples.
     fn look_at_memory(&mut self, process: &ProcessInfo) {
         let has_own_heap = self.missing.iter().chain(&self.limits).any(|missing| missing.what.contains("own heap"));
         let is_of_libc = |name: &String| ["glibc", "musl"].iter().any(|libc| name.starts_with(libc));
@@ -109,15 +109,16 @@ pub struct InlineAudit {
     pub functions: usize,
     /// Bytes of its code that would be replaced by copies.
     pub replaced_bytes: u64,
-    /// Bytes of addresses that would be taken.
+    /// Bytes of address space that would be used.
     pub mapped_bytes: u64,
-    /// Whether each thread has a seccomp filter: it is asked only when the process is stopped, and may forbid it then.
+    /// Whether each thread has a seccomp filter. The filter is consulted only while the process is stopped, and may
+    /// then forbid hooking.
     pub has_seccomp_filter: bool,
-    /// What it would add to a pair of malloc and free that is not sampled, as measured on this machine; nanoseconds.
+    /// Nanoseconds that it would add to an unsampled pair of malloc and free, as measured on this machine.
     pub pair_ns: Option<f64>,
-    /// Whether that cannot be told from nothing: it adds less than the figure says.
+    /// Whether that is only an upper bound: the true cost is below it and too small to measure.
     pub pair_is_bound: bool,
-    /// What probes add to it, as measured on this machine; nanoseconds.
+    /// Nanoseconds that probes add to such a pair, as measured on this machine.
     pub probe_pair_ns: Option<f64>,
 }
 
@@ -146,9 +147,9 @@ impl InlineAudit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unwinding {
-    /// By its call frame information.
+    /// With its call frame information.
     CallFrames,
-    /// By frame pointers, if its code keeps them: it has no call frame information.
+    /// With frame pointers, if its code keeps them: it has no call frame information.
     FramePointers,
     /// Not at all: its file cannot be read.
     Unreadable,
@@ -162,7 +163,7 @@ pub enum Symbols {
     Lines,
     /// All functions.
     Functions,
-    /// Exported functions only, as it is stripped and has no debug file.
+    /// Exported functions only, because it is stripped and has no debug file.
     Exported,
     /// No names.
     None,
@@ -181,8 +182,8 @@ pub struct ModuleAudit {
     pub debug_file: Option<PathBuf>,
 }
 
-/// Audits running processes. With `loaded`, probes are actually placed, and removed at once. `counts_inside`: a recording counts objects
-/// of Python where it hooks inline.
+/// Audits running processes. With `loaded`, probes are actually placed, and removed immediately. `counts_inside`: a
+/// recording counts Python objects in processes that it hooks inline.
 pub fn processes(
     targets: &[ProcessInfo],
     host: &mut Host,
@@ -219,7 +220,7 @@ pub fn processes(
     audits
 }
 
-/// Audits the files that a command will most likely allocate with. Starts nothing.
+/// Audits the files that a command will most likely allocate with. Does not start anything.
 pub fn command(
     words: &[OsString],
     hooks: &mut Hooks,
@@ -241,32 +242,32 @@ pub fn command(
     found.finish(auditor.hooks, counts_inside)
 }
 
-/// What is said of a Go program whose heap can be read.
+/// The remark about a Go program whose heap can be read.
 const GO_IS_READ: &str = "is read from the runtime's own samples, if its MemProfileRate is not 0: what is in use since the \
                           process started, not what is allocated";
 
-/// What is said of a program that can move its code to anonymous memory.
+/// The remark about a program that can move its code to anonymous memory.
 const MAY_MOVE: &str = "may move its code to huge pages: if it does so while probes are in that code, it ends by SIGTRAP, and once it has \
                         done so, nothing that it allocates is seen; have it leave its code where it is";
 
-/// What is said of samples that a process announces, if its allocator is probed.
+/// The remark about samples that a process announces, if its allocator is probed.
 const NOT_FOLLOWED: &str = "announces its samples (USDT, otel_memory): they are recorded with --hook usdt, instead of calls of the \
                             allocator";
 
-/// The audit of one process, while its modules are gone through.
+/// The audit of one process, while its modules are examined.
 struct Found {
     audit: ProcessAudit,
-    /// What cannot be read or hooked; reported after what the allocators miss.
+    /// What cannot be read or hooked. Reported after what the allocators miss.
     refused: Vec<Missing>,
-    /// Whether it has a Go program whose heap can be read.
+    /// Whether the process has a Go program whose heap can be read.
     reads_go: bool,
-    /// A JVM among the modules gone through, which is not asked yet.
+    /// A JVM among the examined modules whose version is not known yet.
     jvm: Option<Library>,
     /// Files without an allocator whose programs announce their samples.
     announcing: Vec<FileAudit>,
     /// Python interpreters whose objects are not probed.
     interpreters: Vec<(String, Arc<File>)>,
-    /// A file that cannot be hooked inline, whose calls may lead to another one's allocator.
+    /// A file that cannot be hooked inline, and whose calls may lead to another file's allocator.
     calls_out: Option<String>,
 }
 
@@ -276,7 +277,7 @@ impl Found {
         Self { audit, refused, reads_go: false, jvm: None, announcing, interpreters, calls_out: None }
     }
 
-    /// Notes a language runtime with a heap of its own.
+    /// Records a language runtime that has its own heap.
     fn has_runtime(&mut self, runtime: Runtime, path: &str, file: &File, has_objects: bool) {
         let mut missing = runtime.missing();
         match runtime {
@@ -305,7 +306,8 @@ impl Found {
         }
     }
 
-    /// Whether a recording would count the objects of its Python interpreter. `counts_inside`: it does where it hooks inline.
+    /// Decides whether a recording would count the objects of the Python interpreter. `counts_inside`: it does in
+    /// processes that it hooks inline.
     fn judge_objects(&mut self, counts_inside: bool) {
         let Some((path, file)) = self.interpreters.first() else { return };
         let inline = &self.audit.inline;
@@ -328,13 +330,13 @@ impl Found {
         }
     }
 
-    /// Notes if a program's file has what moves code to anonymous memory.
+    /// Records whether a program's file contains code that moves code to anonymous memory.
     fn may_move_code(&mut self, path: &str, file: &File) {
         let sign = moved_text::sign_in(file);
         self.audit.limits.extend(sign.map(|sign| Missing::new(path, format!("{MAY_MOVE} ({sign})"))));
     }
 
-    /// Asks the JVM that was found in a module which version it is.
+    /// Asks the JVM that was found in a module for its version.
     fn ask_jvm(&mut self, module: ModuleId, host: &Host) {
         let (Some(library), Some(pid)) = (self.jvm.take(), self.audit.pid) else { return };
         let Some(process) = host.processes().current(pid) else { return };
@@ -381,7 +383,7 @@ impl Found {
     }
 }
 
-/// What modules are audited with.
+/// Everything needed to audit modules.
 struct Auditor<'a> {
     hooks: &'a mut Hooks,
     debug_dirs: &'a [PathBuf],
@@ -478,7 +480,7 @@ impl Auditor<'_> {
             if let Err(why) = &preview
                 && why.blinds_probes()
             {
-                // A recording that began now would see nothing, whichever hooks it wants.
+                // A recording that started now would observe nothing, whichever hooks it uses.
                 let missing = Missing::new("allocations", why.to_string());
                 found.refused.extend(Some(missing).filter(|missing| !found.refused.contains(missing)));
             }
@@ -493,7 +495,7 @@ impl Auditor<'_> {
     }
 }
 
-/// How stacks through a file are unwound and symbolized; `None` if it is not an ELF file.
+/// Describes how stacks through a file are unwound and symbolized. Returns `None` if it is not an ELF file.
 fn describe_file(path: &str, file: &File, build_id: Option<&[u8]>, debug_dirs: &[PathBuf]) -> Option<ModuleAudit> {
     let elf = Elf::read(file).ok()?;
     let has = |elf: &Elf, name: &str| elf.section(name).is_some_and(|section| section.bytes > 0);

@@ -1,5 +1,5 @@
-//! Hands profiles from the thread that gets them to the thread that shows them. Only the last one is kept: a slow terminal
-//! misses some, and waits for none.
+//! Hands profiles from the thread that gets them to the thread that shows them. Only the last one is kept, so a slow
+//! terminal skips some and delays none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,29 +8,30 @@ use std::time::{Duration, Instant};
 
 use heapbpf_profile::{Profile, Row};
 
-/// A refresh takes this share of the time between two of them at most.
+/// The time between two refreshes is at least this many times the CPU time of one.
 const SHARE: u32 = 80;
-/// Longest time between two refreshes.
+/// Maximum of that time.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Time between two profiles with lifetimes, which cost more.
+/// Minimum time between two profiles with lifetimes, which cost more.
 const LIFETIMES_EVERY: Duration = Duration::from_secs(10);
-/// They take this share of the time between two of them at most.
+/// The time between two of them is at least this many times the CPU time of one.
 const LIFETIMES_SHARE: u32 = 1000;
-/// Longest time between two of them.
+/// Maximum of that time.
 const LIFETIMES_LONGEST: Duration = Duration::from_secs(60);
-/// Profiles without them between two, at least: their cost says how often the screen may be refreshed.
+/// Minimum number of profiles without lifetimes between two with them. Their cost determines how often the screen may
+/// be refreshed.
 const LEAST_BETWEEN: u32 = 4;
 
-/// What has happened since one looked.
+/// What has happened since the last check.
 #[derive(Default)]
 pub struct News {
     /// The last profile.
     pub profile: Option<Arc<Profile>>,
-    /// Why there is none at present, or that there are some again.
+    /// Why there is currently no profile, or that there is one again.
     pub away: Option<Option<String>>,
 }
 
-/// Between the two threads.
+/// The connection between the two threads.
 #[derive(Default)]
 pub struct Feed {
     news: Mutex<News>,
@@ -39,13 +40,13 @@ pub struct Feed {
     closed: AtomicBool,
     /// Notified when the feed is closed.
     ends: Condvar,
-    /// A profile that is not shown any more.
+    /// A profile that is no longer shown.
     old: Mutex<Option<Arc<Profile>>>,
-    /// Called after there are news.
+    /// Called after news has arrived.
     told: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// A profile, and what getting it cost.
+/// A profile, and the cost of getting it.
 pub struct Got {
     /// The profile.
     pub profile: Arc<Profile>,
@@ -55,42 +56,42 @@ pub struct Got {
 
 /// Why there is no profile.
 pub enum NoProfile {
-    /// There will be none.
+    /// There will not be one.
     Ended,
     /// There may be one later.
     Later(String),
 }
 
 impl Feed {
-    /// A feed that calls `told` after there are news.
+    /// Creates a feed that calls `told` after news has arrived.
     pub fn telling(told: impl Fn() + Send + Sync + 'static) -> Self {
         Self { told: Some(Box::new(told)), ..Self::default() }
     }
 
-    /// What has happened since the last call.
+    /// Returns what has happened since the last call.
     pub fn news(&self) -> News {
         std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Tells how much CPU time showing a profile took.
+    /// Records the CPU time of showing a profile.
     pub fn shown_in(&self, time: Duration) {
         self.showing_us.store(time.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Gives back a profile that is not shown any more.
+    /// Returns a profile that is no longer shown.
     pub fn give_back(&self, profile: Arc<Profile>) {
         *self.old.lock().unwrap_or_else(PoisonError::into_inner) = Some(profile);
     }
 
-    /// Rows of a profile that nobody needs any more, if there is one, for the sake of their memory.
+    /// Returns the rows of a profile that is no longer needed, if there is one, so that their memory can be reused.
     pub fn old_rows(&self) -> Vec<Row> {
         let old = self.old.lock().unwrap_or_else(PoisonError::into_inner).take();
         old.and_then(Arc::into_inner).map(|profile| profile.rows).unwrap_or_default()
     }
 
-    /// No profile is wanted any more.
+    /// Stops the feed: no more profiles are wanted.
     pub fn close(&self) {
-        // Under the lock, so that nobody begins to wait meanwhile.
+        // Under the lock, so that nobody starts to wait in between.
         let _news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
         self.closed.store(true, Ordering::Relaxed);
         self.ends.notify_all();
@@ -105,9 +106,9 @@ impl Feed {
         self.told.iter().for_each(|told| told());
     }
 
-    /// Gets profiles until there are no more: `next` gets one, with lifetimes if asked for.
+    /// Gets profiles until there are no more. `next` gets one, with lifetimes if its argument says so.
     pub fn fill(&self, refresh: Duration, mut next: impl FnMut(bool) -> Result<Got, NoProfile>) {
-        // When there were lifetimes the last time, and how long to wait for the next ones.
+        // When the last profile with lifetimes was requested, and how long to wait for the next one.
         let mut last_lifetimes: Option<(Instant, Duration)> = None;
         let (mut plain, mut plain_cost) = (0, None);
         while !self.is_closed() {
@@ -124,7 +125,7 @@ impl Feed {
                     }
                     self.tell(|news| (news.profile, news.away) = (Some(profile), Some(None)));
                     let showing = Duration::from_micros(self.showing_us.load(Ordering::Relaxed));
-                    // One with lifetimes comes seldom.
+                    // Profiles with lifetimes are rare, so their cost is not used.
                     let cost = plain_cost.unwrap_or(cost / 4);
                     ((cost + showing) * SHARE).clamp(refresh, LONGEST.max(refresh))
                 }
@@ -138,7 +139,7 @@ impl Feed {
         }
     }
 
-    /// Waits, but not on when the feed is closed.
+    /// Waits for the pause, or until the feed is closed.
     fn wait(&self, pause: Duration) {
         let news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.ends.wait_timeout_while(news, pause, |_| !self.is_closed()));

@@ -1,19 +1,19 @@
-//! Keys of the view from what a terminal sends for them (ECMA-48, and what xterm adds).
+//! Decodes the view's keys from what a terminal sends (ECMA-48, and what xterm adds).
 
 use heapbpf_top::Key;
 
 const ESCAPE: u8 = 0x1b;
-/// Longest sequence that is waited for, in bytes.
+/// Maximum length of an incomplete sequence that is kept, in bytes.
 const LONGEST: usize = 32;
 
-/// Decodes keys. What a read cuts off waits for the next one.
+/// Decodes keys. A sequence that a read cuts off is completed by the next read.
 #[derive(Debug, Default)]
 pub struct Keys {
     rest: Vec<u8>,
 }
 
 impl Keys {
-    /// The keys in what was read, as far as the view knows them.
+    /// Returns those keys in the input that the view knows.
     pub fn of(&mut self, read: &[u8]) -> Vec<Key> {
         let mut bytes = std::mem::take(&mut self.rest);
         bytes.extend_from_slice(read);
@@ -30,10 +30,10 @@ impl Keys {
     }
 }
 
-/// The first key, if the view knows it, and its length; `None` if its end is not there yet.
+/// Returns the first key, if the view knows it, and its length. `None` if its end has not arrived yet.
 fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     match bytes {
-        // The key of this name, as terminals send sequences whole.
+        // The Escape key itself: terminals send sequences whole.
         [ESCAPE] | [ESCAPE, ESCAPE, ..] => Some((Some(Key::Escape), bytes.len().min(2))),
         [ESCAPE, b'[', rest @ ..] => {
             let end = rest.iter().position(|byte| matches!(byte, 0x40..=0x7e))?;
@@ -55,7 +55,7 @@ fn first(bytes: &[u8]) -> Option<(Option<Key>, usize)> {
     }
 }
 
-/// The key of an ASCII character.
+/// Returns the key of an ASCII character.
 fn control(byte: u8) -> Option<Key> {
     match byte {
         0x03 => Some(Key::Interrupt),
@@ -68,7 +68,8 @@ fn control(byte: u8) -> Option<Key> {
     }
 }
 
-/// The key of a sequence with these parameters and this end. Keys with Control are others.
+/// Returns the key of a sequence with these parameters and this final byte. Combinations with Control are not keys of
+/// the view.
 fn sequence(parameters: &[u8], end: u8) -> Option<Key> {
     let mut parameters = parameters.split(|byte| *byte == b';').map(|number| str::from_utf8(number).ok()?.parse().ok());
     let (number, modifiers): (Option<u32>, Option<u32>) = (parameters.next().flatten(), parameters.next().flatten());

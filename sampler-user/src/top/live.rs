@@ -18,7 +18,7 @@ use super::screen::show;
 use super::standard_streams::Redirected;
 use super::terminal::{Leaves, Terminal};
 
-/// Records, and shows the recording until the user leaves the screen. Returns the exit status.
+/// Records, and shows the recording until the user quits. Returns the exit status.
 ///
 /// # Errors
 /// The recording cannot be made. No probe stays attached.
@@ -32,7 +32,7 @@ pub fn live(plan: RecordPlan, look: Look) -> anyhow::Result<u8> {
 async fn record(plan: RecordPlan, look: Look) -> anyhow::Result<u8> {
     let source = source(&plan.targets);
     let terminal = Terminal::open().context("the terminal cannot be used")?;
-    // A command has its own end of the standard streams from its first moment on.
+    // A command's standard streams lead to /dev/null from the start.
     let nowhere = if plan.targets.command.is_empty() { None } else { Some(Redirected::nowhere()?) };
     let attached = ActiveRecording::attach(plan);
     drop(nowhere);
@@ -55,7 +55,7 @@ async fn record(plan: RecordPlan, look: Look) -> anyhow::Result<u8> {
         _ = terminal_died.recv() => Ok(None),
     };
     feed.close();
-    // The probes go first: the terminal may never take another byte.
+    // Detach the probes first: the terminal may never accept another byte.
     let finished = recording.finish();
     drop(leaves);
     drop(said);
@@ -66,7 +66,7 @@ async fn record(plan: RecordPlan, look: Look) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Starts the thread that gets profiles and the one that shows them. The receiver gets the latter's end.
+/// Starts the thread that gets profiles and the one that shows them. The receiver gets the result of the latter.
 fn start(
     terminal: &Arc<Terminal>,
     feed: &Arc<Feed>,
@@ -93,7 +93,7 @@ fn profile(handle: &RecordingHandle, lifetimes: bool, old: Vec<Row>) -> Result<G
     }
 }
 
-/// What the screen is called.
+/// Title of the screen.
 fn source(targets: &Targets) -> String {
     if let Some(program) = targets.command.first() {
         return program.to_string_lossy().into_owned();

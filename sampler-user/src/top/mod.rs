@@ -1,5 +1,5 @@
-//! `heapbpf top`: the live view. `heapbpf-top` is what is on the screen; here is what it takes: a terminal, and profiles from
-//! a recording of this process or from a running service.
+//! `heapbpf top`: the live view. `heapbpf-top` draws the screen. This module provides the terminal, and profiles from a
+//! recording in this process or from a running service.
 
 mod feed;
 mod keys;
@@ -17,14 +17,14 @@ use heapbpf_profile::report::FrameView;
 pub use live::live;
 pub use remote::{Address, watched};
 
-/// How the screen looks, and how often it is renewed.
+/// How the screen looks, and how often it is refreshed.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
     /// Whether to use colours.
     pub color: bool,
-    /// Shortest time between two refreshes.
+    /// Minimum time between two refreshes.
     pub refresh: Duration,
     /// Which frames of stacks are shown.
     pub frames: FrameView,

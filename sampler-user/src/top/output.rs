@@ -1,19 +1,19 @@
-//! Cells of the screen as bytes for a terminal: the sixteen colours by the oldest sequences that have them, and each frame in
-//! one piece.
+//! Encodes cells of the screen as bytes for a terminal. Uses the oldest sequences for the sixteen colours, and writes
+//! each frame in one piece.
 
 use std::fmt::Write as _;
 
 use ratatui_core::buffer::Cell;
 use ratatui_core::style::{Color, Modifier};
 
-/// Begins a screen of its own, without a cursor.
+/// Switches to a separate screen, without a cursor.
 pub const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
-/// Goes back to the screen before.
+/// Switches back to the screen before.
 pub const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
 /// Clears the screen.
 pub const CLEAR: &str = "\x1b[0m\x1b[2J";
 
-/// What is written for some changed cells.
+/// Returns what is written for some changed cells.
 pub fn bytes<'a>(cells: impl Iterator<Item = (u16, u16, &'a Cell)>) -> String {
     let mut out = String::new();
     let mut style = None;
@@ -29,7 +29,7 @@ pub fn bytes<'a>(cells: impl Iterator<Item = (u16, u16, &'a Cell)>) -> String {
             style = Some(wanted);
         }
         out.push_str(cell.symbol());
-        // Terminals disagree on how wide other characters are.
+        // Terminals disagree on the width of other characters.
         next = is_one_column(cell.symbol()).then(|| (x.saturating_add(1), y));
     }
     if style.is_some() {
@@ -44,7 +44,7 @@ fn is_one_column(symbol: &str) -> bool {
     characters.next().is_none() && first.is_some_and(|c| matches!(c, ' '..='~' | '─'..='▟' | '…' | '←' | '·' | '›'))
 }
 
-/// Adds the sequence for a style, whatever was before.
+/// Adds the sequence for a style, whatever the style before was.
 fn add_sequence(out: &mut String, (fg, bg, modifier): (Color, Color, Modifier)) {
     out.push_str("\x1b[0");
     let modifiers = [(Modifier::BOLD, 1), (Modifier::DIM, 2), (Modifier::UNDERLINED, 4), (Modifier::REVERSED, 7)];
@@ -58,7 +58,7 @@ fn add_sequence(out: &mut String, (fg, bg, modifier): (Color, Color, Modifier)) 
     out.push('m');
 }
 
-/// Number of one of the sixteen colours; `None` is the terminal's own.
+/// Number of one of the sixteen colours. `None` means the terminal's default.
 fn color(color: Color) -> Option<u8> {
     const COLORS: [Color; 16] = [
         Color::Black,

@@ -18,20 +18,20 @@ use super::screen::show;
 use super::standard_streams::Redirected;
 use super::terminal::{Leaves, Terminal};
 
-/// Longest time for a connection, and for an answer to begin.
+/// Timeout of a connection, and until an answer begins.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// Longest time for an answer.
+/// Timeout of an answer.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
-/// Largest answer, in bytes.
+/// Maximum size of an answer, in bytes.
 const LARGEST_ANSWER: u64 = 256 << 20;
-/// Largest answer that is no profile, in bytes: a sentence.
+/// Maximum size of an answer that is not a profile, in bytes: a sentence.
 const LARGEST_SENTENCE: u64 = 4 << 10;
 
-/// The profile with all that is known. Services before there was such a parameter refuse it, and give less without it.
+/// The profile with everything that is known. Older services refuse this parameter, and return less without it.
 const WHOLE: &str = "/debug/pprof/heap?format=json";
 const PPROF: &str = "/debug/pprof/heap";
 
-/// Where a service is, and how to be let in.
+/// The address of a service, and the authorization to use it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     origin: String,
@@ -39,10 +39,10 @@ pub struct Address {
 }
 
 impl Address {
-    /// An address as the user writes it: `http://HOST:PORT`, maybe with a token before an `@`.
+    /// Parses an address as the user writes it: `http://HOST:PORT`, optionally with a token before an `@`.
     ///
     /// # Errors
-    /// It is none; the sentence has no token in it.
+    /// It is not an address. The sentence does not contain the token.
     pub fn parse(url: &str, token: Option<&str>) -> Result<Self, String> {
         let shown = url.rsplit_once('@').map_or(url, |(_, host)| host);
         let wanted = "an address is http://HOST:PORT or https://HOST:PORT; to look at a process, use --pid PID";
@@ -65,13 +65,13 @@ impl Address {
         Ok(Self { origin, authorization })
     }
 
-    /// The address without its token.
+    /// Returns the address without its token.
     pub fn shown(&self) -> &str {
         &self.origin
     }
 }
 
-/// Shows a running service until the user leaves the screen. Returns the exit status.
+/// Shows a running service until the user quits. Returns the exit status.
 ///
 /// # Errors
 /// The terminal cannot be used.
@@ -94,7 +94,7 @@ pub fn watched(address: Address, look: Look) -> anyhow::Result<u8> {
     shown.map(|()| 0)
 }
 
-/// Shows the screen in a thread of its own until its end or a signal.
+/// Shows the screen in a separate thread until it ends or a signal arrives.
 fn until_signal(terminal: Arc<Terminal>, feed: Arc<Feed>, source: String, look: Look) -> anyhow::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
@@ -113,7 +113,7 @@ fn until_signal(terminal: Arc<Terminal>, feed: Arc<Feed>, source: String, look: 
     })
 }
 
-/// Asks a service for profiles.
+/// Requests profiles from a service.
 struct Client {
     address: Address,
     agent: ureq::Agent,
@@ -163,7 +163,7 @@ impl Client {
     }
 }
 
-/// The first line of what a server said.
+/// Returns the first line of what a server said.
 fn text(sentence: &[u8]) -> String {
     String::from_utf8_lossy(sentence).lines().next().unwrap_or_default().to_owned()
 }

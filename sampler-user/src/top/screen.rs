@@ -1,4 +1,4 @@
-//! The thread that shows the screen: it draws what comes, and hands keys to the view.
+//! The thread that shows the screen. It draws what arrives, and passes keys to the view.
 
 use std::io;
 use std::path::Path;
@@ -16,17 +16,17 @@ use super::feed::{Feed, News};
 use super::keys::Keys;
 use super::terminal::{Frames, Input, Terminal};
 
-/// Time between two looks at the size of the terminal.
+/// Interval between checks of the terminal's size.
 const TICK: Duration = Duration::from_millis(100);
-/// After so many profiles, their number and the time are logged.
+/// After every so many profiles, their number and the elapsed time are logged.
 const SAID_EVERY: u64 = 20;
-/// Format of what `w` writes: all that is known, so that it can be compared with significance.
+/// Format of what `w` writes: everything that is known, so that it can be compared with significance.
 const FORMAT: &str = "json.gz";
 
-/// Shows what the feed has until the user leaves, or the terminal is gone.
+/// Shows what the feed has until the user quits or the terminal is gone.
 ///
 /// # Errors
-/// The terminal cannot be written to.
+/// The terminal cannot be written.
 pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -> io::Result<()> {
     let theme = Theme { color: look.color };
     let mut top = Top::new(Options { source, confidence: look.confidence, theme, frames: look.frames });
@@ -89,7 +89,7 @@ fn take(top: &mut Top, feed: &Feed) -> bool {
     is_new
 }
 
-/// Writes the profile that is shown, and says where.
+/// Writes the profile that is shown. Returns a message that says where.
 fn write(profile: Option<&Arc<Profile>>, confidence: f64) -> String {
     let Some(profile) = profile else { return "there is no profile yet".into() };
     let Ok(format) = formats::by_name(FORMAT) else { return format!("{FORMAT} is not built in") };

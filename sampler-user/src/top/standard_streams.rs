@@ -1,32 +1,32 @@
-//! Standard streams while a screen is shown: what is said goes to memory, and is shown when the screen is left. A command that
-//! is profiled does not write on the screen, nor does it take its keys.
+//! Redirects standard streams while a screen is shown. Messages go to memory, and are shown when the screen is left. A
+//! profiled command neither writes on the screen nor reads its keys.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// The most that is kept of what was said, in bytes: its end.
+/// Maximum size of the messages kept, in bytes. The end is kept.
 const MOST_SAID: u64 = 64 << 10;
 
-/// Standard streams that lead elsewhere, until it is dropped.
+/// Redirected standard streams, until this is dropped.
 pub struct Redirected {
-    /// Each stream that was replaced, and where it led before.
+    /// Each stream that was replaced, and a copy of its original descriptor.
     before: Vec<(libc::c_int, OwnedFd)>,
     said: Option<File>,
 }
 
 impl Redirected {
-    /// Standard error to memory.
+    /// Redirects standard error to memory.
     ///
     /// # Errors
     /// The system provides no memory or no descriptor.
     pub fn said_to_memory() -> io::Result<Self> {
-        // SAFETY: the name ends with a zero, and the flags are plain.
+        // SAFETY: the name is a NUL-terminated literal, and the flags are plain integers.
         let fd = unsafe { libc::memfd_create(c"heapbpf-said".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new, and nobody else owns it.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let memory = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let mut redirected = Self { before: Vec::new(), said: None };
         redirected.replace(libc::STDERR_FILENO, &memory)?;
@@ -34,7 +34,7 @@ impl Redirected {
         Ok(redirected)
     }
 
-    /// All three to nowhere.
+    /// Redirects all three to /dev/null.
     ///
     /// # Errors
     /// The system provides no descriptor.
@@ -48,7 +48,7 @@ impl Redirected {
     }
 
     fn replace(&mut self, stream: libc::c_int, by: &File) -> io::Result<()> {
-        // SAFETY: standard streams are open as long as the process runs.
+        // SAFETY: standard streams stay open as long as the process runs.
         let before = unsafe { std::os::fd::BorrowedFd::borrow_raw(stream) }.try_clone_to_owned()?;
         led_to(stream, by.as_fd().as_raw_fd())?;
         self.before.push((stream, before));
@@ -56,9 +56,9 @@ impl Redirected {
     }
 }
 
-/// Makes a standard stream lead to where a descriptor leads.
+/// Makes a standard stream refer to the same file as a descriptor.
 fn led_to(stream: libc::c_int, fd: libc::c_int) -> io::Result<()> {
-    // SAFETY: `dup2` takes plain integers; the standard stream belongs to nobody in particular.
+    // SAFETY: `dup2` takes plain integers, and no object owns the standard stream's descriptor.
     if unsafe { libc::dup2(fd, stream) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -1,4 +1,4 @@
-//! The terminal: raw while the screen is shown, as it was when that ends, however it ends.
+//! The terminal: in raw mode while the screen is shown, and restored afterwards, however that ends.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,38 +14,38 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::output::{CLEAR, ENTER, LEAVE, bytes};
 
-/// How long leaving waits for a frame that is being written: a dead line may never take it.
+/// How long leaving waits for a frame that is being written. A dead line may never accept it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// What is assumed of a terminal that does not tell its size.
+/// Size that is assumed if the terminal does not report one.
 const USUAL: Size = Size { width: 80, height: 24 };
 
 /// The terminal.
 pub struct Terminal {
-    /// `None` once it was left.
+    /// `None` after it was left.
     out: Mutex<Option<File>>,
     input: OwnedFd,
     /// Its settings before it was entered.
     usual: Mutex<Option<Termios>>,
-    /// Ends the wait of the thread that shows the screen: an eventfd.
+    /// An eventfd that wakes the thread that shows the screen.
     wakes: OwnedFd,
 }
 
-/// What the terminal has for us.
+/// The result of waiting for the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Maybe keys.
+    /// There may be keys.
     Some,
-    /// Nothing: time is over.
+    /// The time is over without input.
     None,
     /// The terminal is gone.
     Gone,
 }
 
 impl Terminal {
-    /// Takes over the terminal that standard input and output are.
+    /// Takes over the terminal on standard input and output.
     ///
     /// # Errors
-    /// They are none, or it takes no settings.
+    /// Their descriptors cannot be copied, or no event descriptor can be created.
     pub fn open() -> io::Result<Arc<Self>> {
         let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         let input = io::stdin().as_fd().try_clone_to_owned()?;
@@ -53,23 +53,23 @@ impl Terminal {
         Ok(Arc::new(Self { out: Mutex::new(Some(out)), input, usual: Mutex::default(), wakes }))
     }
 
-    /// Ends the wait of the thread that shows the screen, or the next one.
+    /// Wakes the thread that shows the screen, or ends its next wait.
     pub fn wake(&self) {
-        // If the sum is full, there is enough to end the wait.
+        // If the counter is full, it ends the wait anyway.
         let _ = rustix::io::write(&self.wakes, &1_u64.to_ne_bytes());
     }
 
-    /// Columns and rows.
+    /// Returns columns and rows.
     fn size(&self) -> Option<Size> {
         let size = rustix::termios::tcgetwinsize(&self.input).ok()?;
         let size = Size { width: size.ws_col, height: size.ws_row };
         (size.width > 0 && size.height > 0).then_some(size)
     }
 
-    /// Begins the screen.
+    /// Switches to the screen.
     ///
     /// # Errors
-    /// The terminal takes no settings.
+    /// The terminal rejects the settings, or cannot be written.
     pub fn enter(&self) -> io::Result<()> {
         let usual = tcgetattr(&self.input)?;
         let mut raw = usual.clone();
@@ -89,7 +89,7 @@ impl Terminal {
         out.write_all(text.as_bytes())
     }
 
-    /// Ends the screen, and restores the terminal. Later writes fail.
+    /// Leaves the screen, and restores the terminal. Later writes fail.
     pub fn leave(&self) {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -117,7 +117,7 @@ impl Terminal {
         }
     }
 
-    /// What was typed, after [`Self::wait`] has said that there is something.
+    /// Returns what was typed, after [`Self::wait`] has reported input.
     ///
     /// # Errors
     /// It cannot be read, or is gone.
@@ -128,7 +128,7 @@ impl Terminal {
         }
     }
 
-    /// Waits for input, or until it is woken.
+    /// Waits for input, or until it is woken or the time is over.
     pub fn wait(&self, time: Duration) -> Input {
         let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut both = [wanted(self.input.as_raw_fd()), wanted(self.wakes.as_raw_fd())];
@@ -160,7 +160,7 @@ impl Drop for Leaves {
     }
 }
 
-/// Draws on the terminal, each frame at once.
+/// Draws on the terminal, each frame in one write.
 pub struct Frames {
     terminal: Arc<Terminal>,
     frame: String,

@@ -9,18 +9,18 @@ use heapbpf_profile::units;
 use heapbpf_symbols::demangle::Demangler;
 use serde::Serialize;
 
-/// In front of the mangled name of a type, to make it a symbol, and in front of the name that such a symbol has.
+/// Prefix that turns a type's mangled name into a symbol, and prefix of the demangled name of such a symbol.
 const SYMBOL: &str = "_ZTS";
 const SYMBOL_MEANS: &str = "typeinfo name for ";
 
 /// Censuses; `heapbpf census --format json` serializes them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Counts {
-    /// One for each process.
+    /// One per process.
     pub processes: Vec<Counted>,
 }
 
-/// The census of a process. All figures with `bytes` are bytes, those of blocks with their headers and as they were rounded up.
+/// The census of a process. All `bytes` fields are in bytes. Those of blocks include headers and rounding.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Counted {
     /// Process id.
@@ -33,50 +33,50 @@ pub struct Counted {
     pub glibc: String,
     /// How long counting took.
     pub seconds: f64,
-    /// Whether time was up before all was read.
+    /// Whether time ran out before everything was read.
     pub late: bool,
     /// Whether the sums are exact.
     pub exact: bool,
-    /// Whether more types were found than are told apart.
+    /// Whether there were too many types to distinguish them all.
     pub more_types: bool,
-    /// What is in use, Python's small objects included.
+    /// Bytes in use, including Python's small objects.
     pub inuse_bytes: u64,
     /// Blocks in use.
     pub inuse_blocks: u64,
-    /// What glibc has free.
+    /// Bytes that glibc has free.
     pub free_bytes: u64,
-    /// Of this, blocks in caches of threads and in fast bins.
+    /// The part of these that is in thread caches and fast bins.
     pub cached_bytes: u64,
-    /// Of what is in use, pages that are not in memory.
+    /// The part of what is in use that is on pages not in memory.
     pub absent_bytes: u64,
-    /// At most this much of what is in use may be in a cache: before glibc 2.34.
+    /// Upper bound of what is in use that may actually be in a cache: before glibc 2.34.
     pub doubtful_bytes: u64,
-    /// What was not read because it is not in memory, or because time was up.
+    /// What was not read because it is not in memory, or because time ran out.
     pub unread_bytes: u64,
-    /// What was not read because it contradicts itself.
+    /// What was not read because it is inconsistent.
     pub inconsistent_bytes: u64,
-    /// Of what is in use, blocks of Python's allocator of small objects.
+    /// The part of what is in use that is blocks of Python's small-object allocator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub python_small_bytes: Option<u64>,
-    /// Resident anonymous memory that is in neither of these heaps: stacks, variables, heaps of others. Unknown if time was up.
+    /// Resident anonymous memory outside these heaps: stacks, variables, other allocators. Unknown if time ran out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub elsewhere_bytes: Option<u64>,
-    /// What is in use, the most bytes first.
+    /// What is in use, largest first.
     pub rows: Vec<Alike>,
 }
 
-/// Blocks that are alike.
+/// Blocks of one type or size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Alike {
     /// `c++`, `python`, `size`, `python size`.
     pub kind: &'static str,
-    /// The type; nothing for a size.
+    /// The type. Absent for a size.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Smallest and largest size that a program asks for to get such a block; nothing for a type.
+    /// Smallest and largest request that yields such a block. Absent for a type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sizes: Option<[u64; 2]>,
-    /// Their sizes.
+    /// Sum of their sizes.
     pub bytes: u64,
     /// Their number.
     pub blocks: u64,
@@ -105,7 +105,7 @@ impl Alike {
     }
 }
 
-/// The name of a C++ type; mangled if it cannot be had.
+/// Returns the name of a C++ type, or its mangled name if it cannot be demangled.
 fn demangled(name: &str, demangler: &Demangler) -> String {
     let full = demangler.demangle(&format!("{SYMBOL}{name}")).ok().flatten();
     let full = full.as_deref().and_then(|full| full.strip_prefix(SYMBOL_MEANS));
@@ -113,7 +113,7 @@ fn demangled(name: &str, demangler: &Demangler) -> String {
 }
 
 impl Counted {
-    /// What was counted in a process.
+    /// Collects what was counted in a process.
     #[must_use]
     pub fn new(process: &ProcessInfo, taken: Taken, demangler: &Demangler) -> Self {
         let Taken { census, version, anonymous_bytes, took, is_late } = taken;
@@ -143,13 +143,13 @@ impl Counted {
         }
     }
 
-    /// Share of the heap that a part of it is.
+    /// Returns a part's share of the heap.
     fn share(&self, bytes: u64) -> String {
         let all = self.inuse_bytes + self.free_bytes + self.unread_bytes + self.inconsistent_bytes;
         units::percent(if all > 0 { bytes as f64 / all as f64 } else { 0.0 })
     }
 
-    /// What limits the figures, one sentence each.
+    /// Returns what limits the figures, one sentence each.
     fn remarks(&self) -> Vec<String> {
         let bytes = |bytes: u64| units::bytes(bytes as f64);
         let mut said = vec![format!(
@@ -188,7 +188,7 @@ pub struct TableOptions {
     pub width: usize,
     /// Whether to use colours.
     pub color: bool,
-    /// Most rows.
+    /// Maximum number of rows.
     pub top: usize,
 }
 

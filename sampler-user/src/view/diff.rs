@@ -16,9 +16,9 @@ pub struct DiffTableOptions {
     pub width: usize,
     /// Whether to use colours.
     pub color: bool,
-    /// Most functions or stacks to show.
+    /// Maximum number of functions or stacks to show.
     pub top: usize,
-    /// Stacks in place of functions.
+    /// Show stacks instead of functions.
     pub stacks: bool,
 }
 
@@ -100,7 +100,7 @@ fn by_function(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
     lines
 }
 
-/// `grew, sure`.
+/// Returns a text such as `grew, sure`.
 fn said(figures: &Change) -> String {
     let direction = match figures.direction {
         Direction::Grew => "grew",
@@ -172,7 +172,8 @@ fn by_stack(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
     lines
 }
 
-/// The calls of a stack as in a report: those that are shown, with their lines, or with the module where it begins.
+/// Returns the calls of a stack as in a report: the visible ones, with their lines, or with the module where a new one
+/// begins.
 fn chain(stack: &StackChange) -> String {
     let mut module = None;
     let mut calls = Vec::new();
@@ -188,7 +189,7 @@ fn chain(stack: &StackChange) -> String {
         module = if frame.file.is_none() { frame.module.clone() } else { None };
         calls.push(format!("{}{place}", frame.name));
     }
-    // A profile may hold no frames, but the function that was called.
+    // A profile may have no frames, only the function that was called.
     if calls.is_empty() && !stack.function.is_empty() {
         calls.push(stack.function.clone());
     }

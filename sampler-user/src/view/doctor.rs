@@ -51,13 +51,13 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Most processes of which those without a mark are listed, too.
+/// Maximum number of processes for which those without remarks are listed as well.
 const MOST_WHOLE: usize = 3;
 
-/// Most processes and reasons that the summary names.
+/// Maximum number of processes and reasons in the summary.
 const MOST: usize = 5;
 
-/// For several processes: how many would be recorded whole, and what would be missed, before all details.
+/// For several processes, says before all details how many would be recorded completely, and what would be missed.
 fn summary(diagnosis: &Diagnosis, width: usize, color: bool) -> Vec<String> {
     let processes = &diagnosis.processes;
     if processes.len() < 2 {
@@ -148,7 +148,7 @@ fn cost_lines(costs: &Measured, width: usize, color: bool) -> Vec<String> {
     lines
 }
 
-/// What inline hooks add to a pair; `is_bound`: it cannot be told from nothing.
+/// Formats what inline hooks add to a pair. `is_bound`: the cost is below this figure and too small to measure.
 fn inline_ns(ns: f64, is_bound: bool) -> String {
     format!("{}{ns:.1}", if is_bound { "under " } else { "" })
 }
@@ -178,7 +178,7 @@ fn process_lines(process: &ProcessAudit, width: usize, color: bool) -> Vec<Strin
     lines
 }
 
-/// What hooking the process inline would do, and cost, or why it cannot be.
+/// Says what hooking the process inline would do and cost, or why it is not possible.
 fn inline_text(inline: &InlineAudit) -> String {
     let file = clip(inline.file.rsplit('/').next().unwrap_or(&inline.file), 40);
     if let Some(why) = &inline.why_not {
@@ -281,7 +281,8 @@ mod tests {
     use super::*;
     use crate::doctor::{KernelAudit, ModuleAudit};
 
-    /// Of many processes, the summary comes first: how many are whole, and which miss what. The whole ones are not listed.
+    /// With many processes, the summary comes first: how many are complete, and which miss what. Complete ones are not
+    /// listed.
     #[test]
     fn many_processes_begin_with_a_summary() {
         let process = |pid, comm: &str, missing: Vec<Missing>| ProcessAudit {

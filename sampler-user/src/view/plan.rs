@@ -1,4 +1,4 @@
-//! What each sampling interval sees and costs, as a text table.
+//! What each sampling interval observes and costs, as a text table.
 
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::report::subject;
@@ -10,11 +10,11 @@ use serde::Serialize;
 /// A plan; `heapbpf plan --json` serializes it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Preview {
-    /// What the profile is of.
+    /// What the profile describes.
     pub subject: String,
     /// Estimated allocations per second.
     pub allocations_per_second: f64,
-    /// Sites (stacks) seen in the profile.
+    /// Sites (stacks) observed in the profile.
     pub sites: usize,
     /// Length of the recording that the intervals are evaluated for, seconds.
     pub seconds: f64,

@@ -1,4 +1,4 @@
-//! The cost that heapbpf adds to a malloc/free pair, against no-op probes at the same instructions.
+//! The cost that heapbpf adds to a malloc/free pair, compared with no-op probes at the same instructions.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,15 +16,15 @@ use crate::shell::run as run_command;
 /// One-line description of the benchmark.
 pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --inline | --samples | --scaling | --stages])";
 
-/// The stages of a hit, as the programs name them. With `--stages`, programs that end after each stage are measured
-/// too.
+/// The stages of a hit, as the BPF programs name them. With `--stages`, programs that end after each stage are measured
+/// as well.
 const STAGES: [&str; 5] = ["allocation-cookie", "allocation-state", "free-cookie", "free-state", "free-count"];
 
-/// Ablations of inline hooks' programs, which `--samples --stages` measures: they end at the site, after the thread's state was found,
-/// and leave stacks out.
+/// Ablations of the inline hooks' programs, which `--samples --stages` measures: they end at the site, end after the
+/// thread's state was found, or leave out stacks.
 const INLINE_STAGES: [&str; 3] = ["inline-site", "inline-state", "stacks"];
 
-/// Debian's packages with the allocators that `--inline` measures.
+/// Debian packages with the allocators that `--inline` measures.
 const ALLOCATORS: [(&str, &str); 4] = [
     ("libjemalloc2", "an allocator to measure"),
     ("libgoogle-perftools4", "an allocator to measure"),
@@ -32,7 +32,7 @@ const ALLOCATORS: [(&str, &str); 4] = [
     ("python3", "objects to measure"),
 ];
 
-/// Debian's packages with the programs that `--samples` measures.
+/// Debian packages with the programs that `--samples` measures.
 const PROGRAMS: [(&str, &str); 2] = [("sqlite3", "a program to measure"), ("python3", "a program to measure")];
 
 /// Builds heapbpf and the workload, and runs the benchmark as root.
@@ -45,7 +45,8 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
             objects.push("--also".into());
             objects.push(build::build_ablated(context, stage)?.into());
         }
-        // Also where another one is measured: nobody is to find the last of these in place of the usual one.
+        // Rebuild the usual daemon even if `HEAPBPF_BIN` is measured, so that the last ablation is not left in its
+        // place.
         build::build(context)?;
     } else if has("--stages") {
         for stage in STAGES {
@@ -93,7 +94,7 @@ pub fn compile(context: &Context, name: &str, flags: &[&str]) -> anyhow::Result<
     compile_by(context, "cc", name, name, flags)
 }
 
-/// Does the same with a given compiler and the program's name.
+/// Does the same with a given compiler and program name.
 fn compile_by(context: &Context, compiler: &str, source: &str, name: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
     let folder = context.target().join("bench");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;

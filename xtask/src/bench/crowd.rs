@@ -1,5 +1,5 @@
-//! Many processes that are hooked inline at once, and one with many threads: how long it takes to hook them and to let them go, and
-//! for how long they are stopped.
+//! Many processes that are hooked inline at once, and one process with many threads: how long hooking and unhooking
+//! take, and how long the targets are stopped.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -42,7 +42,7 @@ struct Bench {
     heapbpf: PathBuf,
 }
 
-/// How a recording began.
+/// How a recording started.
 #[derive(Default)]
 struct Begun {
     /// From its start to its first line about the targets.
@@ -51,7 +51,7 @@ struct Begun {
     all: Duration,
     /// How long each process was stopped.
     stops: Vec<Duration>,
-    /// Attempts after which a process was let go, and tried again.
+    /// Number of attempts that were abandoned and repeated.
     attempts: usize,
 }
 
@@ -125,7 +125,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Hooks one process again and again, whose threads work now and then.
+    /// Repeatedly hooks one process whose threads work from time to time.
     fn threads(&self, context: &Context, count: usize, rounds: usize) -> anyhow::Result<()> {
         let program = workload(context, "enduring")?;
         let target = Running::start(Command::new(program).args(["threads", &count.to_string()]), "READY", false)?;
@@ -153,7 +153,7 @@ fn is_hooked(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/memfd:heapbpf-inline"))
 }
 
-/// A time as `{:?}` writes it.
+/// Parses a time as `{:?}` writes it.
 fn duration(text: &str) -> Option<Duration> {
     let text = text.trim();
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.'))?;
@@ -167,7 +167,7 @@ fn duration(text: &str) -> Option<Duration> {
     Some(Duration::from_secs_f64(text[..digits].parse::<f64>().ok()? * unit))
 }
 
-/// The median, and the longest.
+/// The median and the maximum.
 fn spread(mut times: Vec<Duration>) -> String {
     times.sort_unstable();
     match (times.get(times.len() / 2), times.last()) {

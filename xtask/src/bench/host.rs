@@ -1,4 +1,5 @@
-//! A busy host under `serve --all --hook inline`: what heapbpf takes of its CPU time, and whether anything is given up for that.
+//! A busy host under `serve --all --hook inline`: heapbpf's share of its CPU time, and whether figures in use and their
+//! error bars are still available.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -19,12 +20,12 @@ use crate::root::Privilege;
 pub const ABOUT: &str = "[SECONDS]: PostgreSQL, nginx, redis and git at full load under serve --all --hook inline";
 
 const SCRIPT: &str = include_str!("host.sh");
-/// Clock ticks a second in `/proc/stat`.
+/// Clock ticks per second in `/proc/stat`.
 const TICKS: f64 = 100.0;
-/// After its start, processes go over from probes.
+/// Time after the start in which processes are promoted from probes.
 const WARM_UP: Duration = Duration::from_secs(20);
 
-/// What was used up to a moment, seconds of CPU time.
+/// CPU time used so far, in seconds.
 #[derive(Clone, Copy)]
 struct Used {
     host: f64,
@@ -38,13 +39,13 @@ struct Load(Running);
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Through the shell's kill, because xtask has no unsafe code. The script ends what it has started.
+        // With the `kill` command, because xtask has no unsafe code. The script ends everything that it has started.
         let _ = Command::new("kill").arg(self.0.0.id().to_string()).status();
         let _ = self.0.0.wait();
     }
 }
 
-/// Runs it; needs root.
+/// Runs the benchmark; needs root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     ensure!(matches!(context.privilege, Privilege::Root), "this benchmark runs as root: sudo cargo xtask bench host");
     let seconds: u64 = args.first().map_or(Ok(60), |text| text.parse())?;
@@ -76,7 +77,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     };
     std::thread::spawn(move || lines.for_each(drop));
     std::thread::sleep(WARM_UP);
-    // The first answer looks for the packages of what has no names, once.
+    // The first answer looks up the packages of modules without names, once.
     get(&address, "/debug/pprof/heap")?;
     std::thread::sleep(Duration::from_secs(5));
     let before = used(&address)?;
@@ -114,7 +115,7 @@ fn used(address: &str) -> anyhow::Result<Used> {
     };
     let stat = fs::read_to_string("/proc/stat")?;
     let ticks: Vec<f64> = stat.lines().next().unwrap_or_default().split(' ').flat_map(str::parse).collect();
-    // All but idle, waiting for devices, and stolen.
+    // Everything except idle, waiting for devices, and stolen time.
     let [user, nice, system, _, _, interrupts, soft, ..] = ticks[..] else { bail!("/proc/stat is not as expected") };
     Ok(Used {
         host: (user + nice + system + interrupts + soft) / TICKS,
@@ -124,7 +125,7 @@ fn used(address: &str) -> anyhow::Result<Used> {
     })
 }
 
-/// The answer of an HTTP server, head and body.
+/// Returns an HTTP server's answer, head and body.
 pub fn get(address: &str, path: &str) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect(address)?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;

@@ -1,4 +1,4 @@
-//! The daemon's own memory at defaults, by what it is: for one process, and for a host's processes.
+//! The daemon's own memory at defaults, by kind: for one process, and for a host's processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
@@ -19,11 +19,11 @@ use crate::shell::read;
 pub const ABOUT: &str =
     "[PROCESSES STACKS [all]]: the daemon's own memory at defaults, for one process and for 300 with 5,600 stacks";
 
-/// Size of each allocation of the load, bytes: at the default interval, one in nine million is not sampled.
+/// Size of each allocation of the load, bytes. At the default interval, only one in nine million is not sampled.
 const BLOCK_BYTES: u64 = 8 << 20;
 /// Calls below each of the load's stacks.
 const DEPTH: u64 = 20;
-/// Time after which a ring that had to grow has become smaller again.
+/// Time after which a ring that had to grow has shrunk again.
 const REST: Duration = Duration::from_secs(35);
 
 /// Runs the benchmark, as root.
@@ -34,7 +34,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let folder = Folder::new()?;
     let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
     ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
-    // Each call is a frame of its own.
+    // Each call gets its own frame.
     let program = compile(context, "many_stacks", &["-fno-builtin", "-fno-optimize-sibling-calls"])?;
     println!(
         "| recording | when | resident, MiB | anonymous | rings | its program | libraries and others | most so far |"
@@ -42,7 +42,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     println!("|---|---|---|---|---|---|---|---|");
     let bench = Bench { folder, heapbpf, program };
     bench.measure("`--pid` of one process with 64 stacks", 1, 64, None)?;
-    // Whatever else the host runs is recorded only if that is asked for.
+    // Other processes on the host are recorded only on request.
     let target: &[&str] =
         if args.get(2).is_some_and(|word| word == "all") { &["--all"] } else { &["--comm", "many_stacks"] };
     let title = format!("`serve {}`, {processes} processes with {stacks} stacks", target.join(" "));
@@ -56,7 +56,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Measures a recording of so many processes, which have so many stacks together, or a few more.
+    /// Measures a recording of this many processes, which together have this many stacks or a few more.
     fn measure(&self, title: &str, processes: usize, stacks: usize, serve: Option<&[&str]>) -> anyhow::Result<()> {
         let mut targets = (0..processes).map(|i| self.target(levels(processes, stacks, i)));
         let mut targets: Vec<Running> = targets.by_ref().collect::<anyhow::Result<_>>()?;
@@ -72,7 +72,7 @@ impl Bench {
         row("attached")?;
         for target in &mut targets {
             writeln!(target.0.stdin.as_mut().context("piped")?, "go")?;
-            // One after the other: this is about memory, not about how fast samples may come.
+            // One after the other: this is about memory, not about how fast samples may arrive.
             std::thread::sleep(Duration::from_millis(20));
         }
         std::thread::sleep(Duration::from_secs(10));
@@ -82,7 +82,7 @@ impl Bench {
         row("after a scrape")?;
         std::thread::sleep(REST);
         row("35 s later")?;
-        // Through the shell's kill, because xtask has no unsafe code.
+        // With the `kill` command, because xtask has no unsafe code.
         read(Command::new("kill").args(["-INT", &of.to_string()]))?;
         let status = recording.0.wait()?;
         ensure!(status.success(), "heapbpf failed: {status}");
@@ -108,7 +108,7 @@ impl Bench {
         Ok(child)
     }
 
-    /// Starts heapbpf; returns its address as well.
+    /// Starts heapbpf. Returns its address as well.
     fn record(&self, options: &[&str]) -> anyhow::Result<(Running, String)> {
         let mut command = Command::new(&self.heapbpf);
         command.args(options).args(["--listen", "127.0.0.1:0", "--stats"]).arg(self.folder.path().join("stats.json"));
@@ -128,11 +128,11 @@ impl Bench {
     }
 }
 
-/// Levels of the binary tree of stacks of process `i`, so that all have `stacks` together, or a few more.
+/// Levels of process `i`'s binary tree of stacks, so that all processes together have `stacks`, or a few more.
 fn levels(processes: usize, stacks: usize, i: usize) -> u32 {
     let each = stacks / processes.max(1);
     let low = each.max(1).ilog2();
-    // So many have twice as many as the others.
+    // This many processes have twice as many stacks as the others.
     let larger = stacks.saturating_sub(processes << low).div_ceil(1 << low);
     low + u32::from(i < larger)
 }

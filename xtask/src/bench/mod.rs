@@ -75,13 +75,13 @@ pub fn bench(context: &Context, name: Option<&str>, quick: bool, args: &[String]
     }
 }
 
-/// Builds a program of the daemon's crate for release and runs it, for measurements inside the daemon's code.
+/// Builds a program of the crate `heapbpf-bench` for release and runs it, for measurements inside the daemon's code.
 fn run_program(context: &Context, program: &str, args: &[String]) -> anyhow::Result<()> {
     let program = build_program(context, program)?;
     run(Command::new(program).args(args), context.options.verbose)
 }
 
-/// Builds a program of the daemon's crate for release.
+/// Builds a program of the crate `heapbpf-bench` for release.
 fn build_program(context: &Context, program: &str) -> anyhow::Result<PathBuf> {
     let mut build = context.cargo("build");
     build.args(["--quiet", "--release", "--package", "heapbpf-bench", "--bin", program, "--target-dir"]);

@@ -11,8 +11,8 @@ pub fn run(context: &Context, _: &[String]) -> anyhow::Result<()> {
     let page = context.target().join("page-50000.html");
     let mut write = context.cargo_for_tests("test");
     write.args(["--quiet", "--package", "heapbpf-profile", "--lib", "--", "--ignored", "a_large_page_is_written"]);
-    // The bundle is in the library. What is measured is the browser, so this build need not be fast.
+    // The bundle is in the library. The browser is what is measured, so this build need not be fast.
     run_command(write.env("HEAPBPF_LARGE_PAGE", &page), context.options.verbose)?;
-    // Tests run with the working folder of their crate, so the path is absolute.
+    // Tests run in their crate's directory, so the path must be absolute.
     test::bench_among_tests(context, ["company", "page::"], &[("HEAPBPF_LARGE_PAGE", page.as_os_str())])
 }

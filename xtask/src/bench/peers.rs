@@ -65,7 +65,7 @@ fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<
     run_command(&mut command, context.options.verbose)
 }
 
-/// Installs the profilers to compare with. One that cannot be installed is reported, and left out of the table.
+/// Installs the profilers to compare with. One that cannot be installed is reported and left out of the table.
 fn install(context: &Context) {
     let wanted = [
         ("memleak-bpfcc", vec![Package::new("bpfcc-tools", "bcc's memleak, to compare with")]),
@@ -98,7 +98,7 @@ fn install(context: &Context) {
     }
 }
 
-/// The library that makes tcmalloc write what it sampled.
+/// Compiles the library that makes tcmalloc write its samples.
 fn compile_preloaded(context: &Context, folder: &std::path::Path) -> anyhow::Result<()> {
     if on_path("c++").is_none() {
         packages::install(context, &[Package::new("g++", "compiles a library for tcmalloc")])?;
@@ -109,7 +109,8 @@ fn compile_preloaded(context: &Context, folder: &std::path::Path) -> anyhow::Res
     run_command(&mut command, context.options.verbose)
 }
 
-/// Kernel headers for bcc. `None` if the kernel provides them; else a tree of links to Debian's two header packages.
+/// Returns kernel headers for bcc. `None` if the kernel provides them, otherwise a tree of links to Debian's two header
+/// packages.
 fn headers(context: &Context) -> anyhow::Result<Option<PathBuf>> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let own = PathBuf::from("/lib/modules").join(release.trim()).join("build");

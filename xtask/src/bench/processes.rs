@@ -74,7 +74,7 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// Starts heapbpf on the whole host, and returns how long it took until its probes were in place.
+    /// Starts heapbpf on the whole host. Returns the time until its probes were in place.
     fn record(&self, arguments: &[&str]) -> anyhow::Result<(Running, Duration)> {
         let begun = Instant::now();
         let mut command = Command::new(&self.heapbpf);
@@ -106,7 +106,7 @@ impl Bench {
     fn attach(&self, processes: u64, files: u64) -> anyhow::Result<()> {
         let mut running = Vec::new();
         for i in 0..processes {
-            // Static programs, so that each file is an allocator of its own.
+            // Static programs, so that each file is a separate allocator.
             let program = self.path(&format!("allocator-{}", i % files));
             if i < files {
                 fs::copy(self.path("static"), &program)?;
@@ -131,16 +131,16 @@ impl Bench {
         Ok(())
     }
 
-    /// Scrapes `/metrics` of a service that records the whole host, with so many idle processes on it.
+    /// Scrapes `/metrics` of a service that records the whole host, on which this many idle processes run.
     fn metrics(&self, processes: u64) -> anyhow::Result<()> {
         const SCRAPES: usize = 20;
         let sleep = || Command::new("sleep").arg("600").spawn().map(Running);
         let _idle = (0..processes).map(|_| sleep()).collect::<Result<Vec<_>, _>>()?;
-        // A port that was free a moment ago.
+        // A port that was free just now.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let (recording, _) = self.record(&["serve", "--listen", &address])?;
         let pid = recording.0.id();
-        // The first ones find out what there is.
+        // Warm-up: the first scrapes discover what there is.
         for _ in 0..3 {
             get(&address, "/metrics")?;
         }
@@ -150,7 +150,7 @@ impl Bench {
             let answer = get(&address, "/metrics")?;
             times.push(begun.elapsed());
             series = answer.lines().filter(|line| line.starts_with("heapbpf_")).count();
-            // As scrapers do, which is when memory is measured again.
+            // Scrapers wait as well. In that time, memory is measured again.
             std::thread::sleep(Duration::from_secs(1));
         }
         let used = cpu_seconds(pid)? - before;
@@ -165,8 +165,8 @@ impl Bench {
         self.finish(recording).map(drop)
     }
 
-    /// Runs `count` short processes, `rate` a second, of which every 25th lives for 150 ms. Returns the ids of those,
-    /// and the seconds that it took.
+    /// Runs `count` short processes, `rate` a second. Every 25th of them lives for 150 ms. Returns the PIDs of those,
+    /// and the time taken in seconds.
     fn short_lives(&self, rate: u64, count: u64) -> anyhow::Result<(Vec<u64>, f64)> {
         fs::copy(self.path("storm"), self.path("long-lived"))?;
         let mut storm = Command::new(self.path("storm"));
@@ -198,8 +198,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures the memory after each fifth of `count` short processes, once the state that is kept for a while after
-    /// an exit is gone. Uses one recording, or `heapbpf serve`.
+    /// Measures memory after each fifth of `count` short processes, once the state that is kept for a while after an
+    /// exit is gone. Uses one recording, or `heapbpf serve`.
     fn remains(&self, count: u64, serve: bool) -> anyhow::Result<()> {
         const STEPS: u64 = 5;
         let serving: &[&str] = if serve { &["serve", "--listen", "127.0.0.1:0"] } else { &[] };
@@ -226,7 +226,7 @@ impl Bench {
     }
 }
 
-/// The ids of the processes with this name that have samples in a profile.
+/// Returns the PIDs of the processes with this name that have samples in a profile.
 fn sampled(profile: &str, name: &str) -> anyhow::Result<HashSet<u64>> {
     let profile: serde_json::Value = serde_json::from_str(profile)?;
     let list = |key: &str| profile[key].as_array().cloned().unwrap_or_default();
@@ -260,7 +260,7 @@ fn memory(pid: u32) -> anyhow::Result<Memory> {
     Ok(Memory { daemon, maps })
 }
 
-/// The value of a number in a JSON text, by its name.
+/// Returns a number in a JSON text, by its name.
 fn field<'a>(json: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = json.split_once(&format!("\"{name}\":"))?;
     rest.split([',', '}', '\n']).next().map(str::trim)

@@ -15,14 +15,14 @@ use crate::root::Privilege;
 /// One-line description of the benchmark.
 pub const ABOUT: &str = "[PYTHON]: what Python frames add to a sample, and the daemon's memory with 50,000 functions";
 
-/// Calls below which the program allocates; the frames of its own functions come on top.
+/// Calls below which the program allocates, in addition to the frames of its own functions.
 const DEPTHS: [u64; 4] = [0, 18, 38, 98];
-/// The program's frames outward of the calls, with the innermost one.
+/// The program's frames outside of these calls, including the innermost one.
 const FRAMES_BESIDE: u64 = 3;
 const FUNCTIONS: u64 = 50_000;
 const ROUNDS: usize = 5;
 
-/// Builds heapbpf and measures with one interpreter, `/usr/bin/python3` unless another one is named.
+/// Builds heapbpf and measures one interpreter: `/usr/bin/python3` unless another one is named.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     ensure!(matches!(context.privilege, Privilege::Root), "this benchmark runs as root: sudo cargo xtask bench python");
     let bench = Bench {
@@ -45,14 +45,14 @@ struct Bench {
 
 /// A running `python_cost.py`.
 struct Program {
-    // Held for its end.
+    // Held so that it is killed at the end.
     running: Running,
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
 }
 
 impl Program {
-    /// Sends a line, and returns the CPU time of an allocation, nanoseconds.
+    /// Sends a line. Returns the CPU time of an allocation, nanoseconds.
     fn ask(&mut self, line: &str) -> anyhow::Result<f64> {
         writeln!(self.input, "{line}")?;
         self.line()?.trim().parse().context("not a number")
@@ -75,7 +75,7 @@ impl Bench {
         Ok(program)
     }
 
-    /// A service with every allocation, so that names are there before the end.
+    /// Starts a recording that samples every allocation.
     fn record(&self, program: &Program) -> anyhow::Result<Running> {
         let mut command = Command::new(&self.heapbpf);
         command.args(["-q", "--force", "-i", "1", "--no-follow", "--max-overhead", "none"]);
@@ -83,13 +83,14 @@ impl Bench {
         Running::start(&mut command, "heapbpf: recording", true)
     }
 
-    /// The target's CPU time for an allocation and its sample, at several depths: the medians of interleaved rounds. Calls
-    /// between Python functions take no native stack from 3.11 on, so that there the difference is the Python frames' own.
+    /// Measures the target's CPU time for an allocation and its sample, at several depths: the medians of interleaved
+    /// rounds. From Python 3.11 on, calls between Python functions use no native stack, so there the difference is due
+    /// to the Python frames only.
     fn cost(&self) -> anyhow::Result<()> {
         let mut program = self.start(&["depth"])?;
         let bare = program.ask("0")?;
         let mut recording = self.record(&program)?;
-        // The first samples make the daemon look at the interpreter.
+        // The first samples make the daemon examine the interpreter.
         program.ask("0")?;
         let mut spent = vec![Vec::new(); DEPTHS.len()];
         for _ in 0..ROUNDS {
@@ -112,7 +113,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The daemon's resident memory before and after it has seen many functions.
+    /// Measures the daemon's resident memory before and after it has observed many functions.
     fn memory(&self) -> anyhow::Result<()> {
         let mut program = self.start(&["functions", &FUNCTIONS.to_string()])?;
         let mut recording = self.record(&program)?;

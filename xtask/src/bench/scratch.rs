@@ -1,4 +1,5 @@
-//! Temporary resources of benchmarks that run heapbpf, cleaned up when dropped: a folder, and child processes.
+//! Temporary resources of benchmarks that run heapbpf: a directory and child processes. They are cleaned up when
+//! dropped.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,18 +10,18 @@ use anyhow::{Context as _, bail, ensure};
 
 use crate::shell::read;
 
-/// A temporary folder of this run; removed when dropped.
+/// A temporary directory of this run; removed when dropped.
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Creates the folder.
+    /// Creates the directory.
     pub fn new() -> std::io::Result<Self> {
         let path = std::env::temp_dir().join(format!("heapbpf-bench-{}", std::process::id()));
         fs::create_dir_all(&path)?;
         Ok(Self(path))
     }
 
-    /// The folder's path.
+    /// The directory's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -63,9 +64,9 @@ impl Running {
         Ok(writeln!(input, "{line}")?)
     }
 
-    /// Ends a recording as Ctrl-C does, and waits until its files are written.
+    /// Ends a recording like Ctrl-C, and waits until its files are written.
     pub fn interrupt(&mut self) -> anyhow::Result<()> {
-        // Through the shell's kill, because xtask has no unsafe code.
+        // With the `kill` command, because xtask has no unsafe code.
         read(Command::new("kill").args(["-INT", &self.0.id().to_string()]))?;
         let status = self.0.wait()?;
         ensure!(status.success(), "heapbpf failed: {status}");

@@ -79,8 +79,8 @@ impl Bench {
         Ok(fs::read_to_string(self.path("stats.json"))?)
     }
 
-    /// Real programs with a high sampling rate: samples that the daemon unwinds, adds and symbolizes per second of its
-    /// CPU time.
+    /// Measures real programs at a high sampling rate: how many samples the daemon unwinds, adds and symbolizes per
+    /// second of its CPU time.
     fn daemon(&self) -> anyhow::Result<()> {
         let json_loop = self.sources.join("json_loop.py").display().to_string();
         let fill = format!(".read {}", self.sources.join("../fixtures/fill.sql").display());
@@ -112,7 +112,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One thread allocating at full speed, one sample per 512 KiB: no sample may be lost.
+    /// One thread allocates at full speed, with one sample per 512 KiB. No sample may be lost.
     fn rate(&self, context: &Context) -> anyhow::Result<()> {
         let mut pairs =
             Running::start(Command::new(workload(context, "pair_loop")?).args(["1", "300"]), "READY", false)?;
@@ -121,7 +121,7 @@ impl Bench {
             Running::start(&mut self.heapbpf(&["-i", "512KiB", "-p", &pid]), "heapbpf: recording", true)?;
         let begun = Instant::now();
         pairs.write("run 3000000 16384")?;
-        // The answer is not read: the process's state shows when the work has ended.
+        // The answer is not read: the process's state shows when it has finished the work.
         std::thread::sleep(Duration::from_secs(1));
         while fs::read_to_string(format!("/proc/{pid}/stat"))?.contains(") R") {
             std::thread::sleep(Duration::from_millis(5));
@@ -141,8 +141,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Many processes with many modules each: the memory that the daemon needs to track, unwind and symbolize all of
-    /// them.
+    /// Many processes with many modules each: measures the memory that the daemon needs to track, unwind and symbolize
+    /// all of them.
     fn memory(&self, processes: u64, modules: u64) -> anyhow::Result<()> {
         // Twice as many libraries as one process has, so that each process loads a different selection.
         let pool = 2 * modules;
@@ -219,7 +219,7 @@ impl std::fmt::Display for Memory {
     }
 }
 
-/// The value of a number in a JSON text, by its name.
+/// Returns a number in a JSON text, by its name.
 fn field<'a>(json: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = json.split_once(&format!("\"{name}\":"))?;
     rest.split([',', '}', '\n']).next().map(str::trim)

@@ -13,7 +13,7 @@ pub type Lines = BTreeMap<PathBuf, BTreeMap<usize, u64>>;
 /// For each file with production code, the ranges of lines that are test code.
 pub type TestLines = BTreeMap<PathBuf, Vec<RangeInclusive<usize>>>;
 
-/// Reads an lcov file, of which only the records of files (`SF`) and of lines (`DA`) count.
+/// Reads an lcov file. Only the records of files (`SF`) and lines (`DA`) are used.
 ///
 /// # Errors
 /// If a record cannot be understood.
@@ -35,14 +35,14 @@ pub fn parse(text: &str) -> anyhow::Result<Lines> {
     Ok(files)
 }
 
-/// Line and count of `line,count[,checksum]`.
+/// Parses `line,count[,checksum]` into line and count.
 fn parse_line(text: &str) -> Option<(usize, u64)> {
     let mut numbers = text.split(',');
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Keeps only production code: files with an entry in `test_lines`, and of these the lines outside of its ranges. A
-/// file without any such line is left out.
+/// Keeps only production code: files with an entry in `test_lines`, and in these the lines outside its ranges. A file
+/// without any such line is left out.
 pub fn production(lines: Lines, test_lines: &TestLines) -> Lines {
     let mut kept = Lines::new();
     for (file, mut counts) in lines {
@@ -85,8 +85,8 @@ impl Count {
         Self { lines: counts.len(), covered: counts.values().filter(|count| **count > 0).count() }
     }
 
-    /// Tenths of a percent that are covered, rounded down so that a limit is never shown as reached when it is not. All
-    /// of nothing is covered.
+    /// Tenths of a percent that are covered, rounded down so that a limit is never shown as reached when it is not. If
+    /// there are no lines, everything is covered.
     pub fn per_mille(self) -> usize {
         (self.covered * 1000).checked_div(self.lines).unwrap_or(1000)
     }
@@ -98,7 +98,7 @@ impl std::iter::Sum for Count {
     }
 }
 
-/// The file's path relative to a folder, if it is there.
+/// The file's path relative to a directory, if it is below that.
 pub fn relative(file: &Path, folder: &Path) -> String {
     file.strip_prefix(folder).unwrap_or(file).display().to_string()
 }

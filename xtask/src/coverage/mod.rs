@@ -1,4 +1,4 @@
-//! `cargo xtask coverage`: how many lines of each crate its own tests run.
+//! `cargo xtask coverage`: how many lines of each crate are run by its own tests.
 
 mod lines;
 mod readers;
@@ -28,8 +28,8 @@ use crate::test::END_TO_END_PACKAGE;
 /// The share of lines that tests of a pure crate must run, in tenths of a percent.
 const PURE_LIMIT: usize = 900;
 
-/// Calls rustc with its arguments, and instruments what it compiles, except build scripts. Cargo runs it for crates of
-/// the workspace only, so dependencies are not slowed down. It is for bash because other shells drop variables whose
+/// Calls rustc with its arguments, and instruments what it compiles, except build scripts. Cargo uses it only for the
+/// workspace's crates, so dependencies are not slowed down. It needs bash because other shells drop variables whose
 /// names they do not allow, such as `CARGO_BIN_EXE_a-b`.
 const WRAPPER: &str = "#!/usr/bin/env bash
 rustc=$1
@@ -112,7 +112,7 @@ fn select(mut packages: Vec<Package>, names: &[String]) -> anyhow::Result<Vec<Pa
     Ok(packages)
 }
 
-/// The message on a crate with this coverage, and whether the coverage is sufficient.
+/// Returns the message about a crate with this coverage, and whether the coverage is sufficient.
 fn judge(pure: bool, count: Count) -> (String, bool) {
     let limit = PURE_LIMIT / 10;
     match (pure, count.per_mille() >= PURE_LIMIT) {
@@ -122,13 +122,13 @@ fn judge(pure: bool, count: Count) -> (String, bool) {
     }
 }
 
-/// Where coverage builds and their data are kept.
+/// Where coverage builds and their data are stored.
 struct Folder {
-    /// Cargo's target folder.
+    /// Cargo's target directory.
     target: PathBuf,
     /// The program that instruments crates.
     wrapper: PathBuf,
-    /// What instrumented programs write.
+    /// Directory of what instrumented programs write.
     profiles: PathBuf,
 }
 
@@ -152,7 +152,8 @@ impl Folder {
     }
 }
 
-/// What a package's own tests run, and whether they passed. `arguments` go to the test programs.
+/// Measures which lines a package's own tests run, and whether they passed. `arguments` are passed to the test
+/// programs.
 fn measure_tests(
     context: &Context,
     folder: &Folder,
@@ -165,7 +166,7 @@ fn measure_tests(
     let programs = programs(&built)?;
     folder.clear()?;
     let mut test = test_command(context, folder, package);
-    // One file for each process, because a process that is killed while it writes corrupts its file.
+    // One file per process, because a process that is killed while it writes corrupts its file.
     test.args(["--no-fail-fast", "--"]).args(arguments);
     test.env("LLVM_PROFILE_FILE", folder.profiles.join("%p-%m.profraw"));
     let outcome = run_quietly(&mut test, context.options.verbose);
@@ -179,7 +180,7 @@ fn measure_tests(
     Ok((lines::parse(&read(&mut export)?)?, outcome.is_ok()))
 }
 
-/// A call of `cargo test` for all tests of a package but the end-to-end tests, instrumented.
+/// Returns an instrumented call of `cargo test` for all tests of a package except the end-to-end tests.
 fn test_command(context: &Context, folder: &Folder, package: &Package) -> Command {
     let mut command = context.cargo_for_tests("test");
     command.arg("--quiet").arg("--target-dir").arg(&folder.target).args(["--package", &package.name]);
@@ -191,7 +192,7 @@ fn test_command(context: &Context, folder: &Folder, package: &Package) -> Comman
     command
 }
 
-/// The programs that cargo built, from its messages.
+/// Returns the programs that cargo built, from its messages.
 fn programs(messages: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut programs = Vec::new();
     for message in messages.lines() {
@@ -225,7 +226,7 @@ fn is_raw(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "profraw")
 }
 
-/// The files of the package's library (or programs, if it has none) with their lines of test code.
+/// Returns the files of the package's library (or programs, if it has none) with their lines of test code.
 fn test_lines(package: &Package) -> anyhow::Result<lines::TestLines> {
     let kind = if package.has(Kind::Library) { Kind::Library } else { Kind::Program };
     let mut found = lines::TestLines::new();

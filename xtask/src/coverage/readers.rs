@@ -1,4 +1,4 @@
-//! `cargo xtask coverage --seeds`: of each reader of foreign bytes, the lines that the seeds of its fuzz target run.
+//! `cargo xtask coverage --seeds`: for each reader of foreign bytes, the lines run by the seeds of its fuzz target.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,19 +15,19 @@ use crate::crates::Package;
 use crate::fuzz;
 use crate::shell::say;
 
-/// A reader, as the manifest of the fuzz targets has it.
+/// A reader, as described in the fuzz targets' manifest.
 #[derive(Debug)]
 struct Reader {
     /// The package whose tests replay the seeds.
     package: String,
-    /// Its own source: files and folders below the workspace's.
+    /// Its own source: files and directories below the workspace's.
     source: Vec<PathBuf>,
 }
 
-/// A row for each fuzz target, in the order of their names.
+/// Measures the fuzz targets. Returns a row for each, in the order of their names.
 ///
 /// # Errors
-/// A target's tests fail or are not there, or the manifest names what is not there.
+/// A target's tests fail or do not exist, or the manifest names something that does not exist.
 pub fn measure(context: &Context, folder: &Folder, tools: &Tools, packages: &[Package]) -> anyhow::Result<Vec<Row>> {
     let mut production = TestLines::new();
     for package in packages {
@@ -58,7 +58,7 @@ fn is_of(file: &Path, root: &Path, source: &[PathBuf]) -> bool {
     source.iter().any(|part| file.starts_with(root.join(part)))
 }
 
-/// The readers in the manifest of a folder of fuzz targets.
+/// Reads the readers from the manifest in a directory of fuzz targets.
 fn readers(folder: &Path) -> anyhow::Result<BTreeMap<String, Reader>> {
     let package = fuzz::package(folder)?;
     let readers = package["metadata"]["readers"].as_object().context("fuzz/Cargo.toml has no readers")?;

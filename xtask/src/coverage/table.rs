@@ -13,7 +13,7 @@ pub struct Row {
     pub remark: String,
 }
 
-/// Sorts rows by coverage, lowest first. Of rows with equal coverage, those with more lines come first.
+/// Sorts rows by coverage, lowest first. Among rows with equal coverage, those with more lines come first.
 pub fn worst_first(rows: &mut [Row]) {
     rows.sort_by(|a, b| {
         let key = |row: &Row| (row.count.per_mille(), std::cmp::Reverse(row.count.lines));
@@ -21,7 +21,7 @@ pub fn worst_first(rows: &mut [Row]) {
     });
 }
 
-/// A table with this title over the names. Several rows are followed by their total.
+/// Formats a table with this title above the names. Several rows are followed by their total.
 pub fn format(title: &str, rows: &[Row]) -> String {
     let mut rows = rows.to_vec();
     if rows.len() > 1 {

@@ -1,4 +1,5 @@
-//! Finds test code by its text, as rustfmt leaves it: the lines of items for tests only, and the files that such items declare.
+//! Finds test code by its text, as rustfmt formats it: the lines of test-only items, and the files that such items
+//! declare.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -8,12 +9,12 @@ use anyhow::Context as _;
 
 use super::lines::TestLines;
 
-/// How an attribute of an item for tests only begins.
+/// How an attribute of a test-only item begins.
 const ATTRIBUTES: [&str; 4] =
     ["#[test]", "#[cfg(test)]", "#[cfg(all(test,", "#[cfg(any(test, feature = \"testing\"))]"];
 
-/// The files of a crate that have production code, with their lines of test code; `root` is the file of its root module. A
-/// library's folder may also have programs, which are left out.
+/// Returns the files of a crate that have production code, with their lines of test code. `root` is the file of its
+/// root module. A library's directory may also contain programs, which are left out.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -46,14 +47,14 @@ pub fn test_lines(root: &Path) -> anyhow::Result<TestLines> {
     Ok(files)
 }
 
-/// Whether a file contains test code only, judged by its path relative to the crate's source folder: `tests.rs`, `*_tests.rs`, and
-/// every file in a folder named `tests`.
+/// Whether a file contains only test code, judged by its path relative to the crate's source directory: `tests.rs`,
+/// `*_tests.rs`, and every file in a directory named `tests`.
 fn is_test_file(path: &Path) -> bool {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     stem == "tests" || stem.ends_with("_tests")
 }
 
-/// The lines of items for tests only, from their attribute. The first line of a file is 1.
+/// Returns the lines of test-only items, starting at their attribute. The first line of a file is 1.
 fn ranges(lines: &[&str]) -> Vec<RangeInclusive<usize>> {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let mut found: Vec<RangeInclusive<usize>> = Vec::new();
@@ -62,7 +63,8 @@ fn ranges(lines: &[&str]) -> Vec<RangeInclusive<usize>> {
         if !is_test || found.last().is_some_and(|last| *last.end() > begin) {
             continue;
         }
-        // It ends on its first line, or on the next one at the same depth that closes something. Text of several lines may be at any depth.
+        // The item ends on its first line, or on the next line at the same depth that closes something. Multi-line text
+        // may be at any depth.
         let item = begin + lines[begin..].iter().take_while(|line| is_before_item(line.trim())).count();
         let ends = |(at, next): (usize, &&str)| {
             let closes = at == 0 || indent(next) == indent(line) && next.trim_start().starts_with(['}', ')', ']']);
@@ -78,7 +80,8 @@ fn is_before_item(line: &str) -> bool {
     line.starts_with("//") || line.starts_with("#[")
 }
 
-/// The module that an item in this file declares, by its path without extension, which is also that of its children.
+/// Returns the module that an item in this file declares, as its path without extension, which is also the path of its
+/// children.
 fn module(item: &[&str], file: &Path) -> Option<PathBuf> {
     let beside = file.parent()?;
     if let Some(path) = item.iter().find_map(|line| line.trim().strip_prefix("#[path = \"")?.strip_suffix("\"]")) {

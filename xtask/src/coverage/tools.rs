@@ -1,4 +1,5 @@
-//! Finds the LLVM tools that read coverage data: rustup's component, LLVM's own packages, or an installation of either.
+//! Finds the LLVM tools that read coverage data: rustup's component or LLVM's own packages. Installs one of these if
+//! neither exists.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::programs::{is_executable, on_path};
 use crate::shell::{run_quietly, say};
 use crate::toolchain::{self, Host};
 
-/// Where Debian's LLVM packages install, each version in a folder of its own.
+/// Where Debian's LLVM packages install, each version in its own directory.
 const LLVM_FOLDERS: &str = "/usr/lib";
 
 /// The LLVM tools that read what instrumented programs write.
@@ -24,7 +25,7 @@ pub struct Tools {
     pub cov: PathBuf,
 }
 
-/// Finds the tools, or installs rustup's component, else Debian's package.
+/// Finds the tools. Otherwise installs rustup's component, or else Debian's package.
 pub fn ensure(context: &Context) -> anyhow::Result<Tools> {
     let host = toolchain::host()?;
     if let Some(tools) = find(&host) {
@@ -59,8 +60,8 @@ fn find(host: &Host) -> Option<Tools> {
         .find(|tools| is_executable(&tools.profdata) && is_executable(&tools.cov))
 }
 
-/// The LLVM versions among names of folders that read the data of this version, closest first. LLVM reads the data of
-/// older versions, but not of newer ones.
+/// Returns the LLVM versions among directory names that can read this version's data, closest first. LLVM reads the
+/// data of older versions, but not of newer ones.
 fn usable_versions(names: impl Iterator<Item = String>, llvm: u32) -> impl Iterator<Item = u32> {
     let versions = names.filter_map(|name| name.strip_prefix("llvm-")?.parse().ok());
     let mut versions: Vec<u32> = versions.filter(|version| *version >= llvm).collect();

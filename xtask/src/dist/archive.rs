@@ -10,7 +10,7 @@ use super::tree::{Layout, Parts, gzip, set_times};
 use crate::context::Context;
 use crate::shell::{read, run_quietly};
 
-/// Where files are below /usr/local, or wherever the tarball is unpacked.
+/// Where files go below /usr/local, or wherever the tarball is unpacked.
 const LAYOUT: Layout = Layout {
     program: "/usr/local/bin/heapbpf",
     binary: "bin/heapbpf",

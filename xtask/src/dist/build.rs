@@ -1,4 +1,4 @@
-//! Builds the binary of a release: linked statically, and with nothing in it that names this machine.
+//! Builds the binary of a release: statically linked, and without any names from this machine.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,11 +12,11 @@ use crate::build::{FLAG_SEPARATOR, Place, build_bpf_at};
 use crate::context::Context;
 use crate::shell::{read, run};
 
-/// Where the sources seem to be.
+/// Source paths that appear in the binary.
 const SOURCES: &str = "/heapbpf";
 const CRATES: &str = "/cargo";
 
-/// Builds the BPF programs and the daemon, in a folder of their own.
+/// Builds the BPF programs and the daemon in a separate directory.
 pub fn build(context: &Context, release: &Release) -> anyhow::Result<PathBuf> {
     let renamed = renamed(context)?;
     let flags: Vec<String> = renamed.iter().map(|(path, name)| format!("--remap-path-prefix={path}={name}")).collect();
@@ -26,7 +26,7 @@ pub fn build(context: &Context, release: &Release) -> anyhow::Result<PathBuf> {
     for name in env::vars_os().map(|(name, _)| name).filter(changes_what_is_built) {
         command.env_remove(name);
     }
-    // Static, so that it runs with any C library and with none.
+    // Static, so that it runs with any C library, or without one.
     let flags = [vec!["-Ctarget-feature=+crt-static".to_owned()], flags].concat();
     let c_flags: Vec<String> = renamed.iter().map(|(path, name)| format!("-ffile-prefix-map={path}={name}")).collect();
     command
@@ -41,14 +41,15 @@ pub fn build(context: &Context, release: &Release) -> anyhow::Result<PathBuf> {
     Ok(target.join(release.machine.triple).join("dist/heapbpf"))
 }
 
-/// Whether a variable of the environment would make another binary.
+/// Whether an environment variable would change the binary.
 fn changes_what_is_built(name: &OsString) -> bool {
     const CHANGING: [&str; 6] =
         ["CARGO_ENCODED_RUSTFLAGS", "CARGO_BUILD_", "CARGO_PROFILE_", "CARGO_TARGET_", "CFLAGS", "RUSTFLAGS"];
     CHANGING.iter().any(|prefix| name.to_string_lossy().starts_with(prefix))
 }
 
-/// The folders whose names would be in the binary, and the names that take their place. The last one that fits counts.
+/// Returns the directories whose names would end up in the binary, with the names that replace them. The last match
+/// counts.
 fn renamed(context: &Context) -> anyhow::Result<Vec<(String, String)>> {
     let version = read(Command::new("rustc").arg("-vV"))?;
     let hash = version.lines().find_map(|line| line.strip_prefix("commit-hash: ")).unwrap_or("unknown");
@@ -57,7 +58,7 @@ fn renamed(context: &Context) -> anyhow::Result<Vec<(String, String)>> {
         (path_text(&context.root)?, SOURCES.to_owned()),
         (format!("{}/lib/rustlib/src/rust", sysroot.trim()), format!("/rustc/{hash}")),
     ];
-    // Each folder has the crates of one registry, and a hash of its address in its name.
+    // Each directory has one registry's crates, and a hash of its address in its name.
     let registries = cargo_home()?.join("registry/src");
     let mut folders: Vec<PathBuf> = registries
         .read_dir()

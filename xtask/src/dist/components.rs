@@ -1,4 +1,5 @@
-//! What a release consists of: the crates that are linked into the binary, those in the BPF programs, and what is not a crate.
+//! What a release consists of: the crates linked into the binary, those in the BPF programs, and parts that are not
+//! crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,11 +27,11 @@ pub struct Component {
     pub licence: String,
     /// Its package URL (<https://github.com/package-url/purl-spec>), which also identifies it here.
     pub purl: String,
-    /// SHA-256 of the package as it was downloaded.
+    /// SHA-256 of the package as downloaded.
     pub checksum: Option<String>,
-    /// Where its source is kept.
+    /// Location of its source repository.
     pub repository: Option<String>,
-    /// The package URLs of what it uses.
+    /// The package URLs of its dependencies.
     pub uses: Vec<String>,
     /// The files with its licence.
     pub texts: Vec<PathBuf>,
@@ -38,7 +39,7 @@ pub struct Component {
     pub is_own: bool,
 }
 
-/// All components; the first is the daemon.
+/// Returns all components. The first is the daemon.
 pub fn all(context: &Context, release: &Release) -> anyhow::Result<Vec<Component>> {
     let linked = linked(context, DAEMON, &[], release.machine.triple)?;
     let loaded = linked_for_bpf(context)?;
@@ -57,12 +58,12 @@ pub fn all(context: &Context, release: &Release) -> anyhow::Result<Vec<Component
 type Key = (String, String);
 
 fn linked_for_bpf(context: &Context) -> anyhow::Result<BTreeSet<Key>> {
-    // Cargo knows the target only as far as its conditions go, which are those of any target here.
+    // Cargo needs a target only to evaluate conditions, and these are the same for any target here.
     linked(context, "sampler-ebpf", &["--features", "probes"], "x86_64-unknown-linux-gnu")
 }
 
-/// The crates that are linked into a package's programs: with the features that they are built with, and without those that
-/// only the compiler runs.
+/// Returns the crates that are linked into a package's programs: with the features that they are built with, and
+/// without those that only the compiler runs.
 fn linked(context: &Context, package: &str, features: &[&str], triple: &str) -> anyhow::Result<BTreeSet<Key>> {
     let mut command = context.cargo("tree");
     command.args(["--package", package, "--edges", "normal,no-proc-macro", "--target", triple]);
@@ -70,7 +71,7 @@ fn linked(context: &Context, package: &str, features: &[&str], triple: &str) -> 
     Ok(crates_of_tree(&read(&mut command)?))
 }
 
-/// Names and versions in the output of `cargo tree`: `name v1.2.3 (/folder)`.
+/// Returns names and versions from the output of `cargo tree`: `name v1.2.3 (/folder)`.
 fn crates_of_tree(text: &str) -> BTreeSet<Key> {
     let crates = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -79,7 +80,7 @@ fn crates_of_tree(text: &str) -> BTreeSet<Key> {
     crates.collect()
 }
 
-/// The wanted crates, as cargo's metadata describes them.
+/// Returns the wanted crates, as cargo's metadata describes them.
 fn described(
     metadata: &Value,
     wanted: &BTreeSet<Key>,
@@ -127,12 +128,12 @@ fn crate_url((name, version): &Key) -> String {
     format!("pkg:cargo/{name}@{version}")
 }
 
-/// An SPDX expression; in old manifests a slash stands for OR.
+/// Returns an SPDX expression. In old manifests, a slash stands for OR.
 fn modern(licence: &str) -> String {
     licence.split('/').map(str::trim).collect::<Vec<_>>().join(" OR ")
 }
 
-/// The files in a crate's folder that have its licence, sorted.
+/// Returns the licence files in a crate's directory, sorted.
 fn licence_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = folder.read_dir().with_context(|| format!("cannot read {}", folder.display()))?;
     let mut files: Vec<PathBuf> = entries
@@ -151,7 +152,7 @@ fn is_licence(name: &str) -> bool {
     BEGINNINGS.iter().any(|begin| name.starts_with(begin)) && !SOURCES.iter().any(|end| name.ends_with(end))
 }
 
-/// The checksums in Cargo.lock.
+/// Returns the checksums in Cargo.lock.
 fn checksums(lock: &str) -> BTreeMap<Key, String> {
     let packages = lock.split("[[package]]").filter_map(|package| {
         let value = |key: &str| {
@@ -163,7 +164,8 @@ fn checksums(lock: &str) -> BTreeMap<Key, String> {
     packages.collect()
 }
 
-/// What is in the binary and is no crate: the standard library, the C library, and what the web page is bundled with.
+/// Returns the parts of the binary that are not crates: the standard library, the C library, and what the web page is
+/// bundled with.
 fn others(context: &Context) -> anyhow::Result<Vec<Component>> {
     let version = read(Command::new("rustc").arg("-vV"))?;
     let rust = version.lines().find_map(|line| line.strip_prefix("release: ")).context("rustc -vV names no release")?;

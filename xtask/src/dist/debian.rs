@@ -1,4 +1,4 @@
-//! The Debian package, made by dpkg-deb of the files in `packaging/deb`.
+//! The Debian package, made by dpkg-deb from the files in `packaging/deb`.
 
 use std::fs;
 use std::path::Path;
@@ -25,10 +25,10 @@ const LAYOUT: Layout = Layout {
 
 const DOCUMENTS: &str = "usr/share/doc/heapbpf";
 
-/// What dpkg asks about if the administrator has changed it.
+/// The file that dpkg asks about if the administrator has changed it.
 const CONFIGURATION: &str = "/etc/default/heapbpf";
 
-/// The variable that names who answers for the package, as `Name <address>`.
+/// The variable that names the package's maintainer, as `Name <address>`.
 const MAINTAINER_VARIABLE: &str = "HEAPBPF_MAINTAINER";
 const MAINTAINER: &str = "The heapbpf contributors <heapbpf@users.noreply.invalid>";
 
@@ -68,13 +68,13 @@ pub fn pack(context: &Context, release: &Release, parts: &Parts) -> anyhow::Resu
     }
     set_times(&root, release.epoch)?;
     let mut command = Command::new("dpkg-deb");
-    // One thread: with more, xz cuts the data elsewhere.
+    // One thread: with more, xz splits the data differently.
     command.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]).arg(&root).arg(release.package());
     command.env("SOURCE_DATE_EPOCH", release.epoch.to_string());
     run_quietly(&mut command, context.options.verbose)
 }
 
-/// Puts the documents where Debian wants them: compressed, with a changelog and a copyright file.
+/// Installs the documents as Debian requires: compressed, with a changelog and a copyright file.
 fn documents(
     context: &Context,
     release: &Release,
@@ -115,13 +115,13 @@ fn documents(
     gzip(&file)
 }
 
-/// A text as a field of a control file: every line is indented, and empty ones have a dot.
+/// Formats a text as a field of a control file: every line is indented, and empty lines become a dot.
 fn paragraph(text: &str) -> String {
     let lines = text.trim().lines().map(|line| if line.trim().is_empty() { "." } else { line });
     lines.map(|line| format!(" {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// MD5 of every file, which `dpkg --verify` compares, but of those that an administrator may change.
+/// Returns the MD5 of every file, which `dpkg --verify` compares, except those that an administrator may change.
 fn sums(root: &Path) -> anyhow::Result<String> {
     let mut names = Vec::new();
     files_below(root, root, &mut names)?;
@@ -130,7 +130,7 @@ fn sums(root: &Path) -> anyhow::Result<String> {
     read(Command::new("md5sum").current_dir(root).args(names))
 }
 
-/// The space that the files take, in KiB, as Debian's policy counts it: each file rounded up.
+/// Returns the space that the files take, in KiB, as Debian's policy counts it: each file rounded up.
 fn kibibytes(root: &Path) -> anyhow::Result<u64> {
     let mut names = Vec::new();
     files_below(root, root, &mut names)?;
@@ -170,7 +170,7 @@ mod tests {
         assert!(control.lines().all(|line| line.chars().count() <= 80), "{control}");
     }
 
-    /// Whoever installs a profiler of the whole host has not asked to run it.
+    /// Installing a profiler of the whole host is not a request to run it.
     #[test]
     fn the_installation_starts_nothing() {
         let script = include_str!("../../../packaging/deb/postinst");

@@ -1,4 +1,4 @@
-//! The licences of everything in the binary that others wrote, in one text: MIT, BSD and others ask for that.
+//! The licences of all third-party code in the binary, in one text: MIT, BSD and others require that.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ heapbpf's own source with `cargo xtask dist`.
 
 const RULE: &str = "================================================================================";
 
-/// The text: first the parts with their licences, then each text of a licence once.
+/// Returns the text: first the parts with their licences, then each licence text once.
 pub fn text(context: &Context, components: &[Component]) -> anyhow::Result<String> {
     let apache = fs::read_to_string(context.root.join("LICENSE-APACHE")).context("cannot read LICENSE-APACHE")?;
     let mut licences = Vec::new();
@@ -28,7 +28,8 @@ pub fn text(context: &Context, components: &[Component]) -> anyhow::Result<Strin
         component.repository.as_ref().and(components.iter().find(same)).map(|other| other.texts.clone())
     };
     for component in components.iter().filter(|component| !component.is_own) {
-        // Some packages have no text of their licence. It is that of another package of the same repository, or kept here.
+        // Some packages do not include their licence text. It is taken from another package of the same repository, or
+        // from packaging/licences.
         let kept = context.root.join("packaging/licences").join(format!("{}.txt", component.name));
         let files = match (component.texts.is_empty(), kept.is_file()) {
             (false, _) => component.texts.clone(),
@@ -60,10 +61,10 @@ fn compose(licences: &[(&Component, Vec<String>)]) -> String {
     let mut users: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (component, texts) in licences {
         let name = format!("{} {}", component.name, component.version);
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = write!(all, "\n{name}: {}", component.licence);
         for text in texts {
-            // Texts that differ by ends of lines and the like only are the same.
+            // Texts that differ only in line ends and the like count as the same.
             let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
             users.entry(lines.join("\n").trim_matches('\n').to_owned()).or_default().push(name.clone());
         }

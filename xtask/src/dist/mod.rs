@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: what a release consists of, made so that everybody who builds it gets the same bytes.
+//! `cargo xtask dist`: makes the files of a release, so that everybody who builds it gets the same bytes.
 
 mod archive;
 mod build;
@@ -31,7 +31,7 @@ pub struct Selection {
     alpine: Option<PathBuf>,
 }
 
-/// A machine type that releases are made for: that of the host.
+/// A machine type that releases are made for, namely the host's.
 struct Machine {
     architecture: &'static str,
     triple: &'static str,
@@ -48,10 +48,10 @@ const MACHINES: [Machine; 2] = [
 pub struct Release {
     /// heapbpf's version.
     version: String,
-    /// When the source was last changed, in seconds since 1970: the time of all files in the release.
+    /// When the source last changed, in seconds since 1970. All files in the release get this time.
     epoch: u64,
     machine: &'static Machine,
-    /// The folder of the results.
+    /// The directory of the results.
     out: PathBuf,
 }
 
@@ -63,7 +63,7 @@ impl Release {
         Ok(Self { version: env!("CARGO_PKG_VERSION").to_owned(), epoch: epoch(context)?, machine, out })
     }
 
-    /// The name of the tarball without its ending, and of the folder in it.
+    /// The name of the tarball without its extension, and of the directory in it.
     fn name(&self) -> String {
         format!("heapbpf-{}-{}-linux", self.version, self.machine.architecture)
     }
@@ -84,7 +84,7 @@ impl Release {
         self.out.join("SHA256SUMS")
     }
 
-    /// The folder for everything that is not a result.
+    /// The directory for everything that is not a result.
     fn work(&self) -> PathBuf {
         self.out.join("work")
     }
@@ -95,7 +95,7 @@ impl Release {
     }
 }
 
-/// Makes a release, and checks it if that is asked for.
+/// Makes a release, and checks it if requested.
 pub fn dist(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
     let release = Release::of(context)?;
     let made = make(context, &release)?;
@@ -131,7 +131,7 @@ fn make(context: &Context, release: &Release) -> anyhow::Result<Made> {
     Ok(Made { binary })
 }
 
-/// `SOURCE_DATE_EPOCH`, else the time of the last commit, in seconds since 1970.
+/// Returns `SOURCE_DATE_EPOCH`, or else the time of the last commit, in seconds since 1970.
 fn epoch(context: &Context) -> anyhow::Result<u64> {
     let seconds = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(given) => given,
@@ -147,22 +147,22 @@ fn epoch(context: &Context) -> anyhow::Result<u64> {
     seconds.trim().parse().with_context(|| format!("SOURCE_DATE_EPOCH={seconds} is no number of seconds"))
 }
 
-/// A call of git in a folder.
+/// Returns a call of git in a directory.
 fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
     command.arg("-C").arg(folder);
     command
 }
 
-/// A time in UTC as ISO 8601 writes it.
+/// Formats a time in UTC as ISO 8601.
 fn time_of(epoch: u64) -> anyhow::Result<String> {
     Ok(read(Command::new("date").args(["-u", "-d", &format!("@{epoch}"), "+%Y-%m-%dT%H:%M:%SZ"]))?.trim().to_owned())
 }
 
-/// A text with `@NAME@` replaced by values.
+/// Returns a text with each `@NAME@` replaced by its value.
 ///
 /// # Errors
-/// A name is not in the text, or the text has another one.
+/// The text lacks a name, or has one that is not given.
 fn fill(template: &str, values: &[(&str, &str)]) -> anyhow::Result<String> {
     let mut text = template.to_owned();
     for (name, value) in values {

@@ -1,6 +1,6 @@
-//! The list of what is in a release, for programs: CycloneDX 1.6 (<https://cyclonedx.org/docs/1.6/json/>).
+//! The machine-readable list of a release's parts: CycloneDX 1.6 (<https://cyclonedx.org/docs/1.6/json/>).
 //!
-//! It has no serial number, and the time of the source, so that the same source gives the same list.
+//! It has no serial number, and its time is that of the source, so that the same source gives the same list.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Release;
 use super::components::Component;
 
-/// The document; the first component is what the others are parts of.
+/// Returns the document. The first component is the whole that contains the others.
 pub fn document(release: &Release, components: &[Component], time: &str) -> anyhow::Result<String> {
     let (whole, parts) = components.split_first().context("a release has components")?;
     let mut root = described(whole);

@@ -12,7 +12,7 @@ use super::Release;
 use crate::context::Context;
 use crate::shell::{read, run_quietly};
 
-/// What a release has, whatever it is packed into.
+/// The contents of a release, whatever it is packed into.
 pub struct Parts {
     binary: PathBuf,
     /// Names and contents.
@@ -38,7 +38,7 @@ pub struct Layout {
 }
 
 impl Parts {
-    /// Lets the binary write its man pages and completions, and reads the rest from the source.
+    /// Has the binary write its man pages and completions, and reads the rest from the source.
     pub fn collect(context: &Context, release: &Release, binary: &Path, licences: String) -> anyhow::Result<Self> {
         let folder = release.work().join("man");
         let _ = fs::remove_dir_all(&folder);
@@ -55,7 +55,7 @@ impl Parts {
             let short = Path::new(name).file_name().context("a name")?.to_string_lossy().into_owned();
             documents.push((short, source(name)?));
         }
-        // Of the BPF programs, which the binary carries.
+        // The licence of the BPF programs, which the binary contains.
         let gpl =
             fs::read("/usr/share/common-licenses/GPL-2").context("the GPL's text is missing (Debian: base-files)")?;
         documents.push(("LICENSE-GPL-2".to_owned(), gpl));
@@ -68,7 +68,7 @@ impl Parts {
         })
     }
 
-    /// Writes all files below a folder. Pages are compressed.
+    /// Writes all files below a directory. Man pages are compressed.
     pub fn place(&self, root: &Path, layout: &Layout) -> anyhow::Result<()> {
         let binary = fs::read(&self.binary).with_context(|| format!("there is no {}", self.binary.display()))?;
         write(&root.join(layout.binary), &binary, 0o755)?;
@@ -88,17 +88,17 @@ impl Parts {
     }
 }
 
-/// The systemd unit of an installation.
+/// Returns the systemd unit of an installation.
 fn unit_of(unit: &str, program: &str) -> anyhow::Result<String> {
     let starts = format!("ExecStart={program} ");
     let text = unit.replace("ExecStart=/usr/local/bin/heapbpf ", &starts);
     ensure!(text.contains(&starts), "packaging/heapbpf.service does not start /usr/local/bin/heapbpf");
-    // How to install it is said elsewhere: it is installed.
+    // The line on how to install it is dropped, because it is installed.
     let lines = text.lines().filter(|line| !line.starts_with("# Install it as "));
     Ok(lines.fold(String::new(), |text, line| text + line + "\n"))
 }
 
-/// Names and contents of the files in a folder, sorted.
+/// Returns names and contents of the files in a directory, sorted.
 fn files_in(folder: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let mut files = Vec::new();
     for entry in folder.read_dir().with_context(|| format!("cannot read {}", folder.display()))? {
@@ -109,12 +109,12 @@ fn files_in(folder: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Compresses a file, without its name and time; the result has `.gz` at its end.
+/// Compresses a file, without storing its name and time. The result's name ends in `.gz`.
 pub fn gzip(path: &Path) -> anyhow::Result<()> {
     run_quietly(Command::new("gzip").args(["--best", "--no-name", "--force"]).arg(path), false)
 }
 
-/// Writes a file with these permissions, whatever the umask is, and makes the folders that it needs.
+/// Writes a file with these permissions, whatever the umask is, and creates the directories that it needs.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> anyhow::Result<()> {
     let folder = path.parent().context("a file has a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -122,7 +122,7 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> anyhow::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| path.display().to_string())
 }
 
-/// Gives all files and folders one time, and folders their usual permissions.
+/// Sets one time on all files and directories, and the usual permissions on directories.
 pub fn set_times(path: &Path, epoch: u64) -> anyhow::Result<()> {
     if path.is_dir() {
         fs::set_permissions(path, Permissions::from_mode(0o755))?;

@@ -1,5 +1,6 @@
-//! The long set: tests in modules called `long`, kernels in an emulator, fuzzing with coverage, licences, other machines. All of it, or a shard: one after
-//! the other, beginning with another one for each commit, for as long as is told.
+//! The long set: tests in modules called `long`, kernels in an emulator, fuzzing with coverage, licences, other
+//! machines. Runs all of it, or a shard: one part after the other, starting at a different one for each commit, for a
+//! given time.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +14,7 @@ use super::stages;
 use crate::nightly;
 use crate::shell::say;
 
-/// The cases that run in an emulator, too; the kernel that a shard boots.
+/// The cases that also run in an emulator, and the kernel that a shard boots.
 const KERNEL_CASES: &str = "long::kernels::";
 const KERNEL: &str = "6.12";
 
@@ -33,7 +34,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// Its name in messages.
+    /// Returns its name in messages.
     pub fn name(&self) -> String {
         match self {
             Self::Test(_, name) => name.clone(),
@@ -44,7 +45,7 @@ impl Part {
         }
     }
 
-    /// The call of xtask that runs it, if it is no test.
+    /// Returns the call of xtask that runs it, if it is not a test.
     fn command(&self) -> Option<Command> {
         let words: Vec<&str> = match self {
             Self::Test(..) => return None,
@@ -59,10 +60,10 @@ impl Part {
     }
 }
 
-/// All parts of the long set, or those that a shard may have.
+/// Returns all parts of the long set, or those that a shard may run.
 ///
 /// # Errors
-/// A test program does not say which tests it has, or the fuzz targets are not there.
+/// A test program does not list its tests, or the fuzz targets do not exist.
 pub fn parts(root: &Path, programs: &[Program], is_shard: bool) -> anyhow::Result<Vec<Part>> {
     let mut parts = vec![Part::Licences, Part::OtherMachine];
     for program in programs {
@@ -88,7 +89,7 @@ pub fn parts(root: &Path, programs: &[Program], is_shard: bool) -> anyhow::Resul
     Ok(parts)
 }
 
-/// The parts in the order of a shard: rotated by a number that the commit gives.
+/// Returns the parts in the order of a shard: rotated by a number derived from the commit.
 pub fn order(mut parts: Vec<Part>, commit: &str) -> Vec<Part> {
     parts.sort_by_key(Part::name);
     if !parts.is_empty() {
@@ -103,10 +104,10 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Runs parts, until the time is over if there is a limit. What is under way then is ended, and does not count.
+/// Runs parts, until the time is over if there is a limit. A part that is running then is ended and not counted.
 ///
 /// # Errors
-/// A program does not run.
+/// A program cannot be run.
 pub fn run(
     parts: &[Part],
     within: Option<Duration>,
@@ -140,9 +141,9 @@ fn run_other(part: &Part, within: Option<Duration>) -> anyhow::Result<Outcome> {
     let (begun, mut outcome) = (Instant::now(), Outcome::default());
     let own = part.command().context("xtask does not find itself")?;
     let mut command = Command::new("timeout");
-    // 0 is no limit.
+    // 0 means no limit.
     command.arg(within.map_or(0, |within| within.as_secs().max(1)).to_string()).arg(own.get_program());
-    // Its stages are a part of the shard's.
+    // Its stages belong to the shard's stage.
     command.env_remove(stages::VARIABLE);
     let status = command.args(own.get_args()).status().context("cannot start timeout(1)")?;
     match status.code() {

@@ -1,8 +1,9 @@
 //! `cargo xtask test`: installs what the tests need, builds, and runs the unit tests, then the end-to-end tests as
 //! root.
 //!
-//! The end-to-end tests are two programs of the package in `tests/`: `company` runs four tests at a time, `alone` one. All others
-//! count as unit tests here. Tests in modules called `long` are the long set, which only `--long` and shards run.
+//! The end-to-end tests are two programs of the package in `tests/`: `company` runs four tests at a time, `alone` one.
+//! All others count as unit tests here. Tests in modules called `long` are the long set, which only `--long` and shards
+//! run.
 
 mod long;
 mod needed;
@@ -34,13 +35,13 @@ pub use self::needed::set_up;
 
 /// The package whose integration tests are the end-to-end tests.
 pub const END_TO_END_PACKAGE: &str = "heapbpf-tests";
-/// Its folder.
+/// The package's directory.
 const END_TO_END_FOLDER: &str = "tests";
-/// The end-to-end tests that run beside each other, and those that run one at a time.
+/// The programs of the end-to-end tests: tests that may run concurrently, and tests that run one at a time.
 const END_TO_END: [(&str, &str); 2] = [("company", "--test-threads=4"), ("alone", "--test-threads=1")];
-/// The file in which tests say what they skip.
+/// The file to which tests write what they skip.
 const SKIPPED: &str = "skipped-tests";
-/// Packages some of whose unit tests need root.
+/// Directories of the packages with unit tests that need root.
 const UNIT_AS_ROOT: [&str; 7] = ["attach", "host", "kernel", "record", "remote", "serve", "symbols"];
 
 /// Which tests to run; by default the landing set.
@@ -71,7 +72,7 @@ pub struct Selection {
     filter: Option<String>,
 }
 
-/// Runs the tests; the exit code is a failure if any of them failed.
+/// Runs the tests. The exit code is a failure if any of them failed.
 pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
     if let Some(triple) = &selection.target
         && let Some(machine) = cross::machine(triple).map_err(anyhow::Error::msg)?
@@ -101,7 +102,7 @@ struct Tests<'a> {
 }
 
 impl Tests<'_> {
-    /// Everything but the report. A failed test is not an error here.
+    /// Runs everything but the report. A failed test is not an error here.
     fn run(&mut self) -> anyhow::Result<()> {
         let (context, selection) = (self.context, self.selection);
         if selection.others {
@@ -150,7 +151,7 @@ impl Tests<'_> {
         Ok(())
     }
 
-    /// Runs a stage, whose time is in the table.
+    /// Runs a stage and records its time for the table.
     fn stage<T>(&mut self, name: &str, stage: impl FnOnce(&mut Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let clock = self.stages.begin();
         let tests = self.outcome.passed.len();
@@ -178,7 +179,7 @@ impl Tests<'_> {
         Ok(programs::programs(&String::from_utf8_lossy(&output.stdout)))
     }
 
-    /// Runs two programs at a time: the last tests of one leave processors idle.
+    /// Runs two programs at a time, because the last tests of one leave processors idle.
     fn run_unit_tests(&mut self, programs: &[Program]) -> anyhow::Result<()> {
         let next = AtomicUsize::new(0);
         let run = || -> anyhow::Result<Vec<Outcome>> {
@@ -193,10 +194,10 @@ impl Tests<'_> {
         Ok(())
     }
 
-    /// Runs what a program has of the landing set.
+    /// Runs the tests of a program that belong to the landing set.
     fn run_landing(&self, program: &Program, arguments: &[&str], show: bool) -> anyhow::Result<Outcome> {
         let mut command = self.command(program)?;
-        // An empty filter is in every name.
+        // An empty filter matches every name.
         let arguments = [arguments, &["--skip", "long::", self.filter()]].concat();
         let manner = Manner { show, verbose: self.context.options.verbose, within: None };
         let outcome = programs::run(&mut command, &arguments, manner)?;
@@ -220,7 +221,7 @@ impl Tests<'_> {
         Ok(())
     }
 
-    /// A call of a test program, as root if it needs that.
+    /// Returns a call of a test program, as root if it needs that.
     fn command(&self, program: &Program) -> anyhow::Result<Command> {
         let mut command = program.command();
         command.envs(self.python.iter().map(|python| (PYTHON_VARIABLE, python)));
@@ -230,7 +231,7 @@ impl Tests<'_> {
         if as_root { under_sudo(self.context, command) } else { Ok(command) }
     }
 
-    /// The examples in documentation, which only rustdoc can run.
+    /// Runs the examples in documentation, which only rustdoc can run.
     fn run_examples(&mut self) -> anyhow::Result<()> {
         let mut command = self.context.cargo_for_tests("test");
         command.args(["--doc", "--quiet", "--no-fail-fast", "--workspace"]).args(&self.selection.filter);
@@ -255,7 +256,7 @@ impl Tests<'_> {
         Ok(())
     }
 
-    /// Says what was skipped and what failed, and how long everything took.
+    /// Reports what was skipped, what failed, and how long everything took.
     fn report(self) -> anyhow::Result<ExitCode> {
         let acceptable = self.skips.report(self.context)?;
         print!("{}", self.stages.table(&self.outcome.passed));
@@ -278,7 +279,7 @@ fn is_end_to_end(program: &Program) -> bool {
     program.package == END_TO_END_FOLDER && END_TO_END.iter().any(|(target, _)| *target == program.target)
 }
 
-/// The call that checks that the daemon compiles for another machine. `None` if that cannot be checked here.
+/// Returns the call that checks that the daemon compiles for another machine. `None` if that cannot be checked here.
 fn other_machine_check(context: &Context, machine: &Machine, skips: &mut Skips) -> Option<Command> {
     if let Err(error) = cross_tools::set_up_library(context, machine) {
         skips.note(format!("compiling for {}", machine.triple), format!("{error:#}"));
@@ -286,13 +287,13 @@ fn other_machine_check(context: &Context, machine: &Machine, skips: &mut Skips) 
     }
     let mut command = context.cargo_for_tests("check");
     machine.aim(command.args(["--quiet", "--package", "sampler-user"]));
-    // Nothing is linked, so that nobody misses what a library for TLS has in C and assembler.
+    // Nothing is linked, so the C and assembler parts of the TLS library are not needed.
     let tool = |name: &str| format!("{name}_{}", machine.triple.replace('-', "_"));
     command.envs([(tool("CC"), "true"), (tool("AR"), "true")]);
     Some(command)
 }
 
-/// Runs the unit tests of another machine in an emulator. The emulator has no BPF and no probes; unit tests need
+/// Runs the unit tests of another machine in an emulator. The emulator has no BPF and no probes, and unit tests need
 /// neither.
 fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyhow::Result<ExitCode> {
     let skips = Skips::begin(context, SKIPPED)?;
@@ -308,7 +309,7 @@ fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyh
     Ok(if succeeded && acceptable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs a benchmark that is an ignored end-to-end test, with further variables, and shows its output.
+/// Runs a benchmark that is an ignored end-to-end test, with additional variables, and shows its output.
 pub fn bench_among_tests(
     context: &Context,
     [program, filter]: [&str; 2],
@@ -320,7 +321,7 @@ pub fn bench_among_tests(
     Ok(())
 }
 
-/// Builds what end-to-end tests run; fails if nothing can be run as root.
+/// Builds what the end-to-end tests run. Fails if nothing can be run as root.
 pub fn prepare(context: &Context) -> anyhow::Result<()> {
     if let Some(reason) = context.privilege.refusal() {
         anyhow::bail!("needs root, and {reason}");
@@ -328,15 +329,15 @@ pub fn prepare(context: &Context) -> anyhow::Result<()> {
     build::build(context).map(|_| ())
 }
 
-/// Some of the end-to-end tests, one at a time, whose output is shown.
+/// A selection of end-to-end tests, run one at a time, with their output shown.
 pub struct AmongTests<'a> {
-    /// The program that they are in.
+    /// The program that contains them.
     pub program: &'a str,
-    /// What their names contain.
+    /// Text that their names contain.
     pub filter: &'a str,
-    /// Further arguments of the test program.
+    /// Additional arguments of the test program.
     pub arguments: &'a [&'a str],
-    /// Variables that they heed.
+    /// Environment variables for them.
     pub variables: &'a [(&'a str, &'a OsStr)],
 }
 
@@ -351,7 +352,7 @@ impl AmongTests<'_> {
     }
 }
 
-/// Builds a program of tests: one of the two of end-to-end tests, or `remote`, of what is done to targets inside.
+/// Builds a test program: one of the two end-to-end programs, or `remote`, whose tests manipulate targets from inside.
 pub fn test_program(context: &Context, target: &str) -> anyhow::Result<Program> {
     let package = if target == "remote" { "heapbpf-remote" } else { END_TO_END_PACKAGE };
     let mut command = context.cargo_for_tests("test");
@@ -366,7 +367,7 @@ fn under_sudo(context: &Context, mut command: Command) -> anyhow::Result<Command
         return Ok(command);
     }
     say!("using sudo to run tests that load BPF programs or write into processes");
-    // A test program has a process group of its own, which the terminal would stop if sudo asked for a password there.
+    // A test program has its own process group, which the terminal would stop if sudo asked for a password there.
     run(Command::new("sudo").arg("-v"), context.options.verbose)?;
     let own = command.get_envs().filter_map(|(name, _)| name.to_str()).map(str::to_owned);
     let kept: Vec<String> = own

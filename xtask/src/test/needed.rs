@@ -1,4 +1,4 @@
-//! What the tests need from the machine: Debian's packages, Python packages, and a C compiler for the other machine.
+//! What the tests need from the machine: Debian packages, Python packages, and the standard library for other machines.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,9 @@ use crate::{cross, cross_tools, python};
 /// The variable that names the Python for tests that need its packages.
 pub const PYTHON_VARIABLE: &str = "HEAPBPF_TEST_PYTHON";
 
-/// Requirements of the tests: a file that shows that the requirement is installed, Debian's package, and its purpose.
+/// Requirements of the tests: a file that shows that the requirement is installed, the Debian package, and its purpose.
 /// The tests use the distribution's version, even if a version manager has put another one first. A test whose
-/// requirement cannot be installed says that it is skipped.
+/// requirement cannot be installed reports that it is skipped.
 const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/cc", "gcc", "compiles the test programs, and is profiled while it compiles"),
     ("/usr/bin/c++", "g++", "compiles the test programs that throw"),
@@ -48,9 +48,9 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/lib/x86_64-linux-musl/musl-gcc.specs", "musl-tools", "compiles test programs for another libc"),
 ];
 
-/// Installs what the end-to-end tests need; what is missing, and why.
+/// Installs what the end-to-end tests need. Returns what is missing, and why.
 pub fn install(context: &Context) -> Vec<(String, String)> {
-    // Debian names its library folders after the architecture.
+    // Debian names its library directories after the architecture.
     let missing =
         NEEDED.iter().filter(|(file, ..)| !Path::new(&file.replace("x86_64", std::env::consts::ARCH)).exists());
     let missing: Vec<Package> = missing.map(|(_, package, purpose)| Package::new(*package, purpose)).collect();
@@ -65,14 +65,14 @@ pub fn install(context: &Context) -> Vec<(String, String)> {
     missing.into_iter().filter_map(install_one).collect()
 }
 
-/// Installs everything, without a word of what cannot be installed: the tests will tell.
+/// Installs everything, and does not report what cannot be installed, because the tests will.
 pub fn set_up(context: &Context) {
     install(context);
     cross::others().for_each(|machine| drop(cross_tools::set_up_library(context, machine)));
     drop(python::ensure(context));
 }
 
-/// The Python with the packages that tests need, unless the user named one. `None` if it cannot be installed.
+/// Returns the Python with the packages that tests need. `None` if the user named one or it cannot be installed.
 pub fn readers_python(context: &Context, skips: &mut Skips) -> Option<PathBuf> {
     if std::env::var_os(PYTHON_VARIABLE).is_some() {
         return None;

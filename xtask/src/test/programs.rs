@@ -1,7 +1,8 @@
-//! Test programs: what `cargo test --no-run` builds, and one run of one of them, with a watchdog and the time of each test.
+//! Test programs: those that `cargo test --no-run` builds, and single runs of them, with a watchdog and the time of
+//! each test.
 //!
-//! libtest neither ends a test that hangs nor says how long each took. Its JSON output (an unstable option, which
-//! `RUSTC_BOOTSTRAP` allows) tells when each test begins and ends.
+//! libtest neither ends a test that hangs nor reports how long each took. Its JSON output (an unstable option, which
+//! `RUSTC_BOOTSTRAP` allows) reports when each test starts and ends.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -16,43 +17,44 @@ use serde_json::Value;
 
 use crate::shell::{announce, describe, read, say};
 
-/// A test that takes longer is ended, with its whole program. A wait inside a test has a limit of two minutes.
+/// Time limit of a test. A test that exceeds it is ended together with its program. A wait inside a test is limited to
+/// two minutes.
 const LANDING_LIMIT: Duration = Duration::from_secs(600);
-/// The same in the long set, whose tests repeat a case by the hundred.
+/// The limit in the long set, whose tests repeat a case hundreds of times.
 const LONG_LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// A test program that cargo built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// The package that it tests.
+    /// Name of the package's directory.
     pub package: String,
     /// Name of cargo's target: a library, a binary, or a file of integration tests.
     pub target: String,
     /// The executable.
     pub executable: PathBuf,
-    /// The package's folder, in which cargo runs tests.
+    /// The package's directory, in which cargo runs tests.
     pub folder: PathBuf,
 }
 
 impl Program {
-    /// A command that runs it as cargo would.
+    /// Returns a command that runs it as cargo would.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command
     }
 
-    /// The names of its tests that contain `filter`.
+    /// Returns the names of its tests that contain `filter`.
     ///
     /// # Errors
-    /// It does not run.
+    /// It cannot be run.
     pub fn tests(&self, filter: &str) -> anyhow::Result<Vec<String>> {
         let listing = read(self.command().args(["--list", filter]))?;
         Ok(listing.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 }
 
-/// The programs in the messages of `cargo test --no-run --message-format=json`.
+/// Returns the programs in the messages of `cargo test --no-run --message-format=json`.
 pub fn programs(messages: &str) -> Vec<Program> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let program = |message: Value| {
@@ -78,12 +80,12 @@ pub struct Outcome {
     pub failed: Vec<(String, String)>,
     /// Tests that are ignored.
     pub ignored: usize,
-    /// Tests that were under way when the time was over.
+    /// Tests that were running when the time was over.
     pub cut_off: Vec<String>,
 }
 
 impl Outcome {
-    /// Adds those of another run.
+    /// Adds the results of another run.
     pub fn add(&mut self, other: Self) {
         self.passed.extend(other.passed);
         self.failed.extend(other.failed);
@@ -99,14 +101,14 @@ pub struct Manner {
     pub show: bool,
     /// Show the command.
     pub verbose: bool,
-    /// End the program after so long. What is under way then has neither passed nor failed.
+    /// End the program after this time. Tests that are running then have neither passed nor failed.
     pub within: Option<Duration>,
 }
 
-/// Runs a command of [`Program::command`] with these arguments of libtest.
+/// Runs a command of [`Program::command`] with these libtest arguments.
 ///
 /// # Errors
-/// It cannot be started, or does not say what a test program says.
+/// It cannot be started, or its output is not a test program's.
 pub fn run(command: &mut Command, arguments: &[&str], manner: Manner) -> anyhow::Result<Outcome> {
     let begun = Instant::now();
     command.args(arguments).args(["-Z", "unstable-options", "--format", "json", "--report-time"]);
@@ -135,7 +137,7 @@ pub fn run(command: &mut Command, arguments: &[&str], manner: Manner) -> anyhow:
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    // What a test left running may hold the pipe open.
+    // Something that a test left running may hold the pipe open.
     let status = child.wait().context("a test program cannot be waited for")?;
     if !run.ended {
         let under_way: Vec<&str> = run.running.keys().map(String::as_str).collect();
@@ -148,7 +150,7 @@ pub fn run(command: &mut Command, arguments: &[&str], manner: Manner) -> anyhow:
     Ok(run.outcome)
 }
 
-/// The events that a test program writes, a line each. Other lines are the tests' own.
+/// Returns the events that a test program writes, one per line. Other lines come from the tests.
 fn events(child: &mut Child) -> Receiver<Value> {
     let (sender, receiver) = channel();
     let Some(stdout) = child.stdout.take() else { return receiver };
@@ -167,7 +169,7 @@ fn events(child: &mut Child) -> Receiver<Value> {
     receiver
 }
 
-/// A run under way.
+/// A run in progress.
 #[derive(Default)]
 struct Run {
     running: BTreeMap<String, Instant>,
@@ -207,7 +209,7 @@ impl Run {
         self.running.remove(&name);
     }
 
-    /// A test that has run for longer than it may, and the limit.
+    /// Returns a test that has exceeded its time limit, and the limit.
     fn hung(&self, now: Instant) -> Option<(String, Duration)> {
         self.running.iter().find_map(|(name, begun)| {
             let limit = if is_long(name) { LONG_LIMIT } else { LANDING_LIMIT };
@@ -221,18 +223,18 @@ pub fn is_long(name: &str) -> bool {
     name.split("::").any(|part| part == "long")
 }
 
-/// The command lines of the processes that a test program started, for whoever wonders what it waits for.
+/// Returns the command lines of the processes that a test program started, to show what it may be waiting for.
 fn group(child: &Child) -> String {
     let pids = read(Command::new("pgrep").args(["--pgroup", &child.id().to_string(), "--list-full"]));
     pids.unwrap_or_default().lines().collect::<Vec<_>>().join("; ")
 }
 
-/// Ends a test program and all that it started: heapbpf takes its probes out on SIGTERM.
+/// Ends a test program and everything that it started. heapbpf removes its probes on SIGTERM.
 fn end_group(child: &mut Child) {
     let group = format!("-{}", child.id());
     for (signal, seconds) in [("-TERM", 5), ("-KILL", 0)] {
         let kill = |mut command: Command| command.args([signal, "--", &group]).status().is_ok_and(|it| it.success());
-        // What runs under sudo is root's.
+        // Processes under sudo belong to root.
         let mut as_root = Command::new("sudo");
         as_root.args(["-n", "kill"]);
         let _ = kill(Command::new("kill")) || kill(as_root);

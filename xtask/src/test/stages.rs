@@ -1,5 +1,5 @@
-//! How long each stage took, how busy the processors were, and the slowest tests: the table at the end of `cargo xtask test` and
-//! `.ci/run`.
+//! How long each stage took, how busy the processors were, and the slowest tests: the table at the end of
+//! `cargo xtask test` and `.ci/run`.
 
 use std::fs;
 use std::io::Write as _;
@@ -10,10 +10,10 @@ use anyhow::Context as _;
 
 use super::programs::Outcome;
 
-/// How many of the slowest tests are shown.
+/// Number of slowest tests shown.
 const SLOWEST: usize = 10;
 
-/// The variable that names a file to which the stages are added, a line each, for a table of a larger run.
+/// The variable that names a file to which the stages are appended, one per line, for the table of a larger run.
 pub const VARIABLE: &str = "HEAPBPF_STAGES";
 
 /// The stages that have ended.
@@ -23,7 +23,7 @@ pub struct Stages(Vec<Stage>);
 struct Stage {
     name: String,
     seconds: f64,
-    /// Share of all processors' time in which they worked, percent.
+    /// Share of time that the processors were busy, percent.
     busy: Option<f64>,
     tests: usize,
 }
@@ -35,25 +35,26 @@ pub struct Clock {
 }
 
 impl Stages {
-    /// A stage begins.
+    /// Starts a stage.
     pub fn begin(&self) -> Clock {
         Clock { begun: Instant::now(), ticks: processor_ticks() }
     }
 
-    /// It ends, after so many tests.
+    /// Ends a stage, in which this many tests ran.
     pub fn end(&mut self, clock: Clock, name: &str, tests: usize) {
         let busy = clock.ticks.zip(processor_ticks()).and_then(|(before, after)| percent(before, after));
         self.0.push(Stage { name: name.to_owned(), seconds: clock.begun.elapsed().as_secs_f64(), busy, tests });
     }
 
-    /// The table, in Markdown, and the slowest of these tests.
+    /// Returns the table, in Markdown, and the slowest of these tests.
     pub fn table(&self, tests: &[(String, f64)]) -> String {
         let mut text = "| stage | seconds | processors busy, % | tests |\n|---|---|---|---|\n".to_owned();
         text.extend(self.0.iter().map(|stage| format!("| {} |\n", stage.cells().join(" | "))));
         text + "\n| slowest tests | seconds |\n|---|---|\n" + &slowest(tests)
     }
 
-    /// Adds the stages to the file that the variable names, if it is set, and writes the slowest tests and the failures beside it.
+    /// Appends the stages to the file that the variable names, if it is set. Writes the slowest tests and the failures
+    /// to files beside it.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -89,7 +90,7 @@ impl Stage {
     }
 }
 
-/// Ticks in which all processors worked, and all ticks, since the machine started (proc_stat(5)).
+/// Returns the ticks in which processors were busy, and all ticks, since the machine started (proc_stat(5)).
 fn processor_ticks() -> Option<[u64; 2]> {
     ticks(&fs::read_to_string("/proc/stat").ok()?)
 }
@@ -97,7 +98,7 @@ fn processor_ticks() -> Option<[u64; 2]> {
 fn ticks(stat: &str) -> Option<[u64; 2]> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let ticks: Vec<u64> = line.split_whitespace().map_while(|ticks| ticks.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal; what follows is part of user and nice.
+    // user nice system idle iowait irq softirq steal. Later fields are included in user and nice.
     let (all, idle) = (ticks.iter().take(8).sum::<u64>(), ticks.get(3)? + ticks.get(4)?);
     Some([all - idle, all])
 }

@@ -1,4 +1,5 @@
-//! Kernels from Debian's archive: apt finds, fetches and verifies them, with lists of its own that leave the machine's alone.
+//! Kernels from Debian's archive. apt finds, fetches and verifies them. It uses separate lists and does not change the
+//! machine's own.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -10,7 +11,7 @@ use anyhow::{Context as _, bail};
 use crate::context::Context;
 use crate::shell::{read, run_quietly, say};
 
-/// Where apt looks for kernels: each suite has a few versions.
+/// The suites in which apt looks for kernels. Each has a few versions.
 const SOURCES: &str = "\
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security bullseye-security main
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security bookworm-security main
@@ -19,13 +20,14 @@ deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian
 
 /// A kernel to boot.
 pub struct Kernel {
-    /// The package that it is from.
+    /// The package that it comes from.
     pub package: String,
     /// The compressed kernel.
     pub image: PathBuf,
 }
 
-/// The newest package of a version's kernel. One that was fetched before is taken if the archive cannot be reached.
+/// Returns the newest package of a version's kernel, fetched if needed. If the archive cannot be reached, the lists and
+/// packages from before are used.
 pub fn kernel(context: &Context, version: &str) -> anyhow::Result<Kernel> {
     let folder = context.cache()?.join("kernels");
     fs::create_dir_all(folder.join("lists/partial")).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -48,7 +50,7 @@ pub fn kernel(context: &Context, version: &str) -> anyhow::Result<Kernel> {
     Ok(Kernel { package, image })
 }
 
-/// The newest package with a kernel of this version: since 7.3 the kernel itself is in a package of its own.
+/// Returns the newest package with a kernel of this version. Since 7.3 the kernel itself is in a separate package.
 fn newest<'a>(names: impl Iterator<Item = &'a str>, version: &str) -> Option<String> {
     let of_version = names.filter_map(|name| {
         let rest = ["linux-binary-", "linux-image-"].iter().find_map(|prefix| name.strip_prefix(prefix))?;
@@ -59,7 +61,7 @@ fn newest<'a>(names: impl Iterator<Item = &'a str>, version: &str) -> Option<Str
     of_version.max().map(|(_, Reverse(name))| name.to_owned())
 }
 
-/// The numbers in a release, by which releases are ordered.
+/// Returns the numbers in a release, by which releases are ordered.
 fn numbers(release: &str) -> Vec<u32> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
@@ -89,7 +91,7 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(entries.flatten().map(|entry| entry.path()).collect())
 }
 
-/// An apt command that knows these sources only.
+/// Returns an apt command that knows only these sources.
 fn apt(folder: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
     let folder = folder.display();

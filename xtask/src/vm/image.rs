@@ -1,4 +1,5 @@
-//! The files of the emulated machine: a shell, heapbpf, the test binary, the programs it runs, and the libraries of all.
+//! The files of the emulated machine: a shell, heapbpf, the test binary, the programs it runs, and the libraries of all
+//! of these.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,14 +12,14 @@ use crate::context::Context;
 use crate::shell::{read, run_quietly};
 use crate::test::test_program;
 
-/// Where the test binary is in the machine: three folders below what it takes for cargo's target folder.
+/// Path of the test binary in the machine: three directories below what it considers cargo's target directory.
 const TESTS: &str = "heapbpf/target/release/deps/alone";
-/// The programs that the tests run, in the same target folder.
+/// Path of the programs that the tests run, in the same target directory.
 const PROGRAMS: &str = "heapbpf/target/test-programs";
-/// The binary under test.
+/// Path of the binary under test.
 const HEAPBPF: &str = "heapbpf/heapbpf";
 
-/// What the machine's first process does. The last line says how the tests ended.
+/// What the machine's first process does. The last line reports how the tests ended.
 const INIT: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/root HEAPBPF_BIN=/heapbpf/heapbpf HEAPBPF_TEST_PATIENCE=600 HEAPBPF_STOP_LIMIT_MS=500
@@ -39,7 +40,7 @@ echo \"tests ended: $code\"
 poweroff -f
 ";
 
-/// Packs them; returns the archive.
+/// Packs the files. Returns the archive.
 pub fn pack(context: &Context, folder: &Path, heapbpf: &Path, case: Option<&str>) -> anyhow::Result<PathBuf> {
     let root = folder.join("root");
     let _ = fs::remove_dir_all(&root);
@@ -57,14 +58,14 @@ pub fn pack(context: &Context, folder: &Path, heapbpf: &Path, case: Option<&str>
         strip(context, from, &root.join(to))?;
     }
     for program in &programs {
-        // The last two parts of the path are a folder named by the sources, and the file.
+        // The last two parts of the path are a directory named after the sources, and the file.
         let parts: PathBuf = program.iter().rev().take(2).collect::<Vec<_>>().into_iter().rev().collect();
         copy(program, &root.join(PROGRAMS).join(parts))?;
     }
     for library in libraries(programs.iter().map(PathBuf::as_path).chain([heapbpf, &tests]))? {
         copy(&library, &root.join(library.strip_prefix("/").context("a library without a full path")?))?;
     }
-    // The harness finds a program by the text of its sources.
+    // The test harness finds a program by the text of its sources.
     let sources = context.root.join("tests/programs");
     for source in fs::read_dir(&sources).with_context(|| format!("cannot read {}", sources.display()))?.flatten() {
         let to = root.join(sources.strip_prefix("/").context("the workspace has no full path")?);
@@ -79,7 +80,7 @@ pub fn pack(context: &Context, folder: &Path, heapbpf: &Path, case: Option<&str>
     Ok(archive)
 }
 
-/// The libraries that programs load, and the loader.
+/// Returns the libraries that programs load, and the loader.
 fn libraries<'a>(programs: impl Iterator<Item = &'a Path>) -> anyhow::Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     for program in programs {

@@ -1,5 +1,5 @@
-//! `cargo xtask vm [KERNEL…]`: runs the cases of `tests/tests/alone/long/kernels.rs` on other kernels, in an emulator, and compares what
-//! they say with the tables of docs/kernels.md.
+//! `cargo xtask vm [KERNEL…]`: runs the cases of `tests/tests/alone/long/kernels.rs` on other kernels, in an emulator,
+//! and compares their results with the tables of docs/kernels.md.
 
 mod archive;
 mod image;
@@ -39,7 +39,7 @@ pub struct Selection {
     record: bool,
 }
 
-/// Debian's packages that the emulator needs.
+/// Debian packages that the emulator needs.
 const NEEDED: [(&str, &str); 4] = [
     ("qemu-system-x86", "emulates the machine"),
     ("busybox-static", "is the emulated machine's shell, and packs its files"),
@@ -47,10 +47,10 @@ const NEEDED: [(&str, &str); 4] = [
     ("xz-utils", "unpacks kernel packages"),
 ];
 
-/// The longest that a kernel's cases may take, in seconds. Nothing takes as long; the emulator must not hang.
+/// Time limit of a kernel's cases, in seconds. Nothing takes that long; it ends an emulator that hangs.
 const SECONDS: &str = "5400";
 
-/// Runs the cases on each kernel; the exit code is a failure if any failed, or a table is wrong.
+/// Runs the cases on each kernel. The exit code is a failure if any failed, or if a table is wrong.
 pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
     if std::env::consts::ARCH != "x86_64" {
         bail!("the emulated machine is an x86-64 one, and so are its programs: run this on x86-64");
@@ -62,7 +62,7 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
         selection.kernels.clone()
     };
     match packages::install(context, &NEEDED.map(|(name, purpose)| Package::new(name, purpose))) {
-        // Another version of a part of the emulator may be there, which would have to be removed.
+        // The machine may have a conflicting version of a part of the emulator, which would have to be removed.
         Err(error) if selection.skip_unavailable => {
             say!("skipped: Linux {} in an emulator: {error:#}", kernels.join(", "));
             return Ok(ExitCode::SUCCESS);
@@ -113,11 +113,11 @@ pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode>
     Ok(if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Boots a kernel with these files, and returns what the machine wrote to its serial console, which is in `log`.
+/// Boots a kernel with these files. Returns what the machine wrote to its serial console, which is in `log`.
 fn boot(context: &Context, kernel: &Path, image: &Path, log: &Path) -> anyhow::Result<String> {
     let mut command = Command::new("timeout");
     command.args([
-        // In the process group of whoever runs this: if all of that is ended, the machine is, too.
+        // Stays in the caller's process group: if the whole group is ended, so is the machine.
         "--foreground",
         SECONDS,
         "qemu-system-x86_64",
@@ -130,7 +130,7 @@ fn boot(context: &Context, kernel: &Path, image: &Path, log: &Path) -> anyhow::R
         "-m",
         "2G",
     ]);
-    // On a busy machine the emulated timer is late, which a kernel takes for a broken one.
+    // On a busy machine the emulated timer is late, and the kernel would consider it broken.
     command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"]);
     command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
     command.arg("-serial").arg(format!("file:{}", log.display()));

@@ -1,23 +1,23 @@
-//! What the cases say about a kernel, and the tables of docs/kernels.md.
+//! The results of a kernel's cases, and the tables of docs/kernels.md.
 
 use std::collections::BTreeMap;
 
-/// The rows of a kernel's column, by the name of the row.
+/// The rows of a kernel's column, by row name.
 type Column = BTreeMap<String, String>;
 
 /// The first cells of the tables' headers: features, and instructions that the verifier followed.
 const TABLES: [&str; 2] = ["feature", "verified instructions"];
 
-/// What a run found.
+/// The results of a run.
 #[derive(Debug, Default)]
 pub struct Findings {
-    /// A column of each table.
+    /// One column for each table.
     columns: [Column; 2],
     ended: Option<String>,
 }
 
 impl Findings {
-    /// Reads them from what the machine wrote.
+    /// Parses what the machine wrote.
     pub fn of(said: &str) -> Self {
         let mut findings = Self::default();
         for line in said.lines() {
@@ -38,7 +38,7 @@ impl Findings {
         self.ended.as_deref() == Some("0")
     }
 
-    /// What was found, one thing in a line.
+    /// Returns the results, one per line.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.columns.iter().flatten().map(|(name, value)| format!("{name}: {value}"))
     }
@@ -48,21 +48,21 @@ fn cells(line: &str) -> Vec<&str> {
     line.trim().trim_matches('|').split('|').map(str::trim).collect()
 }
 
-/// The lines of a table, as ranges of line numbers: its header's first cell is `title`.
+/// Returns the lines of a table, as a range of line numbers. The first cell of its header is `title`.
 fn table_at(lines: &[&str], title: &str) -> Option<std::ops::Range<usize>> {
     let start = lines.iter().position(|line| line.starts_with('|') && cells(line)[0] == title)?;
     let length = lines[start..].iter().take_while(|line| line.starts_with('|')).count();
     Some(start..start + length)
 }
 
-/// The kernels that the document has columns for.
+/// Returns the kernels that have columns in the document.
 pub fn versions(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let header = table_at(&lines, TABLES[0]).map(|range| cells(lines[range.start]));
     header.unwrap_or_default().into_iter().skip(1).map(str::to_owned).collect()
 }
 
-/// A kernel's column of a table.
+/// Returns a kernel's column of a table.
 fn column(text: &str, title: &str, version: &str) -> Option<Column> {
     let lines: Vec<&str> = text.lines().collect();
     let range = table_at(&lines, title)?;
@@ -72,7 +72,7 @@ fn column(text: &str, title: &str, version: &str) -> Option<Column> {
     Some(filled.filter(|(_, value)| value != "–").collect())
 }
 
-/// Where a run and the document differ. Counts of instructions may be less, or up to a tenth more.
+/// Returns the differences between a run and the document. Instruction counts may be lower, or up to a tenth higher.
 pub fn differences(text: &str, version: &str, findings: &Findings) -> Vec<String> {
     let mut wrong = Vec::new();
     for (title, found) in TABLES.iter().zip(&findings.columns) {
@@ -104,7 +104,7 @@ fn agrees(says: Option<&String>, is: Option<&String>) -> bool {
     }
 }
 
-/// The document with this run's columns in place of what it had for the kernel.
+/// Returns the document with this run's columns in place of the kernel's previous ones.
 pub fn with(text: &str, version: &str, package: &str, findings: &Findings) -> String {
     let mut text = with_row(text, version, package);
     for (title, found) in TABLES.iter().zip(&findings.columns) {
@@ -113,7 +113,7 @@ pub fn with(text: &str, version: &str, package: &str, findings: &Findings) -> St
     text
 }
 
-/// Names the package that was run.
+/// Adds or updates the row that names the kernel's package.
 fn with_row(text: &str, version: &str, package: &str) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     let borrowed: Vec<&str> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! Tests of `hooks` against a linker that records what it is asked for and refuses what it is told to.
+//! Tests of `hooks` with a linker that records what it is asked for, and refuses what a test tells it to.
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::fs::FileExt as _;
@@ -16,19 +16,19 @@ const MALLOC: u64 = 0x100;
 const THROWING: u64 = 0x200;
 const RETURN_SITE: u64 = 0x240;
 const FREE: u64 = 0x300;
-/// Linux's ENOTSUPP: no probe on this instruction.
+/// Linux's ENOTSUPP: this instruction cannot be probed.
 const ENOTSUPP: i32 = 524;
 
-/// Links in force by number: the process, and the file offsets.
+/// Existing links by number: the process, and the file offsets.
 type InForce = Rc<RefCell<BTreeMap<usize, (Option<u32>, Vec<u64>)>>>;
 
 /// The kernel's side of the tests.
 #[derive(Default)]
 struct Kernel {
     in_force: InForce,
-    /// Error number of every attempt; 0: none.
+    /// Error number that every attempt returns. 0 for none.
     error: Cell<i32>,
-    /// Instructions that it accepts no probe on.
+    /// Instructions on which it refuses a probe.
     unprobable: RefCell<Vec<u64>>,
     attempts: Cell<usize>,
     points: RefCell<Vec<ProbePoint>>,
@@ -91,7 +91,7 @@ impl Linker for Kernel {
 }
 
 impl Kernel {
-    /// Links in force, in a fixed order.
+    /// Existing links, in a fixed order.
     fn links(&self) -> Vec<(Option<u32>, Vec<u64>)> {
         let mut links: Vec<_> = self.in_force.borrow().values().cloned().collect();
         links.sort();
@@ -207,7 +207,7 @@ fn files_that_nobody_has_mapped_any_more_are_let_go_of_and_their_sites_with_them
     assert_eq!(hooks.functions(), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
 }
 
-/// The kernel keeps probes at their offsets, whatever is there by then.
+/// The kernel keeps probes at their offsets, whatever is there later.
 #[test]
 fn a_file_that_is_written_to_has_no_links() {
     let (mut world, mut hooks) = (World::default(), hooks(true));
@@ -221,7 +221,7 @@ fn a_file_that_is_written_to_has_no_links() {
     write(b"another build");
     assert_eq!(hooks.forget_written(&mut world.sites), [(key, "/server".to_owned())]);
     assert!(world.kernel.links().is_empty() && hooks.files.get(key).is_none() && !hooks.has_sites(key));
-    // Between the time at which it was examined and that at which it is linked.
+    // Written to between being examined and being linked.
     add(&mut hooks);
     write(b"one that is longer");
     let refused = world.hook(&mut hooks, key, None).expect_err("it is another file now");
@@ -274,7 +274,7 @@ fn a_file_that_another_tracer_has_patched_is_tried_again_after_a_while() {
     };
     assert!(is_conflict(world.hook(&mut hooks, key, P)));
     assert_eq!(world.kernel.attempts.get(), 1);
-    // The conflict is far in the future: no time has passed, however slow this machine is.
+    // The recorded time is far in the future, so it counts as recent, however slow this machine is.
     let later = Instant::now() + Duration::from_secs(3600);
     hooks.conflicts.insert(key, later);
     world.kernel.error.set(0);
@@ -368,7 +368,7 @@ fn frees_stop_everywhere_and_allocations_stay_hooked() {
     assert_eq!(world.kernel.links(), [(P, without.clone()), (Q, without.clone())]);
     let audit = hooks.audited(key).expect("hooked");
     assert!(hooks.gave_up_frees() && audit.attach.iter().all(|entry| entry.function != "free"), "{audit:?}");
-    // A file that is hooked later is linked likewise.
+    // A file that is hooked later is linked the same way.
     let late = allocator(&mut hooks, "/late");
     world.hook(&mut hooks, late, None).expect("links");
     assert_eq!(world.kernel.links()[0], (None, without));

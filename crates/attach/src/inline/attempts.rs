@@ -1,26 +1,26 @@
-//! When to try again to hook a process that could not be stopped, or changed meanwhile. Pure.
+//! Decides when to try again to hook a process that could not be stopped, or that changed during the attempt. Pure.
 
 use std::time::Duration;
 
-/// Time before each further attempt, ms: mostly, a thread found no free CPU in time.
+/// Pauses before further attempts, in ms. Usually a thread did not get a CPU in time.
 const PAUSES_MS: [u64; 11] = [10, 20, 50, 100, 200, 500, 1000, 1000, 2000, 4000, 4000];
-/// Attempts that come after no longer pause than this spare calls of the process that a stop may end early, for 0.9 s in all: such a call
-/// may take as long as the reader of a pipe likes.
+/// Attempts after pauses of at most this length spare calls that a stop may end early. The last of them comes after 0.9
+/// s. Such a call can last as long as the reader of a pipe likes.
 pub(super) const SPARED_FOR: Duration = Duration::from_millis(500);
 
-/// Attempts at one process.
+/// Attempts for one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attempts {
     failed: usize,
 }
 
 impl Attempts {
-    /// Whether the next one still spares calls that a stop may end early.
+    /// Whether the next attempt still spares calls that a stop may end early.
     pub(super) fn spares_calls(self) -> bool {
         PAUSES_MS.iter().take(self.failed).all(|pause| Duration::from_millis(*pause) <= SPARED_FOR)
     }
 
-    /// Notes a failed attempt. Time until the next one; `None` if there is none.
+    /// Notes a failed attempt. Returns the time until the next one. `None` if there is none.
     pub fn failed(&mut self) -> Option<Duration> {
         let pause = PAUSES_MS.get(self.failed).copied().map(Duration::from_millis);
         self.failed += 1;

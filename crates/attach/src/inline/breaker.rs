@@ -1,4 +1,4 @@
-//! A circuit breaker: whether a process died of its inline hooks.
+//! A circuit breaker: finds out whether a process died of its inline hooks.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -9,14 +9,15 @@ use sampler_ebpf::abi::CrashRecord;
 use super::crashes::Builds;
 use crate::files::FileKey;
 
-/// What is ours in a process, as long as it is there and for a while afterwards: a process that dies is looked at no more.
+/// Our code in a process. Kept as long as the code is there and for a while afterwards, because a process that dies can
+/// no longer be examined.
 #[derive(Debug)]
 pub(super) struct Ours {
-    /// Where it is.
+    /// Where the code is.
     pub(super) layout: Layout,
-    /// Address of the allocator's code less its offset in the file.
+    /// Address of the allocator's code minus its offset in the file.
     pub(super) from_file: u64,
-    /// What the program and its allocator are known by.
+    /// Identifies the program and its allocator.
     pub(super) builds: Option<Builds>,
 }
 
@@ -27,15 +28,15 @@ pub struct Blamed {
     pub key: FileKey,
     /// Where it died.
     pub place: Place,
-    /// What the program and its allocator are known by; `None` if one of them has no build ID.
+    /// Identifies the program and its allocator. `None` if one of them has no build ID.
     pub builds: Option<Builds>,
 }
 
 impl Ours {
-    /// Whether it made a process die. `file` is the allocator's.
+    /// Whether our code made a process die. `file` is the allocator's file.
     pub(super) fn blamed(&self, key: FileKey, crash: &CrashRecord, file: Option<&File>) -> Option<Blamed> {
         let offset = |address: u64| address.wrapping_sub(self.from_file);
-        // At the end of the file there may be less than what an instruction can have.
+        // At the end of the file there may be fewer bytes than the longest instruction has.
         let read = |address, bytes: &mut [u8]| file.is_some_and(|file| file.read_at(bytes, offset(address)).is_ok());
         let place = match self.layout.blamed(crash.signal, crash.ip, &read)? {
             Place::Page(address) => Place::Page(offset(address)),
@@ -45,7 +46,7 @@ impl Ours {
     }
 }
 
-/// A signal's name.
+/// The name of a signal.
 #[must_use]
 pub fn signal_name(signal: u32) -> &'static str {
     match signal {

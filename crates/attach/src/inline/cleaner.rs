@@ -1,7 +1,9 @@
-//! The *cleaner*: a process that stops others for the daemon, and takes inline hooks out if the daemon is killed.
+//! The *cleaner*: a helper process that stops other processes for the daemon, and removes inline hooks if the daemon is
+//! killed.
 //!
-//! Each stop has a process of its own, a child of the cleaner. The kernel ends that one if it does not come back from the process that it
-//! stops, and lets the process go on. So the daemon neither waits for a process's memory nor needs CAP_SYS_ADMIN.
+//! Each stop happens in a separate process, a child of the cleaner. If the child does not return from the process that
+//! it stops, the kernel ends the child, and the process continues. So the daemon neither waits for a process's memory
+//! nor needs CAP_SYS_ADMIN.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -17,35 +19,36 @@ use heapbpf_host::messages::{Descriptors, connection, receive, send};
 use heapbpf_remote::{Stopper, perform, stop_through};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Name of its process in lists of processes.
+/// The cleaner's name in process listings.
 const NAME: &str = "heapbpf-cleaner";
-/// Argument that makes heapbpf run as the cleaner. The pid of the daemon follows.
+/// Argument that makes heapbpf run as the cleaner. The daemon's PID follows.
 pub const WORD: &str = "take-out-hooks";
-/// How long a stop may take with all that is done before and after it.
+/// How long a stop may take, including everything that is done before and after it.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What the daemon says: that a process is to be stopped, with five descriptors (where the answer is awaited, the request, the process, its
-/// memory, its page map), or that it has taken everything out.
+/// Messages of the daemon. `STOP` requests a stop and comes with five descriptors (the socket for the answer, the
+/// request, the process, its memory, its page map). `END` says that all hooks have been removed.
 const STOP: u64 = 1;
 const END: u64 = 2;
-/// What a child says: the question whether this is the moment, answered by 0 or 1, or that the answer has taken the request's place.
+/// Messages of a child. `QUESTION` asks whether this is the moment, and is answered with 0 or 1. `ANSWER` says that the
+/// answer has replaced the request.
 const QUESTION: u64 = 3;
 const ANSWER: u64 = 4;
 
-/// The daemon's end. Dropping it, when no hook is left, ends the cleaner.
+/// The daemon's end of the connection. Dropping it, when no hook is left, ends the cleaner.
 #[derive(Debug, Default)]
 pub struct Cleaner(Option<Arc<Connection>>);
 
 #[derive(Debug)]
 struct Connection {
     socket: OwnedFd,
-    /// Dropped after the socket: it ends when that is closed.
+    /// Dropped after the socket, because the process exits when the socket is closed.
     process: Helper,
 }
 
 impl Cleaner {
-    /// Starts its process. Without it, threads of the daemon stop processes, and hooks that a SIGKILL leaves stay until the next recording,
-    /// which is no reason not to record.
+    /// Starts the cleaner process. If that fails, it logs a warning and the recording goes on: threads of the daemon
+    /// then stop processes, and hooks that a SIGKILL leaves behind stay until the next recording.
     #[must_use]
     pub fn started() -> Self {
         let started = connection().and_then(|(socket, there)| {
@@ -69,7 +72,8 @@ impl Drop for Cleaner {
     fn drop(&mut self) {
         stop_through(None);
         let Some(connection) = self.0.take() else { return };
-        // Without the word that all is well, it looks for what a panic may have left, once we are gone.
+        // During a panic, `END` is not sent. The cleaner then looks for hooks that the panic may have left, once we
+        // have exited.
         if std::thread::panicking() {
             std::mem::forget(connection);
         } else {
@@ -92,16 +96,16 @@ impl Stopper for Connection {
         if send(self.socket.as_fd(), &[STOP], &with).is_err() {
             return Ok(None);
         }
-        // From here on, the end of the child is the end of the connection.
+        // From here on, the connection ends when the child ends.
         drop(there);
         let mut word = [0];
         loop {
             self.process.await_readable(here.as_fd(), PATIENCE)?;
             match receive(here.as_fd(), &mut word) {
                 Ok((1, _)) if word[0] == ANSWER => break,
-                // If the child has ended meanwhile, the next message is the end.
+                // If the child has ended by now, the next message is the end of the connection.
                 Ok((1, _)) if word[0] == QUESTION => drop(send(here.as_fd(), &[u64::from(ask())], &[])),
-                // What it has not read makes its end an error.
+                // If the child ends with unread messages, the read fails.
                 _ => return Err(io::ErrorKind::ConnectionAborted.into()),
             }
         }
@@ -111,31 +115,32 @@ impl Stopper for Connection {
     }
 }
 
-/// Runs as the cleaner until the daemon says that it has taken everything out (true), or the connection ends (false), and no child is left.
+/// Runs as the cleaner until the daemon says that it has removed all hooks (true) or the connection ends (false), and
+/// until no child is left.
 pub fn serve(socket: BorrowedFd<'_>) -> bool {
-    // SAFETY: no handler of ours runs; children that end leave nothing.
+    // SAFETY: no handler is installed; children that end leave no zombies.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     let mut word = [0];
     let is_well = loop {
         match receive(socket, &mut word) {
             Ok((1, descriptors)) if word[0] == STOP => stop_in_child(descriptors),
-            // Whoever asks sees the end of its connection.
+            // The requester notices the end of its connection.
             Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {}
             Ok((1, _)) => break true,
             _ => break false,
         }
     };
-    // SAFETY: the kernel is told no place for a status.
+    // SAFETY: the kernel gets no address to write a status to.
     while unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) } >= 0 {}
     is_well
 }
 
-/// Carries a request out in a child. Nobody waits for it: its end closes its connection.
+/// Carries out a request in a child process. Nothing waits for the child; its end closes its connection.
 fn stop_in_child(descriptors: Descriptors) {
-    // SAFETY: this process has one thread, so its child may do whatever it may.
+    // SAFETY: this process has one thread, so its child may do anything that a process may.
     if unsafe { libc::fork() } == 0 {
         let _ = catch_unwind(AssertUnwindSafe(|| answer(descriptors)));
-        // SAFETY: it ends here, without what the parent does at its end.
+        // SAFETY: the child ends here, without running the parent's exit handlers.
         unsafe { libc::_exit(0) }
     }
 }

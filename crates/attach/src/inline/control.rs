@@ -1,4 +1,4 @@
-//! The control pages of hooked processes: all say the same. Pure.
+//! The control pages of hooked processes. All have the same content. Pure.
 
 use heapbpf_inline::abi::{Control, DRAWS, MAGIC, VERSION};
 use sampler_ebpf::constants::draw_constants;
@@ -7,7 +7,8 @@ use zerocopy::FromZeros as _;
 
 use super::credit::FIRST_SITES;
 
-/// While nothing is sampled, threads draw by an interval of at least this many trials: a draw takes some ten times as long as a call.
+/// While nothing is sampled, threads draw with an interval of at least this many trials, because a draw takes about ten
+/// times as long as a call.
 const LEAST_PAUSED_INTERVAL: u64 = 1 << 16;
 
 /// What hooked processes are told about sampling.
@@ -16,12 +17,12 @@ pub(super) struct ControlPage {
     page: Control,
 }
 
-/// Bytes to be written to a control page, in this order: offset and content. The index of the constants comes last.
+/// Bytes to write to a control page, in this order, as offset and content. The index of the constants comes last.
 pub(super) type Changes = Vec<(u64, Vec<u8>)>;
 
 impl ControlPage {
-    /// Samples by these constants from the first call on; nothing if their interval is 0. `most_pauses`: after so many a wait ends; `None`
-    /// if nobody waits.
+    /// Samples with these constants from the first call on, or nothing if their interval is 0. `most_pauses` is the
+    /// number of pauses after which a wait ends. `None` means that nothing waits.
     pub(super) fn new(draw: DrawConstants, seed: u64, most_pauses: Option<u64>) -> Self {
         let mut draws = [DrawConstants::default(); DRAWS];
         let paused = u64::from(draw.interval == 0);
@@ -41,12 +42,13 @@ impl ControlPage {
         Self { page }
     }
 
-    /// What threads draw by when `draw` came to be in use before a pause; `None` if by these.
+    /// The constants that threads draw with during a pause, if `draw` was used before it. `None` if `draw` itself stays
+    /// in use.
     fn while_paused(draw: DrawConstants) -> Option<DrawConstants> {
         if draw.interval < LEAST_PAUSED_INTERVAL { draw_constants(LEAST_PAUSED_INTERVAL) } else { None }
     }
 
-    /// The page as it is.
+    /// The current page.
     pub(super) fn page(&self) -> &Control {
         &self.page
     }
@@ -55,9 +57,10 @@ impl ControlPage {
         self.page.draws[self.page.draw as usize % DRAWS]
     }
 
-    /// Has threads draw by these constants from their next draw on. If their interval is 0, nothing is sampled from now on: threads go on
-    /// counting down, as each trial is independent of all others, and what they have drawn holds when sampling goes on. A thread may be reading those in use, or be held up in the
-    /// middle of reading earlier ones: an element is not written again until all others have been in use.
+    /// Makes threads use these constants from their next draw on. With an interval of 0, nothing is sampled from now
+    /// on. Threads keep counting down, and what they have drawn is still valid when sampling resumes, because each
+    /// trial is independent of all others. A thread may be reading the constants in use, or be held up in the middle of
+    /// reading earlier ones. So an element is not written again until all others have been used.
     pub(super) fn set(&mut self, draw: DrawConstants) -> Changes {
         use std::mem::{offset_of, size_of};
 

@@ -1,4 +1,4 @@
-//! The processes that inline hooks count: those that were hooked, and the children that inherited the hooks.
+//! The processes that inline hooks count: those that were hooked, and children that inherited the hooks.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -21,28 +21,29 @@ use super::refused::Refused;
 use super::removal::{leads_to_ours, take_out, take_out_inherited, take_out_now};
 use crate::files::FileKey;
 
-/// Most rounds in which everything is taken out of processes, which may have children meanwhile.
+/// Maximum number of rounds for removing the hooks from all processes, because processes may fork in between.
 const ROUNDS: usize = 64;
 
-/// A process that has counts which cannot be read for this long runs without its hooks, unless it is about to leave.
+/// A process whose counts have been unreadable for this long runs without its hooks, unless it is about to leave its
+/// memory.
 const TAKEN_OUT_AFTER: Duration = Duration::from_millis(500);
 
-/// For how long it may be the doing of hooks that a process dies which has them no more; and for how long that is known, as records come
-/// late.
+/// How long after the removal of its hooks a process's death may still be caused by them; and how long that is
+/// remembered, because records arrive late.
 const BLAMED_FOR_NS: u64 = 1_000_000_000;
 const KNOWN_FOR_NS: u64 = 3 * BLAMED_FOR_NS;
 
-/// Most processes that are named for what they said they had counted.
+/// Maximum number of processes to list because their own counts are impossible.
 const MOST_DISTRUSTED: usize = 4096;
 
-/// The processes.
+/// The counted processes.
 pub(super) struct Counted {
-    /// The kernel's list, to which it adds children.
+    /// The kernel's list of processes. The kernel adds children to it.
     map: InlineMap,
     processes: HashMap<ProcessKey, Process>,
-    /// By the process that was hooked. They serve its children, too.
+    /// Links by the process that was hooked. They serve its children, too.
     linked: HashMap<ProcessKey, Vec<Linked>>,
-    /// Those of processes that have ended.
+    /// The links of processes that have exited.
     closing: Closing,
     /// Whether children are targets.
     follows: bool,
@@ -50,54 +51,55 @@ pub(super) struct Counted {
     samples_all: bool,
     /// Processes whose last counts could not be read.
     unread_ends: u64,
-    /// Processes whose hooks somebody else took out.
+    /// Processes whose hooks were removed by something else.
     taken_out: u64,
-    /// Processes that said they had counted what cannot be.
+    /// Processes that reported impossible counts.
     distrusted: HashSet<ProcessKey>,
-    /// Children that were found since somebody asked.
+    /// Children found since the last [`Self::take_heirs`].
     heirs: Vec<u32>,
-    /// What was in processes that have it no more, and since when (CLOCK_MONOTONIC), the last at the end.
+    /// Our code in processes that no longer have it, and when it was removed (CLOCK_MONOTONIC), in order of time.
     taken_from: VecDeque<(u64, ProcessKey, FileKey, Arc<Ours>)>,
 }
 
-/// An allocator in a process with our code, and links to it.
+/// An allocator in a process with our code, and the links to that code.
 #[derive(Debug)]
 pub(super) struct Linked {
     pub(super) pid: u32,
     pub(super) key: FileKey,
     pub(super) base: u64,
-    /// The mapped code. It is locked as long as we live, by which others know that.
+    /// The mapped code. It is locked as long as we live, so that others can tell.
     pub(super) text: File,
     pub(super) links: InlineLinks,
     pub(super) ours: Arc<Ours>,
 }
 
-/// A process.
+/// A counted process.
 struct Process {
     /// Where the hooks of its allocators are.
     bases: Vec<u64>,
-    /// Its memory, if it can be read; `None` after its end, or if it runs in another's.
+    /// Its memory, if it can be read. `None` after its end, or if it runs in another process's memory.
     memory: Option<File>,
     memory_of: ProcessKey,
     hooked: ProcessKey,
-    /// What was counted, as of the last two reads.
+    /// Its counts as of the last two reads.
     counts: [Counts; 2],
-    /// Whether it had left its memory by then: these are its last.
+    /// For each read, whether it had left its memory by then. If so, the counts are final.
     had_left: [bool; 2],
-    /// Since when they cannot be read although it runs.
+    /// Since when the counts have been unreadable although it is running.
     unread_since: Option<Instant>,
-    /// Whether its hooks were taken out, by somebody else.
+    /// Whether something else removed its hooks.
     was_taken_out: bool,
-    /// Whether these are what it counted itself in another's memory.
+    /// Whether these are its own counts, made in another process's memory.
     counts_apart: bool,
-    /// Sampled calls by ended processes that ran in its memory, of which it is not known what they counted.
+    /// Sampled calls by exited processes that ran in its memory and whose own counts are not known.
     seen_of_others: Seen,
-    /// What those counted of which it is known.
+    /// The known counts of other processes in its memory.
     of_others: Counts,
-    /// Most CPU time that it can have used by then (CLOCK_BOOTTIME), both in nanoseconds, and that those had used.
+    /// Maximum CPU time that it can have used, and when that was determined (CLOCK_BOOTTIME), both in nanoseconds; and
+    /// the CPU time of the exited processes in its memory.
     cpu_ns: (u64, u64),
     cpu_ns_of_others: u64,
-    /// Whether what it says it has counted cannot be. Then only what the kernel saw counts.
+    /// Whether its own counts are impossible. Then only what the kernel saw counts.
     is_distrusted: bool,
 }
 
@@ -132,7 +134,8 @@ impl Process {
         }
     }
 
-    /// What it has counted by now; `None` if that cannot be read, or is less than it was: somebody else has emptied it.
+    /// Reads its current counts. `None` if they cannot be read, or are lower than before because something else has
+    /// cleared them.
     fn now(&self) -> Option<Counts> {
         let memory = self.memory.as_ref()?;
         let mut counts = self.bases.iter().map(|base| memory::counts(memory, *base).ok());
@@ -140,14 +143,15 @@ impl Process {
         now.filter(|now| now.threads >= self.counts[1].threads)
     }
 
-    /// Whether it has left its memory, by an exit or an exec.
+    /// Whether it has left its memory by an exit or an exec.
     const fn has_left(&self) -> bool {
         self.had_left[1]
     }
 
-    /// Notes how much CPU time it can have used by now: what its clock says (`used`, in seconds), or all CPUs since that was read last.
+    /// Notes how much CPU time it can have used by now: the reading of its clock (`used`, in seconds), or otherwise the
+    /// time since the last reading on all CPUs.
     fn note_cpu_time(&mut self, used: Option<f64>) {
-        /// By which the clock of a process is late on each CPU that runs it now: the longest tick.
+        /// How far a process's clock can lag for each CPU that is running the process: the longest tick.
         const TICK_NS: u64 = 10_000_000;
         let late_ns = TICK_NS * online_processors() as u64;
         let now_ns = monotonic_ns() + suspended_ns();
@@ -156,7 +160,7 @@ impl Process {
         self.cpu_ns = (most_ns.max(self.cpu_ns.0), now_ns);
     }
 
-    /// Takes over what the kernel read when the process left its memory. Whether it is complete.
+    /// Takes over the counts that the kernel read when the process left its memory. Returns whether they are complete.
     fn leave(&mut self, entry: &InlineProcess) -> bool {
         self.memory = None;
         self.had_left[1] = true;
@@ -165,7 +169,8 @@ impl Process {
             return true;
         }
         let last = Counts::from(&entry.counts);
-        // Of a child, pages that it never touched are not there. Bytes say nothing: what a call requested is taken back if it fails.
+        // In a child, pages that it never touched are missing. Bytes cannot be compared, because a failed call takes
+        // back what it requested.
         let is_complete = last.calls >= self.counts[1].calls;
         if is_complete {
             self.counts[1] = last;
@@ -173,10 +178,10 @@ impl Process {
         is_complete
     }
 
-    /// What is to be added to the kernel's counters, which have `seen` of its sampled calls and were read between the last two
-    /// reads, or after its end (`has_ended`). `samples_all`: all calls are sampled.
-    /// `cpu_ns`: CPU time of others that run in its memory. What cannot be is left out, for good.
-    /// `is_final`: the kernel's counters are those of some time after its end.
+    /// Returns what to add to the kernel's counters. These include `seen` of its sampled calls, and were read between
+    /// the last two reads, or after its end (`has_ended`). `samples_all` says that all calls are sampled. `cpu_ns` is
+    /// the CPU time of others that run in its memory. Impossible counts are ignored, permanently. `is_final` says that
+    /// the kernel's counters were read some time after its end.
     fn addition(
         &mut self,
         (seen, cpu_ns): (Seen, u64),
@@ -188,7 +193,7 @@ impl Process {
         seen_here.add(self.seen_of_others);
         let cpu_ns = [cpu_ns, self.cpu_ns.0, self.cpu_ns_of_others].into_iter().fold(0, u64::saturating_add);
         let mut own = self.counts.map(|counts| figures::minus(&counts, &self.of_others));
-        // Before that, samples may be in counters that were read a moment before.
+        // Before its end, samples may be in counters that were read a moment earlier.
         let seen = is_final.then_some(seen_here);
         self.is_distrusted |= !figures::are_possible(&own, cpu_ns, seen);
         if self.is_distrusted {
@@ -200,7 +205,7 @@ impl Process {
 }
 
 impl Counted {
-    /// None so far.
+    /// Creates the state without any processes.
     pub(super) fn new(map: InlineMap, follows: bool) -> Self {
         Self {
             map,
@@ -222,7 +227,7 @@ impl Counted {
         self.samples_all &= interval_bytes == 1;
     }
 
-    /// Lists a process, to whose allocator jumps are about to be written. Children that it has from now on are listed by their
+    /// Lists a process before jumps are written to its allocator. Children that it forks from now on are listed by the
     /// fork.
     pub(super) fn list(&mut self, process: ProcessKey, base: u64) -> Result<(), Refused> {
         let new = InlineProcess { memory_of: process, hooked: process, ..InlineProcess::default() };
@@ -232,12 +237,12 @@ impl Counted {
         Ok(self.map.insert(process, &entry)?)
     }
 
-    /// No jumps were written.
+    /// Removes an allocator from the list, because no jumps were written.
     pub(super) fn unlist(&mut self, process: ProcessKey, base: u64) {
         let Some(mut entry) = self.map.get(process) else { return };
         entry.bases.iter_mut().filter(|it| **it == base).for_each(|it| *it = 0);
         if entry.bases != [0; MAX_ALLOCATORS] {
-            // What it fails to take out of the list is read as zeros.
+            // If this fails, the base stays in the list, and its counts read as zeros.
             let _ = self.map.insert(process, &entry);
             return;
         }
@@ -247,7 +252,7 @@ impl Counted {
         }
     }
 
-    /// It was hooked.
+    /// Adds a process that was hooked.
     pub(super) fn add(&mut self, process: ProcessKey, linked: Linked) {
         if let Some(entry) = self.map.get(process) {
             let known = self.processes.entry(process).or_insert_with(|| Process::new(process, &entry));
@@ -256,27 +261,27 @@ impl Counted {
         self.linked.entry(process).or_default().push(linked);
     }
 
-    /// What is hooked in a process.
+    /// The hooked allocators of a process.
     pub(super) fn linked(&self, pid: u32) -> impl Iterator<Item = &Linked> {
         self.linked.values().flatten().filter(move |linked| linked.pid == pid)
     }
 
-    /// Whether this incarnation still runs with its hooks.
+    /// Whether this process generation is still running with its hooks.
     pub(super) fn runs(&self, process: ProcessKey) -> bool {
         self.map.get(process).is_some_and(|entry| entry.state != inline_state::LEFT)
     }
 
-    /// Whether a process began with hooks that it inherited. Reads the kernel's whole list.
+    /// Whether a process began with inherited hooks. Reads the kernel's whole list.
     pub(super) fn has_inherited(&self, pid: u32) -> bool {
         self.map.entries().iter().any(|(process, entry)| process.tgid == pid && entry.hooked != *process)
     }
 
-    /// Whether this incarnation has hooks that it inherited.
+    /// Whether this process generation has inherited hooks.
     pub(super) fn is_child(&self, process: ProcessKey) -> bool {
         self.map.get(process).is_some_and(|entry| entry.hooked != process)
     }
 
-    /// Whether the hooks that it has, or inherited, are those of an allocator in this file.
+    /// Whether its own or inherited hooks are those of an allocator in this file.
     pub(super) fn has_hooks_of(&self, process: ProcessKey, key: FileKey) -> bool {
         let hooked = self.map.get(process).map(|entry| entry.hooked);
         let linked = hooked.and_then(|hooked| self.linked.get(&hooked));
@@ -286,7 +291,7 @@ impl Counted {
     /// Finds new children, and processes that have left their memory.
     pub(super) fn look(&mut self) {
         let mut entries = self.map.entries();
-        // Whoever runs in another's memory comes after that one.
+        // Processes that run in another's memory come after that process.
         entries.sort_by_key(|(process, entry)| entry.memory_of != *process);
         for (process, entry) in entries {
             let is_child = entry.hooked != process;
@@ -322,25 +327,26 @@ impl Counted {
         }
     }
 
-    /// What the kernel found that a process counted in another's memory is no longer that one's. `None` if it stays, because it is not
-    /// known, or that one has been forgotten.
+    /// Subtracts what a process counted in another's memory, according to the kernel, from that other process. `None`
+    /// if it is not known or the other process has been forgotten; then nothing is subtracted.
     fn take_from_owner(&mut self, entry: &InlineProcess) -> Option<Counts> {
         let counted = (entry.unread_pages != 0).then(|| Counts::from(&entry.counts))?;
         let owner = self.processes.get_mut(&entry.memory_of)?;
         owner.of_others = figures::plus(&owner.of_others, &counted);
-        // What was read last may have a part of it only.
+        // The last read may contain only part of it.
         if !owner.has_left() {
             owner.counts[1] = owner.now().unwrap_or(owner.counts[1]);
         }
         Some(counted)
     }
 
-    /// Children that were found to have the hooks of their parents since the last call, by process id.
+    /// Returns the PIDs of children that were found with their parents' hooks since the last call.
     pub(super) fn take_heirs(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.heirs)
     }
 
-    /// Takes the hooks out of a child that is no target. If that is not possible now, the next look tries again.
+    /// Removes the hooks from a child that is not a target. If that is not possible now, the next [`Self::look`] tries
+    /// again.
     fn let_go(&mut self, process: ProcessKey, entry: &InlineProcess) {
         let has_them = entry.state != inline_state::LEFT && entry.memory_of == process;
         if !has_them || take_out_inherited(process.tgid, &bases(entry)) {
@@ -351,27 +357,27 @@ impl Counted {
         }
     }
 
-    /// What is ours in a process that has the hooks which were made in `hooked`.
+    /// Our code in a process that has the hooks which were made in `hooked`.
     fn made_in(&self, hooked: ProcessKey) -> impl Iterator<Item = (FileKey, Arc<Ours>)> {
         let linked = self.linked.get(&hooked).into_iter().flatten();
         linked.map(|linked| (linked.key, Arc::clone(&linked.ours)))
     }
 
-    /// Notes that this is in a process no more.
+    /// Notes that this code is no longer in a process.
     pub(super) fn note_taken_from(&mut self, process: ProcessKey, key: FileKey, ours: Arc<Ours>) {
         let now_ns = monotonic_ns();
         while self.taken_from.pop_front_if(|(at_ns, ..)| *at_ns + KNOWN_FOR_NS < now_ns).is_some() {}
         self.taken_from.push_back((now_ns, process, key, ours));
     }
 
-    /// What was ours in a process at a time (CLOCK_MONOTONIC), or a moment before.
+    /// Our code that was in a process at a time (CLOCK_MONOTONIC), or shortly before.
     pub(super) fn ours_in(&self, process: ProcessKey, time_ns: u64) -> Vec<(FileKey, Arc<Ours>)> {
         let has = self.map.get(process).into_iter().flat_map(|entry| self.made_in(entry.hooked));
         let had = self.taken_from.iter().filter(|(at_ns, of, ..)| *of == process && time_ns < at_ns + BLAMED_FOR_NS);
         has.chain(had.map(|(_, _, key, ours)| (*key, Arc::clone(ours)))).collect()
     }
 
-    /// Reads what all have counted. To be called before and after the kernel's counters are read.
+    /// Reads the counts of all processes. Must be called before and after the kernel's counters are read.
     pub(super) fn read(&mut self) {
         for (key, process) in &mut self.processes {
             process.had_left[0] = process.had_left[1];
@@ -379,10 +385,10 @@ impl Counted {
                 process.counts[0] = process.counts[1];
                 continue;
             }
-            // Those that end between this and the look at the list are found by the next read.
+            // Processes that end between this and the scan of the list are found by the next read.
             let now = process.now();
             let runs = now.is_some() || process.memory.is_none();
-            // Read after the counts, so that it has what these took.
+            // Read after the counts, so that it covers the time that these took.
             process.note_cpu_time(runs.then(|| cpu_seconds_of(key.tgid)).flatten());
             process.is_distrusted |= now.is_some_and(|now| now.calls < process.counts[1].calls);
             if now.is_some() || process.memory.is_none() {
@@ -401,7 +407,7 @@ impl Counted {
         }
     }
 
-    /// Finds processes that run on without their hooks.
+    /// Finds processes that keep running without their hooks.
     fn find_taken_out(&mut self) {
         let is_unread = |it: &&mut Process| it.unread_since.is_some_and(|since| since.elapsed() >= TAKEN_OUT_AFTER);
         for (process, known) in &mut self.processes {
@@ -417,15 +423,15 @@ impl Counted {
         }
     }
 
-    /// Every process that can be read, its memory, and where the hooks of an allocator are.
+    /// Every process that can be read, with its memory and the address of each allocator's hooks.
     pub(super) fn memories(&self) -> impl Iterator<Item = (ProcessKey, &File, u64)> {
         let readable = self.processes.iter().filter_map(|(process, it)| Some((*process, it, it.memory.as_ref()?)));
         readable.flat_map(|(process, it, memory)| it.bases.iter().map(move |base| (process, memory, *base)))
     }
 
-    /// Adds what all have counted to the kernel's counters.
+    /// Adds the counts of all processes to the kernel's counters.
     pub(super) fn add_to(&mut self, counts: &mut totals::Counts) {
-        // The memory of a process has the counts of all that run in it.
+        // The memory of a process contains the counts of all processes that run in it.
         let mut seen: HashMap<ProcessKey, (Seen, u64)> = HashMap::new();
         let is_apart = |process: &ProcessKey, it: &Process| it.memory_of == *process || it.counts_apart;
         for (process, it) in &self.processes {
@@ -437,7 +443,7 @@ impl Counted {
         }
         for (process, it) in self.processes.iter_mut().filter(|(process, it)| is_apart(process, it)) {
             let seen = seen.get(process).copied().unwrap_or_default();
-            // What ended meanwhile made its last calls after the kernel's counters were read.
+            // A process that ended between the two reads made its last calls after the kernel's counters were read.
             let added = it.addition(seen, it.had_left[0], self.samples_all, false);
             note_distrusted(&mut self.distrusted, *process, it);
             if added != Counters::default() {
@@ -446,8 +452,8 @@ impl Counted {
         }
     }
 
-    /// Forgets a process that had ended at the last [`Self::look`], whose counts in the kernel are `kernel`. What it has counted
-    /// in addition.
+    /// Forgets a process that had ended at the last [`Self::look`]. `kernel` are its counts in the kernel. Returns what
+    /// it has counted in addition.
     pub(super) fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
         self.map.remove(process);
         let Some(mut it) = self.processes.remove(&process) else { return Counters::default() };
@@ -471,12 +477,12 @@ impl Counted {
         added
     }
 
-    /// Processes that said they had counted what cannot be. Of their calls, only the sampled ones are in their totals.
+    /// Processes that reported impossible counts. Only their sampled calls are in their totals.
     pub(super) const fn distrusted(&self) -> &HashSet<ProcessKey> {
         &self.distrusted
     }
 
-    /// Those of them that are still read.
+    /// Those of them that are still being read.
     pub(super) fn distrusted_now(&self) -> impl Iterator<Item = ProcessKey> {
         self.distrusted.iter().copied().filter(|process| self.processes.contains_key(process))
     }
@@ -486,12 +492,12 @@ impl Counted {
         self.unread_ends
     }
 
-    /// Processes whose hooks somebody else took out. Their totals are too small.
+    /// Processes whose hooks something else removed. Their totals are too small.
     pub(super) const fn taken_out(&self) -> u64 {
         self.taken_out
     }
 
-    /// Takes everything out of all processes, and keeps what they have counted, which is to be read before. The processes.
+    /// Removes the hooks from all processes, and keeps their counts, which must be read before. Returns the processes.
     pub(super) fn stop(&mut self) -> Vec<ProcessKey> {
         let mut entries = self.map.entries();
         entries.retain(|(_, entry)| entry.state != inline_state::LEFT);
@@ -506,14 +512,14 @@ impl Counted {
         entries.into_iter().map(|(process, _)| process).collect()
     }
 
-    /// Takes everything out of all processes, and forgets them.
+    /// Removes the hooks from all processes, and forgets the processes.
     pub(super) fn release_all(&mut self) {
         self.take_all_out();
         self.processes.clear();
     }
 
     fn take_all_out(&mut self) {
-        // What nobody has locked may be taken out.
+        // Hooks without a lock may be removed.
         self.linked.values().flatten().for_each(|linked| drop(linked.text.unlock()));
         let mut done = HashSet::new();
         for _ in 0..ROUNDS {
@@ -524,8 +530,8 @@ impl Counted {
             let have_them = entries.iter().filter(|(process, entry)| {
                 entry.state != inline_state::LEFT && entry.memory_of == *process && done.insert(*process)
             });
-            // As long as they have the hooks, they must be listed, so that their children are. Who cannot be stopped now does not have the
-            // others wait.
+            // As long as processes have the hooks, they must be listed, so that their children are listed, too. A
+            // process that cannot be stopped now does not delay the others.
             let pids: Vec<u32> = have_them.map(|(process, _)| process.tgid).collect();
             let still = Mutex::new(Vec::new());
             on_all_processors(pids, |pid| {
@@ -544,7 +550,7 @@ impl Counted {
 mod tests {
     use super::*;
 
-    /// A process that was read last while a call that fails was under way.
+    /// A process whose last read happened during a call that then failed.
     #[test]
     fn a_call_that_fails_after_the_last_read_is_in_no_figure() {
         let process = ProcessKey { tgid: 1, ..ProcessKey::default() };

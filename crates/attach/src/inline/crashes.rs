@@ -1,4 +1,4 @@
-//! Programs that died of inline hooks: they are remembered with their allocators, and probed from then on.
+//! Remembers programs that died of inline hooks, with their allocators. They are probed from then on.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -7,17 +7,17 @@ use std::sync::OnceLock;
 
 use super::refused::Refused;
 
-/// Most programs that are remembered. The oldest go.
+/// Maximum number of programs to remember. The oldest are dropped.
 const MOST: usize = 64;
-/// Most bytes of the file that are read, and of the text of one program.
+/// Maximum number of bytes to read of the file, and maximum length of one program's text.
 const MOST_BYTES: u64 = 64 << 10;
 const MOST_TEXT: usize = 512;
-/// Where the file is, unless systemd says where a service keeps its state.
+/// The directory of the file, unless systemd says where a service keeps its state.
 const FOLDER: &str = "/var/lib/heapbpf";
 const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
 const NAME: &str = "never-inline";
 
-/// What a program and its allocator are known by: the build IDs of their files.
+/// Identifies a program and its allocator by the build IDs of their files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Builds {
     exe: String,
@@ -25,7 +25,7 @@ pub struct Builds {
 }
 
 impl Builds {
-    /// Those of a process whose allocator is in `file`; `None` if a file has no build ID.
+    /// The build IDs of a process's executable and of its allocator's `file`. `None` if either has none.
     pub fn of(pid: u32, file: &File) -> Option<Self> {
         let exe = File::open(format!("/proc/{pid}/exe")).ok()?;
         let [exe, allocator] = [&exe, file].map(|file| {
@@ -39,7 +39,7 @@ impl Builds {
 /// A program that died of inline hooks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crash {
-    /// What it is known by.
+    /// Identifies the program and its allocator.
     pub builds: Builds,
     /// What happened, in one line.
     pub what: String,
@@ -54,21 +54,21 @@ impl Crash {
     }
 }
 
-/// Text without what a terminal or the file takes for more than text, and not too long.
+/// Removes control characters, and limits the length.
 fn one_line(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(MOST_TEXT).collect()
 }
 
-/// The file with the programs.
+/// Path of the file with the programs.
 #[must_use]
 pub fn path() -> PathBuf {
     let folders = std::env::var(FOLDER_VARIABLE).unwrap_or_default();
-    // There may be several, separated by colons.
+    // There may be several directories, separated by colons.
     let first = folders.split(':').next().filter(|folder| folder.starts_with('/'));
     Path::new(first.unwrap_or(FOLDER)).join(NAME)
 }
 
-/// The programs that are remembered in a file. What is no such line is left out.
+/// Reads the remembered programs. Malformed lines are skipped.
 #[must_use]
 pub fn read(path: &Path) -> Vec<Crash> {
     let mut text = Vec::new();
@@ -83,7 +83,7 @@ pub fn read(path: &Path) -> Vec<Crash> {
 /// Remembers a program.
 ///
 /// # Errors
-/// The file cannot be written, as where the root is read-only.
+/// The file cannot be written, for example on a read-only root.
 pub fn remember(path: &Path, crash: &Crash) -> io::Result<()> {
     let mut crashes = read(path);
     crashes.retain(|known| known.builds != crash.builds);
@@ -99,7 +99,7 @@ pub fn remember(path: &Path, crash: &Crash) -> io::Result<()> {
     std::fs::rename(&fresh, path)
 }
 
-/// Forgets all of them. How many there were.
+/// Forgets all programs. Returns how many there were.
 ///
 /// # Errors
 /// The file cannot be removed.
@@ -111,10 +111,10 @@ pub fn forget(path: &Path) -> io::Result<usize> {
     }
 }
 
-/// Whether a program may be hooked inline with its allocator. The file is read once.
+/// Checks whether a program may be hooked inline with its allocator. The file is read once.
 ///
 /// # Errors
-/// It died of inline hooks before.
+/// The program died of inline hooks before.
 pub fn check(builds: Option<&Builds>) -> Result<(), Refused> {
     static CRASHES: OnceLock<Vec<Crash>> = OnceLock::new();
     let crashes = CRASHES.get_or_init(|| read(&path()));

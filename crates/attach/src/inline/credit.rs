@@ -1,68 +1,70 @@
-//! Credit-based flow control: what hooked processes sample is never more than there is room for.
+//! Credit-based flow control, so that hooked processes never send more samples than the rings can hold.
 //!
-//! A process passes as many sites as it was granted, and then waits. Once everything is taken in that it had sent at some moment,
-//! it may be as far ahead of that moment as its share of the rings reaches. So nothing depends on how soon the daemon runs. Pure.
+//! A process may pass as many sites as it was granted, and then waits. Once everything that it had sent at some moment
+//! has been taken in, it may get ahead of that moment by its share of the rings. So nothing depends on how soon the
+//! daemon runs. Pure.
 
 use std::collections::{HashMap, VecDeque};
 
 use sampler_ebpf::abi::FIRST_STACK_BYTES;
 
-/// Sites that a process may pass before it is first looked at.
+/// Sites that a process may pass before its first poll.
 pub(super) const FIRST_SITES: u64 = 256;
-/// Of the rings, one in so many bytes is for what processes may send: copies differ in size, and come from elsewhere, too.
+/// The rings divided by this number are available for what processes may send. The rest is reserve, because copies
+/// differ in size and other sources use the rings, too.
 const ROOM_SHARE: f64 = 2.0;
-/// Fewest and most sites that all processes may be ahead.
+/// Minimum and maximum number of sites that all processes together may be ahead.
 const SITES: std::ops::Range<f64> = 64.0..1e6;
-/// Most sites that a process which sends nothing may be ahead: any number of them may begin at once.
+/// Maximum number of sites that an idle process may be ahead. Any number of idle processes may start sending at once.
 const IDLE_SITES: u64 = 64;
-/// A process is idle that sent nothing for so many looks.
+/// Number of polls without sending after which a process is idle.
 const IDLE_LOOKS: u32 = 16;
-/// Records from which the size of one is learned.
+/// Minimum number of records from which the size of a record is learned.
 const LEARNED_FROM: u64 = 64;
-/// What was learned holds for about so many times these.
+/// What was learned fades over about this many times [`LEARNED_FROM`] records.
 const HOLDS_FOR: f64 = 64.0;
-/// Most looks that wait until what was sent before them is taken in.
+/// Maximum number of polls to keep until what was sent before them has been taken in.
 const MOST_LOOKS: usize = 64;
 
-/// Positions of a ring: bytes since the recording began.
+/// Positions in a ring, in bytes since the recording began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Written.
+    /// Written up to here.
     pub reserved_up_to: u64,
-    /// Taken in.
+    /// Taken in up to here.
     pub read_up_to: u64,
-    /// Size of the ring; 0 if there is none.
+    /// Size of the ring. 0 if there is none.
     pub size_bytes: u64,
 }
 
-/// What is known of the rings at a moment.
+/// The state of the rings at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Levels {
-    /// Events, and copies of stacks.
+    /// The ring of events, and the ring of stack copies.
     pub rings: [Level; 2],
-    /// Records of allocations and frees that were taken in.
+    /// Number of records of allocations and frees that have been taken in.
     pub records: u64,
 }
 
-/// A place where sites are passed: process id, and address of the mapped code.
+/// A place where sites are passed: PID, and address of the mapped code.
 pub(super) type Place = (u32, u64);
 
 /// The flow control of a recording.
 #[derive(Debug, Default)]
 pub(super) struct Credit {
-    /// The last look before which everything is taken in, and those after it.
+    /// The last poll before which everything has been taken in, and the polls after it.
     taken_in: Look,
     looks: VecDeque<Look>,
     known: HashMap<Place, Known>,
-    /// When the size of a record was last learned.
+    /// The levels when the size of a record was last learned.
     learned: Option<Levels>,
-    /// What a record takes of the rings, of 1; 0 if it is not known yet.
+    /// The share of a ring that a record takes, between 0 and 1. 0 if it is not known yet.
     record_share: f64,
-    /// Whether somebody had passed half of what it might at the last look.
+    /// Whether, at the last poll, a process had passed half of what it was granted.
     was_short: bool,
 }
 
-/// What had been sent at a moment.
+/// What had been sent at one moment.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Look {
     reserved_up_to: [u64; 2],
@@ -74,7 +76,8 @@ impl Look {
         std::iter::zip(self.reserved_up_to, now.rings).all(|(reserved, ring)| reserved <= ring.read_up_to)
     }
 
-    /// What was passed when what has been taken in by now was sent, after this look and before the next.
+    /// Estimates how many sites each place had passed when what has been taken in by now was sent: between this poll
+    /// and the next.
     fn between(&self, next: &Self, now: &Levels) -> HashMap<Place, u64> {
         let ends = std::iter::zip(self.reserved_up_to, next.reserved_up_to);
         let part = std::iter::zip(ends, now.rings).map(|((start, end), ring)| match end.saturating_sub(start) {
@@ -94,7 +97,7 @@ impl Look {
 struct Known {
     passed: u64,
     granted: u64,
-    /// So many sites ahead of what was taken in.
+    /// Number of sites that it may be ahead of what was taken in.
     ahead: u64,
     quiet_looks: u32,
 }
@@ -106,7 +109,8 @@ impl Known {
 }
 
 impl Credit {
-    /// A look at how many sites were passed by each, and at the rings afterwards. What each may pass from now on, where that changed.
+    /// Takes the number of sites that each place has passed, and the levels of the rings read afterwards. Returns new
+    /// grants where they changed.
     pub(super) fn look(&mut self, passed: HashMap<Place, u64>, now: &Levels) -> Vec<(Place, u64)> {
         self.learn(now);
         let before = std::mem::take(&mut self.known);
@@ -132,8 +136,8 @@ impl Credit {
         self.grants(taken_in, now)
     }
 
-    /// Whether somebody has passed half of what it may, so that it waits, or may have to soon. Also if it was granted more at the last
-    /// look: it will soon have passed that, too.
+    /// Whether a process has passed half of its grant, so that it waits, or may have to soon. This includes processes
+    /// that were granted more at the last poll, because they will soon have passed that, too.
     pub(super) fn is_short(&self) -> bool {
         self.was_short || self.known.values().any(Known::is_short)
     }
@@ -155,14 +159,15 @@ impl Credit {
         grants
     }
 
-    /// Sites that all may be ahead of what is taken in.
+    /// Number of sites that all processes together may be ahead of what has been taken in.
     fn sites(&self, now: &Levels) -> u64 {
         let unknown = share(FIRST_STACK_BYTES, &now.rings[1]);
         let record_share = if self.record_share > 0.0 { self.record_share } else { unknown };
         (1.0 / (ROOM_SHARE * record_share)).clamp(SITES.start, SITES.end) as u64
     }
 
-    /// Learns what a record takes of the rings. Not from what processes say, so that none can have others wait.
+    /// Learns which share of the rings a record takes. Does not use what processes report, so that no process can make
+    /// others wait.
     fn learn(&mut self, now: &Levels) {
         let learned = *self.learned.get_or_insert(*now);
         let records = now.records.saturating_sub(learned.records);
@@ -177,7 +182,7 @@ impl Credit {
     }
 }
 
-/// What so many bytes take of a ring, of 1.
+/// The share of a ring that this many bytes take.
 fn share(bytes: u64, ring: &Level) -> f64 {
     if ring.size_bytes == 0 { 0.0 } else { bytes as f64 / ring.size_bytes as f64 }
 }
@@ -188,7 +193,7 @@ mod tests {
 
     const RING_BYTES: u64 = 1 << 20;
 
-    /// A daemon that takes in so many bytes of the ring of stacks between two looks, and processes that send as much as they may.
+    /// A daemon that takes in a given number of records per turn, and processes that send as much as they may.
     struct Model {
         credit: Credit,
         levels: Levels,
@@ -210,7 +215,8 @@ mod tests {
             }
         }
 
-        /// One turn: each of `senders` sends records of so many bytes, and the daemon takes in so many of them.
+        /// One turn: each of `senders` sends records of `record_bytes` bytes, and the daemon takes in at most
+        /// `taken_in` of them.
         fn turn(&mut self, senders: std::ops::Range<u32>, record_bytes: u64, taken_in: u64) {
             for place in senders.map(|pid| (pid, 0)) {
                 let left = self.granted[&place].saturating_sub(self.passed[&place]);

@@ -1,9 +1,9 @@
-//! What a target with inline hooks counts itself, as counters beside those of the kernel. Pure.
+//! Converts the counts of a target with inline hooks into counters that complement those of the kernel. Pure.
 
 use heapbpf_inline::read::Counts;
 use sampler_ebpf::abi::Counters;
 
-/// What two allocators of a process counted together.
+/// The sum of what two allocators of a process counted.
 pub fn plus(one: &Counts, other: &Counts) -> Counts {
     Counts {
         calls: one.calls.wrapping_add(other.calls),
@@ -22,7 +22,7 @@ pub fn plus(one: &Counts, other: &Counts) -> Counts {
     }
 }
 
-/// What was counted less what others counted of it.
+/// The counts without those of other processes.
 pub fn minus(all: &Counts, of_others: &Counts) -> Counts {
     Counts {
         calls: all.calls.saturating_sub(of_others.calls),
@@ -39,7 +39,7 @@ pub fn minus(all: &Counts, of_others: &Counts) -> Counts {
     }
 }
 
-/// Sampled calls of a process that are in the kernel's counters already.
+/// Sampled calls of a process that are already in the kernel's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// [`Counters::inline_sampled`].
@@ -54,18 +54,19 @@ impl Seen {
         Self { calls: counters.inline_sampled, bytes: counters.inline_sampled_bytes }
     }
 
-    /// Adds those of a process in the same memory.
+    /// Adds those of another process in the same memory.
     pub const fn add(&mut self, other: Self) {
         self.calls = self.calls.wrapping_add(other.calls);
         self.bytes = self.bytes.wrapping_add(other.bytes);
     }
 }
 
-/// Most bytes that a call can have requested and got: no address space has more.
+/// Maximum number of bytes that a successful call can have requested. No address space has more.
 const MOST_BYTES: u64 = 1 << 47;
 
-/// Whether a process can have counted this when it had used `cpu_ns` of CPU time, and the kernel has `seen` these of its sampled
-/// calls in between. No call takes less than a nanosecond, and what was reported has arrived, but for what is on the way.
+/// Whether a process can have counted this with `cpu_ns` of CPU time, if the kernel has `seen` this many of its sampled
+/// calls between the two reads. No call takes less than a nanosecond, and reported calls have arrived, except those
+/// that are on the way.
 pub fn are_possible([before, now]: &[Counts; 2], cpu_ns: u64, seen: Option<Seen>) -> bool {
     let calls = [now.calls, now.sampled, now.reported, now.failed, now.unsampled_failed, now.frees_matched];
     let most_bytes = now.calls.saturating_mul(MOST_BYTES);
@@ -75,23 +76,23 @@ pub fn are_possible([before, now]: &[Counts; 2], cpu_ns: u64, seen: Option<Seen>
         && seen.is_none_or(|seen| may_be_on_the_way(before, seen.calls))
 }
 
-/// What is to be added to the kernel's counters of a process, in which calls have been `seen`. These were read after the
-/// target's counts were `before` and before they were `now`.
+/// Returns what to add to the kernel's counters of a process, which include the calls in `seen`. These counters were
+/// read after the target's counts were `before`, and before they were `now`.
 ///
-/// The sum's hits are the calls that the target has counted, however many the kernel saw. So the accounting identity breaks
-/// if sampled calls did not arrive, and more of them than can be on the way.
+/// The hits of the sum are the calls that the target has counted, however many the kernel saw. So the accounting
+/// identity breaks if sampled calls did not arrive, and more of them than can be on the way.
 pub fn addition(before: &Counts, now: &Counts, seen: Seen) -> Counters {
     difference(before, now, seen, false)
 }
 
-/// The same for a process that has left its memory: there is no later read, and no call goes on.
+/// The same for a process that has left its memory: there is no later read, and no call is in progress.
 pub fn at_end(last: &Counts, seen: Seen) -> Counters {
     difference(last, last, seen, true)
 }
 
 fn difference(before: &Counts, now: &Counts, seen: Seen, has_ended: bool) -> Counters {
     let mut now = *now;
-    // The target has ended since it was last read: at least these calls were made, too.
+    // If the target has ended since it was last read, at least these calls were made as well.
     let unread = seen.calls.saturating_sub(now.reported);
     for counter in [&mut now.calls, &mut now.sampled, &mut now.reported] {
         *counter = counter.wrapping_add(unread);
@@ -107,9 +108,9 @@ fn difference(before: &Counts, now: &Counts, seen: Seen, has_ended: bool) -> Cou
     let in_flight = open.saturating_sub(now.abandoned).saturating_add(under_way);
     let (lost_abandoned, lost_in_flight) =
         if has_ended { (abandoned.saturating_add(in_flight), 0) } else { (abandoned, in_flight) };
-    // What did not arrive for no known reason must show as a difference between exact and estimated figures.
+    // What did not arrive for an unknown reason must show as a difference between exact and estimated figures.
     let open_bytes = if is_on_the_way { now.sampled_bytes.saturating_sub(seen.bytes) } else { 0 };
-    // Which part of it is of abandoned calls is unknown. If there are any, all of it is taken to be lost.
+    // How much of it belongs to abandoned calls is unknown. If there are any, all of it counts as lost.
     let (in_flight_bytes, lost_call_bytes) = if lost_abandoned == 0 { (open_bytes, 0) } else { (0, open_bytes) };
     Counters {
         calls: now.calls.wrapping_add(now.zero_reallocs).wrapping_sub(seen.calls),
@@ -128,9 +129,9 @@ fn difference(before: &Counts, now: &Counts, seen: Seen, has_ended: bool) -> Cou
     }
 }
 
-/// Counts by a process that samples every call (at an interval of 1 from its first call on). What was counted and not sampled, or
-/// sampled without its bytes, is a call between two steps, at most one of each thread: it was read, or its thread was killed, in
-/// the middle. It is sampled.
+/// Corrects the counts of a process that samples every call (at an interval of 1 from its first call on). A call that
+/// was counted but not sampled, or sampled without its bytes, is between two steps: it was read, or its thread was
+/// killed, in the middle. There is at most one per thread. It counts as sampled.
 pub fn of_every_call(counts: &Counts) -> Counts {
     let decided = counts.sampled.saturating_add(counts.unsampled_failed);
     let undecided = counts.calls.saturating_sub(decided);
@@ -142,8 +143,9 @@ pub fn of_every_call(counts: &Counts) -> Counts {
     Counts { sampled: counts.sampled + undecided, sampled_bytes: counts.bytes.max(counts.sampled_bytes), ..*counts }
 }
 
-/// Whether what `counts` report and the kernel has not seen can be between counting a call and its site: at most one call of
-/// each thread, which may be off its CPU there for as long as it takes, or have been killed.
+/// Whether the calls that `counts` report and the kernel has not seen can be between being counted and their site. That
+/// holds for at most one call of each thread, which may be off its CPU there for any length of time, or have been
+/// killed.
 const fn may_be_on_the_way(counts: &Counts, seen: u64) -> bool {
     counts.reported.saturating_sub(seen) <= counts.threads
 }
@@ -168,7 +170,7 @@ mod tests {
         set_full: 0,
     };
 
-    /// The kernel's counters after it has seen this many sampled calls, of 100 bytes each.
+    /// The kernel's counters after it has seen this many sampled calls of 100 bytes each.
     fn kernel(seen: u64) -> Counters {
         Counters {
             calls: seen,
@@ -206,7 +208,7 @@ mod tests {
         assert_eq!((added.lost_call_bytes, added.unsampled_bytes), (100, 5000));
     }
 
-    /// Exact figures have a call that was cut off, as samples have not. So its bytes must be among the losses.
+    /// Exact figures include a call that was cut off; samples do not. So its bytes must be among the losses.
     #[test]
     fn the_bytes_of_calls_count_where_the_calls_do() {
         let of = |added: Counters| (added.unsampled_bytes, added.lost_call_bytes);
@@ -221,15 +223,15 @@ mod tests {
     #[test]
     fn a_call_that_was_counted_and_not_yet_sampled_is_no_unsampled_one() {
         let all = Counts { calls: 21, bytes: 1900, ..NOW };
-        // 20 are sampled by now, 17 of them have arrived, two failed, one is in the allocator. One failed unsampled: its size fits in
-        // no memory.
+        // 20 are sampled by now: 17 of them have arrived, two failed, one is in the allocator. One failed unsampled,
+        // because its size does not fit into memory.
         let every = of_every_call(&Counts { calls: 22, ..all });
         assert_eq!((every.sampled, every.sampled_bytes, every.reported), (21, 1900, 17));
         let added = at_end(&every, Seen::of(&kernel(17)));
         assert_eq!((added.unsampled, added.lost_abandoned, added.lost_call_bytes), (1, 2, 200));
         let decided = Counts { bytes: 1800, ..all };
         assert_eq!(of_every_call(&decided), decided, "all are decided");
-        // The last call is sampled, its bytes are not yet.
+        // The last call is sampled, but its bytes are not counted yet.
         let without_bytes =
             Counts { calls: 21, sampled: 21, bytes: 1900, sampled_bytes: 1800, unsampled_failed: 0, ..NOW };
         let added = at_end(&of_every_call(&without_bytes), Seen { calls: 17, bytes: 1700 });

@@ -1,5 +1,5 @@
-//! `/etc/heapbpf.conf`: which processes are never hooked inline, whatever a command line says. The first process of the host never
-//! is.
+//! `/etc/heapbpf.conf`: lists processes that are never hooked inline, whatever the command line says. The first process
+//! of the host (PID 1) is never hooked either.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -13,25 +13,25 @@ use heapbpf_profile::report::text::clip;
 
 use super::refused::Refused;
 
-/// The file with the rules. Without it there are none.
+/// The file with the rules. If it does not exist, there are no rules.
 pub const PATH: &str = "/etc/heapbpf.conf";
-/// The same file of the host, for a heapbpf with another root.
+/// The host's file, for a heapbpf with a different root.
 const HOST_PATH: &str = "/proc/1/root/etc/heapbpf.conf";
-/// Most bytes of it.
+/// Maximum size of the file in bytes.
 const MOST_BYTES: u64 = 1 << 20;
-/// Most processes that are named with a rule, and columns of a program's name.
+/// Maximum number of processes to name with a rule, and maximum width of a program's name in columns.
 const MOST_NAMED: usize = 3;
 const MOST_COLUMNS: usize = 60;
-/// The user database, in which names are looked up.
+/// The user database for looking up names.
 const USERS: &str = "/etc/passwd";
-/// What all rules begin with.
+/// The word that all rules begin with.
 const NEVER_INLINE: &str = "never-inline";
 /// Where control groups are mounted.
 const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
-/// The pid namespace of the host, as `/proc/PID/ns/pid` names it.
+/// The host's PID namespace, as `/proc/PID/ns/pid` shows it.
 const INITIAL_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Why the file cannot be followed. Nothing is recorded then.
+/// Why the file cannot be used. Nothing is recorded then.
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {
     /// It cannot be read.
@@ -42,21 +42,21 @@ pub enum Malformed {
         /// Why.
         source: io::Error,
     },
-    /// A line is none of the three kinds.
+    /// A line is not one of the three kinds.
     #[error("{path}, line {line}, column {column}: {why}")]
     Line {
         /// The file.
         path: &'static str,
-        /// From 1 on.
+        /// Line number, from 1 on.
         line: usize,
-        /// From 1 on, in characters.
+        /// Column in characters, from 1 on.
         column: usize,
         /// What is wrong.
         why: String,
     },
 }
 
-/// Whom a rule is about.
+/// Which processes a rule applies to.
 #[derive(Debug)]
 enum Whom {
     Exe(GlobMatcher),
@@ -77,26 +77,26 @@ struct Rule {
 #[derive(Debug, Default)]
 pub struct Forbidden(Vec<Rule>);
 
-/// What rules ask of a process.
+/// The facts about a process that rules check.
 #[derive(Debug, Default)]
 struct Facts {
     exe: String,
-    /// Real, effective, saved and of the file system.
+    /// Real, effective, saved, file system.
     users: Vec<u32>,
-    /// Of all hierarchies.
+    /// Control groups in all hierarchies.
     cgroups: Vec<String>,
 }
 
-/// The rules of this host, which are read once.
+/// Returns the rules of this host, which are read once.
 ///
 /// # Errors
-/// They cannot be followed.
+/// The rules cannot be used.
 pub fn rules() -> Result<&'static Forbidden, &'static Malformed> {
     static RULES: OnceLock<Result<Forbidden, Malformed>> = OnceLock::new();
     RULES.get_or_init(read).as_ref()
 }
 
-/// Whether a process may be hooked inline now.
+/// Checks whether a process may be hooked inline now.
 ///
 /// # Errors
 /// The rule that forbids it.
@@ -114,7 +114,7 @@ pub fn check(pid: u32) -> Result<(), Refused> {
         .map_or(Ok(()), |rule| Err(Refused::Forbidden { path: rule.path, line: rule.line, rule: rule.text.clone() }))
 }
 
-/// Reads the file, and that of the host if heapbpf runs in a container that sees the host's processes.
+/// Reads the file, and also the host's file if heapbpf runs in a container that sees the host's processes.
 fn read() -> Result<Forbidden, Malformed> {
     let same = |a: &Metadata, b: &Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     let (own, host) = (std::fs::metadata(PATH), std::fs::metadata(HOST_PATH));
@@ -136,7 +136,7 @@ fn read() -> Result<Forbidden, Malformed> {
     Ok(rules)
 }
 
-/// The number of a user by name, in the form of `/etc/passwd`.
+/// The number of a user by name, from the text of `/etc/passwd`.
 fn uid(users: &str, name: &str) -> Option<u32> {
     let mut users = users.lines().map(|line| line.split(':'));
     users.find_map(|mut fields| (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?)
@@ -163,10 +163,10 @@ impl Forbidden {
         Ok(())
     }
 
-    /// Each rule in a line, with the running processes for which it is the first one that holds.
+    /// Returns one line per rule, with the running processes for which it is the first matching rule.
     pub fn holders(&self) -> Vec<String> {
         let pids = if self.0.is_empty() { Vec::new() } else { all_pids().unwrap_or_default() };
-        // What has ended by now, or is a thread of the kernel's, has no program.
+        // Exited processes and kernel threads have no executable.
         let all = pids.into_iter().filter_map(|pid| Some((pid, Facts::read(pid).ok()?)));
         self.holders_among(&all.collect::<Vec<_>>())
     }
@@ -192,7 +192,7 @@ impl Forbidden {
         self.0.iter().zip(held).map(line).collect()
     }
 
-    /// The first rule that is about a process.
+    /// The first rule that applies to a process.
     fn rule_for(&self, facts: &Facts) -> Option<&Rule> {
         self.0.iter().find(|rule| rule.is_about(facts))
     }
@@ -203,7 +203,7 @@ impl Rule {
         match &self.whom {
             Whom::Exe(glob) => glob.is_match(&facts.exe),
             Whom::User(uid) => facts.users.contains(uid),
-            // A group or any above it.
+            // The group itself or any group above it.
             Whom::Cgroup(glob) => {
                 facts.cgroups.iter().any(|group| Path::new(group).ancestors().any(|path| glob.is_match(path)))
             }
@@ -211,7 +211,7 @@ impl Rule {
     }
 }
 
-/// Whom a line is about; or where it is wrong, as what is left of it from there on, and why.
+/// Parses whom a line applies to. If the line is malformed, returns the rest of it from the error on, and the reason.
 fn whom<'a>(line: &'a str, uid: &dyn Fn(&str) -> Option<u32>) -> Result<Whom, (&'a str, String)> {
     let next = |text: &'a str| {
         let text = text.trim_start();

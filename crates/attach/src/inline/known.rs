@@ -1,5 +1,5 @@
-//! What was found in files, kept for the next process that maps them: to read a C library takes tens of milliseconds, and to look a
-//! name up in one a tenth of one.
+//! Caches what was found in files for the next process that maps them. Reading a C library takes tens of milliseconds,
+//! and looking up a name in one takes a tenth of a millisecond.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -13,16 +13,16 @@ use heapbpf_probes::{AttachError, Code, InlineFile, Table, inline_functions};
 use super::Refused;
 use crate::content::Content;
 
-/// Most bytes of code that are kept.
+/// Maximum number of bytes of code to keep.
 const MOST_BYTES: usize = 16 << 20;
-/// Of a larger piece of code, only the functions are kept: a C library has less than 2 MiB, a browser 200.
+/// From a larger piece of code, only the functions are kept. A C library has less than 2 MiB, a browser 200 MiB.
 const MOST_PIECE_BYTES: usize = 4 << 20;
 
-/// What inline hooks need to know of an allocator's file.
+/// What inline hooks need to know about an allocator's file.
 pub(super) struct Known {
-    /// What is to be hooked in it.
+    /// What to hook in it.
     pub(super) found: InlineFile,
-    /// What leads into the functions, at their addresses in the file.
+    /// The jumps that lead into the functions, at their addresses in the file.
     pub(super) jumps: Jumps,
 }
 
@@ -42,7 +42,8 @@ impl Known {
     }
 }
 
-/// What hooking needs of a piece of code: all of it if it is small, else the functions and what belongs to them.
+/// The parts of a piece of code that hooking needs: all of it if it is small, otherwise the functions and what belongs
+/// to them.
 fn needed(code: Code, found: &InlineFile) -> Vec<Code> {
     if code.bytes.len() <= MOST_PIECE_BYTES {
         return vec![code];
@@ -62,12 +63,12 @@ fn needed(code: Code, found: &InlineFile) -> Vec<Code> {
     merged.into_iter().filter_map(piece).collect()
 }
 
-/// Allocators' files, the one that was read last at the end.
+/// Allocators' files, in the order in which they were read.
 #[derive(Default)]
 pub(super) struct KnownFiles(VecDeque<(Content, Arc<Known>)>);
 
 impl KnownFiles {
-    /// What is to be hooked in a file. The table must always be the same.
+    /// What to hook in a file. The table must always be the same.
     pub(super) fn functions(&mut self, (path, file): (&str, &File), table: &Table) -> Result<Arc<Known>, Refused> {
         let failed = |source| Refused::Read { what: "the allocator's file", source };
         let content = Content::of(file).map_err(failed)?;
@@ -75,7 +76,7 @@ impl KnownFiles {
             return Ok(Arc::clone(known));
         }
         let found = Arc::new(Known::read((path, file), table)?);
-        // It may have been written to while it was read.
+        // The file may have been written to while it was read.
         if Content::of(file).is_ok_and(|now| now == content) {
             self.0.push_back((content, Arc::clone(&found)));
             while self.bytes() > MOST_BYTES {
@@ -91,15 +92,15 @@ impl KnownFiles {
     }
 }
 
-/// Most files of which names are kept.
+/// Maximum number of files whose names are kept.
 const MOST_FILES: usize = 256;
 
-/// Which names files define, the file that was looked at last at the end.
+/// Which names files define. The file to which a name was added last is at the end.
 #[derive(Default)]
 pub(super) struct KnownNames(RefCell<VecDeque<(Content, HashMap<String, bool>)>>);
 
 impl KnownNames {
-    /// Whether a file defines a function for others under this name. One that cannot be read may define everything.
+    /// Whether a file exports a function with this name. A file that cannot be read counts as defining every name.
     pub(super) fn defines(&self, file: &File, name: &str) -> bool {
         let Ok(content) = Content::of(file) else { return true };
         let known = |files: &VecDeque<(Content, HashMap<String, bool>)>| {
@@ -113,7 +114,7 @@ impl KnownNames {
             Err(AttachError::NotElf) => false,
             Err(_) => return true,
         };
-        // It may have been written to while it was read.
+        // The file may have been written to while it was read.
         if Content::of(file).is_ok_and(|now| now == content) {
             self.keep(content, name, defines);
         }
@@ -147,7 +148,7 @@ mod tests {
             .map(Into::into)
     }
 
-    /// Reads a file that changes, and so many changed copies more.
+    /// Reads a file that changes, and then this many more changed copies.
     fn read_changing(copies: usize) {
         let Some(path) = libc() else { return };
         let folder = tempfile::tempdir().expect("a folder");
@@ -166,7 +167,7 @@ mod tests {
         append(&copy);
         let second = read();
         assert!(!Arc::ptr_eq(&first, &second) && Arc::ptr_eq(&second, &read()));
-        // Of the copies, as many are kept as there is room for.
+        // As many of the copies are kept as fit.
         (0..copies).for_each(|_| {
             append(&copy);
             known.functions((name, &file), &table).expect("an ELF file");

@@ -1,4 +1,4 @@
-//! Judges what an earlier run left in a process: whose it is, and whether it may be taken out.
+//! Decides who owns what an earlier run left in a process, and whether it may be removed.
 
 use std::fs::File;
 use std::io;
@@ -13,9 +13,9 @@ use heapbpf_remote::{Found, Target, blob_range, left_open};
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// It belongs to a heapbpf that runs.
+    /// It belongs to a running heapbpf.
     InUse,
-    /// It is ours and nobody uses it.
+    /// It is ours, and nothing uses it.
     Abandoned,
     /// It must not be touched.
     Foreign(ForeignBlob),
@@ -26,20 +26,22 @@ pub(super) fn open_mapped(pid: u32, range: &Range<u64>) -> io::Result<File> {
     File::open(format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end))
 }
 
-/// What is nobody's, and is taken out by whoever has this. Until it is dropped, nobody begins to use it; others may take it out, too.
+/// A claim on something abandoned, held by whoever is removing it. Until it is dropped, nothing starts to use it;
+/// others may remove it, too.
 pub struct Claim(#[expect(dead_code, reason = "they hold the locks")] Vec<File>);
 
 /// Claims a blob that was found in a process.
 ///
 /// # Errors
-/// It is somebody's: what [`judge`] says.
+/// The blob is in use or not ours, as [`judge`] reports.
 pub fn claim(pid: u32, found: &Found) -> Result<Claim, Left> {
-    // Its heapbpf has locked it alone. One that has mapped it, and not locked it yet, finds it locked from here on.
+    // The heapbpf that uses it holds an exclusive lock. A heapbpf that has mapped it, but not locked it yet, finds it
+    // locked from here on.
     let lock = |file: File| match file.try_lock_shared() {
         Err(std::fs::TryLockError::WouldBlock) => Err(Left::InUse),
         _ => Ok(file),
     };
-    // Whoever maps a blob has not come far without its text; no jump leads to it.
+    // If the text is missing, the mapping was interrupted early, and no jump leads to the blob.
     let Some(text) = &found.text else {
         let open = left_open(pid).filter(|(_, link)| blob_range(link).as_ref() == Some(&found.range));
         let files = open.filter_map(|(fd, _)| File::open(format!("/proc/{pid}/fd/{fd}")).ok());
@@ -50,7 +52,8 @@ pub fn claim(pid: u32, found: &Found) -> Result<Claim, Left> {
     Ok(Claim(vec![file]))
 }
 
-/// What earlier recordings of this build left in a process, and nobody uses, with its memfd. Until that is closed, nobody else does.
+/// Finds the unused blobs that earlier recordings of this build left in a process, each with its memfd. Until the memfd
+/// is closed, nothing else uses the blob.
 pub(super) fn unused(target: &Target) -> impl Iterator<Item = (Found, File, read::Found)> {
     let pid = target.pid().unsigned_abs();
     target.found().into_iter().filter(Found::is_inert).filter_map(move |found| {
@@ -65,7 +68,7 @@ pub fn judge(pid: u32, found: &Found) -> Left {
     claim(pid, found).map_or_else(|left| left, |_| Left::Abandoned)
 }
 
-/// Whether it is a blob of this build whose control page makes sense.
+/// Checks that it is a blob of this build with a valid control page.
 fn check(pid: u32, base: u64, file: &File) -> Result<read::Found, ForeignBlob> {
     let code = heapbpf_inline_blob::code().ok_or(ForeignBlob::OtherCode)?;
     let mut text = vec![0; TEXT_BYTES as usize];

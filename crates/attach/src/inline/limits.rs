@@ -1,4 +1,5 @@
-//! What a process has left under its limits. What is mapped into it counts there like its own, so that requests of its own would fail.
+//! Checks the resource limits of a process. Mappings that we add count against its limits, so its own requests might
+//! fail.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,20 +11,20 @@ use procfs::{Current as _, Meminfo};
 
 use super::Refused;
 
-/// What must be left of a limit beside what we take: this share of it, and at least so much.
+/// What must remain of a limit beside what we take: this share of it, and at least these amounts.
 const SHARE_LEFT: u64 = 16;
 const BYTES_LEFT: u64 = 16 << 20;
 const MAPPINGS_LEFT: u64 = 1000;
-/// Memory that is touched beside the set of sampled blocks: slots, and copies of the pages that change.
+/// Memory that is touched in addition to the set of sampled blocks: slots, and copies of changed pages.
 const TOUCHED_BYTES: u64 = 4 << 20;
-/// Of a limit of memory, the set of sampled blocks takes at most this share.
+/// The set of sampled blocks takes at most this share of a memory limit.
 const SET_SHARE: u64 = 64;
-/// Mappings that are made, with those that are taken apart.
+/// Number of mappings that are added, including those that result from splitting.
 const MAPPINGS_TAKEN: u64 = 64;
 /// `READ_IMPLIES_EXEC` of personality(2).
 const READ_IMPLIES_EXEC: u32 = 0x0040_0000;
 
-/// A limit: what it is called, how much it allows, and how much of that is used.
+/// A limit: its name, how much it allows, and how much is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit {
     name: &'static str,
@@ -32,7 +33,7 @@ struct Limit {
 }
 
 impl Limit {
-    /// Whether a fair margin is left beside `taken`; else what is left now.
+    /// Checks that a fair margin remains after using `taken`. If not, the error says how much is left now.
     fn check(self, taken: u64, least: u64) -> Result<(), Refused> {
         let Self { name, allowed, used } = self;
         let left = allowed.saturating_sub(used);
@@ -41,8 +42,8 @@ impl Limit {
     }
 }
 
-/// Whether so many bytes of addresses can be mapped into a process that has so many mappings, without harm to what it does itself.
-/// The set of sampled blocks has 2^`set_log2` entries. A process that has ended passes.
+/// Checks whether `bytes` of addresses can be mapped into a process that has this many mappings, without affecting the
+/// process itself. The set of sampled blocks has 2^`set_log2` entries. A process that has exited passes.
 pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) -> Result<(), Refused> {
     let Ok(process) = Process::new(pid.cast_signed()) else { return Ok(()) };
     let status = process.status().ok();
@@ -87,8 +88,8 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     Ok(())
 }
 
-/// Most bytes that the set of sampled blocks may have in a process with these limits: it becomes memory as the process allocates, when
-/// nobody looks at limits any more.
+/// Maximum size in bytes of the set of sampled blocks in a process with these limits. The set takes memory as the
+/// process allocates, when nothing checks the limits any more.
 pub(super) fn most_set_bytes(pid: u32) -> u64 {
     let limits = Process::new(pid.cast_signed()).and_then(|process| process.limits()).ok();
     let soft = |limit: LimitValue| if let LimitValue::Value(bytes) = limit { Some(bytes) } else { None };
@@ -98,7 +99,7 @@ pub(super) fn most_set_bytes(pid: u32) -> u64 {
     own.filter_map(soft).chain(groups).min().map_or(u64::MAX, |allowed| allowed / SET_SHARE)
 }
 
-/// Whether a process may wait by running: not where its time without a blocking system call is limited (RLIMIT_RTTIME).
+/// Whether a process may wait by spinning: not if its time without a blocking system call is limited (RLIMIT_RTTIME).
 pub(super) fn may_wait(pid: u32) -> bool {
     let limits = Process::new(pid.cast_signed()).and_then(|process| process.limits());
     limits.is_ok_and(|limits| matches!(limits.max_realtime_timeout.soft_limit, LimitValue::Unlimited))
@@ -108,7 +109,8 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The folders of the control groups whose memory a process uses, by its `/proc/PID/cgroup`: its own group and those above it.
+/// The directories of the control groups that a process's memory is charged to, from its `/proc/PID/cgroup`: its own
+/// group and those above it.
 fn memory_groups(text: &str) -> Vec<PathBuf> {
     let first = text.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -124,7 +126,8 @@ fn memory_groups(text: &str) -> Vec<PathBuf> {
     own.ancestors().take_while(|folder| folder.starts_with(&mount)).map(Path::to_owned).collect()
 }
 
-/// How much memory a control group allows and uses, bytes, but for the page cache, which makes room. `None` without a limit.
+/// How many bytes of memory a control group allows and uses, without the page cache, which can be reclaimed. `None` if
+/// there is no limit.
 fn used_in_group(folder: &Path) -> Option<(u64, u64)> {
     let file = |names: [&str; 2]| names.iter().find_map(|name| number(&folder.join(name)));
     let allowed = file(["memory.max", "memory.limit_in_bytes"])?;
@@ -143,7 +146,7 @@ mod tests {
     fn a_fair_margin_is_left() {
         let limit = |allowed, used| Limit { name: "x", allowed, used };
         assert!(limit(1 << 30, 100 << 20).check(4 << 20, BYTES_LEFT).is_ok());
-        // A sixteenth of the limit is more than the least.
+        // A sixteenth of the limit is more than the minimum.
         assert!(limit(1 << 30, (1 << 30) - (60 << 20)).check(4 << 20, BYTES_LEFT).is_err());
         assert!(limit(64 << 20, 44 << 20).check(4 << 20, BYTES_LEFT).is_ok());
         assert!(limit(64 << 20, 45 << 20).check(4 << 20, BYTES_LEFT).is_err());

@@ -1,5 +1,5 @@
-//! What a process's loader has loaded, in its order, as debuggers find it: the program's dynamic section leads to a list
-//! (`r_debug`, `link_map`). The target can write anything there, so every step is bounded.
+//! Lists the files that a process's loader has loaded, in load order. Finds them as debuggers do: the program's dynamic
+//! section leads to a list (`r_debug`, `link_map`). The target can write anything there, so every step is bounded.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -11,18 +11,19 @@ pub(super) type Word<'a> = dyn Fn(u64) -> Option<u64> + 'a;
 const AT_PHDR: u64 = 3;
 const AT_PHNUM: u64 = 5;
 const AT_BASE: u64 = 7;
-/// The list is complete (`r_state` of `r_debug`).
+/// The value of `r_state` in `r_debug` that means that the list is complete.
 const RT_CONSISTENT: u64 = 0;
 const PT_DYNAMIC: u64 = 2;
 const PT_PHDR: u64 = 6;
 const DT_NULL: u64 = 0;
 const DT_DEBUG: u64 = 21;
-/// Bytes of a program header.
+/// Size of a program header in bytes.
 const HEADER_BYTES: u64 = 56;
-/// Most program headers, entries of a dynamic section, and files that are looked at.
+/// Maximum number of program headers, of entries of a dynamic section, and of files to read.
 const MOST: u64 = 4096;
 
-/// Whether the dynamic loader of a process has loaded all that the program needs; also if there is no loader, or it cannot be told.
+/// Whether the dynamic loader of a process has loaded everything that the program needs. Also true if there is no
+/// loader, or if the process's auxiliary vector or memory cannot be opened.
 pub fn loader_is_done(pid: u32) -> bool {
     let (Ok(auxiliary), Ok(memory)) = (std::fs::read(format!("/proc/{pid}/auxv")), memory::open(pid)) else {
         return true;
@@ -31,7 +32,7 @@ pub fn loader_is_done(pid: u32) -> bool {
         let mut bytes = [0; 8];
         memory.read_exact_at(&mut bytes, at).ok().map(|()| u64::from_ne_bytes(bytes))
     };
-    // In the middle of an exec there is no vector yet.
+    // In the middle of an exec the vector does not exist yet.
     auxiliary.len() > 16 && is_done(&words(&auxiliary), &word)
 }
 
@@ -46,8 +47,8 @@ fn is_done(vector: &[u64], word: &Word<'_>) -> bool {
     state.is_some_and(|(first, state)| first != 0 && state == RT_CONSISTENT)
 }
 
-/// Addresses of the dynamic sections of all loaded files, in the order in which names are looked up in them; `None` if the
-/// process has no such list.
+/// Addresses of the dynamic sections of all loaded files, in the order in which names are looked up in them. `None` if
+/// the process has no such list.
 pub(super) fn dynamic_sections(pid: u32, word: &Word<'_>) -> Option<Vec<u64>> {
     let auxiliary = std::fs::read(format!("/proc/{pid}/auxv")).ok()?;
     listed(&auxiliary, word)
@@ -55,11 +56,11 @@ pub(super) fn dynamic_sections(pid: u32, word: &Word<'_>) -> Option<Vec<u64>> {
 
 fn listed(auxiliary: &[u8], word: &Word<'_>) -> Option<Vec<u64>> {
     let debug = debug(&words(auxiliary), word)?;
-    // Version, first of the list.
+    // Fields: version, first entry of the list.
     let mut file = word(debug.checked_add(8)?)?;
     let mut sections = Vec::new();
     while file != 0 && (sections.len() as u64) < MOST {
-        // Load address, name, dynamic section, next.
+        // Fields: load address, name, dynamic section, next.
         sections.push(word(file.checked_add(16)?)?);
         file = word(file.checked_add(24)?)?;
     }
@@ -74,10 +75,10 @@ fn value(vector: &[u64], key: u64) -> Option<u64> {
     vector.chunks_exact(2).find(|pair| pair[0] == key).map(|pair| pair[1])
 }
 
-/// Where the loader keeps what it tells debuggers: the value of the program's entry `DT_DEBUG`.
+/// Where the loader keeps its information for debuggers: the value of the program's `DT_DEBUG` entry.
 fn debug(vector: &[u64], word: &Word<'_>) -> Option<u64> {
     let (headers, count) = (value(vector, AT_PHDR)?, value(vector, AT_PHNUM)?.min(MOST));
-    // Each is type and flags, offset, address, …
+    // Fields: type and flags, offset, address, …
     let header = |kind: u64| {
         let mut all = (0..count).map(|at| headers.wrapping_add(at * HEADER_BYTES));
         let found = all.find(|at| word(*at).is_some_and(|word| word & 0xffff_ffff == kind))?;

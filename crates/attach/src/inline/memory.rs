@@ -1,4 +1,4 @@
-//! The memory of a hooked process, which has its counts.
+//! Reads the memory of a hooked process, which contains its counts.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ pub(super) fn state(memory: &File, base: u64) -> io::Result<Vec<u8>> {
     Ok(state)
 }
 
-/// The sums of it.
+/// The sums of these counts.
 pub fn counts(memory: &File, base: u64) -> io::Result<Counts> {
     Counts::of(&state(memory, base)?).map_err(io::Error::other)
 }

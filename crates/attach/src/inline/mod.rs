@@ -1,7 +1,8 @@
-//! Inline hooks: code mapped into a process counts its calls, and only sampled ones reach a probe.
+//! Inline hooks: code mapped into a process counts its calls, and only sampled calls reach a probe.
 //!
-//! `plan` says what is mapped, `counted` who counts, `figures` how the targets' own counts enter the kernel's. The code is mapped
-//! and linked before jumps lead to it, so that from the first call on each is counted and sampled.
+//! `plan` decides what is mapped, `counted` knows which processes count, `figures` merges the targets' own counts into
+//! the kernel's. The code is mapped and linked before jumps lead to it, so each call is counted and sampled from the
+//! first one on.
 
 pub mod attempts;
 pub mod breaker;
@@ -69,18 +70,18 @@ use self::waits::Waits;
 use crate::files::FileKey;
 use crate::stop_limit;
 
-/// How an allocator is counted in a process.
+/// How the calls of an allocator in a process are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// By inline hooks.
     Inline,
     /// By probes: inline hooks were refused.
     Probes,
-    /// Not yet: another attempt to hook it inline is due then.
+    /// Not yet. Another attempt to hook it inline comes later.
     Waits {
-        /// Those that failed.
+        /// The attempts that failed.
         attempts: Attempts,
-        /// When.
+        /// When the next attempt is due.
         until: Instant,
     },
 }
@@ -91,26 +92,26 @@ pub struct InlineHooks {
     incarnations: Arc<Incarnations>,
     sampling: Sampling,
     control: ControlPage,
-    /// If processes wait where their samples come too fast.
+    /// Set if processes wait when their samples come too fast.
     waits: Option<Waits>,
     counted: Counted,
-    /// Processes to which no jump could be written yet.
+    /// Processes that are prepared, but whose jumps could not be written yet.
     prepared: HashMap<(u32, FileKey), Prepared>,
-    /// How an allocator is counted in a process, and the incarnation of which that was decided.
+    /// How an allocator is counted in a process, and the process generation for which that was decided.
     decided: HashMap<(u32, FileKey), (ProcessKey, Service)>,
-    /// Index of the first of a file's sites.
+    /// Index of the first site of a file.
     sites: HashMap<FileKey, u32>,
     files: KnownFiles,
     names: KnownNames,
-    /// Processes in which an interpreter was to be led to the mapped code, and why it is not.
+    /// Processes in which an interpreter was to be led to the mapped code: success, or why not.
     led: HashMap<u32, Result<(), String>>,
     /// Why nothing is hooked any more: a process died of its hooks.
     tripped: Option<String>,
-    /// Dropped after all hooks are taken out.
+    /// Dropped after all hooks have been removed.
     _cleaner: Cleaner,
 }
 
-/// What is to be hooked in a process.
+/// What to hook in a process.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
     /// The allocators to look for.
@@ -121,7 +122,7 @@ pub struct Wanted<'a> {
     pub objects: &'a [ObjectHook],
 }
 
-/// A process in which everything but the jumps is in place.
+/// A process in which everything except the jumps is in place.
 struct Prepared {
     target: Target,
     plan: Plan,
@@ -134,7 +135,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Has it as it was before, but for what is mapped: the next attempt uses it again.
+    /// Restores the process, except for what is mapped. The next attempt reuses that.
     fn undo(self) {
         let Self { target, linked, .. } = self;
         drop(linked);
@@ -143,7 +144,7 @@ impl Prepared {
 }
 
 impl InlineHooks {
-    /// No process is hooked yet. `follows`: children are targets.
+    /// Creates the state without any hooked process. `follows` says whether children are targets.
     pub fn new(
         programs: InlinePrograms,
         (map, incarnations): (InlineMap, Incarnations),
@@ -172,7 +173,8 @@ impl InlineHooks {
         }
     }
 
-    /// How an allocator is counted in a process, if it is not to be tried now to hook it. `has_links`: probes count its calls.
+    /// How calls are counted when inline hooking is not to be attempted now. `None` if it is. `has_links` says whether
+    /// probes count the calls.
     pub fn decided(&mut self, (pid, key): (u32, FileKey), has_links: bool) -> Option<Service> {
         let known = self.decided.get(&(pid, key)).copied();
         match known {
@@ -180,18 +182,18 @@ impl InlineHooks {
                 Some(Service::Inline)
             }
             Some((_, Service::Probes)) => Some(Service::Probes),
-            // It would not know the blocks that probes sampled.
+            // The hooks would not know the blocks that probes sampled.
             _ if has_links => {
                 self.prepared.remove(&(pid, key)).into_iter().for_each(Prepared::undo);
                 Some(Service::Probes)
             }
             Some((_, waits @ Service::Waits { until, .. })) => (Instant::now() < until).then_some(waits),
-            // Its file may have been unloaded, and loaded again, or it runs another program.
+            // The file may have been unloaded and loaded again, or the process runs another program.
             Some((_, Service::Inline)) | None => None,
         }
     }
 
-    /// Forgets how the allocators of a process are counted: it runs another program.
+    /// Forgets how the allocators of a process are counted, because it runs another program.
     pub fn forget_decisions(&mut self, pid: u32) {
         self.decided.retain(|(of, _), _| *of != pid);
     }
@@ -202,7 +204,7 @@ impl InlineHooks {
         inline.map(|(_, (process, _))| *process)
     }
 
-    /// Tries to hook an allocator in a process. The reason for which it was refused for good comes with it.
+    /// Tries to hook an allocator in a process. If hooking was refused for good, also returns the reason.
     pub fn attempt(
         &mut self,
         (process, key): (ProcessKey, FileKey),
@@ -215,7 +217,7 @@ impl InlineHooks {
             let is_hooked = self.counted.has_hooks_of(process, key);
             return (if is_hooked { Service::Inline } else { Service::Probes }, None);
         }
-        // It was taken for the program before, whose exec nobody had told of yet.
+        // It was hooked as the previous program, before we heard of its exec.
         if self.counted.has_hooks_of(process, key) && self.is_in_place(pid, key) {
             self.decided.insert((pid, key), (process, Service::Inline));
             return (Service::Inline, None);
@@ -241,8 +243,8 @@ impl InlineHooks {
         (service, refused)
     }
 
-    /// Hooks the allocator in `file` in a process. `add_sites` gives sites their indexes, and returns the first. If the process
-    /// cannot be hooked inline, it runs on as before.
+    /// Hooks the allocator in `file` in a process. `add_sites` adds sites and returns the index of the first. If the
+    /// process cannot be hooked inline, it continues as before.
     fn hook(
         &mut self,
         (process, key): (ProcessKey, FileKey),
@@ -253,7 +255,7 @@ impl InlineHooks {
         let pid = process.tgid;
         forbidden::check(pid)?;
         self.tripped.clone().map_or(Ok(()), |why| Err(Refused::Tripped(why)))?;
-        // What was prepared in another incarnation of this process id is gone with its memory.
+        // What was prepared in another process generation with this PID is gone with that generation's memory.
         let prepared = match self.prepared.remove(&(pid, key)).filter(|prepared| prepared.target.is_there()) {
             Some(prepared) => prepared,
             None => self.prepare((pid, key), file, wanted, add_sites)?,
@@ -267,7 +269,7 @@ impl InlineHooks {
             return Err(refused);
         }
         let Prepared { target, plan, mapped, .. } = &prepared;
-        // By an exec nobody has told of yet, it would be counted as another one.
+        // An exec that we have not heard of yet would make it look like a different process.
         let incarnations = Arc::clone(&self.incarnations);
         let is_it = move || incarnations.lives_alone(process);
         let error = match target.replace_if(plan, mapped, stop_limit(), is_it) {
@@ -291,15 +293,15 @@ impl InlineHooks {
         Err(error.into())
     }
 
-    /// Has an interpreter's object allocator count in the mapped code, if it is wanted.
+    /// Makes an interpreter's object allocator count in the mapped code, if requested.
     fn lead(&mut self, pid: u32, leads: &[Lead]) {
         if !leads.is_empty() {
             self.led.insert(pid, objects::lead(pid, leads).map_err(|error| error.to_string()));
         }
     }
 
-    /// Whether an interpreter's object allocator was hooked with the last allocator of a process, or why it was not; `None` if that
-    /// was not tried since the last call.
+    /// Whether an interpreter's object allocator was hooked with the last allocator of a process, or the reason why
+    /// not. `None` if that was not tried since the last call.
     pub fn take_led(&mut self, pid: u32) -> Option<Result<(), String>> {
         self.led.remove(&pid)
     }
@@ -317,37 +319,37 @@ impl InlineHooks {
         self.decided.values().any(is_inline) || self.has_inherited(pid)
     }
 
-    /// Whether calls of an incarnation are counted inline, by hooks of its own or its parent's.
+    /// Whether calls of a process generation are counted inline, by its own or inherited hooks.
     pub fn is_counted(&self, process: ProcessKey) -> bool {
         self.counted.runs(process)
     }
 
-    /// Children that were found to have the hooks of their parents since the last call, by process id.
+    /// Looks for children with inherited hooks. Returns the PIDs of those found since the last call.
     pub fn look_for_heirs(&mut self) -> Vec<u32> {
         self.look();
         self.counted.take_heirs()
     }
 
-    /// Whether an allocator that was hooked inline still is: its file may have been unloaded, and loaded again.
+    /// Whether an allocator that was hooked inline still is. Its file may have been unloaded and loaded again.
     fn is_in_place(&self, pid: u32, key: FileKey) -> bool {
         let bases = self.counted.linked(pid).filter(|linked| linked.key == key).map(|linked| linked.base);
         let bases: Vec<u64> = bases.collect();
-        // A process that cannot be looked at now has not loaded anything.
+        // A process that cannot be examined now has not loaded anything.
         let Ok(target) = Target::look(pid) else { return !bases.is_empty() };
         target.found().iter().any(|found| bases.contains(&found.range.start) && found.is_hooked())
     }
 
-    /// Whether a process began with hooks that it inherited from its parent. Takes a while where there are thousands.
+    /// Whether a process began with hooks inherited from its parent. Takes a while if there are thousands of processes.
     pub fn has_inherited(&self, pid: u32) -> bool {
         self.counted.has_inherited(pid)
     }
 
-    /// The same of an incarnation, which takes no time.
+    /// Whether a process generation has inherited hooks. Takes no time.
     pub fn is_child(&self, process: ProcessKey) -> bool {
         self.counted.is_child(process)
     }
 
-    /// Maps everything into a process, and links the programs. No jump leads to it yet.
+    /// Maps everything into a process, and links the programs. No jump leads there yet.
     fn prepare(
         &mut self,
         (pid, key): (u32, FileKey),
@@ -390,20 +392,20 @@ impl InlineHooks {
         Ok(Prepared { target, plan, mapped, linked, leads, set_log2 })
     }
 
-    /// Looks at a process, and takes out what a heapbpf that was killed left in it.
+    /// Examines a process, and removes what a killed heapbpf left in it.
     fn without_what_was_left(&self, pid: u32) -> Result<Target, Refused> {
-        // A process may have several allocators: each has code of its own.
+        // A process may have several allocators, each with its own hook code.
         let is_ours = |found: &Found| self.counted.linked(pid).any(|linked| linked.base == found.range.start);
         removal::without_what_was_left(pid, &is_ours)
     }
 
-    /// Whether code that is mapped at `base` in a process is ours.
+    /// Whether the code that is mapped at `base` in a process is ours.
     pub fn has_mapped(&self, pid: u32, base: u64) -> bool {
         let prepared = self.prepared.values().map(|prepared| &prepared.linked);
         self.counted.linked(pid).chain(prepared.filter(|linked| linked.pid == pid)).any(|linked| linked.base == base)
     }
 
-    /// Links the programs to the code that is mapped at `base`, with its memfd if we have locked that.
+    /// Links the programs to the code that is mapped at `base`. `locked` is its memfd if we already hold its lock.
     fn link(
         &self,
         (pid, key): (u32, FileKey),
@@ -429,11 +431,12 @@ impl InlineHooks {
         Ok(Linked { pid, key, base, text, links, ours: Arc::new(ours) })
     }
 
-    /// Changes the sampling interval. Each thread uses it from its next draw on. With an interval of 0, nothing is sampled from now on.
+    /// Changes the sampling interval. Each thread uses it from its next draw on. With an interval of 0, nothing is
+    /// sampled from now on.
     pub fn set_draw(&mut self, draw: DrawConstants) {
         self.counted.will_sample(draw.interval);
         let changes = self.control.set(draw);
-        // Children that were forked before have what their parents had then.
+        // Children that were forked before have the interval that their parents had then.
         self.counted.look();
         let opened = self.prepared.values().map(|prepared| (&prepared.linked, memory::open(prepared.linked.pid)));
         let opened: Vec<(u32, File, u64)> =
@@ -448,8 +451,9 @@ impl InlineHooks {
         }
     }
 
-    /// Lets processes pass as many more sites as there is room for, if they wait where there is none. `levels` are read after what they
-    /// have passed. `has_forked`: there may be children with their parents' hooks that are not known yet.
+    /// If processes wait when the rings are full, lets them pass as many more sites as the rings can hold. `levels` is
+    /// called after their numbers of passed sites are read. `has_forked` says that there may be unknown children with
+    /// inherited hooks.
     pub fn grant(&mut self, has_forked: bool, levels: impl FnOnce() -> Levels) {
         let Some(waits) = &mut self.waits else { return };
         if has_forked {
@@ -458,79 +462,80 @@ impl InlineHooks {
         waits.grant(self.counted.memories(), levels);
     }
 
-    /// Whether a process waits for what it has sampled to be taken in, or may have to soon.
+    /// Whether a process is waiting for its samples to be taken in, or may have to soon.
     pub fn may_wait(&self) -> bool {
         self.waits.as_ref().is_some_and(Waits::are_likely)
     }
 
-    /// Time that threads have waited for the recording, of all together, nanoseconds; `None` if they never do.
+    /// Total time in nanoseconds that threads have waited for the recording. `None` if they never wait.
     pub fn waited_ns(&self) -> Option<u64> {
         self.waits.as_ref().map(Waits::waited_ns)
     }
 
-    /// Has nobody wait any more.
+    /// Ends all waits, and lets no process wait any more.
     fn end_waits(&mut self) {
         if let Some(waits) = &mut self.waits {
             waits.end(self.counted.memories());
         }
     }
 
-    /// Reads what hooked processes have counted. To be called before and after the kernel's counters are read.
+    /// Reads the counts of hooked processes. Must be called before and after the kernel's counters are read.
     pub fn read(&mut self) {
         self.counted.read();
     }
 
-    /// Adds what hooked processes have counted to the kernel's counters.
+    /// Adds the counts of hooked processes to the kernel's counters.
     pub fn add_to(&mut self, counts: &mut totals::Counts) {
         self.counted.add_to(counts);
     }
 
-    /// Finds new children, and processes that have ended or run another program.
+    /// Finds new children, and processes that have exited or run another program.
     pub fn look(&mut self) {
         self.prepared.retain(|_, prepared| prepared.target.is_there());
         self.counted.look();
     }
 
-    /// Forgets a process that had ended at the last [`Self::look`], whose counts in the kernel are `kernel`. What it has counted
-    /// in addition.
+    /// Forgets a process that had ended at the last [`Self::look`]. `kernel` are its counts in the kernel. Returns what
+    /// it has counted in addition.
     pub fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
         self.decided.retain(|_, (of, _)| *of != process);
         self.counted.take(process, kernel)
     }
 
-    /// Processes some of whose calls were not counted: at their end, since somebody else took the hooks out, or because what they said
-    /// cannot be.
+    /// Number of processes with uncounted calls: at their end, because something else removed the hooks, or because
+    /// they reported impossible counts.
     pub fn incomplete(&self) -> u64 {
         let distrusted = self.counted.distrusted().len() as u64;
         self.counted.unread_ends() + self.counted.taken_out() + distrusted
     }
 
-    /// Whether a process said that it had counted what cannot be. Of its calls, only the sampled ones are in its totals.
+    /// Whether a process reported impossible counts. Only its sampled calls are in its totals.
     pub fn distrusts(&self, process: ProcessKey) -> bool {
         self.counted.distrusted().contains(&process)
     }
 
-    /// Forgets files that nobody has mapped any more. Returns the indexes of their first sites.
+    /// Forgets files that no process maps any more. Returns the indexes of their first sites.
     pub fn forget_files(&mut self, gone: &[FileKey]) -> Vec<u32> {
         gone.iter().filter_map(|key| self.sites.remove(key)).collect()
     }
 
-    /// Those of them that have not ended, as far as it is known.
+    /// Processes that reported impossible counts and have not ended, as far as is known.
     pub fn distrusted(&self) -> impl Iterator<Item = ProcessKey> {
         self.counted.distrusted_now()
     }
 
-    /// Whether a process died of its inline hooks, which it has or had until a moment ago. `file` gives an allocator's file.
+    /// Whether a process died of the inline hooks that it has, or had until shortly before. `file` returns an
+    /// allocator's file.
     pub fn blamed(&self, crash: &CrashRecord, file: &dyn Fn(FileKey) -> Option<Arc<File>>) -> Option<Blamed> {
         let ours = self.counted.ours_in(crash.process, crash.time_ns);
         ours.iter().find_map(|(key, ours)| ours.blamed(*key, crash, file(*key).as_deref()))
     }
 
-    /// Takes everything out of all processes, and hooks none from now on, for this reason. What they have counted stays. Those that had
-    /// hooks.
+    /// Removes the hooks from all processes, and hooks none from now on, for this reason. Their counts are kept.
+    /// Returns the processes that had hooks.
     pub fn trip(&mut self, why: &str) -> Vec<ProcessKey> {
         self.tripped = Some(why.to_owned());
-        // What is sampled from here on would not be counted.
+        // Calls sampled from here on would not be counted.
         self.set_draw(DrawConstants::default());
         self.end_waits();
         self.read();
@@ -539,7 +544,7 @@ impl InlineHooks {
         had
     }
 
-    /// Takes everything out of all processes.
+    /// Removes the hooks from all processes.
     pub fn release_all(&mut self) {
         self.end_waits();
         self.prepared.drain().for_each(|(_, prepared)| prepared.undo());
@@ -553,15 +558,15 @@ impl Drop for InlineHooks {
     }
 }
 
-/// Address in a process less address in the file, of a file that it runs.
+/// Address in a process minus address in the file, for a file that the process executes.
 ///
 /// # Errors
-/// The process cannot be looked at, or maps the file's code not at all, or more than once.
+/// The process cannot be examined, or does not map the file's code, or maps it more than once.
 pub fn bias(pid: u32, file: &File) -> Result<u64, Refused> {
     plan::bias(&Target::look(pid)?, file)
 }
 
-/// Has the code that is mapped, and to which no jump leads yet, know blocks that are sampled already.
+/// Tells the mapped code, to which no jump leads yet, about blocks that have already been sampled.
 fn note(prepared: &Prepared, sampled: &[u64]) -> Result<(), Refused> {
     if sampled.is_empty() {
         return Ok(());

@@ -1,12 +1,12 @@
-//! Blocks that probes have sampled, made known to code that is mapped, and to which no jump leads yet.
+//! Adds blocks that probes have sampled to the set in mapped code, before any jump leads to that code.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use super::Refused;
 
-/// What the mapped code holds of sampled blocks. Some may have been freed since: their free is told once more, and the programs
-/// find no block.
+/// The sampled blocks that the mapped code knows. Some may have been freed since. Their free is then reported once
+/// more, and the programs find no such block.
 pub(super) struct Noted {
     noted: heapbpf_inline::noted::Noted,
     memory: File,
@@ -14,12 +14,13 @@ pub(super) struct Noted {
 }
 
 impl Noted {
-    /// Nothing so far, in the code that is mapped at `base`, whose set has 2^`set_log2` entries. No jump leads to it yet.
+    /// Starts with an empty set for the code that is mapped at `base`, whose set has 2^`set_log2` entries. No jump
+    /// leads there yet.
     pub(super) fn new((memory, base): (File, u64), set_log2: u32) -> Self {
         Self { noted: heapbpf_inline::noted::Noted::new(set_log2), memory, base }
     }
 
-    /// Has it hold these blocks, too.
+    /// Adds these blocks to the set.
     pub(super) fn add(&mut self, blocks: &[u64]) -> Result<(), Refused> {
         let failed = |source| Refused::Read { what: "the target's memory", source };
         let written = self.noted.add(blocks).ok_or(Refused::Blocks)?;

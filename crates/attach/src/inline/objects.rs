@@ -1,7 +1,8 @@
-//! An interpreter's object allocator, counted by the code that counts the calls of malloc below it.
+//! Counts an interpreter's object allocator in the code that counts the malloc calls below it.
 //!
-//! The interpreter's table leads to jumps behind its code ([`crate::detours`]). Each jump goes through a word: one write
-//! leads it to the mapped code, and one write back to the function. Nothing in the interpreter's code changes.
+//! The interpreter's table leads to jumps behind its code ([`crate::detours`]). Each jump goes through a word. One
+//! write to the word redirects the jump to the mapped code, and another write back to the function. Nothing in the
+//! interpreter's code changes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -16,7 +17,7 @@ use sampler_ebpf::abi::Site;
 use super::{left, memory};
 use crate::stop_limit;
 
-/// How often a process is stopped, until its words could be written, and the pause in between.
+/// How often a process is stopped at most to write its words, and the pause in between.
 const ATTEMPTS: usize = 5;
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -29,20 +30,20 @@ pub struct ObjectHook {
     pub address: u64,
     /// Address of the word through which it is called.
     pub word: u64,
-    /// What its arguments mean. Its number is the index of its site.
+    /// What its arguments mean. The function number is the index of its site.
     pub site: Site,
 }
 
 impl ObjectHook {
-    /// The same, with its number counted from that of another site.
+    /// The same hook, with its function number relative to another site.
     pub(super) fn relative_to(&self, first_site: u32) -> Self {
         let function = self.site.function.wrapping_sub(first_site as u16);
         Self { site: Site { function, ..self.site }, ..self.clone() }
     }
 }
 
-/// The functions of an interpreter, whose addresses in a process are `bias` more than in its file. `sites` are their names and
-/// sites. `None` if there is no room for jumps to them.
+/// The hooks for an interpreter's functions. Their addresses in a process are `bias` higher than in the file. `sites`
+/// are their names and sites. `None` if there is no space for jumps to them.
 pub fn hooks(table: &ObjectTable, bias: u64, sites: &[(String, Site)]) -> Option<Vec<ObjectHook>> {
     let hook = |(detour, (name, site)): (heapbpf_probes::Detour, &(String, Site))| ObjectHook {
         name: name.clone(),
@@ -53,26 +54,26 @@ pub fn hooks(table: &ObjectTable, bias: u64, sites: &[(String, Site)]) -> Option
     table.detours().map(|detours| detours.into_iter().zip(sites).map(hook).collect())
 }
 
-/// Has words lead to the mapped code. What they lead to counts from then on.
+/// Makes words lead to the mapped code. The functions behind them are counted from then on.
 pub(super) fn lead(pid: u32, leads: &[Lead]) -> Result<(), Error> {
     let words: Vec<Word> =
         leads.iter().map(|lead| Word { address: lead.word, before: lead.function, after: lead.stub }).collect();
     write(pid, &words)
 }
 
-/// Has the words that lead to a blob lead to the functions again. It must not be unmapped before.
+/// Makes the words that lead to a blob lead to the functions again. The blob must not be unmapped before.
 ///
 /// # Errors
-/// They still lead there.
+/// The words still lead to the blob.
 pub fn lead_back(target: &Target, found: &Found) -> Result<(), Error> {
     let pid = target.pid().unsigned_abs();
     if found.text.is_none() {
-        // Words are written once the text is mapped.
+        // Words are written only after the text is mapped.
         return Ok(());
     }
     let changed = Error::Busy { why: Busy::Changed, stopped: Duration::ZERO };
     let leads = leads_of(pid, found).ok_or(changed)?;
-    // The interpreter may have been unloaded, or another one be there.
+    // The interpreter may have been unloaded, or another one may be there.
     let is_led = |lead: &Lead| memory::open(pid).is_ok_and(|memory| word(&memory, lead.word) == Some(lead.stub));
     let words: Vec<Word> = leads
         .iter()
@@ -82,7 +83,7 @@ pub fn lead_back(target: &Target, found: &Found) -> Result<(), Error> {
     if words.is_empty() { Ok(()) } else { target.write_words(&words, stop_limit()).map(drop) }
 }
 
-/// What a blob's header says that leads to it.
+/// The words that lead to a blob, according to its header.
 fn leads_of(pid: u32, found: &Found) -> Option<Vec<Lead>> {
     let file = left::open_mapped(pid, found.text.as_ref()?).ok()?;
     let mut text = vec![0; TEXT_BYTES as usize];

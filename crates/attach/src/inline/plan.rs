@@ -1,4 +1,4 @@
-//! What is to be mapped into a process, from its mappings and the allocator's file.
+//! Plans what to map into a process, from its mappings and the allocator's file.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -17,24 +17,24 @@ use super::known::Known;
 use super::loaded::{self, Word};
 use super::objects::ObjectHook;
 
-/// Runs of pages with at most so many in between are replaced together.
+/// Runs of pages with at most this many pages in between are replaced together.
 const GAP_PAGES: u64 = 4;
 
 /// Where the allocator's code is in the target.
 pub(super) struct Place {
-    /// Its executable mapping, or what several make together. The kernel does not always join what was taken apart: pages that were
-    /// replaced in an earlier recording may stay mappings of their own.
+    /// Its executable mapping, or the union of several adjacent ones. The kernel does not always join mappings that
+    /// were split: pages that were replaced in an earlier recording may remain separate mappings.
     pub(super) mapping: Mapping,
-    /// Where these mappings begin.
+    /// Start addresses of these mappings.
     pub(super) starts: Vec<u64>,
-    /// Address in the target less address in the file.
+    /// Address in the target minus address in the file.
     pub(super) bias: u64,
-    /// Where in the target the code ends that is the file's. The rest of its last page is nobody's.
+    /// End of the file's code in the target. The rest of its last page is unused.
     pub(super) end: u64,
 }
 
-/// The executable mappings of a file in a process. Pages that were replaced are not among them, wherever they are kept until the end,
-/// also if their file was unloaded in the meantime.
+/// The executable mappings of a file in a process. Replaced pages that are kept elsewhere until the end are left out,
+/// even if their file was unloaded in the meantime.
 fn texts<'a>(target: &'a Target, file: &File) -> Result<Vec<&'a Mapping>, Refused> {
     let inode = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?.ino();
     let is_kept = |mapping: &Mapping| target.found().iter().any(|found| found.range.contains(&mapping.range.start));
@@ -43,7 +43,8 @@ fn texts<'a>(target: &'a Target, file: &File) -> Result<Vec<&'a Mapping>, Refuse
     if texts.is_empty() { Err(Refused::Unmapped) } else { Ok(texts) }
 }
 
-/// Address in the target less address in the file. Some of its pages may be replaced, so that its code is mapped in pieces.
+/// Address in the target minus address in the file. Some of the file's pages may be replaced, so that its code is
+/// mapped in pieces.
 pub(super) fn bias(target: &Target, file: &File) -> Result<u64, Refused> {
     let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
     let bias = |mapping: &&Mapping| {
@@ -70,7 +71,8 @@ pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
     Ok(Place { mapping, starts, bias, end })
 }
 
-/// The mapping that these make together: each begins, in memory and in the file, where the one before ends. `None` if they do not.
+/// Joins adjacent mappings: each must begin, in memory and in the file, where the previous one ends. `None` if they do
+/// not.
 fn joined(texts: &[&Mapping]) -> Option<Mapping> {
     let (first, rest) = texts.split_first()?;
     rest.iter().try_fold((*first).clone(), |mut whole, next| {
@@ -82,7 +84,7 @@ fn joined(texts: &[&Mapping]) -> Option<Mapping> {
     })
 }
 
-/// What the loader has made of names in the target.
+/// How the loader has bound names in the target.
 pub(super) struct Bindings<'a> {
     /// Reads a word of the target's memory.
     pub(super) word: &'a Word<'a>,
@@ -90,8 +92,8 @@ pub(super) struct Bindings<'a> {
     pub(super) is_elsewhere: &'a dyn Fn(&str) -> bool,
 }
 
-/// Makes the plan. It depends on nothing but the process, the files and the settings, so that the next recording makes the same: programs
-/// get the place of a function in its list, and the index of the first one's site by the link.
+/// Makes the plan. It depends only on the process, the files and the settings, so that the next recording makes the
+/// same plan. The programs get a function's index in the file's list, and the index of the first site from the link.
 pub(super) fn inline_plan(
     (known, objects): (&Known, &[ObjectHook]),
     place: &Place,
@@ -125,13 +127,14 @@ pub(super) fn inline_plan(
     };
     let (own, foreign): (Vec<&InlineSlot>, Vec<&InlineSlot>) = found.slots.iter().partition(is_own);
     let foreign: HashSet<u64> = foreign.into_iter().flat_map(|slot| [at(slot.slot), at(slot.stub)]).collect();
-    // A function that passes its calls on to another file's allocator: they count there, where that is hooked.
+    // A function that forwards its calls to another file's allocator. They are counted there, if that allocator is
+    // hooked.
     let forwards = |function: &Wanted<'_>| {
         let range = [function.address, function.address.saturating_add(function.length)];
         reaches(&texts, range, &|address| foreign.contains(&address))
     };
     let forwarding: Vec<usize> = (0..wanted.len()).filter(|at| forwards(&wanted[*at])).collect();
-    // Of a function without code, nothing is hooked.
+    // A function without code is not hooked.
     forwarding.iter().for_each(|at| wanted[*at].length = 0);
     let slots = own.iter().map(|slot| (at(slot.slot), slot.function)).collect();
     let stubs = own.iter().filter(|slot| slot.stub != slot.slot);
@@ -145,14 +148,14 @@ pub(super) fn inline_plan(
     let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs, slots, objects, jumps, base };
     let plan = Plan::new(&code, settings, &inputs).map_err(|error| Refused::Plan(error.to_string()))?;
     match plan.refused.iter().find(|(function, _)| !forwarding.contains(function)) {
-        // Some of an allocator's functions would count, and others not.
+        // Some of the allocator's functions would be counted and others not.
         Some((function, why)) => Err(Refused::Plan(format!("{}: {why}", wanted[*function].name))),
         None => Ok(plan),
     }
 }
 
-/// Whether the address in a slot of the global offset table is that of the file's own code that has the name looked up at
-/// the first call: `push` of the slot's number, perhaps behind a landing pad.
+/// Whether the address in a slot of the global offset table belongs to the file's own code that looks up the name at
+/// the first call: a `push` of the slot's number, possibly after a landing pad.
 fn is_unbound(address: u64, texts: &[Text<'_>]) -> bool {
     const PUSH: u8 = 0x68;
     const LANDING_PAD: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
@@ -161,8 +164,8 @@ fn is_unbound(address: u64, texts: &[Text<'_>]) -> bool {
     code.is_some_and(|code| code[0] == PUSH || code.starts_with(&LANDING_PAD) && code[LANDING_PAD.len()] == PUSH)
 }
 
-/// Files in which a symbol lookup in the target looks before it does in the allocator's: those that the loader has loaded before. If its
-/// list cannot be read, all others. Of one that cannot be opened there is `None`.
+/// The files that a symbol lookup in the target searches before the allocator's file: those that the loader loaded
+/// earlier. If its list cannot be read, all other files. `None` stands for a file that cannot be opened.
 pub(super) fn files_before(target: &Target, place: &Place, word: &Word<'_>) -> Vec<Option<File>> {
     let mut seen = HashSet::new();
     let listed = loaded::dynamic_sections(target.pid().unsigned_abs(), word);
@@ -183,7 +186,8 @@ pub(super) fn files_before(target: &Target, place: &Place, word: &Word<'_>) -> V
     others.map(open).collect()
 }
 
-/// The same for the injector. Behind the end of the file's code, a command may have instructions by which it waits: these stay.
+/// Converts the plan for the injector. After the end of the file's code there may be instructions with which a held
+/// command waits; these stay.
 pub(super) fn draft(
     plan: &Plan,
     place: &Place,
@@ -221,7 +225,7 @@ pub(super) fn draft(
     })
 }
 
-/// The parts of a run of pages that lie in mappings which begin at `starts`: no call moves pages of two mappings.
+/// Splits a run of pages at the mapping boundaries in `starts`, because no call moves pages of two mappings.
 fn split(address: u64, mut bytes: Vec<u8>, starts: &[u64]) -> Vec<(u64, Vec<u8>)> {
     let within = |start: &u64| start.checked_sub(address).and_then(|at| usize::try_from(at).ok());
     let mut cuts: Vec<usize> = starts.iter().filter_map(within).filter(|at| (1..bytes.len()).contains(at)).collect();
@@ -233,8 +237,8 @@ fn split(address: u64, mut bytes: Vec<u8>, starts: &[u64]) -> Vec<(u64, Vec<u8>)
     parts
 }
 
-/// A page with a neighbour of the same mapping, which stays as it is: the kernel puts probes back into two pages, not into one
-/// (`heapbpf_remote`, `probes`).
+/// Adds an unchanged neighbour from the same mapping to a single page, because the kernel restores probes in two pages
+/// but not in one (`heapbpf_remote`, `probes`).
 fn not_alone(pages: Pages, place: &Place, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Pages {
     let Pages { start, original, edited } = &pages;
     let (end, whole) = (pages.range().end, &place.mapping.range);
@@ -258,7 +262,7 @@ fn not_alone(pages: Pages, place: &Place, read: &dyn Fn(u64, &mut [u8]) -> bool)
     pages
 }
 
-/// Checks that the pages which are to be replaced hold the file's code, but for probes.
+/// Checks that the pages to be replaced contain the file's code, except for probes.
 pub(super) fn check_memory(draft: &Draft, memory: &File) -> Result<(), Refused> {
     for pages in &draft.pages {
         let mut now = vec![0; pages.original.len()];
@@ -271,7 +275,7 @@ pub(super) fn check_memory(draft: &Draft, memory: &File) -> Result<(), Refused> 
     Ok(())
 }
 
-/// The instructions that a patch displaces; `None` if it only leads a call elsewhere.
+/// The instructions that a patch displaces. `None` if it only redirects a call.
 fn displaced(patch: &Patch, plan: &Plan) -> Option<Displaced> {
     let range = patch.address..patch.address + patch.after.len() as u64;
     let copies: Vec<(u64, u64)> = plan.moved.iter().filter(|(from, _)| range.contains(from)).copied().collect();

@@ -59,13 +59,14 @@ fn a_page_is_not_replaced_alone_unless_it_is_its_mapping() {
     assert_eq!(not_alone(two.clone(), &place(&[0x1000]), &read), two);
 }
 
-/// A process that has just executed another program was called one whose code is mapped in pieces, for good.
+/// A process that had just executed another program used to be refused permanently, as if its code were mapped in
+/// pieces.
 #[test]
 fn a_file_that_is_not_mapped_is_waited_for() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleep runs");
     let file = File::open(std::env::current_exe().expect("this program")).expect("it is there");
     let look = || Target::look(child.id()).map(|target| texts(&target, &file).map(|texts| texts.len()));
-    // Its loader has not mapped everything yet.
+    // The loader may not have mapped everything yet.
     let until = Instant::now() + Duration::from_secs(60);
     let mut found = look();
     while found.is_err() && Instant::now() < until {

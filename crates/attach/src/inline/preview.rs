@@ -1,4 +1,5 @@
-//! What inline hooks would do to a process, found out without touching it; and what they cost, on a process of our own.
+//! Predicts what inline hooks would do to a process, without touching it, and runs trials on a process of our own to
+//! measure their cost.
 
 use std::cell::LazyCell;
 use std::fs::File;
@@ -21,9 +22,10 @@ use super::plan::Place;
 use super::removal::take_out;
 use super::{LEAST_SET_LOG2, Refused, forbidden, has_rdrand, limits, memory};
 
-/// For how long our own process may be stopped: nobody waits for it.
+/// How long our own process may be stopped. Nothing waits for it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Most pieces of code that recordings with other settings, or of other allocators, have mapped into a process.
+/// Maximum number of hook code copies in a process that recordings with other settings, or for other allocators, have
+/// mapped.
 const MOST_LEFT: usize = 16;
 
 /// What would be done to a process.
@@ -31,18 +33,18 @@ const MOST_LEFT: usize = 16;
 pub struct Preview {
     /// Functions that would be hooked.
     pub functions: usize,
-    /// Bytes of the allocator's code that would be replaced, whole pages.
+    /// Bytes of the allocator's code that would be replaced, in whole pages.
     pub replaced_bytes: u64,
-    /// Bytes of addresses that would be taken, most of them without memory.
+    /// Bytes of address space that would be used, most of them without memory.
     pub mapped_bytes: u64,
-    /// Whether each thread has a seccomp filter. What it says is read only when the process is stopped.
+    /// Whether every thread has a seccomp filter. Its contents are read only when the process is stopped.
     pub is_filtered: bool,
 }
 
 /// What hooking the allocator in `file` would do to a process.
 ///
 /// # Errors
-/// It cannot be hooked inline.
+/// The process cannot be hooked inline.
 pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, Refused> {
     forbidden::check(pid)?;
     crashes::check(Builds::of(pid, file.1).as_ref())?;
@@ -70,7 +72,7 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
     })
 }
 
-/// A process that counts inline, and of which nothing is sampled. Dropping it takes everything out.
+/// A process that counts inline, without sampling. Dropping it removes everything.
 #[derive(Debug)]
 pub struct Trial(u32);
 
@@ -78,7 +80,7 @@ impl Trial {
     /// Hooks the allocator in `file` in a process.
     ///
     /// # Errors
-    /// It cannot be hooked inline. It runs on as before.
+    /// The process cannot be hooked inline. It continues as before.
     pub fn begin(pid: u32, file: (&str, &File), table: &Table) -> Result<Self, Refused> {
         let known = Known::read((file.0, file.1), table)?;
         let file = file.1;
@@ -87,7 +89,7 @@ impl Trial {
         let what = (&known, [].as_slice());
         let Planned { plan, .. } =
             plan((&target, &place), what, &KnownNames::default(), file, (&Sampled::nothing(), false))?;
-        // From here on there may be something to take out.
+        // From here on there may be something to remove.
         let trial = Self(pid);
         target.hook(&plan, PATIENCE)?;
         Ok(trial)
@@ -100,11 +102,11 @@ impl Drop for Trial {
     }
 }
 
-/// What is sampled at first.
+/// The initial sampling settings.
 pub(super) struct Sampled {
     /// What a trial is: bytes or allocations.
     pub criterion: u32,
-    /// The set of sampled blocks is to have 2^`set_log2` entries.
+    /// The set of sampled blocks should have 2^`set_log2` entries.
     pub set_log2: u32,
     /// The control page.
     pub control: Control,
@@ -117,22 +119,22 @@ impl Sampled {
     }
 }
 
-/// What is to be done to a process.
+/// What to do to a process.
 pub(super) struct Planned {
-    /// What is to be mapped, and which pages are to be replaced.
+    /// What to map, and which pages to replace.
     pub plan: Plan,
-    /// Words that then are to lead to it.
+    /// Words that must lead to it afterwards.
     pub leads: Vec<Lead>,
-    /// Where it has copies of the functions' own instructions.
+    /// Where it contains copies of the functions' original instructions.
     pub originals: Vec<Range<u64>>,
-    /// The memfd of what an earlier recording left, if that is used again.
+    /// The memfd that an earlier recording left, if it is reused.
     pub text: Option<File>,
     /// The set of sampled blocks has 2^`set_log2` entries.
     pub set_log2: u32,
 }
 
-/// What is to be done to a process, of which nothing is done. If `uses_again`, what an earlier recording left is taken where it is the
-/// same.
+/// Plans what to do to a process, without doing any of it. With `uses_again`, code that an earlier recording left is
+/// reused if it is the same.
 pub(super) fn plan(
     (target, place): (&Target, &Place),
     (known, objects): (&Known, &[ObjectHook]),
@@ -167,11 +169,11 @@ pub(super) fn plan(
     let left = target.found().len();
     for (found, text, code) in left::unused(target).take(if uses_again { MOST_LEFT } else { 0 }) {
         let set_log2 = code.header.set_log2;
-        // One that is too small is taken where there is no place for another one.
+        // A set that is too small is reused only if there is no capacity for another copy.
         if set_log2 < sampled.set_log2 && left < MOST_LEFT {
             continue;
         }
-        // It may be of another allocator, too far away.
+        // The code may belong to another allocator, too far away.
         let Ok((draft, leads, originals)) = draft(found.range.start, set_log2) else { continue };
         let read = |offset, bytes: &mut [u8]| text.read_exact_at(bytes, offset).is_ok();
         if let Some(plan) = Plan::again(draft, target.maps(), &found, read) {
@@ -183,7 +185,7 @@ pub(super) fn plan(
         return Err(Refused::Full(left));
     }
     let new = |set_log2| {
-        // What is replaced is at most the whole text.
+        // At most the whole text is replaced.
         let room = heapbpf_remote::reserved_bytes(mapped_bytes(set_log2), place.mapping.bytes(), place.starts.len());
         let base = target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?;
         let (draft, leads, originals) = draft(base, set_log2)?;
@@ -192,7 +194,7 @@ pub(super) fn plan(
         Ok(Planned { plan, leads, originals, text: None, set_log2 })
     };
     match new(sampled.set_log2) {
-        // A smaller set may have room.
+        // A smaller set may fit.
         Err(Refused::Limit { .. } | Refused::NoRoom) if sampled.set_log2 > LEAST_SET_LOG2 => new(LEAST_SET_LOG2),
         planned => planned,
     }

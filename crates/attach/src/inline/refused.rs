@@ -10,7 +10,7 @@ use heapbpf_remote::{Busy, Error as Remote, Refusal};
 
 use super::attempts::SPARED_FOR;
 
-/// A pause after which a loader has most likely mapped a file's code.
+/// A pause after which a loader has most likely mapped all of a file's code.
 const MAPPED_WITHIN: Duration = Duration::from_millis(200);
 
 /// Why a process is not hooked inline.
@@ -22,28 +22,29 @@ pub enum Refused {
     /// The allocator cannot be hooked.
     #[error(transparent)]
     Allocator(#[from] AttachError),
-    /// It must not be stopped.
+    /// The process must not be stopped.
     #[error(transparent)]
     Target(#[from] heapbpf_remote::Refusal),
-    /// It was not hooked.
+    /// Hooking failed.
     #[error(transparent)]
     Hook(#[from] heapbpf_remote::Error),
-    /// The plan does not fit to the process.
+    /// The plan does not fit the process.
     #[error(transparent)]
     Place(#[from] heapbpf_remote::PlanError),
     /// The allocator's functions cannot be patched.
     #[error("{0}")]
     Plan(String),
-    /// No executable mapping: it has just executed a program whose loader has not mapped the file yet, or has unloaded the file.
+    /// No executable mapping: the process has just executed a program whose loader has not mapped the file yet, or it
+    /// has unloaded the file.
     #[error("it does not map the allocator's file any more")]
     Unmapped,
-    /// Several executable mappings that do not follow each other.
+    /// Several executable mappings that are not adjacent.
     #[error("the allocator's code is mapped in pieces that do not follow each other")]
     Mappings,
-    /// There is no room.
+    /// There is no space.
     #[error("there is no room for code within reach of the allocator")]
     NoRoom,
-    /// Code stays mapped; what it was made for differs.
+    /// Code of earlier recordings stays mapped, but was made for other settings or another allocator.
     #[error(
         "it has code of {0} earlier recordings mapped that cannot be used again, because their settings were others"
     )]
@@ -57,31 +58,31 @@ pub enum Refused {
     /// Another recording's hooks.
     #[error("another recording hooks it inline; probes see nothing of it meanwhile")]
     Hooked,
-    /// What was mapped for us looked left behind, as nobody had locked it yet.
+    /// What was mapped for us looked abandoned, because it was not locked yet.
     #[error("another heapbpf takes out of it what was left behind, at this moment")]
     Claimed,
-    /// Hooks that a killed heapbpf left, and that cannot be taken out.
+    /// Hooks that a killed heapbpf left and that cannot be removed.
     #[error(
         "it has inline hooks of a heapbpf that was killed, and these are not touched: {0}; probes see nothing of it"
     )]
     Left(ForeignBlob),
-    /// The same, but it was not possible yet.
+    /// The same, but they could not be removed yet.
     #[error(
         "it has inline hooks of a heapbpf that was killed, and they could not be taken out; probes see nothing of it"
     )]
     Stays,
-    /// The same, and it never will be: the kernel refuses to change its mappings.
+    /// The same, and they can never be removed, for example because the kernel refuses to change the mappings.
     #[error(
         "it has memory of inline hooks that cannot be taken out, because its mappings are sealed (mseal), or its code was changed by somebody \
          else since; probes see nothing of it"
     )]
     Sealed,
-    /// The same, and they are to be taken out first.
+    /// The same, and they must be removed first.
     #[error(
         "it has inline hooks of a heapbpf that was killed: the next recording, or heapbpf doctor --clean, takes them out"
     )]
     Abandoned,
-    /// What is mapped into a process counts under its limits.
+    /// Mappings that we add count against the process's limits.
     #[error("it has little left of {name} ({left} of {allowed}), so that its own requests might fail")]
     Limit {
         /// What the limit is on.
@@ -91,41 +92,41 @@ pub enum Refused {
         /// How much is allowed.
         allowed: u64,
     },
-    /// What is mapped into it would be locked, and its code unlocked.
+    /// Our mappings would be locked in memory, and its own replaced code would be unlocked.
     #[error("it locks its memory (mlock), as programs do that must not wait for the kernel")]
     LocksMemory,
-    /// What is mapped to be read and written would be code as well.
+    /// Our readable and writable mappings would be executable as well.
     #[error("its personality makes all its memory executable (READ_IMPLIES_EXEC)")]
     ExecutesAll,
-    /// Its code is read once, and what was made of it is executed.
+    /// A translator reads its code once and executes its own version of it.
     #[error("{0} executes its code by translation, and would run into jumps that it does not know")]
     Translated(&'static str),
-    /// The host's owner forbids it.
+    /// A rule of the host's administrator forbids it.
     #[error("{path}, line {line}, forbids it: {rule}")]
     Forbidden {
         /// The file with the rule.
         path: &'static str,
-        /// Where the rule is.
+        /// The line of the rule.
         line: usize,
         /// The rule.
         rule: String,
     },
-    /// The first process of the host, without which it stops.
+    /// The first process of the host. The host stops without it.
     #[error("it is the first process of the host (PID 1), which is never hooked inline")]
     First,
-    /// It died of inline hooks before.
+    /// The program died of inline hooks before.
     #[error("it died of inline hooks before: {0} (heapbpf doctor --forget-crashes forgets that)")]
     Crashed(String),
-    /// In this recording, another process did.
+    /// Another process died of inline hooks in this recording.
     #[error("inline hooks were taken out of all processes: {0}")]
     Tripped(String),
-    /// The rules cannot be followed. Nothing is recorded then.
+    /// The rules cannot be used. Nothing is recorded then.
     #[error("{0}")]
     Rules(String),
-    /// It has ended.
+    /// The process has exited.
     #[error("it has ended")]
     Ended,
-    /// Each allocator has counts of its own.
+    /// Each allocator has its own counts, and the number of allocators is limited.
     #[error("it has more allocators than can be counted inside a process")]
     Allocators,
     /// The set of sampled blocks is too small.
@@ -145,13 +146,13 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// Whether the process is hooked inline by others, so that probes see nothing of it.
+    /// Whether another heapbpf's inline hooks are in the process, so that probes see nothing of it.
     pub const fn blinds_probes(&self) -> bool {
         matches!(self, Self::Hooked | Self::Left(_) | Self::Stays | Self::Sealed)
     }
 
-    /// Whether another attempt may succeed after a pause. What a loader is about to map looks like code in pieces, but not for long; a
-    /// thread may write to a full pipe for as long as it runs.
+    /// Whether another attempt may succeed after a pause. While a loader is mapping a file, its code looks as if it
+    /// were in pieces, but not for long. A thread that writes to a full pipe may do so as long as it runs.
     pub fn may_pass_in(&self, pause: Duration) -> bool {
         match self {
             Self::Mappings => pause <= MAPPED_WITHIN,
@@ -160,7 +161,7 @@ impl Refused {
         }
     }
 
-    /// Whether another attempt may succeed: no thread found a CPU in time, or the process was changing.
+    /// Whether another attempt may succeed, because a thread did not get a CPU in time, or the process was changing.
     pub fn may_pass(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Takes what is ours out of a process again.
+//! Removes our hooks from a process.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -12,22 +12,22 @@ use super::objects;
 use super::refused::Refused;
 use crate::stop_limit;
 
-/// Memory that is given back once no jump leads to the code: all that was counted.
+/// Memory that is freed once no jump leads to the code: all counts.
 pub const COUNTS: Range<u64> = STATE..mapped_bytes(MAX_SET_LOG2);
 
-/// What a process keeps of inline hooks that could not be taken out.
+/// What a process keeps if its inline hooks could not be removed.
 const COUNT_ON: &str =
     "keeps its inline hooks, which count on until the next recording, or heapbpf doctor --clean, takes them out";
-/// The same if a system call failed: these are made after the jumps were taken out.
+/// The same if a system call failed. Those calls are made after the jumps were removed.
 const STAYS: &str = "keeps copies of its allocator's pages, which count no more, until the next recording, or heapbpf doctor \
                      --clean, puts the original ones back";
-/// The same if the kernel never allows the call, as after `mseal(2)`.
+/// The same if the kernel never allows the call, for example after `mseal(2)`.
 const SEALED: &str = "keeps copies of its allocator's pages, which count no more, until it ends";
 
-/// The same if somebody else has changed its code.
+/// The same if something else has changed its code.
 const PATCHED: &str = "keeps its inline hooks, which sample nothing any more";
 
-/// Whether another attempt may take out of a process what this one could not.
+/// Whether another attempt may remove what this one could not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// It may, or there is nothing left.
@@ -36,18 +36,18 @@ enum Next {
     Never,
 }
 
-/// Takes out of a process what is ours and nobody's any more, if it still runs. Waits for a moment at which that is possible, and up
-/// to two seconds for one at which no call of it ends early.
+/// Removes from a process what is ours and unused, if it is still running. Waits for a moment when that is possible,
+/// and up to two seconds for one when no call of the process ends early.
 pub(super) fn take_out(pid: u32) {
     try_to_take_out(pid);
 }
 
-/// The same, if that is possible now. Whether it was.
+/// The same, but only if it is possible now. Returns whether it was.
 pub(super) fn take_out_now(pid: u32) -> bool {
     Target::look(pid).is_ok_and(|target| take_out_found(&target, &[]).is_ok())
 }
 
-/// The same. Whether there may be another moment.
+/// Does the work of [`take_out`]. Returns whether another attempt may succeed.
 fn try_to_take_out(pid: u32) -> Next {
     let mut attempts = Attempts::default();
     let fails = |attempts: &mut Attempts, why: &dyn std::fmt::Display, what, may_pass| {
@@ -64,10 +64,10 @@ fn try_to_take_out(pid: u32) -> Next {
     loop {
         let target = match look_after(attempts, pid) {
             Ok(target) => target,
-            // It has ended, or runs another program.
+            // The process has exited, or runs another program.
             Err(_) if !leads_to_ours(pid) => return Next::May,
             Err(why) => {
-                // A child of vfork goes its own way soon; a debugger may stay for hours.
+                // A child of vfork gets its own memory soon. A debugger may stay for hours.
                 let may_pass = matches!(why, Refusal::SharedMemory(_));
                 if !fails(&mut attempts, &why, COUNT_ON, may_pass) {
                     return Next::May;
@@ -84,7 +84,7 @@ fn try_to_take_out(pid: u32) -> Next {
                     Error::Patched(_) => (PATCHED, Next::Never),
                     _ => (COUNT_ON, Next::May),
                 };
-                // Who stops it again waits as long again.
+                // Stopping it again could take just as long.
                 let may_pass = next == Next::May && !matches!(error, Error::Stuck(_));
                 if !fails(&mut attempts, &error, what, may_pass) {
                     return next;
@@ -94,18 +94,20 @@ fn try_to_take_out(pid: u32) -> Next {
     }
 }
 
-/// Looks at a process from which something is to be taken out, after these attempts: the first ones spare calls that a stop may end early.
+/// Examines a process from which something is to be removed, after these attempts. The first attempts spare calls that
+/// a stop may end early.
 ///
 /// # Errors
-/// It cannot be looked at, or must not be stopped.
+/// The process cannot be examined, or must not be stopped.
 pub fn look_after(attempts: Attempts, pid: u32) -> Result<Target, Refusal> {
     Target::look(pid).map(|target| if attempts.spares_calls() { target } else { target.at_any_moment() })
 }
 
-/// Whether jumps of inline hooks are in the code of a process: pages of ours are mapped elsewhere than where they say.
+/// Whether the code of a process contains jumps of inline hooks: pages of ours are mapped outside the range in their
+/// name.
 pub fn leads_to_ours(pid: u32) -> bool {
     let read = |path: PathBuf| std::fs::read_to_string(path).ok().filter(|maps| !maps.is_empty());
-    // The first thread has none once it has ended, although others go on.
+    // The main thread has no mappings once it has exited, although other threads continue.
     let of_threads = || {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
         threads.into_iter().find_map(|thread| read(thread.path().join("maps")))
@@ -118,11 +120,11 @@ pub fn leads_to_ours(pid: u32) -> bool {
     })
 }
 
-/// Looks at a process, and takes out what a heapbpf that was killed left in it. `is_ours` tells what this one has mapped, which
-/// stays.
+/// Examines a process, and removes what a killed heapbpf left in it. `is_ours` identifies what this heapbpf has mapped,
+/// which stays.
 ///
 /// # Errors
-/// It cannot be looked at, or is hooked, by whomever.
+/// The process cannot be examined, or has hooks of another heapbpf.
 pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Result<Target, Refused> {
     let target = Target::look(pid)?;
     let mut is_any = false;
@@ -146,19 +148,19 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Resu
     Ok(target)
 }
 
-/// Takes out of a child the hooks that it inherited from a process of ours, where they are at `bases`, if that is possible now.
-/// Whether it leads to none of them any more.
+/// Removes inherited hooks at `bases` from a child of a hooked process, if that is possible now. Returns whether none
+/// of them is left.
 pub(super) fn take_out_inherited(pid: u32, bases: &[u64]) -> bool {
     let Ok(target) = Target::look(pid) else { return true };
     let taken = take_out_found(&target, bases);
     taken.inspect_err(|error| log::debug!("process {pid}: inherited hooks are not taken out yet: {error}")).is_ok()
 }
 
-/// Takes out what is found in a process, if it is nobody's or at `bases`.
+/// Removes what is found in a process if it is abandoned or at `bases`.
 fn take_out_found(target: &Target, bases: &[u64]) -> Result<(), Error> {
     let pid = target.pid().unsigned_abs();
     target.found().iter().try_for_each(|found| {
-        // Nobody begins to use it meanwhile.
+        // With the claim, nothing starts to use it during the removal.
         let claim = left::claim(pid, found);
         if claim.is_err() && !bases.contains(&found.range.start) {
             return Ok(());

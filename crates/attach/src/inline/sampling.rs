@@ -1,15 +1,16 @@
-//! How hooked processes sample, and how many sampled blocks they have room for.
+//! Settings for how hooked processes sample, and how many sampled blocks they can hold.
 
 use heapbpf_inline::abi::{ENTRY_BYTES, MAX_SET_LOG2};
 use sampler_ebpf::geometric::DrawConstants;
 
-/// The set of sampled blocks has at least 2^16 entries. A page of it becomes memory when a block is noted there.
+/// The set of sampled blocks has at least 2^16 entries. A page of the set becomes memory when a block is first noted in
+/// it.
 pub(super) const LEAST_SET_LOG2: u32 = 16;
-/// Its blocks find room although a process grows to this size.
+/// The set is large enough for a process that grows to this size.
 const GROWN_BYTES: u64 = 256 << 20;
-/// Or to so many times the size that it has when it is hooked.
+/// Or to this many times the size that it has when it is hooked.
 const GROWTH: u64 = 4;
-/// No block takes less than these bytes.
+/// Minimum size of a block in bytes.
 const LEAST_BLOCK_BYTES: u64 = 32;
 
 /// How hooked processes sample.
@@ -21,15 +22,15 @@ pub struct Sampling {
     pub seed: u64,
     /// What a trial is: bytes or allocations.
     pub criterion: u32,
-    /// Most sampled blocks that are followed, of all processes.
+    /// Maximum number of sampled blocks that are tracked, over all processes.
     pub live_max: u32,
-    /// Whether processes wait where samples come faster than they are taken in, so that none is lost.
+    /// Whether processes wait when samples come faster than they are taken in, so that none is lost.
     pub lossless: bool,
 }
 
 impl Sampling {
-    /// The set of the sampled blocks of a process with so much anonymous memory has 2^`set_log2` entries. Half as many blocks find
-    /// theirs without fail. It has at most `most_bytes`, but for the smallest.
+    /// The set for the sampled blocks of a process with this much anonymous memory has 2^`set_log2` entries. Half as
+    /// many blocks always find a free entry. The set has at most `most_bytes`, unless it is the smallest.
     pub(super) fn set_log2(&self, anonymous_bytes: u64, most_bytes: u64) -> u32 {
         let grown = anonymous_bytes.saturating_mul(GROWTH).max(GROWN_BYTES);
         let blocks = u64::from(self.live_max).min(grown / self.draw.interval.max(LEAST_BLOCK_BYTES));

@@ -1,4 +1,4 @@
-//! The service of another heapbpf that hooks a process inline: `heapbpf top` shows what it records.
+//! Finds the HTTP service of another heapbpf that hooks a process inline. `heapbpf top` can show what it records.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -9,14 +9,14 @@ use std::os::unix::fs::MetadataExt as _;
 use heapbpf_host::process::all_pids;
 use heapbpf_remote::blob_range;
 
-/// What the daemon is called.
+/// Process name of the daemon.
 const NAME: &str = "heapbpf";
-/// Most descriptors of a daemon, and most sockets of a network, that are looked at. Those that listen come first.
+/// Maximum number of descriptors of a daemon, and of sockets of a network, to examine. Listening sockets come first.
 const MOST: usize = 1 << 16;
-/// State of a socket that listens, as `/proc/net/tcp` has it.
+/// State of a listening socket in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
 
-/// What the command line of a service with TLS has.
+/// Option on the command line of a service with TLS.
 const TLS: &[u8] = b"--tls-cert";
 
 /// URL of the heapbpf that hooks a process inline, if it listens.
@@ -38,7 +38,8 @@ fn scheme(pid: u32) -> &'static str {
     if line.split(|byte| *byte == 0).any(|word| word.starts_with(TLS)) { "https" } else { "http" }
 }
 
-/// Where a heapbpf listens that has one of these hooks open, as it has those of its targets.
+/// The address on which a heapbpf listens, if it has one of these hooks open. A heapbpf keeps those of its targets
+/// open.
 fn listening(pid: u32, hooks: &HashSet<u64>) -> Option<SocketAddr> {
     let (mut sockets, mut has_hooks) = (HashSet::new(), false);
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten().take(MOST) {
@@ -55,7 +56,8 @@ fn listening(pid: u32, hooks: &HashSet<u64>) -> Option<SocketAddr> {
     lines.find_map(|line| listener(&line).filter(|(_, inode)| sockets.contains(inode)).map(|(address, _)| address))
 }
 
-/// Address and inode of a socket that listens, in a line of `/proc/net/tcp` or `tcp6`. One that listens everywhere is on this host.
+/// Address and inode of a listening socket, from a line of `/proc/net/tcp` or `tcp6`. A socket that listens on all
+/// addresses is reached on this host.
 fn listener(line: &str) -> Option<(SocketAddr, u64)> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (address, port) = fields.get(1)?.split_once(':')?;
@@ -85,7 +87,7 @@ mod tests {
         let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
         let found = table.lines().filter_map(super::listener).find(|(found, _)| *found == address);
         assert!(found.is_some_and(|(_, inode)| inode > 0), "{table}");
-        // Without hooks it is not asked for.
+        // Without hooks, nothing is found.
         assert_eq!(listening(std::process::id(), &HashSet::new()), None);
         assert_eq!((of_hooks_in(std::process::id()), scheme(std::process::id())), (None, "http"));
         let of = |address: &str, state: &str| {

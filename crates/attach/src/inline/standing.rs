@@ -1,33 +1,35 @@
-//! Which processes are hooked inline, why others that should be are not, and which announce their samples. Pure.
+//! Keeps track of which processes are hooked inline, why others are not, and which announce their samples. Pure.
 
 use std::collections::{HashMap, HashSet};
 
 use heapbpf_audit::Hook;
 
-/// Most processes of which the reason is kept.
+/// Maximum number of processes whose reason is kept.
 const MOST_REASONS: usize = 1 << 16;
 
 /// Which processes are hooked inline, and why others are not.
 #[derive(Debug, Default)]
 pub struct Standing {
     of_process: HashMap<u32, Result<(), String>>,
-    /// Processes that announce their samples, and have no allocator to hook.
+    /// Processes that announce their samples and have no allocator to hook.
     announcing: HashSet<u32>,
-    /// Whether announcements are all that counts.
+    /// Whether only announcements count.
     all_announce: bool,
-    /// Whether no link serves every process: whoever is counted without being known has its parent's hooks.
+    /// Whether no link serves all processes. Then a process that is counted without being known has inherited its
+    /// parent's hooks.
     inherits: bool,
-    /// Processes whose objects of Python are counted inside them, and since when (CLOCK_MONOTONIC), and why others' are not.
+    /// Since when a process's Python objects are counted inside it (CLOCK_MONOTONIC), or why they are not.
     objects: HashMap<u32, Result<u64, String>>,
 }
 
 impl Standing {
-    /// Nothing is known yet. `all_announce`: announcements are all that counts. `inherits`: no link serves every process.
+    /// Creates the state without any processes. `all_announce`: only announcements count. `inherits`: no link serves
+    /// all processes.
     pub fn new(all_announce: bool, inherits: bool) -> Self {
         Self { all_announce, inherits, ..Self::default() }
     }
 
-    /// Whether announcements are all that counts.
+    /// Whether only announcements count.
     pub const fn all_announce(&self) -> bool {
         self.all_announce
     }
@@ -41,18 +43,18 @@ impl Standing {
         }
     }
 
-    /// Whether what a process announces counts.
+    /// Whether the announcements of a process count.
     pub fn announces(&self, pid: u32) -> bool {
         self.all_announce || self.announces_for_lack_of_allocator(pid)
     }
 
-    /// Whether what a process announces counts because it has no allocator to hook.
+    /// Whether the announcements of a process count because it has no allocator to hook.
     pub fn announces_for_lack_of_allocator(&self, pid: u32) -> bool {
         self.announcing.contains(&pid)
     }
 
-    /// Notes that a process is hooked inline, or why it is not. What is hooked stays hooked: another of its allocators may be
-    /// refused.
+    /// Notes that a process is hooked inline, or why it is not. A hooked process stays hooked, although another of its
+    /// allocators may be refused.
     pub fn note(&mut self, pid: u32, result: Result<(), String>) {
         let is_known = self.of_process.contains_key(&pid);
         if result.is_ok()
@@ -63,33 +65,33 @@ impl Standing {
         }
     }
 
-    /// Notes since when a process's objects of Python are counted inside it (CLOCK_MONOTONIC), or why they are not.
+    /// Notes since when a process's Python objects are counted inside it (CLOCK_MONOTONIC), or why they are not.
     pub fn note_objects(&mut self, pid: u32, result: Result<u64, String>) {
         if self.objects.len() < MOST_REASONS || self.objects.contains_key(&pid) {
             self.objects.insert(pid, result);
         }
     }
 
-    /// A child has its parent's memory.
+    /// Copies what is known of a parent's objects to a child, which has a copy of the parent's memory.
     pub fn inherit_objects(&mut self, parent: u32, child: u32) {
         if let Some(parents) = self.objects.get(&parent).cloned() {
             self.note_objects(child, parents);
         }
     }
 
-    /// Since when a process's objects of Python are counted inside it (CLOCK_MONOTONIC), or why they are not; `None` if nothing is
-    /// known of them.
+    /// Since when a process's Python objects are counted inside it (CLOCK_MONOTONIC), or why they are not. `None` if
+    /// nothing is known about them.
     pub fn objects(&self, pid: u32) -> Option<Result<u64, &str>> {
         self.objects.get(&pid).map(|result| result.as_ref().copied().map_err(String::as_str))
     }
 
-    /// Forgets a process: it runs another program, or has ended.
+    /// Forgets a process that runs another program or has exited.
     pub fn forget(&mut self, pid: u32) {
         self.objects.remove(&pid);
         self.of_process.remove(&pid);
     }
 
-    /// How a process is hooked that has something to hook.
+    /// How a process that has something to hook is hooked.
     pub fn hook(&self, pid: u32) -> Hook {
         if self.announces(pid) {
             return Hook::Usdt;

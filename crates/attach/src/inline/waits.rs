@@ -1,4 +1,5 @@
-//! Hooked processes that wait: what they have passed is read, and what they may pass is written, in their memory.
+//! Waiting in hooked processes: reads how many sites they have passed, and writes how many they may pass, in their
+//! memory.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,10 +15,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::credit::{Credit, Levels, Place};
 use super::memory;
 
-/// A thread waits no longer than this at once, even if the daemon is stopped, nor do all together that run side by side. The
-/// daemon of a busy machine looked after a command only 0.3 s after it began.
+/// Maximum time that a thread waits at once, even if the daemon is stopped; also the maximum for all threads that run
+/// in parallel. On a busy machine, the daemon first polled a command 0.3 s after the command had begun.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// Pauses that are timed.
+/// Number of pauses to time.
 const TIMED_PAUSES: u32 = 4096;
 
 /// What a process is told.
@@ -29,7 +30,7 @@ struct Told {
     pauses_end: u64,
 }
 
-/// The end of [`Control`]: what a process is told, and what it says.
+/// The end of [`Control`]: what a process is told, and what it reports.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Words {
@@ -64,36 +65,38 @@ impl Waits {
         Self { credit: Credit::default(), ns_per_pause, pauses: HashMap::new(), waited_ns: 0.0, looked: begun }
     }
 
-    /// Has a process wait from its first site on, before a jump leads there.
+    /// Lets a process wait from its first site on. Called before a jump leads there.
     pub(super) fn begin(pid: u32, base: u64) {
         if let Ok(memory) = memory::open(pid) {
             let_wait(&memory, (pid, base));
         }
     }
 
-    /// After so many pauses a thread's wait ends.
+    /// Number of pauses after which a thread's wait ends.
     pub(super) fn most_pauses(&self) -> u64 {
         (LONGEST_WAIT.as_nanos() as f64 / self.ns_per_pause.max(1.0)) as u64
     }
 
-    /// Whether somebody waits, or may have to soon.
+    /// Whether a process is waiting, or may have to soon.
     pub(super) fn are_likely(&self) -> bool {
         self.credit.is_short()
     }
 
-    /// Time that threads have waited, of all together, nanoseconds.
+    /// Total time in nanoseconds that threads have waited.
     pub(super) const fn waited_ns(&self) -> u64 {
         self.waited_ns as u64
     }
 
-    /// Lets processes pass as many more sites as there is room for. `levels` are read after what they have passed.
+    /// Lets processes pass as many more sites as the rings can hold. `levels` is called after their numbers of passed
+    /// sites are read.
     pub(super) fn grant<'a>(
         &mut self,
         memories: impl Iterator<Item = (ProcessKey, &'a File, u64)>,
         levels: impl FnOnce() -> Levels,
     ) {
         let (mut files, mut passed, mut pauses) = (HashMap::new(), HashMap::new(), HashMap::new());
-        // Threads that wait run. A process that says more is not believed.
+        // Waiting threads occupy a CPU, so this is the longest possible wait. A process that reports more is not
+        // believed.
         let most_ns = self.looked.elapsed().as_nanos() as f64 * online_processors() as f64;
         self.looked = Instant::now();
         for (process, memory, base) in memories {
@@ -104,7 +107,7 @@ impl Waits {
                 continue;
             }
             let place: Place = (process.tgid, base);
-            // Of a child, what it has in common with its parent is not counted again.
+            // What a child has in common with its parent is not counted again.
             let before = self.pauses.get(&(process, base)).copied();
             let paused = said.pauses.saturating_sub(before.unwrap_or(said.pauses)) as f64;
             self.waited_ns += (paused * self.ns_per_pause).min(most_ns);
@@ -124,21 +127,21 @@ impl Waits {
         }
     }
 
-    /// Has nobody wait any more.
+    /// Ends all waits.
     pub(super) fn end<'a>(&mut self, memories: impl Iterator<Item = (ProcessKey, &'a File, u64)>) {
         memories.for_each(|(process, memory, base)| write(memory, ((process.tgid, base), WORDS), 0_u64.as_bytes()));
     }
 }
 
-/// A child that was forked begins without this.
+/// Allows a process to wait. A forked child begins without this permission.
 fn let_wait(memory: &File, place: Place) {
     write(memory, (place, STATE + offset_of!(Totals, may_wait) as u64), 1_u64.as_bytes());
 }
 
-/// Writes this at an offset from where the code is mapped.
+/// Writes bytes at an offset from where the code is mapped.
 fn write(memory: &File, ((pid, base), at): (Place, u64), bytes: &[u8]) {
     if let Err(error) = memory.write_all_at(bytes, base + at) {
-        // It has ended, or else waits in vain for once.
+        // The process has exited; if not, it waits once for nothing.
         log::debug!("process {pid} is not told how many sites it may pass: {error}");
     }
 }

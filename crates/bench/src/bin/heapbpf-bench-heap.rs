@@ -1,5 +1,5 @@
-//! Measures the daemon's memory per tracked live sample, the time to add and to remove one, and the memory when there
-//! are more stacks than are kept apart.
+//! Measures the daemon's memory per tracked live sample, the time to add and to remove one, and its memory when there
+//! are more distinct stacks than it keeps.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,7 +47,7 @@ fn sample(id: u64, process: ProcessKey, thread: &Arc<str>, stack: Arc<RawStack>)
     }
 }
 
-/// Measures the memory of very many stacks, by how many of them are kept apart.
+/// Measures the memory of very many stacks, by the limit on distinct stacks.
 fn many_stacks(process: ProcessKey, thread: &Arc<str>) -> anyhow::Result<()> {
     for most in [10_000, 50_000, 200_000, usize::MAX] {
         let before = resident_bytes()?;

@@ -48,7 +48,7 @@ fn measure(
     let cold = median_ns(5, |_| {
         black_box(Unwinder::default().unwind(files, &process.space(), input));
     });
-    // A new generation of the mappings each time: rules are cached, the stack is not.
+    // A new generation of the mappings each time, so that rules are cached but the stack is not.
     let warm = median_ns(400, |generation| {
         let space = SpaceView { generation: Some(generation + 1), ..process.space() };
         black_box(unwinder.unwind(files, &space, input));

@@ -1,6 +1,6 @@
-//! Small ELF files, built field by field so that every field can be false.
+//! Small ELF files, built field by field so that any field can be wrong.
 
-/// A section to write; contents follow each other.
+/// A section to write; the contents follow each other.
 #[derive(Clone, Default)]
 pub struct Part {
     pub name: &'static str,
@@ -24,7 +24,7 @@ pub struct Load {
 pub const SECTION_HEADER_BYTES: usize = 64;
 pub const PROGRAM_HEADER_BYTES: usize = 56;
 
-/// A 64-bit little-endian file. Section 0 is empty, the parts are sections 1 and up, the last section has the names.
+/// A 64-bit little-endian file. Section 0 is empty, the parts are sections 1 and up, the last section holds the names.
 pub fn file(loads: &[Load], parts: &[Part]) -> Vec<u8> {
     let mut names = vec![0];
     let mut bytes = vec![0; 64];

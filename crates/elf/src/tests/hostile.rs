@@ -1,5 +1,5 @@
-//! Files with false numbers: they give an error or a part of the file, and never cause a panic, nor a read or a loop of
-//! that size.
+//! Files with false numbers. They must give an error or part of the file: no panic, and no read or loop of the claimed
+//! size.
 
 use super::Watched;
 use super::build::{Load, PROGRAM_HEADER_BYTES, Part, file, header_at, note, put, with_notes};
@@ -84,7 +84,7 @@ fn counts_beyond_the_limits() {
     let with = |at: usize, value: &[u8]| {
         let mut bytes = whole.clone();
         put(&mut bytes, at, value);
-        // As long as the tables claim, so that the limit and not the length refuses.
+        // As long as the tables claim, so that the limit rejects them and not the length.
         Watched::new(bytes, 1 << 40)
     };
     let many = with(56, &(MAX_SEGMENTS as u16 + 1).to_le_bytes());
@@ -140,7 +140,7 @@ fn sections_that_claim_the_same_bytes() {
     let mut bytes = file(&[], &(0..100).map(part).collect::<Vec<_>>());
     for section in 1..=100 {
         let at = header_at(&bytes, section);
-        // Each begins at another offset, so that none was read before.
+        // Each begins at another offset, so that none of them has been read before.
         put(&mut bytes, at + 24, &(24 * section as u64).to_le_bytes());
         put(&mut bytes, at + 32, &(CLAIMED_BYTES / 24 * 24).to_le_bytes());
     }
@@ -171,7 +171,7 @@ fn most_of_a_large_file_is_not_read() {
 fn notes_that_lead_nowhere() {
     let id = note(b"GNU\0", 3, &[7; 20], false);
     let of = |notes: &[u8]| build_id::of(&with_notes(true, false, notes));
-    // Empty notes up to the largest piece; the note behind them is found.
+    // Empty notes up to the maximum size; the note after them is found.
     assert_eq!(of(&[vec![0; 12 * 5000], id.clone()].concat()).as_deref(), Some(&[7; 20][..]));
     assert_eq!(of(&[vec![0; 12 * 6000], id.clone()].concat()), None, "more notes than are looked into");
     for (at, bytes) in [(0, u32::MAX), (4, u32::MAX), (0, u32::MAX - 15), (4, u32::MAX - 15), (0, 1 << 31)] {
@@ -182,7 +182,7 @@ fn notes_that_lead_nowhere() {
     for length in [0, 65, 4096] {
         assert_eq!(of(&note(b"GNU\0", 3, &vec![1; length], false)), None, "{length} bytes are no build ID");
     }
-    // More segments of notes than are read.
+    // More note segments than are read.
     let start = 64 + 1000 * PROGRAM_HEADER_BYTES as u64;
     let load = Load { kind: 4, flags: 4, offset: start, address: start, bytes: 64 << 10 };
     let image = Watched::new(file(&vec![load; 1000], &[]), 1 << 30);
@@ -192,8 +192,8 @@ fn notes_that_lead_nowhere() {
 
 #[test]
 fn version_definitions_without_end() {
-    // Each claims that its name is at its own beginning, where the version 1 becomes an offset into the strings. `next`
-    // is the distance to the next one.
+    // Each claims that its name is at its own beginning, where the version number 1 doubles as an offset into the
+    // strings. `next` is the distance to the next definition.
     let definitions = |next: u32| {
         let mut one = vec![0; 20];
         put(&mut one, 0, &1_u16.to_le_bytes());
@@ -208,7 +208,7 @@ fn version_definitions_without_end() {
     assert_eq!((many.len(), &*many[0]), (MAX_NAMES, "A_1.0"));
     assert_eq!(definitions(0), ["A_1.0"], "the last one");
     assert_eq!(definitions(u32::MAX), Vec::<String>::new());
-    // Overlapping definitions are read to an end.
+    // Reading overlapping definitions terminates.
     assert!(definitions(1).len() <= MAX_NAMES && definitions(4).len() <= MAX_NAMES);
 }
 
@@ -250,7 +250,7 @@ fn a_file_that_shrinks_gives_an_error() {
     assert!(Elf::read(&shrinking).is_err());
 }
 
-/// A symbol table is as long as a file claims, and most of what is in it may be no functions.
+/// A symbol table can be as long as the file claims, and most of its entries may not be functions.
 #[test]
 fn symbol_tables_are_read_in_pieces_and_names_once() {
     const SYMBOLS: usize = 300_000;

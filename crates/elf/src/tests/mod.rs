@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use crate::Image;
 
-/// An image that records its reads, and may refuse those from some offset on.
+/// An image that records its reads, and can refuse reads from a given offset on.
 struct Watched {
     bytes: Vec<u8>,
     /// Its length; zeros follow `bytes`.

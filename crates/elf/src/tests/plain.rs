@@ -26,7 +26,7 @@ fn addresses_and_file_offsets() {
     assert_eq!(elf.segment_end(0x50_1010), Some(0x50_1800));
     assert_eq!(elf.address_in_code(0x1000, 0x10, 4096), Some(0x50_1010));
     assert_eq!(elf.address_in_code(0x1000, 0x1000, 4096), None);
-    // Mapped whole, and from its middle on; what lies behind it is another's.
+    // Mapped whole, and from the middle on; an offset past its end belongs to another segment.
     let bias = |start, offset| elf.segments[1].bias(start, offset, 4096);
     assert_eq!([bias(0x7f50_1000, 0x1000), bias(0x7f50_1400, 0x1400)], [Some(0x7f00_0000); 2]);
     assert_eq!([bias(0x7f50_1800, 0x1800), bias(0x7f50_0000, 0)], [None; 2]);
@@ -88,7 +88,7 @@ fn compressed_sections() {
     assert_eq!(section.plain_bytes(&image).unwrap(), plain.len() as u64);
     assert_eq!(read(&image, 1 << 20).unwrap(), plain);
     assert!(matches!(read(&image, plain.len() as u64 - 1), Err(ElfError::TooLarge { .. })));
-    // Never more than the header states, whatever is packed.
+    // Never more bytes than the header states, whatever the packed data holds.
     assert_eq!(read(&packed(1, 10), 1 << 20).unwrap(), plain[..10]);
     assert!(matches!(read(&packed(9, 10), 1 << 20), Err(ElfError::Malformed(_))));
     assert!(read(&packed(2, 10), 1 << 20).is_err(), "no zstd frame");

@@ -1,4 +1,4 @@
-//! What is in use by when it was allocated.
+//! Sums in use by time of allocation.
 
 use std::collections::HashMap;
 
@@ -7,13 +7,13 @@ use heapbpf_statistics::weight::inclusion;
 
 use super::Heap;
 
-/// Of a row, the sums of blocks in use that were allocated after a mark (by its index) and not after the next one. Ordered by
-/// the marks; those without blocks are left out.
+/// One row's sums of the blocks in use that were allocated after a mark (given by its index) and not after the next
+/// one. In order of the marks; marks without blocks are left out.
 pub type SumsByMark = Vec<(usize, SampleSums)>;
 
 impl Heap {
-    /// Sums in use by the number of their row and the mark after which their blocks were allocated. Blocks from before the first
-    /// mark are left out, and so are those of processes that have ended. `marks_ns`: CLOCK_MONOTONIC, ascending.
+    /// Sums in use by row number and by the mark after which the blocks were allocated. Blocks from before the first
+    /// mark are left out, and so are those of ended processes. `marks_ns`: CLOCK_MONOTONIC, ascending.
     pub fn inuse_by_mark(&self, marks_ns: &[u64]) -> HashMap<usize, SumsByMark> {
         let mut all: HashMap<usize, SumsByMark> = HashMap::new();
         if marks_ns.is_empty() {

@@ -1,6 +1,7 @@
-//! Growth of each row: what was allocated since a moment and is in use, and what is older than that moment and was freed since.
+//! Growth of each row since a mark: the blocks allocated after it that are still in use, minus the older blocks freed
+//! after it.
 //!
-//! Both are different blocks, so their errors are independent; what stayed in use all the time is in neither.
+//! These are different blocks, so their errors are independent. Blocks in use throughout are in neither.
 
 use std::collections::VecDeque;
 
@@ -9,12 +10,13 @@ use heapbpf_statistics::sums::SampleSums;
 
 use super::{Heap, LiveSample};
 
-/// Each mark is later than the one before by this part of the time since the first event.
+/// Each mark follows the one before by at least the time from the first event to that mark, divided by this.
 const SPACING: u64 = 4;
-/// The first mark comes so long after the first event, in nanoseconds.
+/// Time from the first event to the first mark, in nanoseconds.
 const FIRST_NS: u64 = 1_000_000;
 
-/// Moments from which growth is told (CLOCK_MONOTONIC). Only those of the younger half of the time are kept: few.
+/// Moments from which growth can be measured (CLOCK_MONOTONIC). Only the marks in the later half of the time are kept,
+/// which are few.
 #[derive(Default)]
 pub(super) struct Marks {
     first_event_ns: Option<u64>,
@@ -23,7 +25,8 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// Notes an event. Events of different processors may come in a slightly wrong order: no event before a mark is later than it.
+    /// Records an event. Events of different processors may arrive slightly out of order, so a mark is at the time of
+    /// the latest event: no event before a mark is later than it.
     pub(super) fn note(&mut self, time_ns: u64) {
         let first_ns = *self.first_event_ns.get_or_insert(time_ns);
         self.last_event_ns = self.last_event_ns.max(time_ns);
@@ -39,8 +42,8 @@ impl Marks {
         }
     }
 
-    /// The mark from which growth up to `now_ns` is told: the first one in the younger half of the time. If nothing has happened
-    /// there, its beginning. `None` without events.
+    /// Returns the mark from which growth up to `now_ns` is measured: the first one in the later half of the time, or
+    /// the start of that half if nothing has happened in it. `None` without events.
     pub(super) fn since(&self, now_ns: u64) -> Option<u64> {
         let first_ns = self.first_event_ns?;
         let half_ns = first_ns + now_ns.saturating_sub(first_ns) / 2;
@@ -57,13 +60,13 @@ impl Marks {
 
     /// Marks from `from_ns` up to, but not including, `until_ns`.
     fn between(&self, from_ns: u64, until_ns: u64) -> impl Iterator<Item = u64> + '_ {
-        // Mostly none: most blocks are freed soon.
+        // Usually none: most blocks are freed soon.
         let is_between = move |mark_ns: &u64| (from_ns..until_ns).contains(mark_ns);
         self.times_ns.iter().copied().filter(is_between)
     }
 }
 
-/// What is known of a row's growth since each mark, besides its live blocks: what was freed, and what was in use when its process
+/// A row's growth since each mark, apart from its live blocks: what was freed, and what was in use when its process
 /// ended.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Curve(Vec<(u64, Growth)>);
@@ -74,7 +77,7 @@ impl Curve {
         self.0.iter().find(|(at_ns, _)| *at_ns == mark_ns).map(|(_, growth)| *growth).unwrap_or_default()
     }
 
-    /// The same, to be changed. Marks from before `oldest_ns` are forgotten.
+    /// Same as [`Curve::since`], but mutable. Drops marks from before `oldest_ns` when it adds one.
     fn since_mut(&mut self, mark_ns: u64, oldest_ns: u64) -> &mut Growth {
         let at = self.0.iter().position(|(at_ns, _)| *at_ns == mark_ns).unwrap_or_else(|| {
             self.0.retain(|(at_ns, _)| *at_ns >= oldest_ns);
@@ -84,7 +87,7 @@ impl Curve {
         &mut self.0[at].1
     }
 
-    /// Adds another row's.
+    /// Adds another row's curve.
     pub(super) fn add(&mut self, other: &Self) {
         for (mark_ns, growth) in &other.0 {
             self.since_mut(*mark_ns, 0).add(growth);
@@ -93,17 +96,18 @@ impl Curve {
 }
 
 impl Heap {
-    /// Since when rows tell how they grew, in a snapshot at `now_ns` (CLOCK_MONOTONIC); `None` if nothing was allocated.
+    /// The moment since which a snapshot at `now_ns` measures growth (CLOCK_MONOTONIC); `None` if nothing was
+    /// allocated.
     pub fn growth_since(&self, now_ns: u64) -> Option<u64> {
         self.marks.since(now_ns)
     }
 
-    /// Notes that a block is in use no more.
+    /// Records that a block is no longer in use.
     pub(super) fn note_freed(&mut self, live: &LiveSample, at_ns: u64) {
         self.note_change(live, live.time_ns, at_ns, |growth| &mut growth.freed);
     }
 
-    /// Notes that a block stays in use after the end of its process.
+    /// Records that a block stays in use after the end of its process.
     pub(super) fn note_left(&mut self, live: &LiveSample) {
         self.note_change(live, 0, live.time_ns, |growth| &mut growth.kept);
     }
@@ -150,7 +154,8 @@ mod tests {
         assert_eq!(Marks::default().since(5), None);
     }
 
-    /// Each second one block of 8 bytes is kept and another one lives three seconds; a cache is filled in the first ten.
+    /// Each second, one block of 8 bytes is kept and another one lives for three seconds. A cache fills up in the first
+    /// ten.
     #[test]
     fn a_leak_grows_and_neither_sessions_nor_a_full_cache_do() {
         let (mut heap, [leak, session, cache]) = (Heap::default(), [stack(), stack(), stack()]);
@@ -178,7 +183,7 @@ mod tests {
             rows.map(|it| it.growth.expect("growth")).map(|it| [it.kept.samples, it.freed.samples]).collect()
         };
         assert_eq!(grown(&mut heap), [[60 - since, 0], [3, 3], [0, 0]]);
-        // What was in use at the end of its process stays in use, unless it is told apart.
+        // What was in use when its process ended stays in use, unless it is reported separately.
         heap.end(process(1), 60 * SECOND, |_| true);
         assert_eq!(grown(&mut heap), [[60 - since, 0], [3, 3], [0, 0]]);
     }
@@ -200,7 +205,7 @@ mod tests {
         let since = heap.growth_since(now).expect("events");
         let growth = heap.snapshot(now, true).next().and_then(|it| it.growth).expect("growth");
         let before = inuse_at[(since / SECOND) as usize - 1];
-        // The mark is an event's: what was freed right after it belongs to the growth.
+        // The mark is at an event: what was freed right after it belongs to the growth.
         let change = growth.kept.bytes - growth.freed.bytes;
         assert!((change - (inuse_at[3_999] - before)).abs() <= 80.0 && growth.freed.samples > 100, "{change}");
         heap.end(process(1), now, |_| true);

@@ -1,4 +1,5 @@
-//! Leak suspects of a simulated server: a slow leak among temporaries, sessions and caches that are full by half time.
+//! Leak suspects of a simulated server: a slow leak among temporaries, sessions, and caches that are full after half of
+//! the time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +19,9 @@ struct Kind {
     name: &'static str,
     bytes: u64,
     per_second: f64,
-    /// Share of the time after which it allocates no more.
+    /// Share of the recording after which it stops allocating.
     until: f64,
-    /// Lifetime of a block in seconds, in a recording of so many seconds.
+    /// Lifetime of a block in seconds; the second argument is the recording's length in seconds.
     lives: fn(&mut Rng, f64) -> f64,
 }
 
@@ -38,11 +39,12 @@ const HARMLESS: [Kind; 4] = [
         lives: |random, _| -3.0 * random.f64().ln(),
     },
     Kind { name: "cache", bytes: 1_000, per_second: 3_000.0, until: 0.5, lives: |_, _| f64::INFINITY },
-    // Since it is full, each block takes the place of the oldest one.
+    // Once it is full, each block replaces the oldest one.
     Kind { name: "replacing cache", bytes: 1_000, per_second: 500.0, until: 1.0, lives: |_, seconds| seconds / 2.0 },
 ];
 
-/// The suspects in a recording of so many seconds: names of functions, and the interval of the growth in bytes per second.
+/// Returns the suspects in a recording of this many seconds: function names, and the growth's interval in bytes per
+/// second.
 fn suspects(seed: u64, interval: u64, seconds: f64, kinds: &[Kind]) -> Vec<(String, [f64; 2])> {
     let mut random = Rng::with_seed(seed);
     let stacks: Vec<_> = kinds.iter().map(|_| stack()).collect();
@@ -103,8 +105,8 @@ fn suspects(seed: u64, interval: u64, seconds: f64, kinds: &[Kind]) -> Vec<(Stri
     json["rows"].as_array().expect("rows").iter().map(suspect).collect()
 }
 
-/// Runs the server with so many seeds. The leak is always found, is the first, and its growth is told rightly. Returns in how many runs
-/// something harmless was suspected.
+/// Runs the server with each seed. Checks that the leak is always found, is the first suspect, and that its growth is
+/// right. Returns the number of runs in which something harmless was suspected.
 fn false_alarms(seeds: std::ops::Range<u64>, interval: u64, seconds: f64) -> usize {
     let kinds: Vec<Kind> = std::iter::once(LEAK).chain(HARMLESS).collect();
     let number = (seeds.end - seeds.start) as usize;
@@ -116,7 +118,7 @@ fn false_alarms(seeds: std::ops::Range<u64>, interval: u64, seconds: f64) -> usi
         covered += usize::from((*low..=*high).contains(&50_000.0));
         alarms += usize::from(found.len() > 1);
     }
-    // Intervals of 95 %: 4 of 20 outside have a chance of 1.6 %, 3 of 3 one of 0.01 %.
+    // 95 % intervals: 4 of 20 miss with a probability of 1.6 %, 3 of 3 with one of 0.01 %.
     assert!(covered * 20 >= number * 17 || covered + 2 >= number, "{covered} of {number} intervals have the truth");
     alarms
 }
@@ -138,12 +140,12 @@ mod long {
         }
     }
 
-    /// Without a leak, 1 % of the runs at most should have a suspect.
+    /// Without a leak, at most 1 % of the runs should have a suspect.
     #[test]
     fn false_alarms_are_as_rare_as_is_said() {
         let alarms = (0..400).filter(|seed| !suspects(1_000 + seed, 64 << 10, 60.0, &HARMLESS[1..]).is_empty()).count();
         println!("{alarms} of 400 runs without a leak have a suspect");
-        // σ = 2.0 runs at 1 %: three of them.
+        // At 1 %, σ = 2.0 runs: the limit is three of them above the mean.
         assert!(alarms <= 10, "{alarms}");
     }
 }

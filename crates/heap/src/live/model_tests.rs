@@ -1,5 +1,5 @@
-//! The live heap against a model: random events go to [`Heap`] and to plain lists, which are summed anew at each look.
-//! The moments of cuts have tests of their own (`record::intake::queue`).
+//! The live heap against a model: random events go to [`Heap`] and to plain lists, which are summed anew for each
+//! comparison. The timing of cuts has its own tests (`record::intake::queue`).
 
 mod model;
 mod operations;
@@ -14,19 +14,19 @@ use self::operations::{Allocation, Draws, INTERVALS, Operation, PROCESSES, STACK
 use super::tests::{process, stack};
 use super::*;
 
-/// Relative error that rounding may cause: the heap adds and subtracts running totals, the model sums anew.
+/// Relative error allowed for rounding: the heap updates running totals, the model sums anew.
 const ROUNDING: f64 = 1e-9;
 
 fn near(a: f64, b: f64) -> bool {
     (a - b).abs() <= ROUNDING * (1.0 + a.abs().max(b.abs()))
 }
 
-/// Address of a block that is not mapped: each has its own, above the mappings.
+/// Address of a block that is not a mapping: each has its own, above the mappings.
 const fn address_of(sample: u64) -> u64 {
     (1 << 40) + sample * PAGE
 }
 
-/// The heap and its model, which are given the same events.
+/// The heap and its model, which get the same events.
 struct Pair {
     heap: Heap,
     model: Model,
@@ -93,7 +93,7 @@ impl Pair {
                 self.allocate(&sample, it.stack);
             }
             Operation::Free { sample, space, temporary } => {
-                // Most are of a known block, but not all: the record may have been counted before.
+                // Usually the free of a known block, but not always: a free may have been counted before its record.
                 let known = self.model.live.keys().nth(*sample).copied();
                 let (space, id) = known.filter(|_| *space == 0).unwrap_or((*space, *sample as u64));
                 self.heap.free(process(space), id, now_ns, *temporary);
@@ -136,9 +136,10 @@ impl Pair {
         self.compare();
     }
 
-    /// A scan of the kernel's live map. Bits say of each block by its number whether the scan misses it, and whether it was
-    /// outside of the map because of a realloc. The first `late` of the unknown blocks are announced during the scan. If there
-    /// are unknown blocks, there is a newcomer, which the map has behind the scan if `behind` has its bit.
+    /// A scan of the kernel's live map. `missed` and `outside_map` have a bit for each block's number: whether the scan
+    /// misses it, and whether a realloc had taken it out of the map. The first `late` of the unknown blocks are
+    /// allocated during the scan. If there are unknown blocks, one more block is added after the scan passed its place;
+    /// the map has it if `behind` has its bit.
     fn reconcile(&mut self, missed: u64, outside_map: u64, unknown: &[Allocation], late: usize, behind: u64) {
         let bit = |bits: u64, id: u64| bits >> (id % 64) & 1 == 1;
         self.heap.begin_reconciliation();
@@ -157,7 +158,7 @@ impl Pair {
             self.allocate(sample, *stack);
         }
         let announced: HashSet<u64> = unknown.iter().take(late).map(|(sample, _)| sample.id).collect();
-        // The scan has observed all of the unknown ones, so those that were announced meanwhile stay as well.
+        // The scan has observed all of the unknown blocks, so those that were allocated during the scan stay as well.
         let newcomer = unknown.first().map(|(first, stack)| {
             let id = self.last_sample + 1;
             (Sample { id, address: address_of(id), ..first.clone() }, *stack)
@@ -167,8 +168,8 @@ impl Pair {
             self.allocate(sample, *stack);
         }
         let newcomer = newcomer.map(|(sample, _)| sample.id);
-        // Frees after the cut: of a block of which nothing else is known, of one that is younger than the cut, and of blocks that are
-        // not in the map any more, or are not because of a realloc.
+        // Frees after the cut: of a block that is otherwise unknown, of one that was allocated after the cut, and of
+        // blocks that have left the map. Other blocks are outside of the map because of a realloc.
         let free = |sample| FreeRecord { space: process(1), sample, size_bytes: 77, ..FreeRecord::default() };
         let outside = self.model.live.keys().filter(|(_, id)| bit(outside_map, *id));
         let (freed, reallocated): (Vec<_>, Vec<_>) = outside.partition(|(_, id)| id % 2 == 0);
@@ -179,7 +180,7 @@ impl Pair {
             allocated: HashSet::from([u64::MAX - 1]),
             ..AfterCut::default()
         };
-        // The map has the newcomer behind the scan, or has lost it by then. At other addresses there are other blocks.
+        // The map has the added block, or no longer has it. At other addresses it has other blocks.
         let is_behind = |id: u64| Some(id) == newcomer && bit(behind, id);
         let in_map = |_: &ProcessKey, address: u64| {
             let at = self.model.live.iter().find(|(_, block)| !block.mapped && block.address == address);
@@ -193,7 +194,7 @@ impl Pair {
     }
 
     fn retire(&mut self, ended: u32) {
-        // Merged rows are retired together, which the model does not follow.
+        // Merged rows are retired together, which the model does not do.
         if !self.limited {
             let ended_processes = HashSet::from([process(ended)]);
             let (rows, held) = self.heap.retire(&ended_processes);
@@ -202,7 +203,7 @@ impl Pair {
         }
     }
 
-    /// Compares what may be asked at any time.
+    /// Compares everything that can be queried at any time.
     fn compare(&mut self) {
         let (found, model) = (self.heap.estimated(), &mut self.model);
         assert_eq!((found.samples, found.live_samples), (model.samples, model.live.len() as u64));
@@ -224,7 +225,7 @@ impl Pair {
         assert_eq!(sorted(&self.heap.take_untracked_blocks()), std::mem::take(&mut model.ignored));
     }
 
-    /// Rows with the same key; if rows are merged, those of one process and interval.
+    /// The key by which rows are compared. If rows are merged, all rows of a process and interval share one.
     fn group(&self, (process, interval, stack): Key) -> Key {
         (process, interval, if self.limited { 0 } else { stack })
     }
@@ -296,7 +297,7 @@ fn the_models_weights_are_those_of_the_statistics() {
     }
 }
 
-/// The same cases in every run; one that fails says its number.
+/// Every run has the same cases. Prints the number of each, so that a failure shows its case.
 #[test]
 fn the_heap_is_what_its_model_is() {
     for case in 0..600 {

@@ -1,5 +1,5 @@
-//! Bounds the number of rows. Beyond the limit, the stacks with the fewest samples share an overflow bucket: one row for each
-//! process and interval that has the sums of all of them. No sum is lost, and the number of merged rows is reported.
+//! Limits the number of rows. Beyond the limit, the stacks with the fewest samples share an overflow bucket: one row
+//! per process and interval that holds their sums. No sum is lost, and the number of merged rows is reported.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::sample::SampleKey;
 
 /// State of the overflow buckets.
 pub(super) struct Overflow {
-    /// The stack that all of them have; none before the first.
+    /// The stack that all buckets share; none before the first merge.
     stack: Option<ByAddress<RawStack>>,
     /// Rows merged into them so far.
     merged: u64,
-    /// Number of rows at which the coldest ones are merged.
+    /// Number of rows at which the coldest rows are merged.
     limit: usize,
 }
 
@@ -40,7 +40,7 @@ impl Overflow {
 }
 
 impl Heap {
-    /// The same heap with a limit on the number of rows.
+    /// Returns the same heap with a limit on the number of rows.
     #[must_use]
     pub const fn with_row_limit(mut self, limit: usize) -> Self {
         self.overflow.limit = limit;
@@ -53,7 +53,7 @@ impl Heap {
     }
 
     /// Called before a row is added. At the limit, merges the half of the rows with the fewest samples into overflow
-    /// buckets, of equal ones the youngest first. Overflow buckets stay.
+    /// buckets. Among equal rows, the youngest are merged first. Overflow buckets stay.
     pub(super) fn merge_coldest_rows(&mut self) {
         let limit = self.overflow.limit;
         if self.rows.len() < limit {
@@ -68,7 +68,7 @@ impl Heap {
             .collect();
         coldest.sort_unstable();
         coldest.truncate(limit / 2);
-        // All buckets are added before the first row is removed, so that none of them gets the number of a removed row.
+        // Adds all buckets before it removes the first row, so that none of them gets the number of a removed row.
         let moved: HashMap<u32, u32> = coldest
             .iter()
             .map(|(_, _, number)| {
@@ -87,8 +87,8 @@ impl Heap {
             live.row = moved.get(&live.row).copied().unwrap_or(live.row);
         }
         self.overflow.merged += moved.len() as u64;
-        // Most of what remains cannot be merged (many processes with few stacks each). Sorting again for every new row
-        // would not help.
+        // Most of the remaining rows cannot be merged (many processes with few stacks each). Sorting again for every
+        // new row would not help.
         if self.rows.len() > limit / 4 * 3 {
             self.overflow.limit = limit.saturating_mul(2);
         }
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(heap.snapshot(0, false).map(|it| it.row.alloc.samples).sum::<u64>(), 100);
     }
 
-    /// Number of rows, and of overflow buckets among them.
+    /// Number of rows, and how many of them are overflow buckets.
     fn counts(heap: &Heap) -> (usize, usize) {
         let bucket = heap.overflow.stack.as_ref();
         (heap.rows.len(), heap.rows.iter().filter(|(_, row)| Some(&row.key.stack) == bucket).count())
@@ -166,7 +166,7 @@ mod tests {
         for (id, stack) in (1..).zip(&stacks) {
             heap.allocate(sample(id, 1, 10, stack));
         }
-        // 4 of 8 were merged for the ninth.
+        // 4 of 8 were merged to add the ninth.
         assert_eq!((counts(&heap), heap.merged_rows()), ((6, 1), 4));
         let kept = |stack: &Arc<RawStack>| heap.rows.iter().any(|(_, row)| Arc::ptr_eq(&row.key.stack, stack));
         let kept: Vec<bool> = stacks.iter().map(kept).collect();
@@ -184,7 +184,7 @@ mod tests {
         }
         let (rows, buckets) = counts(&heap);
         assert!(rows <= 40 && buckets == 4, "{rows} rows, {buckets} buckets");
-        // Every stack had one sample: the rest of the samples is in the buckets.
+        // Every stack had one sample. Those that are not rows are in the buckets.
         assert_eq!(heap.merged_rows() as usize, 400 - (rows - buckets));
         assert!(heap.rows.iter().all(|(number, row)| heap.index[&row.key] as usize == number));
         assert_eq!(heap.index.len(), rows);

@@ -1,9 +1,10 @@
-//! Reconciliation of the heap with the kernel's live map at a cut, which finds out what lost records were about.
+//! Reconciliation of the heap with the kernel's live map at a cut. It finds the blocks whose records were lost.
 //!
-//! The map is scanned right after the moment T of the cut, and every record up to T is processed. The BPF side removes a block
-//! from the map before it reads the time of the free, and adds a block after it has read the time of the allocation. So a
-//! block that is in the map with a time before T is live at T; if it is unknown here, the record of its allocation was lost. A
-//! block that is known here and not in the map was freed by T; if no record told of the free, that record was lost.
+//! The map is scanned right after the moment T of the cut, and every record up to T is processed. The BPF side removes
+//! a block from the map before it reads the time of the free, and adds a block after it has read the time of the
+//! allocation. So a block that is in the map with a time before T is live at T: if it is unknown here, the record of
+//! its allocation was lost. A block that is known here and missing from the map was freed by T: if no record reported
+//! the free, that record was lost.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,14 +24,14 @@ pub struct LostBlocks {
 }
 
 impl LostBlocks {
-    /// Adds others.
+    /// Adds the blocks of `other`.
     pub fn add(&mut self, other: Self) {
         self.samples = self.samples.saturating_add(other.samples);
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
 }
 
-/// Number of lost records that a reconciliation found.
+/// Numbers of lost records that a reconciliation found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LostRecords {
     /// Records of frees.
@@ -39,23 +40,23 @@ pub struct LostRecords {
     pub allocations: u64,
 }
 
-/// What is known about the time after a cut, in which the live map is scanned.
+/// What is known about the time after a cut, when the live map is scanned.
 #[derive(Debug, Default)]
 pub struct AfterCut {
-    /// Frees after the cut, as far as they have been read.
+    /// Frees after the cut that have been read so far.
     pub freed: Vec<FreeRecord>,
-    /// Samples allocated after the cut, as far as they have been read.
+    /// Samples allocated after the cut that have been read so far.
     pub allocated: HashSet<u64>,
-    /// Samples that were live while the map did not have them: a realloc in flight takes its block out of the map.
+    /// Samples that were live although the map did not have them: a realloc in flight takes its block out of the map.
     pub outside_map: HashSet<u64>,
     /// Address ranges that were unmapped after the cut (start and end), by address space.
     pub unmapped: HashMap<ProcessKey, Vec<(u64, u64)>>,
-    /// Processes that ended after the cut, or replaced their program.
+    /// Processes that ended or executed a new program after the cut.
     pub ended: HashSet<ProcessKey>,
 }
 
 impl AfterCut {
-    /// What the records after the cut say.
+    /// Collects what the records after the cut say.
     pub fn of<'a>(records: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut after = Self::default();
         for record in records {
@@ -73,13 +74,13 @@ impl AfterCut {
     }
 }
 
-/// Stands for the number of a scan: the block was added during a scan or after it.
+/// Replaces the scan number of a block that was added during a scan.
 pub(super) const DURING_SCAN: u8 = u8::MAX;
 
 /// State of the reconciliation.
 #[derive(Default)]
 pub(super) struct Reconciliation {
-    /// Number of the last scan: 1 to 254, and then from 1 again.
+    /// Number of the last scan, from 1 to 254 and then from 1 again.
     scan: u8,
     is_open: bool,
     /// Allocations found in the live map after their records were lost, by process.
@@ -87,12 +88,12 @@ pub(super) struct Reconciliation {
 }
 
 impl Reconciliation {
-    /// Scan number of a block that is added now.
+    /// The mark of a block that is added now, in place of a scan number.
     pub(super) const fn mark_of_new_block(&self) -> u8 {
         if self.is_open { DURING_SCAN } else { 0 }
     }
 
-    /// Drops what is kept for each of these processes.
+    /// Drops the state of these processes.
     pub(super) fn forget_processes(&mut self, ended: &HashSet<ProcessKey>) {
         self.recovered.retain(|process, _| !ended.contains(process));
     }
@@ -106,7 +107,8 @@ impl Heap {
         state.is_open = true;
     }
 
-    /// Notes that the scan found a block. Returns whether the block is known; if not, its record may not have been read yet.
+    /// Records that the scan found a block. Returns whether the block is known. If not, its record may not have been
+    /// read yet.
     pub fn observe(&mut self, space: &ProcessKey, id: u64) -> bool {
         let live = self.spaces.get_mut(space).and_then(|samples| samples.get_mut(&id));
         live.map(|live| live.seen_in_scan = self.reconciliation.scan).is_some()
@@ -119,10 +121,10 @@ impl Heap {
 
     /// Adds and removes the blocks whose records were lost. Called after every record up to the cut has been processed.
     ///
-    /// `unknown`: blocks from before the cut that the map had and that were unknown when they were observed. `sample_at`: the
-    /// sample that the map has at an address now. Also returns, by address space, blocks that may have been live at the cut
-    /// although they are not in the figures: they were freed before the map was scanned, and only the record of the free is
-    /// left of them.
+    /// `unknown`: blocks from before the cut that were in the map and unknown when they were observed. `sample_at`:
+    /// returns the sample that the map has at an address now. Also returns, by address space, blocks that may have been
+    /// live at the cut although the figures lack them: they were freed before the map was scanned, and only the record
+    /// of the free remains.
     pub fn reconcile(
         &mut self,
         unknown: Vec<Sample>,
@@ -138,16 +140,16 @@ impl Heap {
                 blocks.add(LostBlocks { samples: 1, bytes: free.size_bytes });
             }
         }
-        // A block that was added during the scan may have entered the map behind it.
+        // A block that was added during the scan may have entered the map after the scan passed its place.
         let lost = self.finish_reconciliation(unknown, |space, address, sample, during_scan| {
             outside_map.contains(&sample) || during_scan && sample_at(space, address) == Some(sample)
         });
         (lost, unseen)
     }
 
-    /// Adds the `unknown` blocks that are still unknown, and removes the known blocks that the scan did not find, unless
-    /// `is_live` says that they are live. It is asked with the address space, the address, the sample, and whether the block
-    /// was added during the scan or after it.
+    /// Adds the `unknown` blocks that are still unknown. Removes the known blocks that the scan did not find, unless
+    /// `is_live` says that they are live. Its arguments are the address space, the address, the sample, and whether the
+    /// block was added during the scan.
     fn finish_reconciliation(
         &mut self,
         unknown: Vec<Sample>,
@@ -161,7 +163,7 @@ impl Heap {
         let (scan, mut freed) = (self.reconciliation.scan, Vec::new());
         for (space, samples) in &mut self.spaces {
             samples.retain(|id, live| {
-                // The kernel's live map has no mappings.
+                // The kernel's live map does not contain mappings.
                 let keeps = live.mapped
                     || live.seen_in_scan == scan
                     || is_live(space, live.address, *id, live.seen_in_scan == DURING_SCAN);
@@ -190,7 +192,7 @@ impl Heap {
         self.spaces.get(space).is_some_and(|samples| samples.contains_key(&id))
     }
 
-    /// Allocations of a process that were found in the live map after their records had been lost.
+    /// Allocations of a process that were found in the live map after their records were lost.
     pub fn recovered(&self, process: &ProcessKey) -> LostBlocks {
         self.reconciliation.recovered.get(process).copied().unwrap_or_default()
     }
@@ -223,7 +225,7 @@ mod tests {
         for id in 5..=6 {
             heap.allocate(sample(id, 1, 8, &one));
         }
-        // 3 is being reallocated, 6 entered the map behind the scan.
+        // 3 is being reallocated; 6 entered the map after the scan passed its place.
         let mut asked = Vec::new();
         let lost = heap.finish_reconciliation(vec![], |space, address, id, during| {
             asked.push((*space, address, id, during));
@@ -233,7 +235,7 @@ mod tests {
         asked.sort_unstable();
         let of = |id: u64, during| (process(1), id * 4096, id, during);
         assert_eq!(asked, [of(1, false), of(3, false), of(5, true), of(6, true)]);
-        // For the next scan, all of them are blocks from before it.
+        // To the next scan, all of them are older blocks.
         heap.begin_reconciliation();
         heap.observe(&process(1), 6);
         assert_eq!(heap.finish_reconciliation(vec![], not_live).frees, 3);
@@ -247,7 +249,7 @@ mod tests {
         heap.begin_reconciliation();
         let unknown: Vec<Sample> = (2..=3).map(|id| sample(id, 1, 100, &one)).collect();
         assert!(unknown.iter().all(|sample| !heap.observe(&sample.space, sample.id)) && heap.observe(&process(1), 1));
-        // The record of 2 was read later.
+        // The record of 2 is read late.
         heap.allocate(sample(2, 1, 100, &one));
         assert_eq!(heap.finish_reconciliation(unknown, not_live), LostRecords { frees: 0, allocations: 1 });
         assert_eq!(live_ids(&heap), [1, 2, 3]);

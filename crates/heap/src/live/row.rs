@@ -1,4 +1,4 @@
-//! Rows: the sums of one stack, thread name, allocator function, process and sampling interval.
+//! Rows: sums for one combination of stack, thread name, allocator function, process and sampling interval.
 
 use heapbpf_statistics::sums::SampleSums;
 
@@ -11,7 +11,7 @@ use crate::sample::SampleKey;
 pub struct HeapRow {
     /// Identity of the row.
     pub key: SampleKey,
-    /// CLOCK_MONOTONIC of its first sample.
+    /// Time of its first sample (CLOCK_MONOTONIC).
     pub first_ns: u64,
     /// All samples.
     pub alloc: SampleSums,
@@ -27,12 +27,12 @@ pub struct HeapRow {
     pub(super) at_exit: SampleSums,
     /// Sums at the peak.
     pub(super) peak: SampleSums,
-    /// How it grew since some moments, besides its live blocks.
+    /// Its growth since each mark, apart from its live blocks.
     pub(super) curve: Curve,
 }
 
 impl HeapRow {
-    /// A row without samples.
+    /// Creates a row without samples.
     pub(super) fn new(key: SampleKey, first_ns: u64) -> Self {
         Self {
             key,
@@ -48,7 +48,7 @@ impl HeapRow {
         }
     }
 
-    /// Adds everything that another row of the same process and interval has.
+    /// Adds another row of the same process and interval.
     pub(super) fn add(&mut self, other: &Self) {
         self.first_ns = self.first_ns.min(other.first_ns);
         self.alloc.add(&other.alloc);

@@ -94,7 +94,7 @@ fn ages_are_those_of_live_blocks_at_the_moment_and_of_freed_ones_at_their_free()
     assert!(matches!(observations[..], [a, b] if is(a, 7.5e-9, true) && is(b, 3000e-9, false)), "{observations:?}");
     assert_eq!((ages.freed(), ages.temporary()), (1.0, 1.0));
     assert!(heap.snapshot(5000, false).all(|it| it.ages.is_none()));
-    // What is in use when its process ends was not freed: it stays, with the age that it reached.
+    // A block in use when its process ends was not freed. It stays, with the age that it reached.
     heap.end(process(1), 6000, |_| true);
     let ended: Vec<_> = heap.snapshot(9000, true).filter_map(|it| it.ages).collect();
     let observations: Vec<_> = ended[0].observations().collect();

@@ -1,5 +1,5 @@
-//! Address spaces whose frees are not tracked: their blocks are dropped from the figures in use, and later allocations
-//! count as allocated only, until frees are tracked again. From that moment on the heap of such a space begins anew.
+//! Address spaces whose frees are not tracked. Their blocks are dropped from the figures in use, and later allocations
+//! only count as allocated until frees are tracked again. From that moment on, the heap of such a space starts over.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,7 @@ use super::{Heap, LiveSample};
 use crate::ages::Ages;
 use crate::sample::Sample;
 
-/// A block that is not tracked, though the kernel's live map may have it.
+/// A block that is not tracked, although the kernel's live map may contain it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UntrackedBlock {
     /// Its address space.
@@ -22,19 +22,19 @@ pub struct UntrackedBlock {
     pub sample: u64,
 }
 
-/// Where frees are not tracked.
+/// The address spaces whose frees are or were not tracked.
 #[derive(Default)]
 pub(super) struct Untracked {
-    /// Address spaces whose frees are not tracked, and processes that allocated there.
+    /// Address spaces whose frees are not tracked, and processes that allocated in them.
     processes: HashSet<ProcessKey>,
-    /// Since when frees of an address space are tracked again (CLOCK_MONOTONIC). Earlier blocks are not in use.
+    /// When tracking of frees resumed, by address space (CLOCK_MONOTONIC). Earlier blocks do not count as in use.
     since: HashMap<ProcessKey, u64>,
-    /// Blocks sampled there since the last call of [`Heap::take_untracked_blocks`].
+    /// Blocks sampled in them since the last call of [`Heap::take_untracked_blocks`].
     blocks: Vec<UntrackedBlock>,
 }
 
 impl Untracked {
-    /// Whether the free of a block may not be seen. If so, the block is noted, and the process that allocated it.
+    /// Whether the free of a block may be missed. If so, records the block, and the process that allocated it.
     pub(super) fn note_block(&mut self, sample: &Sample) -> bool {
         let is_untracked = self.processes.contains(&sample.space);
         if is_untracked {
@@ -48,14 +48,14 @@ impl Untracked {
         ignored
     }
 
-    /// Whether frees of an address space were not tracked at some time after this one (CLOCK_MONOTONIC).
+    /// Whether tracking of frees in an address space resumed after this time (CLOCK_MONOTONIC).
     fn is_older(&self, space: &ProcessKey, time_ns: u64) -> bool {
         self.since.get(space).is_some_and(|since| time_ns < *since)
     }
 }
 
 impl Heap {
-    /// Stops tracking frees in an address space: its blocks are dropped, and later ones count as allocated only. Returns the
+    /// Stops tracking frees in an address space: drops its blocks, and counts later ones as allocated only. Returns the
     /// dropped blocks.
     pub fn stop_tracking(&mut self, space: ProcessKey) -> Vec<UntrackedBlock> {
         self.note_peak();
@@ -65,7 +65,8 @@ impl Heap {
             // A vfork child allocates in its parent's address space.
             self.untracked.processes.insert(self.rows[live.row as usize].key.process);
         }
-        // From now on the peak is that of the tracked processes. Its moment stays: sums of other moments are not kept.
+        // From now on the peak is that of the tracked processes. It stays at the same moment: sums of other moments are
+        // not kept.
         self.peak_bytes = 0.0;
         for (_, row) in &mut self.rows {
             if self.untracked.processes.contains(&row.key.process) {
@@ -76,8 +77,9 @@ impl Heap {
         dropped.into_iter().map(|(id, live)| untracked(space, id, &live)).collect()
     }
 
-    /// Tracks frees in an address space again: every free since `since_ns` (CLOCK_MONOTONIC) is seen. Its heap begins anew
-    /// at that moment, and so do the lifetimes of its blocks. Returns the blocks that are dropped because they are older.
+    /// Resumes tracking frees in an address space: every free since `since_ns` (CLOCK_MONOTONIC) is seen. Its heap
+    /// starts over at that moment, and so do the lifetimes of its blocks. Returns the dropped blocks: older ones, and
+    /// all mappings.
     pub fn track_again(&mut self, space: ProcessKey, since_ns: u64) -> Vec<UntrackedBlock> {
         self.note_peak();
         self.untracked.processes.remove(&space);
@@ -88,7 +90,7 @@ impl Heap {
             row.peak = SampleSums::default();
         }
         self.peak_bytes = self.rows.iter().map(|(_, row)| row.peak.bytes).sum();
-        // What came in before the moment was known may be of either side of it.
+        // Blocks that arrived before the moment was known may be from either side of it.
         let (newer, older): (Vec<_>, Vec<_>) =
             self.drop_blocks(space).into_iter().partition(|(_, live)| live.time_ns >= since_ns && !live.mapped);
         for (id, live) in newer {
@@ -97,7 +99,7 @@ impl Heap {
         older.into_iter().map(|(id, live)| untracked(space, id, &live)).collect()
     }
 
-    /// Takes the live blocks of an address space out of the figures, and returns them.
+    /// Removes the live blocks of an address space from the figures, and returns them.
     fn drop_blocks(&mut self, space: ProcessKey) -> Vec<(u64, LiveSample)> {
         self.mappings.remove(&space);
         let samples = self.spaces.remove(&space).unwrap_or_default();
@@ -107,32 +109,32 @@ impl Heap {
         samples.into_iter().collect()
     }
 
-    /// Since when frees of a process are tracked again (CLOCK_MONOTONIC); `None` if they always were.
+    /// When tracking of a process's frees resumed (CLOCK_MONOTONIC); `None` if it never stopped, or has not resumed.
     pub fn tracked_since(&self, process: &ProcessKey) -> Option<u64> {
         self.untracked.since.get(process).copied()
     }
 
-    /// Whether figures in use of any process are of later blocks only.
+    /// Whether the figures in use of any process only cover blocks since tracking resumed.
     pub fn tracks_some_again(&self) -> bool {
         !self.untracked.since.is_empty()
     }
 
-    /// Whether a block of an address space that was allocated at this time (CLOCK_MONOTONIC) is not tracked.
+    /// Whether a block allocated in this address space at this time (CLOCK_MONOTONIC) is not tracked.
     pub fn ignores(&self, space: &ProcessKey, time_ns: u64) -> bool {
         self.is_untracked(space) || self.untracked.is_older(space, time_ns)
     }
 
-    /// Whether the memory in use by a process is unknown because its frees are not tracked.
+    /// Whether the process's memory in use is unknown because its frees are not tracked.
     pub fn is_untracked(&self, process: &ProcessKey) -> bool {
         self.untracked.processes.contains(process)
     }
 
-    /// The blocks sampled in untracked address spaces since the last call.
+    /// Returns the blocks sampled in untracked address spaces since the last call.
     pub fn take_untracked_blocks(&mut self) -> Vec<UntrackedBlock> {
         std::mem::take(&mut self.untracked.blocks)
     }
 
-    /// Drops what is kept for each of these processes, which have ended.
+    /// Drops the state of these processes, which have ended.
     pub fn forget_processes(&mut self, ended: &HashSet<ProcessKey>) {
         self.untracked.processes.retain(|process| !ended.contains(process));
         self.untracked.since.retain(|process, _| !ended.contains(process));
@@ -150,13 +152,13 @@ mod tests {
     use super::*;
     use crate::sample::Sample;
 
-    /// The block of a sample, as [`sample`] makes it.
+    /// The block of a sample that [`sample`] made.
     fn block(tgid: u32, id: u64) -> UntrackedBlock {
         UntrackedBlock { space: process(tgid), address: id * 4096, sample: id }
     }
 
-    /// What was allocated before the moment does not count, whether it was taken in before it, after it, or while frees
-    /// were not tracked; what came after it does.
+    /// Blocks allocated before the moment do not count, whether they arrived before it, after it, or while frees were
+    /// not tracked. Blocks allocated after it count.
     #[test]
     fn tracked_again_the_heap_begins_anew() {
         let (mut heap, one) = (Heap::default(), stack());
@@ -170,20 +172,20 @@ mod tests {
         assert_eq!(heap.track_again(process(1), 50), []);
         assert!(!heap.is_untracked(&process(1)) && heap.tracks_some_again());
         assert_eq!((heap.tracked_since(&process(1)), heap.tracked_since(&process(2))), (Some(50), None));
-        // Its record comes late.
+        // Its record arrives late.
         heap.allocate(at(4, 49));
         assert_eq!(heap.take_untracked_blocks(), [block(1, 4)]);
         heap.allocate(at(5, 50));
         heap.allocate(at(6, 60));
         heap.free(process(1), 6, 70, false);
-        // The free of a block from before the moment.
+        // The free of a block from before that moment.
         heap.free(process(1), 1, 70, false);
         assert!(heap.take_untracked_blocks().is_empty());
         let rows: Vec<_> = heap
             .snapshot(0, false)
             .map(|it| (it.row.alloc.samples, it.inuse.samples, it.peak.samples, it.row.ages.freed()))
             .collect();
-        // Of lifetimes, that of block 6.
+        // Only the lifetime of block 6 is recorded.
         assert_eq!(rows, [(6, 1, 2, 1.0)]);
         assert_eq!((heap.estimated().inuse_bytes, heap.estimated().live_samples), (100.0, 1));
         assert!(heap.ignores(&process(1), 49) && !heap.ignores(&process(1), 50) && !heap.ignores(&process(2), 0));

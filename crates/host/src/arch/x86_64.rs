@@ -5,12 +5,12 @@ use heapbpf_unwind::AddressBits;
 /// Where the kernel's `task_struct` has the thread pointer.
 pub const THREAD_POINTER: &str = "thread.fsbase";
 
-/// The bits of saved return addresses that are the address: all.
+/// Which bits of a saved return address are the address: all.
 pub const fn address_bits() -> AddressBits {
     AddressBits::ALL
 }
 
-/// Each way in which the kernel executes a probed instruction, with a function that begins with such an instruction.
+/// One function for each way in which the kernel executes a probed instruction. It begins with such an instruction.
 pub const MICROBENCHMARKS: [(&str, extern "C" fn()); 3] =
     [("emulated", emulated), ("stepped", stepped), ("optimized", optimized)];
 
@@ -26,11 +26,11 @@ extern "C" fn stepped() {
 
 #[unsafe(naked)]
 extern "C" fn optimized() {
-    // nopl 0x0(%rax,%rax,1): the five-byte nop that the kernel replaces by a call.
+    // nopl 0x0(%rax,%rax,1): the five-byte nop that the kernel replaces with a call.
     core::arch::naked_asm!(".byte 0x0f, 0x1f, 0x44, 0x00, 0x00", "nop", "ret")
 }
 
-/// A no-op of each length that a kernel may turn into a call when it is probed, at the start of a function.
+/// Functions that begin with a no-op that a kernel may turn into a call when it is probed: one for each length.
 pub const NO_OPS: [(usize, extern "C" fn()); 6] = [(5, nop5), (6, nop6), (7, nop7), (8, nop8), (9, nop9), (10, nop10)];
 
 macro_rules! no_op {
@@ -38,7 +38,7 @@ macro_rules! no_op {
         $(
             #[unsafe(naked)]
             extern "C" fn $name() {
-                // Aligned, because what crosses a page is not optimized.
+                // Aligned, because the kernel does not optimize an instruction that crosses a page.
                 core::arch::naked_asm!(".balign 16", concat!(".byte ", $bytes), "ret")
             }
         )*

@@ -1,7 +1,7 @@
-//! Which system calls a recording gives up, and which are enough to answer clients.
+//! The system calls that a recording drops, and those that its helpers and its client threads keep.
 
-/// What no recording does once its probes are in place: start programs, change what is mounted, load modules, trade
-/// namespaces or roots, set clocks, use keys, or write into the memory of other processes by call.
+/// What no recording does once its probes are in place: start programs, change mounts, load modules, change namespaces
+/// or roots, set clocks, use keys, or write into the memory of other processes by system call.
 const REFUSED: &[i64] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -51,28 +51,28 @@ const REFUSED: &[i64] = &[
     libc::SYS_vhangup,
 ];
 
-/// The same on this machine alone.
+/// The same, for calls that only this architecture has.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[i64] = &[libc::SYS_ioperm, libc::SYS_iopl, libc::SYS_mknod, libc::SYS_modify_ldt];
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_HERE: &[i64] = &[];
 
-/// What of it stopping a process takes.
+/// The refused calls that are needed to stop a process.
 pub(super) const STOPPING: &[i64] = &[libc::SYS_pidfd_getfd, libc::SYS_process_vm_writev, libc::SYS_ptrace];
 
-/// The calls that the daemon gives up.
+/// The calls that the daemon drops.
 pub(super) fn refused() -> Vec<i64> {
     [REFUSED, REFUSED_HERE].concat()
 }
 
-/// The calls by which probes of this process itself return (uretprobe, uprobe): heapbpf may be a target of `--all`. Some
-/// kernels pass them through the filter.
+/// The calls through which probes of this process itself return (uretprobe, uprobe), because heapbpf may be a target of
+/// `--all`. Some kernels pass them through the filter.
 #[cfg(target_arch = "x86_64")]
 const SYS_URETPROBE: i64 = 335;
 #[cfg(target_arch = "x86_64")]
 const SYS_UPROBE: i64 = 336;
 
-/// What the guardian does: links, and messages.
+/// What the guardian needs: links and messages.
 pub(super) const GUARDING: &[i64] = &[
     libc::SYS_bpf,
     libc::SYS_brk,
@@ -96,7 +96,7 @@ pub(super) const GUARDING: &[i64] = &[
     SYS_URETPROBE,
 ];
 
-/// What demangling takes: its two pipes, memory, and the timer that ends it.
+/// What demangling needs: its two pipes, memory, and the timer that ends it.
 pub(super) const DEMANGLING: &[i64] = &[
     libc::SYS_brk,
     libc::SYS_exit_group,
@@ -124,7 +124,7 @@ pub(super) const DEMANGLING: &[i64] = &[
     libc::SYS_write,
 ];
 
-/// What answering clients over connections takes: sockets that are open already, memory, threads, time.
+/// What answering clients over connections needs: sockets that are already open, memory, threads, time.
 pub(super) const ANSWERING: &[i64] = &[
     libc::SYS_accept4,
     libc::SYS_brk,

@@ -25,12 +25,13 @@ fn a_process_without_faults_of_children_has_had_none() {
 
 #[test]
 fn descendants_are_the_tree_without_what_the_recording_brought() {
-    // 10 has the children 11 and 12; 11 has 13; 12 is the shell that started heapbpf, 20, and has a child 14.
+    // 10 has the children 11 and 12. 11 has the child 13. 12 is the shell that started heapbpf (20), and has a child
+    // 14.
     let parents = HashMap::from([(1, 0), (10, 1), (11, 10), (12, 10), (13, 11), (14, 12), (20, 12), (21, 20), (30, 1)]);
     assert_eq!(descendants_among(&parents, &[10], 20), [11, 13, 14]);
     assert_eq!(descendants_among(&parents, &[11, 30], 20), [13]);
     assert_eq!(descendants_among(&parents, &[13], 20), [0; 0]);
-    // Read while ids were reused: nobody is anybody's ancestor.
+    // Read while PIDs were reused: neither process is the other's ancestor.
     let circle = HashMap::from([(2, 3), (3, 2), (5, 9)]);
     assert_eq!(descendants_among(&circle, &[9], 20), [5]);
 }
@@ -95,7 +96,7 @@ fn processes_that_cannot_be_targets() {
 fn selection_by_name_and_by_group() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("starts");
     let pid = child.id();
-    // Between fork and exec it has the name of this test program.
+    // Between fork and exec it still has the name of this test program.
     while Stat::read(pid).expect("runs").comm != "sleep" {
         std::thread::yield_now();
     }

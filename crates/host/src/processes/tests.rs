@@ -3,7 +3,7 @@
 use super::*;
 use crate::record::Device;
 
-/// Above any pid that Linux hands out, so that no real process is opened.
+/// Higher than any PID that Linux assigns, so that no real process is opened.
 const P: u32 = 5_000_000;
 const Q: u32 = P + 1;
 
@@ -157,7 +157,7 @@ fn changes_report_what_to_attach_to() {
     assert!(world.changes().is_empty());
 }
 
-/// The completion of an exec is reported after the events that began the next incarnation.
+/// The completion of an exec is reported after the events that began the next generation.
 #[test]
 fn an_exec_replaces_the_incarnation_before_it() {
     let mut world = World::default();
@@ -170,7 +170,7 @@ fn an_exec_replaces_the_incarnation_before_it() {
     };
     assert_eq!(replaced(22), Some((10, "")));
     assert_eq!(replaced(32), Some((20, "one")));
-    // The event of that exec was lost: there is only one incarnation.
+    // The event of that exec was lost, so there is only one generation.
     world.fork(50, Q, 1);
     assert_eq!(world.processes.replaced_at(Q, 60).map(|incarnation| incarnation.since_ns), Some(50));
     assert!(world.processes.replaced_at(Q + 1, 60).is_none());
@@ -191,7 +191,7 @@ fn a_process_runs_until_its_last_thread_exits() {
 #[test]
 fn older_events_do_not_undo_what_was_read_from_proc() {
     let mut world = World::default();
-    // /proc was read after all events below: its mappings are the latest.
+    // /proc was read after all events below, so its mappings are the latest.
     world.found(P, &[map(0, P, 0x1000, 3)], 100);
     let id = world.processes.current(P).expect("found").id;
     world.fork(10, P, 1);
@@ -203,7 +203,7 @@ fn older_events_do_not_undo_what_was_read_from_proc() {
     assert_eq!(world.inode_at(P, 0x1000, 101), Some(3));
     world.map(102, P, 0x1000, 4);
     assert_eq!((world.inode_at(P, 0x1000, 101), world.inode_at(P, 0x1000, 102)), (Some(3), Some(4)));
-    // Read again after lost events: the same process with other mappings.
+    // Read again after lost events: the same process with different mappings.
     world.changes();
     world.found(P, &[map(0, P, 0x9000, 5)], 200);
     assert_eq!(world.processes.current(P).map(|incarnation| incarnation.id), Some(id));

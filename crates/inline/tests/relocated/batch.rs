@@ -15,11 +15,11 @@ use crate::{BLOB, Original, REFERRED_BYTES, TEXT, TEXT_SPAN};
 pub struct Relocated {
     /// Where its displaced instructions are.
     pub at: u64,
-    /// These, and those that are copied.
+    /// The displaced instructions, and the copied ones.
     pub instructions: Vec<Instruction>,
-    /// Where the instructions are.
+    /// Where these instructions are in the blob.
     places: Vec<u64>,
-    /// How many are copied and stay where they are.
+    /// How many of them are copied: their originals stay in place.
     pub copied: usize,
 }
 
@@ -34,7 +34,7 @@ impl Relocated {
 pub struct Batch {
     /// By the address of their first instruction.
     pub hooked: BTreeMap<u64, Relocated>,
-    /// The original places of instructions in the blob.
+    /// The original address of each instruction in the blob.
     pub places: HashMap<u64, u64>,
 }
 
@@ -76,13 +76,13 @@ impl Batch {
         Self { hooked, places }
     }
 
-    /// Whether one of the functions has an address.
+    /// Whether the address is within one of the functions' instructions.
     fn holds(&self, address: u64) -> bool {
         let before = self.hooked.range(..=address).next_back();
         before.and_then(|(_, function)| function.instructions.last()).is_some_and(|last| address < last.next_ip())
     }
 
-    /// The displaced instructions of a function, and of those that they lead to.
+    /// The displaced instructions of a function, and of the functions that they lead to.
     pub fn reached(&self, entry: u64) -> Vec<Instruction> {
         let (mut reached, mut ahead, mut known) = (Vec::new(), vec![entry], BTreeSet::from([entry]));
         while let Some(function) = ahead.pop().and_then(|entry| self.hooked.get(&entry)) {
@@ -95,7 +95,7 @@ impl Batch {
     }
 }
 
-/// Why a function's run would say nothing.
+/// Why running a function would show nothing; `None` if it shows something.
 pub fn left_out(batch: &Batch, instructions: &[Instruction]) -> Option<&'static str> {
     let varies = |instruction: &Instruction| {
         use Mnemonic::{Cpuid, Rdpid, Rdpmc, Rdrand, Rdseed, Rdtsc, Rdtscp, Xgetbv};
@@ -133,7 +133,7 @@ pub fn left_out(batch: &Batch, instructions: &[Instruction]) -> Option<&'static 
         use FlowControl::{IndirectBranch, IndirectCall, Return};
         [IndirectBranch, IndirectCall, Return].contains(&instruction.flow_control())
     };
-    // In the data, which may be anything.
+    // They may lead into the data, which may be anything.
     let runs_own = instructions.iter().any(has_own_address) && instructions.iter().any(leads_anywhere);
     if runs_own {
         Some("it may jump to an address that it makes")

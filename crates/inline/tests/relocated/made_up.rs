@@ -3,7 +3,7 @@
 /// Most bytes of a function.
 pub const BYTES: usize = 64;
 
-/// A function's first instructions. `code`: its address; `data`: where memory may be read and written.
+/// A function's first instructions. `code` is its address; memory in `data` may be read and written.
 pub fn function(code: u64, data: &std::ops::Range<u64>, others: &[u64]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let enough = if fastrand::bool() { fastrand::usize(5..14) } else { fastrand::usize(14..BYTES - 16) };
@@ -43,7 +43,7 @@ fn target(code: u64, others: &[u64]) -> u64 {
     match fastrand::u8(..4) {
         0 if !others.is_empty() => others[fastrand::usize(..others.len())],
         1 => code + fastrand::u64(16..BYTES as u64),
-        // Not among the others, whose first instructions are somewhere there.
+        // Not among the other functions, whose first instructions are somewhere there.
         2 => code + fastrand::u64(0x10_0000..0x20_0000),
         _ => code - fastrand::u64(0x10_0000..0x20_0000),
     }
@@ -109,7 +109,7 @@ fn instruction(at: u64, data: &std::ops::Range<u64>, code: u64, others: &[u64]) 
             7 => vec![0x9c],
             8 => vec![0x6a, byte],
             9 => vec![0xc3],
-            // lea with a 32-bit address: what is relative to eip reaches four gibibytes.
+            // lea with a 32-bit address: an operand relative to eip reaches four gibibytes.
             10 => relative(at, data, &[0x67, 0x48, 0x8d], register(), &[]),
             _ => vec![0x0f, 0x29, 0x44, 0x24, byte & 0x70],
         },

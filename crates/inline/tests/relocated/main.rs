@@ -1,8 +1,9 @@
-//! Displaced instructions, and those behind them that are copied as well, are executed where they were and where a plan puts them, from the
-//! same registers, flags and memory. All of it must be the same afterwards, and control must have gone to the same place.
+//! Runs displaced instructions, and the ones behind them that are copied as well, both where they were and where a plan
+//! puts them, from the same registers, flags and memory. Afterwards everything must be equal, and control must have
+//! gone to the same place.
 //!
-//! Nothing but these instructions is there: they lead to breakpoints. A child process, stopped before and after, runs
-//! them; a fault is as good an end as any, if it is the same one.
+//! There is no code except these instructions: they lead to breakpoints. A child process, stopped before and after,
+//! runs them. A fault is as good an end as any other, if it is the same one.
 
 #![cfg(target_arch = "x86_64")]
 
@@ -24,23 +25,23 @@ use sampler_ebpf::abi::Site;
 use batch::{Batch, Relocated, left_out};
 use traced::{Area, Child, State, Stop};
 
-/// Where the code is, and the data that it refers to: as far apart as in a library.
+/// Addresses of the code and of the data that it refers to: as far apart as in a library.
 const TEXT: u64 = 0x2000_0000_0000;
 const TEXT_SPAN: usize = 16 << 20;
-/// Where the blob is: far away, but within reach.
+/// Address of the blob: far away, but within reach.
 const BLOB: u64 = TEXT - (1 << 30);
 const STACK: u64 = 0x2100_0000_0000;
 const STACK_BYTES: usize = 16 << 10;
-/// What most registers point into.
+/// Memory that most registers point into.
 const SCRATCH: u64 = 0x2200_0000_0000;
 const SCRATCH_BYTES: usize = 16 << 10;
-/// Bytes that are looked at where an instruction refers to.
+/// Bytes that are compared where an instruction refers to.
 const REFERRED_BYTES: usize = 64;
 const BREAKPOINT: u8 = 0xcc;
-/// What must not be.
+/// Message if other memory was written.
 const WRITTEN: &str = "something was written where no instruction refers to";
 
-/// Libraries whose entries are run; each is left out where it is not installed.
+/// Libraries whose entries are run; those that are not installed are left out.
 const LIBRARIES: [&str; 5] = [
     "/usr/lib/x86_64-linux-gnu/libc.so.6",
     "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
@@ -48,29 +49,29 @@ const LIBRARIES: [&str; 5] = [
     "/usr/lib/x86_64-linux-gnu/libm.so.6",
     "/usr/bin/python3",
 ];
-/// Sets how many made-up functions there are.
+/// Environment variable for the number of made-up functions.
 const FUNCTIONS: &str = "HEAPBPF_TEST_PROLOGUES";
-/// Sets which ones.
+/// Environment variable for the seed that selects them.
 const SEED: &str = "HEAPBPF_TEST_SEED";
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().expect(name))
 }
 
-/// A function of a batch, whose displaced instructions are looked at.
+/// A function of a batch, whose displaced instructions are run.
 struct Original {
     address: u64,
     bytes: Vec<u8>,
 }
 
-/// What was counted.
+/// Counts for the report.
 #[derive(Debug, Default)]
 struct Seen {
     functions: u64,
-    /// Functions that were run with more than what is displaced, and instructions of these.
+    /// Functions that were run with more than the displaced instructions, and the number of such instructions.
     with_copies: [u64; 2],
     refused: BTreeMap<String, u64>,
-    /// Runs by how they ended.
+    /// Runs by kind of end.
     ends: BTreeMap<&'static str, u64>,
     /// Functions that were not run.
     left_out: BTreeMap<&'static str, u64>,
@@ -83,13 +84,13 @@ struct Machine {
     scratch: Area,
     child: Child,
     at_rest: State,
-    /// Random words, a piece of which memory begins with.
+    /// Random words; memory begins with a piece of them.
     words: Vec<u8>,
     /// Dropped last.
     _only: MutexGuard<'static, ()>,
 }
 
-/// Held by the only machine of this process: all of them are at the same addresses.
+/// Held by the only machine of this process, because all machines use the same addresses.
 static ONLY: Mutex<()> = Mutex::new(());
 
 impl Machine {
@@ -131,7 +132,7 @@ impl Machine {
         ] {
             *register = value();
         }
-        // Carry, parity, adjust, zero, sign, overflow; and what is always set.
+        // Carry, parity, adjust, zero, sign, overflow; and the bit that is always set.
         registers.eflags = 0x202 | fastrand::u64(..) & 0x8d5;
         registers.rsp = STACK + STACK_BYTES as u64 - 2048 - 8;
         registers.fs_base = SCRATCH + SCRATCH_BYTES as u64 / 2;
@@ -166,7 +167,7 @@ impl Machine {
 struct Memory {
     stack: Vec<u8>,
     scratch: Vec<u8>,
-    /// In the data of the text: bytes by their address.
+    /// Bytes in the text's data, by address.
     referred: Vec<(u64, Vec<u8>)>,
 }
 
@@ -220,7 +221,7 @@ fn plan(originals: &[Original]) -> Plan {
     Plan::new(&code, &settings, &inputs).expect("the first function can be hooked")
 }
 
-/// What must be equal at the end: registers, and where control went.
+/// Everything that must be equal at the end: registers, and where control went.
 fn told(state: &State, stop: Stop) -> ([u64; 18], Vec<u32>, Stop) {
     let r = &state.registers;
     let general = [
@@ -240,7 +241,7 @@ fn told(state: &State, stop: Stop) -> ([u64; 18], Vec<u32>, Stop) {
         r.r13,
         r.r14,
         r.r15,
-        // Without the flag that the processor sets when it resumes from a fault.
+        // Without the flag that the processor sets when it resumes after a fault.
         r.eflags & !0x1_0000,
         r.rip,
     ];
@@ -297,7 +298,7 @@ fn compare(machine: &mut Machine, batch: &Batch, function: &Relocated, seen: &mu
     assert!(memory == moved_memory, "{entry:#x} {listing:?}: other bytes in memory");
 }
 
-/// Relocates the functions, each run `times` times in both places.
+/// Relocates the functions, and runs each `times` times in both places.
 fn compare_batch(machine: &mut Machine, originals: &[Original], times: usize, seen: &mut Seen) {
     let plan = plan(originals);
     machine.blob.bytes().copy_from_slice(plan.text());

@@ -1,23 +1,23 @@
-//! A child process that is stopped all the time, and runs single pieces of code with given registers.
+//! A child process that is always stopped, except while it runs a piece of code with given registers.
 //!
-//! Its memory is shared with this process, at the same addresses, so that looking at it needs no system call.
+//! Its memory is shared with this process, at the same addresses, so that reading it needs no system call.
 
 use std::io::Error;
 use std::ptr;
 
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE, c_int, c_void, pid_t, user_fpregs_struct, user_regs_struct};
 
-/// Bytes of memory at an address of its own.
+/// Bytes of memory at a fixed address.
 pub struct Area {
     address: u64,
     bytes: usize,
 }
 
 impl Area {
-    /// Maps zeros at `address`, to be shared with child processes.
+    /// Maps zeros at `address`, which child processes will share.
     ///
     /// # Panics
-    /// If something is there.
+    /// If something is mapped there.
     pub fn map(address: u64, bytes: usize) -> Self {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
         // SAFETY: a new mapping, where nothing was: MAP_FIXED_NOREPLACE.
@@ -28,8 +28,8 @@ impl Area {
 
     /// Its bytes. The child, which writes to them too, must be stopped.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: mapped by `map`, never unmapped while this lives. The child does not run: `Child::run` returns when it has
-        // stopped, and borrows nothing.
+        // SAFETY: mapped by `map`, never unmapped while this lives. The child does not run: `Child::run` returns when
+        // it has stopped, and borrows nothing.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) }
     }
 
@@ -47,14 +47,14 @@ impl Drop for Area {
     }
 }
 
-/// The registers that a piece of code begins with, or has ended with.
+/// The registers with which a piece of code begins, or has ended.
 #[derive(Clone, Copy)]
 pub struct State {
     pub registers: user_regs_struct,
     pub vectors: user_fpregs_struct,
 }
 
-/// How a piece of code has ended.
+/// How a piece of code ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stop {
     pub signal: c_int,
@@ -62,16 +62,16 @@ pub struct Stop {
     pub address: u64,
 }
 
-/// The child. It ends with this.
+/// The child process. It is killed when this is dropped.
 pub struct Child(pid_t);
 
-/// Seconds of processor time after which a piece of code is taken for an endless loop.
+/// Seconds of CPU time after which a piece of code is assumed to loop forever.
 const SECONDS: u64 = 120;
 
 impl Child {
     /// Forks a child that may execute everything in `code`.
     pub fn fork(code: &[&Area]) -> Self {
-        // SAFETY: between fork and its end the child makes system calls alone, which hold no lock.
+        // SAFETY: between fork and its end the child only makes system calls, which hold no lock.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "{}", Error::last_os_error());
         if pid == 0 {
@@ -90,8 +90,8 @@ impl Child {
             }
         }
         let limit = libc::rlimit { rlim_cur: SECONDS, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: system calls that are given no memory but `limit`. Nothing of this process is used afterwards: its parent sets
-        // all registers before it goes on.
+        // SAFETY: system calls that get no memory except `limit`. Nothing of this process is used afterwards: its
+        // parent sets all registers before it goes on.
         unsafe {
             libc::setrlimit(libc::RLIMIT_CPU, &limit);
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -101,23 +101,23 @@ impl Child {
         }
     }
 
-    /// Waits until it stops. The signal.
+    /// Waits until the child stops, and returns the signal.
     fn wait(&self) -> c_int {
         let mut status = 0;
-        // SAFETY: writes to `status` alone.
+        // SAFETY: only writes to `status`.
         let waited = unsafe { libc::waitpid(self.0, &mut status, 0) };
         assert!(waited == self.0 && libc::WIFSTOPPED(status), "the child has ended: {waited} {status:#x}");
         libc::WSTOPSIG(status)
     }
 
     fn request(&self, request: libc::c_uint, data: *mut c_void) {
-        // SAFETY: of the requests used here, those that write do so to `data`, which their callers give as a structure of the
-        // request's type.
+        // SAFETY: of the requests used here, those that write do so to `data`, which their callers give as a structure
+        // of the request's type.
         let result = unsafe { libc::ptrace(request, self.0, ptr::null_mut::<c_void>(), data) };
         assert_eq!(result, 0, "{request}: {}", Error::last_os_error());
     }
 
-    /// Its registers.
+    /// The child's registers.
     pub fn state(&self) -> State {
         // SAFETY: plain numbers, for which zeros are valid.
         let mut state: State = unsafe { std::mem::zeroed() };
@@ -126,7 +126,7 @@ impl Child {
         state
     }
 
-    /// Runs from `state` until a signal: a breakpoint, or a fault.
+    /// Runs the child from `state` until a signal: a breakpoint, or a fault.
     pub fn run(&self, state: &State) -> (State, Stop) {
         let mut state = *state;
         self.request(libc::PTRACE_SETREGS, (&raw mut state.registers).cast());

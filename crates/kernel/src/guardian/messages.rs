@@ -1,6 +1,7 @@
-//! What the daemon asks of the guardian, as words of a message. A program and a file go with it; a link and its perf event come back.
+//! The daemon's requests to the guardian, as words of a message. A program and a file are sent along; a link and its
+//! perf event come back.
 
-/// Instructions that one request may name. More are linked without the guardian.
+/// Maximum number of instructions in one request. Links to more are made without the guardian.
 pub const MOST_POINTS: usize = 4096;
 /// Words of the longest message.
 pub const MOST_WORDS: usize = HEAD + 3 * MOST_POINTS;
@@ -10,31 +11,31 @@ const HEAD: usize = 6;
 /// What the daemon asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Make a link and hold it, too. The program and the file come with the message.
+    /// Make a link and hold it as well. The program and the file come with the message.
     Link(Wanted<'a>),
-    /// Let go of a link. The answer comes when it is closed.
+    /// Release a link. The answer comes when it is closed.
     LetGo {
         /// Number of the link.
         number: u64,
     },
-    /// End: the daemon ends as it should.
+    /// End. The daemon is exiting normally.
     End,
 }
 
 /// A link to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
-    /// Number by which it is let go.
+    /// Number with which it is released.
     pub number: u64,
     /// Kind of the link.
     pub how: How,
-    /// The process, or `None` for all that map the file.
+    /// The process, or `None` for all processes that map the file.
     pub pid: Option<u32>,
-    /// File offsets of the instructions: one for a perf event.
+    /// File offsets of the instructions. One for a perf event.
     pub offsets: &'a [u64],
-    /// A cookie for each.
+    /// One cookie per instruction.
     pub cookies: &'a [u64],
-    /// File offsets of their semaphores, 0 for none; empty if none has one.
+    /// File offsets of their semaphores, 0 for none. Empty if no instruction has one.
     pub semaphores: &'a [u64],
 }
 
@@ -52,7 +53,7 @@ pub enum How {
     Perf {
         /// Type of the kernel's uprobe PMU.
         pmu: u32,
-        /// Probe the return.
+        /// Whether to probe the return.
         on_return: bool,
     },
 }
@@ -83,7 +84,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The request that these words are.
+    /// Parses words as a request. `None` if they are not a valid request.
     pub fn parse(words: &'a [u64]) -> Option<Self> {
         let (head, points) = words.split_first_chunk::<HEAD>()?;
         let [kind, number, first, second, pid, count] = *head;

@@ -1,5 +1,5 @@
-//! The guardian itself: a process that makes the links that the daemon asks for, holds them, and lets go of them when the
-//! daemon has ended, however that was.
+//! The guardian itself: a process that makes and holds the links that the daemon asks for, and releases them when the
+//! daemon has exited, for whatever reason.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -14,33 +14,34 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::messages::{How, MOST_WORDS, Request, Wanted};
 use crate::sys;
 
-/// Argument that makes heapbpf run as the guardian. The pid of the daemon follows, then [`AS_ADMIN`] or nothing.
+/// Argument that makes heapbpf run as the guardian. The daemon's PID follows, then [`AS_ADMIN`] or nothing.
 pub const WORD: &str = "hold-probes";
-/// The kernel makes such links for CAP_SYS_ADMIN alone.
+/// The kernel requires CAP_SYS_ADMIN for such links.
 pub const AS_ADMIN: &str = "as-admin";
-/// Links for which there is room from the start, so that the guardian allocates nothing while it is probed itself.
+/// Capacity for links from the start, so that the guardian does not allocate while it is probed itself.
 const ROOM: usize = 4096;
-/// How long a killed daemon may take to end. It takes milliseconds, unless a disk or a debugger holds a thread of it.
+/// How long a killed daemon may take to exit. It takes milliseconds, unless a disk or a debugger holds one of its
+/// threads.
 const END_OF_DAEMON: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// What the guardian was told when it was started.
+/// What the guardian's arguments say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
     daemon: i32,
     as_admin: bool,
 }
 
-/// The task, if that is what the arguments ask for.
+/// Returns the task if the arguments ask for one.
 pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<Task> {
     let mut arguments = arguments.skip(1);
     let daemon = arguments.next().filter(|word| word == WORD).and(arguments.next())?.to_str()?.parse().ok()?;
     Some(Task { daemon, as_admin: arguments.next().is_some_and(|word| word == AS_ADMIN) })
 }
 
-/// Runs as the guardian, with the connection to the daemon as standard input, until the daemon has ended.
+/// Runs as the guardian, with the connection to the daemon as standard input, until the daemon has exited.
 ///
 /// # Errors
-/// It cannot make itself independent of the daemon, or the daemon has ended already.
+/// It cannot make itself independent of the daemon, or the daemon has already exited.
 pub fn run(task: Task) -> io::Result<()> {
     let input = io::stdin();
     let socket = input.as_fd();
@@ -50,14 +51,14 @@ pub fn run(task: Task) -> io::Result<()> {
     restrict_guardian(task.as_admin);
     let has_ended_well = serve(socket, &mut words, &mut held);
     if !has_ended_well {
-        // The daemon has the links, too. If it let go of them last, a dying process would remove the probes.
+        // The daemon holds the links, too. If it released them last, a dying process would remove the probes.
         let _ = poll(&mut [PollFd::new(&daemon, PollFlags::IN)], Some(&END_OF_DAEMON));
     }
     drop(held);
     Ok(())
 }
 
-/// Does what is asked until the daemon says that it ends (true), or the connection ends (false).
+/// Handles requests until the daemon says that it is exiting (true) or the connection ends (false).
 fn serve(socket: BorrowedFd<'_>, words: &mut [u64], held: &mut Held) -> bool {
     loop {
         let (request, descriptors) = match receive(socket, words) {
@@ -84,7 +85,7 @@ fn serve(socket: BorrowedFd<'_>, words: &mut [u64], held: &mut Held) -> bool {
             None => Err(io::Error::from_raw_os_error(libc::EINVAL)),
         };
         if answer(socket, outcome).is_err() {
-            // The daemon has given us up, and does without the link.
+            // The daemon no longer waits for us, and makes do without the link.
             if let Some(Request::Link(wanted)) = request {
                 held.let_go(wanted.number);
             }
@@ -93,7 +94,7 @@ fn serve(socket: BorrowedFd<'_>, words: &mut [u64], held: &mut Held) -> bool {
     }
 }
 
-/// Answers with 0 and descriptors, or with the error's number.
+/// Answers with 0 and descriptors, or with the error number.
 fn answer(socket: BorrowedFd<'_>, outcome: io::Result<[Option<BorrowedFd<'_>>; 2]>) -> io::Result<()> {
     match outcome {
         Ok([Some(link), Some(event)]) => send(socket, &[0], &[link, event]),
@@ -109,12 +110,12 @@ fn answer(socket: BorrowedFd<'_>, outcome: io::Result<[Option<BorrowedFd<'_>>; 2
 /// The links, in the order in which they were made.
 struct Held {
     links: Vec<(u64, OwnedFd, Option<OwnedFd>)>,
-    /// Where the path of a file is written.
+    /// Buffer for the path of a file.
     path: String,
 }
 
 impl Drop for Held {
-    /// In reverse order, as the daemon does.
+    /// Closes the links in reverse order, as the daemon does.
     fn drop(&mut self) {
         while self.links.pop().is_some() {}
     }
@@ -147,7 +148,7 @@ impl Held {
         Ok([Some(link.as_fd()), event.as_ref().map(AsFd::as_fd)])
     }
 
-    /// Closes a link. The kernel has removed its probes when this returns, unless the daemon still holds it.
+    /// Closes a link. When this returns, the kernel has removed its probes, unless the daemon still holds the link.
     fn let_go(&mut self, number: u64) {
         if let Some(at) = self.links.iter().rposition(|(held, ..)| *held == number) {
             drop(self.links.remove(at));

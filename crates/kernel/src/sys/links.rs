@@ -23,15 +23,15 @@ pub struct UprobeTarget<'a> {
     pub offsets: &'a [u64],
     /// A cookie for each offset.
     pub cookies: &'a [u64],
-    /// For each offset the file offset of its semaphore, 0 for none: a counter of those who listen. The kernel adds one to it
-    /// while the link exists. Empty if no instruction has one.
+    /// For each offset, the file offset of its semaphore, a counter of listeners, or 0 for none. The kernel adds one to
+    /// the counter while the link exists. Empty if no instruction has one.
     pub semaphores: &'a [u64],
     /// The process to attach to. `None`: every process that maps the file.
     pub pid: Option<u32>,
 }
 
 impl UprobeTarget<'_> {
-    /// Checks that each instruction has a cookie, and all or none have an entry for a semaphore.
+    /// Checks that each instruction has a cookie, and that all or none have an entry for a semaphore.
     ///
     /// # Errors
     /// `InvalidInput` if the numbers differ.
@@ -45,7 +45,7 @@ impl UprobeTarget<'_> {
 /// Links a program to several instructions of a file at once (`uprobe_multi`, kernel 6.6; sessions 6.13).
 ///
 /// # Errors
-/// `InvalidInput` if the numbers of cookies, semaphores and offsets differ, otherwise the kernel's reason.
+/// `InvalidInput` if the numbers of cookies, semaphores and offsets differ, otherwise the kernel's error.
 pub fn link_uprobe_multi(
     program: BorrowedFd<'_>,
     attach_type: u32,
@@ -67,12 +67,12 @@ pub fn link_uprobe_multi(
     multi.cnt = target.offsets.len() as u32;
     multi.flags = flags;
     multi.pid = target.pid.unwrap_or(0);
-    // SAFETY: the command reads a NUL-terminated path, and `cnt` offsets, cookies and semaphores: the slices have that many. It
-    // returns a new descriptor.
+    // SAFETY: the command reads a NUL-terminated path, and `cnt` offsets, cookies and semaphores: the slices have that
+    // many. It returns a new descriptor.
     unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
-/// The instruction that a perf event is for.
+/// The instruction that a perf event probes.
 pub struct PerfPlace<'a> {
     /// Path of the file.
     pub path: &'a CStr,
@@ -86,7 +86,7 @@ pub struct PerfPlace<'a> {
     pub semaphore: u64,
 }
 
-/// The type of the kernel's performance unit for uprobes.
+/// The type number of the kernel's performance monitoring unit for uprobes.
 ///
 /// # Errors
 /// The kernel has none.
@@ -166,7 +166,7 @@ pub fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
-/// Runs an iterator once. The result is what its program wrote.
+/// Runs an iterator once. Returns what its program wrote.
 pub fn read_iterator(link: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let mut attr = zeroed();
     attr.iter_create.link_fd = link.as_raw_fd() as u32;

@@ -52,11 +52,11 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     unsafe { call_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr) }
 }
 
-/// Puts a map into an array of maps. When this returns, no program that runs still uses the map that was there before:
-/// the kernel waits for them.
+/// Puts a map into an array of maps. When this returns, no running program still uses the previous map: the kernel
+/// waits for them.
 ///
 /// # Errors
-/// `InvalidInput` if `array` is not an array of maps, or the kernel's reason.
+/// `InvalidInput` if `array` is not an array of maps, or the kernel's error.
 pub fn set_inner_map(array: BorrowedFd<'_>, index: u32, map: BorrowedFd<'_>) -> io::Result<()> {
     let value = map.as_raw_fd() as u32;
     let expected = MapInfo {
@@ -73,8 +73,8 @@ pub fn set_inner_map(array: BorrowedFd<'_>, index: u32, map: BorrowedFd<'_>) -> 
     update.map_fd = array.as_raw_fd() as u32;
     update.key = &raw const index as u64;
     update.__bindgen_anon_1.value = &raw const value as u64;
-    // SAFETY: the command reads a key and a value of the map's sizes, which were just compared with those of `index` and
-    // `value`.
+    // SAFETY: the command reads a key and a value of the map's sizes, which were just compared with those of `index`
+    // and `value`.
     unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(|_| ())
 }
 
@@ -103,7 +103,7 @@ pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
     Ok(MapInfo { map_type: info.type_, key_bytes: info.key_size as usize, value_bytes: info.value_size as usize })
 }
 
-/// Sets the single value of a data-section map. Freezes the map if asked.
+/// Sets the single value of a data-section map. Freezes the map if `freeze` is set.
 ///
 /// # Errors
 /// `InvalidInput` if the map is not an array whose values have the data's size.

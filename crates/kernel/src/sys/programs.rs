@@ -1,4 +1,4 @@
-//! Programs and their type information.
+//! Loading of programs and their type information.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -100,8 +100,8 @@ pub fn load_program(spec: &ProgramSpec<'_>) -> Result<OwnedFd, (io::Error, Strin
     }
 }
 
-/// How many runs of a program the kernel skipped: a program does not run a second time on a processor on which it has been
-/// interrupted.
+/// How many runs of a program the kernel skipped. It skips a program on a CPU on which another run of the same program
+/// has been interrupted.
 pub fn runs_skipped(program: BorrowedFd<'_>) -> io::Result<u64> {
     program_info(program).map(|info| info.recursion_misses)
 }

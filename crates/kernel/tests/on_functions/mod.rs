@@ -1,4 +1,5 @@
-//! Probes on functions of a test, which decides what each call returns, and what becomes of it. Needs root, and the BPF object.
+//! Probes on functions of a test, which decides what each call returns and what becomes of it. Needs root and the BPF
+//! object.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -23,23 +24,23 @@ use sampler_ebpf::abi::{
 };
 use sampler_ebpf::constants::draw_constants;
 
-/// What an allocating function of this test does with a call.
+/// What an allocation function of this test does with a call.
 pub const RETURNS: u64 = 0;
 pub const ENDS_ITS_THREAD: u64 = 1;
 pub const WAITS: u64 = 2;
 
-/// Not 0 while calls that are to wait go on waiting.
+/// Non-zero while waiting calls must keep waiting.
 pub static HELD: AtomicU64 = AtomicU64::new(0);
-/// Number of calls that wait.
+/// Number of calls that are waiting.
 pub static WAITING: AtomicU64 = AtomicU64::new(0);
 
-/// Like malloc. The block is at `address`, which nobody uses as memory.
+/// Like malloc. Returns the block `address`, which nothing uses as memory.
 #[inline(never)]
 pub extern "C" fn allocate(size: u64, address: u64, then: u64) -> u64 {
     black_box(size);
     match then {
         ENDS_ITS_THREAD => {
-            // SAFETY: ends the calling thread, which the test made for this and which owns nothing.
+            // SAFETY: ends the calling thread, which the test created for this and which owns nothing.
             unsafe { libc::syscall(libc::SYS_exit, 0) };
         }
         WAITS => {
@@ -73,7 +74,7 @@ pub extern "C" fn release(address: u64) {
     black_box(address);
 }
 
-/// Path of this program and file offset of a function in it.
+/// Path of this program, and file offset of a function in it.
 pub fn place(function: *const ()) -> (CString, u64) {
     let maps = procfs::process::Process::myself().unwrap().maps().unwrap();
     let address = function as u64;
@@ -81,7 +82,7 @@ pub fn place(function: *const ()) -> (CString, u64) {
     (CString::new("/proc/self/exe").unwrap(), address - map.address.0 + map.offset)
 }
 
-/// The programs on the functions of this test.
+/// The programs, attached to the functions of this test.
 pub struct Kernel {
     pub programs: Programs,
     pub control: ControlMaps,
@@ -89,7 +90,7 @@ pub struct Kernel {
     pub live: LiveMap,
     pub events: Ring,
     pub links: Option<Links>,
-    /// The probes are on functions of this process, so one test at a time has them.
+    /// The probes are on functions of this process, so only one test at a time may have them.
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -103,7 +104,7 @@ pub struct Setting {
 pub const EVERY_CALL: Setting = Setting { faults: 0, interval: 1, events_bytes: 1 << 20, live: true };
 
 impl Kernel {
-    /// `None` if no BPF program can be loaded here.
+    /// Loads and attaches everything. `None` if no BPF program can be loaded here.
     pub fn start(setting: &Setting) -> Option<Self> {
         static TURN: Mutex<()> = Mutex::new(());
         let object = programs_to_load()?;
@@ -130,7 +131,7 @@ impl Kernel {
         Some(kernel)
     }
 
-    /// Links the functions of this test, for a process or for every one.
+    /// Links the functions of this test, for one process or for all.
     pub fn attach(&mut self, pid: Option<u32>) -> Links {
         let none = NO_ARGUMENT;
         let functions = [
@@ -165,7 +166,7 @@ impl Kernel {
         self.totals.read(&self.programs).unwrap().total()
     }
 
-    /// Addresses of the blocks that the live map has as live.
+    /// Addresses of the blocks that are live according to the live map.
     pub fn live(&mut self) -> Vec<u64> {
         let mut addresses = Vec::new();
         self.live
@@ -204,7 +205,7 @@ pub fn samples(records: &[Event]) -> (Vec<u64>, Vec<u64>) {
     (sorted(&mut { allocated }), sorted(&mut { freed }))
 }
 
-/// Runs in a thread of its own, to its end.
+/// Runs a closure in a separate thread and waits for it.
 pub fn elsewhere(run: impl FnOnce() + Send) {
     std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
 }
@@ -215,7 +216,7 @@ pub extern "C" fn end_in_a_call(_: *mut libc::c_void) -> *mut libc::c_void {
     std::ptr::null_mut()
 }
 
-/// The fates of hits, each from a counter of its own.
+/// The sum of all fates of hits, each counted by its own counter.
 pub fn accounted(counters: &Counters) -> u64 {
     counters.unsampled
         + counters.submitted

@@ -1,4 +1,4 @@
-//! AArch64: AAPCS64 calling convention, and the kernel's `arch/arm64/kernel/probes/decode-insn.c` as rules.
+//! AArch64: the AAPCS64 calling convention, and the rules of the kernel's `arch/arm64/kernel/probes/decode-insn.c`.
 //!
 //! Probes are at a function's entry, or right after its landing pad if the instruction there is simulated: `x30` still
 //! holds the return address. Tested on hand-assembled words, and by recordings on emulated machines.
@@ -7,11 +7,11 @@ use crate::flow::{Flow, FlowKind, Target};
 use crate::placement::{KernelRules, Needs, Placement};
 use heapbpf_audit::ProbeKind;
 
-/// What one instruction word does, as far as it concerns probes.
+/// What an instruction word does, as far as it matters for probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     Nop,
-    /// A landing pad, which the code of a protected function begins with: `bti` or `paciasp`.
+    /// A landing pad, with which a protected function's code begins: `bti` or `paciasp`.
     LandingPad,
     /// `adr` or `adrp` to this register.
     Address(u8),
@@ -21,7 +21,8 @@ enum Word {
     Call(i64),
     /// `br`, `blr` or `ret`.
     Register,
-    /// A literal load. The kernel's simulation read user memory as its own; Linux 6.12 removed it, and refuses them.
+    /// A literal load. The kernel's simulation read user memory as its own; Linux 6.12 removed it, and refuses such
+    /// loads.
     LiteralLoad,
     /// An exclusive load or store, which cannot succeed when single-stepped; an exception; most system instructions.
     Refused,
@@ -90,8 +91,8 @@ pub(super) fn place(
                 reason: format!("the instruction at +{offset:#x} {reason}"),
             });
         }
-        // The walk goes on only over instructions that leave arguments and x30 alone. `paciasp` signs x30, so that a
-        // probe after it would read a signed return address.
+        // Only instructions that leave the arguments and x30 alone are passed. `paciasp` signs x30, so a probe after it
+        // would read a signed return address.
         match word {
             Word::Nop => {}
             Word::LandingPad if code.get(offset as usize..offset as usize + 4) != Some(&[0x3f, 0x23, 0x03, 0xd5]) => {}
@@ -121,7 +122,7 @@ pub(super) fn flows(address: u64, code: &[u8], mut found: impl FnMut(Flow)) {
     }
 }
 
-/// The slot that a stub of the procedure linkage table jumps through: `adrp x16, page; ldr x17, [x16, #offset]; …; br
+/// The slot through which a stub of the procedure linkage table jumps: `adrp x16, page; ldr x17, [x16, #offset]; …; br
 /// x17`.
 fn linkage_slot(from: u64, adrp: u32, next: [u8; 4]) -> Option<u64> {
     let ldr = u32::from_le_bytes(next);

@@ -60,7 +60,7 @@ fn the_entry_unless_a_simulated_instruction_follows_a_landing_pad() {
     assert_eq!(placed((6, 12), &[0xb400_0040, RET]), Some((0, ProbeKind::Emulated)));
     assert_eq!(placed((6, 12), &[BTI_C, 0xb400_0040, RET]), Some((4, ProbeKind::Emulated)));
     assert_eq!(placed((6, 12), &[BTI_C, STP, 0xb400_0040]), Some((0, ProbeKind::Stepped)));
-    // A signed return address is no return address.
+    // A signed return address cannot be used as a return address.
     assert_eq!(placed((6, 12), &[PACIASP, 0xb400_0040, RET]), Some((0, ProbeKind::Stepped)));
     assert_eq!(placed((6, 12), &[NOP, STP]), Some((0, ProbeKind::Stepped)));
     assert_eq!(placed((6, 13), &[NOP, STP]), Some((0, ProbeKind::Emulated)));

@@ -1,5 +1,4 @@
-//! Facts of the instruction sets: decoding, calling convention, and which instructions the kernel runs without
-//! single-stepping.
+//! The instruction sets: decoding, calling conventions, and which instructions the kernel runs without single-stepping.
 
 mod aarch64;
 mod x86_64;
@@ -13,8 +12,8 @@ use crate::flow::{Exits, Flow, Returned, Target};
 use crate::machine::Machine;
 use crate::placement::{KernelRules, Needs, Placement};
 
-/// The code addresses that the function at `address` can return, over all of its paths. `code_at` gives the code from
-/// an address up to the end of the function there.
+/// Returns the code addresses that the function at `address` can return, over all of its paths. `code_at` gives the
+/// code from an address up to the end of the function there.
 #[must_use]
 pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Returned {
     match machine {
@@ -23,9 +22,9 @@ pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a 
     }
 }
 
-/// How control leaves the function at `address`, over all of its paths, including what it jumps to; `None` if that is not
-/// known. `code_at` gives the address that a jump to an address leads to, and the code from there up to the end of the
-/// function; `None` if that is not known.
+/// Returns how control leaves the function at `address`, over all of its paths and through the code it jumps to; `None`
+/// if that is not known. `code_at` gives the address that a jump to an address leads to, and the code from there up to
+/// the end of the function; `None` if that is not known.
 #[must_use]
 pub fn exits<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a [u8])>) -> Option<Exits> {
     match machine {
@@ -43,7 +42,7 @@ pub fn flows(machine: Machine, address: u64, code: &[u8], found: impl FnMut(Flow
     }
 }
 
-/// Where a function jumps with its first instruction after a landing pad, if that is all it does.
+/// The target of a function's jump, if after a landing pad the function does nothing but jump.
 #[must_use]
 pub fn forwards_to(machine: Machine, address: u64, code: &[u8]) -> Option<Target> {
     match machine {
@@ -52,8 +51,8 @@ pub fn forwards_to(machine: Machine, address: u64, code: &[u8]) -> Option<Target
     }
 }
 
-/// How the kernel runs the instruction at `address`, which `bytes` begin with, if it is probed, and that in words; `None` if
-/// it refuses the probe, or that is not known.
+/// How the kernel runs a probed instruction, the first one of `bytes`, which is at `address`, together with a
+/// description; `None` if the kernel refuses the probe, or this is not known.
 #[must_use]
 pub fn treated(rules: &KernelRules, address: u64, bytes: &[u8]) -> Option<(ProbeKind, String)> {
     match rules.machine {
@@ -63,9 +62,8 @@ pub fn treated(rules: &KernelRules, address: u64, bytes: &[u8]) -> Option<(Probe
 }
 
 /// Chooses the instruction to probe in the function whose `code` starts at `address`; `None` if the kernel refuses all
-/// of them.
-/// `entered` tells whether some branch leads to an address, `avoided` whether the instruction there must not be chosen.
-/// See [`crate::placement`].
+/// of them. `entered` says whether a branch leads to an address, and `avoided` whether the instruction there should not
+/// be chosen. See [`crate::placement`].
 #[must_use]
 pub fn place(
     rules: &KernelRules,
@@ -77,7 +75,7 @@ pub fn place(
 ) -> Option<Placement> {
     match rules.machine {
         Machine::X86_64 => x86_64::place(rules, address, code, needs, entered, avoided),
-        // Breakpoints are recognized on x86-64 only.
+        // Avoiding breakpoints is implemented for x86-64 only.
         Machine::Aarch64 => aarch64::place(rules, address, code, needs, entered),
     }
 }

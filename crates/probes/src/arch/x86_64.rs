@@ -1,4 +1,4 @@
-//! x86-64: System V calling convention, and the kernel's `arch/x86/kernel/uprobes.c` as rules.
+//! x86-64: the System V calling convention, and the rules of the kernel's `arch/x86/kernel/uprobes.c`.
 
 use heapbpf_audit::ProbeKind;
 use iced_x86::{
@@ -13,14 +13,14 @@ use crate::placement::{Arguments, KernelRules, Needs, Placement};
 /// Registers of integer arguments, in order (System V ABI, §3.2.3).
 const ARGUMENT_REGISTERS: [Register; ARGUMENTS as usize] =
     [Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8, Register::R9];
-/// Most instructions that are followed; a first basic block is far shorter.
+/// Maximum instructions that are followed; a first basic block is far shorter.
 const BLOCK_MAX_INSTRUCTIONS: usize = 64;
 /// Page size, bytes: the kernel cannot optimize a no-op that crosses a page.
 const PAGE_BYTES: u64 = 4096;
-/// The shortest no-op that a kernel may turn into a call, bytes: a call has as many.
+/// The shortest no-op that a kernel may turn into a call, bytes: the length of a call.
 const CALL_BYTES: usize = 5;
 
-/// The no-ops of each length that the manuals recommend and kernels know, from the shortest that a call fits into.
+/// The no-ops that the manuals recommend and kernels know, one of each length from that of a call.
 const RECOMMENDED_NO_OPS: [&[u8]; 6] = [
     b"\x0f\x1f\x44\0\0",
     b"\x66\x0f\x1f\x44\0\0",
@@ -30,7 +30,7 @@ const RECOMMENDED_NO_OPS: [&[u8]; 6] = [
     b"\x66\x2e\x0f\x1f\x84\0\0\0\0\0",
 ];
 
-/// The content of a register, as far as the instructions since the entry tell.
+/// The content of a register, as far as the instructions since the entry determine it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     /// The n-th argument, unchanged.
@@ -44,7 +44,7 @@ enum Value {
 /// The registers at one instruction of the first basic block.
 struct State {
     values: [Value; 16],
-    /// Whether the flags are those of the multiplication that made the [`Value::Product`].
+    /// Whether the flags still are those of the multiplication that made the [`Value::Product`].
     flags_of_product: bool,
     /// Whether the product is known not to have overflowed.
     product_is_whole: bool,
@@ -66,12 +66,12 @@ impl State {
             product_is_whole: false,
             stack_pointer_moved: 0,
             stack_pointer_known: true,
-            // A caller keeps nothing there: its call overwrites it.
+            // A caller keeps nothing there, because its call overwrites it.
             red_zone_is_unused: true,
         }
     }
 
-    /// The register that holds `value`, by the number that a site has for it; the `preferred` one if it does.
+    /// The register that holds `value`, by its number in a site; the `preferred` one if that holds it.
     fn holder(&self, value: Value, preferred: u8) -> Option<u8> {
         let holds = |n: u8| {
             let argument = ARGUMENT_REGISTERS.get(usize::from(n));
@@ -85,7 +85,7 @@ impl State {
         if argument == NO_ARGUMENT { Some(argument) } else { self.holder(Value::Argument(argument), argument) }
     }
 
-    /// Where the needed arguments are now; `None` unless all are available.
+    /// Where the needed arguments are now; `None` unless all of them are available.
     fn locate(&self, needs: &Needs) -> Option<Arguments> {
         if needs.return_address && self.has_moved_stack() {
             return None;
@@ -108,7 +108,7 @@ impl State {
         !self.stack_pointer_known || self.stack_pointer_moved != 0
     }
 
-    /// Whether this is the branch that is taken if the product of two arguments did not fit into 64 bits.
+    /// Whether this is the branch taken if the product of two arguments does not fit into 64 bits.
     fn is_overflow_check(&self, instruction: &Instruction) -> bool {
         self.flags_of_product && matches!(instruction.mnemonic(), Mnemonic::Jo | Mnemonic::Jb)
     }
@@ -178,7 +178,7 @@ fn is_immediate(instruction: &Instruction) -> bool {
     matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64)
 }
 
-/// Whether `instruction` stores nothing below the stack pointer, and does not leave anything there by moving it up.
+/// Whether `instruction` neither stores below the stack pointer nor leaves anything there by moving it up.
 fn leaves_red_zone_unused(instruction: &Instruction, info: &mut InstructionInfoFactory) -> bool {
     if stack_pointer_change(instruction).is_some_and(|bytes| bytes > 0) {
         return false;
@@ -197,29 +197,30 @@ fn leaves_red_zone_unused(instruction: &Instruction, info: &mut InstructionInfoF
     })
 }
 
-/// Whether the kernel may turn the no-op `instruction` into a call, which writes below the stack pointer. What this
-/// kernel was measured to do makes no difference: a live patch may add it.
+/// Whether the kernel may turn the no-op `instruction` into a call, which writes below the stack pointer. Measurements
+/// on this kernel do not matter here: a live patch may add the optimisation.
 fn may_become_call(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Nop && instruction.len() >= CALL_BYTES
 }
 
-/// How the kernel runs `instruction`, whose encoding is `bytes`, if it is probed; `None` if it refuses the probe, or would end
-/// processes for it. Each line was measured on Linux 6.18: 540–880 ns emulated, 17–22 µs single-stepped (a virtual machine under load).
+/// How the kernel runs `instruction`, whose encoding is `bytes`, if it is probed; `None` if it refuses the probe, or
+/// would kill processes because of it. Each line was measured on Linux 6.18: 540–880 ns emulated, 17–22 µs
+/// single-stepped (a virtual machine under load).
 #[must_use]
 fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Option<ProbeKind> {
     if rules.optimized_no_ops.contains(bytes.len())
         && RECOMMENDED_NO_OPS.contains(&bytes)
         && instruction.ip() % PAGE_BYTES + bytes.len() as u64 <= PAGE_BYTES
     {
-        // It becomes a call of a page that children which are forked later do not have: they would be killed there (measured
-        // on Linux 6.18, tests/tests/alone/harmless.rs).
+        // It becomes a call of a page that children which are forked later do not have. The call would kill them
+        // (measured on Linux 6.18, tests/tests/alone/harmless.rs).
         return None;
     }
     let prefixes = bytes.iter().take_while(|b| is_legacy_prefix(**b)).count();
     let prefixes = bytes.get(..prefixes).unwrap_or_default();
     let branches =
         instruction.is_jmp_short_or_near() || instruction.is_jcc_short_or_near() || instruction.is_call_near();
-    // insn_has_bad_prefix(): lock, and the segment overrides that mean nothing in 64-bit mode.
+    // insn_has_bad_prefix(): lock, and the segment overrides that have no meaning in 64-bit mode.
     let refused = prefixes.iter().any(|b| matches!(b, 0xf0 | 0x2e | 0x36 | 0x3e | 0x26))
         || (branches && prefixes.contains(&0x66))
         || (rules.has_shadow_stacks && instruction.is_call_near())
@@ -235,7 +236,7 @@ fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Op
     Some(match bytes {
         [0x90] if rules.emulates_nop => ProbeKind::Emulated,
         _ if rules.emulates_long_nops && instruction.mnemonic() == Mnemonic::Nop => ProbeKind::Emulated,
-        // push_setup_xol_ops(): no prefix but the one of r8 to r15.
+        // push_setup_xol_ops(): no prefix except the one for r8 to r15.
         [0x50..=0x57] | [0x41, 0x50..=0x57] => ProbeKind::Emulated,
         // branch_setup_xol_ops(); it accepts `bnd`.
         _ if branches && prefixes.iter().all(|b| *b == 0xf2) => ProbeKind::Emulated,
@@ -243,7 +244,7 @@ fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Op
     })
 }
 
-/// How the kernel runs the first instruction of `bytes`, at `address`, if it is probed, and that in words.
+/// How the kernel runs the first instruction of `bytes`, at `address`, if it is probed, with a description.
 pub(super) fn treated(rules: &KernelRules, address: u64, bytes: &[u8]) -> Option<(ProbeKind, String)> {
     let instruction = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE).decode();
     let kind = treatment(rules, &instruction, bytes.get(..instruction.len())?)?;
@@ -278,7 +279,7 @@ pub(super) fn place(
         if instruction.is_invalid() {
             end = "bytes that are no instruction";
             if at == 0 {
-                // The kernel decodes it, too, and may know instructions that the decoder does not.
+                // The kernel decodes it as well, and may know instructions that the decoder does not.
                 return Some(Placement {
                     offset: 0,
                     kind: ProbeKind::Stepped,

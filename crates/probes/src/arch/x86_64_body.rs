@@ -1,4 +1,4 @@
-//! x86-64: the instructions of a function, and where control goes from each.
+//! x86-64: the instructions of a function, and the control flow between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,24 +6,24 @@ use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction};
 
 use crate::flow::Target;
 
-/// Most instructions that are decoded; no function of an allocator has as many.
+/// Maximum instructions that are decoded; no function of an allocator has as many.
 const INSTRUCTIONS_MAX: usize = 20_000;
 
 /// One instruction.
 pub(super) struct Step {
     /// The instruction.
     pub(super) instruction: Instruction,
-    /// The instruction that follows, unless control never gets there.
+    /// Address of the instruction that follows, unless control never gets there.
     pub(super) falls_to: Option<u64>,
-    /// Where it jumps.
+    /// The target of its jump.
     pub(super) jumps_to: Option<u64>,
 }
 
-/// The instructions that a call of a function can execute in it and in what it jumps to.
+/// The instructions that a call of a function can execute, in the function and in the code it jumps to.
 pub(super) struct Body {
-    /// Address of the first one.
+    /// Address of the first instruction.
     pub(super) start: u64,
-    /// By address.
+    /// The instructions, by address.
     pub(super) steps: BTreeMap<u64, Step>,
     /// The functions it calls.
     pub(super) calls: BTreeSet<Target>,
@@ -33,7 +33,7 @@ pub(super) struct Body {
 
 impl Body {
     /// Decodes the function at `address`. `code_at` gives the address that a jump really leads to, and the code from
-    /// there up to the end of the function; `None` if that is not known, and then the body is not, either.
+    /// there up to the end of the function. If it returns `None` for code that is needed, so does this.
     pub(super) fn read<'a>(address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a [u8])>) -> Option<Self> {
         let mut body = Self { start: address, steps: BTreeMap::new(), calls: BTreeSet::new(), calls_unknown: false };
         let mut open = vec![address];

@@ -1,8 +1,8 @@
-//! x86-64: what a function calls, and its return sites.
+//! x86-64: the functions that a function calls, and its return sites.
 //!
-//! A return instruction is single-stepped, which takes two traps in every call. Many returns follow a branch after which
-//! the function does nothing but return, with its result in a register. Branches are emulated, so these are probed
-//! instead, wherever they are passed on every way to the return, and not once for each turn of a loop.
+//! A probed return instruction is single-stepped, which costs two traps in every call. Many returns follow a branch
+//! after which the function does nothing but return, with its result in a register. Branches are emulated, so they are
+//! probed instead if every path to the return passes one of them, and no loop runs through it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,9 +13,9 @@ use super::x86_64::stack_pointer_change;
 use super::x86_64_body::{Body, Step};
 use crate::flow::Exits;
 
-/// Most instructions that are followed from a branch to the returns behind it.
+/// Maximum instructions that are followed from a branch to the returns behind it.
 const FOLLOWED_MAX: usize = 64;
-/// Most instructions of a function whose branches are tried; beyond, its returns are probed.
+/// Maximum instructions of a function whose branches are tried. In longer ones the returns are probed.
 const BODY_MAX: usize = 4_000;
 /// Bytes of a word.
 const WORD: i64 = 8;
@@ -27,16 +27,16 @@ pub(super) fn exits<'a>(address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a 
     Some(Exits { return_sites, calls: body.calls, calls_unknown: body.calls_unknown })
 }
 
-/// A branch that leads to nothing but returns, on one or both of its ways.
+/// A branch that leads to nothing but returns, in one or both directions.
 struct Candidate {
     at: u64,
     result: ResultLocation,
-    /// The ways that do.
+    /// The addresses in those directions.
     ways: Vec<u64>,
     returns: BTreeSet<u64>,
 }
 
-/// The sites that every call which returns passes, and where its result is there.
+/// The sites that every returning call passes, and where its result is there.
 fn return_sites(body: &Body) -> BTreeMap<u64, ResultLocation> {
     let is_return = |step: &Step| step.instruction.flow_control() == FlowControl::Return;
     let returns: BTreeSet<u64> = body.steps.iter().filter(|(_, step)| is_return(step)).map(|(at, _)| *at).collect();
@@ -47,7 +47,7 @@ fn return_sites(body: &Body) -> BTreeMap<u64, ResultLocation> {
         candidates.filter(|candidate| !is_in_loop(body, candidate.at)).collect()
     };
     let covered: BTreeSet<u64> = returns.iter().copied().filter(|at| is_covered(body, *at, &chosen)).collect();
-    // The last ones before the returns are passed by the fewest calls in vain.
+    // Keeps the last branches before the returns: the fewest calls pass them without returning there.
     let mut i = 0;
     while i < chosen.len() {
         let tried = chosen.remove(i);
@@ -60,7 +60,7 @@ fn return_sites(body: &Body) -> BTreeMap<u64, ResultLocation> {
     at_branches.chain(returns.difference(&covered).map(|at| (*at, ResultLocation::RETURN))).collect()
 }
 
-/// Whether a call may come to an instruction more than once.
+/// Whether a call may execute an instruction more than once.
 fn is_in_loop(body: &Body, at: u64) -> bool {
     let next =
         |at: u64| body.steps.get(&at).into_iter().flat_map(|step| step.falls_to.into_iter().chain(step.jumps_to));
@@ -71,7 +71,7 @@ fn is_in_loop(body: &Body, at: u64) -> bool {
     seen.contains(&at)
 }
 
-/// Whether every way to the return at `target` passes one of the `candidates` that lead there.
+/// Whether every path to the return at `target` passes one of the `candidates` that lead there.
 fn is_covered(body: &Body, target: u64, candidates: &[Candidate]) -> bool {
     let cut: BTreeSet<(u64, u64)> = candidates
         .iter()
@@ -94,7 +94,7 @@ fn is_covered(body: &Body, target: u64, candidates: &[Candidate]) -> bool {
     true
 }
 
-/// What `step` is, if it is a branch that leads to nothing but returns on one of its ways at least.
+/// `step` as a candidate, if it is a branch that leads to nothing but returns in at least one direction.
 fn candidate(body: &Body, step: &Step) -> Option<Candidate> {
     let instruction = &step.instruction;
     let (jumps_to, at) = (step.jumps_to?, instruction.ip());
@@ -107,7 +107,7 @@ fn candidate(body: &Body, step: &Step) -> Option<Candidate> {
         return None;
     }
     let falls_to = step.falls_to?;
-    // `ConditionCode` has them in the order of the instruction set, after that of no condition.
+    // `ConditionCode` has the conditions in the order of the instruction set, behind that for no condition.
     let condition = (instruction.condition_code() as u8).checked_sub(1)?;
     match (follow(jumps_to), follow(falls_to)) {
         (Some((result, taken)), Some((other, not_taken))) => (result == other).then(|| Candidate {
@@ -134,17 +134,17 @@ fn has_no_prefix(branch: &Instruction) -> bool {
     branch.len() == opcode + distance
 }
 
-/// The content of a register, in terms of what was there at the branch.
+/// The content of a register, relative to the state at the branch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Value {
-    /// What this register held, by its number.
+    /// The value that this register held, by its number.
     Register(usize),
-    /// What was this far above the stack pointer, bytes.
+    /// The value that was this far above the stack pointer, bytes.
     Stack(i64),
     Unknown,
 }
 
-/// The registers behind a branch.
+/// The registers at an instruction behind a branch.
 #[derive(Clone)]
 struct State {
     values: [Value; 16],
@@ -157,7 +157,7 @@ impl State {
         Self { values: std::array::from_fn(Value::Register), moved: 0 }
     }
 
-    /// Applies `instruction`; `None` if it is not known what becomes of the stack pointer.
+    /// Applies `instruction`; `None` if its effect on the stack pointer is not known.
     fn step(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) -> Option<()> {
         let set = match instruction.code() {
             Code::Mov_r64_rm64 | Code::Mov_rm64_r64
@@ -188,11 +188,11 @@ impl State {
         {
             self.values[instruction.op0_register().number()] = value;
         }
-        // What lies below the stack pointer is not looked at.
+        // Memory below the stack pointer is not considered.
         (self.moved >= 0).then_some(())
     }
 
-    /// Where the result and the frame pointer are at the branch, seen from a return.
+    /// Where the result and the frame pointer are at the branch, given the state at a return.
     fn result(&self) -> Option<ResultLocation> {
         let words =
             |bytes: i64| u8::try_from(bytes / WORD).ok().filter(|words| bytes % WORD == 0 && *words < IN_REGISTER);
@@ -225,7 +225,7 @@ impl<'a> Followed<'a> {
         Self { body, info: InstructionInfoFactory::new(), left: FOLLOWED_MAX }
     }
 
-    /// The returns that lie behind `at`, and where the result is; `None` if something else may lie there, too.
+    /// The returns behind `at`, and where the result is; `None` if there may be anything else.
     fn follow(&mut self, at: u64, state: &State) -> Option<(ResultLocation, BTreeSet<u64>)> {
         let mut state = state.clone();
         let mut at = at;

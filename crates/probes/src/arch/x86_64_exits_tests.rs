@@ -19,7 +19,7 @@ fn every_return_is_found() {
     assert_eq!(ended(b"\x48\x85\xff\x74\x03\x31\xc0\xc3\x31\xc0\xc3"), Some((vec![7, 10], 0, false)));
     // call +0; call *%rax; rep ret; the rest belongs to another function.
     assert_eq!(ended(b"\xe8\0\0\0\0\xff\xd0\xf3\xc3\x06"), Some((vec![7], 1, true)));
-    // Nothing follows a call at the end of the function, nor ud2.
+    // Nothing follows a call at the end of a function, or ud2.
     assert_eq!(ended(b"\xe8\0\0\0\0"), Some((vec![], 1, false)));
     assert_eq!(ended(b"\x0f\x0b\xc3"), Some((vec![], 0, false)));
     // A loop: jmp to itself.
@@ -34,7 +34,7 @@ fn unknown_exits_are_none() {
     }
 }
 
-/// gperftools' operator new, in short: the branch after which only one way returns, with the block in r9.
+/// gperftools' operator new, shortened: after the branch only one direction returns, with the block in r9.
 #[test]
 fn a_branch_stands_for_the_return_behind_it() {
     // test %r9,%r9; je slow; mov (%r9),%rdx; mov %r9,%rax; ret; slow: call +0; ret
@@ -56,20 +56,20 @@ fn both_ways_of_a_branch_and_the_last_of_several() {
     let code = b"\x55\x53\xe8\0\0\0\0\x48\x89\xc3\x72\x04\x48\x83\xf8\x01\x48\x89\xd8\x5b\x5d\xc3";
     let result = ResultLocation { words_to_return: 2, words_to_frame_pointer: 1, ..result };
     assert_eq!(sites(code), [(10, result)]);
-    // je +0; je +0; ret: two branches on the way, of which one is enough.
+    // je +0; je +0; ret: two branches on the path, one of which is enough.
     assert_eq!(sites(b"\x74\x00\x74\x00\xc3"), [(2, ResultLocation::RETURN)]);
 }
 
 #[test]
 fn returns_that_no_branch_stands_for() {
-    // je +2; inc %eax; ret: the result is made behind the branch on one way.
+    // je +2; inc %eax; ret: one direction computes the result behind the branch.
     assert_eq!(sites(b"\x74\x02\xff\xc0\xc3"), [(4, ResultLocation::RETURN)]);
-    // je +5; call; ret: it is not passed on every way... and a call lies between.
+    // je +5; call; ret: not every path passes it... and a call lies between.
     assert_eq!(sites(b"\x74\x05\xe8\0\0\0\0\xc3"), [(7, ResultLocation::RETURN)]);
-    // je +1; leave; ret: where the stack pointer comes from is not known.
+    // je +1; leave; ret: the stack pointer comes from an unknown place.
     assert_eq!(sites(b"\x74\x01\xc9\xc3"), [(3, ResultLocation::RETURN)]);
-    // A loop: one way of its branch leads to the return, but a call comes to it once for each turn.
+    // A loop: one direction of its branch leads to the return, but a call executes it once for each turn.
     assert_eq!(sites(b"\x74\x00\x75\xfc\xc3"), [(4, ResultLocation::RETURN)]);
-    // The branch before the loop, which jumps over it, does not stand for the return behind the loop.
+    // The branch before the loop, which jumps over the loop, does not stand for the return behind it.
     assert_eq!(sites(b"\x74\x04\xff\xc9\x75\xfc\xc3"), [(6, ResultLocation::RETURN)]);
 }

@@ -10,11 +10,11 @@ use iced_x86::{
 use super::x86_64::stack_pointer_change;
 use crate::flow::{Returned, Target};
 
-/// Most instructions that are followed, over all paths and calls; a resolver has a few dozen.
+/// Maximum instructions that are followed, over all paths and calls; a resolver has a few dozen.
 const INSTRUCTIONS_MAX: usize = 20_000;
-/// Most values of one place; a resolver chooses among a few.
+/// Maximum values of one place; a resolver chooses among a few.
 const VALUES_MAX: usize = 32;
-/// Most calls within calls.
+/// Maximum depth of calls within calls.
 const DEPTH_MAX: usize = 4;
 /// Registers that a call does not preserve (System V ABI, §3.2.1).
 const CLOBBERED: [Register; 9] = [
@@ -29,10 +29,10 @@ const CLOBBERED: [Register; 9] = [
     Register::R11,
 ];
 
-/// What a register or a place on the stack may hold.
+/// A possible content of a register, or of a place on the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Value {
-    /// An address of the file, or the content of a slot in it.
+    /// An address in the file, or the content of a slot at that address.
     Code(Target),
     /// The stack pointer at the entry plus this many bytes.
     Stack(i64),
@@ -40,14 +40,14 @@ enum Value {
     Unknown,
 }
 
-/// Every value that a place may hold, over all paths that lead here. Empty if no path does.
+/// Every value that a place may have, over all paths that lead here. Empty if no path does.
 type Values = BTreeSet<Value>;
 
 fn unknown() -> Values {
     Values::from([Value::Unknown])
 }
 
-/// Adds another path's values; too many become an unknown one.
+/// Adds another path's values. If there are too many, adds an unknown value instead.
 fn merge(values: &mut Values, others: &Values) {
     if values.len() + others.len() > VALUES_MAX {
         values.insert(Value::Unknown);
@@ -60,7 +60,7 @@ fn merge(values: &mut Values, others: &Values) {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct State {
     registers: [Values; 16],
-    /// By distance from the stack pointer at the entry, bytes; a place without an entry is unknown.
+    /// By distance from the stack pointer at the entry, bytes; a missing place is unknown.
     stack: BTreeMap<i64, Values>,
 }
 
@@ -81,7 +81,7 @@ impl State {
         }
     }
 
-    /// The place on the stack at a distance from a register, if it is known.
+    /// The place on the stack at a distance from a register, if known.
     fn place(&self, register: Register, distance: i64) -> Option<i64> {
         let values = self.get(register);
         match (values.len(), values.first()) {
@@ -193,9 +193,9 @@ impl State {
         }
     }
 
-    /// After a call that returned `values`.
+    /// Applies a call that returned `values`.
     fn called(&mut self, values: Values) {
-        // The called function may write to places whose address it has received.
+        // The called function may write to places whose addresses it received.
         let gives_away = |register: &Register| self.get(*register).iter().any(|v| matches!(v, Value::Stack(_)));
         if CLOBBERED.iter().any(gives_away) {
             self.stack.clear();

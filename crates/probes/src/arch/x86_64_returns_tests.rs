@@ -1,4 +1,4 @@
-//! What small functions can return, on code as compilers write it.
+//! What small functions can return, on code like that of compilers.
 
 use super::*;
 
@@ -7,7 +7,7 @@ const HELPER_CODE: &[u8] = b"\x48\x8d\x05\x10\0\0\0\xc3";
 const HELPER: u64 = 0x2000;
 const START: u64 = 0x1000;
 
-/// What the function of this code, at [`START`], returns.
+/// What the function with this code, at [`START`], returns.
 fn returned(code: &[u8]) -> Returned {
     returns(START, &|address| match address {
         HELPER => HELPER_CODE,
@@ -21,7 +21,7 @@ fn addresses(code: &[u8]) -> (Vec<u64>, bool) {
     (returned.targets.iter().filter_map(address).collect(), returned.is_whole)
 }
 
-/// `call HELPER`, as the instruction at this distance from the start.
+/// `call HELPER`, encoded for this distance from the start.
 fn call(at: u64) -> Vec<u8> {
     let mut code = vec![0xe8];
     code.extend(((HELPER - (START + at + 5)) as u32).to_le_bytes());
@@ -46,7 +46,7 @@ fn choices_that_went_over_the_stack() {
     let code = b"\x55\x48\x89\xe5\x48\x83\xec\x10\x85\xff\x74\x0d\x48\x8d\x05\x40\0\0\0\x48\x89\x45\xf8\xeb\x0b\
                  \x48\x8d\x05\x50\0\0\0\x48\x89\x45\xf8\x48\x8b\x45\xf8\xc9\xc3";
     assert_eq!(addresses(code), (vec![START + 0x13 + 0x40, START + 0x20 + 0x50], true));
-    // lea rax; mov [rsp-8],rax; lea rdi,[rsp-8]; call: it was given the place, and may have written there.
+    // lea rax; mov [rsp-8],rax; lea rdi,[rsp-8]; call: it received the place, and may have written there.
     let mut code = b"\x48\x8d\x05\x10\0\0\0\x48\x89\x44\x24\xf8\x48\x8d\x7c\x24\xf8".to_vec();
     code.extend(call(code.len() as u64));
     code.extend(b"\x48\x8b\x44\x24\xf8\xc3");
@@ -60,17 +60,17 @@ fn through_calls() {
     code.extend(call(4));
     code.extend(b"\x48\x83\xc4\x08\xc3");
     assert_eq!(addresses(&code), (vec![HELPER + 0x17], true));
-    // What a call is given is not what the function returns: lea rdi; call; lea rax; ret
+    // A call's argument is not what the function returns: lea rdi; call; lea rax; ret
     let mut code = b"\x48\x8d\x3d\x60\0\0\0".to_vec();
     code.extend(call(7));
     code.extend(b"\x48\x8d\x05\x10\0\0\0\xc3");
     assert_eq!(addresses(&code), (vec![START + 19 + 0x10], true));
-    // Registers that a call keeps: push rbx; lea rbx; call; mov rax,rbx; pop rbx; ret
+    // Registers that a call preserves: push rbx; lea rbx; call; mov rax,rbx; pop rbx; ret
     let mut code = b"\x53\x48\x8d\x1d\x10\0\0\0".to_vec();
     code.extend(call(8));
     code.extend(b"\x48\x89\xd8\x5b\xc3");
     assert_eq!(addresses(&code), (vec![START + 8 + 0x10], true));
-    // And those that it does not: lea rcx; call; mov rax,rcx; ret
+    // Registers that it does not preserve: lea rcx; call; mov rax,rcx; ret
     let mut code = b"\x48\x8d\x0d\x10\0\0\0".to_vec();
     code.extend(call(7));
     code.extend(b"\x48\x89\xc8\xc3");

@@ -27,7 +27,7 @@ fn placed(needs: &Needs, code: &[u8]) -> Option<(u64, ProbeKind)> {
 fn a_push_at_the_entry() {
     assert_eq!(placed(&ALLOCATES, b"\x41\x54\x55\xc3"), Some((0, ProbeKind::Emulated)));
     assert_eq!(placed(&ALLOCATES, b"\x55\xc3"), Some((0, ProbeKind::Emulated)));
-    // `rex.w push`, `pushw` and `push $1` are not among what the kernel emulates.
+    // The kernel does not emulate `rex.w push`, `pushw` and `push $1`.
     assert_eq!(placed(&ALLOCATES, b"\x48\x50\xc3"), Some((0, ProbeKind::Stepped)));
     assert_eq!(placed(&ALLOCATES, b"\x66\x50\xc3"), Some((0, ProbeKind::Stepped)));
     assert_eq!(placed(&ALLOCATES, b"\x6a\x01\xc3"), Some((0, ProbeKind::Stepped)));
@@ -44,10 +44,10 @@ fn a_five_byte_no_op_is_best_where_the_kernel_can_turn_it_into_a_call() {
     // endbr64; nopl 0(%rax,%rax); push %rbp
     let code = b"\xf3\x0f\x1e\xfa\x0f\x1f\x44\x00\x00\x55\xc3";
     let at = |address, release| placed_at(address, release, &ALLOCATES, code, &[]).map(|p| (p.offset, p.kind));
-    // What becomes a call is never probed: forked children lack what it calls.
+    // No-ops that become calls are never probed, because forked children lack the target of the call.
     assert_eq!(at(0x1000, NEW), Some((9, ProbeKind::Emulated)));
     assert_eq!(at(0x1000, OLD), Some((9, ProbeKind::Emulated)));
-    // The last byte that fits, and the first that crosses the page.
+    // The last address at which the no-op fits, and the first at which it crosses the page.
     assert_eq!(at(0x1ff7, NEW), Some((9, ProbeKind::Emulated)));
     assert_eq!(at(0x1ff8, NEW), Some((4, ProbeKind::Emulated)));
     // push %rbp; then the no-op: the return address has moved.
@@ -57,7 +57,7 @@ fn a_five_byte_no_op_is_best_where_the_kernel_can_turn_it_into_a_call() {
     assert_eq!((late.offset, late.kind, late.stack_pointer_moved), (0, ProbeKind::Emulated, 0));
 }
 
-/// The call that takes the place of a no-op writes below the stack pointer.
+/// The call that replaces a no-op writes below the stack pointer.
 #[test]
 fn a_five_byte_no_op_is_left_alone_where_something_may_lie_below_the_stack_pointer() {
     const NO_OP: &[u8] = b"\x0f\x1f\x44\x00\x00\x55\xc3";
@@ -91,7 +91,7 @@ fn a_five_byte_no_op_is_left_alone_where_something_may_lie_below_the_stack_point
             assert_eq!(offset(before, release), Some((5, ProbeKind::Emulated)), "{before:x?}");
         }
     }
-    // Shorter no-ops stay what they are, and the entry is always free.
+    // Shorter no-ops stay no-ops, and the entry is always allowed.
     assert_eq!(placed_at(0x1000, NEW, &FREES, b"\x48\x89\x44\x24\xf8\x90\xc3", &[]).map(|p| p.offset), Some(5));
     assert_eq!(offset(b"", NEW), Some((5, ProbeKind::Emulated)));
 }
@@ -136,7 +136,7 @@ fn long_no_ops_by_kernel() {
 
 #[test]
 fn of_a_nop_and_a_ten_byte_nop_the_first_one_is_chosen() {
-    // As libbpf's usdt.h has them since July 2026; ret.
+    // Like libbpf's usdt.h since July 2026; ret.
     let code = b"\x90\x66\x2e\x0f\x1f\x84\0\0\0\0\0\xc3";
     for lengths in [&[][..], &[5], &[10]] {
         let rules = KernelRules::of(Machine::X86_64, NEW).with_optimized_no_ops(lengths.iter().copied().collect());
@@ -164,7 +164,7 @@ fn what_cannot_be_decoded_leaves_the_entry_and_is_said() {
     let placement = placed_at(0, NEW, &FREES, b"\x48\x85\xff\x06\x55\xc3", &[]).unwrap();
     assert_eq!((placement.offset, placement.kind), (0, ProbeKind::Stepped));
     assert!(placement.reason.ends_with("nothing cheaper before bytes that are no instruction"), "{}", placement.reason);
-    // Nor are the first bytes one: the kernel has its say.
+    // The first bytes are no known instruction either: the kernel decides.
     for needs in [&ALLOCATES, &FREES] {
         let placement = placed_at(0, NEW, needs, b"\x06\x55\xc3", &[]).unwrap();
         assert_eq!((placement.offset, placement.kind, placement.arguments), (0, ProbeKind::Stepped, needs.arguments));
@@ -178,7 +178,7 @@ fn a_branch_is_the_last_instruction_that_every_call_passes() {
     assert_eq!(placed(&FREES, b"\x48\x85\xff\x74\x00\x55\xc3"), Some((3, ProbeKind::Emulated)));
     // bnd jmp.
     assert_eq!(placed(&ALLOCATES, b"\xf2\xe9\x00\x00\x00\x00"), Some((0, ProbeKind::Emulated)));
-    // test; ret; push: nothing behind the return.
+    // test; ret; push: nothing behind the return is used.
     let end = placed_at(0, OLD, &FREES, b"\x48\x85\xff\xc3\x55", &[]).unwrap();
     assert_eq!((end.offset, end.kind), (0, ProbeKind::Stepped));
     assert!(end.reason.contains("the first basic block ends"), "{}", end.reason);
@@ -196,7 +196,7 @@ fn nothing_behind_a_place_that_a_branch_leads_to() {
         assert_eq!((placement.offset, placement.kind), (0, ProbeKind::Stepped), "+{target}");
         assert!(placement.reason.contains("a branch leads into the block"), "{}", placement.reason);
     }
-    // A branch to the entry is a call like another.
+    // A branch to the entry is like any other call.
     assert_eq!(placed_at(0x1000, OLD, &ALLOCATES, code, &[0]).unwrap().offset, 7);
 }
 
@@ -213,11 +213,11 @@ fn a_lost_argument_leaves_the_entry() {
 
 #[test]
 fn an_argument_moved_to_another_argument_register_is_found_there() {
-    // As mimalloc's malloc: mov %rdi,%rsi; mov (%rdx),%rdi; cmp $0x400,%rsi; ja
+    // Like mimalloc's malloc: mov %rdi,%rsi; mov (%rdx),%rdi; cmp $0x400,%rsi; ja
     let code = b"\x48\x89\xfe\x48\x8b\x3a\x48\x81\xfe\x00\x04\x00\x00\x77\x00\xc3";
     let placement = placed_at(0, OLD, &ALLOCATES, code, &[]).unwrap();
     assert_eq!((placement.offset, placement.kind, placement.arguments.size), (13, ProbeKind::Emulated, 1));
-    // Swapped by way of rax: mov %rdi,%rax; mov %rsi,%rdi; mov %rax,%rsi; jmp
+    // Swapped through rax: mov %rdi,%rax; mov %rsi,%rdi; mov %rax,%rsi; jmp
     let swap = b"\x48\x89\xf8\x48\x89\xf7\x48\x89\xc6\xeb\x00";
     let needs = Needs { arguments: Arguments { size: 1, old: 0, ..Arguments::NONE }, return_address: true };
     let placement = placed_at(0, OLD, &needs, swap, &[]).unwrap();
@@ -239,7 +239,7 @@ fn a_moved_stack_pointer_matters_to_allocations_only() {
 
 #[test]
 fn behind_an_overflow_check_only_calls_that_fail_are_missed() {
-    // As glibc's reallocarray: mov %rsi,%rax; mul %rdx; mov %rax,%rsi; jo +0; jmp +0
+    // Like glibc's reallocarray: mov %rsi,%rax; mul %rdx; mov %rax,%rsi; jo +0; jmp +0
     let code = b"\x48\x89\xf0\x48\xf7\xe2\x48\x89\xc6\x70\x05\xe9\x00\x00\x00\x00\xc3";
     let placement = placed_at(0, OLD, &ARRAY, code, &[]).unwrap();
     assert_eq!((placement.offset, placement.kind), (11, ProbeKind::Emulated));
@@ -250,10 +250,10 @@ fn behind_an_overflow_check_only_calls_that_fail_are_missed() {
     // The flags are those of an addition: mul; add $1,%rcx; mov %rax,%rsi; jo; jmp.
     let other = b"\x48\x89\xf0\x48\xf7\xe2\x48\x83\xc1\x01\x48\x89\xc6\x70\x05\xe9\x00\x00\x00\x00";
     assert_eq!(placed(&ARRAY, other), Some((0, ProbeKind::Stepped)));
-    // Another condition than overflow: je.
+    // A condition other than overflow: je.
     let zero = b"\x48\x89\xf0\x48\xf7\xe2\x48\x89\xc6\x74\x05\xe9\x00\x00\x00\x00";
     assert_eq!(placed(&ARRAY, zero), Some((0, ProbeKind::Stepped)));
-    // Into the way that was checked, from elsewhere.
+    // A branch from elsewhere into the checked path.
     assert_eq!(placed_at(0, OLD, &ARRAY, code, &[11]).unwrap().offset, 0);
 }
 
@@ -303,14 +303,14 @@ fn transfers_of_control() {
 
 #[test]
 fn an_argument_that_was_moved_to_the_accumulator() {
-    // As mimalloc's calloc begins: mov 0(%rip),%rdx; mov %rdi,%rax; mov %fs:(%rdx),%rdi; cmp $1,%rax; je +1; …
+    // Like mimalloc's calloc: mov 0(%rip),%rdx; mov %rdi,%rax; mov %fs:(%rdx),%rdi; cmp $1,%rax; je +1; …
     let counted = Needs { arguments: Arguments { size: 1, times: 0, ..Arguments::NONE }, return_address: true };
     let mut code = b"\x48\x8b\x15\0\0\0\0\x48\x89\xf8\x64\x48\x8b\x3a\x48\x83\xf8\x01\x74\x01\x90\xc3".to_vec();
     let placement = placed_at(0, OLD, &counted, &code, &[]).unwrap();
     assert_eq!((placement.offset, placement.kind), (18, ProbeKind::Emulated));
     let expected = Arguments { size: 1, times: ACCUMULATOR, ..Arguments::NONE };
     assert_eq!(placement.arguments, expected);
-    // xor %eax,%eax in place of the comparison: it is there no longer.
+    // xor %eax,%eax instead of the comparison: the argument is gone.
     code.splice(14..18, *b"\x31\xc0\x66\x90");
     let placement = placed_at(0, OLD, &counted, &code, &[]).unwrap();
     assert_eq!((placement.offset, placement.kind), (0, ProbeKind::Stepped));

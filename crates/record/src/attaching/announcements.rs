@@ -1,7 +1,7 @@
-//! Processes without an allocator to hook, whose programs announce their samples.
+//! Processes that have no allocator to hook, but announce their samples.
 //!
-//! Links to what a file announces serve every process that maps it, and count those that are listed for it. So a process whose
-//! allocator is probed never counts twice, whatever it maps later.
+//! The links on a file's announcements serve every process that maps the file, but count only processes that are listed
+//! for them. So a process whose allocator is probed is never counted twice, whatever it maps later.
 
 use heapbpf_attach::files::FileKey;
 use heapbpf_attach::hooks::Hooked;
@@ -15,11 +15,11 @@ use super::mapped::modules_of;
 use super::modules::Unhooked;
 use super::probes::Attaching;
 
-/// Time after the start of a program by which its loader has mapped its libraries, and its allocator with them.
+/// Time after a program's start by which its loader has mapped its libraries, including its allocator.
 const LOADED_AFTER_NS: u64 = 300_000_000;
 
 impl Attaching {
-    /// Has what a file announces count in a process that maps it, unless the process has an allocator that is hooked.
+    /// Counts what a file announces in a process that maps it, unless an allocator of the process is hooked.
     pub(super) fn follow_announcements(&mut self, host: &mut Host, key: FileKey, pid: u32) -> Result<Hooked, Unhooked> {
         if !self.standing.announces_for_lack_of_allocator(pid) {
             let modules = modules_of(host, pid);
@@ -37,7 +37,7 @@ impl Attaching {
         }
         let hooked = self.hooks.hook(key, None, &self.programs, &mut self.control);
         let listed = hooked.map_err(|error| error.to_string()).and_then(|hooked| {
-            // Also after an exec, which takes the process off the list.
+            // An exec takes the process off the list, so it is listed again after one.
             let listed = self.control.add_target(pid, CountedBy::Announcements);
             listed.map(|()| hooked).map_err(|error| error.to_string())
         });
@@ -53,7 +53,7 @@ impl Attaching {
         }
     }
 
-    /// Notes that a process that announced its samples runs another program, or that its child announces them.
+    /// Notes that a process that announced its samples runs another program, or that its child announces them too.
     pub(super) fn note_announcing(&mut self, host: &Host, change: &HostChange) {
         match change {
             HostChange::Replaced(_, next) if self.standing.announces_for_lack_of_allocator(next.pid) => {
@@ -69,7 +69,7 @@ impl Attaching {
         }
     }
 
-    /// A child has its parent's mappings, and the kernel has listed it like its parent.
+    /// Treats a child like its parent: it has the same mappings, and the kernel has listed it the same way.
     pub(super) fn inherit_announcing(&mut self, parent: u32, child: u32, since_ns: u64) {
         let announces = self.control.counted_by(child) == Some(CountedBy::Announcements);
         if announces && self.standing.announces_for_lack_of_allocator(parent) {

@@ -1,5 +1,6 @@
-//! What glibc had in use in processes when they joined the recording. It is read aside, without a stop: what a process allocates
-//! meanwhile counts as well, so it is an upper bound of what is older.
+//! What glibc had in use in processes when they joined the recording. A thread of its own reads it without stopping the
+//! process, so allocations made during the read are included: the result is an upper bound of what is older than the
+//! recording.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +14,7 @@ use heapbpf_profile::model::glibc_version;
 
 use super::probes::Attaching;
 
-/// How long reading may take, of all processes together.
+/// Time limit for reading the arenas of all processes together.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Blocks, and their sizes.
@@ -34,11 +35,11 @@ pub struct AtAttach {
     pub inuse: Option<InUse>,
 }
 
-/// What glibc had in use, by process. It is filled in meanwhile.
+/// What glibc had in use, by process. The reading thread fills it in.
 pub(super) type Found = Arc<Mutex<HashMap<u32, InUse>>>;
 
 impl Attaching {
-    /// Has the arenas of running processes read, the largest first.
+    /// Starts reading the arenas of running processes, the largest process first.
     pub(super) fn read_arenas(&self, host: &Host, running: &[ProcessInfo]) {
         let wanted = |process: &ProcessInfo| {
             let pid = process.pid;

@@ -21,7 +21,7 @@ const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mr
 /// Python's object allocator, counted inside a process.
 const OBJECTS: &str = "Python objects";
 
-/// Less time than this between a process's beginning and its inline hooks is not told, ns.
+/// A gap shorter than this between the start of a process and its inline hooks is not reported, ns.
 const TOLD_FROM_NS: u64 = 20_000_000;
 
 /// What is hooked in a process, and what is not.
@@ -83,20 +83,21 @@ impl Attaching {
         self.targets.is_hidden(pid) || self.targets.is_given_up(pid) || self.hooks.gave_up_frees()
     }
 
-    /// Whether frees of any process were ever not tracked: given up, hidden by inline hooks of another heapbpf, or with hooks that were
-    /// taken out.
+    /// Whether frees of any process went untracked at some time: tracking was stopped, inline hooks of another heapbpf
+    /// hid them, or hooks were taken out.
     pub fn lacked_frees(&self) -> bool {
         self.hooks.gave_up_frees() || self.targets.had_hidden() || self.targets.had_given_up()
     }
 
-    /// When frees of a process were last tracked again while it ran (CLOCK_MONOTONIC); `None` if they always were.
+    /// When tracking of a process's frees last resumed while it ran (CLOCK_MONOTONIC); `None` if they were always
+    /// tracked.
     pub fn frees_tracked_since(&self, incarnation: &Incarnation) -> Option<u64> {
         let since = self.targets.last_hidden_ns(incarnation.id.pid);
         since.filter(|since| *since > incarnation.since_ns)
     }
 
-    /// Kinds of the probed instructions in the files that a process maps: of freeing functions if `frees`, of allocating ones
-    /// otherwise. None if it has ended.
+    /// Kinds of the probed instructions in the files that a process maps: in freeing functions if `frees`, otherwise in
+    /// allocating ones. Empty if the process has ended.
     pub(crate) fn kinds_in(&self, host: &Host, pid: u32, frees: bool) -> Vec<ProbeKind> {
         self.allocators_of(host, pid).into_iter().flat_map(|key| self.hooks.kinds_in(key, frees)).collect()
     }
@@ -117,8 +118,8 @@ impl Attaching {
             .chain(mappings)
     }
 
-    /// Whether remarks say why calls were not seen: then no other reason has to be guessed. `seen`: processes that have a line in the
-    /// profile.
+    /// Whether remarks already explain why calls were not seen, so that no other reason needs to be guessed. `seen`:
+    /// processes that have a line in the profile.
     pub fn explains_silence(&self, seen: &HashSet<u32>) -> bool {
         self.targets.had_hidden() || !self.missed_remarks(seen).is_empty()
     }
@@ -127,10 +128,10 @@ impl Attaching {
         self.missed.remarks(seen, |forked| self.targets.was_hooked_at(forked.parent, forked.since_ns))
     }
 
-    /// Says of which named targets the first calls after an exec are missing. The new program may have no line in the profile that
-    /// could tell: perhaps these were its only ones.
+    /// Reports for which named targets the first calls after an exec are missing. The new program may have no line in
+    /// the profile to report it on: these may have been its only calls.
     fn gaps_after_exec(&self) -> Option<String> {
-        /// Most processes that are named.
+        /// Maximum number of processes that are named.
         const NAMED: usize = 3;
         let gaps = if self.global { Vec::new() } else { self.targets.gaps_after_exec() };
         let named = gaps.iter().take(NAMED).map(|(pid, gap_ns)| format!("{:.1} ms of {pid}", *gap_ns as f64 * 1e-6));

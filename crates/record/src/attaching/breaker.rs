@@ -1,4 +1,4 @@
-//! A process that dies of its inline hooks ends inline hooks, in all processes.
+//! The circuit breaker: a process that dies of its inline hooks ends inline hooking in all processes.
 
 use std::sync::Arc;
 
@@ -11,18 +11,18 @@ use sampler_ebpf::abi::{CrashRecord, ProcessKey};
 
 use super::probes::Attaching;
 
-/// That inline hooks were taken out of all processes.
+/// Inline hooks were taken out of all processes.
 #[derive(Debug)]
 pub(super) struct Tripped {
-    /// What is told of it.
+    /// The remark about it.
     pub(super) told: String,
     /// The process that died last.
     last: ProcessKey,
 }
 
 impl Attaching {
-    /// Takes in that a process died of a fault. If its inline hooks made it, they are taken out of all processes, none is hooked from now
-    /// on, and the program is remembered.
+    /// Handles a process that died of a fault. If its inline hooks caused the fault, they are taken out of all
+    /// processes, none is hooked from now on, and the program is remembered.
     pub(crate) fn note_crash(&mut self, crash: &CrashRecord, host: &Host) {
         let file = |key| self.hooks.files.get(key).and_then(|examined| examined.file.clone());
         let Some(blamed) = self.inline.as_ref().and_then(|inline| inline.blamed(crash, &file)) else { return };
@@ -33,7 +33,7 @@ impl Attaching {
         let died = format!("process {pid} ({comm}) died of {what}");
         match &mut self.tripped {
             None => self.trip(crash.process, &died),
-            // The kernel may tell of it twice.
+            // The kernel may report it twice.
             Some(tripped) if tripped.last == crash.process => return,
             Some(tripped) => {
                 tripped.last = crash.process;
@@ -51,7 +51,7 @@ impl Attaching {
         }
     }
 
-    /// Takes the inline hooks out of all processes, as one died of them, and tells.
+    /// Takes the inline hooks out of all processes because one died of them, and reports it.
     fn trip(&mut self, process: ProcessKey, died: &str) {
         let mut had = self.inline.as_mut().map(|inline| inline.trip(died)).unwrap_or_default();
         had.retain(|other| *other != process);
@@ -60,7 +60,7 @@ impl Attaching {
             self.targets.give_up(other.tgid, now_ns);
             self.activity.iter_mut().for_each(|activity| activity.given_up(*other));
         }
-        // Nobody needs to wait to be hooked.
+        // No process needs to wait for hooks any more.
         self.execs = None;
         let others = if had.len() == 1 { "1 other is".to_owned() } else { format!("{} others are", had.len()) };
         let told = format!(

@@ -1,4 +1,4 @@
-//! `-- COMMAND`: started, held before its first instruction until the probes are attached, and waited for.
+//! `-- COMMAND`: starts it, holds it before its first instruction until the probes are attached, and waits for it.
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_int};
 use std::io::{self, Read, Write};
@@ -41,7 +41,7 @@ impl NotStarted {
     }
 }
 
-/// A process by its pidfd, which always refers to this process; a process id is reused after its process has ended.
+/// A process by its pidfd, which always refers to this process. A process id may be reused once its process has ended.
 #[derive(Debug)]
 pub struct Process(OwnedFd);
 
@@ -51,7 +51,7 @@ pub struct Running {
     exited: AsyncFd<OwnedFd>,
 }
 
-/// The user that a command runs as under sudo: the one who invoked it. Without sudo it runs as ourselves.
+/// The user that a command runs as under sudo: the one who invoked sudo. Without sudo the command runs as our own user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct User {
     ids: InvokingUser,
@@ -90,7 +90,7 @@ fn account(uid: u32) -> Option<(CString, CString)> {
 fn groups(name: &CStr, gid: u32) -> Vec<libc::gid_t> {
     let mut groups = vec![gid; MOST_GROUPS];
     let mut count = MOST_GROUPS as libc::c_int;
-    // SAFETY: `groups` has room for `count` groups; the call sets `count` to how many there are.
+    // SAFETY: `groups` has space for `count` groups; the call sets `count` to how many there are.
     let status = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
     groups.truncate(if status < 0 { 1 } else { usize::try_from(count).unwrap_or(1) });
     groups
@@ -111,7 +111,7 @@ fn become_user(user: &User) -> io::Result<()> {
 
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
-    // SAFETY: `ends` has room for the two descriptors that the call stores.
+    // SAFETY: `ends` has space for the two descriptors that the call stores.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -139,7 +139,8 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
     // allocates nothing.
     unsafe {
         command.pre_exec(move || {
-            // Only heapbpf keeps the writing end: if it dies, the read below ends and the command starts unobserved.
+            // Only heapbpf keeps the writing end: if heapbpf dies, the read below ends and the command starts
+            // unobserved.
             libc::close(go_write_fd);
             show_memory_of_command();
             if let Some(user) = &user {
@@ -159,7 +160,7 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
             Ok(())
         });
     }
-    // `spawn` returns after the child's exec, so it runs in a thread of its own.
+    // `spawn` returns after the child's exec, so it runs on a thread of its own.
     let spawner = std::thread::spawn(move || {
         let child = command.spawn();
         drop((pid_write, go_read));
@@ -229,7 +230,7 @@ impl Running {
     /// Waits until the command ends.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// Waiting for it fails.
     pub async fn ended(&mut self) -> io::Result<ExitStatus> {
         loop {
             let mut exited = self.exited.readable().await?;
@@ -241,13 +242,13 @@ impl Running {
     }
 }
 
-/// heapbpf's exit status for a command's end: the command's own, or 128 + the signal that ended it.
+/// heapbpf's exit status after a command has ended: the command's own, or 128 + the signal that killed it.
 pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code & 0xff).unwrap_or(1)
 }
 
-/// The signal that ended a command, as `11 (SIGSEGV)`; `None` if it exited.
+/// The signal that killed a command, as `11 (SIGSEGV)`; `None` if it exited.
 pub fn killed_by(status: ExitStatus) -> Option<String> {
     status.signal()?;
     let told = status.to_string();

@@ -10,17 +10,17 @@ use super::mapped::{mapped_since, modules_of};
 use super::modules::Unhooked;
 use super::probes::{Attaching, Look, is_alive};
 
-/// Capacity kept for changes of the host while few occur.
+/// Capacity that the list of host changes keeps while few occur.
 const ROOM_FOR_CHANGES: usize = 256;
 
-/// Whether everything that a process allocated may be missing from the recording.
+/// Whether the recording may be missing everything that a process allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missed {
     /// Nothing new is known.
     Unchanged,
     /// Not everything is missing.
     No,
-    /// Everything is missing, if the process has ended by now.
+    /// Everything is missing if the process has ended by now.
     IfEnded,
     /// Everything is missing: the process ended before it could be hooked.
     Yes,
@@ -29,18 +29,18 @@ enum Missed {
 /// What an attempt to hook a module means for the process that mapped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Outcome {
-    /// CLOCK_MONOTONIC from which on the module's allocator is hooked in the process.
+    /// From when on the module's allocator is hooked in the process (CLOCK_MONOTONIC).
     hooked_ns: Option<u64>,
     missed: Missed,
 }
 
 /// Judges an attempt. `shared`: links serve every process that maps the file; `had_ns`: when the process mapped it;
-/// `file_ns`: when the file was first hooked for every process; `now_ns`: after the attempt.
+/// `file_ns`: when the file was first hooked for every process; `now_ns`: a time after the attempt.
 fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns: u64, now_ns: u64) -> Outcome {
     match attempt {
         Ok(Hooked::Now) => Outcome { hooked_ns: Some(now_ns), missed: Missed::IfEnded },
-        // A file hooked before the process mapped it leaves no gap. But another process may have mapped it just after
-        // this one, or have been reported first.
+        // A file that was hooked before the process mapped it leaves no gap. But another process may have mapped it
+        // just after this one, or its mapping may have been reported first.
         Ok(Hooked::Already) => {
             let since_ns = if shared { file_ns } else { 0 };
             let missed = match since_ns > had_ns {
@@ -50,7 +50,7 @@ fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns
             };
             Outcome { hooked_ns: Some(had_ns.max(since_ns)), missed }
         }
-        // Its C library may be hooked, but this module is what it allocates with.
+        // Its C library may be hooked, but it allocates with this module.
         Err(Unhooked::TooLate) => Outcome { hooked_ns: None, missed: Missed::Yes },
         Err(Unhooked::Gone) => Outcome { hooked_ns: None, missed: Missed::IfEnded },
         Err(Unhooked::Known | Unhooked::Waits | Unhooked::Refused(_)) => {
@@ -64,7 +64,7 @@ fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns
 pub struct Child {
     /// Process id.
     pub pid: u32,
-    /// Whether it began with inline hooks, its parent's.
+    /// Whether it started with its parent's inline hooks.
     pub is_inline: bool,
 }
 
@@ -81,7 +81,7 @@ impl Attaching {
         host.drain_changes(&mut changes);
         self.let_go_of_written(host);
         for change in changes.drain(..) {
-            // Each of them may take long.
+            // Each change may take long.
             self.let_go_of_written(host);
             if let HostChange::Ended(ended) | HostChange::Replaced(ended, _) = change {
                 let until_ns = host.processes().get(ended).and_then(|ended| ended.until_ns);
@@ -130,7 +130,7 @@ impl Attaching {
         self.hooks.functions().len() != before
     }
 
-    /// Handles the modules that are being examined on other threads, and waits for them.
+    /// Handles the modules that other threads are still examining, and waits for them.
     pub fn finish_examining(&mut self, host: &mut Host) {
         if self.is_over() {
             return;
@@ -141,18 +141,18 @@ impl Attaching {
             }
             self.mapped(host, incarnation, module, true);
         }
-        // Those that still wait for their inline hooks will not get them any more.
+        // Processes that still wait for their inline hooks will not get them any more.
         for (incarnation, _) in std::mem::take(&mut self.under_way) {
             self.too_late_for(host, incarnation);
         }
     }
 
-    /// Handles a module that a process mapped. `again`: it was being examined the last time.
+    /// Handles a module that a process mapped. `again`: it was still being examined the last time.
     fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId, again: bool) {
         let pid = incarnation.pid;
         if self.takes_in() && self.held != Some(pid) && !self.was_taken_in(incarnation) {
             let is_named = self.targets.named_alive.contains(&pid);
-            // Of all processes of the host, those are taken in that are active.
+            // With the whole host as targets, only active processes are taken in.
             if is_named || self.global && !self.is_listed_by_all() && self.is_target(host, incarnation) {
                 self.await_member(pid);
             }
@@ -160,17 +160,17 @@ impl Attaching {
         }
         let known = self.targets.coverages.contains_key(&pid);
         let is_concerned = self.global || known || self.targets.named_alive.contains(&pid);
-        // Examining a large file takes seconds: of other programs none is.
+        // Examining a large file takes seconds, so files of other programs are not examined.
         if is_concerned && self.is_examined_aside(host, module) {
             self.under_way.push((incarnation, module));
             return;
         }
         self.note_exec(pid);
         let known = self.targets.coverages.contains_key(&pid);
-        // Shared links are worth making although the target has ended: others may map the file, too.
+        // Shared links are worth making even if the target has ended: other processes may map the file, too.
         let can_be_hooked = self.global || self.targets.named_alive.contains(&pid) || self.shares && known;
         if !can_be_hooked {
-            // Links of its own cannot be made for a target that has ended; the module is only examined for the audit.
+            // A target that has ended cannot get links of its own; the module is only examined for the audit.
             if known
                 && !self.modules.contains_key(&module)
                 && let Ok(look) = self.look_at(host, module)
@@ -215,8 +215,9 @@ impl Attaching {
         }
     }
 
-    /// Handles the end of an exec that dropped what was noted of a process: that it announces its samples, or where its
-    /// interpreter is. If that had been noted of the new program, whose mappings are known before, it is noted again.
+    /// Handles the end of an exec, which dropped what was noted about a process: that it announces its samples, or
+    /// where its interpreter is. The new program's mappings may have been reported before that, so what they showed is
+    /// noted again.
     pub fn note_anew(&mut self, pid: u32, host: &mut Host) {
         if self.is_over() {
             return;
@@ -233,7 +234,7 @@ impl Attaching {
         self.hooks.shared_since(self.modules.get(&module)?.probed_file()?)
     }
 
-    /// Notes an ended process as missed if it was hooked late. Figures of it may still arrive later.
+    /// Notes an ended process as missed if it was hooked late. Its figures may still arrive later.
     fn note_late(&mut self, host: &mut Host, incarnation: IncarnationId) {
         if self.targets.coverages.get(&incarnation.pid).is_some_and(|it| it.hooked && it.uncovered_ns > 0) {
             self.note_missed(host, incarnation);
@@ -241,7 +242,7 @@ impl Attaching {
     }
 
     fn note_missed(&mut self, host: &mut Host, incarnation: IncarnationId) {
-        // Mappings of an exec may be reported before the exec; then they belong to the next incarnation.
+        // Mappings of an exec may be reported before the exec itself; then they belong to the next process generation.
         let last = host.processes().at(incarnation.pid, u64::MAX).map(|last| last.id);
         for incarnation in [Some(incarnation), last].into_iter().flatten() {
             let Some(info) = host.describe(incarnation) else { continue };
@@ -254,15 +255,16 @@ impl Attaching {
         }
     }
 
-    /// Notes a target that ended before an allocator of it could be hooked. If another one was hooked and counted something, the
-    /// target has a line in the profile, and no remark.
+    /// Notes a target that ended before one of its allocators could be hooked. If another allocator was hooked and
+    /// counted something, the target has a line in the profile and gets no remark.
     fn too_late_for(&mut self, host: &mut Host, incarnation: IncarnationId) {
         if !is_alive(incarnation.pid) {
             self.note_missed(host, incarnation);
         }
     }
 
-    /// Handles a process that the host reports: the child of a target. The record of its fork may come later, or be lost.
+    /// Handles a process that the host reports: the child of a target. The record of its fork may come later, or be
+    /// lost.
     fn started(&mut self, host: &Host, incarnation: IncarnationId) {
         let Some(child) = host.processes().get(incarnation) else { return };
         let pid = incarnation.pid;
@@ -274,13 +276,13 @@ impl Attaching {
             let child_of = Child { pid, is_inline: self.control.has_inherited_hooks(pid) };
             self.forked(child.info.parent_pid, child_of, child.since_ns, host);
         } else if !runs && self.targets.coverages.contains_key(&child.info.parent_pid) {
-            // What it mapped is looked at, although it has ended: others may map it, too.
+            // What it mapped is examined although it has ended: other processes may map it, too.
             self.targets.note(pid, child.since_ns);
         }
     }
 
-    /// Handles the fork of a target. Shared links count the child; if there are none yet, they are made. A second report is
-    /// ignored.
+    /// Handles the fork of a target. Shared links count the child; if there are none yet, they are made. A second
+    /// report of the same fork is ignored.
     pub fn forked(&mut self, parent: u32, child: Child, time_ns: u64, host: &Host) {
         let Child { pid: child, is_inline } = child;
         self.inherit_announcing(parent, child, time_ns);

@@ -1,4 +1,4 @@
-//! Go programs among the targets: which processes have a heap that their runtime samples.
+//! Go programs among the targets: which processes have a heap that the Go runtime samples.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl Attaching {
             .and_then(|process| process.space.current().iter().find(|mapping| mapping.module == module).copied());
         let Some(mapping) = mapping else { return };
         log::debug!("process {} runs the Go program {}", incarnation.pid, program.path);
-        // The program comes first; plugins of it have no heap of their own.
+        // The program is mapped first; its plugins have no heap of their own.
         let process = self.go.processes.entry(incarnation.pid);
         let process = process.or_insert_with(|| GoProcess { incarnation, program: Arc::clone(&program), mapping });
         if process.incarnation != incarnation {
@@ -33,7 +33,7 @@ impl Attaching {
         }
     }
 
-    /// The language runtime in a module that was examined.
+    /// The language runtime in an examined module.
     pub(super) fn runtime_of(&self, module: ModuleId) -> Option<Runtime> {
         match self.modules.get(&module)? {
             Look::Runtime(runtime) => Some(*runtime),
@@ -61,14 +61,14 @@ impl Attaching {
     /// Whether a process runs a Go program whose heap can be read.
     ///
     /// # Errors
-    /// It runs one whose heap cannot be read, and why.
+    /// The process runs a Go program whose heap cannot be read; the text says why.
     pub(super) fn runs_readable_go(&self, pid: u32) -> Result<bool, String> {
         let Some(process) = self.go.processes.get(&pid) else { return Ok(false) };
         let unreadable = |why| format!("{}: Go's own heap cannot be read: {why}", process.program.path);
         process.program.program().map(|_| true).map_err(unreadable)
     }
 
-    /// Targets that run Go programs now. Ended processes are forgotten.
+    /// Targets that run Go programs now. Forgets ended processes.
     pub fn go_targets(&mut self, host: &mut Host) -> Vec<GoProcess> {
         let is_current = |host: &Host, process: &GoProcess| {
             host.processes().current(process.incarnation.pid).is_some_and(|it| it.id == process.incarnation)
@@ -87,7 +87,7 @@ impl Attaching {
         self.had_targets || living.into_iter().any(|incarnation| self.is_target(host, incarnation))
     }
 
-    /// Whether an incarnation belongs to a target.
+    /// Whether a process generation belongs to a target.
     pub(super) fn is_target(&self, host: &mut Host, incarnation: IncarnationId) -> bool {
         if !self.global {
             return self.targets.named_alive.contains(&incarnation.pid);

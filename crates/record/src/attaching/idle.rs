@@ -12,8 +12,8 @@ use heapbpf_profile::model::Process;
 use super::probes::{Attaching, Look};
 
 impl Attaching {
-    /// Targets that run and are none of `counted`, with when they started (CLOCK_BOOTTIME, ns), where processes are targets by a rule.
-    /// Those that are named are counted. What heapbpf started itself is left out.
+    /// Running targets that are not in `counted`, each with its start (CLOCK_BOOTTIME, ns). Applies only where
+    /// processes become targets by a rule; named processes always count. Children of heapbpf itself are left out.
     pub(crate) fn idle_targets(&self, host: &mut Host, counted: &HashSet<u32>) -> Vec<(Process, u64)> {
         if !self.global {
             return Vec::new();
@@ -46,13 +46,13 @@ impl Attaching {
         idle
     }
 
-    /// Whether probes that serve every process are in a file of a process.
+    /// Whether one of a process's files has probes that serve every process.
     fn is_probed(&self, incarnation: &Incarnation) -> bool {
         let has_probes = |module| matches!(self.modules.get(&module), Some(Look::Hook(_)));
         !self.takes_in() && incarnation.space.modules().any(has_probes)
     }
 
-    /// Runtimes with heaps of their own in the files of a process that were looked at.
+    /// Runtimes with heaps of their own in the examined files of a process.
     pub(super) fn runtimes_in(&self, incarnation: &Incarnation) -> BTreeSet<Runtime> {
         let looks = incarnation.space.modules().filter_map(|module| self.modules.get(&module));
         let runtime = |look: &Look| match look {

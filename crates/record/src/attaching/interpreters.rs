@@ -18,19 +18,19 @@ pub(super) struct Interpreters {
     pub(super) known: HashMap<ModuleId, Option<Arc<Runtime>>>,
     pub(super) new: Vec<(ModuleId, Arc<Runtime>)>,
     pub(super) refused: BTreeMap<ModuleId, Unsupported>,
-    /// Those whose table of allocators their loader has not filled in yet, and until when that is awaited.
+    /// Interpreters whose table of allocators the loader has not filled in yet, and until when to wait for it.
     pub(super) unled: Vec<(IncarnationId, ModuleId, Instant)>,
-    /// The one that is looked at again.
+    /// The interpreter that is being checked again.
     pub(super) retried: Option<(IncarnationId, ModuleId, Instant)>,
 }
 
 impl Interpreters {
-    /// Until when the table of an interpreter is awaited, if it is looked at again.
+    /// Until when to wait for an interpreter's table, if the interpreter is being checked again.
     pub(super) fn awaited(&self, incarnation: IncarnationId, module: ModuleId) -> Option<Instant> {
         self.retried.filter(|(of, its, _)| (*of, *its) == (incarnation, module)).map(|(.., until)| until)
     }
 
-    /// Whether a table of allocators is to be looked at again.
+    /// Whether a table of allocators must be checked again.
     pub(super) const fn has_unled(&self) -> bool {
         !self.unled.is_empty()
     }
@@ -39,14 +39,14 @@ impl Interpreters {
 /// The object allocator of an interpreter, and the interpreter's file.
 pub(super) type TableOfFile = (Arc<ObjectTable>, Arc<File>);
 
-/// What is known of object allocators.
+/// What is known about object allocators.
 #[derive(Default)]
 pub(super) struct Objects {
-    /// Of each interpreter, with its file.
+    /// The object allocator of each interpreter, with the interpreter's file.
     pub(super) known: HashMap<ModuleId, Option<TableOfFile>>,
     /// Names of the functions, and their sites in the kernel's table.
     pub(super) sites: Vec<(String, Site)>,
-    /// Interpreters that may fill in their table anew.
+    /// Interpreters that may still fill in their table again.
     pub(super) young: HashMap<u32, Young>,
 }
 
@@ -59,13 +59,13 @@ pub(super) struct Young {
 }
 
 impl Objects {
-    /// Time until a table is to be looked at again.
+    /// Time until a table must be checked again.
     pub(super) fn until_look(&self) -> Option<Duration> {
         let next = self.young.values().map(|young| young.next).min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
-    /// A process has ended, or runs another program.
+    /// Forgets a process that has ended or runs another program.
     pub(super) fn forget(&mut self, pid: u32) {
         self.young.remove(&pid);
     }

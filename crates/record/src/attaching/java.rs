@@ -1,4 +1,4 @@
-//! JVMs in the targets: which are not understood. (The intake finds those that are, right before it needs them.)
+//! JVMs in the targets that heapbpf cannot read. (The intake finds the readable ones right before it needs them.)
 
 use heapbpf_audit::Missing;
 use heapbpf_host::Host;
@@ -10,7 +10,7 @@ use heapbpf_probes::Runtime;
 use super::probes::Attaching;
 
 impl Attaching {
-    /// If a module is a JVM that does not describe itself, notes why.
+    /// If a module is a JVM that does not describe itself, notes the reason.
     pub(super) fn note_jvm(&mut self, host: &mut Host, module: ModuleId) {
         if self.runtime_of(module) != Some(Runtime::Java) || !self.jvms.looked_at.insert(module) {
             return;

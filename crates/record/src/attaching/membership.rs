@@ -1,4 +1,4 @@
-//! Which links count the calls of named processes, and which processes are named because they descend from one that is.
+//! Which links count the calls of named processes, and which processes count as named because they descend from one.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -14,8 +14,8 @@ use super::mapped::modules_of;
 use super::probes::Attaching;
 use crate::plan::Targets;
 
-/// Most rounds in which descendants are looked for. One that forks is listed within a round, and its later children are
-/// listed by their fork.
+/// Maximum number of rounds when searching for descendants. A descendant that forks is listed within a round, and its
+/// later children are listed when they are forked.
 const ROUNDS: usize = 16;
 
 /// What decides which links count the calls of the named processes.
@@ -23,19 +23,20 @@ const ROUNDS: usize = 16;
 struct Named {
     /// Whether links to one process see all its threads.
     links_one_process: bool,
-    /// Most named processes that map one file with an allocator.
+    /// Largest number of named processes that map the same file with an allocator.
     users: usize,
     /// Whether one of them maps a file whose links must serve every process.
     must_share: bool,
-    /// Whether children are expected: a command is started, or a process has or had some.
+    /// Whether children are expected: a command is started, or a process has or had children.
     have_children: bool,
     /// Whether children are targets.
     follow: bool,
 }
 
 impl Named {
-    /// Links to one process spare all others, but never see a child: the kernel ignores its hits, and links of its own come
-    /// too late for a short life. Where children are expected, links for every process are there before them.
+    /// Links to one process cost other processes nothing, but never see a child: the kernel ignores the child's hits,
+    /// and links made for a short-lived child come too late. Where children are expected, links for every process are
+    /// made in advance.
     const fn counted_by(self) -> CountedBy {
         let have_children = self.follow && self.have_children;
         let own = self.links_one_process && self.users <= MOST_OWN_LINKS && !have_children && !self.must_share;
@@ -55,12 +56,13 @@ impl Attaching {
             return;
         }
         if self.standing.all_announce() {
-            // Announcements are rare: links that serve every process cost others next to nothing, and miss no child.
+            // Announcements are rare: links that serve every process cost the others next to nothing, and miss no
+            // child.
             self.shares = true;
             return;
         }
         if self.takes_in() {
-            // They count a command up to its entry point.
+            // The command's own links count it up to its entry point.
             self.own.extend(command);
             return;
         }
@@ -80,7 +82,7 @@ impl Attaching {
         }
     }
 
-    /// Most named processes that map one file with an allocator.
+    /// Largest number of named processes that map the same file with an allocator.
     fn most_users(&mut self, targets: &Targets, host: &mut Host) -> usize {
         let mut users = std::collections::HashMap::<ModuleId, usize>::new();
         for process in &targets.running {
@@ -102,8 +104,9 @@ impl Attaching {
         self.rules.iter().any(|rule| matches!(rule, Target::All))
     }
 
-    /// Lists the processes that descend from targets and already run. The targets must have been listed: from then on, forks
-    /// list their children. A descendant that forks meanwhile is found with its children, or lists them.
+    /// Lists running processes that descend from targets. The targets must already be listed: from then on, a fork
+    /// lists the child. A descendant that forks during the search is found together with its children, or lists them
+    /// itself.
     pub(super) fn list_descendants(&mut self, targets: &Targets) -> Vec<ProcessInfo> {
         let roots: Vec<u32> = targets.running.iter().map(|process| process.pid).collect();
         let mut known: HashSet<u32> = roots.iter().copied().collect();
@@ -129,13 +132,13 @@ impl Attaching {
         listed
     }
 
-    /// The process that links are made for so that they count this one's calls: itself if it has links of its own, or every
-    /// process.
+    /// The process to make links for so that they count this one: the process itself if it has links of its own, or
+    /// `None` for every process.
     pub(super) fn link_for(&self, pid: u32) -> Option<u32> {
         (self.takes_in() || self.own.contains(&pid)).then_some(pid)
     }
 
-    /// Whether links serve a process alone.
+    /// Whether a process has links that serve it alone.
     pub(crate) fn has_own_links(&self, pid: u32) -> bool {
         self.own.contains(&pid)
     }
@@ -145,8 +148,8 @@ impl Attaching {
         self.shares
     }
 
-    /// Has shared links count a process if its own see it no more, because a thread other than its first called exec. Its own
-    /// are to be released once shared ones are there.
+    /// Switches a process to shared links if its own no longer see it, because a thread other than its first called
+    /// exec. Its own links are to be released once the shared ones are in place.
     pub(super) fn note_exec(&mut self, pid: u32) {
         if !self.takes_in() && self.own.contains(&pid) && self.control.counted_by(pid) == Some(CountedBy::SharedLinks) {
             self.own.remove(&pid);

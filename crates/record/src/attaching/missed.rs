@@ -1,4 +1,4 @@
-//! Targets of which nothing was recorded.
+//! Targets about which nothing was recorded.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default)]
 struct MissedProcess {
     name: Arc<str>,
-    /// The process that it was forked from, whose hooks count it if they were there by then.
+    /// The parent that it was forked from. The parent's hooks count the child if they were in place by then.
     forked: Option<Forked>,
 }
 
-/// From whom and when a process was forked that kept the program of its parent.
+/// When and by whom a process that still runs its parent's program was forked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forked {
     /// Process id of the parent.
@@ -20,26 +20,26 @@ pub struct Forked {
     pub since_ns: u64,
 }
 
-/// Targets that ended before one of their allocators was hooked, or soon after. The profile has nothing of them unless
-/// their figures arrive later.
+/// Targets that ended before one of their allocators was hooked, or soon after. They are missing from the profile
+/// unless their figures arrive later.
 #[derive(Clone, Debug, Default)]
 pub struct Missed {
     processes: BTreeMap<u32, MissedProcess>,
-    /// Those of which it is certain that an allocator was not hooked in time. Of the others, none was known to be hooked when they
-    /// ended.
+    /// Processes in which an allocator was certainly not hooked in time. In the other ones, no allocator was known to
+    /// be hooked when they ended.
     certain: BTreeSet<u32>,
-    /// Targets of which another remark says why nothing of them is seen.
+    /// Targets for which another remark says why nothing is seen of them.
     explained: BTreeSet<u32>,
-    /// Names of programs that targets executed, and how many of each were over before they were hooked.
+    /// Names of programs that targets executed, and how many runs of each were over before they were hooked.
     programs: BTreeMap<Arc<str>, u64>,
     /// Processes whose programs are judged one by one.
     judged: BTreeSet<u32>,
 }
 
 impl Missed {
-    /// Most targets that are remembered. Beyond that, the remark says enough.
+    /// Maximum number of remembered targets. Beyond that, the remark says enough.
     const MOST: usize = 1 << 16;
-    /// Most names in a remark.
+    /// Maximum number of names in a remark.
     const NAMES: usize = 5;
 
     /// Adds such a process, with its name if known.
@@ -60,7 +60,7 @@ impl Missed {
         }
     }
 
-    /// Adds a process that has an allocator which was not hooked in time, whatever becomes of its others.
+    /// Adds a process that has an allocator which was not hooked in time, whatever happens to its other allocators.
     pub fn note_certain(&mut self, pid: u32, comm: Arc<str>) {
         self.note(pid, comm);
         if self.processes.contains_key(&pid) {
@@ -68,14 +68,15 @@ impl Missed {
         }
     }
 
-    /// Adds a program that a target executed, and that was over before it was hooked. Others that the process ran may have been counted.
+    /// Adds a program that a target executed and that was over before it was hooked. Other programs of the same process
+    /// may have been counted.
     pub fn note_program(&mut self, comm: Arc<str>) {
         if self.programs.len() < Self::MOST {
             *self.programs.entry(comm).or_default() += 1;
         }
     }
 
-    /// Whether programs of this process were missed is told one by one.
+    /// Notes that missed programs of this process are reported one by one.
     pub fn knows_programs_of(&mut self, pid: u32) {
         if self.judged.len() < Self::MOST {
             self.judged.insert(pid);
@@ -89,7 +90,7 @@ impl Missed {
         }
     }
 
-    /// Notes that another remark says why nothing of a process is seen.
+    /// Notes that another remark says why nothing is seen of a process.
     pub fn is_explained(&mut self, pid: u32) {
         self.forget(pid);
         self.explained.insert(pid);
@@ -101,8 +102,8 @@ impl Missed {
         self.certain.remove(&pid);
     }
 
-    /// The remarks in the profile. `seen`: processes that have a line in it. `had_hooks`: whether the hooks of a parent counted a
-    /// child from its fork on.
+    /// The remarks in the profile. `seen`: processes that have a line in it. `had_hooks`: whether the hooks of a parent
+    /// counted the child from its fork on.
     pub fn remarks(&self, seen: &HashSet<u32>, had_hooks: impl Fn(Forked) -> bool) -> Vec<String> {
         let is_missed = |pid: &u32, missed: &MissedProcess| {
             let is_told = self.judged.contains(pid) || missed.forked.is_some_and(&had_hooks);
@@ -118,7 +119,7 @@ impl Missed {
     }
 }
 
-/// Says how many were missed, by their names.
+/// Says how many were missed, with some names.
 fn remark(n: u64, [one, many]: [&str; 2], names: &[&str], ended: &str) -> Option<String> {
     let names: BTreeSet<&str> = names.iter().copied().filter(|name| !name.is_empty()).collect();
     let named = names.iter().take(Missed::NAMES).copied().collect::<Vec<_>>().join(", ");
@@ -160,7 +161,7 @@ mod tests {
         assert_eq!(missed.remarks(&HashSet::from([2, 3, 4, 5, 6]), never), [] as [&str; 0]);
     }
 
-    /// A child may begin and end before it is known which files its parent maps.
+    /// A child may start and end before the files that its parent maps are known.
     #[test]
     fn a_child_of_a_hooked_parent_is_not_missed() {
         let mut missed = Missed::default();
@@ -173,7 +174,7 @@ mod tests {
         assert!(!missed.remarks(&nobody, |_| true).is_empty(), "another of its allocators was hooked too late");
     }
 
-    /// The process has a line in the profile, of another program.
+    /// The process has a line in the profile, from another program.
     #[test]
     fn programs_that_were_over_at_once_are_told_although_their_process_is_seen() {
         let mut missed = Missed::default();

@@ -1,4 +1,4 @@
-//! Modules that targets map: which have an allocator to hook, and why others are not hooked.
+//! Modules that targets map: which have an allocator to hook, and why the others are not hooked.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -24,30 +24,31 @@ use sampler_ebpf::abi::Site;
 use super::mapped::modules_of;
 use super::probes::{Attaching, Look};
 
-/// Most remarks about files that could not be hooked.
+/// Maximum number of remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
 
 /// Why a module is not hooked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unhooked {
-    /// It has no allocator, or what it lacks has been reported.
+    /// It has no allocator, or the reason has been reported.
     Known,
     /// It can no longer be examined.
     Gone,
     /// It has an allocator, but its process ended before the links were attached.
     TooLate,
-    /// Its process is to be hooked inline, which was not possible yet.
+    /// Its process is to be hooked inline, which has not been possible yet.
     Waits,
     /// Its process cannot be hooked.
     Refused(String),
 }
 
-/// Where calls of an allocator may lead, the outermost first.
+/// Where calls of an allocator may lead; the outermost allocator comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Nesting {
     /// To another file's allocator.
     Wraps,
-    /// To that of a file that is loaded before, if there is one: a C library's `reallocarray` calls its `realloc`.
+    /// To the allocator of a file that is loaded earlier, if there is one: a C library's `reallocarray` calls its
+    /// `realloc`.
     Interposed,
     /// Nowhere else.
     Ends,
@@ -59,8 +60,8 @@ fn is_ours(path: &str) -> bool {
 }
 
 impl Attaching {
-    /// Hooks a module in a process, if it has an allocator: inline if that is wanted and possible, else by the links that
-    /// serve the process.
+    /// Hooks a module in a process, if it has an allocator: inline if that is wanted and possible, otherwise by the
+    /// links that serve the process.
     pub(super) fn hook_module_in(&mut self, host: &mut Host, module: ModuleId, pid: u32) -> Result<Hooked, Unhooked> {
         let link = self.link_for(pid);
         let key = self.file_of(host, module);
@@ -68,7 +69,7 @@ impl Attaching {
             return self.follow_announcements(host, *key, pid);
         }
         if self.standing.announces_for_lack_of_allocator(pid) {
-            // Its allocations count already.
+            // Its allocations are counted already.
             if link.is_none() {
                 let _ = self.hook_module(host, module, None);
             }
@@ -88,7 +89,7 @@ impl Attaching {
         }
     }
 
-    /// Hooks a module if it has an allocator, by probes.
+    /// Hooks a module by probes, if it has an allocator.
     pub(super) fn hook_module(
         &mut self,
         host: &mut Host,
@@ -133,8 +134,8 @@ impl Attaching {
         }
     }
 
-    /// Hooks a process inline that waits at its entry point. Probes have counted what its libraries did so far, and sampled
-    /// `blocks`.
+    /// Hooks a process inline that waits at its entry point. Probes have counted its libraries' calls so far and
+    /// sampled `blocks`.
     pub(crate) fn hook_at_entry(&mut self, host: &mut Host, pid: u32, blocks: &[u64]) {
         self.hook_all_inline(host, pid, Some(blocks));
         let keys = self.allocators_of(host, pid);
@@ -155,7 +156,7 @@ impl Attaching {
         }
     }
 
-    /// A process that should be hooked inline stays with its probes.
+    /// Notes that a process that should be hooked inline keeps its probes.
     pub(crate) fn stays_probed(&mut self, pid: u32, why: &str) {
         self.standing.note(pid, Err(why.to_owned()));
         if self.inline_is_asked {
@@ -164,12 +165,12 @@ impl Attaching {
         }
     }
 
-    /// Warns of the processes that should be hooked inline and are not, of each reason once.
+    /// Warns about processes that should be hooked inline and are not, once per reason.
     pub(crate) fn tell_refusals(&mut self) {
         self.refusals.take().iter().for_each(|line| log::warn!("{line}"));
     }
 
-    /// A process is not hooked inline: it stays with its probes, if these see anything of it.
+    /// Handles a process that is not hooked inline: it keeps its probes, if these see anything of it.
     fn is_refused(&mut self, pid: u32, refused: &Refused) {
         let why = refused.to_string();
         if refused.blinds_probes() {
@@ -181,8 +182,8 @@ impl Attaching {
         }
     }
 
-    /// Hooks a process inline, if that is wanted and possible. Otherwise its probes follow. No links must have counted it so far,
-    /// or it is at rest, and `sampled` are the blocks that probes sampled.
+    /// Hooks a process inline, if that is wanted and possible. Otherwise probes follow. Either no links have counted
+    /// the process so far, or it is stopped and `sampled` are the blocks that probes sampled.
     pub(super) fn hook_inline(&mut self, host: &mut Host, pid: u32, key: FileKey, sampled: Option<&[u64]>) -> Service {
         let link = self.link_for(pid);
         let is_at_rest = sampled.is_some();
@@ -223,7 +224,7 @@ impl Attaching {
                 self.is_refused(pid, &refused);
             }
             match service {
-                // What is recorded begins when everything is in place.
+                // The recording begins when everything is in place.
                 Service::Waits { until, .. } if self.is_starting || is_at_rest => {
                     std::thread::sleep(until.saturating_duration_since(Instant::now()));
                 }
@@ -232,8 +233,8 @@ impl Attaching {
         }
     }
 
-    /// The files with allocators that a process has mapped, those first whose calls may lead to others' allocators: as long as
-    /// probes count these calls, they count the others' too.
+    /// The files with allocators that a process has mapped. Those whose calls may lead to other allocators come first:
+    /// as long as probes count such calls, they must count the inner calls, too.
     pub(super) fn allocators_of(&self, host: &Host, pid: u32) -> Vec<FileKey> {
         let modules = modules_of(host, pid);
         let keys: BTreeSet<FileKey> =
@@ -243,7 +244,7 @@ impl Attaching {
         keys
     }
 
-    /// What calls of a file's allocator may lead to.
+    /// Where calls of a file's allocator may lead.
     fn nesting(&self, key: FileKey) -> Nesting {
         match self.hooks.files.plan(key) {
             Some(plan) if plan.may_call_out => Nesting::Wraps,
@@ -252,7 +253,7 @@ impl Attaching {
         }
     }
 
-    /// How another allocator of a process is counted whose calls may lead to this one, if not inline.
+    /// How this allocator is counted if another one in the process, whose calls may lead to it, is not hooked inline.
     fn unless_outer_are_inline(
         &mut self,
         host: &mut Host,
@@ -267,18 +268,19 @@ impl Attaching {
         if let Some(service) = services.find(|service| *service != Service::Inline) {
             return Some(service);
         }
-        // After an exec, a preloaded allocator is mapped before the C library, whose links from before count on. A process that waits
-        // at its entry point has mapped all.
+        // After an exec, a preloaded allocator is mapped before the C library, whose earlier links keep counting. A
+        // process that waits at its entry point has mapped everything.
         let is_awaited = |key: FileKey| self.nesting(key) == Nesting::Interposed && !mapped.contains(&key);
         let awaits =
             sampled.is_none() && nesting == Nesting::Ends && self.hooks.served(self.link_for(pid)).any(is_awaited);
         awaits.then_some(Service::Probes)
     }
 
-    /// Whether probes in a file would count what inline hooks of a process count, too. (Where links serve all processes, they are there
-    /// all the same.) That is told.
+    /// Whether probes in a file would count calls that a process's inline hooks count, too. If so, it is reported.
+    /// (Links that serve all processes are made all the same.)
     fn would_count_twice(&mut self, pid: u32, key: FileKey) -> bool {
-        // Whether it is inline asks the kernel, and few files call others.
+        // Finding out whether it is hooked inline asks the kernel, and few files call others, so the nesting is checked
+        // first.
         if self.nesting(key) != Nesting::Wraps || !self.inline.as_ref().is_some_and(|inline| inline.counts(pid)) {
             return false;
         }
@@ -289,7 +291,7 @@ impl Attaching {
         !is_hooked
     }
 
-    /// Whether every allocator of a process could be hooked inline. Nothing is done to it.
+    /// Whether every allocator of a process could be hooked inline. Does not touch the process.
     pub(crate) fn could_be_hooked_inline(&self, host: &Host, pid: u32) -> bool {
         let keys = self.allocators_of(host, pid);
         let can_be = |key: &FileKey| {
@@ -299,10 +301,10 @@ impl Attaching {
         !keys.is_empty() && keys.iter().all(can_be)
     }
 
-    /// Plans a file that is not hooked yet without the instructions on which a debugger has breakpoints, in the process
-    /// that it is hooked for, or in any.
+    /// Plans a file that is not hooked yet so that it avoids instructions with a debugger's breakpoints: those in the
+    /// process that it is hooked for, or in any process.
     fn avoid_breakpoints(&mut self, host: &Host, module: ModuleId, key: FileKey, pid: Option<u32>) {
-        /// Most times that a file is planned anew, because breakpoints are on the next choice, too.
+        /// Maximum number of times that a file is planned again because the new sites have breakpoints, too.
         const ROUNDS: usize = 4;
         if self.hooks.has_sites(key) {
             return;
@@ -356,7 +358,7 @@ impl Attaching {
         give_memory_back();
     }
 
-    /// Forgets modules that the host has forgotten, and lets go of their files.
+    /// Forgets modules that the host has forgotten, and releases their files.
     pub(crate) fn forget_modules(&mut self, known: &ModuleTable) {
         let is_known = |module: &ModuleId| known.get(*module).is_some();
         self.modules.retain(|module, _| is_known(module));
@@ -374,8 +376,9 @@ impl Attaching {
         sites.for_each(|first| self.control.remove_file(first));
     }
 
-    /// Takes the probes out of files that are being overwritten in place: the kernel would put them into other code. What maps such a
-    /// file from now on is looked at anew; those that had it mapped are no longer counted by probes.
+    /// Takes the probes out of files that are being overwritten in place: the kernel would put them into other code. A
+    /// process that maps such a file from now on gets it examined again; processes that had it mapped are no longer
+    /// counted by probes.
     pub(super) fn let_go_of_written(&mut self, host: &Host) {
         let written = self.hooks.forget_written(&mut self.control);
         if written.is_empty() {
@@ -399,8 +402,8 @@ impl Attaching {
         }
     }
 
-    /// Whether a module is being examined on another thread, which this begins for a large file. A recording goes on
-    /// meanwhile.
+    /// Whether another thread is examining a module. Starts that for a large file, so that the recording goes on in the
+    /// meantime.
     pub(super) fn is_examined_aside(&mut self, host: &mut Host, module: ModuleId) -> bool {
         if self.modules.contains_key(&module) {
             return false;
@@ -412,7 +415,7 @@ impl Attaching {
         self.hooks.files.examine_aside(&path, &file)
     }
 
-    /// Examines a module. `Err`: this is not possible now, but perhaps later.
+    /// Examines a module. `Err`: not possible now, but perhaps later.
     pub(super) fn look_at(&mut self, host: &mut Host, module: ModuleId) -> Result<Look, ()> {
         let (kind, path) = host.modules().get(module).map(|module| (module.kind, module.path.clone())).ok_or(())?;
         if kind != ModuleKind::File || is_ours(&path) {

@@ -1,4 +1,5 @@
-//! Python's object allocator in processes that are hooked inline: counted by the code that counts malloc below it.
+//! Python's object allocator in processes that are hooked inline. The code that counts the malloc below it counts it,
+//! too.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,16 +20,17 @@ use super::interpreters::{TableOfFile, Young};
 use super::mapped::modules_of;
 use super::probes::Attaching;
 
-/// For how long, and how often, a table is looked at again: an interpreter that begins may fill it in anew.
+/// How long, and how often, a table is checked again: an interpreter that starts up may fill it in again.
 const BEGINS_FOR: Duration = Duration::from_secs(10);
 const LOOK_AFTER: Duration = Duration::from_millis(50);
-/// How often a process is stopped, until its table could be led to the jumps, and the pause in between.
+/// How often a process is stopped to lead its table to the jumps, and the pause between attempts.
 const LEAD_ATTEMPTS: usize = 5;
 const LEAD_PAUSE: Duration = Duration::from_millis(5);
 
 impl Attaching {
-    /// The functions of a Python interpreter in a process whose allocator is about to be hooked inline, if they are to count. From
-    /// here on the interpreter's table leads to jumps, through which they can be led to the mapped code.
+    /// The functions of a Python interpreter in a process whose allocator is about to be hooked inline, if they are to
+    /// be counted. Afterwards the interpreter's table leads to jumps, through which calls can be led to the mapped
+    /// code.
     pub(super) fn objects_above(&mut self, host: &mut Host, pid: u32, allocator: FileKey) -> Vec<ObjectHook> {
         if !self.counts_objects_inside {
             return Vec::new();
@@ -88,8 +90,9 @@ impl Attaching {
         Ok(hooks)
     }
 
-    /// Whether a file's allocator has a function `malloc`. If an interpreter's own has none, its object allocator does not call it:
-    /// since 3.13 mimalloc (`mi_malloc`) is in it, which builds without the global interpreter lock use in place of objects'.
+    /// Whether a file's allocator has a function `malloc`. If an interpreter's own allocator has none, its object
+    /// allocator does not call it: since 3.13 interpreters include mimalloc (`mi_malloc`), which builds without the
+    /// global interpreter lock use in place of the object allocator.
     fn has_malloc(&self, file: FileKey) -> bool {
         self.hooks.files.plan(file).is_some_and(|plan| plan.sites.iter().any(|planned| planned.function == "malloc"))
     }
@@ -120,23 +123,24 @@ impl Attaching {
             let (names, sites): (Vec<String>, Vec<Site>) =
                 functions.map(|(name, site)| (name.to_owned(), site)).unzip();
             let first = self.hooks.add_sites(&sites, &mut self.control).map_err(|error| error.to_string())?;
-            // The programs get the index of the site.
+            // The BPF programs get the index of the site.
             let indexed = (first..).zip(sites).map(|(index, site)| Site { function: index as u16, ..site });
             self.objects.sites = names.into_iter().zip(indexed).collect();
         }
         Ok(self.objects.sites.clone())
     }
 
-    /// Notes what came of it that an interpreter was to be led to the mapped code.
+    /// Notes the result of leading an interpreter to the mapped code.
     pub(super) fn note_led(&mut self, pid: u32) {
         if let Some(led) = self.inline.as_mut().and_then(|inline| inline.take_led(pid)) {
-            // What is recorded begins when all that runs already is hooked.
+            // The recording begins when everything that already runs is hooked.
             let since_ns = if self.is_starting { 0 } else { monotonic_ns() };
             self.standing.note_objects(pid, led.map(|()| since_ns));
         }
     }
 
-    /// Looks again at tables that an interpreter may have filled in anew, as it does if it is told which allocator to use.
+    /// Checks tables again that an interpreter may have filled in again, as it does when it is told which allocator to
+    /// use.
     pub(super) fn lead_anew(&mut self) {
         let now = Instant::now();
         let due: Vec<u32> =

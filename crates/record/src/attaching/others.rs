@@ -1,54 +1,56 @@
-//! What is known of inline hooks that another heapbpf has in targets.
+//! What is known about inline hooks that another heapbpf has in targets.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use heapbpf_remote::blob_range;
 
-/// Least time between two looks at the mappings of processes that have hooks of others, ns; and how many times as long as a look takes.
+/// Minimum time between two checks of the mappings of processes with hooks of others, ns; and the pause as a multiple
+/// of how long a check takes.
 const LOOK_EVERY_NS: u64 = 100_000_000;
 const SHARE_OF_TIME: u64 = 100;
-/// Most processes whose names are kept, and most that a remark names.
+/// Maximum number of processes whose names are kept, and that a remark names.
 const MOST_NAMES: usize = 4096;
 const MOST_NAMED: usize = 3;
 
 /// Inline hooks of other heapbpfs in targets.
 #[derive(Debug, Default)]
 pub struct OthersHooks {
-    /// Processes that have mapped code of them, and when their mappings were looked at last (CLOCK_MONOTONIC).
+    /// Processes that have mapped code of another heapbpf, and when their mappings were last checked (CLOCK_MONOTONIC).
     pub(super) watched: HashMap<u32, u64>,
-    /// When to look at all of them again (CLOCK_MONOTONIC).
+    /// When to check all of them again (CLOCK_MONOTONIC).
     next_look_ns: u64,
-    /// Names of the targets of which probes saw nothing for a while.
+    /// Names of the targets that probes did not see for a while.
     names: BTreeMap<u32, String>,
 }
 
 impl OthersHooks {
-    /// Time until the mappings of those that have hooks of others are to be looked at; `None` if there are none.
+    /// Time until the mappings of processes with hooks of others must be checked; `None` if there are no such
+    /// processes.
     pub(super) fn until_look(&self, now_ns: u64) -> Option<Duration> {
         (!self.watched.is_empty()).then(|| Duration::from_nanos(self.next_look_ns.saturating_sub(now_ns)))
     }
 
-    /// Sets the time of the next look, after one that took from `begun_ns` to `now_ns`.
+    /// Sets the time of the next check, after one that took from `begun_ns` to `now_ns`.
     pub(super) fn looked(&mut self, begun_ns: u64, now_ns: u64) {
         let took_ns = now_ns.saturating_sub(begun_ns);
         self.next_look_ns = now_ns.saturating_add(LOOK_EVERY_NS.max(took_ns.saturating_mul(SHARE_OF_TIME)));
     }
 
-    /// Notes the name of a target of which probes see nothing.
+    /// Notes the name of a target that probes do not see.
     pub(super) fn name(&mut self, pid: u32, comm: String) {
         if self.names.len() < MOST_NAMES || self.names.contains_key(&pid) {
             self.names.insert(pid, comm);
         }
     }
 
-    /// Targets of which probes saw nothing for a while.
+    /// Targets that probes did not see for a while.
     pub(super) fn hidden(&self) -> impl Iterator<Item = u32> + '_ {
         self.names.keys().copied()
     }
 
-    /// Says of which targets nothing was seen for a while that have no line in the profile which could tell. `seen`: those that
-    /// have one.
+    /// Reports targets that were not seen for a while and have no line in the profile to report it on. `seen`:
+    /// processes that have one.
     pub(super) fn remark(&self, seen: &HashSet<u32>) -> Option<String> {
         let untold: Vec<_> = self.names.iter().filter(|(pid, _)| !seen.contains(pid)).collect();
         let named = untold.iter().take(MOST_NAMED).map(|(pid, comm)| format!("{pid} ({comm})"));
@@ -67,13 +69,14 @@ impl OthersHooks {
 /// Code of inline hooks in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Code {
-    /// It is mapped; nothing leads there.
+    /// It is mapped, but nothing leads there.
     Mapped,
-    /// It is in place of pages of the allocator.
+    /// It replaces pages of the allocator.
     InPlace,
 }
 
-/// The code of others in `/proc/PID/maps`, if there is any. `is_ours` tells by where code is mapped whether it is our own.
+/// Code of another heapbpf in `/proc/PID/maps`, if there is any. `is_ours` says by the address where code is mapped
+/// whether it is our own.
 pub(super) fn code_of_others(maps: &str, is_ours: impl Fn(u64) -> bool) -> Option<Code> {
     let code = |line: &str| {
         let range = line.find("/memfd:").and_then(|at| blob_range(&line[at..]))?;

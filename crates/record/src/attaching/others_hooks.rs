@@ -1,6 +1,6 @@
-//! Inline hooks of another heapbpf, or of one that was killed: probes see nothing of a process that has them. Their coming is an event,
-//! as they are mapped. Nothing tells of their going, so mappings are looked at until they are gone: what is not seen meanwhile is
-//! rather taken to last too long than too short.
+//! Inline hooks of another heapbpf, or of one that was killed: probes see nothing of a process that has them. When such
+//! hooks arrive, their mapping is an event. No event reports their removal, so the mappings are polled until the hooks
+//! are gone: the unobserved interval is overestimated rather than underestimated.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -17,7 +17,7 @@ use super::mapped::{mapped_since, modules_of};
 use super::others::{Code, code_of_others};
 use super::probes::Attaching;
 
-/// Where the code of inline hooks is mapped, if that is what a module is.
+/// Where the code of inline hooks is mapped, if a module is such code.
 fn base_of(host: &Host, module: ModuleId) -> Option<u64> {
     host.modules().get(module).and_then(|module| blob_range(&module.path)).map(|range| range.start)
 }
@@ -27,9 +27,9 @@ fn has_inline_hooks(host: &Host, pid: u32) -> bool {
 }
 
 impl Attaching {
-    /// Takes out of targets what a heapbpf that was killed left in them. Of what cannot be taken out it is told.
+    /// Takes hooks that a killed heapbpf left behind out of targets. Reports those that cannot be taken out.
     pub(super) fn take_out_what_was_left(&mut self, running: &[ProcessInfo], host: &mut Host) {
-        // Where processes are hooked inline at once, that comes first in each.
+        // Where processes are hooked inline at once, that starts with taking out old hooks.
         if self.inline.is_some() && !self.global {
             return;
         }
@@ -43,7 +43,7 @@ impl Attaching {
             if !is_target && running.iter().all(|process| process.pid != pid) {
                 continue;
             }
-            // Others may use again what is mapped, of which no event tells.
+            // Another heapbpf may use the mapped code again, which no event reports.
             self.others.watched.entry(pid).or_insert_with(monotonic_ns);
             if let Err(why) = left {
                 let what = if why.blinds_probes() { "" } else { "its inline hooks cannot be taken out: " };
@@ -52,14 +52,14 @@ impl Attaching {
         }
     }
 
-    /// Tells of a target that another heapbpf begins to hook inline.
+    /// Handles a target that another heapbpf begins to hook inline, and reports it.
     pub(super) fn note_others_hooks(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
         let Some(base) = base_of(host, module) else { return };
         let pid = incarnation.pid;
         if self.is_ours(pid, base) || !self.is_target(host, incarnation) {
             return;
         }
-        // What this recording mapped, and could not use, is still there.
+        // Code that this recording mapped and could not use is still there.
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         let since_ns = mapped_since(host, incarnation, module);
         if self.inline.is_none() || code_of_others(&maps, |other| other != base) == Some(Code::InPlace) {
@@ -69,14 +69,14 @@ impl Attaching {
         }
     }
 
-    /// Whether code of inline hooks in a process is this recording's.
+    /// Whether code of inline hooks in a process belongs to this recording.
     fn is_ours(&self, pid: u32, base: u64) -> bool {
         self.inline.as_ref().is_some_and(|inline| {
             inline.has_mapped(pid, base) || self.control.has_inherited_hooks(pid) || inline.has_inherited(pid)
         })
     }
 
-    /// Notes that a child has the inline hooks of others that its parent has.
+    /// Notes that a child inherited inline hooks of others from its parent.
     pub(super) fn inherit_others_hooks(&mut self, parent: u32, child: u32, time_ns: u64) {
         if self.others.watched.contains_key(&parent) {
             if self.targets.is_hidden(parent) {
@@ -87,7 +87,8 @@ impl Attaching {
         }
     }
 
-    /// Looks whether processes have others' inline hooks any more, if it is time. Returns whether probes see some again that had them.
+    /// Checks whether processes still have inline hooks of others, if it is time. Returns whether probes see a process
+    /// again that had them.
     pub fn look_at_others_hooks(&mut self, now_ns: u64) -> bool {
         if self.others.until_look(now_ns).is_none_or(|left| !left.is_zero()) {
             return false;
@@ -96,7 +97,7 @@ impl Attaching {
         for (pid, looked_ns) in std::mem::take(&mut self.others.watched) {
             let begun_ns = monotonic_ns();
             let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-            // It has ended, and was not seen up to then.
+            // The process has ended, and was not seen up to then.
             if maps.is_empty() || !self.targets.is_running(pid) {
                 continue;
             }
@@ -109,7 +110,7 @@ impl Attaching {
                 log::info!("process {pid}: nobody hooks it inline any more, so its calls are counted again");
                 is_any_seen = true;
             }
-            // Code without jumps may stay for good, or be that of hooks that come just now.
+            // Code without jumps may stay for good, or belong to hooks that are being installed right now.
             if code.is_some() {
                 self.others.watched.insert(pid, begun_ns);
             }
@@ -118,7 +119,7 @@ impl Attaching {
         is_any_seen
     }
 
-    /// Running targets of whose present programs probes saw nothing for a while.
+    /// Running targets whose current programs probes did not see for a while.
     pub(crate) fn hidden_targets(&self, host: &mut Host) -> HashSet<u32> {
         let hidden = self.others.hidden().filter(|pid| self.targets.was_hidden(*pid));
         let is_target = |pid: &u32| {
@@ -128,7 +129,7 @@ impl Attaching {
         hidden.filter(is_target).collect()
     }
 
-    /// Notes that probes see nothing of a target since a time (CLOCK_MONOTONIC), and tells of it.
+    /// Notes that probes have not seen a target since a given time (CLOCK_MONOTONIC), and reports it.
     pub(super) fn is_unseen(&mut self, pid: u32, since_ns: u64, why: &str) {
         let is_known = self.targets.is_hidden(pid);
         self.targets.hidden_since(pid, since_ns);

@@ -1,4 +1,4 @@
-//! The probes of a recording, with what is known of the modules and processes that they serve.
+//! The probes of a recording, with what is known about the modules and processes that they serve.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -34,21 +34,22 @@ use crate::budget::activity::Activity;
 use crate::cost::cpus;
 use crate::plan::Targets;
 
-/// Time between looks at modules that are being examined on other threads, or wait to be hooked inline. What they allocate is not seen before.
+/// Time between checks of modules that other threads are still examining, or that wait to be hooked inline. Their
+/// allocations are not seen before that.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
-/// Time between looks at processes that are about to wait at their entry point.
+/// Time between checks of processes that are about to wait at their entry point.
 const LOOK_AT_HELD_AFTER: Duration = Duration::from_micros(500);
 
-/// What a module was found to be.
+/// Result of analysing a module.
 pub(super) enum Look {
     /// A file to hook.
     Hook(FileKey),
-    /// There is nothing to hook.
+    /// Nothing to hook.
     Nothing,
     /// A file without an allocator, in which a program announces its samples.
     Announces(FileKey),
-    /// There is nothing to hook, but a language runtime with a heap of its own.
+    /// Nothing to hook, but a language runtime with a heap of its own.
     Runtime(Runtime),
     /// A file that is not hooked, and why.
     Refused(Missing),
@@ -75,25 +76,25 @@ pub struct Attaching {
     pub hooks: Hooks,
     /// Inline hooks, if they are wanted.
     pub inline: Option<InlineHooks>,
-    /// Whether the user asked for them, and is to be told who has none.
+    /// Whether the user asked for inline hooks, so that processes without them must be reported.
     pub(super) inline_is_asked: bool,
-    /// Those who have none, and why.
+    /// Processes without inline hooks, and why.
     pub(super) refusals: Refusals,
-    /// What is told if a process died of its inline hooks.
+    /// Set when a process died of its inline hooks: the remark about it.
     pub(super) tripped: Option<Tripped>,
-    /// The process of a command that is to be hooked inline at its entry point, and is not there yet.
+    /// The process of a command that is to be hooked inline at its entry point, and has not reached it yet.
     pub held: Option<u32>,
-    /// Which processes they are in, and why they are not in others.
+    /// Which processes have inline hooks, and why others have none.
     pub standing: Standing,
     /// The profiled processes.
     pub targets: TargetSet,
-    /// Whether processes are targets by a rule, rather than because they, or processes that they descend from, are named.
+    /// Whether processes become targets by a rule, rather than because they or their ancestors are named.
     pub(super) global: bool,
     /// Named processes with links of their own. Shared links count all others.
     pub(super) own: HashSet<u32>,
     /// Whether shared links count a named process, or a child of one.
     pub(super) shares: bool,
-    /// Processes whose own links are to be released, because shared ones count them.
+    /// Processes whose own links are to be released because shared links count them.
     pub(super) left: Vec<u32>,
     pub(super) modules: HashMap<ModuleId, Look>,
     pub(super) refused: BTreeSet<String>,
@@ -103,29 +104,29 @@ pub struct Attaching {
     pub(super) rules: Vec<Target>,
     /// Whether children of targets are targets.
     pub(super) follows: bool,
-    /// Processes that are targets because a parent is one, while probes serve every process.
+    /// Processes that are targets because their parent is one, while probes serve every process.
     pub(super) followed: HashSet<u32>,
-    /// Whether processes become targets by what can change while they run.
+    /// Whether processes become targets by properties that can change while they run.
     pub(super) members_change: bool,
-    /// Whether a target has ended, or replaced its program.
+    /// Whether a target has ended, or executed another program.
     pub(super) had_targets: bool,
     pub(super) missed: Missed,
-    /// By target that replaced its program: `exec_id` of the incarnation that ended last.
+    /// `exec_id` of the process generation that ended last, for each target that executed another program.
     last_exec: HashMap<u32, u32>,
     pub(super) changes: Vec<HostChange>,
-    /// Ends that the host told of: process id and time (CLOCK_MONOTONIC).
+    /// Ends that the host reported: process id and time (CLOCK_MONOTONIC).
     pub(super) heard_ends: Vec<(u32, u64)>,
-    /// Whether the recording has not begun.
+    /// Whether the recording has not begun yet.
     pub(super) is_starting: bool,
-    /// Modules that processes mapped and that are being examined on other threads, or wait to be hooked inline.
+    /// Modules that processes mapped and that other threads are still examining, or that wait to be hooked inline.
     pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
     /// Python interpreters.
     pub(super) interpreters: Interpreters,
     /// Interpreters that are led around copies of their object allocator.
     pub(crate) detours: Detours,
-    /// Whether objects of Python are counted where processes are hooked inline.
+    /// Whether Python objects are counted in processes that are hooked inline.
     pub(super) counts_objects_inside: bool,
-    /// What is known of them.
+    /// What is known about object allocators.
     pub(super) objects: Objects,
     /// JVMs.
     pub(super) jvms: Jvms,
@@ -133,11 +134,11 @@ pub struct Attaching {
     pub(super) go: GoPrograms,
     /// Inline hooks of other heapbpfs in targets.
     pub(super) others: OthersHooks,
-    /// Processes that are counted, where they are taken in one by one.
+    /// The counted processes, where processes are taken in one by one.
     pub(super) members: Members,
-    /// CPU time of processes, where they are taken in one by one.
+    /// CPU time of processes, where processes are taken in one by one.
     pub(crate) activity: Option<Activity>,
-    /// Has targets wait that execute a program.
+    /// Makes targets that execute a program wait at its entry point.
     pub(crate) execs: Option<ExecWatch>,
     until_ns: u64,
 }
@@ -154,7 +155,7 @@ pub struct KernelProbes {
     pub inline: Option<InlineHooks>,
     /// Whether the user asked for them.
     pub inline_is_asked: bool,
-    /// Of what samples are made.
+    /// What samples are made from.
     pub sources: Sources,
     /// When the recording began (CLOCK_BOOTTIME), ns.
     pub began_ns: u64,
@@ -225,7 +226,7 @@ impl Attaching {
         monotonic_ns() >= self.until_ns
     }
 
-    /// Time until modules that are being examined are worth another look.
+    /// Time until modules that are being examined should be checked again.
     pub fn until_look(&self) -> Option<Duration> {
         if self.holds_members() {
             return Some(LOOK_AT_HELD_AFTER);
@@ -242,7 +243,7 @@ impl Attaching {
         }
     }
 
-    /// Notes that a target replaced its program: its incarnation up to then has ended.
+    /// Notes that a target executed another program, which ended its process generation.
     pub fn replaced(&mut self, ended: ProcessKey) {
         self.standing.forget(ended.tgid);
         self.objects.forget(ended.tgid);
@@ -250,7 +251,7 @@ impl Attaching {
         *last = ended.exec_id.max(*last);
     }
 
-    /// Whether a process has not replaced its program since.
+    /// Whether a process has not executed another program since.
     pub fn is_current_program(&self, process: ProcessKey) -> bool {
         self.last_exec.get(&process.tgid).is_none_or(|ended| *ended < process.exec_id)
     }
@@ -264,7 +265,7 @@ impl Attaching {
         self.followed.shrink_to(2 * self.followed.len());
     }
 
-    /// Has processes looked at again that are no targets, if they may have become some by another name or cgroup.
+    /// Lets the kernel check processes again that are not targets, if a new name or cgroup may have made them targets.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -272,7 +273,8 @@ impl Attaching {
         if self.members_change { self.control.look_again() } else { Ok(()) }
     }
 
-    /// Removes all probes for good: nothing is hooked from now on. Of CPU time nothing is told either, as it is counted no more.
+    /// Removes all probes for good: nothing is hooked from now on. CPU time is not reported any more either, as it is
+    /// no longer counted.
     pub fn detach(&mut self) {
         let now_ns = monotonic_ns();
         self.targets.detached_ns = Some(now_ns);
@@ -284,7 +286,7 @@ impl Attaching {
     /// Handles the end of a process.
     pub fn ended(&mut self, pid: u32, now_ns: u64, host: &Host) {
         let is_named = self.targets.named_alive.contains(&pid);
-        // Of those that began after the probes were taken away, nothing was to be hooked.
+        // Processes that started after the probes were detached were not to be hooked.
         let began_in_time =
             |coverage: &Coverage| self.targets.detached_ns.is_none_or(|at_ns| coverage.since_ns < at_ns);
         let late = |coverage: &Coverage| (!coverage.hooked || coverage.uncovered_ns > 0) && began_in_time(coverage);
@@ -300,13 +302,13 @@ impl Attaching {
         self.targets.end(pid, now_ns);
         self.member_ended(pid);
         self.own.remove(&pid);
-        // Near the end of the recording: all links are released soon.
+        // Near the end of the recording all links are released soon anyway.
         if !self.is_over() {
             self.hooks.release(pid);
         }
     }
 
-    /// From whom a process was forked, if it kept its program and links that serve every process count both.
+    /// The parent of a process that still runs its parent's program, if links that serve every process count both.
     fn forked_with_links(&self, child: &Incarnation) -> Option<Forked> {
         let parent = child.info.parent_pid;
         let is_shared = self.shares && !self.takes_in() && !self.own.contains(&parent);
@@ -314,12 +316,12 @@ impl Attaching {
         is_forked.then_some(Forked { parent, since_ns: child.since_ns })
     }
 
-    /// Execs and exits that the host has told of since the last call: process id and time (CLOCK_MONOTONIC).
+    /// Execs and exits that the host reported since the last call: process id and time (CLOCK_MONOTONIC).
     pub fn take_heard_ends(&mut self) -> Vec<(u32, u64)> {
         std::mem::take(&mut self.heard_ends)
     }
 
-    /// Finds the ends of targets that were not reported: the record was lost, or the target never allocated.
+    /// Finds ends of targets that were not reported because the record was lost, or because the target never allocated.
     pub fn find_unreported_ends(&mut self, now_ns: u64, host: &Host) {
         let gone: Vec<u32> = self.targets.named_alive.iter().copied().filter(|pid| !is_alive(*pid)).collect();
         for pid in gone {
@@ -329,7 +331,7 @@ impl Attaching {
     }
 }
 
-/// Whether a process is alive. It is even if its first thread has ended and others run.
+/// Whether a process is alive, which it still is if its first thread has ended and others run.
 pub(crate) fn is_alive(pid: u32) -> bool {
     Stat::read(pid).is_ok_and(|stat| !(stat.without_memory && stat.threads <= 1))
 }

@@ -1,4 +1,4 @@
-//! Python interpreters in the targets: tells the programs in the kernel where each keeps its frames.
+//! Python interpreters in the targets: tells the BPF programs where each interpreter keeps its frames.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use heapbpf_python::Runtime;
 
 use super::probes::{Attaching, Look};
 
-/// For how long a table of allocators is awaited that a loader has to fill in.
+/// How long to wait for the loader to fill in a table of allocators.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Which objects are not counted.
+/// Text of a remark: which objects are not counted.
 const COPIES: &str = "only some are counted, because its compiler put copies of the object allocator into its callers, and it \
                       cannot be led around these";
 
@@ -25,7 +25,7 @@ impl Attaching {
         std::mem::take(&mut self.interpreters.new)
     }
 
-    /// Looks for interpreters, JVMs and Go programs among the modules of the processes that run at the start.
+    /// Searches the modules of the processes that run at the start for interpreters, JVMs and Go programs.
     pub(super) fn find_runtimes(&mut self, host: &mut Host, pids: impl Iterator<Item = u32>) {
         for pid in pids {
             let Some(incarnation) = host.processes().current(pid) else { continue };
@@ -38,7 +38,7 @@ impl Attaching {
         }
     }
 
-    /// If a module is an interpreter, tells the programs where it keeps the frames of a process.
+    /// If a module is an interpreter, tells the BPF programs where it keeps the frames of a process.
     pub(super) fn note_interpreter(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
         let Some(runtime) = self.interpreter(host, module) else { return };
         let process = host.processes().get(incarnation);
@@ -55,8 +55,8 @@ impl Attaching {
         }
     }
 
-    /// Has an interpreter call its object allocator, if that is counted: copies of it may run instead. `bias`: address in the
-    /// process less address in the file.
+    /// Makes an interpreter call its object allocator itself, if that is counted: it may run copies of the allocator
+    /// instead. `bias`: address in the process minus address in the file.
     fn lead_around(&mut self, incarnation: IncarnationId, module: ModuleId, bias: u64) {
         let Some(key) = self.modules.get(&module).and_then(Look::file) else { return };
         let Some(table) = self.hooks.files.objects(key) else { return };
@@ -82,7 +82,7 @@ impl Attaching {
         }
     }
 
-    /// Looks again at interpreters whose tables of allocators were not ready.
+    /// Checks interpreters again whose tables of allocators were not ready.
     pub(super) fn lead_late_ones(&mut self, host: &mut Host) {
         for (incarnation, module, until) in std::mem::take(&mut self.interpreters.unled) {
             self.interpreters.retried = Some((incarnation, module, until));

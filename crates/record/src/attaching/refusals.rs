@@ -1,15 +1,16 @@
-//! Warnings of processes that should be hooked inline and are not: one for each reason. The report counts those that come later. Pure.
+//! Warnings about processes that should be hooked inline and are not: one per reason. The report counts those that come
+//! later. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most reasons that are told, and most processes that a warning names.
+/// Maximum number of reported reasons, and of processes that a warning names.
 const MOST_REASONS: usize = 64;
 const MOST_NAMED: usize = 3;
 
 /// Processes that are not hooked inline.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
-    /// By reason; `None` if it was told.
+    /// By reason; `None` once it has been reported.
     untold: BTreeMap<String, Option<BTreeSet<u32>>>,
 }
 
@@ -25,7 +26,7 @@ impl Refusals {
         }
     }
 
-    /// The warnings that are due: one for each reason that was not told yet.
+    /// The warnings that are due: one per reason that has not been reported yet.
     pub(super) fn take(&mut self) -> Vec<String> {
         let line = |(why, pids): (&String, &mut Option<BTreeSet<u32>>)| {
             let pids = pids.take()?;

@@ -1,4 +1,4 @@
-//! Attaches the probes of the start: to files that targets map by then, and to files that a command is expected to map.
+//! Attaches the first probes: to files that targets map at the start, and to files that a command is expected to map.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -23,14 +23,14 @@ use super::probes::{Attaching, is_alive};
 use super::taking_in::{TakenIn, forbid_probes};
 use crate::plan::Targets;
 
-/// What is told of a command that is a Go program.
+/// The remark about a command that is a Go program.
 const GO_AT_THE_END: &str = "a Go program: what it has in use is read at snapshots while it runs (--every, --listen), and \
                              cannot be read any more when it has ended";
 
-/// How long a named process may take until it has an allocator, before it is refused. From an exec to the C library takes about a
-/// millisecond, more on a busy machine.
+/// How long a named process may take to get an allocator before it is refused. From an exec to the C library takes
+/// about a millisecond, more on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Pause between two looks.
+/// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A usage error: a file that exists lacks a function of the allocator that the user described.
@@ -74,7 +74,7 @@ impl Attaching {
             }
         }
         if self.global && self.takes_in() {
-            // Heaps of Go programs are read whether or not they are active.
+            // Heaps of Go programs are read whether or not the programs are active.
             let program = |it: &Incarnation| {
                 let is_program =
                     |module: &ModuleId| host.modules().get(*module).is_some_and(|it_is| it_is.path == it.info.exe);
@@ -122,7 +122,7 @@ impl Attaching {
     fn hook_running(&mut self, host: &mut Host, pid: u32) -> bool {
         if self.takes_in() {
             let mut taken_in = self.take_in(host, pid);
-            // Large files are examined aside.
+            // Large files are examined on another thread.
             while taken_in == TakenIn::NotYet && is_alive(pid) {
                 std::thread::sleep(PAUSE);
                 taken_in = self.take_in(host, pid);
@@ -142,8 +142,8 @@ impl Attaching {
         is_hooked
     }
 
-    /// Why nothing of these processes would be seen, of those that do not run a Go program whose heap can be read, and get
-    /// no allocator soon.
+    /// The reasons why these processes could not be observed. Leaves out processes that run a Go program whose heap can
+    /// be read, and those that get an allocator soon.
     fn without_heaps(&mut self, mut processes: Vec<&ProcessInfo>, host: &mut Host) -> anyhow::Result<Vec<String>> {
         let mut reasons = BTreeSet::new();
         processes.retain(|process| match self.runs_readable_go(process.pid) {
@@ -158,13 +158,13 @@ impl Attaching {
         Ok(processes.into_iter().map(|process| self.no_allocator(process)).collect())
     }
 
-    /// Looks again at processes without an allocator, for [`PATIENCE`] at most: one that is met in the middle of an exec has
-    /// not mapped its C library yet. Those that have one by then are removed.
+    /// Checks processes without an allocator again, for at most [`PATIENCE`]: a process in the middle of an exec has
+    /// not mapped its C library yet. Removes those that have an allocator by then.
     fn await_allocators(&mut self, processes: &mut Vec<&ProcessInfo>, host: &mut Host) -> anyhow::Result<()> {
         let end = Instant::now() + PATIENCE;
         while processes.iter().any(|process| is_same(process)) && Instant::now() < end {
             std::thread::sleep(PAUSE);
-            // What changed is left for `follow`, which handles it as that of any process.
+            // The changes are left for `follow`, which handles them like those of any process.
             host.poll()?;
             processes.retain(|process| !self.hook_running(host, process.pid));
             self.check_custom()?;
@@ -172,7 +172,7 @@ impl Attaching {
         Ok(())
     }
 
-    /// Refuses the recording if a process would be probed that probes would end.
+    /// Refuses the recording if it would probe a process that probes would kill.
     fn spare_whom_probes_end(&self, targets: &Targets, host: &Host) -> anyhow::Result<()> {
         if self.takes_in() {
             return Ok(());
@@ -190,7 +190,7 @@ impl Attaching {
         Ok(())
     }
 
-    /// Takes the processes into the recording that descend from targets and run already.
+    /// Adds running descendants of targets to the recording.
     fn begin_descendants(&mut self, targets: &Targets, now_ns: u64) -> Vec<ProcessInfo> {
         let descendants = self.list_descendants(targets);
         for process in &descendants {
@@ -205,8 +205,8 @@ impl Attaching {
         descendants
     }
 
-    /// Lists the running processes that match a name or a cgroup: they stay targets whatever they become. (The kernel side
-    /// lists those that match later.)
+    /// Lists the running processes that match a name or a cgroup: they stay targets whatever they execute later. (The
+    /// kernel side lists those that match later.)
     fn list_members(&mut self, targets: &Targets) {
         for process in targets.running.iter().filter(|process| !targets.name(process.pid)) {
             if let Err(error) = self.list(process.pid) {
@@ -247,7 +247,7 @@ impl Attaching {
         Ok(())
     }
 
-    /// Says why nothing of a static program will be seen: it may end before anybody looks.
+    /// Reports in advance why a static program will not be observed: it may end before it is examined again.
     fn explain(&mut self, key: FileKey, path: &str, pid: u32) {
         let reason = match self.hooks.files.refusal(key) {
             Some(reason @ AttachError::StaticStripped) => reason.to_string(),
@@ -290,7 +290,7 @@ impl Attaching {
     }
 }
 
-/// Whether a process still runs, whatever its program.
+/// Whether a process still runs, whichever program it runs.
 fn is_same(process: &ProcessInfo) -> bool {
     Stat::read(process.pid).is_ok_and(|stat| stat.start_ns == process.start_ns && !stat.without_memory)
 }

@@ -1,5 +1,5 @@
-//! Processes that are hooked inline, or by links of their own: when they are taken in, and what becomes of them then. No link serves
-//! every process.
+//! Processes that are hooked inline or have links of their own: when they are taken in, and what happens to them
+//! afterwards. No link serves every process here.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -27,42 +27,43 @@ use super::modules::Unhooked;
 use super::probes::{Attaching, Look, is_alive};
 use crate::budget::activity::CpuTime;
 
-/// How long the loader of a program is waited for. A program that is stopped meanwhile is hooked as it is.
+/// How long to wait for a program's loader. If the program stops meanwhile, it is hooked as it is.
 const LOADER_LIMIT: Duration = Duration::from_millis(500);
 
-/// How long a process is held at most: to its entry point, and until it is hooked.
+/// Longest time that a process is held: to its entry point, and until it is hooked.
 const HELD_LIMIT: Duration = Duration::from_secs(1);
 
-/// CPU time after its loader is done in which a process gets to its entry point, ns: constructors of libraries take some milliseconds.
+/// CPU time within which a process reaches its entry point once its loader is done, ns: constructors of libraries take
+/// some milliseconds.
 const TO_ENTRY_NS: u64 = 10_000_000;
 
-/// What came of an attempt.
+/// Result of an attempt to take a process in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TakenIn {
     /// Its calls are counted.
     Counted,
-    /// Not now.
+    /// Not possible now.
     NotYet,
     /// Never, for this reason; `None` if it has no allocator.
     Not(Option<String>),
 }
 
-/// The processes.
+/// The processes that are taken in.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    /// Those that were taken in, and the program that they ran then.
+    /// Processes that were taken in, and the program that they ran then.
     taken: HashMap<u32, IncarnationId>,
-    /// Named ones that are to be taken in.
+    /// Named processes that are to be taken in.
     awaited: HashMap<u32, Awaited>,
     /// Those of them that wait at their entry point, or will.
     held: HashMap<u32, Held>,
     /// The last program of a process that was over.
     last: HashMap<u32, ProcessKey>,
-    /// Programs that will not be counted, for a reason that is told.
+    /// Programs that will not be counted, for a reason that is reported.
     refused: HashSet<ProcessKey>,
     /// Programs that were hooked inline before they ran.
     whole: HashSet<ProcessKey>,
-    /// Programs that are over, and were missed unless calls of them were counted.
+    /// Programs that are over, and count as missed unless calls of them were counted.
     doubtful: HashSet<ProcessKey>,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct Members {
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     since: Instant,
-    /// Its CPU time then, ns.
+    /// Its CPU time at that moment, ns.
     cpu_ns: u64,
 }
 
@@ -84,7 +85,7 @@ impl Awaited {
 #[derive(Debug)]
 struct Held {
     waiting: Waiting,
-    /// Whether it was there before the host's latest events were read, so that all that it has mapped is known.
+    /// Whether it was there before the host's latest events were read, so that all its mappings are known.
     is_there: bool,
     /// Its CPU time when its loader was found to be done, ns.
     loaded_ns: Option<u64>,
@@ -101,7 +102,7 @@ impl Held {
         if self.is_there || self.has_passed {
             return;
         }
-        // It may get there meanwhile.
+        // Read first: it may reach the entry point in the meantime.
         let cpu_ns = loader_is_done(pid).then(|| main_thread_cpu_ns(pid)).flatten();
         self.is_there = self.waiting.is_there();
         if let Some(cpu_ns) = cpu_ns.filter(|_| !self.is_there) {
@@ -112,7 +113,7 @@ impl Held {
 }
 
 impl Members {
-    /// Whether it is known why nothing was counted of a program, if nothing was. It is over.
+    /// Whether it is known why nothing was counted of a program that is over, if nothing was.
     fn explain(&mut self, program: &ProcessKey) -> bool {
         let was_whole = self.whole.remove(program);
         self.refused.remove(program) || was_whole
@@ -125,7 +126,8 @@ impl Attaching {
         self.inline.is_some()
     }
 
-    /// Takes in the CPU time of all threads. Returns the processes that should be taken in now; named ones are all the same.
+    /// Updates the CPU time of all threads. Returns the processes that should be taken in now; named processes are
+    /// taken in anyway.
     pub(crate) fn look_at_activity(
         &mut self,
         host: &mut Host,
@@ -150,15 +152,15 @@ impl Attaching {
         due
     }
 
-    /// Share of a process's CPU time in which its calls were counted; `None` if that is not known.
+    /// Share of a process's CPU time in which its calls were counted; `None` if it is not known.
     pub(crate) fn cpu_share(&self, process: ProcessKey) -> Option<f64> {
         let looked = self.activity.as_ref()?.of(process).map(CpuTime::share);
-        // Some begin and end between two looks.
+        // Some processes start and end between two checks.
         let is_inline = self.standing.hook(process.tgid) == Hook::Inline;
         looked.or_else(|| is_inline.then(|| self.targets.seen(process.tgid, monotonic_ns()).share))
     }
 
-    /// Says how much of the targets' CPU time was counted. `ended`: what the programs added up.
+    /// Reports how much of the targets' CPU time was counted. `ended`: what the BPF programs added up.
     pub(crate) fn cpu_remark(&self, host: &mut Host, ended: &Progress) -> Option<String> {
         let cpu = self.activity.as_ref()?.of_all(ended, |process| self.is_active_target(host, process));
         let percent = |ns: u64| units::percent(ns as f64 / cpu.all_ns.max(1) as f64);
@@ -175,13 +177,13 @@ impl Attaching {
         (self.global || short > 0 || cpu.share() < 0.9995).then(|| line + &those.unwrap_or_default())
     }
 
-    /// Whether a process that is active is a target, and no child of one with its hooks.
+    /// Whether an active process is a target. heapbpf itself never is.
     pub(crate) fn is_active_target(&self, host: &mut Host, process: ProcessKey) -> bool {
         let Some(incarnation) = host.processes().current(process.tgid).map(|incarnation| incarnation.id) else {
             return false;
         };
         let has_joined = || {
-            // Its name or cgroup may have changed since it began.
+            // Its name or cgroup may have changed since it started.
             let info = ProcessInfo::read(process.tgid).ok();
             info.is_some_and(|info| self.rules.iter().any(|rule| rule.matches(&info)))
         };
@@ -210,14 +212,14 @@ impl Attaching {
         !self.members.held.is_empty()
     }
 
-    /// Takes over the processes that executed a program and wait, and looks which are at their entry point. The host's events are to
-    /// be read afterwards.
+    /// Takes over the processes that executed a program and wait, and checks which are at their entry point. The host's
+    /// events must be read afterwards.
     pub(crate) fn look_at_held(&mut self) {
         while let Some(Executed { pid, held }) = self.execs.as_ref().and_then(ExecWatch::take) {
             match held {
                 Ok(waiting) if !self.is_over() => {
                     self.members.held.insert(pid, Held::new(waiting));
-                    // It may be awaited since the program before.
+                    // It may have been awaited since its previous program.
                     self.members.awaited.remove(&pid);
                     self.await_member(pid);
                 }
@@ -230,7 +232,7 @@ impl Attaching {
         }
     }
 
-    /// Whether a process can be taken in that is named since a time.
+    /// Whether a process that has been named since a given time can be taken in now.
     fn is_member_due(&self, pid: u32, since: Instant) -> bool {
         let Some(held) = self.members.held.get(&pid) else {
             return since.elapsed() >= LOADER_LIMIT || loader_is_done(pid);
@@ -238,7 +240,7 @@ impl Attaching {
         since.elapsed() >= HELD_LIMIT || held.is_there || held.has_passed
     }
 
-    /// Notes that the program is hooked that a process ran at a time (CLOCK_MONOTONIC).
+    /// Notes that the program that a process ran at a given time (CLOCK_MONOTONIC) is hooked.
     pub(super) fn has_hooks(&mut self, host: &Host, pid: u32, time_ns: u64) {
         let hooked = host.processes().at(pid, time_ns).map(|incarnation| incarnation.id);
         let current = host.processes().current(pid).map(|incarnation| incarnation.id);
@@ -247,20 +249,20 @@ impl Attaching {
                 self.members.awaited.remove(&pid);
                 self.members.taken.insert(pid, hooked);
             }
-            // It has executed another one by now.
+            // It has executed another program by now.
             Some(_) => self.await_member(pid),
             None => {}
         }
     }
 
-    /// Has a named process taken in once its loader is done.
+    /// Queues a named process to be taken in once its loader is done.
     pub(super) fn await_member(&mut self, pid: u32) {
         if self.held != Some(pid) {
             self.members.awaited.entry(pid).or_insert_with(|| Awaited::now(pid));
         }
     }
 
-    /// A process's program is over that may have been counted: by an exec, or the process has ended.
+    /// Handles the end of a program that may have been counted: its process executed another one, or ended.
     pub(crate) fn program_is_over(&mut self, program: ProcessKey) {
         let is_own = self.is_own_program(program);
         let is_explained = self.members.explain(&program);
@@ -269,7 +271,7 @@ impl Attaching {
         }
     }
 
-    /// A process's program is over that nothing counted.
+    /// Handles the end of a program that nothing counted.
     pub(crate) fn program_was_missed(&mut self, program: ProcessKey, time_ns: u64, host: &Host) {
         let is_after = self.targets.detached_ns.is_some_and(|at_ns| at_ns < time_ns);
         let is_explained = self.members.explain(&program) || is_after;
@@ -280,20 +282,21 @@ impl Attaching {
         }
     }
 
-    /// Whether each program is to be counted that targets execute. The kernel's programs tell of others then that are over.
+    /// Whether every program that targets execute is to be counted. The BPF programs then also report the end of those
+    /// that were not.
     fn judges_programs(&self) -> bool {
         self.takes_in() && !self.is_listed_by_all()
     }
 
-    /// Notes that a program is over. Whether it was executed in the recording, and that is told for the first time: then it is known
-    /// whether it was missed.
+    /// Notes that a program is over. Returns whether it was executed during the recording and its end is reported for
+    /// the first time: then it is known whether it was missed.
     fn is_own_program(&mut self, program: ProcessKey) -> bool {
         if !self.judges_programs() {
             return false;
         }
         let before = self.members.last.get(&program.tgid).filter(|before| before.start_ns == program.start_ns);
         let is_new = before.is_none_or(|before| *before != program);
-        // What a fork copied is no program of its own.
+        // The copy that a fork made is not a program of its own.
         let is_own = is_new && before.is_some();
         if is_new {
             self.members.last.insert(program.tgid, program);
@@ -304,29 +307,29 @@ impl Attaching {
         is_own
     }
 
-    /// All that was counted of a program that is over has been taken in.
+    /// Handles a program that is over and whose counts have all been taken in: without calls, it was missed.
     pub(crate) fn program_was_counted(&mut self, program: ProcessKey, has_calls: bool, comm: Arc<str>) {
         if self.members.doubtful.remove(&program) && !has_calls {
             self.missed.note_program(comm);
         }
     }
 
-    /// Programs that are over. Whether any call of them was counted is not known yet.
+    /// Programs that are over, and of which it is not known yet whether any call was counted.
     pub(crate) fn doubtful_programs(&self) -> Vec<ProcessKey> {
         self.members.doubtful.iter().copied().collect()
     }
 
-    /// A process has ended, after its last program.
+    /// Forgets a process that has ended, after its last program was handled.
     pub(crate) fn forget_programs(&mut self, pid: u32) {
         self.members.last.remove(&pid);
     }
 
-    /// A process runs another program now: links of its own were for the one before.
+    /// Handles an exec: links of the process's own were for the previous program.
     pub(super) fn member_replaced(&mut self, before: IncarnationId) {
         if let Some(inline) = &mut self.inline {
             inline.forget_decisions(before.pid);
         }
-        // The time that its loader has begins anew.
+        // Its loader gets the full time again.
         if let Some(awaited) = self.members.awaited.get_mut(&before.pid) {
             *awaited = Awaited::now(before.pid);
         }
@@ -336,14 +339,14 @@ impl Attaching {
         }
     }
 
-    /// A process has ended.
+    /// Forgets a process that has ended.
     pub(super) fn member_ended(&mut self, pid: u32) {
         self.members.taken.remove(&pid);
         self.members.awaited.remove(&pid);
         self.members.held.remove(&pid);
     }
 
-    /// Has the links of its own of a process released, which inline hooks count.
+    /// Queues the release of a process's own links, because inline hooks count it.
     pub(super) fn no_longer_needs_links(&mut self, pid: u32) {
         if self.takes_in() && self.own.remove(&pid) {
             self.left.push(pid);
@@ -359,7 +362,7 @@ impl Attaching {
         !self.own.is_empty()
     }
 
-    /// Gives up the links of its own of a process, for as long as it runs this program.
+    /// Detaches a process's own links, for as long as it runs this program.
     pub(crate) fn give_up(&mut self, process: ProcessKey) {
         self.targets.give_up(process.tgid, monotonic_ns());
         self.no_longer_needs_links(process.tgid);
@@ -368,11 +371,11 @@ impl Attaching {
         }
     }
 
-    /// Takes named processes in whose loader is done.
+    /// Takes in named processes whose loader is done.
     pub(super) fn take_in_members(&mut self, host: &mut Host) {
         for (pid, awaited) in std::mem::take(&mut self.members.awaited) {
             let (since, before) = (awaited.since, self.members.taken.get(&pid).copied());
-            // Until it is hooked, nothing of it is counted.
+            // Until it is hooked, none of its calls are counted.
             if let Some(current) = host.processes().current(pid) {
                 self.targets.incarnation_began(pid, current.since_ns);
             }
@@ -384,7 +387,7 @@ impl Attaching {
                 if let Some(activity) = self.activity.as_mut().filter(|_| is_late) {
                     activity.missed(main_thread_cpu_ns(pid).unwrap_or(0).saturating_sub(awaited.cpu_ns));
                 }
-                // It goes on.
+                // It may run on.
                 self.members.held.remove(&pid);
             }
             if since.elapsed() >= HELD_LIMIT {
@@ -393,12 +396,13 @@ impl Attaching {
         }
     }
 
-    /// Whether a process that is taken in now has not run yet: it waits at its entry point, or the recording begins when all is in place.
+    /// Whether a process that is taken in now has not run yet: it waits at its entry point, or the recording has not
+    /// begun.
     fn is_whole(&self, pid: u32) -> bool {
         self.is_starting || self.members.held.get(&pid).is_some_and(|held| held.is_there)
     }
 
-    /// Has the calls of a running process counted: inline if possible, else by links of its own.
+    /// Starts counting the calls of a running process: inline if possible, otherwise by links of its own.
     pub(crate) fn take_in(&mut self, host: &mut Host, pid: u32) -> TakenIn {
         let Some(incarnation) = host.processes().current(pid) else { return TakenIn::NotYet };
         let (incarnation, since_ns) = (incarnation.id, incarnation.since_ns);
@@ -411,11 +415,11 @@ impl Attaching {
             return TakenIn::NotYet;
         }
         self.targets.incarnation_began(pid, since_ns);
-        // An allocator may call another's, wherever its file comes.
+        // An allocator may call another one, whichever file was mapped first.
         for &module in &modules {
             let _ = self.file_of(host, module);
         }
-        // Before its first sample.
+        // Runtimes must be known before the first sample.
         self.find_runtimes(host, std::iter::once(pid));
         let mut is_hooked = false;
         let mut why = None;
@@ -438,7 +442,8 @@ impl Attaching {
         }
         self.members.taken.insert(pid, incarnation);
         let is_whole = self.is_whole(pid);
-        // Links of its own may still be those of the program before, which are about to go.
+        // Links of its own do not count here: they may still be those of the previous program, and about to be
+        // released.
         if is_whole
             && self.judges_programs()
             && let Some(inline) = &self.inline
@@ -456,7 +461,7 @@ impl Attaching {
         self.inline.as_ref().zip(key).is_some_and(|(inline, key)| inline.has_hooked(pid, key))
     }
 
-    /// Whether a process may have links of its own to a file, which is noted then.
+    /// Whether a process may have links of its own to a file; if so, notes that it has.
     pub(super) fn may_have_own_links(&mut self, pid: u32, key: FileKey) -> Result<(), String> {
         if !self.takes_in() || self.own.contains(&pid) {
             return Ok(());
@@ -482,7 +487,7 @@ fn main_thread_cpu_ns(pid: u32) -> Option<u64> {
     Some(process.schedstat().ok()?.sum_exec_runtime)
 }
 
-/// Why probes would end a process; `None` if they would not.
+/// Why probes would kill a process; `None` if they would not.
 pub(super) fn forbid_probes(pid: u32) -> Option<String> {
     let translated =
         |translator| format!("{translator} executes its code by translation, and it would end at the first breakpoint");

@@ -1,29 +1,30 @@
-//! The profiled processes, and since when their allocators are hooked: the source of each process's coverage.
+//! The profiled processes, and since when their allocators have been hooked. Each process's coverage is computed from
+//! this.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 
 use super::arenas::{AtAttach, Found, InUse};
 
-/// When a process had inline hooks of another heapbpf, so that probes saw nothing of it. It is known to within the time between two
-/// looks at its mappings, and is rather too long than too short.
+/// The time for which a process had inline hooks of another heapbpf, so that probes saw nothing of it. It is known to
+/// within the time between two checks of the process's mappings, and is overestimated rather than underestimated.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unseen {
-    /// Nanoseconds in all, but for those since `since_ns`.
+    /// Total, ns, without the time since `since_ns`.
     ns: u64,
-    /// CLOCK_MONOTONIC since when it has them, if it has.
+    /// Since when the process has such hooks (CLOCK_MONOTONIC), if it has.
     since_ns: Option<u64>,
-    /// CLOCK_MONOTONIC when it was first seen to have none any more, the last time.
+    /// When a check last found the hooks gone (CLOCK_MONOTONIC).
     until_ns: Option<u64>,
 }
 
 impl Unseen {
-    /// Whether it ever was.
+    /// Whether the process was ever unseen.
     const fn was(&self) -> bool {
         self.since_ns.is_some() || self.until_ns.is_some()
     }
 
-    /// Nanoseconds up to a time.
+    /// Nanoseconds up to a given time.
     fn up_to(&self, ns: u64) -> u64 {
         self.ns.saturating_add(self.since_ns.map_or(0, |since| ns.saturating_sub(since)))
     }
@@ -56,20 +57,21 @@ pub struct Coverage {
     pub until_ns: Option<u64>,
     /// Whether an allocator is hooked in the process.
     pub hooked: bool,
-    /// Whether nothing of it is seen until one is: the program before was hooked by itself.
+    /// Whether the process is unobserved until an allocator is hooked, because the previous program had hooks of its
+    /// own.
     awaits_hook: bool,
     /// Private anonymous memory that was resident when the process joined the recording, bytes; `None` if unknown.
     pub at_attach_bytes: Option<u64>,
-    /// When probes saw nothing of it.
+    /// When probes did not see it.
     unseen: Unseen,
-    /// CLOCK_MONOTONIC when its own links, or its inline hooks, were given up.
+    /// CLOCK_MONOTONIC when its own links, or its inline hooks, were detached.
     given_up_ns: Option<u64>,
 }
 
 impl Coverage {
-    /// Share of the process's time in the recording during which its allocators were hooked and its calls were seen. (Where it was
-    /// neither for some time, that counts twice: rather too little is claimed.)
-    /// `detached_ns`: when the probes were taken away for good (CLOCK_MONOTONIC).
+    /// Share of the process's time in the recording during which its allocators were hooked and its calls were seen.
+    /// (Time in which neither was the case is subtracted twice, so the share is underestimated rather than
+    /// overestimated.) `detached_ns`: when the probes were detached for good (CLOCK_MONOTONIC).
     fn share(&self, now_ns: u64, detached_ns: Option<u64>) -> f64 {
         if self.awaits_hook && !self.hooked {
             return 0.0;
@@ -90,26 +92,26 @@ impl Coverage {
 /// The targets.
 #[derive(Debug, Default)]
 pub struct TargetSet {
-    /// Processes in the recording, by process id: the incarnation since the last exec.
+    /// Processes in the recording, by process id: the process generation since the last exec.
     pub coverages: HashMap<u32, Coverage>,
-    /// The incarnation before the last exec, for processes that replaced their program during the recording.
+    /// The process generation before the last exec, for processes that executed another program during the recording.
     replaced: HashMap<u32, Coverage>,
     /// Named targets and their children that are still alive. When this is empty, the recording is over.
     pub named_alive: HashSet<u32>,
     /// Whether probes ever saw nothing of one of them.
     some_hidden: bool,
-    /// CLOCK_MONOTONIC when the probes were taken away for good.
+    /// CLOCK_MONOTONIC when the probes were detached for good.
     pub detached_ns: Option<u64>,
-    /// Whether the links of any process were given up.
+    /// Whether the links of any process were detached.
     some_given_up: bool,
     /// Whether no link serves every process, so that each program has to be hooked.
     hooks_each: bool,
-    /// What glibc had in use in processes that ran already.
+    /// What glibc had in use in processes that already ran.
     found_at_attach: Found,
 }
 
 impl TargetSet {
-    /// Without targets so far. `hooks_each`: no link serves every process, so that each program has to be hooked.
+    /// Creates an empty set. `hooks_each`: no link serves every process, so that each program has to be hooked.
     pub fn new(hooks_each: bool) -> Self {
         Self { hooks_each, ..Self::default() }
     }
@@ -119,7 +121,7 @@ impl TargetSet {
         self.coverages.insert(pid, Coverage { since_ns, ..Coverage::default() });
     }
 
-    /// Adds a process that runs already, with its private anonymous memory if that is known.
+    /// Adds a process that already runs, with its private anonymous memory if that is known.
     pub fn begin_running(&mut self, pid: u32, since_ns: u64, at_attach_bytes: Option<u64>) {
         self.coverages.insert(pid, Coverage { since_ns, at_attach_bytes, ..Coverage::default() });
     }
@@ -129,9 +131,9 @@ impl TargetSet {
         self.coverages.entry(pid).or_insert(Coverage { since_ns, ..Coverage::default() });
     }
 
-    /// Notes that an incarnation began at `since_ns`. If it is not the known one, an exec began it, and coverage from
-    /// here on is its own. A gap that reaches into it counts for it: mappings of an exec may be reported before the
-    /// exec.
+    /// Notes that a process generation began at `since_ns`. If it is a new one, an exec began it, and it gets coverage
+    /// of its own from here on. A gap that reaches into it counts for it, because mappings of an exec may be reported
+    /// before the exec.
     pub fn incarnation_began(&mut self, pid: u32, since_ns: u64) {
         if let Some(coverage) = self.coverages.get_mut(&pid)
             && coverage.since_ns < since_ns
@@ -139,7 +141,7 @@ impl TargetSet {
             let uncovered_ns = coverage.uncovered_ns.min(coverage.gap_until_ns.saturating_sub(since_ns));
             let gap_until_ns = coverage.gap_until_ns;
             let hooked = uncovered_ns > 0;
-            // A program begins with no memory of the one before.
+            // A new program starts with none of the previous program's memory.
             let next = Coverage {
                 since_ns,
                 uncovered_ns,
@@ -157,7 +159,7 @@ impl TargetSet {
         }
     }
 
-    /// How much was seen of the incarnation that an exec at `exec_ns` ended.
+    /// How much was seen of the process generation that an exec at `exec_ns` ended.
     pub fn seen_before(&self, pid: u32, exec_ns: u64) -> Seen {
         // The exec may or may not have been noted yet.
         self.replaced
@@ -165,7 +167,7 @@ impl TargetSet {
             .map_or_else(|| self.seen(pid, exec_ns), |coverage| coverage.seen(exec_ns, self.detached_ns))
     }
 
-    /// Notes that an allocator that a process had since `had_ns` is hooked now.
+    /// Notes that an allocator that a process has had since `had_ns` is hooked now.
     pub fn hooked(&mut self, pid: u32, had_ns: u64, now_ns: u64) {
         let coverage = self.coverages.entry(pid).or_insert(Coverage { since_ns: had_ns, ..Coverage::default() });
         coverage.hooked = true;
@@ -176,7 +178,7 @@ impl TargetSet {
         }
     }
 
-    /// Whether a process was hooked at a time (CLOCK_MONOTONIC), in its program of then.
+    /// Whether a process was hooked at a given time (CLOCK_MONOTONIC), in the program that it ran then.
     pub fn was_hooked_at(&self, pid: u32, time_ns: u64) -> bool {
         let is_of_then = |coverage: &&Coverage| coverage.since_ns <= time_ns;
         let mut known = [self.coverages.get(&pid), self.replaced.get(&pid)].into_iter().flatten();
@@ -191,7 +193,7 @@ impl TargetSet {
         }
     }
 
-    /// Whether a process with this id is in the recording and has not ended: ids are reused.
+    /// Whether the recording has a process with this id that has not ended: ids are reused.
     pub fn is_running(&self, pid: u32) -> bool {
         self.coverages.get(&pid).is_some_and(|coverage| coverage.until_ns.is_none())
     }
@@ -207,7 +209,7 @@ impl TargetSet {
         self.coverages.get(&pid).map_or(Seen::WHOLE, |coverage| coverage.seen(now_ns, self.detached_ns))
     }
 
-    /// Notes that probes see nothing of a process since a time.
+    /// Notes that probes have seen nothing of a process since a given time.
     pub fn hidden_since(&mut self, pid: u32, since_ns: u64) {
         if let Some(coverage) = self.coverages.get_mut(&pid).filter(|coverage| coverage.until_ns.is_none()) {
             let from_ns = since_ns.max(coverage.since_ns).max(coverage.unseen.until_ns.unwrap_or(0));
@@ -216,7 +218,7 @@ impl TargetSet {
         }
     }
 
-    /// Notes that probes see a process again. Returns whether they had not.
+    /// Notes that probes see a process again. Returns whether they had not seen it.
     pub fn seen_again(&mut self, pid: u32, now_ns: u64) -> bool {
         let Some(coverage) = self.coverages.get_mut(&pid).filter(|coverage| coverage.until_ns.is_none()) else {
             return false;
@@ -228,7 +230,7 @@ impl TargetSet {
         true
     }
 
-    /// Notes that the program that a process runs is not counted any more.
+    /// Notes that the program that a process runs is no longer counted.
     pub fn give_up(&mut self, pid: u32, now_ns: u64) {
         if let Some(coverage) = self.coverages.get_mut(&pid) {
             coverage.given_up_ns = Some(now_ns);
@@ -236,22 +238,22 @@ impl TargetSet {
         }
     }
 
-    /// Whether the program that a process runs is not counted any more.
+    /// Whether the program that a process runs is no longer counted.
     pub fn is_given_up(&self, pid: u32) -> bool {
         self.coverages.get(&pid).is_some_and(|coverage| coverage.given_up_ns.is_some())
     }
 
-    /// Whether any program was.
+    /// Whether any program stopped being counted while it ran.
     pub const fn had_given_up(&self) -> bool {
         self.some_given_up
     }
 
-    /// Whether probes see nothing of a process at this time.
+    /// Whether probes see nothing of a process now.
     pub fn is_hidden(&self, pid: u32) -> bool {
         self.coverages.get(&pid).is_some_and(|coverage| coverage.unseen.since_ns.is_some())
     }
 
-    /// Whether probes saw nothing for a while of the program that a process runs.
+    /// Whether probes did not see the program that a process runs for a while.
     pub fn was_hidden(&self, pid: u32) -> bool {
         self.coverages.get(&pid).is_some_and(|coverage| coverage.until_ns.is_none() && coverage.unseen.was())
     }
@@ -261,12 +263,12 @@ impl TargetSet {
         self.coverages.get(&pid)?.unseen.until_ns
     }
 
-    /// Whether there ever was a process of which probes saw nothing.
+    /// Whether there ever was a process that probes did not see.
     pub const fn had_hidden(&self) -> bool {
         self.some_hidden
     }
 
-    /// Processes whose last exec left a gap, in which nothing counted, and its length, ns.
+    /// Processes whose last exec left a gap in which nothing was counted, and its length, ns.
     pub fn gaps_after_exec(&self) -> Vec<(u32, u64)> {
         let gap = |pid: &u32| Some((*pid, self.coverages.get(pid)?.uncovered_ns)).filter(|(_, gap_ns)| *gap_ns > 0);
         let mut gaps: Vec<(u32, u64)> = self.replaced.keys().filter_map(gap).collect();
@@ -279,14 +281,14 @@ impl TargetSet {
         let anonymous_bytes = self.coverages.get(&pid).and_then(|coverage| coverage.at_attach_bytes);
         let inuse = match anonymous_bytes {
             None => None,
-            // A program that began meanwhile.
+            // A program that started during the recording.
             Some(0) => Some(InUse::default()),
             Some(_) => self.found_at_attach.lock().unwrap_or_else(PoisonError::into_inner).get(&pid).copied(),
         };
         AtAttach { anonymous_bytes, inuse }
     }
 
-    /// Where to put what is found.
+    /// Where the reader puts its results.
     pub(super) fn found_at_attach(&self) -> Found {
         Arc::clone(&self.found_at_attach)
     }
@@ -334,7 +336,7 @@ mod tests {
         assert_eq!(targets.seen(1, 500).share, 1.0 - 190.0 / 400.0);
         assert_eq!(targets.seen_before(1, 100).share, 1.0);
         assert_eq!(targets.gaps_after_exec(), [(1, 190)]);
-        // Hooked long before the exec: the next incarnation has no gap.
+        // Hooked long before the exec: the next process generation has no gap.
         targets.begin(2, 50);
         targets.hooked(2, 60, 80);
         targets.incarnation_began(2, 100);
@@ -407,12 +409,12 @@ mod tests {
         targets.hidden_since(1, 1400);
         assert!(targets.seen_again(1, 1750));
         assert_eq!(targets.seen(1, 2000).share, 0.25);
-        // Its end ends it; what comes then is of another process with this id.
+        // The process's end ends it; anything later belongs to another process with this id.
         targets.hidden_since(1, 1800);
         targets.end(1, 2000);
         targets.hidden_since(1, 2100);
         assert!(!targets.seen_again(1, 2200) && targets.seen(1, 9000).share < 0.06);
-        // Another program has none of them, and is seen.
+        // Another program has no such hooks, and is seen.
         targets.hidden_since(2, 1500);
         targets.incarnation_began(2, 2000);
         assert_eq!(targets.seen_before(2, 2000), Seen { share: 0.5, was_hidden: true });

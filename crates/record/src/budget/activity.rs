@@ -1,5 +1,5 @@
-//! Which processes are hooked inline next: the busiest that are not counted yet. Allocating takes CPU time, so that a process that
-//! uses none has nothing to show, and costs nothing as long as it is not hooked. Pure.
+//! Which processes are hooked inline next: the busiest that are not counted yet. Allocating takes CPU time, so a
+//! process that uses none has nothing to show, and costs nothing as long as it is not hooked. Pure.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -7,17 +7,19 @@ use std::collections::HashMap;
 use heapbpf_attach::inline::attempts::Attempts;
 use sampler_ebpf::abi::{LivingThread, ProcessKey, Progress};
 
-/// Time between looks while processes are busy that were not seen before, ns. Without such it doubles from look to look.
+/// Time between checks while uncounted processes are busy, ns. Otherwise the time doubles from check to check.
 const SHORTEST_PAUSE_NS: u64 = 100_000_000;
-/// The longest time, ns.
+/// Longest time between checks, ns.
 const LONGEST_PAUSE_NS: u64 = 1_600_000_000;
 /// A process that used less CPU time is not hooked, ns: starting alone takes that much.
 const LEAST_CPU_NS: u64 = 1_000_000;
 /// Share of the host's CPU time that hooking may take.
 const SHARE: f64 = 0.01;
-/// What it may take at once, at the start and after a quiet time, ns: that many processes are hooked within the first second.
+/// Maximum that it may take at once, at the start and after a quiet time, ns: enough to hook many processes within the
+/// first second.
 const MOST_SAVED_NS: f64 = 400_000_000.0;
-/// Most processes that are hooked at one time: each has links of its own, and the kernel has one list for all of them.
+/// Maximum number of processes that are hooked at the same time: each has links of its own, and the kernel keeps all
+/// links in one list.
 pub const MOST_AT_ONCE: usize = 512;
 
 /// How a process is counted.
@@ -26,27 +28,27 @@ enum Standing {
     /// Not yet.
     #[default]
     Uncounted,
-    /// Since it had used so much CPU time, ns.
+    /// Counted since it had used this much CPU time, ns.
     Since(u64),
-    /// Not at all, for good.
+    /// Not counted, for good.
     Refused,
-    /// It was counted for so much of its CPU time, ns, and is not any more.
+    /// Counted for this much of its CPU time, ns, and no longer.
     GivenUp(u64),
 }
 
-/// A process.
+/// What is known about a process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     /// CPU time that it had used when it joined the recording, ns.
     first_ns: u64,
-    /// The same at the last look, and at the one before.
+    /// CPU time at the last check, and at the one before.
     cpu_ns: u64,
     before_ns: u64,
     standing: Standing,
-    /// Whether it was a target at a look at which it had used CPU time.
+    /// Whether it was a target at a check by which it had used CPU time.
     is_target: bool,
     attempts: Attempts,
-    /// Not tried before that (CLOCK_MONOTONIC).
+    /// Not tried again before this time (CLOCK_MONOTONIC).
     not_before_ns: u64,
 }
 
@@ -60,7 +62,7 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// The share that was counted; 1 if there is none.
+    /// The counted share; 1 if there is no CPU time.
     pub fn share(self) -> f64 {
         if self.all_ns == 0 { 1.0 } else { self.counted_ns as f64 / self.all_ns as f64 }
     }
@@ -86,9 +88,10 @@ impl Known {
 #[derive(Debug)]
 pub struct Activity {
     processes: HashMap<ProcessKey, Known>,
-    /// Of processes that were there before the recording and have ended. The kernel's programs add up those that began in it.
+    /// CPU time of processes that started before the recording and have ended. The BPF programs add up those that
+    /// started during it.
     ended: CpuTime,
-    /// CPU time of ended ones that began in the recording, before they were counted, ns.
+    /// CPU time of ended processes that started during the recording, from before they were counted, ns.
     late_ns: u64,
     /// When the recording began (CLOCK_BOOTTIME).
     began_ns: u64,
@@ -99,13 +102,13 @@ pub struct Activity {
     least_ns: u64,
     looked_ns: u64,
     pause_ns: u64,
-    /// When processes are looked at again (CLOCK_MONOTONIC).
+    /// When processes are checked next (CLOCK_MONOTONIC).
     next_ns: u64,
 }
 
 impl Activity {
-    /// Nothing is known. `processors`: of the host. `began_ns`: when the recording began (CLOCK_BOOTTIME). `are_named`: not all
-    /// processes are targets, and those that are count as soon as they run.
+    /// Creates the state; nothing is known yet. `processors`: of the host. `began_ns`: when the recording began
+    /// (CLOCK_BOOTTIME). `are_named`: not all processes are targets, and targets count as soon as they run.
     pub fn new(processors: usize, began_ns: u64, are_named: bool) -> Self {
         Self {
             processes: HashMap::new(),
@@ -121,18 +124,18 @@ impl Activity {
         }
     }
 
-    /// When processes are to be looked at again (CLOCK_MONOTONIC).
+    /// When processes must be checked again (CLOCK_MONOTONIC).
     pub const fn next_ns(&self) -> u64 {
         self.next_ns
     }
 
-    /// Has processes be looked at no later than at this time (CLOCK_MONOTONIC).
+    /// Makes the next check happen no later than this time (CLOCK_MONOTONIC).
     pub fn is_due_at(&mut self, at_ns: u64) {
         self.next_ns = self.next_ns.min(at_ns);
     }
 
-    /// Takes in the CPU time of all threads of the host. `is_counted`: whether calls of a process are counted now. `is_target`: whether its
-    /// CPU time is a target's.
+    /// Updates the CPU time of all threads of the host. `is_counted`: whether calls of a process are counted now.
+    /// `is_target`: whether its CPU time belongs to a target.
     pub fn look(
         &mut self,
         threads: &[LivingThread],
@@ -147,7 +150,7 @@ impl Activity {
             self.saved_ns = (self.saved_ns + passed_ns as f64 * self.processors * SHARE).min(MOST_SAVED_NS);
         }
         let mut cpu: HashMap<ProcessKey, u64> = HashMap::with_capacity(self.processes.len());
-        // A thread of the kernel has no memory, nor has one that is about to end.
+        // Kernel threads have no memory, and neither does a thread that is about to end.
         for thread in threads {
             if thread.memory_users > 0 || self.processes.contains_key(&thread.process) {
                 *cpu.entry(thread.process).or_default() += thread.cpu_ns;
@@ -159,10 +162,10 @@ impl Activity {
             let earlier = before.remove(&process);
             let mut known = earlier.unwrap_or_default();
             let first_ns = if is_first { cpu_ns } else { known.first_ns };
-            // What ended threads used may be missing for a moment.
+            // CPU time of ended threads may be missing for a moment.
             let cpu_ns = cpu_ns.max(known.cpu_ns);
             if known.standing == Standing::Uncounted && is_counted(process) {
-                // A child has its parent's hooks from its beginning on.
+                // A child has its parent's hooks from its start on.
                 let is_new = earlier.is_none() && process.start_ns >= self.began_ns;
                 known.standing = Standing::Since(if is_new { 0 } else { cpu_ns });
             }
@@ -188,12 +191,12 @@ impl Activity {
         self.next_ns = (now_ns + self.pause_ns).min(retry_ns);
     }
 
-    /// A process is no target now. It is not asked for again soon.
+    /// Skips a process that is no target now. It is not considered again for a while.
     pub fn pass_over(&mut self, process: ProcessKey, now_ns: u64) {
         self.processes.entry(process).or_default().not_before_ns = now_ns + LONGEST_PAUSE_NS;
     }
 
-    /// Nobody waits to be hooked: processes are looked at as seldom as may be.
+    /// No process waits to be hooked: checks come as rarely as possible.
     pub const fn rest(&mut self, now_ns: u64) {
         self.next_ns = now_ns + LONGEST_PAUSE_NS;
     }
@@ -216,17 +219,17 @@ impl Activity {
         due.into_iter().map(|(_, process)| process).take(room).collect()
     }
 
-    /// Whether hooking has used up what it may take for now.
+    /// Whether hooking has used up its CPU time for now.
     pub fn is_spent(&self) -> bool {
         self.saved_ns <= 0.0
     }
 
-    /// Hooking took so much CPU time, ns.
+    /// Subtracts CPU time that hooking took, ns.
     pub fn spend(&mut self, ns: u64) {
         self.saved_ns -= ns as f64;
     }
 
-    /// A process is counted from now on. `cpu_ns`: CPU time that it has used by now, if that is known.
+    /// Notes that a process is counted from now on. `cpu_ns`: CPU time that it has used by now, if that is known.
     pub fn counted(&mut self, process: ProcessKey, cpu_ns: Option<u64>) {
         let known = self.processes.entry(process).or_default();
         known.is_target = true;
@@ -235,12 +238,13 @@ impl Activity {
         }
     }
 
-    /// A process that began in the recording is counted from now on, after so much CPU time of its program, ns.
+    /// Notes that a process that started during the recording is counted from now on, after its program used this much
+    /// CPU time, ns.
     pub fn missed(&mut self, ns: u64) {
         self.late_ns += ns;
     }
 
-    /// A process could not be hooked now. Whether it is tried again.
+    /// Notes that a process could not be hooked now. Returns whether it is tried again.
     pub fn postponed(&mut self, process: ProcessKey, now_ns: u64) -> bool {
         let known = self.processes.entry(process).or_default();
         match known.attempts.failed() {
@@ -250,12 +254,12 @@ impl Activity {
         known.standing != Standing::Refused
     }
 
-    /// A process is not counted for good.
+    /// Notes that a process will never be counted.
     pub fn refused(&mut self, process: ProcessKey) {
         self.processes.entry(process).or_default().standing = Standing::Refused;
     }
 
-    /// A process was counted up to the last look, and is not any more.
+    /// Notes that a process was counted up to the last check, and no longer is.
     pub fn given_up(&mut self, process: ProcessKey) {
         let known = self.processes.entry(process).or_default();
         known.standing = Standing::GivenUp(known.cpu().counted_ns);
@@ -266,7 +270,7 @@ impl Activity {
         self.processes.get(&process).map(Known::cpu)
     }
 
-    /// CPU time of all targets. `ended`: what the programs added up.
+    /// CPU time of all targets. `ended`: what the BPF programs added up.
     pub fn of_all(&self, ended: &Progress, mut is_target: impl FnMut(ProcessKey) -> bool) -> CpuTime {
         let mut sum = self.ended;
         let running = self.processes.iter().filter(|(process, _)| is_target(**process));
@@ -289,7 +293,7 @@ mod tests {
         ProcessKey { tgid, ..ProcessKey::default() }
     }
 
-    /// A look at processes with so much CPU time, ms. Returns those that are due.
+    /// Checks processes with this much CPU time, ms. Returns those that are due.
     fn look(activity: &mut Activity, cpu_ms: &[(u32, u64)], now_ms: u64) -> Vec<u32> {
         let thread =
             |(tgid, ms): &(u32, u64)| LivingThread { process: process(*tgid), memory_users: 1, cpu_ns: ms * MS };
@@ -425,7 +429,7 @@ mod tests {
         activity.pass_over(process(1), 200 * MS);
         assert!(look(&mut activity, &[(1, 50)], 300).is_empty());
         assert_eq!(activity.next_ns() / MS, 500);
-        // It may have joined since.
+        // It may have become a target since.
         assert!(look(&mut activity, &[(1, 70)], 1700).is_empty());
         assert_eq!((activity.next_ns() / MS, look(&mut activity, &[(1, 90)], 1800)), (1800, vec![1]));
         activity.rest(1800 * MS);

@@ -1,5 +1,5 @@
-//! The overhead controller keeps probes within the budget: it looks at their cost, calls [`decide`], returns actions,
-//! and keeps notes.
+//! The overhead controller keeps probes within the budget: it checks their cost, calls [`decide`], returns actions, and
+//! keeps notes.
 
 use heapbpf_profile::units;
 use sampler_ebpf::abi::Counters;
@@ -9,19 +9,19 @@ use crate::cost::measure::Measured;
 use crate::intake::counters::exact_bytes;
 use crate::plan::SamplingPlan;
 
-/// Time until the first look, which finds the targets' call rate.
+/// Time until the first check, which finds the targets' call rate.
 const FIRST_LOOK_NS: u64 = 200_000_000;
-/// Time between looks.
+/// Time between checks.
 const LOOK_NS: u64 = 1_000_000_000;
-/// Fewest calls on which a decision is based.
+/// Minimum number of calls and frees for a decision.
 const FEWEST_CALLS: f64 = 100.0;
 /// The automatic interval changes only if it is off by this factor: each interval has rows of its own.
 const INTERVAL_STEP: u64 = 4;
 
-/// How many looks in a row must find the budget exceeded before something is given up, which is for good.
+/// How many checks in a row must find the budget exceeded before the recording is reduced, which is permanent.
 const PATIENCE: u32 = 2;
 
-/// What is said when the probes are detached.
+/// The note when the probes are detached.
 const DETACHED: &str =
     "the probes were taken away for the rest of the recording: figures cover what was allocated up to then";
 
@@ -36,15 +36,15 @@ pub enum Action {
     Detach,
 }
 
-/// Findings of earlier looks.
+/// Results of earlier checks.
 struct Looks {
-    /// CLOCK_MONOTONIC of the next look.
+    /// CLOCK_MONOTONIC of the next check.
     next_ns: u64,
     first: bool,
     last: Use,
     /// Probe time as a share of the targets' CPU time.
     share: Option<f64>,
-    /// How many looks in a row have found the budget exceeded.
+    /// How many checks in a row have found the budget exceeded.
     exceeded: u32,
 }
 
@@ -108,7 +108,7 @@ impl OverheadController {
         self.measured.as_ref()
     }
 
-    /// CLOCK_MONOTONIC of the next look; `None` if no look is needed.
+    /// CLOCK_MONOTONIC of the next check; `None` if no check is needed.
     pub fn next_ns(&self) -> Option<u64> {
         let needed = self.attached && self.costs.is_some() && (self.budget.is_some() || self.automatic);
         needed.then_some(self.looks.next_ns)
@@ -119,12 +119,12 @@ impl OverheadController {
         self.costs.map(|costs| (costs, self.tracking))
     }
 
-    /// Probe time as a share of the targets' CPU time between the last two looks.
+    /// Probe time as a share of the targets' CPU time between the last two checks.
     pub fn share(&self) -> Option<f64> {
         self.looks.share
     }
 
-    /// Whether frees are tracked. Memory in use is unknown otherwise.
+    /// Whether frees are tracked. Otherwise memory in use is unknown.
     pub const fn tracks_frees(&self) -> bool {
         self.tracking.frees
     }
@@ -134,8 +134,8 @@ impl OverheadController {
         &self.notes
     }
 
-    /// Looks at the counters, when [`next_ns`](Self::next_ns) has come.
-    /// `takes_in`: processes are hooked one by one, inline or by links of their own, so that only the interval is common to them.
+    /// Checks the counters, at the time [`next_ns`](Self::next_ns). `takes_in`: processes are hooked one by one, inline
+    /// or by links of their own, so that only the interval is common to them.
     pub fn look(&mut self, counters: &Counters, cpu_seconds: f64, takes_in: bool, now_ns: u64) -> Vec<Action> {
         let Some(costs) = self.costs else { return Vec::new() };
         let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
@@ -213,7 +213,7 @@ impl OverheadController {
         let at = now_ns.saturating_sub(self.begun_ns) as f64 * 1e-9;
         log::warn!("{text}");
         if self.notes.len() >= MOST {
-            // The first ones say how it began, the last ones how it is now.
+            // The first notes say how it began, the last ones how it is now.
             self.notes.remove(MOST / 2);
         }
         self.notes.push(format!("after {at:.1} s: {text}"));
@@ -228,7 +228,7 @@ fn options(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
     if priced.is_empty() { "no option is known to cost less".into() } else { priced.join(", ") }
 }
 
-/// What calls and CPU time say about the use of probes.
+/// How much the probes were used, by counted calls and CPU time.
 pub fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
     Use {
         seconds,

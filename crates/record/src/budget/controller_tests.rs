@@ -36,8 +36,8 @@ fn counters(calls: u64) -> Counters {
     Counters { calls, unsampled: calls, unsampled_bytes: 100 * calls, frees_seen: calls, ..Counters::default() }
 }
 
-/// Looks for so many seconds at a target that makes so many pairs a second, with all its CPU time. Returns what is to be done,
-/// and when, in tenths of seconds.
+/// A target that makes a given number of pairs a second, and uses one CPU fully. `run` checks it for some seconds, and
+/// returns the actions with their times, in tenths of seconds.
 struct Load {
     controller: OverheadController,
     calls: u64,
@@ -82,7 +82,7 @@ fn the_first_look_comes_early_and_quiet_targets_change_nothing() {
     assert!(controller.share().unwrap() < 0.01 && controller.notes().is_empty());
 }
 
-/// Pairs take 0.6 s of a second, allocations alone 0.3 s.
+/// Probes of pairs take 0.6 s of each second, those of allocations alone 0.3 s.
 #[test]
 fn a_hot_target_is_left_step_by_step_and_each_step_is_told() {
     let mut load = Load::new(0.05);

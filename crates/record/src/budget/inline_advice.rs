@@ -1,13 +1,13 @@
-//! Says once what inline hooks would take instead, where probes take much of a target. Pure.
+//! Reports once what inline hooks would cost instead, where probes take much of a target's time. Pure.
 
 use heapbpf_profile::units;
 
 use crate::cost::measure::Measured;
 
-/// Share of a target's CPU time from which on it is said.
+/// Share of a target's CPU time above which it is reported.
 const WORTH_A_WORD: f64 = 0.02;
 
-/// What has been said.
+/// What has been reported.
 #[derive(Debug, Default)]
 pub struct InlineAdvice {
     is_done: bool,
@@ -15,23 +15,23 @@ pub struct InlineAdvice {
     note: Option<String>,
 }
 
-/// Looks at which a target may be refused before nothing is said any more: a process that forks, or loads a library, is refused
-/// for a moment.
+/// Checks that may find a target refused before the advice is dropped: a process that forks, or loads a library, is
+/// refused for a moment.
 const MOST_REFUSALS: u32 = 20;
 
 impl InlineAdvice {
-    /// Whether there is something to say. `share`: probe time per time of the target's own work.
+    /// Whether there is something to report. `share`: probe time per time of the target's own work.
     pub fn is_due(&self, share: f64) -> bool {
         !self.is_done && of_all(share) > WORTH_A_WORD
     }
 
-    /// The target could not be hooked inline at this look.
+    /// Notes that the target could not be hooked inline at this check.
     pub fn refused(&mut self) {
         self.refusals += 1;
         self.is_done |= self.refusals >= MOST_REFUSALS;
     }
 
-    /// Says what inline hooks would take of this target, if their cost was measured. Returns the line to tell at once.
+    /// Notes what inline hooks would take of this target, if their cost was measured. Returns the line to log at once.
     pub fn tell(&mut self, comm: &str, share: f64, measured: &Measured) -> Option<&str> {
         self.is_done = true;
         let probes = measured.costs.allocation_ns + measured.costs.free_ns;
@@ -55,7 +55,7 @@ impl InlineAdvice {
     }
 }
 
-/// Of all CPU time, that of probes included.
+/// Converts to a share of all CPU time, including that of probes.
 fn of_all(share: f64) -> f64 {
     share / (1.0 + share)
 }

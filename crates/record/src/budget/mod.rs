@@ -1,4 +1,4 @@
-//! Keeps probes within their budget of CPU time: their cost, and what is given up for it.
+//! Keeps probes within their budget of CPU time: what they cost, and what is reduced or detached for it.
 
 pub mod activity;
 pub mod controller;

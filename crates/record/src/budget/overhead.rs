@@ -1,4 +1,4 @@
-//! What is known of the cost of a recording's probes.
+//! What is known about the cost of a recording's probes.
 
 use super::controller::OverheadController;
 use super::inline_advice::InlineAdvice;
@@ -10,11 +10,11 @@ use crate::cost::cpu_time::CpuTime;
 pub struct Overhead {
     /// The controller that decides.
     pub controller: OverheadController,
-    /// The time that probes took so far.
+    /// Time that probes have taken so far.
     pub spent: Spent,
     /// CPU time of the targets.
     pub cpu_time: CpuTime,
-    /// Targets that probes slow down, where no budget bounds that.
+    /// Targets that probes slow down. Under a budget, their own links are detached.
     pub slowed: SlowedTargets,
     /// What inline hooks would cost instead.
     pub inline_advice: InlineAdvice,

@@ -1,4 +1,5 @@
-//! Says once of each target when probes take much of its CPU time. Where a budget bounds that, its probes are given up.
+//! Reports once per target when probes take much of its CPU time. Where a budget bounds that, the target's probes are
+//! detached.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,30 +9,30 @@ use sampler_ebpf::abi::ProcessKey;
 
 use crate::cost::budget::{ProbeCosts, Tracking, Use, cheaper};
 
-/// Share of a target's CPU time from which on probes are worth a word.
+/// Share of a target's CPU time above which its probes are reported.
 const WORTH_A_WORD: f64 = 0.2;
-/// CPU time on which that is judged, seconds: clocks are exact, but a process that hardly runs is not slowed down.
+/// CPU time needed for a judgement, seconds: clocks are exact, but a process that hardly runs is not slowed down.
 const FEWEST_SECONDS: f64 = 0.04;
-/// Time between looks: two of them see a target that has just become busy within a second.
+/// Time between checks: two checks find a target that has just become busy within a second.
 const LOOK_NS: u64 = 400_000_000;
-/// Looking takes at most this share of the time.
+/// Checking takes at most one part in this many of the time.
 const SHARE_OF_TIME: u64 = 100;
-/// From here on, how many times slower a target is cannot be told.
+/// Above this factor, how many times slower a target runs cannot be determined.
 const MOST_TIMES: f64 = 50.0;
-/// Most targets that are named.
+/// Maximum number of targets that are reported.
 const MOST_TOLD: usize = 8;
 
-/// A target at a look.
+/// A target at a check.
 pub struct Seen<'a> {
     /// The process.
     pub process: ProcessKey,
     /// Its name.
     pub comm: &'a str,
-    /// What it has called so far, and the CPU time that it has used.
+    /// Its calls so far, and the CPU time that it has used.
     pub used: Use,
     /// What its probes cost.
     pub costs: ProbeCosts,
-    /// Whether it is hooked inline: samples alone trap.
+    /// Whether it is hooked inline: only samples trap.
     pub is_inline: bool,
 }
 
@@ -40,14 +41,14 @@ pub struct Seen<'a> {
 pub struct Slowed {
     /// The process.
     pub process: ProcessKey,
-    /// What to tell.
+    /// The line to report.
     pub line: String,
 }
 
 /// Targets that probes slow down.
 #[derive(Debug, Default)]
 pub struct SlowedTargets {
-    /// What each had used when it was last judged.
+    /// What each target had used when it was last judged.
     before: HashMap<ProcessKey, Use>,
     told: HashSet<ProcessKey>,
     next_ns: u64,
@@ -55,19 +56,19 @@ pub struct SlowedTargets {
 }
 
 impl SlowedTargets {
-    /// CLOCK_MONOTONIC of the next look; `None` if enough has been said, and no budget is to be kept.
+    /// CLOCK_MONOTONIC of the next check; `None` if enough targets were reported, and no budget must be kept.
     pub fn next_ns(&self, has_budget: bool) -> Option<u64> {
         (has_budget || self.told.len() < MOST_TOLD).then_some(self.next_ns)
     }
 
-    /// Sets the time of the next look, after one that took from `begun_ns` to `now_ns`.
+    /// Sets the time of the next check, after one that took from `begun_ns` to `now_ns`.
     pub fn looked(&mut self, begun_ns: u64, now_ns: u64) {
         let took_ns = now_ns.saturating_sub(begun_ns);
         self.next_ns = now_ns.saturating_add(LOOK_NS.max(took_ns.saturating_mul(SHARE_OF_TIME)));
     }
 
-    /// Judges the targets. Returns those that are to be told of at once. `budget`: the share of its CPU time that the probes of a
-    /// process may take; beyond it they are to be given up. `seconds`: since the recording began.
+    /// Judges the targets. Returns those to report at once. `budget`: the share of its CPU time that the probes of a
+    /// process may take; beyond it they are to be detached. `seconds`: since the recording began.
     pub fn look<'a>(
         &mut self,
         targets: impl Iterator<Item = Seen<'a>>,
@@ -124,10 +125,10 @@ impl SlowedTargets {
     }
 }
 
-/// The same of a process that is hooked inline. `sample_bytes`: bytes that were requested for each sample. Under a larger interval R there are at
-/// most bytes/R samples.
+/// The line for a process that is hooked inline. `sample_bytes`: bytes that were requested per sample. With a larger
+/// interval R there are at most bytes/R samples.
 fn of_samples(share: f64, who: &str, sample_bytes: f64) -> String {
-    /// The share that is next to nothing.
+    /// A share that is negligible.
     const LITTLE: f64 = 0.01;
     let enough = (sample_bytes * share / LITTLE).max(1.0) as u64;
     let cure = units::bytes(enough.next_power_of_two().min(LARGEST_INTERVAL) as f64).replace(' ', "");
@@ -136,7 +137,7 @@ fn of_samples(share: f64, who: &str, sample_bytes: f64) -> String {
 
 fn line(used: &Use, who: &str, tracking: Tracking, costs: &ProbeCosts) -> String {
     let share = used.share(costs);
-    // Clocks and costs are estimates, so of nearly all, only that much is known.
+    // Clocks and costs are estimates, so if probes take nearly all the time, only a lower bound is known.
     let times = match 1.0 / (1.0 - share).max(1e-3) {
         times if times < 10.0 => format!("some {times:.1}"),
         times if times < MOST_TIMES => format!("some {times:.0}"),
@@ -166,7 +167,7 @@ mod tests {
         ProcessKey { start_ns: 1, tgid, exec_id: 0 }
     }
 
-    /// A process that has made so many pairs of 100 bytes and run for so many seconds.
+    /// A process that has made this many pairs of 100 bytes and run for this many seconds.
     fn seen(tgid: u32, pairs: f64, cpu_seconds: f64) -> Seen<'static> {
         let used = Use {
             seconds: cpu_seconds,
@@ -207,7 +208,7 @@ mod tests {
             of_samples(0.2, "x (7)", 8192.0),
             "samples take 20 % of the CPU time of x (7); -i 256KiB would take under 1 %"
         );
-        // Where all are sampled, an interval shorter than they are spares nothing.
+        // Where every block is sampled, an interval shorter than the blocks saves nothing.
         let inline = |samples| Seen {
             used: Use { samples, counted_inside: samples, bytes: 100.0 * samples, ..seen(8, 0.0, 1e-5 * samples).used },
             is_inline: true,
@@ -225,7 +226,7 @@ mod tests {
         look(&mut slowed, vec![seen(1, 0.0, 0.0), seen(2, 0.0, 0.0)]);
         // 18 ms of 20 ms, and 70 ms of 400 ms.
         assert!(look(&mut slowed, vec![seen(1, 18_000.0, 0.02), seen(2, 70_000.0, 0.4)]).is_empty());
-        // Little by little it adds up.
+        // Small amounts add up.
         assert_eq!(look(&mut slowed, vec![seen(1, 38_000.0, 0.041), seen(2, 140_000.0, 0.8)]).len(), 1);
     }
 

@@ -1,11 +1,12 @@
-//! The time that probes took so far. Pure.
+//! Time that probes have taken so far. Pure.
 
 use sampler_ebpf::abi::Counters;
 
 use super::controller::usage;
 use crate::cost::budget::{ProbeCosts, Use};
 
-/// The time that probes took so far: targets with dearer probes come and go, and what was spent stays spent.
+/// Time that probes have taken so far. Calls are priced when they are noted, as targets with more expensive probes come
+/// and go.
 #[derive(Debug, Default)]
 pub struct Spent {
     seconds: f64,
@@ -13,7 +14,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// Adds what was called since the last time, at what it costs now. `total`: all that was called so far.
+    /// Adds the calls since the last time, at their present cost. `total`: all calls so far.
     pub fn note(&mut self, total: &Counters, costs: &ProbeCosts) {
         let used = usage(total, 0.0, 0.0);
         self.seconds += used.since(&self.on).probe_seconds(costs).max(0.0);

@@ -1,8 +1,8 @@
 //! The overhead budget: what probes cost the targets, and what to reduce, in which order, to stay within it. Pure.
 //!
 //! Probe time p is estimated as the number of calls times the cost of a call as measured on this machine
-//! ([`super::measure`]). The overhead is its share of the targets' CPU time, s = p / (u + p), where u is the time left for
-//! the targets' own work. Both p and u grow with the number of calls, so s does not depend on how busy a target is.
+//! ([`super::measure`]). The overhead is its share of the targets' CPU time, s = p / (u + p), where u is the time left
+//! for the targets' own work. Both p and u grow with the number of calls, so s does not depend on how busy a target is.
 
 use heapbpf_statistics::optimum::ClassUse;
 use heapbpf_statistics::plan::{Costs, LARGEST_INTERVAL, Workload, automatic};
@@ -19,8 +19,8 @@ pub struct ProbeCosts {
     pub sample_ns: f64,
 }
 
-/// The mean of what probes cost in several processes, by their calls: probes on some kinds of instruction cost twenty times what
-/// others do, and each process has files of its own.
+/// Mean probe costs of several processes, weighted by their calls. Probes on some kinds of instruction cost twenty
+/// times as much as on others, and each process has files of its own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanCosts {
     allocations: f64,
@@ -72,10 +72,11 @@ pub struct Use {
     pub seconds: f64,
     /// Allocation calls that reach a probe at their entry, including reentrant ones, which cost as much.
     pub allocations: f64,
-    /// Allocation calls that targets count themselves (inline hooks), for 1 to 2 ns. Only the sampled ones reach a probe, at
-    /// their end: that costs no more than what a sample adds to a probed call.
+    /// Allocation calls that targets count themselves (inline hooks), for 1 to 2 ns. Only the sampled ones reach a
+    /// probe, at their end, which costs no more than what a sample adds to a probed call.
     pub counted_inside: f64,
-    /// Calls to free that reach a probe, except those of sampled blocks with inline hooks: these are part of a sample's cost.
+    /// Calls to free that reach a probe, except those of sampled blocks with inline hooks: these are part of a sample's
+    /// cost.
     pub frees: f64,
     /// Samples.
     pub samples: f64,
@@ -149,12 +150,12 @@ const AIM: f64 = 0.9;
 /// Share of the targets' CPU time that samples may take where targets count themselves, with `--interval auto`.
 const INLINE_SAMPLES: f64 = 0.01;
 
-/// Decides how to track from here on, after a period `used` during all of which the probes of `tracking` were in place. `None`:
-/// nothing is left to give up but the probes themselves.
+/// Decides how to track from here on, after a period `used` during all of which the probes of `tracking` were in place.
+/// `None`: nothing is left to reduce but the probes themselves.
 ///
-/// The steps, each taken only if needed: a larger R if samples matter; no frees; no probes. The last one cannot be taken back,
-/// so it rests on what was seen after the others, not on what was expected of them. Where processes are hooked one by one
-/// (`takes_in`), R alone is common to all of them.
+/// The steps, each taken only if needed: a larger R if samples matter; no frees; no probes. The last step cannot be
+/// undone, so it is based on what was observed after the others, not on what they were expected to save. Where
+/// processes are hooked one by one (`takes_in`), only R is common to all of them.
 pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64, takes_in: bool) -> Option<Tracking> {
     if used.cpu_seconds <= 0.0 || used.seconds <= 0.0 {
         return Some(tracking);
@@ -218,8 +219,8 @@ fn probe_seconds(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
     Use { frees, samples, ..*used }.probe_seconds(costs)
 }
 
-/// Upper bound of the number of samples under the interval R. It assumes that all calls have the mean size: the sampling
-/// probability P is concave in the size, so a mix of sizes gives fewer (Jensen's inequality).
+/// Upper bound of the number of samples under the interval R. It assumes that all calls have the mean size: the
+/// sampling probability P is concave in the size, so a mix of sizes gives fewer (Jensen's inequality).
 pub fn samples_at(used: &Use, interval: u64) -> f64 {
     let calls = used.calls();
     if calls <= 0.0 || interval == 0 {
@@ -249,8 +250,8 @@ pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: O
     automatic(&workload, per_call, budget_cpus).interval
 }
 
-/// The same where targets count themselves. Samples are all that there is to pay, so they are not measured by what probes
-/// take, but by the targets' own CPU time.
+/// The same for targets that count their calls themselves. There, samples are the only cost, so they are limited to a
+/// share of the targets' own CPU time rather than of the probe time.
 fn automatic_interval_inline(used: &Use, costs: &ProbeCosts, budget: Option<f64>) -> u64 {
     let used = Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
     let aim = budget.map_or(INLINE_SAMPLES, |budget| INLINE_SAMPLES.min(AIM * budget));
@@ -309,7 +310,7 @@ mod tests {
 
     #[test]
     fn calls_that_the_target_counts_are_no_traps() {
-        // 20 million calls a second: as traps, they would take ten times the CPU time that there is.
+        // 20 million calls a second: as traps, they would take ten times the available CPU time.
         let used = inline_second(20e6, 0.97, 512 << 10);
         assert!(used.share(&COSTS) < 0.05, "{}", used.share(&COSTS));
         assert_eq!(decide(&used, FULL, &COSTS, 0.05, true), Some(FULL));

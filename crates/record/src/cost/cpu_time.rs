@@ -26,7 +26,7 @@ impl CpuTime {
         Self { began_ns: now_ns - now_ns % tick_ns, ..Self::default() }
     }
 
-    /// CPU seconds that these processes, and all of earlier calls, have used since the recording began.
+    /// CPU seconds that these processes, and all processes of earlier calls, have used since the recording began.
     pub fn of_processes(&mut self, pids: impl Iterator<Item = u32>) -> f64 {
         let ended = &mut self.ended;
         self.processes.retain(|pid, (before, last)| {
@@ -65,7 +65,8 @@ fn ticks_per_second() -> f64 {
     unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64
 }
 
-/// Parses `cpu user nice system idle …` (proc_stat(5)): the sum of the first three, without idle, waiting or stolen time.
+/// Parses `cpu user nice system idle …` (proc_stat(5)): the sum of the first three, without idle, waiting or stolen
+/// time.
 fn host_ticks(text: &str) -> Option<u64> {
     let fields = text.lines().next()?.strip_prefix("cpu ")?;
     fields.split_ascii_whitespace().take(3).map(|field| field.parse::<u64>().ok()).sum()

@@ -1,4 +1,5 @@
-//! A private copy of the C library for measurements. Probes are placed per inode, so no other recording's are in it.
+//! A private copy of the C library for measurements. Probes belong to an inode, so the copy has none of another
+//! recording.
 
 use std::path::Path;
 
@@ -27,7 +28,7 @@ impl PrivateLibrary {
         Ok(Some(Self(folder)))
     }
 
-    /// The folder that it is in, for `LD_LIBRARY_PATH`.
+    /// The directory that contains it, for `LD_LIBRARY_PATH`.
     pub fn folder(&self) -> &Path {
         self.0.path()
     }

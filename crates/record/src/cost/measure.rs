@@ -1,7 +1,7 @@
 //! Measures what probes cost on this machine, on a child process, once per boot.
 //!
-//! The child calls malloc and free some thousand times under heapbpf's own BPF programs, and one microbenchmark per kind of
-//! instruction under a no-op program. So the cost of each kind is measured, not assumed.
+//! The child calls malloc and free some thousand times under heapbpf's own BPF programs, and one microbenchmark per
+//! kind of instruction under a no-op program. So the cost of each kind is measured, not assumed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,18 +26,19 @@ const CALLS: u64 = 4_000;
 const SLOW_CALLS: u64 = 1_000;
 /// Size of the events ring for such a slice, bytes. Each sample takes some 200 bytes, and 4.3 KiB of the stacks ring.
 const SLOW_EVENTS_BYTES: u32 = 2 << 20;
-/// Slices of each kind. The fastest counts, as every disturbance (such as another recording's probes) only adds time.
+/// Slices of each kind. The fastest counts, because every disturbance (such as another recording's probes) only adds
+/// time.
 const ROUNDS: usize = 5;
 /// Slices of each kind with perf links: the kernel takes 0.1 s and more to remove one.
 const PERF_ROUNDS: usize = 2;
-/// Plausible ratios of a call under heapbpf to a no-op probe: about 1, or 2 where each return traps. Outside of this range
-/// something disturbed the measurement.
+/// Plausible ratios of a call under heapbpf to a no-op probe: about 1, or 2 where each return traps. A ratio outside
+/// this range means that something disturbed the measurement.
 const PROBES: std::ops::Range<f64> = 0.8..3.0;
 /// How long a disturbed measurement is used. Repeating it takes seconds on a machine that is busy enough to disturb it.
 const DISTURBED_FOR: std::time::Duration = std::time::Duration::from_secs(60);
-/// How long a bound for inline hooks is used, which says what matters: that they take next to nothing.
+/// How long an upper bound for inline hooks is used. It says what matters: that they take next to nothing.
 const BOUND_FOR: std::time::Duration = std::time::Duration::from_secs(3600);
-/// Less than this is not told from nothing.
+/// Differences below this cannot be distinguished from zero.
 const LEAST_NS: f64 = 0.1;
 /// Bytes per allocation.
 const SIZE: u64 = 64;
@@ -57,34 +58,35 @@ pub struct Measured {
     pub bare_pair_ns: f64,
     /// What heapbpf's probes add.
     pub costs: ProbeCosts,
-    /// What inline hooks add to a pair of malloc and free that is not sampled; `None` if processes cannot be hooked inline here.
+    /// What inline hooks add to a pair of malloc and free that is not sampled; `None` if processes cannot be hooked
+    /// inline here.
     #[serde(default)]
     pub inline_pair_ns: Option<f64>,
-    /// Whether that cannot be told from nothing: it is less than the figure says.
+    /// Whether that cost cannot be distinguished from zero: the figure is an upper bound.
     #[serde(default)]
     pub inline_is_bound: bool,
     /// Lengths of the no-ops that this kernel turns into calls when they are probed, bytes.
     #[serde(default)]
     pub no_ops: Option<Vec<usize>>,
-    /// What a no-op probe adds, by how the kernel executes its instruction.
+    /// What a no-op probe adds, by how the kernel executes the probed instruction.
     pub nothing_ns: BTreeMap<String, f64>,
 }
 
 impl Measured {
-    /// Whether what probes cost is plausible, that is, no disturbance shows in it.
+    /// Whether the probe costs are plausible, that is, show no disturbance.
     pub fn is_plausible(&self) -> bool {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
         let fits = |cost: f64, kind| nothing(kind).is_none_or(|nothing| PROBES.contains(&(cost / nothing)));
         fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind)
     }
 
-    /// Whether probes cost much less than one that does nothing, so that they can have seen nothing.
+    /// Whether probes cost much less than a no-op probe, so that they cannot have seen the calls.
     fn missed_calls(&self) -> bool {
         let nothing = self.nothing_ns.get(&self.allocation_kind);
         nothing.is_some_and(|nothing| self.costs.allocation_ns < 0.5 * nothing)
     }
 
-    /// How long it is used; `None` until the next boot.
+    /// How long the figures are used; `None` until the next boot.
     fn lasts(&self) -> Option<std::time::Duration> {
         match (self.is_plausible(), self.inline_is_bound) {
             (false, _) => Some(DISTURBED_FOR),
@@ -93,8 +95,8 @@ impl Measured {
         }
     }
 
-    /// Costs in programs with probes on instructions of these kinds: those of the most expensive ones, or of the measured ones if
-    /// there are none.
+    /// Costs in programs with probes on instructions of these kinds: those of the most expensive kind, or of the
+    /// measured one if none are given.
     pub fn costs_on(&self, allocation_kinds: &[ProbeKind], free_kinds: &[ProbeKind]) -> ProbeCosts {
         let cost = |kind: &String| self.nothing_ns.get(kind).copied().unwrap_or(0.0);
         let worst = |kinds: &[ProbeKind], otherwise: &str| {
@@ -123,7 +125,7 @@ impl Measured {
 /// The costs measured since the last boot; if there are none, measures now.
 ///
 /// # Errors
-/// As of [`measure`].
+/// Those of [`measure`].
 pub fn known_or_measured(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     known(object, link).map_or_else(|| measured_anew(object, link), Ok)
 }
@@ -136,15 +138,16 @@ pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
     if measured.identity != identity(object, link) {
         return None;
     }
-    // That no disturbance changes.
+    // A disturbance of the measurement does not change this.
     measured.no_ops.iter().for_each(|lengths| no_ops::note(lengths.iter().copied().collect()));
     measured.lasts().is_none_or(|lasts| age < lasts).then_some(measured)
 }
 
-/// Measures, and saves the result for later recordings: until the next boot, or not so long if something disturbed it.
+/// Measures, and saves the result for later recordings: until the next boot, or for a shorter time if something
+/// disturbed it or if inline hooks have only an upper bound.
 ///
 /// # Errors
-/// As of [`measure`].
+/// Those of [`measure`].
 pub fn measured_anew(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     let measured = measure(object, link)?;
     if measured.missed_calls() {
@@ -172,7 +175,7 @@ fn keep(path: &Path, measured: &Measured) -> std::io::Result<()> {
     std::fs::rename(&fresh, path)
 }
 
-/// The file with saved costs: in `/run` for root, otherwise in the user's runtime folder. A reboot clears both.
+/// The file with saved costs: in `/run` for root, otherwise in the user's runtime directory. A reboot clears both.
 fn cache_file(link: Option<LinkKind>) -> Option<PathBuf> {
     // SAFETY: `geteuid` takes no arguments and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
@@ -187,12 +190,13 @@ fn cache_file(link: Option<LinkKind>) -> Option<PathBuf> {
 
 fn identity(object: &[u8], link: Option<LinkKind>) -> String {
     let line = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
-    // FNV-1a, which is enough to tell different builds apart.
+    // FNV-1a, which is enough to distinguish builds.
     let programs = object
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
     let link = link.map_or_else(|| "best".to_owned(), |link| link.to_string());
-    // What is measured has changed: inline hooks came, what cannot be told from nothing is no 0 any more, no-ops came.
+    // The last number changes with what is measured: inline hooks were added, costs that look like zero became bounds,
+    // no-ops were added.
     format!(
         "{} {} {programs:016x} {link} 4",
         line("/proc/sys/kernel/random/boot_id"),
@@ -262,16 +266,17 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
     })
 }
 
-/// Nanoseconds that inline hooks add to a pair of malloc and free that is not sampled, as of [`Slices::added`].
+/// Nanoseconds that inline hooks add to a pair of malloc and free that is not sampled, and whether that is a bound, as
+/// in [`Slices::added`].
 fn inline_pair(child: &mut Workload, allocator: &Allocator) -> anyhow::Result<(f64, bool)> {
-    /// Pairs of a slice, and slices. They take nanoseconds.
+    /// Pairs per slice, and number of slices. Pairs take nanoseconds.
     const PAIRS: u64 = 400_000;
     const SLICES: usize = 3;
     let mut slices = Slices::default();
     for _ in 0..SLICES {
         slices.add("bare", pairs(child, PAIRS)?);
     }
-    // Once: it takes longer than all slices.
+    // Hooked only once: that takes longer than all slices.
     let _trial = allocator.hook_inline(child.pid())?;
     for _ in 0..SLICES {
         slices.add("inline", pairs(child, PAIRS)?);
@@ -302,8 +307,9 @@ impl Slices {
         self.0.get(name).into_iter().flatten().copied().reduce(f64::min).unwrap_or(0.0)
     }
 
-    /// How much slower the fastest slice of one kind is than that of another. If the two fastest of a kind differ by more than that, the
-    /// difference cannot be told from nothing: then an upper bound, and `true`.
+    /// How much slower the fastest slice of one kind is than that of another. If the two fastest slices of a kind
+    /// differ by more than that, the difference cannot be distinguished from zero: then returns an upper bound, and
+    /// `true`.
     fn added(&self, bare: &str, with: &str) -> (f64, bool) {
         let spread = |name: &str| {
             let mut slices = self.0.get(name).cloned().unwrap_or_default();
@@ -348,10 +354,10 @@ mod tests {
         assert!(measured().is_plausible());
         let disturbed = ProbeCosts { allocation_ns: 2361.0, ..measured().costs };
         assert!(!Measured { costs: disturbed, ..measured() }.is_plausible());
-        // Another recording had probed the same instruction already, so that the trap was not seen.
+        // Another recording had already probed the same instruction, so the trap was not seen.
         let shared = ProbeCosts { free_ns: 105.0, ..measured().costs };
         assert!(!Measured { costs: shared, ..measured() }.is_plausible());
-        // Another recording had hooked it inline, so that no probe was reached.
+        // Another recording had hooked it inline, so no probe was reached.
         let hidden = Measured { costs: ProbeCosts { allocation_ns: 0.3, ..measured().costs }, ..measured() };
         assert!(hidden.missed_calls() && !measured().missed_calls());
     }

@@ -1,5 +1,5 @@
-//! Microbenchmarks: functions that each begin with one kind of instruction ([`heapbpf_host::arch::MICROBENCHMARKS`]). A probe on
-//! the first byte of each measures what the kernel takes for that kind on this machine.
+//! Microbenchmarks: functions that each begin with one kind of instruction ([`heapbpf_host::arch::MICROBENCHMARKS`]). A
+//! probe on the first byte of each measures what the kernel takes for that kind on this machine.
 
 /// A function that is probed at its first byte.
 pub type Microbenchmark = extern "C" fn();

@@ -1,4 +1,4 @@
-//! Puts BPF programs on a process's allocator and takes them off again, to measure what they add.
+//! Attaches BPF programs to a process's allocator and detaches them again, to measure what they add.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -54,7 +54,7 @@ impl Allocator {
     /// The library with this file name.
     ///
     /// # Errors
-    /// The process has none, or it is not an allocator that can be probed.
+    /// The process has no such library, or it is not an allocator that can be probed.
     pub fn in_library(pid: u32, name: &str) -> anyhow::Result<Self> {
         Self::find(pid, |path| path.file_name().is_some_and(|file| file == name))
     }
@@ -88,7 +88,7 @@ impl Allocator {
         anyhow::bail!("process {pid} has no allocator to measure with")
     }
 
-    /// Hooks it inline in a process that maps it. Nothing is sampled.
+    /// Hooks the allocator inline in a process that maps it. Nothing is sampled.
     ///
     /// # Errors
     /// It cannot be hooked inline.
@@ -126,7 +126,7 @@ pub struct Recording {
 /// Settings of a [`Recording`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Sampling interval R: bytes, or allocations under another criterion; by size class it is that of every class.
+    /// Sampling interval R: bytes, or allocations under another criterion. By size class, it applies to every class.
     pub interval: u64,
     /// The unit of a sampling trial.
     pub criterion: Criterion,
@@ -136,16 +136,17 @@ pub struct Setting {
     pub link: Option<LinkKind>,
     /// One of `abi::stack_kind`.
     pub stack_kind: u32,
-    /// Most bytes of stack copied per sample.
+    /// Maximum number of stack bytes copied per sample.
     pub stack_bytes: u64,
-    /// Size of the events ring, bytes. Nobody reads it during a slice. The stacks ring has four times as much.
+    /// Size of the events ring, bytes. It is not read during a slice. The stacks ring is four times as large.
     pub events_bytes: u32,
-    /// The functions to probe; `None`: all of the allocator's. Fewer are faster to remove, which matters for perf links.
+    /// The functions to probe; `None`: all of the allocator's. Fewer are faster to remove, which matters for perf
+    /// links.
     pub functions: Option<&'static [&'static str]>,
 }
 
 impl Setting {
-    /// The defaults of the command line for a named target, but only malloc and free are probed.
+    /// The defaults of the command line for a named target, except that only malloc and free are probed.
     pub const DEFAULT: Self = Self {
         interval: 512 << 10,
         criterion: Criterion::Bytes,
@@ -159,7 +160,7 @@ impl Setting {
 }
 
 impl Recording {
-    /// Loads the programs of a BPF object, without placing any probe.
+    /// Loads the programs of a BPF object, without attaching any probe.
     ///
     /// # Errors
     /// The kernel refuses them.
@@ -178,7 +179,7 @@ impl Recording {
             self_tgid: std::process::id(),
             ..Config::default()
         };
-        // Without samples there are no records, so the smallest rings do.
+        // Without samples there are no records, so the smallest rings are enough.
         let events_bytes = if setting.interval == 0 { LEAST } else { setting.events_bytes };
         let sizes =
             MapSizes { events_bytes, stacks_bytes: 4 * events_bytes, live_max: 1 << 20, stack_traces_max: 1024 };
@@ -206,7 +207,7 @@ impl Recording {
         self.programs.kind
     }
 
-    /// Places the probes.
+    /// Attaches the probes.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -220,7 +221,7 @@ impl Recording {
         Ok(())
     }
 
-    /// From the next [`on`](Self::on) on, probes another process with the same allocator file instead.
+    /// Probes another process with the same allocator file instead, from the next [`on`](Self::on) on.
     pub fn only_for(&mut self, pid: u32) {
         self.leave_all();
         self.also(pid);
@@ -231,12 +232,12 @@ impl Recording {
         self.pids.drain(..).for_each(|pid| self.control.remove_target(pid));
     }
 
-    /// From the next [`on`](Self::on) on, also probes another process with the same allocator file.
+    /// Also probes another process with the same allocator file, from the next [`on`](Self::on) on.
     pub fn also(&mut self, pid: u32) {
         self.pids.push(pid);
     }
 
-    /// Removes the probes and empties the rings. Returns the number of reported samples and frees.
+    /// Detaches the probes and empties the rings. Returns the number of reported samples and frees.
     pub fn off(&mut self) -> usize {
         self.hooks.release_all();
         self.drain()
@@ -282,7 +283,7 @@ impl Recording {
     }
 }
 
-/// The no-op baseline: BPF programs that do nothing, on the very instructions that heapbpf probes.
+/// The no-op baseline: BPF programs that do nothing, on exactly the instructions that heapbpf probes.
 pub struct Baseline {
     multi: Option<OwnedFd>,
     perf: OwnedFd,
@@ -317,7 +318,7 @@ impl Baseline {
         })
     }
 
-    /// Places it on an allocator: with multi links if the kernel has them, unless `perf` is set.
+    /// Attaches it to an allocator: with multi links if the kernel has them, unless `perf` is set.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -353,7 +354,7 @@ impl Baseline {
         Ok(())
     }
 
-    /// Places it on one instruction of heapbpf's own executable, in a process that runs heapbpf.
+    /// Attaches it to one instruction of heapbpf's own executable, in a process that runs heapbpf.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -376,7 +377,7 @@ impl Baseline {
         Ok(())
     }
 
-    /// Removes it.
+    /// Detaches it.
     pub fn off(&mut self) {
         self.links.clear();
     }

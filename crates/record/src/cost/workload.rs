@@ -44,7 +44,7 @@ impl Workload {
     /// Starts heapbpf itself as a workload, with a private C library if there is one.
     ///
     /// # Errors
-    /// As of [`start`](Self::start).
+    /// Those of [`start`](Self::start).
     pub fn start_own(library: Option<&PrivateLibrary>) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         if let Some(library) = library {

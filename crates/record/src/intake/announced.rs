@@ -1,15 +1,15 @@
-//! The sampling intervals of processes that announce their samples: each sample states what it stands for, from which its
-//! interval follows. One process has one. Pure.
+//! The sampling intervals of processes that announce their samples. Each sample states its weight, from which its
+//! interval follows. A process has one interval. Pure.
 
 use std::collections::{HashMap, HashSet};
 
 use heapbpf_statistics::announced::IntervalRange;
 use sampler_ebpf::abi::ProcessKey;
 
-/// What the samples of one process say of its interval.
+/// What the samples of one process say about its interval.
 #[derive(Clone, Copy, Debug)]
 struct Judged {
-    /// The intervals that all samples so far are possible by; `None` if there is none.
+    /// The intervals with which all samples so far are possible; `None` if there is none.
     range: Option<IntervalRange>,
     /// One of them.
     interval: u64,
@@ -22,8 +22,8 @@ pub struct AnnouncedIntervals {
 }
 
 impl AnnouncedIntervals {
-    /// The interval of a sample of `size_bytes` that stands for `weighted_bytes`: the process's own, as long as all its samples
-    /// agree with one. If they do not, it is the one that gives the sample the weight that it states.
+    /// The interval of a sample of `size_bytes` that stands for `weighted_bytes`: the process's own, as long as all its
+    /// samples agree on one. If they do not, the interval that gives the sample the weight that it states.
     pub fn interval(&mut self, process: ProcessKey, size_bytes: u64, weighted_bytes: u64) -> u64 {
         let range = IntervalRange::of(size_bytes, weighted_bytes);
         let first = Judged { range, interval: range.map_or(1, |range| range.nearest()) };
@@ -36,12 +36,12 @@ impl AnnouncedIntervals {
                 }
                 judged.interval
             }
-            // There may be as many as samples, and each would be a row.
+            // There may be as many intervals as samples, and each would be a row.
             None => range.map_or(1, |range| three_digits(range.exact.round() as u64)),
         }
     }
 
-    /// Whether the samples of a process are by no common interval.
+    /// Whether the samples of a process have no common interval.
     pub fn is_inconsistent(&self, process: &ProcessKey) -> bool {
         self.of_process.get(process).is_some_and(|judged| judged.range.is_none())
     }
@@ -52,7 +52,7 @@ impl AnnouncedIntervals {
     }
 }
 
-/// The number with its first three digits, at least 1.
+/// Rounds a number to its first three digits; at least 1.
 fn three_digits(number: u64) -> u64 {
     let unit = 10_u64.pow(number.checked_ilog10().unwrap_or(0).saturating_sub(2));
     (number.saturating_add(unit / 2) / unit * unit).max(1)

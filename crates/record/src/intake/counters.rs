@@ -1,4 +1,4 @@
-//! Counts made by the daemon, and exact figures of allocations derived from the kernel side's counters.
+//! Counts made by the daemon, and exact allocation figures derived from the kernel side's counters.
 
 use heapbpf_kernel::lifecycle::Skipped;
 use sampler_ebpf::abi::Counters;
@@ -12,7 +12,7 @@ pub struct DaemonCounters {
     pub frees_reconciled: u64,
     /// Lost allocations that were recovered from the kernel's live map.
     pub allocations_reconciled: u64,
-    /// Mappings, or parts of them, that were found unmapped after the record of it was lost.
+    /// Mappings, or parts of them, that were found unmapped after the record of the unmapping was lost.
     pub mappings_reconciled: u64,
     /// Records that could not be decoded.
     pub records_unknown: u64,
@@ -28,23 +28,24 @@ pub struct DaemonCounters {
     pub stacks_merged: u64,
     /// Process events (forks, maps, …) that the kernel dropped before we read them.
     pub host_events_lost: u64,
-    /// Errors of the running recording, after each of which it was tried again.
+    /// Errors of the running recording, after each of which it tried again.
     pub errors: u64,
-    /// Ends of processes and of programs (by exec) that no record told of, found in the kernel's list of processes.
+    /// Ends of processes and of programs (by exec) that no record reported, found in the kernel's list of processes.
     pub ends_found: u64,
-    /// Sampled blocks of these that were taken out of the live map.
+    /// Sampled blocks of these that were removed from the live map.
     pub blocks_of_ended: u64,
-    /// Processes with inline hooks some of whose calls were not counted: at their end, or as they went over from probes.
+    /// Processes with inline hooks some of whose calls were not counted: at their end, or while they switched over from
+    /// probes.
     pub inline_incomplete: u64,
-    /// Files, and other objects, that are known to be or to have been mapped executable.
+    /// Files, and other objects, that are or were mapped executable.
     pub modules: u64,
-    /// Those of them that are open.
+    /// How many of them are open.
     pub modules_open: u64,
-    /// Forks, execs and ends of threads that the programs may not have seen, because the kernel skipped their runs.
+    /// Forks, execs and thread exits that the BPF programs may not have seen, because the kernel skipped their runs.
     pub lifecycle: Skipped,
-    /// System calls of the host, at most, that the programs of `--mmap` did not see for the same reason.
+    /// Upper bound of the host's system calls that the programs of `--mmap` did not see for the same reason.
     pub mapping_calls_skipped: u64,
-    /// Time that threads of the targets waited for samples to be taken in, of all together, nanoseconds.
+    /// Total time that threads of the targets waited for samples to be taken in, nanoseconds.
     pub waited_ns: u64,
 }
 
@@ -53,9 +54,8 @@ pub const fn exact_bytes(counters: &Counters) -> u64 {
     counters.unsampled_bytes.wrapping_add(counters.sampled_bytes)
 }
 
-/// Exact number of allocations. Those that processes announce are not included: they are samples of an unknown number. An
-/// in-flight call that is sampled is not included, as its bytes are not counted yet
-/// either.
+/// Exact number of allocations. Announced ones are not included: they are samples of an unknown number. A sampled call
+/// in flight is not included, as its bytes are not counted yet either.
 pub const fn exact_objects(counters: &Counters) -> u64 {
     let failed = counters.failed.saturating_add(counters.unsampled_failed);
     let none = failed.saturating_add(counters.lost_in_flight).saturating_add(counters.announced);

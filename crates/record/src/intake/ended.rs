@@ -1,5 +1,5 @@
-//! Exact counts of exited processes. Little is kept for each, because a burst of short-lived processes leaves thousands
-//! of them in the profile.
+//! Exact counts of exited processes. Little is kept per process, because a burst of short-lived processes leaves
+//! thousands of them in the profile.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Add;
@@ -47,7 +47,7 @@ pub struct EndedCounts {
 }
 
 impl EndedCounts {
-    /// Adds the counts of an exited process to a line, its own or a shared one. Without any call, no line is made.
+    /// Adds the counts of an exited process to a line, its own or a shared one. No line is made if there was no call.
     pub fn add(&mut self, line: ProcessKey, counters: &Counters) {
         self.total.add(counters);
         if counters.hits() > 0 {

@@ -10,10 +10,10 @@ use sampler_ebpf::abi::{AllocationRecord, stack_kind};
 use super::queue::RecordQueue;
 
 /// Limit on records read ahead, and on stacks that wait for their records. Everything beyond it stays in the rings,
-/// where it may be lost: a cut has to process all waiting records before it is complete.
+/// where it may be lost: a cut must process all waiting records before it is complete.
 pub const MOST_WAITING: usize = 1 << 18;
 
-/// How long a record waits for its stack copy. After that, the copy is taken as lost.
+/// How long a record waits for its stack copy. After that, the copy counts as lost.
 pub const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
 /// The next record, with its stack.
@@ -38,7 +38,7 @@ pub struct Join {
 impl Join {
     /// Adds the stack of a sample.
     pub fn arrive(&mut self, sample: u64, stack: Arc<RawStack>) {
-        // Every stack has a record. But if the record gave up waiting, its late stack would stay here for ever.
+        // Every stack has a record. But a stack that arrives after its record stopped waiting would stay here forever.
         if self.arrived.len() >= MOST_WAITING {
             self.arrived.clear();
         }
@@ -50,9 +50,9 @@ impl Join {
         self.arrived.len()
     }
 
-    /// The next record in order. `None` if there is none, or if its stack may still arrive, because the stacks ring
-    /// hands out nothing past a record that another CPU is still writing. `drained`: whether the stacks ring has handed
-    /// out all that it can for now. `now_ns`: the CLOCK_MONOTONIC time, called only if needed.
+    /// The next record in order. `None` if there is none, or if its stack may still arrive: the stacks ring hands out
+    /// nothing past a record that another CPU is still writing. `drained`: whether the stacks ring has handed out all
+    /// that it can for now. `now_ns`: the CLOCK_MONOTONIC time, called only if needed.
     pub fn next(&mut self, drained: bool, now_ns: impl FnOnce() -> u64) -> Option<Joined> {
         let (_, record) = self.queue.front()?;
         let joined = match decode(record) {
@@ -71,7 +71,7 @@ impl Join {
         Some(joined)
     }
 
-    /// Shrinks the memory of the queue and of waiting stacks to room for this many records.
+    /// Shrinks the memory of the queue and of waiting stacks to a capacity of this many records.
     pub fn shrink_to(&mut self, records: usize) {
         self.queue.shrink_to(records);
         self.arrived.shrink_to(records);

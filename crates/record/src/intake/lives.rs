@@ -1,24 +1,24 @@
-//! The lives of processes in the recording: which incarnations there are, and how each ended. This is the one place that
-//! decides that a life is over.
+//! The lives of processes in the recording: which process generations there are, and how each ended. This is the one
+//! place that decides that a life is over.
 //!
-//! Two channels tell of ends. Records in the events ring are exact and in order, but are lost when the ring is full. The
-//! host's events name processes by id and time only, and have rings of their own. What the host told and no record did is
-//! looked up in the kernel's list of processes, a [`Census`], which settles it.
+//! Two channels report ends. Records in the events ring are exact and in order, but are lost when the ring is full. The
+//! host's events name processes by id and time only, and have rings of their own. An end that the host reported and no
+//! record did is looked up in the kernel's list of processes, a [`Census`], which settles it.
 
 use std::collections::HashMap;
 
 use sampler_ebpf::abi::ProcessKey;
 
-/// How an incarnation ended.
+/// How a process generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Its process ended.
     Exit,
-    /// Its process replaced its program with an exec.
+    /// Its process executed another program.
     Exec,
 }
 
-/// The processes that lived at a moment, by the kernel's list.
+/// The processes that lived at one moment, by the kernel's list.
 #[derive(Debug, Default)]
 pub struct Census {
     /// CLOCK_MONOTONIC before the list was read.
@@ -27,13 +27,14 @@ pub struct Census {
     boottime_ns: u64,
     /// `exec_id` of each process, by start and id.
     processes: HashMap<(u64, u32), u32>,
-    /// Incarnations whose counts the kernel kept before the list was read.
+    /// Process generations whose counts the kernel already kept before the list was read.
     counted: Vec<ProcessKey>,
-    /// Process events that did not fit into the events ring before that.
+    /// Number of process events that did not fit into the events ring before that.
     events_lost: u64,
 }
 
-/// Age that a process must have to be missed in a census: one that is just being made is not in the list yet.
+/// Minimum age of a process that counts as ended if it is missing in a census: one that is just being created is not in
+/// the list yet.
 const LEAST_AGE_NS: u64 = 100_000_000;
 
 impl Census {
@@ -47,20 +48,20 @@ impl Census {
         census
     }
 
-    /// Adds what was read before the list: incarnations whose counts the kernel keeps, and the number of lost process
-    /// events.
+    /// Adds what was read before the list: process generations whose counts the kernel keeps, and the number of lost
+    /// process events.
     #[must_use]
     pub fn with_counted(self, counted: Vec<ProcessKey>, events_lost: u64) -> Self {
         Self { counted, events_lost, ..self }
     }
 
-    /// Whether an incarnation had begun so shortly before that it may be missing because it was just being made.
+    /// Whether a process generation is so young that it may be missing because it was just being created.
     fn is_too_young(&self, process: &ProcessKey) -> bool {
         !self.processes.contains_key(&(process.start_ns, process.tgid))
             && (self.boottime_ns.saturating_sub(LEAST_AGE_NS)..=self.boottime_ns).contains(&process.start_ns)
     }
 
-    /// How an incarnation had ended by then. `None` if it lived, or may have begun later.
+    /// How a process generation had ended by then. `None` if it lived, or may have begun later.
     fn end_of(&self, process: &ProcessKey) -> Option<End> {
         match self.processes.get(&(process.start_ns, process.tgid)) {
             Some(exec_id) => (process.exec_id < *exec_id).then_some(End::Exec),
@@ -69,24 +70,24 @@ impl Census {
     }
 }
 
-/// An ended incarnation.
+/// An ended process generation.
 #[derive(Clone, Copy, Debug)]
 struct Ended {
     how: End,
     /// CLOCK_MONOTONIC when this became known.
     known_ns: u64,
-    /// Whether a census found it, and no record has told of it yet.
+    /// Whether a census found it, and no record has reported it yet.
     by_census: bool,
 }
 
 /// The lives of processes.
 #[derive(Debug, Default)]
 pub struct Lives {
-    /// Incarnations with samples that have not ended, by process id, with the time of their first sample.
+    /// Process generations with samples that have not ended, by process id, with the time of their first sample.
     living: HashMap<u32, Vec<(ProcessKey, u64)>>,
-    /// Incarnations that ended, for as long as something of them may still arrive.
+    /// Process generations that ended, for as long as data about them may still arrive.
     ended: HashMap<ProcessKey, Ended>,
-    /// Ends that the host told of and that were not compared with records yet: process id and time.
+    /// Ends that the host reported and that were not compared with records yet: process id and time.
     heard: Vec<(u32, u64)>,
     /// Whether a record of an end is missing, as far as the host knows.
     doubtful: bool,
@@ -96,8 +97,8 @@ pub struct Lives {
 }
 
 impl Lives {
-    /// Notes a sample of an incarnation, or in its address space (CLOCK_MONOTONIC). Of one that has ended nothing begins
-    /// again: reconciliation may find samples of it late.
+    /// Notes a sample of a process generation, or in its address space (CLOCK_MONOTONIC). A generation that has ended
+    /// does not start again: reconciliation may find samples of it late.
     pub fn begin(&mut self, process: ProcessKey, time_ns: u64) {
         if self.ended.contains_key(&process) {
             return;
@@ -108,7 +109,7 @@ impl Lives {
         }
     }
 
-    /// Takes in a record of an end, at `now_ns`. `false` if the end was known.
+    /// Handles a record of an end, at `now_ns`. Returns `false` if the end was known.
     pub fn end(&mut self, process: ProcessKey, how: End, now_ns: u64) -> bool {
         self.remove_living(&process);
         if let Some(ended) = self.ended.get_mut(&process) {
@@ -128,13 +129,13 @@ impl Lives {
         }
     }
 
-    /// Notes that the host told of an exec or an exit of a process at `time_ns`.
+    /// Notes that the host reported an exec or an exit of a process at `time_ns`.
     pub fn heard(&mut self, pid: u32, time_ns: u64) {
         self.heard.push((pid, time_ns));
     }
 
-    /// Compares what the host told with the records, all of which have been taken in up to `up_to_ns`. Returns whether a
-    /// census is needed; `events_lost`: process events that did not fit into the events ring so far.
+    /// Compares the host's reports with the records, all of which have been taken in up to `up_to_ns`. Returns whether
+    /// a census is needed. `events_lost`: number of process events so far that did not fit into the events ring.
     pub fn needs_census(&mut self, up_to_ns: u64, events_lost: u64) -> bool {
         let (living, doubtful) = (&self.living, &mut self.doubtful);
         self.heard.retain(|(pid, time_ns)| {
@@ -146,13 +147,13 @@ impl Lives {
         self.doubtful || self.lacks_events(events_lost)
     }
 
-    /// Whether a record of an end may be missing, or be on its way.
+    /// Whether a record of an end may be missing, or still be on its way.
     pub fn may_lack_ends(&self, events_lost: u64) -> bool {
         self.doubtful || !self.heard.is_empty() || self.lacks_events(events_lost)
     }
 
     /// Settles which lives are over, once all records up to the census have been taken in. Returns those that no record
-    /// told of, which now have ended. `now_ns`: the present.
+    /// reported, which have now ended. `now_ns`: the present.
     pub fn settle(&mut self, census: &Census, now_ns: u64) -> Vec<(ProcessKey, End)> {
         let living = self.living.values().flatten().map(|(process, _)| process);
         let counted = census.counted.iter().filter(|process| !self.ended.contains_key(process));
@@ -168,7 +169,7 @@ impl Lives {
         }
         self.found += gone.len() as u64;
         self.heard.retain(|(_, time_ns)| *time_ns > census.time_ns);
-        // One that was too young to be missed is looked for in another census.
+        // A process that was too young for this census is looked up in another one.
         self.doubtful = !is_settled;
         if is_settled {
             self.events_lost = self.events_lost.max(census.events_lost);
@@ -181,7 +182,8 @@ impl Lives {
         events_lost > self.events_lost
     }
 
-    /// How an incarnation ended and since when (CLOCK_MONOTONIC) that is known, if it is known and still remembered.
+    /// How a process generation ended, and since when that is known (CLOCK_MONOTONIC), if it is known and still
+    /// remembered.
     pub fn end_of(&self, process: &ProcessKey) -> Option<(End, u64)> {
         self.ended.get(process).map(|ended| (ended.how, ended.known_ns))
     }
@@ -194,7 +196,7 @@ impl Lives {
         }
     }
 
-    /// Number of ends that no record told of.
+    /// Number of ends that no record reported.
     pub const fn found(&self) -> u64 {
         self.found
     }
@@ -210,7 +212,7 @@ mod tests {
         ProcessKey { start_ns: 5 * SECOND, tgid, exec_id }
     }
 
-    /// A census at 9 s, of a machine that has slept for one.
+    /// A census at 9 s, on a machine that has been suspended for 1 s.
     fn census(living: &[ProcessKey]) -> Census {
         Census::new(9 * SECOND, 10 * SECOND, living.iter().copied())
     }
@@ -237,7 +239,7 @@ mod tests {
         }
         lives.heard(1, 7 * SECOND);
         lives.heard(9, 7 * SECOND);
-        // It began after what the host told of: an exec made it.
+        // It began after the reported end: an exec started it.
         lives.heard(2, 6 * SECOND - 1);
         assert!(lives.may_lack_ends(0) && !lives.needs_census(7 * SECOND - 1, 0), "the record may be on its way");
         lives.end(key(1, 0), End::Exec, 7 * SECOND);

@@ -40,7 +40,7 @@ impl LostSamples {
                     .saturating_add(counters.mappings_lost_bytes)
                     .saturating_add(counters.lost_call_bytes),
             ),
-            // How far a brk moved the end of the heap may be unknown.
+            // It may be unknown how far a brk moved the end of the heap.
             unmapped_bytes: match (counters.unmaps_lost, counters.system_calls_lost) {
                 (0, _) => 0,
                 (_, 0) => counters.unmaps_lost_bytes,
@@ -82,11 +82,11 @@ pub struct LossLedger {
     records_lost: u64,
     /// Counters at that reconciliation, of processes that had lost records.
     base: HashMap<ProcessKey, Counters>,
-    /// What reconciliations found unmapped.
+    /// Bytes that reconciliations found unmapped.
     found: HashMap<ProcessKey, FoundUnmapped>,
 }
 
-/// What was found unmapped of a process's memory although no record told so.
+/// Memory of a process that was found unmapped although no record reported it.
 #[derive(Clone, Copy, Debug, Default)]
 struct FoundUnmapped {
     bytes: u64,
@@ -116,9 +116,9 @@ impl LossLedger {
         found.until_ns = until_ns;
     }
 
-    /// Bound on the sampled mappings that may have been unmapped although figures in use have them: where they were,
-    /// something else may be mapped now. `mapped_by`: the mappings from up to a time that are left. The other arguments
-    /// are those of [`LossLedger::losses`].
+    /// Bound on the sampled mappings that may have been unmapped although figures in use include them: something else
+    /// may be mapped in their place now. `mapped_by`: the remaining mappings that were made up to a given time. The
+    /// other arguments are those of [`LossLedger::losses`].
     pub fn stale_mappings(
         &self,
         process: &ProcessKey,
@@ -221,11 +221,11 @@ mod tests {
         let after = ledger.losses(&PROCESS, Some(&later), none, LostBlocks { samples: 6, bytes: 600 });
         assert_eq!(after.alloc, bound(5, 407));
         assert_eq!((after.inuse_missing, after.inuse_stale), (bound(3, 27), bound(1, 50)));
-        // Its counters were moved out of the kernel.
         // Lost mappings are not in the live map, so no reconciliation finds them.
         let mappings = Counters { mappings_lost: 2, mappings_lost_bytes: 8000, ..later };
         let missing = ledger.losses(&PROCESS, Some(&mappings), none, LostBlocks::default()).inuse_missing;
         assert_eq!(missing, bound(5, 8027));
+        // Its counters have been moved out of the kernel.
         let ended = ledger.losses(&PROCESS, None, LostSamples::of(&later), LostBlocks { samples: 6, bytes: 600 });
         assert_eq!((ended.alloc, ended.inuse_missing, ended.inuse_stale), (bound(5, 407), bound(3, 27), bound(0, 0)));
     }

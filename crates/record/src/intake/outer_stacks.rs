@@ -1,10 +1,12 @@
-//! Which outer frames of a stack need not be copied: those that are there all the time, of which walks read a few words only. A
-//! compiler's thread may begin with a frame of half a megabyte, and a program's `main` with one of ten kilobytes.
+//! Which outer frames of a stack need not be copied: those that are always there, and of which walks read only a few
+//! words. A compiler's thread may start with a frame of half a megabyte, and a program's `main` with one of ten
+//! kilobytes.
 //!
-//! What walks read of a number of stacks of one thread in a row is compared. From the top of the stack down to where they differ,
-//! these words are all that is copied from then on, in pieces, as long as the return addresses that lead there are in their places.
-//! If a walk misses a word all the same, other frames were there, and these return addresses by chance. Such a stack is truncated,
-//! and says so; that thread's stacks are copied as a whole from then on, and after some threads the whole process's.
+//! The words that walks read are compared over a number of consecutive stacks of one thread. From the top of the stack
+//! down to where they differ, only these words are copied from then on, in pieces, as long as the return addresses that
+//! lead there are in place. If a walk still misses a word, other frames were there, and the return addresses matched by
+//! chance. Such a stack is truncated, and says so. From then on, that thread's stacks are copied whole, and after some
+//! such threads those of the whole process.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,27 +17,27 @@ use sampler_ebpf::abi::{
     StackRecord, StackSlot,
 };
 
-/// Number of stacks in a row that are compared.
+/// Number of consecutive stacks that are compared.
 const COMPARED: u32 = 64;
-/// Number of stacks from the first of them on, until the next ones are compared. It is sooner if more than [`COMPARED`] had other
-/// outer frames.
+/// Number of stacks from the first compared one until comparing starts again. It starts sooner if more than
+/// [`COMPARED`] had other outer frames.
 const ROUND: u32 = 1024;
-/// Fewest bytes between two pieces: to read one more piece takes as long as to copy a few hundred.
+/// Minimum gap between two pieces, bytes: reading one more piece takes as long as copying a few hundred bytes.
 const LEAST_GAP: u64 = 512;
-/// Fewest bytes that are to be left out of each copy.
+/// Minimum number of bytes that must be left out of each copy.
 const LEAST_LEFT_OUT: u64 = 2 << 10;
-/// Number of its stacks that missed a word from which on a process is not trusted.
+/// Number of a process's stacks that may miss a word before the process is no longer trusted.
 const MOST_MISSES: u32 = 4;
 const WORD: u64 = 8;
 
-/// Changes for the kernel's map: what is copied of the outer frames from now on, `None` for everything.
+/// Changes for the kernel's map: what is copied of the outer frames from now on; `None` for everything.
 pub type Changes = Vec<(StackKey, Option<OuterFrames>)>;
 
-/// What is known of the outer frames of stacks.
+/// What is known about the outer frames of stacks.
 #[derive(Default)]
 pub struct OuterStacks {
     stacks: HashMap<StackKey, Stack>,
-    /// Number of its stacks that missed a word, by process.
+    /// Number of stacks that missed a word, by process.
     misses: HashMap<ProcessKey, u32>,
     changed: Changes,
 }
@@ -44,7 +46,7 @@ pub struct OuterStacks {
 struct Stack {
     /// Stacks of this round.
     seen: u32,
-    /// The words that the walks over all of them have read, downwards from the top of the stack.
+    /// The words that the walks of all of them have read, downwards from the top of the stack.
     common: Vec<Word>,
     used: Option<OuterFrames>,
     /// Stacks of this round that had other outer frames than `used`.
@@ -55,7 +57,7 @@ struct Stack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Word {
     address: u64,
-    /// The word, if it is a frame's return address, else 0. Others may change.
+    /// The word if it is a frame's return address, otherwise 0, because other words may change.
     return_address: u64,
 }
 
@@ -98,7 +100,7 @@ impl OuterStacks {
         }
     }
 
-    /// Copies this stack as a whole from now on.
+    /// Copies this stack whole from now on.
     fn distrust(&mut self, key: StackKey) {
         let Some(known) = self.stacks.get_mut(&key) else { return };
         if std::mem::replace(&mut known.is_distrusted, true) {
@@ -115,12 +117,12 @@ impl OuterStacks {
         }
     }
 
-    /// What changed since the last call.
+    /// Changes since the last call.
     pub fn take_changed(&mut self) -> Changes {
         std::mem::take(&mut self.changed)
     }
 
-    /// Drops what is known of processes that have ended.
+    /// Drops what is known about processes that have ended.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         self.misses.retain(|process, _| !ended.contains(process));
         self.drop_stacks(|of| ended.contains(&of.space));
@@ -133,7 +135,7 @@ impl OuterStacks {
 }
 
 impl Stack {
-    /// Keeps what this round's stacks have in common with another one.
+    /// Keeps only what this round's stacks have in common with another one.
     fn compare(&mut self, words: Vec<Word>) {
         if self.seen == 1 {
             self.common = words;
@@ -144,7 +146,7 @@ impl Stack {
     }
 }
 
-/// What a walk has read, downwards.
+/// The words that a walk has read, downwards.
 fn words(sp: u64, stack: &RawStack, reads: &Reads) -> Vec<Word> {
     let frames: HashSet<u64> = stack.frames.iter().map(|frame| frame.address).collect();
     let read = reads.offsets.iter().zip(&reads.values).map(|(offset, value)| Word {
@@ -157,9 +159,10 @@ fn words(sp: u64, stack: &RawStack, reads: &Reads) -> Vec<Word> {
     words
 }
 
-/// What is to be copied of the outer frames that read these words, downwards from `top`. `None` if that would spare little.
+/// What to copy of the outer frames that read these words, downwards from `top`. `None` if that would save little.
 ///
-/// The outermost frames with which half as much is left out as with any: the further in, the sooner they are others.
+/// Chooses the outermost frames that leave out at least half of the maximum: the further in a frame is, the sooner it
+/// changes.
 fn outer_frames(words: &[Word], top: u64) -> Option<OuterFrames> {
     let begins = (1..words.len()).filter(|at| words[*at].return_address != 0);
     let known: Vec<(OuterFrames, u64)> = begins.filter_map(|at| above(&words[..at], words[at], top)).collect();
@@ -168,8 +171,8 @@ fn outer_frames(words: &[Word], top: u64) -> Option<OuterFrames> {
     (found.1 >= LEAST_LEFT_OUT).then_some(found.0)
 }
 
-/// The pieces with `words`, which lie above the return address `slot`, and how many bytes are between them. `None` if there are too
-/// many.
+/// The pieces that hold `words`, which lie above the return address `slot`, and how many bytes they leave out. `None`
+/// if there are too many pieces.
 fn above(words: &[Word], slot: Word, top: u64) -> Option<(OuterFrames, u64)> {
     let mut pieces = [StackPiece::default(); OUTER_PIECES];
     let mut used = 0;
@@ -184,7 +187,8 @@ fn above(words: &[Word], slot: Word, top: u64) -> Option<(OuterFrames, u64)> {
             used += 1;
         }
     }
-    // Two frames that the same function calls have their return addresses in the same place: most others are told apart by that.
+    // The frame's own return address is checked, too: only frames that the same function calls have theirs in the same
+    // place, so it tells most other frames apart.
     let own = words.iter().rev().find(|word| word.return_address != 0)?;
     let copied: u64 = pieces.iter().map(|piece| piece.bytes).sum();
     let left_out = top.checked_sub(slot.address + WORD)?.saturating_sub(copied);

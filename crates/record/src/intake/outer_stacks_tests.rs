@@ -1,4 +1,4 @@
-//! Tests with stacks of one thread that are made up: a return address every 64 bytes, and one large frame.
+//! Tests with synthetic stacks of one thread: a return address every 64 bytes, and one large frame.
 
 use heapbpf_unwind::Registers;
 use heapbpf_unwind::raw::{RawFrame, Reason, UnwinderKind};
@@ -14,7 +14,7 @@ fn key() -> StackKey {
     StackKey { space: ProcessKey { start_ns: 1, tgid: 7, exec_id: 0 }, top: TOP }
 }
 
-/// The slots of return addresses of a stack with `inner` frames below the large one, downwards, and its stack pointer.
+/// The slots of return addresses, downwards, of a stack with `inner` frames below the large one, and its stack pointer.
 fn slots(inner: u64) -> (Vec<u64>, u64) {
     let outer = (1..=16).map(|at| TOP - at * 64);
     let below = LARGE - LARGE_BYTES;
@@ -24,7 +24,7 @@ fn slots(inner: u64) -> (Vec<u64>, u64) {
 
 /// Notes a stack whose return addresses are `of(slot)`.
 fn note(stacks: &mut OuterStacks, inner: u64, left_out: bool, of: impl Fn(u64) -> u64) {
-    // Whether the return address that is looked for is in its place.
+    // Whether the expected return addresses are in their places.
     let used = stacks.stacks.get(&key()).and_then(|known| known.used);
     let pieces = used.map_or(0, |outer| {
         u32::from(
@@ -72,7 +72,7 @@ fn changes(stacks: &mut OuterStacks) -> Vec<Option<OuterFrames>> {
     changed.into_iter().map(|(_, outer)| outer).collect()
 }
 
-/// Asserts that everything above the slot is left out, but for the words there.
+/// Asserts that everything above the slot is left out, except the words there.
 fn assert_leaves_out_the_large_frame(outer: &OuterFrames) {
     let slots = [LARGE - LARGE_BYTES - 64, LARGE];
     assert_eq!(outer.slots, slots.map(|address| StackSlot { address, return_address: plain(address) }), "next to it");
@@ -103,16 +103,16 @@ fn a_large_outer_frame_is_left_out_once_it_was_there_a_number_of_times() {
 fn frames_that_change_are_copied() {
     let mut stacks = OuterStacks::default();
     for round in 0..u64::from(COMPARED) {
-        // The same slots, but it is another function that has called below the large frame.
+        // The same slots, but a different function has called below the large frame.
         let of = |slot: u64| if slot < LARGE && round % 9 == 0 { plain(slot) + 1 } else { plain(slot) };
         note(&mut stacks, 8, false, of);
     }
     assert!(changes(&mut stacks).is_empty(), "nothing outside of the large frame is worth it");
-    // In the next round it is the same function each time.
+    // In the next round the same function calls each time.
     (0..ROUND).for_each(|_| note(&mut stacks, 8, false, plain));
     let [Some(outer)] = changes(&mut stacks)[..] else { panic!("one change") };
     assert_leaves_out_the_large_frame(&outer);
-    // And then another one each time. That is noticed soon.
+    // Then a different one each time, which is noticed soon.
     for round in 0..u64::from(4 * COMPARED) {
         note(&mut stacks, 8, false, |slot| plain(slot) + if slot < LARGE { round } else { 0 });
     }
@@ -173,7 +173,8 @@ fn pieces_are_neither_too_long_nor_too_many() {
         let holds = |piece: &StackPiece| (piece.start..piece.start + piece.bytes).contains(&word.address);
         assert!(outer.pieces.iter().any(holds), "{:x}", word.address);
     }
-    // Of twenty frames of 4 KiB there can be eight pieces, which leave out nine frames. Five are half as much.
+    // With twenty frames of 4 KiB, eight pieces are possible, which leave out nine frames. Five frames are half as
+    // much.
     let outer = outer_frames(&words(&[4096; 20]), TOP).unwrap();
     assert_eq!(outer.slots[0].address, TOP - 4096 * 5);
     assert_eq!(outer_frames(&words(&[64; 20]), TOP), None);

@@ -14,28 +14,28 @@ pub enum ProcessEvent {
         /// CLOCK_MONOTONIC.
         time_ns: u64,
     },
-    /// A process replaced its program.
+    /// A process executed another program.
     Replaced {
-        /// The incarnation that ended.
+        /// The process generation that ended.
         ended: ProcessKey,
         /// CLOCK_MONOTONIC.
         time_ns: u64,
     },
     /// A process ended.
     Ended {
-        /// The process incarnation that ended.
+        /// The process generation that ended.
         process: ProcessKey,
         /// CLOCK_MONOTONIC.
         time_ns: u64,
     },
-    /// A process ended or replaced its program, which nothing had counted.
+    /// A process that nothing had counted ended or executed another program.
     Uncounted {
-        /// The incarnation that ended.
+        /// The process generation that ended.
         ended: ProcessKey,
         /// CLOCK_MONOTONIC.
         time_ns: u64,
     },
-    /// An exec dropped what was noted of a process, which may have been noted of its new program.
+    /// An exec dropped what was noted about a process, which may already have been noted about its new program.
     Reset {
         /// Process id.
         pid: u32,

@@ -119,7 +119,7 @@ impl RecordQueue {
         self.incoming.len() + self.ordered.len()
     }
 
-    /// Shrinks the queue's memory to room for this many records.
+    /// Shrinks the queue's memory to a capacity of this many records.
     pub fn shrink_to(&mut self, records: usize) {
         self.incoming.shrink_to(records);
         self.ordered.shrink_to(records);

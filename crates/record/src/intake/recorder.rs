@@ -33,7 +33,7 @@ use super::stack_limits::StackLimits;
 
 /// Longest time spent on the rings before other work gets its turn.
 pub const LONGEST_DRAIN_NS: u64 = 20_000_000;
-/// The same while targets wait for what they have sent to be taken in.
+/// The same while targets wait for their records to be taken in.
 pub const LONGEST_DRAIN_IF_AWAITED_NS: u64 = 2_000_000;
 /// Number of records between two reads of the clock.
 const LOOK_AT_CLOCK_EVERY: u32 = 256;
@@ -64,9 +64,9 @@ pub struct Recorder {
     pub counters: DaemonCounters,
     /// Processes seen in samples, with the time of their first sample (CLOCK_MONOTONIC).
     pub processes: HashMap<ProcessKey, u64>,
-    /// How much is copied of stacks whose top is not known.
+    /// How much is copied of stacks whose top is unknown.
     pub stack_limits: StackLimits,
-    /// What is copied of stacks' outer frames.
+    /// What is copied of the outer frames of stacks.
     pub outer_stacks: OuterStacks,
     /// The intervals of samples that processes announce.
     pub announced: AnnouncedIntervals,
@@ -90,7 +90,7 @@ pub struct Recorder {
     /// Empty address space, for processes that are unknown.
     nowhere: AddressSpace,
     behind: bool,
-    /// Processes that died of a fault, which nobody has taken yet.
+    /// Processes that died of a fault, until they are taken.
     crashes: Vec<CrashRecord>,
     /// Bytes of the longest stack copy since [`Recorder::take_longest_copy`].
     longest_copy_bytes: u64,
@@ -98,7 +98,8 @@ pub struct Recorder {
     jit_processes: HashSet<ProcessKey>,
     new_jit_processes: Vec<(ProcessKey, u64)>,
     host_error: Option<HostError>,
-    /// Incarnations first seen since the last call of [`Recorder::take_new_lives`], with the time of that sample.
+    /// Process generations first seen since the last call of [`Recorder::take_new_lives`], with the time of that
+    /// sample.
     new_lives: Vec<(ProcessKey, u64)>,
 }
 
@@ -182,7 +183,7 @@ impl Recorder {
         std::mem::replace(&mut self.longest_copy_bytes, 0)
     }
 
-    /// Makes room in the events ring: reads the records reserved so far, to be taken in later. Returns the number of
+    /// Frees space in the events ring: reads the records reserved so far, to be taken in later. Returns the number of
     /// records.
     pub fn read_events(&mut self, events: &mut Ring) -> usize {
         let before = self.join.queue.len();
@@ -193,7 +194,7 @@ impl Recorder {
         let position = self.join.queue.read_up_to(|| (monotonic_ns(), events.reserved_up_to()));
         let Self { join, crashes, .. } = self;
         let mut take = |record: Bytes| match decode_crash(&record) {
-            // It does not wait for its turn.
+            // A crash does not wait for its turn.
             Some(crash) => crashes.push(crash),
             None => join.queue.push(record),
         };
@@ -250,7 +251,7 @@ impl Recorder {
         AfterCut::of(self.join.queue.beyond().map(|(_, record)| &record[..]))
     }
 
-    /// A sample for a block found in the kernel's live map whose record was lost. Its stack is unknown. Of its process,
+    /// A sample for a block in the kernel's live map whose record was lost. Its stack is unknown, and of its process
     /// only the address space is known.
     pub fn without_record(&mut self, key: LiveKey, value: &LiveValue, stack: &Arc<RawStack>) -> Sample {
         let function = self.function_at(value.site);
@@ -365,8 +366,8 @@ impl Recorder {
         });
     }
 
-    /// Interval and trials of a sample, from what the kernel side has of both. An announced one has what it stands for as its
-    /// trials, which are its bytes.
+    /// Interval and trials of a sample, from the kernel side's figures for both. The kernel side's trials of an
+    /// announced sample are the bytes that it stands for; its own trials are its size.
     fn drawn(&mut self, process: ProcessKey, function: u16, size_bytes: u64, drawn: (u64, u64)) -> (u64, u64) {
         if function != ANNOUNCED {
             return drawn;
@@ -397,8 +398,8 @@ impl Recorder {
         }
     }
 
-    /// Incarnations with a first sample since the last call, in them or in their address space, and the time of that
-    /// sample. The owner of another's address space comes each time.
+    /// Process generations with a first sample since the last call, in them or in their address space, and the time of
+    /// that sample. The owner of another process's address space is listed each time.
     pub fn take_new_lives(&mut self) -> Vec<(ProcessKey, u64)> {
         std::mem::take(&mut self.new_lives)
     }

@@ -79,7 +79,7 @@ fn a_sample_gets_the_stack_that_was_copied_for_it_or_its_caller_alone() {
     let lost = recorder.intern(RawStack::lost());
     recorder.join.arrive(1, Arc::clone(&lost));
     let copied = [1, 2].map(|sample| Event::Allocation(allocation(sample, stack_kind::COPIED)));
-    // The samples are so old that the stack of the second is taken as lost.
+    // The samples are so old that the stack of the second counts as lost.
     take_in(&mut recorder, &mut host, &copied);
     assert_eq!((recorder.counters.stacks_missing, recorder.records_taken_in()), (1, 2));
     assert_eq!(recorder.processes, HashMap::from([(PROCESS, 10)]), "with the time of its first sample");

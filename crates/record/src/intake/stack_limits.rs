@@ -1,18 +1,19 @@
-//! How much is copied of stacks whose top is not known, by process: those of coroutines, of fibers, and of threads that
-//! no C library made. All others are copied up to their top, and need no limit.
+//! How much is copied of stacks whose top is unknown, by process: stacks of coroutines, of fibers, and of threads that
+//! no C library created. All other stacks are copied up to their top, and need no limit.
 //!
-//! A process begins with [`FIRST_STACK_BYTES`]. It gets more when its stacks are cut for want of it. If the longest copies
-//! are cut as well, they lead nowhere, and it gets no more than others.
+//! A process starts with [`FIRST_STACK_BYTES`]. It gets more when its stacks are cut at that limit. If the longest
+//! copies are cut as well, they do not help, and the process goes back to the initial limit.
 
 use std::collections::{HashMap, HashSet};
 
 use sampler_ebpf::abi::{FIRST_STACK_BYTES, LARGEST_STACK_COPY, ProcessKey};
 
-/// What a limit is multiplied by when it is raised.
+/// Factor by which a limit is raised.
 const GROWTH: u64 = 4;
-/// Number of stacks that were cut at the highest limit, more than were not, after which the limit is lowered for good.
+/// Number of stacks cut at the highest limit, in excess of those that were not, after which the limit is lowered for
+/// good.
 const MOST_IN_VAIN: i32 = 32;
-/// Most processes with a limit of their own: as many as the kernel's map has room for.
+/// Maximum number of processes with a limit of their own: the capacity of the kernel's map.
 const MOST_PROCESSES: usize = 4096;
 
 /// The limits that differ from [`FIRST_STACK_BYTES`].
@@ -31,8 +32,8 @@ struct Limit {
 }
 
 impl StackLimits {
-    /// Notes a stack of a process whose copy ended at the process's limit, after `copied_bytes`. `is_cut`: the stack goes
-    /// on above.
+    /// Notes a stack of a process whose copy ended at the process's limit, after `copied_bytes`. `is_cut`: the stack
+    /// continues above.
     pub fn note(&mut self, process: ProcessKey, copied_bytes: u64, is_cut: bool) {
         let known = self.processes.get_mut(&process);
         let Some(limit) = known else {
@@ -43,7 +44,7 @@ impl StackLimits {
             }
             return;
         };
-        // A copy of less was made before the limit was raised, or memory ended there.
+        // A shorter copy was made before the limit was raised, or memory ended there.
         if limit.gave_up || copied_bytes < limit.bytes {
             return;
         }
@@ -116,7 +117,7 @@ mod tests {
         [64, 256].into_iter().for_each(|kib| limits.note(process(1), kib * KIB, true));
         limits.take_changed();
         let at_most = |limits: &mut StackLimits, is_cut| limits.note(process(1), LARGEST_STACK_COPY, is_cut);
-        // As many whole stacks as cut ones: it helps.
+        // As many whole stacks as cut ones: the limit helps.
         (0..1000).for_each(|round| at_most(&mut limits, round % 2 == 0));
         assert!(limits.take_changed().is_empty());
         (0..MOST_IN_VAIN).for_each(|_| at_most(&mut limits, true));

@@ -17,7 +17,7 @@ use super::{OutputError, folder_of};
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two attempts to open a FIFO or socket.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Most symbolic links followed for one path, as in the kernel.
+/// Maximum number of symbolic links followed for one path, as in the kernel.
 const MOST_LINKS: usize = 40;
 
 /// What a path names.
@@ -27,7 +27,7 @@ pub enum Place {
     Free,
     /// A regular file.
     File,
-    /// A folder.
+    /// A directory.
     Folder,
     /// A symbolic link.
     Link,
@@ -79,7 +79,8 @@ impl fmt::Display for Place {
 pub(super) enum Naming {
     /// The user gave it, so it may name anything that can be written.
     ByUser,
-    /// heapbpf derived it from the user's path (numbered snapshots, a file per process), so it must name a regular file.
+    /// heapbpf derived it from the user's path (numbered snapshots, a file per process), so it must name a regular
+    /// file.
     Derived,
 }
 
@@ -100,10 +101,10 @@ pub(super) enum LinkRule {
     OfAnother,
 }
 
-/// Decides how to treat a link. It is followed only on request (`force`), and only if it belongs to the user or, under sudo,
-/// to the invoking user: in a shared folder, another user could make a link to any file.
+/// Decides how to treat a link. It is followed only on request (`force`), and only if it belongs to the user or, under
+/// sudo, to the invoking user: in a shared directory, another user could make a link to any file.
 pub(super) fn link_rule(owner: u32, effective: u32, invoking: Option<u32>, force: bool) -> LinkRule {
-    // Only root acts for somebody else.
+    // Only root acts for another user.
     let is_invoking_users = effective == 0 && invoking == Some(owner);
     match (owner == effective || is_invoking_users, force) {
         (true, true) => LinkRule::Follow,
@@ -116,7 +117,7 @@ pub(super) fn link_rule(owner: u32, effective: u32, invoking: Option<u32>, force
 pub(super) fn look(path: &Path) -> io::Result<(Place, u32)> {
     match fs::symlink_metadata(path) {
         Ok(metadata) => Ok((Place::of(metadata.file_type()), metadata.uid())),
-        // A missing or inaccessible folder is reported when it is written to.
+        // A missing or inaccessible directory is reported when it is written to.
         Err(error) => match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied => {
                 Ok((Place::Free, 0))
@@ -129,7 +130,7 @@ pub(super) fn look(path: &Path) -> io::Result<(Place, u32)> {
 /// Determines where an output goes, without opening anything.
 ///
 /// # Errors
-/// The path is a folder, a file that must not be replaced, or a link that must not be followed.
+/// The path is a directory, a file that must not be replaced, or a link that must not be followed.
 pub(super) fn find(path: &Path, force: bool, naming: Naming) -> Result<Destination, OutputError> {
     let failed = |source| OutputError::Io { path: path.into(), source };
     let mut at = path.to_path_buf();
@@ -166,15 +167,15 @@ fn follow(link: &Path, owner: u32, force: bool) -> Result<PathBuf, OutputError> 
     }
 }
 
-/// The first two of these paths that lead to the same file, so that one output would replace the other. Devices, FIFOs and
-/// sockets can be written to more than once.
+/// The first two of these paths that lead to the same file, so that one output would replace the other. Devices, FIFOs
+/// and sockets can be written to more than once.
 pub fn same_file<'a>(paths: impl IntoIterator<Item = &'a Path>, force: bool) -> Option<(&'a Path, &'a Path)> {
     let mut seen: Vec<(PathBuf, &Path)> = Vec::new();
     for path in paths {
         let at = match find(path, force, Naming::ByUser) {
             Ok(found) if found.place.is_special() => continue,
             Ok(found) => found.path,
-            // Why it cannot be written is told for each by itself.
+            // Why it cannot be written is reported for each path separately.
             Err(_) => path.to_path_buf(),
         };
         let folder = folder_of(&at);
@@ -192,7 +193,8 @@ impl Destination {
         OutputError::Io { path: self.path.clone(), source }
     }
 
-    /// Checks permission to write to a device, FIFO or socket without opening it, which could block or have side effects.
+    /// Checks permission to write to a device, FIFO or socket without opening it, which could block or have side
+    /// effects.
     ///
     /// # Errors
     /// Writing is not permitted.
@@ -203,8 +205,8 @@ impl Destination {
         if status == 0 { Ok(()) } else { Err(self.io_error(io::Error::last_os_error())) }
     }
 
-    /// Opens a device, FIFO or socket for writing. Waits up to `patience` for a FIFO's reader, or for a socket's listener
-    /// whose backlog is full.
+    /// Opens a device, FIFO or socket for writing. Waits up to `patience` for a FIFO's reader, or for a socket's
+    /// listener whose backlog is full.
     ///
     /// # Errors
     /// It has no reader, may not be written, or has been replaced by something else.
@@ -254,8 +256,8 @@ impl Destination {
 
     /// Connects to a Unix stream socket.
     fn connect(&self) -> io::Result<File> {
-        // Through an O_PATH handle, so that the socket connected to is the one checked, and the path may be longer than a
-        // socket address.
+        // Through an O_PATH handle, so that the socket connected to is the one checked, and the path may be longer than
+        // a socket address.
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let handle = OpenOptions::new().read(true).custom_flags(flags).open(&self.path)?;
         if !handle.metadata()?.file_type().is_socket() {
@@ -284,7 +286,7 @@ impl Destination {
     }
 }
 
-/// Makes writes to this file block until there is room.
+/// Makes writes to this file block until there is space.
 fn set_blocking(file: &File) -> io::Result<()> {
     // SAFETY: `file` keeps the descriptor open, and F_GETFL takes no pointer.
     let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };

@@ -42,7 +42,7 @@ fn fifo(path: &Path) -> PathBuf {
     path.into()
 }
 
-/// Creates a node like `/dev/null` (3) or `/dev/full` (7). `None`, with a message, where that is not possible.
+/// Creates a node like `/dev/null` (3) or `/dev/full` (7). Returns `None`, with a message, where that is not possible.
 fn device(path: &Path, minor: u32) -> Option<PathBuf> {
     let name = c_path(path);
     // SAFETY: the path is a NUL-terminated string that outlives the call.
@@ -67,7 +67,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Reads a FIFO from its opening to its end.
+/// Reads a FIFO from when it is opened to its end.
 fn reader(path: &Path) -> JoinHandle<Vec<u8>> {
     let path = path.to_path_buf();
     thread::spawn(move || fs::read(path).unwrap())
@@ -91,7 +91,7 @@ fn whose_link_it_is_decides() {
     for owner in [root, user, other] {
         for effective in [root, user, other] {
             for sudo in [None, Some(root), Some(user), Some(other)] {
-                // SUDO_UID is only believed if heapbpf runs as root.
+                // SUDO_UID is trusted only if heapbpf runs as root.
                 let own = owner == effective || effective == root && sudo == Some(owner);
                 assert_eq!(link_rule(owner, effective, sudo, true), if own { Follow } else { OfAnother });
                 assert_eq!(link_rule(owner, effective, sudo, false), if own { NeedsForce } else { OfAnother });
@@ -190,7 +190,7 @@ fn a_socket_that_nobody_can_connect_to_is_an_error() {
     let _datagrams = UnixDatagram::bind(&path).unwrap();
     assert!(matches!(write(&path, true), Err(OutputError::Io { .. })));
 
-    // Nobody accepts, and the backlog is full.
+    // No one accepts, and the backlog is full.
     let path = folder.path().join("y.json");
     let _listener = UnixListener::bind(&path).unwrap();
     let destination = find(&path, false, Naming::ByUser).unwrap();
@@ -245,7 +245,7 @@ fn what_replaced_the_output_meanwhile_is_not_written() {
     for was in [Place::Fifo, Place::Socket, Place::CharacterDevice] {
         assert!(Destination { path: path.clone(), place: was }.open(Duration::ZERO).is_err());
     }
-    // What appears while a file is being written is not replaced by it.
+    // A file that is being written does not replace what appears in its place.
     for force in [false, true] {
         let path = folder.path().join(format!("{force}.json"));
         let result = write_whole(&path, force, |out| {
@@ -286,7 +286,7 @@ fn a_forced_link_of_the_users_own_is_followed() {
     let elsewhere = folder.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     fs::write(elsewhere.join("there.json"), "earlier").unwrap();
-    // Relative to the link's folder, and through another link.
+    // Relative to the link's directory, and through another link.
     for target in ["there.json", "missing.json"] {
         symlink(Path::new("elsewhere").join(target), folder.path().join("second")).unwrap();
         let link = folder.path().join("link.json");
@@ -390,8 +390,8 @@ fn missing_permission_is_noticed_without_opening_the_output() {
         let everybody = fs::Permissions::from_mode(0o755);
         fs::set_permissions(folder.path(), everybody).unwrap();
         let other = thread::spawn(move || {
-            // SAFETY: a raw system call with plain integers. It changes the user ids of this thread only, which then has
-            // none of root's capabilities, and which ends right after.
+            // SAFETY: a raw system call with plain integers. It changes the user ids of this thread only, which then
+            // has none of root's capabilities, and which ends right after.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, SOMEBODY, -1) }, 0);
             check()
         });
@@ -403,7 +403,7 @@ fn missing_permission_is_noticed_without_opening_the_output() {
     assert!(error.contains("x.json") && error.contains("Permission denied"), "{error}");
 }
 
-/// Paths that heapbpf derives must name regular files: nothing else there is written to, replaced or followed.
+/// Paths that heapbpf derives must name regular files: anything else there is not written to, replaced or followed.
 #[test]
 fn derived_paths_are_regular_files_only() {
     let folder = folder();

@@ -1,7 +1,7 @@
 //! Measures how long writing each format takes and how large the files are; `docs/formats.md` has the figures.
 //!
-//! `cargo test --release -p heapbpf-record --lib -- --ignored --nocapture speed` prints them; `HEAPBPF_SPEED_FORMAT` selects
-//! one format.
+//! `cargo test --release -p heapbpf-record --lib -- --ignored --nocapture speed` prints them; `HEAPBPF_SPEED_FORMAT`
+//! selects one format.
 
 use std::time::Instant;
 use std::{fs, io};
@@ -35,7 +35,7 @@ fn speed() {
     println!("format        wall s   CPU s  CPU s without the file       MiB  more MiB resident");
     let folder = tempfile::tempdir().expect("temporary folder");
     let options = WriteOptions::default();
-    // Memory is measured right for one format per process only: a later one reuses what an earlier one freed.
+    // Memory figures are right for one format per process only: a later format reuses what an earlier one freed.
     let only = std::env::var("HEAPBPF_SPEED_FORMAT").ok();
     for format in FORMATS.iter().filter(|format| only.as_deref().is_none_or(|only| only == format.name())) {
         let path = folder.path().join(format!("x{}", format.extensions()[0]));

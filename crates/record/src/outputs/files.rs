@@ -13,7 +13,8 @@ use tokio::sync::Notify;
 use crate::output::{self, Output, OutputError};
 use crate::plan::OutputPlan;
 
-/// Where snapshots go: beside the outputs, or to files with a default name if a signal asks for them and there are none.
+/// Where snapshots go: beside the outputs; if there are none and a signal asks for a snapshot, to files with a default
+/// name.
 pub fn snapshot_outputs(plan: &OutputPlan, first: Option<(&str, u32)>) -> Vec<Output> {
     if !plan.files.is_empty() {
         return plan.files.clone();
@@ -25,7 +26,7 @@ pub fn snapshot_outputs(plan: &OutputPlan, first: Option<(&str, u32)>) -> Vec<Ou
 /// Files, each with the command that opens it.
 pub type Written = Vec<(String, String)>;
 
-/// Writes a profile to all outputs, even if one of them fails. Calls `before` for each. Returns the files written, and
+/// Writes a profile to all outputs, even if one of them fails. Calls `before` for each. Returns the written files, and
 /// the first failure.
 pub fn write_outputs(
     outputs: &[Output],
@@ -52,8 +53,8 @@ pub fn write_outputs(
 pub struct SnapshotFiles {
     shared: Arc<Shared>,
     number: u32,
-    /// Why the next snapshot is wanted, if it is. All requests while one is being written lead to one snapshot after
-    /// it.
+    /// Why the next snapshot is wanted, if it is. All requests that arrive while one is being written lead to a single
+    /// snapshot after it.
     wanted: Option<String>,
 }
 
@@ -69,7 +70,7 @@ struct Shared {
     done: Notify,
 }
 
-/// A permit to write one snapshot, from any thread. There is no other until it has been used or dropped.
+/// A permit to write one snapshot, from any thread. There is no other permit until it has been used or dropped.
 pub struct SnapshotTurn {
     shared: Arc<Shared>,
     number: u32,
@@ -87,13 +88,12 @@ impl SnapshotFiles {
         Self { shared: Arc::new(shared), number, wanted: None }
     }
 
-    /// Asks for a snapshot. If several triggers fire before it is taken, the last one is reported.
+    /// Asks for a snapshot. If several triggers fire before it is taken, only the last is reported.
     pub fn ask(&mut self, why: String) {
         self.wanted = Some(why);
     }
 
-    /// The permit for a snapshot that is wanted, and why it is wanted. `None` while the previous one is still being
-    /// written.
+    /// The permit for a wanted snapshot, and why it is wanted. `None` while the previous one is still being written.
     pub fn next(&mut self) -> Option<(SnapshotTurn, String)> {
         if self.shared.outputs.is_empty() {
             self.wanted = None;
@@ -137,7 +137,7 @@ fn earlier(outputs: &[Output]) -> BTreeMap<u32, Vec<PathBuf>> {
             let number = name.and_then(|name| output::snapshot_number(output.path(), output.format(), name));
             if let Some(number) = number {
                 let paths = found.entry(number).or_default();
-                // Only regular files are removed as snapshots. The number of anything else is not used again either.
+                // Only regular files are removed as snapshots. The numbers of other files are not reused either.
                 if entry.file_type().is_ok_and(|kind| kind.is_file()) {
                     paths.push(path);
                 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use heapbpf_host::cgroup;
 
-/// Time between looks. A process that touches 1 GiB/s touches 20 MiB in that time.
+/// Time between checks. A process that touches 1 GiB/s touches 20 MiB in that time.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Time between looks at the targets' cgroup membership.
+/// Time between checks of the targets' cgroup membership.
 const REFRESH: Duration = Duration::from_secs(1);
-/// Most cgroups that are watched.
+/// Maximum number of cgroups that are watched.
 const MOST_GROUPS: usize = 256;
 /// Share of the limit at which the first snapshot is due.
 const FIRST_MARK: f64 = 0.9;
@@ -21,11 +21,11 @@ const REARM: f64 = 0.8;
 const PRESSURE: f64 = 10.0;
 /// … and the trigger is armed again below this percentage.
 const PRESSURE_REARM: f64 = 5.0;
-/// Limits above this mean "no limit": version 1 expresses that by a number near 2^63.
+/// Limits above this mean "no limit": version 1 expresses that as a number near 2^63.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Share of the limit at which the next snapshot is due: 90 % first, then whenever half of the remaining room is used
-/// up. So the last snapshot before a kill is close to it, and there are few of them.
+/// Share of the limit at which the next snapshot is due: first 90 %, then whenever half of the remaining memory is used
+/// up. So the last snapshot before a kill is close to it, and there are few snapshots.
 #[derive(Clone, Copy, Debug)]
 struct Mark(f64);
 
@@ -42,7 +42,7 @@ impl Mark {
         if share < REARM {
             *self = Self::default();
         }
-        // Beyond 99.99 % the remaining room is not worth halving.
+        // Beyond 99.99 % the remaining memory is not worth halving.
         if share < self.0 || self.0 > 0.9999 {
             return false;
         }
@@ -93,8 +93,8 @@ struct Group {
 }
 
 impl Group {
-    /// Bytes used and allowed; `None` if there is no limit (any more). Inactive cached files do not count: with them, a
-    /// cgroup can stay near its limit for years.
+    /// Bytes used and allowed; `None` if there is no limit (any more). Inactive cached files do not count: if they did,
+    /// a cgroup could stay near its limit for years.
     fn read(&self) -> Option<(u64, u64)> {
         let text = |name| std::fs::read_to_string(self.directory.join(name)).ok();
         let number = |name| text(name)?.trim().parse::<u64>().ok();
@@ -102,7 +102,7 @@ impl Group {
         let limit = number(self.names.limit).filter(|limit| *limit < NO_LIMIT)?;
         let used = number(self.names.used)?;
         if (used as f64) < limit as f64 * REARM {
-            // Far from the limit even with cached files: `memory.stat`, a long file, need not be read.
+            // Far from the limit even with cached files, so `memory.stat`, a long file, need not be read.
             return Some((used, limit));
         }
         let cached = text("memory.stat").and_then(|stat| field(&stat, self.names.inactive)).unwrap_or(0);
@@ -149,7 +149,7 @@ impl MemoryLimits {
         Self { hierarchies, groups: BTreeMap::new(), host: Default::default(), next: Instant::now(), refreshed: None }
     }
 
-    /// When to look again.
+    /// When to check again.
     pub fn next_look(&self) -> Instant {
         self.next
     }

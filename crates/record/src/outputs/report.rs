@@ -25,19 +25,20 @@ pub struct Closing<'a> {
     pub files: Written,
     /// How many snapshots were written, and where the last one is.
     pub snapshots: Option<(u64, PathBuf)>,
-    /// Whether it was a service, whose profiles were elsewhere all the time.
+    /// Whether the recording was a service, whose profiles were available elsewhere all the time.
     pub is_service: bool,
 }
 
 impl Closing<'_> {
-    /// Whether a profile or the accounting goes to standard output, which has room for nothing else then.
+    /// Whether a profile or the accounting goes to standard output, so that nothing else may be printed there.
     fn takes_standard_output(&self) -> bool {
         let stats = self.stats.is_some_and(|path| path.as_os_str() == output::STANDARD_OUTPUT);
         stats || self.outputs.iter().any(Output::is_standard_output)
     }
 }
 
-/// Prints the closing table to standard output, or to standard error if a profile or the accounting goes to standard output.
+/// Prints the closing table to standard output, or to standard error if a profile or the accounting uses standard
+/// output.
 pub fn show_report(profile: &Profile, display: Display, write: &WriteOptions, closing: Closing<'_>) {
     if display.quiet {
         return;
@@ -91,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// The table would be in the middle of what a program reads.
+    /// Otherwise the table would end up in the middle of what a program reads.
     #[test]
     fn the_table_leaves_standard_output_to_a_profile_or_the_accounting() {
         for (output, stats, taken) in [

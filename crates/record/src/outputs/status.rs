@@ -22,7 +22,7 @@ pub struct Status {
     pub processes: usize,
     /// Estimated bytes in use; `None` if frees are not tracked.
     pub inuse_bytes: Option<f64>,
-    /// Whether `inuse_bytes` is without some processes, whose frees are not tracked.
+    /// Whether `inuse_bytes` leaves out some processes whose frees are not tracked.
     pub inuse_is_partial: bool,
     /// Estimated bytes allocated.
     pub alloc_bytes: f64,
@@ -50,11 +50,11 @@ impl Status {
         if let Some(overhead) = self.overhead {
             parts.push(format!("probes {} of CPU", units::percent(overhead)));
         }
-        // Losses come first, so that a narrow terminal never cuts them off.
+        // Losses come right after the time, so that a narrow terminal never cuts them off.
         if self.lost > 0 {
             parts.insert(1, format!("{} LOST", units::count(self.lost as f64)));
         }
-        // Whole parts give way, the last one first.
+        // Whole parts are dropped, the last one first.
         while parts.len() > 2 && width(&parts.join(" · ")) > columns {
             parts.pop();
         }

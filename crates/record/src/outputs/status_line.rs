@@ -26,7 +26,7 @@ pub trait Figures {
 pub enum Finishing {
     /// Probes are being removed.
     RemovingProbes,
-    /// Symbolization: how many places have names, and how many there are.
+    /// Symbolization: how many places have names, and how many places there are.
     Symbolization(usize, usize),
     /// Downloading a debug file.
     Download(Download),
@@ -42,12 +42,12 @@ pub struct StatusLine {
     last: Option<(Instant, u64)>,
     rate: f64,
     lost: u64,
-    /// When losses are counted again: this reads the state of every thread of the host.
+    /// When losses are counted again. Counting reads the state of every thread of the host.
     next_count: Option<Instant>,
 }
 
 impl StatusLine {
-    /// Nothing is shown yet.
+    /// Creates the line; nothing is shown yet.
     pub fn new(display: Display) -> Self {
         Self {
             shown: false,

@@ -11,7 +11,7 @@ use crate::plan::TriggerOptions;
 const REARM: f64 = 0.9;
 /// A new peak triggers a snapshot if it is this many times the last peak that did.
 const PEAK_STEP: f64 = 1.1;
-/// Shortest time between snapshots of peaks: while memory grows, peaks follow each other closely.
+/// Minimum time between snapshots of peaks: while memory grows, peaks follow each other closely.
 const PEAK_PAUSE: Duration = Duration::from_secs(1);
 
 /// A threshold that triggers when it is passed upwards.
@@ -65,14 +65,14 @@ impl Triggers {
         }
     }
 
-    /// The reason for a snapshot, if one is due now. Several triggers at once make one snapshot, and the last one is
+    /// The reason for a snapshot, if one is due now. Several triggers at once make one snapshot, and only the last is
     /// reported. `inuse`: estimated bytes in use; `targets`: process ids of live targets.
     pub fn due(&mut self, inuse: f64, targets: impl Iterator<Item = u32>, now: Instant) -> Option<String> {
         let mut why = None;
         if let Some((every, next)) = &mut self.every
             && now >= *next
         {
-            // After a standstill, the next one comes a whole interval later.
+            // After a pause of heapbpf, the next snapshot comes a whole interval later.
             *next = (*next).max(now - *every) + *every;
             why = Some("at its time".to_owned());
         }
@@ -88,7 +88,7 @@ impl Triggers {
         why
     }
 
-    /// The latest time for the next look.
+    /// The latest time for the next check.
     pub fn next_look(&self) -> Option<Instant> {
         let limits = self.limits.as_ref().map(MemoryLimits::next_look);
         [self.every.map(|(_, next)| next), limits].into_iter().flatten().min()
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(why, "at its threshold: 2.00 MiB in use");
         assert_eq!(due(&mut triggers, 11, 2.0 * 1_048_576.0), None, "each of them was served");
         assert_eq!(triggers.next_look(), Some(start + Duration::from_secs(20)));
-        // After a standstill, the next one comes a whole interval later.
+        // After a pause of heapbpf, the next snapshot comes a whole interval later.
         assert_eq!(due(&mut triggers, 47, 0.0).as_deref(), Some("at its time"));
         assert_eq!(triggers.next_look(), Some(start + Duration::from_secs(47)));
     }

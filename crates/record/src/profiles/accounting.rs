@@ -14,7 +14,7 @@ use crate::intake::counters::{DaemonCounters, exact_bytes, exact_objects};
 use crate::plan::SamplingPlan;
 use crate::stats::{Attachment, Stats};
 
-/// Most names in a remark.
+/// Maximum number of names in a remark.
 const MOST_NAMES: usize = 3;
 
 /// CPU time and memory used by this process.
@@ -47,26 +47,26 @@ pub fn daemon_cost() -> DaemonCost {
     }
 }
 
-/// Samples that the programs sent and that are not in the profile.
+/// Samples that the BPF programs sent and that are not in the profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
     /// Their number.
     pub samples: u64,
-    /// Whether the rings could not be read in time. Otherwise nothing explains them, and the accounting identity does
-    /// not hold.
+    /// Whether the rings could not be read in time. Otherwise nothing explains the missing samples, and the accounting
+    /// identity does not hold.
     pub unread: bool,
 }
 
 impl Missing {
-    /// Compares the samples that the programs counted with those taken in. `slack`: samples that the programs may have
-    /// counted although they belong to a later moment. `unread`: the rings could not be read in time.
+    /// Compares the samples that the BPF programs counted with those taken in. `slack`: samples that the programs may
+    /// have counted although they belong to a later moment. `unread`: the rings could not be read in time.
     pub fn of(submitted: u64, taken_in: u64, slack: u64, unread: bool) -> Self {
         Self { samples: submitted.saturating_sub(taken_in.saturating_add(slack)), unread }
     }
 }
 
-/// Remarks about language runtimes whose own heaps are not included, with the names of the processes that run them. Go's are
-/// told where they are read ([`super::go_heaps`]).
+/// Remarks about language runtimes whose own heaps are not included, with the names of the processes that run them.
+/// Go's heaps are reported where they are read ([`super::go_heaps`]).
 pub fn runtimes<'a>(processes: impl Iterator<Item = &'a Process> + Clone) -> Vec<String> {
     let remark = |runtime: Runtime| {
         let runs = |process: &&Process| process.missing.iter().any(|missing| missing.what == runtime.heap());
@@ -77,7 +77,7 @@ pub fn runtimes<'a>(processes: impl Iterator<Item = &'a Process> + Clone) -> Vec
     Runtime::ALL.into_iter().filter(|runtime| *runtime != Runtime::Go).filter_map(remark).collect()
 }
 
-/// A remark about processes whose objects of Python were not counted from the beginning, with their names.
+/// A remark about processes whose Python objects were not counted from the start, with their names.
 pub fn early_objects(processes: &[Process]) -> Option<String> {
     let is_late = |process: &&Process| {
         process.missing.iter().any(|missing| missing.what == heapbpf_audit::Missing::EARLY_OBJECTS)
@@ -90,12 +90,13 @@ pub fn early_objects(processes: &[Process]) -> Option<String> {
     (!late.is_empty()).then_some(text)
 }
 
-/// How much of the targets' anonymous memory is counted, beside their CPU time, where that was measured and is not all.
+/// Reports how much of the targets' anonymous memory is counted, in addition to their CPU time. `None` if that was not
+/// measured, or is all of it.
 pub fn memory_share(profile: &Profile) -> Option<String> {
     let (mut counted, mut all) = (0_u64, 0_u64);
     for process in profile.processes.iter().chain(&profile.idle) {
         let Some(resident) = process.resident.filter(|_| process.hook != Some(Hook::GoRuntime)) else { continue };
-        // What is not divided into parts is not known to be counted.
+        // Memory that is not divided into parts may not be counted.
         let parts = [resident.heap_bytes, resident.jit_code_bytes, resident.other_bytes, resident.undivided_bytes];
         all = parts.into_iter().fold(all, u64::saturating_add);
         counted = counted.saturating_add(if process.hook.is_some() { resident.heap_bytes } else { 0 });
@@ -105,13 +106,13 @@ pub fn memory_share(profile: &Profile) -> Option<String> {
     (all > 0 && share < 0.9995).then(text)
 }
 
-/// Names of processes, and how many they are.
+/// Names of processes, and their number.
 fn some_names(processes: &[&Process]) -> String {
     let number = if processes.len() > 1 { format!(", {} processes", processes.len()) } else { String::new() };
     names_of(&processes.iter().map(|process| &*process.comm).collect()) + &number
 }
 
-/// A few of many names.
+/// The first few of many names.
 pub fn names_of<S: Borrow<str> + Ord>(names: &BTreeSet<S>) -> String {
     let others = if names.len() > MOST_NAMES { ", …" } else { "" };
     names.iter().take(MOST_NAMES).map(S::borrow).collect::<Vec<&str>>().join(", ") + others
@@ -129,8 +130,8 @@ pub fn announcements(processes: &[Process]) -> Option<String> {
     (!names.is_empty()).then_some(text)
 }
 
-/// Builds the accounting from counters. Of the samples that the programs sent, those that are `missing` do not count as
-/// submitted.
+/// Builds the accounting from counters. Of the samples that the BPF programs sent, those that are `missing` do not
+/// count as submitted.
 pub fn stats(
     counters: &Counters,
     missing: Missing,
@@ -220,7 +221,7 @@ pub fn stats(
     }
 }
 
-/// What helps where samples come faster than they are taken in.
+/// What helps if samples arrive faster than they are taken in.
 const FEWER: &str = "a larger -i takes fewer samples, and --lossless has programs that are counted from inside wait";
 
 /// Remarks that the user must see next to the figures.
@@ -284,7 +285,7 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remarks
 }
 
-/// Remarks on what the daemon counted itself.
+/// Remarks on the daemon's own counts.
 fn of_daemon(daemon: &DaemonCounters) -> Vec<String> {
     let mut remarks = Vec::new();
     if daemon.waited_ns > 0 {
@@ -317,11 +318,11 @@ fn of_daemon(daemon: &DaemonCounters) -> Vec<String> {
     remarks
 }
 
-/// Expected samples of the interval that is suggested where there were none.
+/// Number of samples to expect with the interval that is suggested when there were none.
 const WORTHWHILE_SAMPLES: u64 = 1000;
 
-/// Why a recording has no samples, and what would help. `None` if there are some, if none were wanted, or if all were lost,
-/// which other remarks tell.
+/// Why a recording has no samples, and what would help. `None` if there are some, if none were wanted, or if all were
+/// lost, which other remarks report.
 pub fn without_samples(counters: &Counters, sampling: &SamplingPlan, follow: bool) -> Option<String> {
     if counters.sampled > counters.failed || sampling.interval == 0 {
         return None;
@@ -411,7 +412,7 @@ mod tests {
     #[test]
     fn the_share_of_memory_is_of_what_hooked_processes_have_in_heaps() {
         let mut profile = testing::whole_host();
-        // 300 of 303 MiB of the one that is hooked, and nothing of 612 MiB of those that are not.
+        // 300 of 303 MiB of the process that is hooked, and nothing of 612 MiB of those that are not.
         let expected =
             format!("{} of the targets' anonymous memory is in heaps that are counted", units::percent(300.0 / 915.0));
         assert_eq!(memory_share(&profile), Some(expected));
@@ -450,7 +451,7 @@ mod tests {
         assert_eq!(of(&Counters { unsampled: 89, ..counters() }, Missing::default()), (100, 99));
         assert_eq!(of(&Counters { reentrant: 3, ..counters() }, Missing::default()), (99, 100));
         assert_eq!(of(&Counters { lost_undecided: 1, ..counters() }, Missing::default()), (100, 101));
-        // The programs sent six samples.
+        // The BPF programs sent six samples.
         assert_eq!(of(&counters(), Missing::of(6, 6, 0, false)), (100, 100));
         assert_eq!(of(&counters(), Missing::of(6, 4, 2, false)), (100, 100), "two belong to a later moment");
         assert_eq!(of(&counters(), Missing::of(6, 4, 1, false)), (100, 99), "one never arrived");

@@ -50,11 +50,12 @@ pub struct Parts<'a> {
     pub ended: &'a EndedCounts,
     /// Processes that have a line even if nothing of them was counted.
     pub also: Vec<ProcessKey>,
-    /// Moments by which blocks in use are told apart (CLOCK_MONOTONIC); ascending.
+    /// Moments that divide the blocks in use by age (CLOCK_MONOTONIC); ascending.
     pub marks_ns: Vec<u64>,
-    /// Number of blocks of all processes together that are looked for when memory is measured; `None`: it is not measured.
+    /// Maximum number of blocks, of all processes together, that are looked up when memory is measured; `None`: memory
+    /// is not measured.
     pub most_blocks: Option<usize>,
-    /// No rows, and room for some.
+    /// An empty list of rows, whose capacity is reused.
     pub emptied: Vec<SnapshotRow>,
 }
 
@@ -197,12 +198,13 @@ fn measured(
 struct AddedRows {
     /// The process of each row.
     of_row: Vec<ProcessKey>,
-    /// Number of each row of the heap, and the index of the row that it went into; ascending.
+    /// Number of each row of the heap, and the index of the row that it was added to; ascending.
     place_of: Vec<(usize, usize)>,
 }
 
-/// Adds the rows of a heap as of `now_ns` (CLOCK_MONOTONIC) to no rows. `RowKey::process` is not filled in yet. `name` gives the name of an allocator function. `new` is called for each row that is captured with its
-/// stack for the first time.
+/// Adds the rows of a heap as of `now_ns` (CLOCK_MONOTONIC) to `rows`, which must be empty. `RowKey::process` is not
+/// filled in yet. `name` gives the name of an allocator function. `new` is called for each row that is captured with
+/// its stack for the first time.
 fn add_rows(
     rows: &mut Vec<SnapshotRow>,
     heap: &mut Heap,
@@ -290,7 +292,7 @@ fn copy_of(row: &HeapRow, function: Arc<str>) -> SnapshotRow {
 #[derive(Default)]
 struct FunctionNames {
     names: HashMap<u16, Arc<str>>,
-    /// The one that was asked for last: mostly it is asked for again.
+    /// The one that was requested last, which is mostly requested again.
     last: Option<(u16, Arc<str>)>,
 }
 
@@ -330,7 +332,7 @@ impl Gather {
         let mut facts = Facts::default();
         for (module, (process, time_ns, address)) in self.modules {
             let incarnation = host.processes().at(process.tgid, time_ns);
-            // The mapping at that time: it may be unmapped by now.
+            // The mapping at that time: it may have been unmapped since.
             let mapping = incarnation.and_then(|incarnation| incarnation.space.resolve(address, time_ns));
             let mapping = mapping.filter(|mapping| mapping.module == module);
             let (start, end, file_offset) =

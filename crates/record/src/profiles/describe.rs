@@ -23,7 +23,7 @@ struct Described {
     program: Arc<Program>,
     namespace_pid: Option<u32>,
     audit: Arc<Audit>,
-    /// How it is hooked, if something of it is.
+    /// How it is hooked, if any of it is.
     hook: Option<Hook>,
     /// Why it is not hooked inline, if it should be.
     not_inline: Option<Arc<str>>,
@@ -92,7 +92,7 @@ impl Shared {
 /// The line that exited processes without samples share when there are too many of them.
 pub const SHARED_LINE: ProcessKey = ProcessKey { start_ns: 0, tgid: 0, exec_id: 0 };
 
-/// Which processes are looked at.
+/// Which processes are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Looked {
     /// Those described at the last call of [`Descriptions::note_new`].
@@ -134,7 +134,7 @@ impl Descriptions {
         true
     }
 
-    /// Describes a process incarnation that ends, from its state at that time.
+    /// Describes a process generation that ends, from its state at that time.
     pub fn note(&mut self, process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) {
         let shared = &mut self.shared;
         let described = self.described.entry(process);
@@ -157,7 +157,7 @@ impl Descriptions {
         found
     }
 
-    /// Running processes whose frees are tracked again, of which the heap does not know that yet, and since when
+    /// Running processes whose frees are tracked again although the heap does not know it yet, and since when
     /// (CLOCK_MONOTONIC).
     pub fn with_frees_again(
         &mut self,
@@ -184,7 +184,8 @@ impl Descriptions {
         found
     }
 
-    /// Marks a process as exited, with how much was seen of it, and the share of its CPU time in which its calls were counted.
+    /// Marks a process as exited, with how much was seen of it, and the share of its CPU time in which its calls were
+    /// counted.
     pub fn ended(&mut self, process: ProcessKey, seen: Seen, cpu_share: Option<f64>) {
         if let Some(described) = self.described.get_mut(&process) {
             described.ended = Some(seen);
@@ -201,7 +202,7 @@ impl Descriptions {
         });
     }
 
-    /// The name of a process; empty if it is not known.
+    /// The name of a process; empty if it is unknown.
     pub fn comm(&self, process: ProcessKey) -> Arc<str> {
         self.described.get(&process).map_or_else(|| "".into(), |described| Arc::clone(&described.program.comm))
     }
@@ -237,7 +238,8 @@ impl Descriptions {
             described.refresh(key, now_ns, host, attaching, shared);
         }
         let seen = described.ended.unwrap_or_else(|| attaching.targets.seen(key.tgid, now_ns));
-        // What a process allocates besides its samples is not counted, nor what it allocates under others' hooks.
+        // Allocations that a process does not announce are not counted, nor are those under the hooks of another
+        // heapbpf.
         let exact = exact.filter(|_| described.hook != Some(Hook::Usdt) && !seen.was_hidden);
         let hidden = seen.was_hidden.then(Missing::unseen);
         let is_distrusted = attaching.inline.as_ref().is_some_and(|inline| inline.distrusts(key));

@@ -1,4 +1,4 @@
-//! Heaps of Go programs in a profile: what their runtimes have sampled and is in use.
+//! Heaps of Go programs in a profile: what is in use, by the samples of the Go runtime.
 
 mod reader;
 
@@ -25,7 +25,7 @@ use super::snapshot::{Detail, GoTarget};
 
 /// The function that Go programs allocate with.
 const ALLOCATOR: &str = "runtime.mallocgc";
-/// How long all heaps of one profile may take.
+/// Time limit for all heaps of one profile.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Reads heaps of Go programs, and keeps names from profile to profile.
@@ -33,12 +33,13 @@ const LONGEST: Duration = Duration::from_secs(10);
 pub struct GoHeaps {
     reader: HeapReader,
     names: GoNames,
-    /// Processes whose memory did not answer, and is not read again.
+    /// Processes whose memory did not answer; they are not read again.
     silent: HashSet<ProcessKey>,
 }
 
 impl GoHeaps {
-    /// Adds what Go programs have in use. `keys`: the profile's first processes. Without `named`, frames have addresses alone.
+    /// Adds what Go programs have in use. `keys`: the profile's first processes. Without `named`, frames have only
+    /// addresses.
     pub fn add(
         &mut self,
         profile: &mut Profile,
@@ -125,7 +126,7 @@ impl GoHeaps {
     }
 }
 
-/// The process was read: nothing of its Go heap is missing.
+/// Notes that a process was read: nothing of its Go heap is missing.
 fn is_read(process: &mut Process) {
     process.missing.retain(|missing| missing.what != Runtime::Go.heap());
     if process.hook.is_none() {
@@ -139,7 +140,7 @@ fn is_not_read(process: &mut Process, why: &str) {
     }
 }
 
-/// The note about the heaps that are included, of programs with these names.
+/// The note about the included heaps, of programs with these names.
 fn included(rate: u64, of_one_moment: bool, names: BTreeSet<String>) -> String {
     let how = match rate {
         1 => "it samples every object".to_owned(),
@@ -168,7 +169,7 @@ fn not_included(processes: &[Process]) -> Vec<String> {
     names_by_reason.into_iter().map(note).collect()
 }
 
-/// The module of a program in the profile, which is added if it is new.
+/// The module of a program in the profile; adds it if it is new.
 fn module_of(profile: &mut Profile, target: &GoTarget) -> usize {
     let GoTarget { program, mapping, .. } = target;
     let is_it = |module: &Module| module.path == program.path && module.build_id == program.build_id;
@@ -193,7 +194,7 @@ fn in_module(frame: Frame, module: usize, mapping: &Mapping) -> Frame {
     Frame { module: Some(module), file_offset, ..frame }
 }
 
-/// All that a process has in use.
+/// The total of what a process has in use.
 fn total(process: usize, heap: &Heap) -> Row {
     let stack = Arc::new(Stack { unwinder: GO_RUNTIME, ..Stack::default() });
     let mut inuse = SampleSums::default();
@@ -201,8 +202,8 @@ fn total(process: usize, heap: &Heap) -> Row {
     Row { inuse, ..Row::new(RowKey::total(process, heap.rate, stack)) }
 }
 
-/// Sums of the sampled objects of a bucket. An object of n bytes is sampled with the probability 1 − e^(−n/rate), as Go has
-/// it; all of them with the rate 1.
+/// Sums of the sampled objects of a bucket. An object of n bytes is sampled with the probability 1 − e^(−n/rate), as in
+/// Go; with rate 1, all objects are.
 fn sums(bucket: &Bucket, rate: u64) -> SampleSums {
     let inclusion = if rate == 1 { inclusion(bucket.size, 1) } else { poisson_inclusion(bucket.size, rate) };
     let Some(inclusion) = inclusion else { return SampleSums::default() };

@@ -1,5 +1,5 @@
-//! Where the sampled blocks in use are: in memory, swapped out, or nowhere yet. It is read when a profile is made, a moment after its
-//! figures, of processes that run.
+//! Where the sampled blocks in use are: in memory, swapped out, or not backed by memory yet. This is read from running
+//! processes when a profile is made, a moment after its figures.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,13 +12,14 @@ use heapbpf_statistics::weight::inclusion;
 
 use super::snapshot::{Measured, SnapshotRow};
 
-/// CPU time for reading it, of all processes together.
+/// CPU time limit for reading it, for all processes together.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// Adds to rows where their blocks are. Those of processes that could not be read, or for which there was no time, stay without.
+/// Adds to rows where their blocks are. Rows of processes that could not be read, or for which there was no time, stay
+/// without.
 pub fn add(measured: &[Measured], rows: &mut [SnapshotRow], processes: &[Process]) {
     let until = thread_cpu_time() + LONGEST;
-    // The share of the blocks that was looked at.
+    // The share of the blocks that was checked.
     let mut is_read = vec![None; processes.len()];
     for it in measured.iter().filter(|it| !it.blocks.is_empty()) {
         let left = until.saturating_sub(thread_cpu_time());
@@ -49,7 +50,7 @@ pub fn add(measured: &[Measured], rows: &mut [SnapshotRow], processes: &[Process
         match is_read[process] {
             Some(share) if share < 1.0 => row.in_memory.get_or_insert_default().most_bytes = largest as f64 / share,
             Some(_) => _ = row.in_memory.get_or_insert_default(),
-            // What an ended process held is nowhere.
+            // A process that has ended has nothing in memory.
             None if is_any_read && processes[process].ended => row.in_memory = Some(Box::new(InMemory::NONE)),
             None => {}
         }
@@ -87,7 +88,8 @@ mod tests {
         }
     }
 
-    /// Of a process that runs (our own) half of a block is in memory, of one that is gone nothing is known, and one that ended has nothing.
+    /// Half of a block is in memory in a running process (our own). For a process that is gone nothing is known, and
+    /// one that ended has nothing.
     #[test]
     fn what_is_in_memory_is_weighted_like_the_blocks() {
         let mut memory: Vec<u8> = Vec::with_capacity(4 * R as usize);
@@ -113,7 +115,7 @@ mod tests {
         let rows = of(1.0);
         let resident = rows[0].in_memory.as_ref().expect("our own memory").resident;
         let all = inclusion(R, R).expect("trials");
-        // What was written to may end within a huge page.
+        // Memory that was written to may end within a huge page.
         let bytes = resident.sampled_bytes;
         assert!(bytes.abs_diff(R) <= 2 << 20, "{bytes}");
         assert_eq!((resident.samples, resident.bytes), (1, bytes as f64 * all.weight));

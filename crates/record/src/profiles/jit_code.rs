@@ -1,5 +1,5 @@
-//! Names of JIT code. Perf maps are opened while their processes run and read when names are needed, possibly after the
-//! process has exited.
+//! Names of JIT code. Perf maps are opened while their processes run, and read when names are needed, possibly after
+//! the process has exited.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -31,7 +31,7 @@ pub struct JitCode {
 enum Kept {
     /// Its perf map.
     Map(File),
-    /// Its root directory, to look again: it had no perf map yet.
+    /// Its root directory, to search again, as there was no perf map yet.
     Root(File),
 }
 

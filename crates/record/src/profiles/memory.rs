@@ -1,5 +1,6 @@
-//! Resident memory of the targets, measured when a profile is made: of all of them by the kernel's own sums, and by what it is for where
-//! there is CPU time to read mappings. The largest come first. Where glibc is the allocator, its arenas are read before the mappings.
+//! Resident memory of the targets, measured when a profile is made: for all of them by the kernel's own sums; and by
+//! purpose where there is CPU time to read mappings, the largest process first. Where glibc is the allocator, its
+//! arenas are read before the mappings.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -14,29 +15,30 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::snapshot::Measured;
 
-/// CPU time for reading mappings: of a profile that is asked for again and again (`top`, the page, scrapers), and of any other.
+/// CPU time for reading mappings: for a profile that is requested again and again (`top`, the page, scrapers), and for
+/// any other.
 const OF_A_REFRESH: Duration = Duration::from_millis(20);
 const OF_A_FILE: Duration = Duration::from_millis(500);
-/// How long reading arenas for a file may take, of all processes together.
+/// Time limit for reading arenas for a file, for all processes together.
 const ARENAS_OF_A_FILE: Duration = Duration::from_secs(3);
-/// What is not spent adds up to this much, for processes that take longer.
+/// Unspent time adds up to at most this much, for processes that take longer.
 const MOST_SAVED: Duration = Duration::from_millis(500);
-/// What reading mappings is expected to take where it was not measured: for each process, and for each page.
+/// CPU time that reading mappings is expected to take if it was not measured: per process, and per page.
 const FOR_A_PROCESS: Duration = Duration::from_micros(500);
 const FOR_A_PAGE: Duration = Duration::from_nanos(12);
-/// What walking over the blocks of arenas is expected to take, for each MiB of them.
+/// CPU time that walking over the blocks of arenas is expected to take per MiB.
 const FOR_A_MIB: Duration = Duration::from_micros(700);
 const PAGE_BYTES: u64 = 4096;
-/// Most blocks of a process that are looked for in its mappings, to tell heaps from other memory.
+/// Maximum number of a process's blocks that are looked up in its mappings, to tell heaps from other memory.
 const MOST_BLOCKS: usize = 4096;
-/// The last readings of so many processes are kept, at most.
+/// Maximum number of processes whose last readings are kept.
 const MOST_LAST: usize = 4096;
-/// Processes that may end are looked at again after so many times the CPU time that it took.
+/// Processes that may end are read again after this many times the CPU time that it took.
 const LOOK_SELDOM: u32 = 100;
-/// Mappings are read again if the process has changed by more than one part in so many.
+/// Mappings are read again if the process's memory has changed by more than one part in this many.
 const CHANGED: u64 = 64;
 
-/// What mappings said of a process.
+/// What the mappings of a process showed.
 struct Reading {
     /// The kernel's sum at that time.
     sum_bytes: u64,
@@ -46,36 +48,36 @@ struct Reading {
 }
 
 impl Reading {
-    /// Whether it is still good enough for a refresh.
+    /// Whether it is still close enough for a refresh.
     fn is_of(&self, sums: &Resident) -> bool {
         let bytes = sums.total_bytes();
         self.sum_bytes.abs_diff(bytes) <= bytes / CHANGED
     }
 }
 
-/// Measures memory, and keeps what was measured for profiles that do without.
+/// Measures memory, and keeps the results for profiles that do not measure it.
 #[derive(Default)]
 pub struct MemoryReader {
     readings: HashMap<ProcessKey, Reading>,
     arenas: ArenaReader,
-    /// What they said, until mappings are read.
+    /// What the arenas showed, until mappings are read.
     heaps: HashMap<ProcessKey, heapbpf_glibc::Heap>,
-    /// Processes whose memory did not answer, and whose arenas are not read again.
+    /// Processes whose memory did not answer; their arenas are not read again.
     silent: HashSet<ProcessKey>,
-    /// Of processes that end with the recording still to come: what was read of them last, when the last of them was read, and the CPU time
-    /// of that.
+    /// For processes that may end before the next profile: what was last read of each; and below, when they were read,
+    /// and the CPU time that it took.
     last: HashMap<ProcessKey, Resident>,
     looked: Option<(Instant, Duration)>,
     /// CPU time that refreshes have left.
     saved: Duration,
-    /// What the last profile said of each process.
+    /// What the last profile showed for each process.
     shown: HashMap<ProcessKey, Option<Resident>>,
     idle: Vec<Process>,
 }
 
 impl MemoryReader {
-    /// Measures processes. `measured` are their numbers, those of `idle` after those of `processes`. `is_refresh`: the profile is one
-    /// of many, and is made within little CPU time.
+    /// Measures processes. `measured` has their numbers, those of `idle` after those of `processes`. `is_refresh`: the
+    /// profile is one of many, and is made within little CPU time.
     pub fn measure(
         &mut self,
         measured: Vec<Measured>,
@@ -115,12 +117,12 @@ impl MemoryReader {
         if is_refresh {
             self.saved = left;
         }
-        // It has ended, or has no memory.
+        // The process has ended, or has no memory.
         idle.retain(|process| process.resident.is_some_and(|resident| resident.total_bytes() > 0));
     }
 
-    /// The memory of a process by what it is for: as it was read last if it has not changed much since, or as it is now if there is CPU
-    /// time left for that.
+    /// The memory of a process by purpose: as last read if it has not changed much since, or as read now if there is
+    /// CPU time left for that.
     fn read(&mut self, it: Measured, sums: &Resident, is_refresh: bool, left: &mut Duration) -> Option<Resident> {
         let sum_bytes = sums.total_bytes();
         let last = self.readings.get(&it.key);
@@ -144,13 +146,14 @@ impl MemoryReader {
         Some(resident)
     }
 
-    /// Reads the memory of processes that may have ended when a profile is made, unless that took too much of the time since it was done last.
+    /// Reads the memory of processes that may have ended when a profile is made, unless the last reading took too large
+    /// a share of the time since then.
     pub fn look(&mut self, measured: Vec<Measured>) {
         if self.looked.is_some_and(|(at, took)| at.elapsed() < took.saturating_mul(LOOK_SELDOM)) {
             return;
         }
         if self.last.len() >= MOST_LAST {
-            // Those that run are read again now.
+            // Processes that still run are read again now.
             self.last.clear();
         }
         let begun = thread_cpu_time();
@@ -164,15 +167,16 @@ impl MemoryReader {
         self.looked = Some((Instant::now(), thread_cpu_time().saturating_sub(begun)));
     }
 
-    /// Gives processes that have ended what was read of them last.
+    /// Gives processes that have ended their last readings.
     pub fn give_last(&self, keys: &[ProcessKey], processes: &mut [Process]) {
         for (key, process) in keys.iter().zip(processes).filter(|(_, process)| process.ended) {
             process.resident = process.resident.or_else(|| self.last.get(key).copied());
         }
     }
 
-    /// Reads the arenas of processes, the largest first, as far as there is time: as soon as may be after the moment that the profile is of,
-    /// because what they allocate meanwhile would look as if it were from before. What is found waits for [`MemoryReader::measure`].
+    /// Reads the arenas of processes, the largest first, as far as there is time. This should happen as soon as
+    /// possible after the moment of the profile, because later allocations would look as if they were from before the
+    /// recording. The results wait for [`MemoryReader::measure`].
     pub fn read_arenas(&mut self, measured: &[Measured], processes: &[Process], is_refresh: bool) {
         self.heaps.clear();
         let wanted = |it: &Measured| {
@@ -207,7 +211,7 @@ impl MemoryReader {
         }
     }
 
-    /// Keeps what a profile says of memory if it was measured, or else gives it what was kept.
+    /// Keeps a profile's memory figures if they were measured; otherwise gives it the kept ones.
     pub fn keep_or_give(
         &mut self,
         keys: &[ProcessKey],
@@ -221,13 +225,13 @@ impl MemoryReader {
         }
     }
 
-    /// Keeps what a profile says of the memory of its processes.
+    /// Keeps the memory figures of a profile's processes.
     fn keep(&mut self, keys: &[ProcessKey], processes: &[Process], idle: &[Process]) {
         self.shown = keys.iter().copied().zip(processes.iter().map(|process| process.resident)).collect();
         self.idle = idle.to_vec();
     }
 
-    /// Gives processes the memory that was kept of them, and returns the idle ones.
+    /// Gives processes their kept memory figures, and returns the idle processes.
     fn give(&self, keys: &[ProcessKey], processes: &mut [Process]) -> Vec<Process> {
         for (key, process) in keys.iter().zip(processes.iter_mut()) {
             process.resident = self.shown.get(key).copied().flatten();
@@ -286,7 +290,7 @@ mod tests {
         let first = of(&mut reader, true);
         assert!(first.undivided_bytes == 0 && first.heap_bytes > 0 && first.pss_bytes.is_some(), "{first:?}");
         assert_eq!(first.at_attach_bytes, Some(7));
-        // No time is left, and it has changed.
+        // No time is left, and its memory has changed.
         reader.saved = Duration::ZERO;
         reader.readings.values_mut().for_each(|it| (it.sum_bytes, it.took) = (1, Duration::from_secs(1)));
         let rough = of(&mut reader, true);
@@ -308,7 +312,7 @@ mod tests {
         assert!(last.is_before_end && last.total_bytes() > 0 && last.at_attach_bytes == Some(7), "{last:?}");
         assert_eq!(of(&reader, own().key, false), None, "it runs");
         assert_eq!(of(&reader, ProcessKey { exec_id: 1, ..own().key }, true), None, "another program");
-        // It is not read again before a hundred times the CPU time has passed that it took.
+        // It is not read again before a hundred times the CPU time that it took has passed.
         reader.last.clear();
         reader.looked = Some((Instant::now(), Duration::from_secs(1)));
         reader.look(vec![own()]);
@@ -333,7 +337,8 @@ mod tests {
     mod long {
         use super::*;
 
-        /// What a refresh costs is printed: the first one, which reads the mappings of the largest, and those after it.
+        /// Prints what a refresh costs: the first one, which reads the mappings of the largest processes, and later
+        /// ones.
         #[test]
         fn a_thousand_processes_are_measured_at_each_refresh() {
             let mut children: Vec<_> =

@@ -36,8 +36,8 @@ impl Hash for Code {
     }
 }
 
-/// Identity of a program: command name, executable, cgroup. Processes that nobody counts are told apart, so that the exact
-/// counts of the others stay.
+/// Identity of a program: command name, executable, cgroup. Processes with uncounted allocations are kept apart, so
+/// that the others keep their exact counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Program {
     comm: String,
@@ -46,8 +46,8 @@ struct Program {
     uncounted: bool,
 }
 
-/// Whether a process allocates what nobody counts: what is not announced where it announces its samples itself, and what was
-/// not seen of it.
+/// Whether a process makes allocations that are not counted: those that it does not announce, if it announces its
+/// samples, or those made while it was not seen.
 pub fn is_uncounted(process: &Process) -> bool {
     process.hook == Some(Hook::Usdt) || process.was_unseen()
 }
@@ -57,7 +57,7 @@ pub fn is_uncounted(process: &Process) -> bool {
 pub enum HandedOver {
     /// Its exact counts.
     Counts,
-    /// That it is complete. There are no exact counts.
+    /// The fact that it is complete. There are no exact counts.
     Uncounted,
     /// Nothing: its counts come with its last rows, or came with earlier ones.
     Nothing,
@@ -115,7 +115,7 @@ pub struct OverflowBucket {
 }
 
 impl OverflowBucket {
-    /// Index of the bucket's process that stands for the program of an exited one. It has process ID 0 and the
+    /// Index of the bucket's process that stands for the program of an exited process. It has process ID 0 and the
     /// program's name.
     pub fn program(&mut self, process: &Process) -> usize {
         let full = self.processes.len() >= MOST_PROGRAMS;
@@ -143,15 +143,15 @@ impl OverflowBucket {
             });
             self.processes.len() - 1
         });
-        // With version 1 alone, processes of different containers have no path that tells them apart.
+        // With cgroup version 1 alone, processes of different containers may have paths that do not distinguish them.
         self.processes[index].placement.keep_common(&process.placement);
         index
     }
 
-    /// Adds what is known of an exited process besides its rows: the counts that are `handed_over`, and the rest.
+    /// Adds what is known about an exited process besides its rows: the counts that are `handed_over`, and the rest.
     pub fn add_counts(&mut self, program: usize, process: &Process, handed_over: HandedOver) {
         let total = &mut self.processes[program];
-        // What it held at exit is of blocks since then.
+        // What it held at exit consists of blocks allocated since then.
         total.inuse_since = total.inuse_since.max(process.inuse_since);
         if handed_over == HandedOver::Counts {
             for (sum, more) in [
@@ -185,7 +185,7 @@ impl OverflowBucket {
 
     /// Adds a row of an exited process.
     pub fn add_row(&mut self, program: usize, row: &Row) {
-        // A total of lost samples stays one: it is not mixed with samples.
+        // A total of lost samples stays separate: it is not mixed with samples.
         let interval = if row.is_of_lost_samples() { 0 } else { row.key.interval };
         self.totals.entry((program, interval)).or_default().add(row);
         let mut key = row.key.with(program, Some(Code::of(&row.key.stack, &mut self.frames)));
@@ -287,8 +287,8 @@ mod tests {
         assert_eq!(totals, [(0, 35.0), (1, 7.0)]);
     }
 
-    /// What announces its samples is not counted. Its line has no exact counts, however its rows come, and those of the others
-    /// of the program stay exact.
+    /// Allocations of a process that announces its samples are not counted. Its line has no exact counts, in whatever
+    /// order its rows come, and the counts of the program's other processes stay exact.
     #[test]
     fn processes_that_nobody_counts_are_not_counted_as_nothing() {
         let announcing = |pid| Process { exact_alloc_bytes: None, hook: Some(Hook::Usdt), ..process(pid, "a", 0) };
@@ -305,14 +305,14 @@ mod tests {
         add(&mut bucket, &announcing(3), &[]);
         add(&mut bucket, &Process { hook: Some(Hook::Inline), ..probed(4, 5) }, &[]);
         assert_eq!(lines(&bucket), [(Some(15), 2, None), (None, 2, Some(Hook::Usdt))]);
-        // Nor is what was not seen, for a while.
+        // A process that was not seen for a while has no exact counts either.
         let missing = vec![Missing::unseen()];
         add(&mut bucket, &Process { exact_alloc_bytes: None, missing, ..process(5, "b", 0) }, &[]);
         assert_eq!(lines(&bucket)[2], (None, 1, None));
         assert!(bucket.processes()[2].was_unseen() && !bucket.processes()[1].was_unseen());
     }
 
-    /// Counts come with the last rows; later ones, of records that were found afterwards, change nothing.
+    /// Counts come with the last rows; later rows, from records that were found afterwards, change nothing.
     #[test]
     fn counts_are_handed_over_once() {
         let mut bucket = OverflowBucket::default();

@@ -1,4 +1,5 @@
-//! What is in use at a moment by when it was allocated, so that a profile can be limited to what is younger than a mark.
+//! Memory in use at one moment, divided by when it was allocated, so that a profile can be limited to what is younger
+//! than a mark.
 
 use std::time::Duration;
 
@@ -6,12 +7,12 @@ use heapbpf_heap::live::SumsByMark;
 use heapbpf_profile::model::Profile;
 use heapbpf_statistics::sums::SampleSums;
 
-/// Sums in use by the mark after which their blocks were allocated.
+/// Sums in use, by the mark after which their blocks were allocated.
 #[derive(Clone, Debug, Default)]
 pub struct Recent {
     /// Moments, as times since the start of the recording; ascending.
     marks: Vec<Duration>,
-    /// Of the profile's first rows. Later ones are of ended processes and of other runtimes.
+    /// For the profile's first rows. Later rows belong to ended processes and to other runtimes.
     rows: Vec<SumsByMark>,
 }
 
@@ -21,14 +22,15 @@ impl Recent {
         Self { marks, rows }
     }
 
-    /// The number of sums, for bounds on memory.
+    /// Number of sums, for bounds on memory.
     pub fn count(&self) -> usize {
         self.rows.iter().map(Vec::len).sum()
     }
 
-    /// The profile with what was allocated after a mark in use, and nothing else. `None` if that is no mark of it.
+    /// The profile with only those blocks in use that were allocated after a mark. `None` if the profile has no such
+    /// mark.
     ///
-    /// Bounds on losses stay those of all that is in use.
+    /// Bounds on losses remain those of everything in use.
     pub fn since(&self, from: Duration, profile: &Profile) -> Option<Profile> {
         let first = self.marks.iter().position(|mark| *mark == from)?;
         let mut since = profile.clone();

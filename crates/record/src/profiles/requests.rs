@@ -9,16 +9,16 @@ use tokio::sync::{mpsc, oneshot};
 pub use super::snapshot::{Detail, Often};
 pub use super::worker::Made;
 
-/// Capacity of the request queue. When it is full, senders wait for room.
+/// Capacity of the request queue. When it is full, senders wait.
 const QUEUE: usize = 16;
 
 /// A request for a profile of the present moment.
 pub struct Request {
     /// Level of detail.
     pub detail: Detail,
-    /// Moments by which blocks in use are told apart, as times since the start of the recording; ascending.
+    /// Moments that divide the blocks in use by age, as times since the start of the recording; ascending.
     pub marks: Vec<Duration>,
-    /// Of a client that asks several times a second.
+    /// Set for a client that asks several times a second.
     pub often: Option<Often>,
     /// Channel for the reply.
     pub reply: oneshot::Sender<Result<Made, Unanswered>>,
@@ -59,8 +59,8 @@ impl RecordingHandle {
         self.profile_by_marks(detail, Vec::new()).await
     }
 
-    /// Same as [`profile`](Self::profile), with what is in use told apart by the last of these moments before its allocation
-    /// ([`Made::recent`]). Totals have no such sums.
+    /// Same as [`profile`](Self::profile), with memory in use divided by the last of these moments before its
+    /// allocation ([`Made::recent`]). Totals have no such sums.
     ///
     /// # Errors
     /// See [`Unanswered`].
@@ -78,8 +78,8 @@ impl RecordingHandle {
         self.blocking(detail, None)
     }
 
-    /// The same for a client that asks several times a second. `rows`: of a profile that it does not need any more; their memory
-    /// is used again.
+    /// The same for a client that asks several times a second. `rows`: those of a profile that it no longer needs;
+    /// their memory is reused.
     ///
     /// # Errors
     /// See [`Unanswered`].

@@ -33,19 +33,19 @@ pub enum Detail {
 pub struct Snapshot {
     /// Level of detail.
     pub detail: Detail,
-    /// Moments by which blocks in use are told apart, as times since the start of the recording; ascending.
+    /// Moments that divide the blocks in use by age, as times since the start of the recording; ascending.
     pub marks: Vec<Duration>,
-    /// Whether blocks in use are known. They are not once tracking frees has stopped.
+    /// Whether blocks in use are known. They are unknown once tracking of frees has stopped.
     pub live: bool,
     /// Wall-clock time at which the recording started.
     pub started: SystemTime,
     /// Length of the recording so far.
     pub duration: Duration,
-    /// Length of the last part of the recording over which rows tell how they grew.
+    /// Length of the last part of the recording over which the growth of rows is measured.
     pub growth_over: Option<Duration>,
     /// Records from before this moment that were not read in time.
     pub unread: Option<Unread>,
-    /// Process incarnation of each entry of `processes`, in the same order.
+    /// Process generation of each entry of `processes`, in the same order.
     pub keys: Vec<ProcessKey>,
     /// Processes with at least one hit of a probe.
     pub processes: Vec<Process>,
@@ -55,11 +55,11 @@ pub struct Snapshot {
     pub rows: Vec<SnapshotRow>,
     /// Processes whose memory is to be measured.
     pub measured: Vec<Measured>,
-    /// Of a client that asks several times a second.
+    /// Set for a client that asks several times a second.
     pub often: Option<Often>,
     /// What symbolization needs to know about new stacks.
     pub facts: Facts,
-    /// Go programs whose heaps belong into the profile.
+    /// Go programs whose heaps belong in the profile.
     pub go: Vec<GoTarget>,
     /// The accounting.
     pub stats: Stats,
@@ -73,15 +73,16 @@ pub struct Snapshot {
     pub cpu: Duration,
 }
 
-/// A request of a client that asks several times a second. Memory is measured with [`Detail::Lifetimes`] alone; its other
-/// profiles have what was measured last.
+/// A request of a client that asks several times a second. Memory is measured only with [`Detail::Lifetimes`]; the
+/// client's other profiles have what was measured last.
 #[derive(Default)]
 pub struct Often {
-    /// Rows that nobody needs, whose memory is used again: fresh pages for thousands of rows cost more than filling them.
+    /// Rows that are no longer needed, whose memory is reused: fresh pages for thousands of rows cost more than filling
+    /// them.
     pub rows: Vec<Row>,
 }
 
-/// A Go program whose heap belongs into a profile.
+/// A Go program whose heap belongs in a profile.
 pub struct GoTarget {
     /// The process.
     pub process: ProcessKey,
@@ -89,7 +90,7 @@ pub struct GoTarget {
     pub program: Arc<GoProgram>,
     /// Where its code is mapped.
     pub mapping: Mapping,
-    /// Its memory; `None` if that cannot be opened.
+    /// Its memory; `None` if it cannot be opened.
     pub memory: Option<Arc<File>>,
 }
 
@@ -101,7 +102,7 @@ pub struct SnapshotRow {
     pub alloc: SampleSums,
     /// Samples in use.
     pub inuse: SampleSums,
-    /// Where the blocks in use are, once that was read.
+    /// Where the blocks in use are, once that has been read.
     pub in_memory: Option<Box<InMemory>>,
     /// Samples held at exit by their process, if these are kept separate from those in use.
     pub at_exit: SampleSums,
@@ -109,9 +110,9 @@ pub struct SnapshotRow {
     pub peak: SampleSums,
     /// Of the samples in use, those allocated after each mark.
     pub by_mark: SumsByMark,
-    /// Ages of freed blocks and of the others; with [`Detail::Lifetimes`] only.
+    /// Ages of freed blocks and of the others; only with [`Detail::Lifetimes`].
     pub ages: Option<Ages>,
-    /// How it grew over [`Snapshot::growth_over`].
+    /// Growth over [`Snapshot::growth_over`].
     pub growth: Option<Growth>,
 }
 
@@ -119,11 +120,11 @@ pub struct SnapshotRow {
 pub struct Measured {
     /// Index in [`Snapshot::processes`], or after these in [`Snapshot::idle`].
     pub process: usize,
-    /// Its incarnation.
+    /// Its process generation.
     pub key: ProcessKey,
-    /// Sampled blocks in use, some of them if there are very many. Their rows are indices in [`Snapshot::rows`].
+    /// Sampled blocks in use; only some of them if there are very many. Their rows are indices in [`Snapshot::rows`].
     pub blocks: Vec<LiveBlock>,
-    /// Probability with which a block is among them.
+    /// Probability with which a block is included.
     pub share: f64,
     /// What it had when it joined the recording.
     pub at_attach: AtAttach,
@@ -131,11 +132,11 @@ pub struct Measured {
 
 /// Exited processes with their allocations, on their way to the overflow bucket.
 pub struct Retired {
-    /// Process incarnation of each entry of `processes`, in the same order.
+    /// Process generation of each entry of `processes`, in the same order.
     pub keys: Vec<ProcessKey>,
     /// The exited processes.
     pub processes: Vec<Process>,
-    /// Those that still have other rows. Their counts and losses are handed over with the last of them.
+    /// Those that still have other rows. Their counts and losses are handed over with their last rows.
     pub held: HashSet<ProcessKey>,
     /// Their rows.
     pub rows: Vec<SnapshotRow>,
@@ -165,7 +166,7 @@ impl Retired {
 
 /// Rows and processes of a snapshot, before its other fields are filled in.
 pub struct Content {
-    /// Process incarnation of each entry of `processes`, in the same order.
+    /// Process generation of each entry of `processes`, in the same order.
     pub keys: Vec<ProcessKey>,
     /// Processes.
     pub processes: Vec<Process>,

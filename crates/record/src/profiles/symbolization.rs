@@ -58,7 +58,7 @@ pub struct UnsymbolizedStack {
 }
 
 impl UnsymbolizedStack {
-    /// Whether it is the same stack of the same process, at the same address.
+    /// Whether it is the same stack of the same process, by the address of the raw stack.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.stack, &other.stack) && self.process == other.process
     }
@@ -101,7 +101,7 @@ pub struct Symbolization {
     jit_code: JitCodeMaps,
     modules: Vec<Module>,
     numbers: HashMap<ModuleId, usize>,
-    /// Numbers of forgotten modules, for others.
+    /// Numbers of forgotten modules, for reuse.
     free: Vec<usize>,
     /// Frames of all symbolized stacks.
     frames: SharedFrames,
@@ -111,7 +111,7 @@ pub struct Symbolization {
     sweeps: u64,
 }
 
-/// What a raw stack, which processes share, was symbolized to.
+/// The symbolized form of a raw stack, which processes share.
 struct Finished {
     /// Kept so that its address is not reused.
     _raw: Arc<RawStack>,
@@ -121,9 +121,9 @@ struct Finished {
 }
 
 enum Names {
-    /// The names are those of files: the same in every process.
+    /// All names come from files and are the same in every process.
     OfFiles(Arc<Stack>),
-    /// There is JIT code on the stack. At equal addresses, each process has code of its own.
+    /// There is JIT code on the stack. At equal addresses, each process has its own code.
     OfProcesses(HashMap<ProcessKey, Arc<Stack>>),
 }
 
@@ -184,7 +184,7 @@ impl Symbolization {
     }
 
     /// Symbolizes stacks. Afterwards [`Symbolization::stack`] returns each of them. `jit_code` describes the processes
-    /// with JIT code. Without `names`, new stacks get their modules and addresses alone.
+    /// with JIT code. Without `names`, new stacks get only their modules and addresses.
     pub fn name<'a>(
         &mut self,
         stacks: impl Iterator<Item = &'a UnsymbolizedStack>,
@@ -225,14 +225,14 @@ impl Symbolization {
         }
     }
 
-    /// Releases the contents of modules, once the stacks of a batch have their names.
+    /// Releases the contents of modules once the stacks of a batch have been symbolized.
     pub fn release_contents(&mut self) {
         for facts in self.known.0.values_mut() {
             facts.image = Err("it is not known any more".into());
         }
     }
 
-    /// Begins anew after a panic, which may have left the caches of symbols incomplete. Finished stacks stay.
+    /// Starts over after a panic, which may have left the caches of symbols incomplete. Finished stacks stay.
     pub fn begin_anew(&mut self) {
         self.symbolizer = Symbolizer::telling(self.options.clone(), Arc::clone(&self.progress));
     }
@@ -282,7 +282,7 @@ impl Symbolization {
         });
     }
 
-    /// Forgets modules that no frame is in: of its own stacks, and of `others`.
+    /// Forgets modules that contain no frame of its own stacks or of `others`.
     pub fn forget_modules(&mut self, others: &SharedFrames) {
         let used: HashSet<usize> = self.frames.iter().chain(others.iter()).filter_map(|frame| frame.module).collect();
         for (module, number) in self.numbers.extract_if(|_, number| !used.contains(number)) {
@@ -310,7 +310,7 @@ impl Symbolization {
                 stacks.retain(|process, _| processes.contains(process));
             }
         }
-        // Mostly, nothing has gone.
+        // Mostly nothing has gone.
         if kept < self.finished.len() {
             self.finished.retain(|_, finished| finished.kept_by == self.sweeps);
             self.finished.shrink_to(2 * kept);

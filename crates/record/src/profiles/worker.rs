@@ -1,6 +1,6 @@
 //! The profile workers: threads that turn snapshots into profiles. One symbolizes stacks, estimates lifetimes and moves
-//! exited processes to the overflow bucket. The other one makes totals, which need no names and do not wait for any. The event path
-//! hands over its snapshots and does not wait.
+//! exited processes to the overflow bucket. The other makes totals, which need no names and do not wait for any. The
+//! event path hands over its snapshots and does not wait.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,10 +41,10 @@ pub struct Made {
     pub profile: Profile,
     /// The accounting at the moment of the snapshot.
     pub stats: Stats,
-    /// Process incarnation of each process of the profile. Shorter than the profile's list, which ends with the
+    /// Process generation of each process of the profile. Shorter than the profile's list, which ends with the
     /// processes of the overflow bucket.
     pub keys: Vec<ProcessKey>,
-    /// What is in use by when it was allocated, for the marks of the request.
+    /// Memory in use, divided by when it was allocated, for the marks of the request.
     pub recent: Recent,
     /// When the event path began to take the snapshot.
     pub begun: Instant,
@@ -65,10 +65,10 @@ enum Job {
     Look(Vec<Measured>),
 }
 
-/// A place in the queue of what waits for names, until it is done; the handle has one as well.
+/// A place in the queue of work that waits for names, held until the work is done; the handle has one as well.
 type Place = Arc<()>;
 
-/// Handle to the profile workers' threads. When it is dropped, they complete the jobs in their queues and end.
+/// Handle to the threads of the profile workers. When it is dropped, they complete the jobs in their queues and end.
 pub struct ProfileWorker {
     jobs: Sender<Job>,
     totals: Sender<Job>,
@@ -84,11 +84,11 @@ impl Drop for ProfileWorker {
     }
 }
 
-/// Room for the rows of the next snapshot, if one is to come soon.
+/// Capacity for the rows of the next snapshot, if one is expected soon.
 type Emptied = Arc<Mutex<Vec<SnapshotRow>>>;
 
 impl ProfileWorker {
-    /// Starts the profile worker. `functions`: of language runtimes.
+    /// Starts the profile workers. `functions`: those of language runtimes.
     ///
     /// # Errors
     /// The system cannot create the thread.
@@ -131,7 +131,7 @@ impl ProfileWorker {
         self.progress.get_download()
     }
 
-    /// No rows, with the room of those of the last snapshot for a client that asks often.
+    /// An empty list of rows, with the capacity of the last snapshot's list for a client that asks often.
     pub fn emptied(&self) -> Vec<SnapshotRow> {
         std::mem::take(&mut *self.emptied.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -146,7 +146,7 @@ impl ProfileWorker {
         let _ = jobs.send(Job::Make(Box::new(snapshot), Box::new(then), place));
     }
 
-    /// Whether so much waits for names, which may come from servers, that no more should.
+    /// Whether so much work waits for names, which may come from servers, that no more should be added.
     pub fn is_behind(&self) -> bool {
         Arc::strong_count(&self.place) > MOST_WAITING
     }
@@ -174,15 +174,17 @@ impl ProfileWorker {
     }
 }
 
-/// Most profiles and batches of exited processes that wait for names.
+/// Maximum number of profiles, and batches of exited processes, that wait for names.
 const MOST_WAITING: usize = 16;
-/// A profile that comes sooner after the last one than this needs the same memory again.
+/// A profile that follows the last one sooner than this needs the same memory again.
 const SOON: Duration = Duration::from_secs(10);
-/// Longest time for which exited processes wait to be named, unless a profile is made. Each batch reads the files anew.
+/// Longest time for which exited processes wait to be named, unless a profile is made. Each batch reads the files
+/// again.
 const LONGEST_UNNAMED: Duration = Duration::from_secs(15);
-/// Most rows and exited processes that wait.
+/// Maximum number of rows and exited processes that wait.
 const MOST_UNNAMED: usize = 4096;
-/// Time after which memory is given back even if profiles come soon. It takes milliseconds, and using pages again as well.
+/// Time after which memory is returned to the system even if profiles come soon. Returning it takes milliseconds, and
+/// so does using the pages again.
 const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 
 struct Worker {
@@ -191,16 +193,16 @@ struct Worker {
     symbolization: Symbolization,
     overflow: OverflowBucket,
     go: GoHeaps,
-    /// When memory was given back after a profile.
+    /// When memory was last returned after a profile.
     gave_back: Option<Instant>,
     /// When the last profile was made.
     last_made: Option<Instant>,
     memory: MemoryReader,
-    /// The rows' stacks of the last snapshot for a client that asks often, and what they were symbolized to.
+    /// The rows' stacks of the last snapshot for a client that asks often, and their symbolized forms.
     last_stacks: Vec<(UnsymbolizedStack, Arc<Stack>)>,
     emptied: Emptied,
     unnamed: Unnamed,
-    /// How often the worker has panicked, and what it said the last time.
+    /// How often the worker has panicked, and the message of the last panic.
     panics: (u64, String),
 }
 
@@ -208,7 +210,7 @@ struct Worker {
 #[derive(Default)]
 struct Unnamed {
     retired: Vec<Retired>,
-    /// When the first of them came.
+    /// When the first of them arrived.
     since: Option<Instant>,
 }
 
@@ -243,8 +245,8 @@ impl Worker {
         }
     }
 
-    /// Does the jobs of the queue until it is closed. A panic ends the job that it came up in, and the worker begins
-    /// anew with the next one.
+    /// Does the jobs of the queue until it is closed. A panic ends only the job in which it happens, and the worker
+    /// goes on with the next one.
     fn work(mut self, queue: &Receiver<Job>) {
         while let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.work_off(queue))) {
             self.has_panicked(&*panic);
@@ -278,7 +280,8 @@ impl Worker {
         }
     }
 
-    /// Gives memory back, unless the next profile is likely to come soon: they may be asked for twice a second.
+    /// Returns memory to the system, unless the next profile is likely to come soon: profiles may be requested twice a
+    /// second.
     fn give_back(&mut self) {
         let comes_soon = self.last_made.replace(Instant::now()).is_some_and(|at| at.elapsed() < SOON);
         if !comes_soon || self.gave_back.is_none_or(|at| at.elapsed() >= GIVE_BACK_EVERY) {
@@ -300,8 +303,8 @@ impl Worker {
         self.symbolization.begin_anew();
     }
 
-    /// Symbolizes stacks. Files of targets are read for that: should it panic, it is tried again, and then the stacks
-    /// go without names.
+    /// Symbolizes stacks. This reads files of targets: if it panics, it is tried again, and after that the stacks go
+    /// without names.
     fn name<'a>(&mut self, stacks: impl Iterator<Item = &'a UnsymbolizedStack> + Clone, facts: Facts) {
         let Facts { modules, jit_code } = facts;
         self.symbolization.learn(modules);
@@ -320,7 +323,7 @@ impl Worker {
         let is_refresh = is_often || snapshot.detail == Detail::Totals;
         let is_measured = !is_often || snapshot.detail == Detail::Lifetimes;
         if is_measured {
-            // Names may take long.
+            // Before symbolization, which may take long.
             self.memory.read_arenas(&snapshot.measured, &processes, is_refresh);
         }
         if snapshot.detail != Detail::Totals {
@@ -367,7 +370,7 @@ impl Worker {
             }
             None => snapshot.rows.into_iter().map(|row| self.row(is_known(&row), row, None)).collect(),
         };
-        // Of some, frees were not followed all of the time.
+        // For some processes, frees were not tracked all the time.
         let is_late = |process: usize| profile.processes.get(process).is_some_and(|it| it.inuse_since.is_some());
         profile.rows.iter_mut().filter(|row| is_late(row.key.process)).for_each(|row| row.growth = None);
         if snapshot.detail == Detail::Totals {
@@ -441,8 +444,8 @@ impl Worker {
         }
     }
 
-    /// `known`: whether memory in use and lifetimes of blocks are known for its process. `last`: its stack, if it is known to be
-    /// the one of the last snapshot.
+    /// `known`: whether memory in use and lifetimes of blocks are known for its process. `last`: its stack, if it is
+    /// known to be that of the last snapshot.
     fn row(&self, known: bool, row: SnapshotRow, last: Option<&(UnsymbolizedStack, Arc<Stack>)>) -> Row {
         let live = self.template.header.live && known;
         let symbolized = |stack: Option<UnsymbolizedStack>| match (stack, last) {
@@ -463,7 +466,7 @@ impl Worker {
         }
     }
 
-    /// Moves the exited processes that wait to the overflow bucket.
+    /// Moves the waiting exited processes to the overflow bucket.
     fn retire_all(&mut self) {
         let mut retired = std::mem::take(&mut self.unnamed).retired;
         let mut facts = Facts::default();
@@ -476,7 +479,7 @@ impl Worker {
             self.name(rows.filter_map(|row| row.key.stack.as_ref()), facts);
         }
         for it in retired {
-            // Others, and the profile that is to be made, do without it.
+            // Other batches, and the profile that is to be made, do without it.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.retire(it))) {
                 self.has_panicked(&*panic);
             }

@@ -111,7 +111,8 @@ fn totals_at_exit_stay_when_processes_are_moved_to_the_overflow_bucket() {
     }
 }
 
-/// What lost samples stand for is in the totals, in `--stats`, and stays when their process is moved to the overflow bucket.
+/// The estimate for lost samples is in the totals and in `--stats`, and stays when their process is moved to the
+/// overflow bucket.
 #[test]
 fn lost_samples_are_in_the_totals_of_the_living_and_the_ended() {
     let mut worker = worker();
@@ -147,7 +148,7 @@ fn lost_samples_are_in_the_totals_of_the_living_and_the_ended() {
     }
 }
 
-/// The host's exact total is unknown with a process that nobody counts, whether that lives or has ended.
+/// The host's exact total is unknown if a process is not counted, whether that process lives or has ended.
 #[test]
 fn an_exact_total_is_unknown_with_a_process_that_was_not_counted() {
     let announcing = Process { hook: Some(heapbpf_audit::Hook::Usdt), ..process(2, false) };
@@ -235,7 +236,7 @@ fn jobs_are_done_in_order_and_the_last_one_too_when_the_session_goes() {
     assert_eq!(done.into_iter().collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2)]);
 }
 
-/// A file whose reading panics for the first `times`.
+/// A file whose reading panics the first `times` times.
 struct Panics(AtomicUsize);
 
 impl Image for Panics {
@@ -253,7 +254,7 @@ impl Image for Panics {
     }
 }
 
-/// A snapshot of a stack in a module whose file panics for the first `times`.
+/// A snapshot of a stack in a module whose file panics the first `times` times.
 fn of_a_panicking_file(number: u32, times: usize) -> Snapshot {
     let module = ModuleId(number);
     let mut row = row(0, 1, 10, 0);
@@ -275,7 +276,7 @@ fn of_a_panicking_file(number: u32, times: usize) -> Snapshot {
     Snapshot { facts, ..snapshot(Detail::Stacks, vec![process(1, false)], vec![row]) }
 }
 
-/// A worker in a thread of its own that finds names, and the queue of its jobs.
+/// A worker that finds names, on a thread of its own, and its queue of jobs.
 fn started() -> (Sender<Job>, std::thread::JoinHandle<()>) {
     let (jobs, queue) = channel();
     let thread = std::thread::spawn(move || {
@@ -303,7 +304,7 @@ fn frame_of(profile: &Profile) -> (&str, &str) {
 #[test]
 fn a_panic_while_names_are_found_costs_names_alone() {
     let (jobs, thread) = started();
-    // It goes away.
+    // The panic does not recur.
     let profile = made_by(&jobs, of_a_panicking_file(1, 1)).unwrap();
     let (module, reason) = frame_of(&profile);
     assert!(module == "/lib/1.so" && reason.starts_with("/lib/1.so: "), "named by the second attempt: {reason}");
@@ -314,12 +315,12 @@ fn a_panic_while_names_are_found_costs_names_alone() {
         move |profile: &Profile| profile.notes.iter().any(|note| note.contains(&text))
     };
     assert!(told("once")(&profile), "{:?}", profile.notes);
-    // It stays.
+    // The panic persists.
     let profile = made_by(&jobs, of_a_panicking_file(2, usize::MAX)).unwrap();
     assert_eq!(frame_of(&profile), ("/lib/2.so", "not symbolized"));
     assert_eq!(totals(&profile), [10.0, 0.0, 20.0]);
     assert!(told("3 times")(&profile), "{:?}", profile.notes);
-    // The next ones are made as ever.
+    // The next profiles are made as usual.
     let profile = made_by(&jobs, of_a_panicking_file(3, 0)).unwrap();
     assert!(frame_of(&profile).1.starts_with("/lib/3.so: "), "{:?}", frame_of(&profile));
     drop(jobs);
@@ -381,7 +382,7 @@ fn ended_processes_wait_to_be_named_until_there_are_many_or_for_some_time() {
     assert!(many.is_due(), "two processes, and their rows");
 }
 
-/// A client that asks often gets what others get: stacks that are as before, new ones, and those that have gone.
+/// A client that asks often gets the same as others: unchanged stacks, new ones, and none that have gone.
 #[test]
 fn a_client_that_asks_often_gets_the_same_rows() {
     let (mut often, mut once) = (worker(), worker());
@@ -433,7 +434,8 @@ fn memory_that_was_measured_is_shown_until_it_is_measured_again() {
     assert_eq!(made(Detail::Stacks, process(1, false), true), None);
 }
 
-/// Names may take minutes: totals, also of ended processes, have a queue of their own, and what waits for names is bounded.
+/// Names may take minutes: totals, also of ended processes, have a queue of their own, and the work that waits for
+/// names is bounded.
 #[test]
 fn totals_do_not_wait_for_names_and_few_wait_for_these() {
     let ((jobs, to_name), (to_total, to_add)) = (channel(), channel());

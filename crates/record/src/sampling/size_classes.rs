@@ -13,8 +13,8 @@ pub fn first_size_like(size_bytes: f64) -> u64 {
     first_size(size_class(size_bytes as u64))
 }
 
-/// The table for given class intervals. A class without one gets that of the next smaller class that has one, or, below
-/// all of them, that of the smallest.
+/// The table for given class intervals. A class without one gets that of the next smaller class that has one; below all
+/// of them, that of the smallest.
 pub fn trial_table(classes: &[ClassInterval]) -> TrialTable {
     let mut sorted = classes.to_vec();
     sorted.sort_by_key(|class| class.from_bytes);
@@ -40,15 +40,15 @@ pub enum ClassRule {
 
 /// Adapts the sampling intervals of size classes to the sizes observed.
 ///
-/// New intervals depend on past samples only, never on a countdown in progress, so every sample's weight remains correct
-/// and sums of weights remain unbiased.
+/// New intervals depend on past samples only, never on a countdown in progress, so every sample's weight remains
+/// correct and sums of weights remain unbiased.
 pub struct SizeClassController {
     rule: ClassRule,
     table: TrialTable,
 }
 
-/// Relative change of a class's interval that justifies a new table. Smaller changes are skipped: confidence intervals are
-/// only sure to hold for a class whose sampling interval never changed.
+/// Relative change of a class's interval that justifies a new table. Smaller changes are skipped: confidence intervals
+/// are only sure to hold for a class whose sampling interval never changed.
 const WORTHWHILE: f64 = 1.5;
 
 impl SizeClassController {

@@ -30,18 +30,18 @@ use crate::plan::{Hook, RecordPlan};
 use crate::profiles::requests::{Made, Request};
 use crate::remarks::say;
 
-/// What is said at the start if Python's objects are counted.
+/// The message at the start if Python's objects are counted.
 const OBJECTS_NOTE: &str = "each of Python's own objects traps twice when it is allocated and once when it is freed \
                             (--python-objects)";
 
-/// What is said at the start if links serve every process.
+/// The message at the start if links serve every process.
 const BYSTANDERS_NOTE: &str = "probes serve every process of this host that uses the same files: an allocation with its free takes each of them \
                                1 µs more, and programs that translate code (valgrind) may end by SIGTRAP";
 
 /// A recording with its probes in place.
 pub struct ActiveRecording {
-    /// Dropped first: a command that is still held has copies of the pipes by whose ends our other processes know that they are to
-    /// end, and the session waits for these.
+    /// Dropped first: a command that is still held has copies of the pipe ends whose closing tells our other processes
+    /// to end, and the session waits for these processes.
     command: CommandState,
     session: Session,
     files: SnapshotFiles,
@@ -62,20 +62,21 @@ impl Drop for CommandState {
     /// A command that is still held never runs: the recording has failed, and says so.
     fn drop(&mut self) {
         if let Some(held) = &self.held {
-            // Before its pipe is closed, which would release it. It fails only if the process has ended already.
+            // Before its pipe is closed, which would release it. Fails only if the process has ended already.
             let _ = held.process().signal(libc::SIGKILL);
         }
     }
 }
 
 impl CommandState {
-    /// Starts the command and holds it before its first instruction; no words, no command.
+    /// Starts the command and holds it before its first instruction. Without words, there is no command.
     fn hold(words: &[OsString]) -> std::io::Result<Self> {
         let held = if words.is_empty() { None } else { Some(hold(words)?) };
         Ok(Self { held, running: None, exit_code: 0 })
     }
 
-    /// Waits until the command ends; forever if none runs. Returns heapbpf's exit status for it, and the signal that ended it.
+    /// Waits until the command ends; forever if none runs. Returns heapbpf's exit status for it, and the signal that
+    /// killed it.
     async fn ended(&mut self) -> (u8, Option<String>) {
         let Some(running) = &mut self.running else { return std::future::pending().await };
         let ended = running.ended().await.map_or((1, None), |status| (exit_code(status), killed_by(status)));
@@ -91,7 +92,7 @@ impl ActiveRecording {
     /// The error is one sentence that says what to do. No probe stays attached.
     pub fn attach(plan: RecordPlan) -> anyhow::Result<Self> {
         let mut session = Session::new(plan)?;
-        // If anything fails, it is dropped before the session.
+        // If anything fails from here on, the command is dropped before the session.
         let command =
             CommandState::hold(&session.plan.targets.command).context("cannot start a process for the command")?;
         let command_pid = command.held.as_ref().map(|held| held.pid);
@@ -109,7 +110,7 @@ impl ActiveRecording {
         Ok(Self { command, session, files, signals, snapshot_wanted, line, begun: Instant::now() })
     }
 
-    /// The privileges that it goes on needing.
+    /// The privileges that the recording still needs.
     pub fn needs(&self) -> Needs {
         let plan = &self.session.plan;
         Needs {
@@ -121,9 +122,9 @@ impl ActiveRecording {
         }
     }
 
-    /// Starts the recording: what happens from here on is recorded.
+    /// Starts the recording: everything from here on is recorded.
     pub fn begin(&mut self) {
-        // Loading the programs and examining files took more than what follows.
+        // Loading the BPF programs and examining files took more memory than the rest will.
         give_memory_back();
         self.session.begin();
         self.begun = Instant::now();
@@ -147,8 +148,8 @@ impl ActiveRecording {
     }
 
     /// Records until the end: releases the command and answers `requests`. Clients that still wait for an answer when
-    /// this returns are told that the recording has ended. Errors while it runs are counted and told, and what failed
-    /// is tried again. Returns why the recording could not go on, if it had to end.
+    /// this returns learn that the recording has ended. Errors while it runs are counted and reported, and the failed
+    /// step is tried again. Returns why the recording could not go on, if it had to end.
     ///
     /// # Errors
     /// The command cannot be executed, or the system provides no descriptors to wait with. Nothing was recorded.
@@ -170,7 +171,7 @@ impl ActiveRecording {
         Ok(self.session.unfinished.ended_early.clone())
     }
 
-    /// Watches the rings that took the place of others.
+    /// Watches rings that replaced others.
     fn watch_anew(&mut self, wakers: &mut Wakers) {
         let session = &mut self.session;
         if session.may_try(Step::Wake) && session.kernel.growth.take_replaced() {
@@ -186,7 +187,7 @@ impl ActiveRecording {
         let Some(held) = self.command.held.take() else { return Ok(()) };
         let program = self.session.plan.targets.command[0].to_string_lossy().into_owned();
         let pid = held.pid;
-        // It waits at its entry point to be hooked.
+        // The command waits at its entry point to be hooked.
         let exec = self.session.attaching.held.map(Exec::of);
         self.command.running = Some(held.release().map_err(|source| NotStarted { program, source })?);
         if let Some(exec) = exec {
@@ -219,7 +220,7 @@ impl ActiveRecording {
         session.look_for_slowed();
         self.line.show(session, self.begun.elapsed());
         if !active {
-            // Set before the last look, so that anything that arrives after it wakes us.
+            // Set before the last check, so that anything that arrives after it wakes us.
             active = !session.set_sleeping(true) || session.cycle() > 0;
         }
         let now_ns = monotonic_ns();
@@ -239,7 +240,7 @@ impl ActiveRecording {
         Some(pause(session.recorder.is_behind(), active || !watches, deadlines))
     }
 
-    /// Waits for something to happen, at most for `pause`. Returns whether the recording is to end.
+    /// Waits for something to happen, for at most `pause`. Returns whether the recording should end.
     async fn wait(&mut self, pause: Duration, wakers: &Wakers, requests: &mut mpsc::Receiver<Request>) -> bool {
         let command_runs = self.command.running.is_some();
         let watches = self.session.may_try(Step::Wake);
@@ -264,7 +265,7 @@ impl ActiveRecording {
         false
     }
 
-    /// Makes the last profile as of now, and removes the probes.
+    /// Makes the last profile, as of now, and removes the probes.
     ///
     /// # Errors
     /// The profile cannot be made. No probe is left behind in that case either.
@@ -277,8 +278,8 @@ impl ActiveRecording {
     /// Writes the last profile and the accounting, and shows the closing table. Returns heapbpf's exit status.
     ///
     /// # Errors
-    /// A file cannot be written. The other files are still written, because the recording cannot be repeated. Or there was nobody to
-    /// record, and it is no service: then none is.
+    /// A file cannot be written. The other files are still written, because the recording cannot be repeated. Or no
+    /// process matched, and the recording is no service: then no file is written.
     pub fn write(&mut self, made: &Made) -> anyhow::Result<u8> {
         if let Some(nobody) = self.session.unmatched().filter(|_| !self.session.plan.keeps_running) {
             bail!("{nobody}, and none did so far: no profile is written");
@@ -299,7 +300,8 @@ impl ActiveRecording {
     }
 }
 
-/// What wakes the loop: rings that fill up, process events of the host, and writes to probed files.
+/// What wakes the loop: rings that fill up, process events of the host, programs that targets execute, and writes to
+/// probed files.
 struct Wakers {
     always: [AsyncFd<OwnedFd>; 3],
     execs: Option<AsyncFd<OwnedFd>>,

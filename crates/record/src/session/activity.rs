@@ -14,8 +14,8 @@ use crate::budget::activity::Activity;
 use crate::cost::cpu_time;
 
 impl Session {
-    /// Looks at the CPU time of all processes, if it is time, or hooks the busiest that is not counted yet. One at a time: records
-    /// are taken in between.
+    /// Checks the CPU time of all processes, if it is time, or hooks the busiest that is not counted yet. Hooks one at
+    /// a time, so that records are taken in between.
     pub(super) fn take_in_active(&mut self) {
         let now_ns = monotonic_ns();
         if let Some(process) = self.due.pop() {
@@ -31,7 +31,7 @@ impl Session {
         }
         // The busiest is taken from the end.
         for process in due.into_iter().rev() {
-            // The helper that stops processes would have to stop itself.
+            // The helper process that stops processes would have to stop itself.
             if self.attaching.is_active_target(&mut self.host, process) && !is_helper(process.tgid) {
                 self.due.push(process);
             } else if let Some(activity) = &mut self.attaching.activity {
@@ -40,7 +40,7 @@ impl Session {
         }
     }
 
-    /// Takes in the CPU time of all processes, for figures alone: who is to be hooked is looked for at its own time.
+    /// Updates the CPU time of all processes, only for figures: which processes to hook is decided at its own time.
     pub(super) fn note_activity(&mut self) {
         let next_ns = self.attaching.activity.as_ref().map(Activity::next_ns);
         self.look_at_activity();
@@ -49,7 +49,7 @@ impl Session {
         }
     }
 
-    /// Takes in the CPU time of all processes. Returns those that should be hooked now, the busiest first.
+    /// Updates the CPU time of all processes. Returns those that should be hooked now, the busiest first.
     fn look_at_activity(&mut self) -> Vec<ProcessKey> {
         if self.attaching.activity.is_none() {
             return Vec::new();
@@ -81,7 +81,7 @@ impl Session {
         }
     }
 
-    /// Time until processes are looked at, or one of them is hooked.
+    /// Time until processes are checked, or one of them is hooked.
     pub(super) fn until_activity(&self) -> Option<Duration> {
         let activity = self.attaching.activity.as_ref()?;
         if !self.due.is_empty() {

@@ -21,21 +21,21 @@ use crate::intake::lives::End;
 /// Longest time to read the rings up to a cut's moment. When it runs out, the cut is incomplete and the profile says
 /// so.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
-/// The same of the last cut: no other will have what it leaves.
+/// The same for the last cut: no later cut can make up for what it leaves out.
 const LONGEST_LAST_WAIT: Duration = Duration::from_secs(10);
-/// How long ends of lives are remembered at least, for a record that comes after the census that found the end.
+/// Minimum time for which ends of lives are remembered, for a record that comes after the census that found the end.
 const REMEMBER_ENDS_NS: u64 = 10_000_000_000;
 /// Pause before reading a ring again whose next record is still being written.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 impl Session {
-    /// Takes in everything up to now, calls `then` with the recording as it stood at that moment, and goes on. `None`
-    /// if the counters cannot be read at this time.
+    /// Takes in everything up to now, calls `then` with the recording as it was at that moment, and goes on. `None` if
+    /// the counters cannot be read at this time.
     pub(super) fn with_cut<R>(&mut self, then: impl FnOnce(&mut Self, &Cut) -> R) -> Option<R> {
         if !self.may_try(Step::Counters) {
             return None;
         }
-        // It must not make the recording longer.
+        // The cut must not make the recording longer.
         let left = self.schedule.until_end(monotonic_ns()).filter(|left| !left.is_zero()).unwrap_or(LONGEST_WAIT);
         let cut = self.cut(LONGEST_WAIT.min(left));
         let cut = self.errors.note(Step::Counters, cut, monotonic_ns());
@@ -44,7 +44,7 @@ impl Session {
         result
     }
 
-    /// The same at the end of the recording. If the counters cannot be read in time, the cut goes without them.
+    /// The same at the end of the recording. If the counters cannot be read in time, the cut does without them.
     pub(super) fn with_last_cut<R>(&mut self, then: impl FnOnce(&mut Self, &Cut) -> R) -> R {
         let deadline = Instant::now() + LONGEST_WAIT;
         let mut pause = LOOK_AGAIN;
@@ -115,7 +115,7 @@ impl Session {
             let reading = self.read_live_map(time_ns, before, &total);
             let reading = self.errors.note(Step::LiveMap, reading, monotonic_ns());
             if reading.is_none() {
-                // The losses stay unsettled until the next one.
+                // The losses stay unsettled until the next reading.
                 self.recorder.heap.abandon_reconciliation();
             }
             reading
@@ -124,12 +124,13 @@ impl Session {
         Ok(BegunCut { records_lost, counts, total, reading, census, reserved })
     }
 
-    /// Whether everything up to the cut has been taken in, and all records that the reading of the live map relies on.
+    /// Whether everything up to the cut has been taken in, as have all records that the reading of the live map relies
+    /// on.
     fn has_reached(&self, begun: &BegunCut) -> bool {
         self.recorder.is_at_cut() && self.kernel.events.read_up_to() >= begun.reserved
     }
 
-    /// Completes a cut. `whole`: its moment was reached.
+    /// Completes a cut. `whole`: whether its moment was reached.
     fn complete(&mut self, begun: BegunCut, whole: bool) -> Cut {
         let BegunCut { records_lost, counts, total, reading, census, .. } = begun;
         let (time_ns, counted_ns) = counts.read_ns;
@@ -153,7 +154,7 @@ impl Session {
         Cut { time_ns, has_counters: true, counts, total, slack, unseen, unread }
     }
 
-    /// Takes in records until `done` returns true. Returns `false` if it does not by the deadline.
+    /// Takes in records until `done` returns true. Returns `false` if it has not by the deadline.
     fn take_in_until(&mut self, deadline: Instant, mut done: impl FnMut(&Self) -> bool) -> bool {
         loop {
             let records = self.take_in();
@@ -204,7 +205,7 @@ impl Session {
         spaces.into_iter().filter_map(mapped).collect()
     }
 
-    /// Removes mappings that are not mapped any more. What was unmapped after the cut stays until its record is taken in.
+    /// Removes mappings that are no longer mapped. What was unmapped after the cut stays until its record is taken in.
     fn reconcile_mappings(
         &mut self,
         mapped: HashMap<ProcessKey, Vec<(u64, u64)>>,
@@ -230,7 +231,7 @@ impl Session {
         let mut unseen = reading.frees_lost();
         let Reading { unknown, after, put_back, mapped, .. } = reading;
         let stack = Arc::clone(self.cuts.lost_stack.get_or_insert_with(|| self.recorder.intern(RawStack::lost())));
-        // If an address space has ended meanwhile, its known blocks were removed from the live map.
+        // If an address space has ended in the meantime, its known blocks were removed from the live map.
         let is_new = |(key, value): &&(LiveKey, LiveValue)| {
             !self.recorder.heap.ignores(&key.space, value.time_ns)
                 && (self.lives.end_of(&key.space).is_none()
@@ -244,7 +245,7 @@ impl Session {
         }
         self.note_new_lives();
         let mut after_cut = self.recorder.beyond_cut();
-        // An in-flight realloc has taken its old block out of the map; the threads' state lists such blocks.
+        // A realloc in flight has taken its old block out of the map; the threads' state lists such blocks.
         after_cut.outside_map.extend(after.reallocated);
         after_cut.outside_map.extend(put_back);
         self.reconcile_mappings(mapped, &mut after_cut, cut_ns);
@@ -275,8 +276,8 @@ impl Session {
         }
     }
 
-    /// Begins a cut if records were lost; called once a second. It bounds memory and keeps figures close to the truth
-    /// even if nobody asks for a profile. Nothing blocks on this cut: it completes once the rings have been read that
+    /// Begins a cut if records were lost; called once a second. This bounds memory and keeps figures close to the truth
+    /// even if no profile is requested. Nothing blocks on this cut: it completes once the rings have been read that
     /// far.
     pub(super) fn reconcile_if_lossy(&mut self) {
         if self.cuts.waiting.is_some() {
@@ -293,7 +294,7 @@ impl Session {
             self.cuts.ledger.records_lost()
         };
         if lost == self.cuts.ledger.records_lost() {
-            // Every block in the live map is known; only late records may still tell of ended address spaces.
+            // Every block in the live map is known; only late records may still mention address spaces that have ended.
             self.lives.forget(monotonic_ns().saturating_sub(REMEMBER_ENDS_NS));
             return;
         }

@@ -1,4 +1,4 @@
-//! Ends of lives: what the session does when a process ends or replaces its program, whoever tells of it.
+//! Ends of lives: what the session does when a process ends or executes another program, whichever channel reports it.
 
 use heapbpf_host::clock::{monotonic_ns, suspended_ns};
 use heapbpf_host::processes::starts_agree;
@@ -13,14 +13,14 @@ use crate::intake::lives::{Census, End};
 const RECORD_FOLLOWS_NS: u64 = 1_000_000_000;
 
 impl Session {
-    /// Passes on which incarnations have had their first sample.
+    /// Passes on which process generations have had their first sample.
     pub(super) fn note_new_lives(&mut self) {
         for (process, time_ns) in self.recorder.take_new_lives() {
             self.lives.begin(process, time_ns);
         }
     }
 
-    /// An incarnation ended with an exec.
+    /// Handles a process generation that ended with an exec.
     pub(super) fn replaced(&mut self, ended: ProcessKey, time_ns: u64) {
         self.recorder.poll(&mut self.host);
         let replaced = self.host.processes().replaced_at(ended.tgid, time_ns).map(|incarnation| incarnation.since_ns);
@@ -34,7 +34,7 @@ impl Session {
         self.descriptions.ended(ended, seen, self.attaching.cpu_share(ended));
     }
 
-    /// A process ended. Its id may have been given to another since, if the end was found late.
+    /// Handles a process that ended. Its id may have been reused since, if the end was found late.
     pub(super) fn exited(&mut self, process: ProcessKey, time_ns: u64) {
         self.descriptions.note(process, time_ns, &mut self.host, &self.attaching);
         self.end_heap(process, time_ns);
@@ -48,7 +48,7 @@ impl Session {
         self.descriptions.ended(process, seen, self.attaching.cpu_share(process));
     }
 
-    /// Has the kernel's processes listed if the host told of an end that no record told of, or if process events were lost.
+    /// Lists the kernel's processes if the host reported an end that no record did, or if process events were lost.
     pub(super) fn look_for_unreported_ends(&mut self, now_ns: u64) {
         if self.cuts.census.is_some() || self.cuts.waiting.is_some() {
             return;
@@ -66,7 +66,7 @@ impl Session {
         self.lives.may_lack_ends(events_lost)
     }
 
-    /// Process events that were lost, or may have been; 0 if that cannot be read now.
+    /// Number of process events that were lost, or may have been; 0 if it cannot be read now.
     fn process_events_lost(&mut self) -> u64 {
         if !self.may_try(Step::Census) {
             return 0;
@@ -75,7 +75,7 @@ impl Session {
         self.errors.note(Step::Census, lost, monotonic_ns()).unwrap_or(0)
     }
 
-    /// The processes that live now. `None` if the kernel does not list them; a later second tries again.
+    /// The processes that live now. `None` if the kernel does not list them; it is tried again a second later.
     pub(super) fn read_census(&mut self) -> Option<Census> {
         if !self.may_try(Step::Census) {
             return None;
@@ -83,7 +83,7 @@ impl Session {
         let totals = &self.kernel.totals;
         let read = || -> Result<Census, KernelError> {
             let events_lost = totals.process_events_lost(&self.attaching.programs)?;
-            // What was counted is read first: an incarnation that begins meanwhile cannot be missed in the list.
+            // Counts are read first: a process generation that begins in between cannot be missed in the list.
             let counted = if self.lives.lacks_events(events_lost) { totals.processes_counted() } else { Vec::new() };
             let (time_ns, suspended_ns) = (monotonic_ns(), suspended_ns());
             let living = totals.living(&self.attaching.programs)?;
@@ -93,7 +93,7 @@ impl Session {
         self.errors.note(Step::Census, census, monotonic_ns())
     }
 
-    /// Settles a census apart from a cut, once everything up to it has been taken in.
+    /// Settles a census that belongs to no cut, once everything up to it has been taken in.
     pub(super) fn settle_waiting_census(&mut self) {
         let up_to_ns = self.recorder.taken_in_up_to_ns();
         if let Some(census) = self.cuts.census.take_if(|census| census.time_ns <= up_to_ns) {
@@ -101,8 +101,8 @@ impl Session {
         }
     }
 
-    /// Ends the lives that were over at a census although no record told so. Everything up to the census must have been
-    /// taken in.
+    /// Ends the lives that were over at a census although no record reported it. Everything up to the census must have
+    /// been taken in.
     pub(super) fn settle_ends(&mut self, census: &Census) {
         self.note_new_lives();
         let before = self.recorder.heap.estimated().live_samples;

@@ -1,4 +1,4 @@
-//! `-- COMMAND` hooked inline: at its entry point, where its libraries are mapped. Probes count what they did before.
+//! Hooks a `-- COMMAND` inline: at its entry point, where its libraries are mapped. Until then, probes count its calls.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,18 @@ use sampler_ebpf::abi::LiveValue;
 
 use super::state::Session;
 
-/// Time that a command may take to its entry point. After that it is not waited for.
+/// Time that a command may take to reach its entry point. After that, it is no longer awaited.
 const LIMIT: Duration = Duration::from_secs(5);
-/// A program that a target executes goes on by itself after this time, if we do not let it go before.
+/// A program that a target executes continues by itself after this time, if it has not been released before.
 const HELD_AT_MOST: Duration = Duration::from_secs(2);
-/// Pause between two looks at it.
+/// Pause between two checks of the command.
 const PAUSE: Duration = Duration::from_micros(500);
 
 impl Session {
-    /// Hooks a command inline that was just executed, and lets it go on. If that is not possible, its probes stay.
+    /// Hooks a command inline that was just executed, and lets it continue. If hooking is not possible, its probes
+    /// stay.
     pub(super) fn hook_command(&mut self, pid: u32, held: Result<Waiting, NotHeld>) {
-        // It may execute other programs as soon as it goes on.
+        // It may execute other programs as soon as it continues.
         self.watch_execs();
         let hooked = held.map_err(|why| why.to_string()).and_then(|waiting| self.hook_waiting(pid, &waiting));
         self.attaching.held = None;
@@ -28,9 +29,9 @@ impl Session {
         }
     }
 
-    /// Has targets that execute a program wait at its entry point, from now on.
+    /// From now on, makes targets that execute a program wait at its entry point.
     pub(super) fn watch_execs(&mut self) {
-        // Whatever all processes of the host run is hooked when it is active.
+        // Programs of a whole host are hooked when they become active.
         if !self.attaching.takes_in() || self.attaching.execs.is_some() || self.plan.targets.are_all() {
             return;
         }
@@ -50,7 +51,7 @@ impl Session {
             std::thread::sleep(PAUSE);
         }
         self.cycle();
-        // Other threads would go on to allocate, by probes, while it is being hooked.
+        // Other threads would go on to allocate, counted by probes, while it is being hooked.
         if ProcessInfo::read(pid).map_or(true, |process| process.threads != 1) {
             return Err("its libraries have started threads before it began".to_owned());
         }

@@ -1,4 +1,4 @@
-//! Errors of a running recording: counted, told once, and tried again after growing pauses. None of them ends the
+//! Errors of a running recording: counted, reported once, and retried after growing pauses. None of them ends the
 //! recording at once.
 
 use std::fmt::Display;
@@ -8,7 +8,7 @@ use std::time::Duration;
 const FIRST_PAUSE_NS: u64 = 50_000_000;
 const LONGEST_PAUSE_NS: u64 = 5_000_000_000;
 
-/// What a running recording does again and again, and what may fail.
+/// What a running recording does repeatedly, and what may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Read the counters of all threads and processes.
@@ -17,7 +17,7 @@ pub(super) enum Step {
     Losses,
     /// Read the live map.
     LiveMap,
-    /// Tell the programs whether the daemon sleeps.
+    /// Tell the BPF programs whether the daemon sleeps.
     Sleep,
     /// Set the sampling interval.
     Interval,
@@ -29,11 +29,11 @@ pub(super) enum Step {
     Host,
     /// Wait for events.
     Wake,
-    /// Have threads looked at again that belonged to no target.
+    /// Have threads checked again that belonged to no target.
     Targets,
     /// List the processes that live.
     Census,
-    /// Give a ring another size.
+    /// Resize a ring.
     Rings,
 }
 
@@ -53,7 +53,7 @@ impl Step {
         Self::Rings,
     ];
 
-    /// What failed, and what follows from it for the user.
+    /// What failed, and what it means for the user.
     const fn told(self) -> (&'static str, &'static str) {
         match self {
             Self::Counters => ("reading the kernel's counters", "profiles wait for them"),
@@ -72,7 +72,7 @@ impl Step {
     }
 }
 
-/// What is known of one step's errors. Times are CLOCK_MONOTONIC.
+/// What is known about one step's errors. Times are CLOCK_MONOTONIC.
 #[derive(Clone, Debug, Default)]
 struct State {
     count: u64,
@@ -93,7 +93,7 @@ impl Errors {
         now_ns >= self.0[step as usize].not_before_ns
     }
 
-    /// Notes the outcome of a step. Returns what it gave, if it worked.
+    /// Notes the outcome of a step. Returns its value if it worked.
     pub(super) fn note<T, E: Display>(&mut self, step: Step, outcome: Result<T, E>, now_ns: u64) -> Option<T> {
         let state = &mut self.0[step as usize];
         let (what, meanwhile) = step.told();
@@ -142,7 +142,7 @@ impl Errors {
         self.0.iter().map(|state| state.count).sum()
     }
 
-    /// For the profile: what failed, how often, and why the last time.
+    /// For the profile: what failed, how often, and the last reason.
     pub(super) fn notes(&self) -> impl Iterator<Item = String> {
         let failed = Step::ALL.into_iter().zip(&self.0).filter(|(_, state)| state.count > 0);
         failed.map(|(step, State { count, last, .. })| {

@@ -1,4 +1,5 @@
-//! Exited processes: those whose counts are not folded in yet, and those whose rows are not in the overflow bucket yet.
+//! Exited processes: those whose counts have not been folded in yet, and those whose rows have not been moved to the
+//! overflow bucket yet.
 
 use std::collections::HashSet;
 
@@ -6,7 +7,8 @@ use sampler_ebpf::abi::ProcessKey;
 
 use crate::intake::ended::EndedCounts;
 
-/// Most exited processes without samples that have a line of their own in the profile; the others share one.
+/// Maximum number of exited processes without samples that have a line of their own in the profile; the others share
+/// one.
 const MOST_UNSAMPLED_LINES: usize = 4096;
 
 /// The line of the profile that the counts of an exited process go to.
@@ -23,16 +25,16 @@ pub(super) enum Line {
 /// Exited processes.
 #[derive(Default)]
 pub(super) struct ExitedProcesses {
-    /// Processes whose counts are not folded in yet, and when their end was reported (CLOCK_MONOTONIC).
+    /// Processes whose counts have not been folded in yet, and when their end was reported (CLOCK_MONOTONIC).
     uncounted: Vec<(ProcessKey, u64)>,
-    /// Counts that are folded in.
+    /// Counts that have been folded in.
     pub(super) counts: EndedCounts,
     /// Processes whose rows are still to be moved to the overflow bucket.
     pub(super) retiring: HashSet<ProcessKey>,
 }
 
 impl ExitedProcesses {
-    /// Notes that a process, or its incarnation before an exec, ended. `now_ns`: when that was reported.
+    /// Notes that a process, or its generation before an exec, ended. `now_ns`: when that was reported.
     pub(super) fn note(&mut self, process: ProcessKey, now_ns: u64) {
         self.uncounted.push((process, now_ns));
     }
@@ -62,7 +64,7 @@ impl ExitedProcesses {
         }
     }
 
-    /// Gives back the memory that many short-lived processes took.
+    /// Releases the memory that many short-lived processes took up.
     pub(super) fn shrink(&mut self) {
         self.uncounted.shrink_to_fit();
     }

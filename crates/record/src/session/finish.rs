@@ -15,18 +15,18 @@ use crate::profiles::worker::Made;
 /// Time between two progress reports of symbolization.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
-/// How often the last profile is tried to be made.
+/// How often making the last profile is tried.
 const ATTEMPTS: usize = 2;
 
 impl Session {
-    /// Makes the last profile as of now, and removes the probes. What happens meanwhile is not part of the recording.
-    /// `tell` is called for each step that takes time.
+    /// Makes the last profile, as of now, and removes the probes. What happens during this is not part of the
+    /// recording. `tell` is called for each step that takes time.
     ///
     /// # Errors
     /// The profile cannot be made. No probe is left behind in that case either.
     pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
         let begun = Instant::now();
-        // Others may have come since the last look.
+        // Hooks of others may have arrived since the last check.
         self.attaching.look_at_others_hooks(u64::MAX);
         self.attaching.tell_refusals();
         self.attaching.finish_examining(&mut self.host);
@@ -55,7 +55,7 @@ impl Session {
         bail!("the last profile could not be made, because of the error inside heapbpf that was reported")
     }
 
-    /// Has the profile of the last cut made.
+    /// Requests the profile of the last cut.
     fn make_last(&mut self, cut: &Cut, begun: Instant) -> Receiver<Made> {
         let snapshot = self.snapshot_of(cut, Wanted::lifetimes(), true, begun);
         let (sender, made) = channel();

@@ -11,7 +11,7 @@ use super::state::Session;
 use crate::profiles::snapshot::GoTarget;
 
 impl Session {
-    /// The Go programs whose heaps belong into a snapshot that is taken now.
+    /// The Go programs whose heaps belong in a snapshot that is taken now.
     pub(super) fn go_targets(&mut self) -> Vec<GoTarget> {
         if !self.plan.sampling.live {
             return Vec::new();
@@ -41,7 +41,7 @@ impl Session {
         processes.into_iter().filter_map(target).collect()
     }
 
-    /// Forgets Go programs that do not run any more. Those without samples are known from here alone.
+    /// Forgets Go programs that no longer run. Those without samples are known only from here.
     fn forget_go(&mut self, running: &HashSet<IncarnationId>) {
         let ended: Vec<ProcessKey> =
             self.go.0.extract_if(|incarnation, _| !running.contains(incarnation)).map(|(_, key)| key).collect();

@@ -1,4 +1,4 @@
-//! Gives the rings the sizes that the recording needs.
+//! Resizes the rings to what the recording needs.
 
 use heapbpf_attach::inline::InlineHooks;
 use heapbpf_host::clock::monotonic_ns;
@@ -11,7 +11,7 @@ use super::state::{KernelMaps, Session};
 use crate::ring_sizes::{RingSizes, WAKE_SHARE};
 
 impl KernelMaps {
-    /// Looks at how full the rings are, and replaces those that should have another size. Returns whether it did.
+    /// Checks how full the rings are, and replaces those that should have another size. Returns whether it did.
     fn fit_rings(&mut self, now_ns: u64) -> Result<bool, KernelError> {
         let mut replaced = false;
         for (ring, growth) in [(&mut self.events, &mut self.growth.events), (&mut self.stacks, &mut self.growth.stacks)]
@@ -37,11 +37,11 @@ fn resize(ring: &mut Ring, bytes: u64) -> Result<bool, KernelError> {
 }
 
 impl Session {
-    /// Replaces rings that should have another size. `longest_copy`: the longest stack copy since the last call, bytes.
+    /// Replaces rings that should have another size. `longest_copy_bytes`: the longest stack copy since the last call.
     pub(super) fn fit_rings(&mut self, longest_copy_bytes: u64) {
         self.kernel.growth.stacks.note_copy(longest_copy_bytes);
         let now_ns = monotonic_ns();
-        // Whether rings can be replaced or not: a priority that was raised must not stay so.
+        // Done whether or not rings can be replaced: a raised priority must not stay raised.
         let (stacks, is_fixed) = (&self.kernel.stacks, self.plan.kernel.rings.are_fixed());
         let is_filling = !is_fixed && stacks.fill_bytes() >= stacks.size_bytes() / WAKE_SHARE;
         let is_awaited = self.attaching.inline.as_ref().is_some_and(InlineHooks::may_wait);
@@ -55,7 +55,7 @@ impl Session {
         }
     }
 
-    /// Makes room for what this interval samples, before it is set.
+    /// Makes the rings large enough for what this interval samples, before it is set.
     pub(super) fn make_room_for(&mut self, interval: u64) {
         let (plan, growth) = (&self.plan, &mut self.kernel.growth);
         if plan.kernel.rings.are_fixed() {

@@ -25,28 +25,30 @@ const KEEP_ENDED_NS: u64 = 10_000_000_000;
 /// only be waiting for its stack, which takes a second. With many short-lived processes, these mappings are most of the
 /// memory.
 const KEEP_UNSAMPLED_NS: u64 = 2_000_000_000;
-/// After this many processes, memory is given back sooner. That takes some milliseconds, so it is not done too often.
+/// After this many processes, memory is returned to the system sooner. That takes some milliseconds, so it is not done
+/// too often.
 const MANY_PROCESSES: usize = 256;
-/// How long unwind sections are kept at least that are not used, nanoseconds.
+/// Minimum time for which unused unwind sections are kept, nanoseconds.
 const KEEP_UNUSED_NS: u64 = 10_000_000_000;
 const GIVE_BACK_EVERY_NS: u64 = 5_000_000_000;
 /// The interval after fewer processes.
 const GIVE_BACK_LAST_NS: u64 = 15_000_000_000;
-/// Most named processes whose memory is read once a second.
+/// Maximum number of named processes whose memory is read once a second.
 const MOST_LOOKED_AT: usize = 8;
-/// Most blocks of each that are looked for in its mappings.
+/// Maximum number of blocks of each that are looked up in its mappings.
 const MOST_BLOCKS: usize = 1024;
-/// After this many rows of exited processes their names are forgotten, if no snapshot with stacks came before.
+/// After this many rows of exited processes, their names are forgotten, unless a snapshot with stacks came before.
 const MANY_RETIRED_ROWS: usize = 16_384;
 
 impl Housekeeping {
-    /// Whether it is time to give memory back.
+    /// Whether it is time to return memory to the system.
     fn gives_back(&mut self, now_ns: u64) -> bool {
         let (processes, given_back_ns) = self.forgotten;
         let wait_ns = if processes > MANY_PROCESSES { GIVE_BACK_EVERY_NS } else { GIVE_BACK_LAST_NS };
         let due = processes > 0 && now_ns.saturating_sub(given_back_ns) > wait_ns;
         if due {
-            // Once more after many processes: another thread forgets names, and frees what only they referred to.
+            // Once more after many processes: another thread forgets names, and frees memory that only they referred
+            // to.
             self.forgotten = (usize::from(processes > MANY_PROCESSES), now_ns);
         }
         due
@@ -82,13 +84,13 @@ impl Session {
         self.look_at_memory();
     }
 
-    /// Has the memory of named processes read: once they have ended, that is too late.
+    /// Queues reading the memory of named processes: once they have ended, it is too late.
     fn look_at_memory(&self) {
         if self.plan.ended_apart() || !self.plan.targets.are_named() || self.worker.is_behind() {
             return;
         }
         let Ok(living) = totals::living(&self.attaching.programs) else { return };
-        // Each is listed as often as it has threads.
+        // Each process is listed once per thread.
         let living: HashSet<ProcessKey> = living.into_iter().collect();
         let named = living.into_iter().filter(|key| self.attaching.targets.named_alive.contains(&key.tgid));
         let measured = named.take(MOST_LOOKED_AT).map(|key| Measured {
@@ -111,7 +113,7 @@ impl Session {
         }
     }
 
-    /// Gives back the memory that many short-lived processes took.
+    /// Releases the memory that many short-lived processes took up.
     fn give_memory_back(&mut self) {
         self.kernel.events.shrink();
         self.recorder.shrink();
@@ -121,7 +123,7 @@ impl Session {
         self.tidy();
     }
 
-    /// Forgets modules that no process that is kept has mapped, and no stack of the heap goes through.
+    /// Forgets modules that no known process has mapped and that are on no stack of the heap.
     fn forget_modules(&mut self) {
         let (processes, modules) = self.host.split();
         if modules.len() < self.housekeeping.modules + KEPT_UNMAPPED / 2 {
@@ -131,7 +133,7 @@ impl Session {
         let mut needed: HashSet<ModuleId> = running.flat_map(|it| it.space.modules_ever()).collect();
         let frames = self.recorder.heap.stacks().flat_map(|(_, stack)| stack.frames.iter());
         needed.extend(frames.filter_map(|frame| frame.module));
-        // Those of ended processes are needed for some seconds only.
+        // Modules of ended processes are needed for some seconds only.
         self.housekeeping.modules = needed.len() + KEPT_UNMAPPED;
         needed.extend(processes.iter().flat_map(|it| it.space.modules_ever()));
         modules.forget(&needed);

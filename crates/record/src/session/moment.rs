@@ -22,7 +22,7 @@ pub(super) struct Cut {
     pub(super) time_ns: u64,
     /// Whether the counters could be read. If not, `counts` is empty and `total` is from earlier.
     pub(super) has_counters: bool,
-    /// Counters at that moment. Each thread's were read within [`Counts::read_ns`], which begins at the moment.
+    /// Counters at that moment. Each thread's were read within [`Counts::read_ns`], which starts at that moment.
     pub(super) counts: Counts,
     /// Sum of these counters and of those that have left the kernel.
     pub(super) total: Counters,
@@ -35,7 +35,7 @@ pub(super) struct Cut {
     pub(super) unread: Option<Unread>,
 }
 
-/// A cut whose moment has been chosen, but perhaps not reached.
+/// A cut whose moment has been chosen, but may not have been reached.
 pub(super) struct BegunCut {
     /// Records lost before the moment, over all processes.
     pub(super) records_lost: u64,
@@ -72,14 +72,14 @@ pub(super) struct Cuts {
     pub(super) waiting: Option<BegunCut>,
     /// Sum of the counters as last read.
     pub(super) last_total: Counters,
-    /// A census apart from a cut, until the records up to it have been taken in.
+    /// A census that belongs to no cut, until the records up to it have been taken in.
     pub(super) census: Option<Census>,
     /// Placeholder for the stacks of samples whose records were lost.
     pub(super) lost_stack: Option<Arc<RawStack>>,
 }
 
 impl Reading {
-    /// Blocks and mappings, by process, whose frees' records were lost between the cut and the reading. Which ones they
+    /// Blocks and mappings, by process, whose free records were lost between the cut and the reading. Which ones they
     /// were is unknown.
     pub(super) fn frees_lost(&self) -> Blocks {
         let mut lost = Blocks::new();
@@ -104,7 +104,8 @@ impl Reading {
 
 /// How many of the records that `total` counts could not be read in time.
 pub(super) fn unread(total: &Counters, taken_in: u64) -> Unread {
-    // A free may be counted as lost before it is counted: the counters of a running thread are of no one moment.
+    // A free may be counted as lost before it is counted as matched: a running thread's counters are not from a single
+    // moment.
     let of = (total.submitted + total.frees_matched).saturating_sub(total.frees_lost);
     Unread { records: of.saturating_sub(taken_in), of }
 }

@@ -29,13 +29,13 @@ impl Session {
             self.attaching.set_end(last_ns);
         }
         self.overhead.controller.begin(cpu_seconds, self.schedule.started_ns);
-        // A command's own exec is awaited otherwise.
+        // A command's own exec is awaited elsewhere.
         if self.attaching.held.is_none() {
             self.watch_execs();
         }
     }
 
-    /// Lets the controller look, if it is time, and carries out its actions.
+    /// Lets the controller check, if it is time, and carries out its actions.
     pub(super) fn govern(&mut self) {
         self.set_interval();
         let now = monotonic_ns();
@@ -49,12 +49,12 @@ impl Session {
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
         let takes_in = self.attaching.takes_in();
         let actions = self.overhead.controller.look(&total, cpu_seconds, takes_in, now);
-        // Before anything is given up, which would make it look cheaper.
+        // Done before anything is detached, which would make probes look cheaper.
         self.advise_inline();
         actions.into_iter().for_each(|action| self.act(action));
     }
 
-    /// Says once what inline hooks would take of the one named target, if probes take much of it.
+    /// Reports once what inline hooks would take of the only named target, if probes take much of its time.
     fn advise_inline(&mut self) {
         let Overhead { controller, inline_advice, .. } = &mut self.overhead;
         let targets = &self.plan.targets;
@@ -88,7 +88,7 @@ impl Session {
         }
     }
 
-    /// Sets the sampling interval, if another one was chosen.
+    /// Sets the sampling interval if a different one was chosen.
     fn set_interval(&mut self) {
         let Some(interval) = self.unfinished.interval.filter(|_| self.may_try(Step::Interval)) else { return };
         self.make_room_for(interval);
@@ -102,8 +102,8 @@ impl Session {
         }
     }
 
-    /// Looks for targets that probes slow down, if it is time, and tells of them. Those that have links of their own lose them if a
-    /// budget is to be kept.
+    /// Searches for targets that probes slow down, if it is time, and reports them. If a budget must be kept, those
+    /// that have links of their own lose them.
     pub(super) fn look_for_slowed(&mut self) {
         let begun = monotonic_ns();
         if self.next_look_for_slowed().is_none_or(|at| at > begun) || !self.may_try(Step::Counters) {
@@ -149,8 +149,8 @@ impl Session {
         self.overhead.slowed.looked(begun, monotonic_ns());
     }
 
-    /// CLOCK_MONOTONIC of the next look for slowed targets; `None` if none is needed: the budget is kept for all of them together, or
-    /// whole hosts are recorded without one because the user said so.
+    /// CLOCK_MONOTONIC of the next check for slowed targets. `None` if none is needed: the budget is kept for all
+    /// targets together, or the user chose to record a whole host without one.
     fn next_look_for_slowed(&self) -> Option<u64> {
         let is_host = self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All));
         let has_budget = self.plan.budget.is_some();
@@ -158,14 +158,14 @@ impl Session {
         self.overhead.slowed.next_ns(has_budget).filter(|_| needed && self.overhead.controller.costs().is_some())
     }
 
-    /// Time until the next look for slowed targets.
+    /// Time until the next check for slowed targets.
     pub(super) fn until_look_for_slowed(&self) -> Duration {
         let now = monotonic_ns();
         let until = self.next_look_for_slowed().map(|at| at.saturating_sub(now));
         until.map_or(Duration::MAX, |ns| Duration::from_nanos(ns).max(self.errors.until_retry(Step::Counters, now)))
     }
 
-    /// Time until the controller looks again.
+    /// Time until the controller checks again.
     pub(super) fn until_look(&self) -> Duration {
         let now = monotonic_ns();
         let until = self.overhead.controller.next_ns().map(|at| at.saturating_sub(now));
@@ -182,7 +182,7 @@ impl Session {
         self.overhead.cpu_time.of_processes(targets.chain(counted))
     }
 
-    /// Tells the controller what probes cost the targets on average, and notes what was spent on them.
+    /// Passes the mean cost of probes to the controller, and notes what was spent on them.
     pub(super) fn learn_costs(&mut self, counts: &Counts, total: &Counters) {
         let Overhead { controller, spent, .. } = &mut self.overhead;
         let Some(measured) = controller.measured() else { return };
@@ -192,7 +192,7 @@ impl Session {
                 mean.add(&usage(counters, 0.0, 0.0), &costs);
             }
         }
-        // Of processes that have ended it is not known any more which files they mapped.
+        // For processes that have ended, it is no longer known which files they mapped.
         let kinds = |frees| self.attaching.hooks.kinds(frees).collect::<Vec<_>>();
         let costs = mean.mean(&measured.costs_on(&kinds(false), &kinds(true)));
         controller.set_costs(costs);
@@ -200,7 +200,7 @@ impl Session {
     }
 }
 
-/// What probes cost a process; `None` if that is not known.
+/// What probes cost a process; `None` if it is unknown.
 fn costs_of(measured: &Measured, attaching: &Attaching, host: &Host, pid: u32) -> Option<ProbeCosts> {
     let [allocation, free] = [false, true].map(|frees| attaching.kinds_in(host, pid, frees));
     (!allocation.is_empty() || !free.is_empty()).then(|| measured.costs_on(&allocation, &free))

@@ -1,13 +1,13 @@
-//! Decisions of the loop, from figures alone: how long it waits, when it ends, and what is written then.
+//! Decisions of the loop, from figures alone: how long it waits, and when it ends.
 
 use std::time::Duration;
 
-/// Time between looks at the rings while events arrive. A look costs some 50 µs, whatever it finds. Rings that fill up,
-/// forks and new mappings wake the loop earlier.
+/// Time between checks of the rings while events arrive. A check costs some 50 µs, whatever it finds. Rings that fill
+/// up, forks and new mappings wake the loop earlier.
 const AWAKE_PAUSE: Duration = Duration::from_millis(40);
-/// The same while targets may wait for what they have sent to be taken in.
+/// The same while targets may be waiting for their records to be taken in.
 pub(super) const AWAITED_PAUSE: Duration = Duration::from_millis(2);
-/// Time between looks while nothing happens; an event wakes the loop earlier.
+/// Time between checks while nothing happens; an event wakes the loop earlier.
 const SLEEP_PAUSE: Duration = Duration::from_secs(1);
 
 /// State of a recording after a turn of its loop.

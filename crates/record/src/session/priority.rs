@@ -5,7 +5,7 @@ use std::io;
 /// Nice value while the priority is raised.
 const NICE: libc::c_int = -15;
 
-/// Time without a ring that fills up, after which the priority is as before.
+/// Time without a ring that fills up, after which the priority is reset.
 const CALM_NS: u64 = 2_000_000_000;
 
 /// Raises the calling thread's scheduling priority until dropped, if that is permitted.
@@ -35,8 +35,8 @@ impl Drop for RaisedPriority {
     }
 }
 
-/// A raised priority while a ring fills up: long stack copies come by the hundred megabytes a second, and a daemon that waits
-/// for a CPU loses them.
+/// A raised priority while a ring fills up: long stack copies arrive at hundreds of megabytes a second, and a daemon
+/// that waits for a CPU loses them.
 #[derive(Default)]
 pub(super) struct Hurry {
     priority: Option<RaisedPriority>,
@@ -44,11 +44,11 @@ pub(super) struct Hurry {
 }
 
 impl Hurry {
-    /// A look at the rings at a moment (CLOCK_MONOTONIC).
+    /// Notes the state of the rings at a given moment (CLOCK_MONOTONIC).
     pub(super) fn look(&mut self, is_filling: bool, now_ns: u64) {
         if is_filling {
             self.until_ns = now_ns + CALM_NS;
-            // If it was begun while another one held, that one has taken it back by now.
+            // If the priority was raised while another one was held, that one has lowered it again by now.
             if self.priority.as_ref().is_none_or(|priority| priority.before.is_none()) {
                 self.priority = Some(RaisedPriority::begin());
             }

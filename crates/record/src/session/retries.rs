@@ -7,12 +7,12 @@ use heapbpf_host::clock::monotonic_ns;
 use super::errors::Step;
 use super::state::Session;
 
-/// Longest time without the kernel's counters. After that nobody knows what is missing from the figures, and the
+/// Longest time without the kernel's counters. After that it is unknown what is missing from the figures, and the
 /// recording ends with the profile so far.
 const LONGEST_BLIND: Duration = Duration::from_secs(30);
 
 impl Session {
-    /// Tells the programs whether the daemon sleeps. Returns whether that worked.
+    /// Tells the BPF programs whether the daemon sleeps. Returns whether that worked.
     pub(super) fn set_sleeping(&mut self, sleeps: bool) -> bool {
         if !sleeps && !self.unfinished.told_sleeping {
             return true;

@@ -60,7 +60,7 @@ impl Schedule {
         left.map(|left| left.saturating_sub(LAST_MOMENTS))
     }
 
-    /// Raises this thread's priority if the recording ends soon, so that it ends on time on a busy host, too.
+    /// Raises this thread's priority if the recording ends soon, so that it also ends on time on a busy host.
     pub(super) fn note_last_moments(&mut self, now_ns: u64) {
         if self.until_last_moments(now_ns).is_some_and(|left| left.is_zero()) {
             self.last_moments = Some(RaisedPriority::begin());

@@ -8,7 +8,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::attaching::command::Process;
 
-/// Signals that are passed on to a command. Without a command only the first [`ENDING`] are handled: they end the recording.
+/// Signals that are passed on to a command. Without a command only the first [`ENDING`] are handled: they end the
+/// recording.
 const PASSED_ON: [libc::c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 
@@ -30,12 +31,12 @@ pub enum Meaning {
 pub struct Signals {
     streams: Vec<(libc::c_int, Signal)>,
     command: Option<Process>,
-    /// The end was asked for before: the next signal that asks for it ends the recording.
+    /// Whether the end was requested before: the next signal that requests it ends the recording.
     asked: bool,
 }
 
 impl Signals {
-    /// Starts to listen, also to signals for the command if there is one.
+    /// Starts listening, also for the command's signals if there is a command.
     ///
     /// # Errors
     /// The kernel refuses a signal handler.
@@ -59,7 +60,7 @@ impl Signals {
         .await
     }
 
-    /// The command has ended: signals are no longer passed on.
+    /// Notes that the command has ended: signals are no longer passed on.
     pub fn command_ended(&mut self) {
         self.command = None;
     }
@@ -77,13 +78,13 @@ impl Signals {
     }
 }
 
-/// The signals to handle. `nohup`: SIGHUP was ignored when heapbpf was started, so that it outlives its terminal.
+/// The signals to handle. `nohup`: SIGHUP was ignored when heapbpf was started, so heapbpf outlives its terminal.
 fn listened_to(command: bool, nohup: bool) -> impl Iterator<Item = libc::c_int> {
     let wanted = if command { PASSED_ON.len() } else { ENDING };
     PASSED_ON.into_iter().take(wanted).filter(move |number| !(nohup && *number == libc::SIGHUP))
 }
 
-/// Whether a signal is ignored by this process.
+/// Whether this process ignores a signal.
 fn is_ignored(number: libc::c_int) -> bool {
     // SAFETY: `sigaction` is plain integers, for which zero is a valid value.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -92,8 +93,8 @@ fn is_ignored(number: libc::c_int) -> bool {
     status == 0 && now.sa_sigaction == libc::SIG_IGN
 }
 
-/// What a signal means. `asked`: the end was asked for before. `terminal`: Ctrl-C at our terminal reaches us and the
-/// command.
+/// What a signal means. `asked`: the end was requested before. `terminal`: Ctrl-C at our terminal reaches both us and
+/// the command.
 fn meaning(number: libc::c_int, command: bool, asked: bool, terminal: bool) -> Meaning {
     let ends = matches!(number, libc::SIGINT | libc::SIGTERM | libc::SIGHUP);
     match (command, ends) {
@@ -129,7 +130,7 @@ mod tests {
         assert!(listened_to(false, true).eq([libc::SIGINT, libc::SIGTERM]));
         assert!(listened_to(true, false).eq(PASSED_ON));
         assert!(!listened_to(true, true).any(|number| number == libc::SIGHUP));
-        // The runtime ignores this one in every program.
+        // The Rust runtime ignores this one in every program.
         assert!(is_ignored(libc::SIGPIPE) && !is_ignored(libc::SIGSEGV));
     }
 

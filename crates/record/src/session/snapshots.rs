@@ -29,23 +29,23 @@ const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the e
 const HIDDEN_IN_USE: &str =
     "what is in use is unknown where another recording hooks a process inline, as its frees are not seen";
 
-/// Number of blocks of all processes together of which is read where they are: for a profile that is asked for again and again, and for
-/// any other.
+/// Number of blocks, of all processes together, whose place in memory is read: for a profile that is requested again
+/// and again, and for any other.
 const BLOCKS_OF_A_REFRESH: usize = 4096;
 const BLOCKS_OF_A_FILE: usize = 32_768;
 
-/// What a snapshot is to have.
+/// What a snapshot should contain.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     detail: Detail,
-    /// Moments by which blocks in use are told apart, as times since the start.
+    /// Moments that divide the blocks in use by age, as times since the start.
     marks: &'a [Duration],
     /// See [`Often`](crate::profiles::snapshot::Often).
     often: bool,
 }
 
 impl Wanted<'_> {
-    /// All of a profile for a file.
+    /// Everything in a profile for a file.
     pub(super) const fn lifetimes() -> Self {
         Self { detail: Detail::Lifetimes, marks: &[], often: false }
     }
@@ -60,7 +60,8 @@ impl Session {
         Some(snapshot)
     }
 
-    /// Processes that have a line of the program that they run. Programs that are over and have no line may have been missed.
+    /// Processes that have a line for the program that they run. Programs that are over and have no line may have been
+    /// missed.
     fn seen(&mut self, with_lines: &[ProcessKey], last: bool) -> HashSet<u32> {
         for program in if last { self.attaching.doubtful_programs() } else { Vec::new() } {
             let comm = self.descriptions.comm(program);
@@ -92,7 +93,7 @@ impl Session {
         self.learn_costs(&cut.counts, &total);
         let stats = self.stats(&total, missing, &daemon);
         let go = self.go_targets();
-        // Nothing was seen of some of them; their lines tell why, and what memory they have.
+        // For some of them nothing was observed; their lines say why, and show their memory.
         let mut also = self.silent_targets();
         also.extend(self.attaching.inline.iter().flat_map(InlineHooks::distrusted));
         also.extend(go.iter().map(|target| target.process));
@@ -106,7 +107,7 @@ impl Session {
         let Content { keys, mut processes, rows, mut measured, facts } =
             Parts { also, marks_ns, most_blocks, emptied, ..parts }.take(detail, cut.time_ns);
         if !cut.has_counters {
-            // What was lost of those that had not ended is unknown.
+            // Losses of processes that had not ended are unknown.
             let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
             unknown.for_each(|(_, process)| process.losses.unbounded = true);
         }
@@ -156,7 +157,8 @@ impl Session {
         }
     }
 
-    /// Targets in which nothing was counted. Their memory is to be measured as well; `first` is the number of the first of them.
+    /// Targets in which nothing was counted. Their memory is to be measured as well; `first` is the number of the first
+    /// of them.
     fn idle(&mut self, counted: &HashSet<u32>, first: usize, measured: &mut Vec<Measured>) -> Vec<Process> {
         let idle = self.attaching.idle_targets(&mut self.host, counted);
         measured.extend(idle.iter().zip(first..).map(|((process, start_ns), number)| Measured {
@@ -169,21 +171,21 @@ impl Session {
         idle.into_iter().map(|(process, _)| process).collect()
     }
 
-    /// Says that no process was a target so far, if that is so.
+    /// The message that no process has been a target so far, if that is so.
     pub(super) fn unmatched(&mut self) -> Option<String> {
         let rules = self.plan.targets.rules_to_match()?;
         let is_so = self.recorder.processes.is_empty() && !self.attaching.has_targets(&mut self.host);
         is_so.then(|| format!("no process matches {rules}"))
     }
 
-    /// Says how much of the targets' CPU time was counted, where they are hooked one by one.
+    /// Reports how much of the targets' CPU time was counted, where they are hooked one by one.
     fn cpu_remark(&mut self) -> Option<String> {
         let ended = self.kernel.totals.progress().ok()?;
         self.attaching.cpu_remark(&mut self.host, &ended)
     }
 
-    /// Running targets that are listed even if they have not allocated: those that the user named, those that are hooked one by one, and
-    /// those that another recording had hooked inline for a while.
+    /// Running targets that are listed even if they have not allocated: those that the user named, those that are
+    /// hooked one by one, and those that another recording had hooked inline for a while.
     fn silent_targets(&mut self) -> Vec<ProcessKey> {
         let mut silent = self.attaching.hidden_targets(&mut self.host);
         if self.plan.targets.are_named() {
@@ -201,7 +203,7 @@ impl Session {
         living.into_iter().filter(|process| silent.contains(&process.tgid)).collect()
     }
 
-    /// Completes processes by the moment since when their frees are tracked again, if they were not all of the time.
+    /// Adds to processes whose frees were not tracked all the time since when they have been tracked again.
     pub(super) fn tell_since(&self, keys: &[ProcessKey], processes: &mut [Process]) {
         for (key, process) in keys.iter().zip(processes) {
             let since_ns = self.recorder.heap.tracked_since(key);
@@ -236,7 +238,8 @@ impl Session {
         notes
     }
 
-    /// Answers the oldest request with a profile as of now. If no snapshot can be taken at this time, it waits.
+    /// Answers the oldest request with a profile as of now. If no snapshot can be taken at this time, the request
+    /// waits.
     pub(super) fn answer(&mut self) {
         // Clients may have gone away while waiting.
         self.unfinished.requests.retain(|request| !request.reply.is_closed());
@@ -255,7 +258,7 @@ impl Session {
         }
     }
 
-    /// Has a numbered snapshot written, if one is wanted and none is being written.
+    /// Takes and queues a numbered snapshot, if one is wanted and none is being written.
     pub(super) fn write_snapshot(&mut self, files: &mut SnapshotFiles) {
         if !self.may_try(Step::Counters) {
             return;
@@ -272,7 +275,7 @@ impl Session {
     }
 }
 
-/// Counters without the calls that are under way, which are not losses yet, nor hits that could be accounted for.
+/// Counters without the calls in flight, which are neither losses yet, nor hits that could be accounted for.
 fn without_calls_under_way(total: Counters) -> Counters {
     Counters {
         calls: total.calls.saturating_sub(total.lost_in_flight + total.lost_undecided),

@@ -57,7 +57,7 @@ pub(super) struct KernelMaps {
     pub(super) events: Ring,
     /// Stack copies.
     pub(super) stacks: Ring,
-    /// What size these two should have.
+    /// Decides the sizes of these two.
     pub(super) growth: Growth,
     pub(super) live_map: LiveMap,
     pub(super) live_entries: LiveEntries,
@@ -66,7 +66,7 @@ pub(super) struct KernelMaps {
 
 /// The state of one recording.
 pub(super) struct Session {
-    /// What the user asked for.
+    /// The options of the recording.
     pub(super) plan: RecordPlan,
     /// Probes and targets.
     pub(super) attaching: Attaching,
@@ -77,7 +77,7 @@ pub(super) struct Session {
     pub(super) recorder: Recorder,
     /// Process events that have not been acted upon yet.
     pub(super) process_events: Vec<ProcessEvent>,
-    /// Which incarnations there are, and how each ended.
+    /// Which process generations there are, and how each ended.
     pub(super) lives: Lives,
     pub(super) exited: ExitedProcesses,
     pub(super) descriptions: Descriptions,
@@ -103,13 +103,13 @@ pub(super) struct Session {
 pub(super) struct Housekeeping {
     /// When it last ran (CLOCK_MONOTONIC).
     pub(super) done_ns: u64,
-    /// Rows moved to the overflow bucket since the profile worker was last told which stacks are still in use.
+    /// Rows moved to the overflow bucket since the profile worker last learned which stacks are still in use.
     pub(super) retired_rows: usize,
-    /// When unwind sections that are not used were last dropped (CLOCK_MONOTONIC).
+    /// When unused unwind sections were last dropped (CLOCK_MONOTONIC).
     pub(super) dropped_unused_ns: u64,
-    /// Processes forgotten since memory was last given back, and when that was (CLOCK_MONOTONIC).
+    /// Processes forgotten since memory was last returned to the system, and when that was (CLOCK_MONOTONIC).
     pub(super) forgotten: (usize, u64),
-    /// Number of modules that were to be kept when some were last forgotten.
+    /// Number of modules that had to be kept when some were last forgotten.
     pub(super) modules: usize,
 }
 
@@ -117,7 +117,7 @@ impl Session {
     /// Loads the BPF programs and opens the maps. Attaches nothing.
     pub(super) fn new(plan: RecordPlan) -> anyhow::Result<Self> {
         let object = object::object().ok_or(KernelError::NoObject)?;
-        // Probes that serve more than one process would trap in this one, too.
+        // Probes that serve more than one process would trap in this process, too.
         if (plan.targets.follow || !plan.targets.are_named())
             && let Err(error) = leave_the_file()
         {
@@ -164,7 +164,7 @@ impl Session {
         let (criterion, live_max) = (config.criterion as u32, plan.kernel.sizes.live_max);
         let lossless = plan.kernel.lossless;
         let how = InlineSampling { draw, seed: config.seed, criterion, live_max, lossless };
-        // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
+        // Children of targets by a rule are targets, too: at the least, the same rule matches them.
         let follows = plan.targets.follow || !plan.targets.are_named();
         let inline = inline
             .map(|hooking| {
@@ -227,7 +227,7 @@ impl Session {
         format!("{who}, {interval} ({})", self.describe_hooks())
     }
 
-    /// How they are counted.
+    /// Describes how the targets are counted.
     fn describe_hooks(&self) -> String {
         let files = self.attaching.hooks.probed_files();
         let files = if files == 1 { "1 allocator file".to_owned() } else { format!("{files} allocator files") };
@@ -243,7 +243,7 @@ impl Session {
         self.plan.targets.are_named() && self.attaching.targets.named_alive.is_empty()
     }
 
-    /// Counts that are still in the kernel, by process, and the sum of these and of all counts taken out of it.
+    /// Counts that are still in the kernel, by process, and the sum of these and of all counts taken out of the kernel.
     pub(super) fn counts(&mut self) -> anyhow::Result<(Counts, Counters)> {
         self.attaching.inline.iter_mut().for_each(InlineHooks::read);
         let mut counts = self.kernel.totals.read(&self.attaching.programs)?;
@@ -256,7 +256,7 @@ impl Session {
         Ok((counts, total))
     }
 
-    /// The parts that snapshots are taken of. `slack` and `unseen` are those of a [`Cut`](super::moment::Cut).
+    /// The parts that snapshots are made from. `slack` and `unseen` are those of a [`Cut`](super::moment::Cut).
     pub(super) fn parts<'a>(&'a mut self, counts: &'a Counts, (slack, unseen): (&'a Blocks, &'a Blocks)) -> Parts<'a> {
         Parts {
             recorder: &mut self.recorder,
@@ -282,7 +282,8 @@ impl Session {
     }
 }
 
-/// A command has probes until it is at its entry point, where it waits. Other processes are most likely hooked inline.
+/// When the programs of probes are loaded. A command has probes until it waits at its entry point. Other processes are
+/// most likely hooked inline.
 fn when_probes_are_loaded(plan: &RecordPlan) -> When {
     let has_command = !plan.targets.command.is_empty();
     match (plan.hooks_inline(), has_command) {
@@ -293,7 +294,7 @@ fn when_probes_are_loaded(plan: &RecordPlan) -> When {
     }
 }
 
-/// Loads what this recording will most likely need, side by side.
+/// Loads in parallel what this recording will most likely need.
 fn load_ahead(loader: &Loader, plan: &RecordPlan) {
     let (kind, live) = (Programs::likely_kind(loader, plan.kernel.link), plan.sampling.live);
     let mut wanted = Programs::wanted(kind, live, when_probes_are_loaded(plan));
@@ -303,7 +304,8 @@ fn load_ahead(loader: &Loader, plan: &RecordPlan) {
     loader.load_ahead(&wanted);
 }
 
-/// Loads the programs of inline hooks. Where nobody asked for them, probes do without.
+/// Loads the programs of inline hooks. If that fails and the user did not ask for inline hooks, the recording uses
+/// probes.
 fn load_inline(
     loader: &Loader,
     plan: &RecordPlan,

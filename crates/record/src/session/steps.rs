@@ -45,7 +45,7 @@ impl Session {
         records
     }
 
-    /// Has the recorder know the interpreters whose frames the programs now report.
+    /// Passes on to the recorder the interpreters whose frames the BPF programs now report.
     pub(super) fn learn_interpreters(&mut self) {
         for (module, runtime) in self.attaching.take_new_interpreters() {
             self.recorder.pythons.learn(module, runtime);
@@ -93,7 +93,7 @@ impl Session {
             }
         }
         if !self.process_events.is_empty() {
-            // They may tell of processes that began since the host's events were read.
+            // They may mention processes that started since the host's events were read.
             self.recorder.poll(&mut self.host);
         }
         for event in std::mem::take(&mut self.process_events) {
@@ -109,7 +109,7 @@ impl Session {
         records
     }
 
-    /// Lets processes sample as much more as there is room for.
+    /// Lets processes take as many more samples as there is space for.
     fn grant_sites(&mut self) {
         let Some(inline) = &mut self.attaching.inline else { return };
         let has_forked = self.process_events.iter().any(|event| matches!(event, ProcessEvent::Forked { .. }));
@@ -124,7 +124,7 @@ impl Session {
         });
     }
 
-    /// Takes blocks out of the kernel's live map.
+    /// Removes blocks from the kernel's live map.
     fn forget_blocks(&mut self, blocks: Vec<UntrackedBlock>) {
         for UntrackedBlock { space, address, sample } in blocks {
             self.kernel.live_entries.remove_sample(LiveKey { space, address }, sample);
@@ -154,7 +154,7 @@ impl Session {
                 self.attaching.forget_programs(process.tgid);
             }
             ProcessEvent::Reset { pid } => {
-                // The host told of the exec before it ended.
+                // The host reported the exec before it ended.
                 self.recorder.poll(&mut self.host);
                 self.attaching.note_anew(pid, &mut self.host);
             }
@@ -177,7 +177,7 @@ impl Session {
     }
 
     /// Forgets the blocks in use of processes whose frees are no longer tracked. The kernel forgets them, too: it keeps
-    /// room for blocks whose frees it expects.
+    /// capacity only for blocks whose frees it expects.
     pub(super) fn drop_untracked_heaps(&mut self) {
         if self.attaching.lacked_frees() {
             let heap = &self.recorder.heap;
@@ -188,7 +188,7 @@ impl Session {
         }
     }
 
-    /// Begins the heaps anew of processes whose frees are tracked again.
+    /// Restarts the heaps of processes whose frees are tracked again.
     pub(super) fn begin_heaps_anew(&mut self, which: Looked) {
         if !self.attaching.targets.had_hidden() {
             return;

@@ -1,4 +1,4 @@
-//! Work that an error has kept from being done, and that is tried again.
+//! Work that an error has prevented, and that is tried again.
 
 use std::collections::VecDeque;
 
@@ -13,10 +13,10 @@ pub(super) struct Unfinished {
     pub(super) interval: Option<u64>,
     /// Whether the intervals of size classes are to be set.
     pub(super) classes: bool,
-    /// Whether the programs were last told that the daemon sleeps.
+    /// Whether the BPF programs were last told that the daemon sleeps.
     pub(super) told_sleeping: bool,
     /// Why the recording had to end.
     pub(super) ended_early: Option<String>,
-    /// The signal that ended the command.
+    /// The signal that killed the command.
     pub(super) killed_by: Option<String>,
 }

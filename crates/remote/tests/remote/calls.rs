@@ -1,4 +1,4 @@
-//! System calls in progress behave as without us.
+//! System calls in progress behave as if we had not stopped the process.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub fn blocking_calls_are_unaffected() {
     let (mut cycles, mut times) = (0, Vec::new());
     while start.elapsed() < time {
         times.push(program::hook(program.pid(), program.hooked).time);
-        // Stops too often would keep calls whose time-outs begin anew from ever ending.
+        // Too frequent stops would keep calls whose time-outs begin anew from ever ending.
         std::thread::sleep(Duration::from_millis(23));
         program::take_out(program.pid());
         std::thread::sleep(Duration::from_millis(7));
@@ -30,7 +30,8 @@ pub fn blocking_calls_are_unaffected() {
     eprintln!("{cycles} cycles: {}", program.finish().trim());
 }
 
-/// Calls that came back with a part of what they were to do, of a process that is hooked again and again while it makes such calls.
+/// Hooks a process again and again while it makes such calls. Returns how many calls came back with a part of their
+/// work.
 fn parts(kind: &str, tenths: &str, cycle: impl Fn(&Program)) -> u64 {
     let program = Program::start("part", &[kind, tenths]);
     for _ in 0..30 {
@@ -46,8 +47,9 @@ fn parts(kind: &str, tenths: &str, cycle: impl Fn(&Program)) -> u64 {
     parts
 }
 
-/// Whoever is stopped in such a call gets the part: no restart can hide that. So nobody is, but for those that look as if they ran, because
-/// they have been woken and wait for a processor: 0 to 3 of 60 stops beside two busy loops on two processors.
+/// A process that is stopped in such a call gets a partial result: no restart can hide that. So it is not stopped then,
+/// unless the thread looks as if it ran because it was woken and waits for a CPU: 0 to 3 of 60 stops beside two busy
+/// loops on two CPUs.
 #[test]
 fn calls_that_would_return_a_part_are_spared() {
     let _turn = program::turn();
@@ -61,7 +63,7 @@ fn calls_that_would_return_a_part_are_spared() {
         });
         let ended = parts(kind, "9", |program| {
             let target = Target::look(program.pid()).expect("it runs").at_any_moment();
-            // It may be busy; the stop is what counts.
+            // It may be busy; only the stop matters.
             let _ = target.map(&program::plan(&target, program.hooked), STOP_LIMIT);
         });
         eprintln!("{kind}: {spared} and {ended} calls came back with a part");
@@ -70,8 +72,8 @@ fn calls_that_would_return_a_part_are_spared() {
     program::tell_vain();
 }
 
-/// Signals that a process ignores are thrown away where they are sent, but not if their receiver is traced (`sig_ignored` in
-/// the kernel). They wake it then, and its calls must not tell.
+/// The kernel discards signals that a process ignores when they are sent, but not if their receiver is traced
+/// (`sig_ignored` in the kernel). Then they wake it, and its calls must not show that.
 #[test]
 pub fn ignored_signals_end_no_call() {
     let _turn = program::turn();
@@ -127,7 +129,7 @@ fn a_seccomp_filter_that_refuses_our_calls_is_suspended_for_them() {
     }
 }
 
-/// A thread under a filter that forgets restart_syscall(2) would be killed by any stop in a sleep.
+/// Any stop during a sleep would kill a thread whose filter forgets restart_syscall(2).
 #[test]
 fn a_thread_whose_sleep_must_not_be_restarted_sleeps_anew() {
     let _turn = program::turn();
@@ -145,7 +147,8 @@ fn a_thread_whose_sleep_must_not_be_restarted_sleeps_anew() {
     program.finish();
 }
 
-/// What confines itself only after it was hooked: jumps are taken out without its help, and the rest leads nowhere.
+/// The process confines itself only after it was hooked: jumps are removed without its help, and nothing leads to the
+/// rest.
 #[test]
 fn a_process_that_confined_itself_later_loses_its_jumps() {
     let _turn = program::turn();

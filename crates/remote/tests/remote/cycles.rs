@@ -1,10 +1,10 @@
-//! Hooking and letting go again, many times, while the program checks itself.
+//! Hooking and unhooking, many times, while the program checks itself.
 
 use std::time::{Duration, Instant};
 
 use crate::program::{self, Program};
 
-/// Hooks and takes out until the time is over; cycles, and how often something had to be moved.
+/// Hooks and unhooks until the time is over. Reports the number of cycles, and how often something had to be moved.
 fn cycle(program: &mut Program, time: Duration) {
     let (mut hooks, mut removals) = (Vec::new(), Vec::new());
     let (mut moved_threads, mut moved_frames) = (0, 0);
@@ -24,10 +24,10 @@ fn cycle(program: &mut Program, time: Duration) {
     program::tell_vain();
 }
 
-/// Mappings of files; resident and locked memory that is ours, kB; descriptors.
+/// Mappings of files; our resident and locked memory, kB; number of descriptors.
 fn taken(pid: u32) -> (Vec<String>, Vec<String>, usize) {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
-    // Threads take and give back memory of their own.
+    // Threads allocate and free memory of their own.
     let maps = maps.lines().filter(|line| line.contains('/')).map(str::to_owned);
     let range = program::found(pid).range;
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it runs");
@@ -61,7 +61,7 @@ fn a_process_has_the_same_after_the_first_and_the_tenth_cycle() {
         }
         program::take_out(program.pid());
         program::assert_inert(program.pid());
-        // Unless a thread was about to count there, its memory was given back.
+        // Its memory was freed unless a thread was about to count there.
         if program::counted(program.pid()) == 0 {
             break taken(program.pid());
         }
@@ -114,7 +114,7 @@ fn calls_are_counted_while_hooked_and_children_start_empty() {
     program.finish();
 }
 
-/// Hooks until handlers were met that return to displaced instructions.
+/// Hooks until a signal handler was found that returns to displaced instructions.
 fn meet_handlers(arguments: &[&str]) {
     let program = Program::start("handlers", arguments);
     let start = Instant::now();
@@ -141,7 +141,7 @@ fn handlers_return_to_the_copies_of_displaced_instructions() {
     meet_handlers(&["alternate"]);
 }
 
-/// A thread makes our calls under a frame below its stack pointer. What is there may be another's.
+/// A thread makes our calls under a frame below its stack pointer. The memory there may belong to something else.
 #[test]
 pub fn data_below_small_stacks_comes_to_no_harm() {
     let _turn = program::turn();

@@ -1,4 +1,4 @@
-//! A process is held at its entry point by one who hears of its exec, and goes on as if nothing had been.
+//! A process is held at its entry point by an observer of its exec, and goes on as if nothing had happened.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -12,19 +12,19 @@ use heapbpf_remote::{NotHeld, Raised, Waiting};
 use crate::program;
 
 const VARIABLE: &str = "HEAPBPF_TEST_HOLDER";
-/// What the program says.
+/// The program's output.
 const SAID: &str = "2 word 0\nEND\n";
-/// The time that a process waits by itself if nobody lets it go.
+/// How long a process waits by itself if nothing releases it.
 const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(200);
-/// The time in which a program that is started is mapped.
+/// The time within which a started program is mapped.
 const EXEC_LIMIT: Duration = Duration::from_millis(100);
-/// Between two looks: whoever looks all the time, at a real-time priority, keeps the process from its exec.
+/// Pause between two checks: polling without one, at a real-time priority, would keep the process from its exec.
 const PAUSE: Duration = Duration::from_micros(15);
-/// The time in which one that is held gets to its entry point.
+/// The time within which a held process gets to its entry point.
 const ARRIVAL: Duration = Duration::from_secs(30);
 
-/// Starts a program, and tries to hold it. The calling thread runs before others, so that it is not late.
+/// Starts a program, and tries to hold it. The calling thread gets a higher priority, so that it is not late.
 fn started(path: &Path, output: Stdio, limit: Duration) -> (Child, Result<Waiting, NotHeld>) {
     started_and_held_after(Duration::ZERO, path, output, limit)
 }
@@ -38,7 +38,7 @@ fn started_and_held_after(
     let raised = Raised::begin();
     let mut command = Command::new(path);
     command.arg("word").stdout(output);
-    // SAFETY: the calls are async-signal-safe. The program runs as others do.
+    // SAFETY: the calls are async-signal-safe. The program runs at normal priority.
     unsafe {
         command.pre_exec(|| {
             libc::sched_setscheduler(0, libc::SCHED_OTHER, &libc::sched_param { sched_priority: 0 });
@@ -46,7 +46,7 @@ fn started_and_held_after(
             Ok(())
         });
     }
-    // It comes back in the middle of the exec.
+    // This returns in the middle of the exec.
     let child = command.spawn().expect("it starts");
     if !delay.is_zero() {
         std::thread::sleep(delay);
@@ -67,7 +67,7 @@ fn held_soon(child: &Child, limit: Duration) -> Result<Waiting, NotHeld> {
     }
 }
 
-/// Whether it gets to where it waits: not if it was late, and then it ends.
+/// Whether the process gets to where it waits. If it was caught too late, it does not, and ends.
 fn arrives(child: &Child, waiting: &Waiting) -> bool {
     let since = Instant::now();
     while !waiting.is_there() {
@@ -86,7 +86,7 @@ fn assert_ran(child: Child) {
     assert_eq!((String::from_utf8_lossy(&output.stdout).as_ref(), output.status.code()), (SAID, Some(7)), "{output:?}");
 }
 
-/// Starts a program so many times; how often it was held.
+/// Starts a program `times` times. Returns how often it was held.
 fn held_of(path: &Path, times: u32) -> u32 {
     let mut held = 0;
     for _ in 0..times {
@@ -109,7 +109,7 @@ fn programs_of_all_kinds_go_on_after_they_were_held() {
     if !program::can_trace() {
         return;
     }
-    // Without a real-time priority, the program may be at its end before anybody hears of it.
+    // Without a real-time priority, the program may have ended before its exec is noticed.
     let least = if Raised::begin().is_real_time() { 90 } else { 1 };
     for (options, least) in [(&["-pie"][..], least), (&["-no-pie"], least), (&["-static"], 0), (&["-static-pie"], 0)] {
         let held = held_of(&program::compiled_with("arrives", options), 100);
@@ -128,7 +128,7 @@ pub fn whenever_it_comes_to_hold_it_nothing_happens_to_the_program() {
     let (since, mut held, mut times) = (Instant::now(), 0, 0_u32);
     while since.elapsed() < program::repeated(8) {
         times += 1;
-        // It gets to its entry point within this time.
+        // The process gets to its entry point within this time.
         let delay = Duration::from_micros(u64::from(times) * 7 % 1500);
         let (child, waiting) = started_and_held_after(delay, &path, Stdio::piped(), LONG);
         let waiting = waiting.ok().filter(|waiting| arrives(&child, waiting));
@@ -173,7 +173,7 @@ fn what_is_held_by_nobody_goes_on_after_the_limit() {
         return;
     }
     let (child, waiting) = started(&program::compiled_with("arrives", &["-pie"]), Stdio::piped(), SHORT);
-    // It is never let go.
+    // The process is never released.
     std::mem::forget(waiting);
     assert_ran(child);
 }
@@ -197,7 +197,7 @@ fn one_that_is_traced_or_has_ended_or_runs_other_code_is_refused() {
     child.wait().expect("it is our child");
 }
 
-/// Not a test: what the test below starts, and kills. Holds a program that writes to the standard output.
+/// Not a test: the program that the test below starts and kills. Holds a program that writes to the standard output.
 #[test]
 fn as_the_holder() {
     let Some(path) = std::env::var_os(VARIABLE) else { return };
@@ -240,7 +240,7 @@ fn a_program_goes_on_by_itself_when_its_holder_is_killed() {
         holder.wait().expect("it is our child");
         let is_held = line.ends_with("HELD\n");
         held += u32::from(is_held);
-        // Ends once the program has ended, which has the other copy of the pipe.
+        // This ends once the program has ended, which holds the other copy of the pipe.
         output.read_to_string(&mut line).expect("it can be read");
         let is_right = if is_held { line.ends_with(&format!("HELD\n{SAID}")) } else { line.contains(SAID) };
         assert!(is_right, "{line}");

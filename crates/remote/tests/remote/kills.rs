@@ -1,4 +1,4 @@
-//! An injector that is killed at any moment leaves a program that goes on, and what it left can be found and taken out.
+//! When an injector is killed at any moment, the program goes on, and what is left can be found and removed.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use crate::program::{self, Program};
 
 const VARIABLE: &str = "HEAPBPF_TEST_INJECTOR";
 
-/// Not a test: what the tests below start, and kill. Hooks and takes out without end.
+/// Not a test: the injector that the tests below start and kill. Hooks and unhooks forever.
 #[test]
 fn as_the_injector() {
     let Ok(target) = std::env::var(VARIABLE) else { return };
@@ -28,7 +28,7 @@ fn as_the_injector() {
     }
 }
 
-/// Starts injectors and kills them; how many.
+/// Starts injectors and kills them. Returns how many.
 fn kill_injectors(program: &mut Program, time: Duration) -> u32 {
     let start = Instant::now();
     let mut kills = 0;
@@ -51,7 +51,7 @@ fn kill_injectors(program: &mut Program, time: Duration) -> u32 {
             });
         }
         let mut injector = command.spawn().expect("it starts");
-        // Starting takes some milliseconds; then it works without a pause.
+        // Starting takes some milliseconds; after that it works without a pause.
         std::thread::sleep(Duration::from_micros(6000 + random % 25_000));
         injector.kill().expect("it can be killed");
         injector.wait().expect("it can be waited for");
@@ -61,7 +61,7 @@ fn kill_injectors(program: &mut Program, time: Duration) -> u32 {
     kills
 }
 
-/// Takes out what the last injector left, and looks whether all of it is gone.
+/// Removes what the last injector left, and checks that all of it is gone.
 fn clean(program: &Program) {
     program::take_out(program.pid());
     program::assert_inert(program.pid());

@@ -1,4 +1,4 @@
-//! What limits of time allow.
+//! Effects of time limits.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -9,14 +9,14 @@ use heapbpf_remote::{Busy, Error, STOP_LIMIT, Target};
 
 use crate::program::{self, Program, compiled};
 
-/// For how long the process gets no processor: longer than the limit, and shorter than what it is extended to.
+/// How long the process gets no CPU: longer than the limit, and shorter than the extended limit.
 const TAKEN: Duration = Duration::from_millis(40);
-/// The least time after which an extended stop is given up.
+/// The least time after which an extended stop is abandoned.
 const EXTENDED: Duration = Duration::from_millis(80);
 
-/// The first processor that this thread may run on.
+/// The first CPU that this thread may run on.
 fn one_processor() -> libc::cpu_set_t {
-    // SAFETY: a set of processors is plain bits, and the kernel writes no more than its size.
+    // SAFETY: a CPU set is plain bits, and the kernel writes no more than its size.
     unsafe {
         let mut all: libc::cpu_set_t = std::mem::zeroed();
         assert_eq!(libc::sched_getaffinity(0, size_of_val(&all), &raw mut all), 0);
@@ -27,24 +27,25 @@ fn one_processor() -> libc::cpu_set_t {
     }
 }
 
-/// The threads of the control group that has all real-time bandwidth, where groups of version 1 share it out.
+/// The threads of the control group that has all real-time bandwidth, where version 1 groups divide it.
 const ROOT_GROUP: &str = "/sys/fs/cgroup/cpu/tasks";
 
-/// Whether this thread now runs on these processors alone, before all others there. It may leave its control group for that.
+/// Binds this thread to these CPUs, ahead of all other threads there. Returns whether that worked. It may leave its
+/// control group for that.
 fn takes(processors: &libc::cpu_set_t) -> bool {
     // SAFETY: the kernel only reads the set; 0 is this thread.
     let is_bound = unsafe { libc::sched_setaffinity(0, size_of_val(processors), processors) } == 0;
     is_bound && (is_first() || (std::fs::write(ROOT_GROUP, "0").is_ok() && is_first()))
 }
 
-/// Whether this thread has a real-time priority now.
+/// Gives this thread a real-time priority. Returns whether that worked.
 fn is_first() -> bool {
     let first = libc::sched_param { sched_priority: 50 };
     // SAFETY: the kernel only reads the parameters; 0 is this thread.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const first) == 0 }
 }
 
-/// Has a thread take these processors for a while. Whether it could, as soon as it has them.
+/// Makes a thread occupy these CPUs for a while. Returns whether it could, as soon as it has them.
 fn take(processors: libc::cpu_set_t) -> bool {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -58,12 +59,12 @@ fn take(processors: libc::cpu_set_t) -> bool {
     receiver.recv().is_ok_and(|has_taken| has_taken)
 }
 
-/// Takes everything out, its addresses too: none is left for the next attempt to find.
+/// Removes what a failed attempt left. A completely mapped blob stays, and the next plan uses it again.
 fn take_all_out(pid: u32) {
     program::take_out(pid);
 }
 
-/// Whoever counted the calls before sees none from the first replaced page on, so a process is not let go there as early as it
+/// Once pages are being replaced, the earlier counter sees no calls, so the process is not released as early as it
 /// would be before.
 #[test]
 fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
@@ -98,7 +99,7 @@ fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
         };
         match target.replace_if(&plan, &mapped, STOP_LIMIT, move || take(processors)) {
             Ok(hooked) => break hooked.time,
-            // Somebody else took the processors for longer, or before it was the moment.
+            // Something else occupied the CPUs for longer, or before the moment came.
             Err(Error::Busy { why: Busy::Late, stopped }) if stopped > EXTENDED => {}
             Err(Error::Busy { why: Busy::Slow | Busy::Position, .. }) => {}
             Err(error) => panic!("{error}"),
@@ -106,7 +107,7 @@ fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
         take_all_out(program.pid());
     };
     assert!(stopped >= TAKEN - Duration::from_millis(1), "it was stopped for {stopped:?} only: it had a processor");
-    // On a busy machine, the program has its next turn late.
+    // On a busy machine, the program may get its next turn late.
     while program::counted(program.pid()) == 0 {
         std::thread::sleep(Duration::from_millis(5));
     }

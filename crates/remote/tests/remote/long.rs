@@ -1,4 +1,4 @@
-//! The long set: cases that are repeated, four times as often.
+//! The long set: repeated cases run four times as long.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -1,4 +1,4 @@
-//! Processes in namespaces, in a chroot, of other users, and such that may not be dumped.
+//! Processes in namespaces, in a chroot, of other users, and processes that may not be dumped.
 
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -9,7 +9,7 @@ use heapbpf_remote::{Error, STOP_LIMIT, Target};
 
 use crate::program::{self, Program, compiled};
 
-/// Hooks, counts and takes out.
+/// Hooks, counts and unhooks.
 fn round_trip(program: Program) {
     let pid = program.pid();
     program::hook(pid, program.hooked);
@@ -28,7 +28,7 @@ fn a_process_in_other_namespaces_and_another_root_is_hooked() {
     }
     let file = compiled("torture");
     let root = tempfile::tempdir().expect("a temporary folder can be made");
-    // Linked with nothing else, so that the root needs no libraries.
+    // Linked statically, so that the new root needs no libraries.
     let source = format!("{}/tests/programs/torture.c", env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-w", "-static", "-pthread", "-o"]).arg(root.path().join("torture")).arg(source);
@@ -36,7 +36,7 @@ fn a_process_in_other_namespaces_and_another_root_is_hooked() {
     let folder = std::ffi::CString::new(root.path().to_str().expect("plain")).expect("plain");
     let mut command = Command::new("/torture");
     command.args(["2", "0"]);
-    // SAFETY: system calls only.
+    // SAFETY: only system calls.
     unsafe {
         command.pre_exec(move || {
             let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
@@ -49,7 +49,7 @@ fn a_process_in_other_namespaces_and_another_root_is_hooked() {
     drop(file);
 }
 
-/// With all of its threads stopped, no page is touched that one of them would have to provide.
+/// While all of its threads are stopped, no page is touched that one of them would have to provide.
 #[test]
 fn a_process_that_serves_its_own_page_faults_does_not_stand_still() {
     let _turn = program::turn();
@@ -69,7 +69,7 @@ fn a_process_that_serves_its_own_page_faults_does_not_stand_still() {
     program.finish();
 }
 
-/// The jumps are in the copy as well.
+/// The copy contains the jumps as well.
 #[test]
 fn a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to() {
     let _turn = program::turn();
@@ -85,7 +85,7 @@ fn a_process_that_has_moved_its_text_keeps_the_code_that_it_jumps_to() {
     program.finish();
 }
 
-/// It sleeps in the code that is mapped, on no thread's stack, while that is let go, used again and let go.
+/// The fiber sleeps in the mapped code, on no thread's stack, while that code is released, used again and released.
 #[test]
 fn a_fiber_that_sleeps_in_the_code_comes_back_to_it() {
     let _turn = program::turn();
@@ -105,7 +105,7 @@ fn a_fiber_that_sleeps_in_the_code_comes_back_to_it() {
     program.finish();
 }
 
-/// Whoever has written there may jump to what was there before.
+/// The writer may jump to the code that was there before.
 #[test]
 fn code_that_somebody_else_has_changed_stays_as_it_is() {
     let _turn = program::turn();
@@ -135,7 +135,7 @@ fn code_that_somebody_else_has_changed_stays_as_it_is() {
     program.finish();
 }
 
-/// What is opened for us is opened and closed while all threads are stopped, but for a high number.
+/// The memfd is opened and closed while all threads are stopped, except for a high number.
 #[test]
 fn the_lowest_free_descriptor_is_the_processs_own() {
     let _turn = program::turn();
@@ -162,7 +162,7 @@ fn a_process_of_another_user_that_may_not_be_dumped_is_hooked() {
     let folder = file.parent().expect("a folder");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder, open).expect("it is ours");
-    // What may be run but not read cannot be dumped.
+    // A program that may be run but not read cannot be dumped.
     let hidden = folder.join("hidden");
     std::fs::copy(&file, &hidden).expect("it can be copied");
     std::fs::set_permissions(&hidden, std::os::unix::fs::PermissionsExt::from_mode(0o711)).expect("it is ours");

@@ -1,4 +1,4 @@
-//! Probes of other tools that come and go while pages are replaced and put back.
+//! Probes of other tools come and go while pages are replaced and put back.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -19,7 +19,7 @@ const BPF_PROG_TYPE_KPROBE: u32 = 2;
 const BPF_TRACE_UPROBE_MULTI: u32 = 48;
 /// `r0 = 0; exit`.
 const PROGRAM: [u64; 2] = [0xb7, 0x95];
-/// So many that the kernel takes some milliseconds to make or remove a probe.
+/// Enough mappings that the kernel takes some milliseconds to add or remove a probe.
 const MAPPINGS: usize = 20_000;
 const BREAKPOINT: u8 = 0xcc;
 
@@ -56,14 +56,15 @@ struct Link {
 }
 
 fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads the attributes and what they lead to, and makes a descriptor, which nobody else has.
+    // SAFETY: the kernel reads the attributes and the data they point to, and makes a new descriptor, which only we
+    // own.
     unsafe {
         let fd = libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>());
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }
     }
 }
 
-/// A probe at an offset of a process's program, for that process; the kernel removes it when this is closed.
+/// A probe at an offset of a process's program, for that process. The kernel removes it when this is closed.
 fn probe(pid: u32, offset: u64) -> io::Result<OwnedFd> {
     let (code, license) = (PROGRAM.as_ptr() as u64, c"GPL".as_ptr() as u64);
     let (kind, instructions, attach_type) = (BPF_PROG_TYPE_KPROBE, PROGRAM.len() as u32, BPF_TRACE_UPROBE_MULTI);
@@ -83,7 +84,7 @@ fn start() -> (Program, u64) {
     (program, offset)
 }
 
-/// Mappings of a page of a program's file into this process, which the kernel goes through for each probe there.
+/// Mappings of a page of a program's file into this process. The kernel walks through them for each probe there.
 struct Mappings(Vec<*mut libc::c_void>);
 
 impl Mappings {
@@ -91,7 +92,7 @@ impl Mappings {
         let file = File::open(format!("/proc/{pid}/exe")).expect("it runs");
         let page = (offset - offset % PAGE_BYTES).cast_signed();
         let (bytes, access) = (PAGE_BYTES as usize, libc::PROT_READ | libc::PROT_EXEC);
-        // SAFETY: new mappings, wherever there is room.
+        // SAFETY: new mappings, wherever there is space.
         let map =
             |_| unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_PRIVATE, file.as_raw_fd(), page) };
         let mapped: Vec<_> = (0..MAPPINGS).map(map).collect();
@@ -103,7 +104,7 @@ impl Mappings {
 impl Drop for Mappings {
     fn drop(&mut self) {
         for address in &self.0 {
-            // SAFETY: mapped above, and used by nobody.
+            // SAFETY: mapped above, and not used any more.
             unsafe { libc::munmap(*address, PAGE_BYTES as usize) };
         }
     }
@@ -117,18 +118,18 @@ fn has_breakpoint(program: &Program) -> bool {
     byte[0] == BREAKPOINT
 }
 
-/// Whether the replaced pages are of one mapping, and would be in a dump of the process's memory.
+/// Whether the replaced pages are one mapping, and would be included in a core dump.
 fn is_in_one_piece(program: &Program) -> bool {
     let pages = program.hooked - program.hooked % PAGE_BYTES;
     let target = heapbpf_remote::Target::look(program.pid()).expect("it can be looked at");
     let is_one = target.maps().at(pages).is_some_and(|mapping| mapping.covers(&(pages..pages + program::REPLACED)));
     let all = std::fs::read_to_string(format!("/proc/{}/smaps", program.pid())).expect("it runs");
     let flags = all.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
-    // Memory of devices alone is left out of dumps by itself.
+    // By default only device memory is left out of dumps.
     is_one && !flags.filter(|flags| flags.contains(" ex ")).any(|flags| flags.contains(" dd "))
 }
 
-/// Is set at the end of a scope, also if that panics.
+/// Sets the flag at the end of a scope, even after a panic.
 struct EndsWith<'a>(&'a AtomicBool);
 
 impl Drop for EndsWith<'_> {
@@ -137,8 +138,8 @@ impl Drop for EndsWith<'_> {
     }
 }
 
-/// The kernel lists where a file is mapped, and then takes the breakpoint out of each place. If the page has moved in between,
-/// it stays, and ends the process at the next call.
+/// The kernel lists the mappings of a file, and then removes the breakpoint from each. If the page has moved in
+/// between, the breakpoint stays, and ends the process at the next call.
 #[test]
 pub fn a_probe_that_goes_while_pages_are_put_back_leaves_no_breakpoint() {
     let _turn = program::turn();
@@ -157,14 +158,14 @@ pub fn a_probe_that_goes_while_pages_are_put_back_leaves_no_breakpoint() {
             while !is_over.load(Ordering::Relaxed) {
                 drop(probe(pid, offset));
                 probes.fetch_add(1, Ordering::Relaxed);
-                // The next one at this place would take the breakpoint out.
+                // The next probe at this place would remove the breakpoint.
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
         let _ends = EndsWith(&is_over);
         let (start, time) = (Instant::now(), program::repeated(12));
         let mut cycles = 0;
-        // Many attempts come to the shorter limits at some step, and are followed by others.
+        // With the shorter limits, many attempts end at some step, and others follow.
         let limits = [STOP_LIMIT, STOP_LIMIT / 8, STOP_LIMIT / 4, STOP_LIMIT / 2];
         while start.elapsed() < time {
             program.assert_runs();

@@ -1,4 +1,4 @@
-//! Target programs, and a patch that counts the calls of their hooked function.
+//! Target programs, and a patch that counts calls of their hooked function.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -13,19 +13,19 @@ use heapbpf_remote::{
     Busy, Data, Displaced, Draft, Found, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, Target, reserved_bytes,
 };
 
-/// Bytes of replaced pages: that of the function, and the next.
+/// Bytes of replaced pages: the function's page, and the next.
 pub const REPLACED: u64 = 2 * PAGE_BYTES;
 /// Offset of the data in the blob, and of the counter in it.
 const DATA: u64 = PAGE_BYTES;
-/// Memory that is given back: all of it.
+/// The memory that is freed: all of it.
 pub const EMPTIED: std::ops::Range<u64> = DATA..DATA + PAGE_BYTES;
-/// First instructions of the hooked function: `rdtsc; push; mov`, and where the second and the third begin.
+/// The hooked function's first instructions: `rdtsc; push; mov`, and where the second and the third begin.
 const DISPLACED: [u8; 6] = [0x0f, 0x31, 0x55, 0x48, 0x89, 0xe5];
 const STARTS: [u64; 2] = [2, 3];
-/// `lock inc`, before which the copy begins.
+/// Length of `lock inc`, which precedes the copy.
 const COUNT_BYTES: u64 = 8;
 
-/// The tests measure and load the machine: one at a time.
+/// Takes the lock under which tests run one at a time, because they measure and load the machine.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -34,12 +34,12 @@ pub fn turn() -> MutexGuard<'static, ()> {
 /// Whether this is the long set.
 pub static IS_LONG: AtomicBool = AtomicBool::new(false);
 
-/// For how long a case is repeated that takes so many seconds in the long set.
+/// How long a case is repeated that takes `seconds` in the long set.
 pub fn repeated(seconds: u64) -> Duration {
     Duration::from_secs(seconds) / if IS_LONG.load(Relaxed) { 1 } else { 4 }
 }
 
-/// Whether processes may be traced here; if not, says that the test is skipped.
+/// Whether processes may be traced here. If not, reports that the test is skipped.
 pub fn can_trace() -> bool {
     // SAFETY: no arguments.
     let is_root = unsafe { libc::geteuid() } == 0;
@@ -54,7 +54,7 @@ pub fn compiled(name: &str) -> PathBuf {
     compiled_with(name, &[])
 }
 
-/// The same with these options.
+/// The same with these compiler options.
 pub fn compiled_with(name: &str, options: &[&str]) -> PathBuf {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| tempfile::tempdir().expect("a temporary folder can be made"));
@@ -69,7 +69,7 @@ pub fn compiled_with(name: &str, options: &[&str]) -> PathBuf {
     path
 }
 
-/// A running program. Killed when it goes out of scope.
+/// A running program. It is killed when this goes out of scope.
 pub struct Program {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -82,9 +82,9 @@ impl Program {
         Self::run(Command::new(compiled(name)).args(arguments))
     }
 
-    /// Starts it, and waits until it is ready.
+    /// Starts the program, and waits until it is ready.
     pub fn run(command: &mut Command) -> Self {
-        // SAFETY: prctl is async-signal-safe. No target survives a failing test.
+        // SAFETY: prctl is async-signal-safe. It makes sure that no target survives a failing test.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -106,7 +106,7 @@ impl Program {
         line
     }
 
-    /// Writes to its standard input, which is piped.
+    /// Writes to the program's standard input, which is piped.
     pub fn tell(&mut self, line: &str) {
         let input = self.child.stdin.as_mut().expect("it is piped");
         input.write_all(line.as_bytes()).expect("it reads");
@@ -121,7 +121,7 @@ impl Program {
         unsafe { libc::kill(self.pid().cast_signed(), signal) };
     }
 
-    /// Ends it; what it said at the end. Fails if it came to harm.
+    /// Ends the program and returns its last output. Fails if the program was harmed.
     pub fn finish(mut self) -> String {
         self.signal(libc::SIGTERM);
         let mut said = String::new();
@@ -131,10 +131,12 @@ impl Program {
         said
     }
 
-    /// Fails if it ended by itself. ([`Child::try_wait`] takes a stop for an end if another thread traces the child.)
+    /// Fails if the program ended by itself. ([`Child::try_wait`] takes a stop for an end if another thread traces the
+    /// child.)
     pub fn assert_runs(&self) {
         let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-        // SAFETY: the kernel writes the information, for which all zeros are a valid value; this field is there for a child that ended.
+        // SAFETY: the kernel writes the information, for which all zeros are a valid value. The field exists for a
+        // child that ended.
         let ended = unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             assert_eq!(libc::waitid(libc::P_PID, self.pid(), &raw mut info, flags), 0, "it is our child");
@@ -143,13 +145,13 @@ impl Program {
         assert_eq!(ended, 0, "it ended");
     }
 
-    /// IDs of its threads.
+    /// IDs of the program's threads.
     pub fn threads(&self) -> Vec<i32> {
         let list = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs").flatten();
         list.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
     }
 
-    /// A letter: R, S, T and so on.
+    /// The state letter: R, S, T and so on.
     pub fn state(&self) -> String {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it runs");
         stat[stat.rfind(')').expect("a name") + 2..][..1].to_owned()
@@ -163,7 +165,7 @@ impl Drop for Program {
     }
 }
 
-/// A plan that counts calls of the function at this address. What earlier plans left is used again.
+/// A plan that counts calls of the function at this address. It reuses what earlier plans left.
 pub fn plan(target: &Target, hooked: u64) -> Plan {
     let again = target.found().into_iter().find_map(|found| {
         let text = found.text.clone()?;
@@ -192,7 +194,7 @@ fn draft(target: &Target, hooked: u64, base: u64) -> Draft {
     assert_eq!(original[at..at + 6], DISPLACED);
     let jump = jump(hooked, base);
     edited[at..at + 5].copy_from_slice(&jump);
-    // Nobody may come here.
+    // Nothing may run into this byte.
     edited[at + 5..at + 6].fill(0xcc);
     let after = DISPLACED.len() as u64;
     let mut text = vec![0xf0, 0x48, 0xff, 0x05];
@@ -218,11 +220,11 @@ fn jump(from: u64, to: u64) -> [u8; 5] {
     [0xe9, a, b, c, d]
 }
 
-/// Hooks the program as it is now, trying again while it is busy.
+/// Hooks the program in its current state, and retries while it is busy.
 pub fn hook(pid: u32, hooked: u64) -> Stopped<Hooked> {
     again(|| {
         let target = Target::look(pid)?;
-        // What an attempt left that came to its limit.
+        // Remains of an attempt that ran into its limit.
         for found in target.found() {
             target.take_out(&found, &EMPTIED, STOP_LIMIT)?;
         }
@@ -231,7 +233,7 @@ pub fn hook(pid: u32, hooked: u64) -> Stopped<Hooked> {
     })
 }
 
-/// Takes out everything that is found.
+/// Removes everything that is found.
 pub fn take_out(pid: u32) -> Stopped<()> {
     take_out_within(pid, STOP_LIMIT)
 }
@@ -257,7 +259,7 @@ fn again<T>(mut attempt: impl FnMut() -> Result<T, heapbpf_remote::Error>) -> T 
                 AGAIN.lock().unwrap_or_else(PoisonError::into_inner).push((why, stopped));
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // The program's own thread may be finishing a call of an injector that was killed while its mappings are read.
+            // The program's own thread may be finishing a call of a killed injector while its mappings are read.
             Err(heapbpf_remote::Error::Damaged(_)) if tries < 20 => std::thread::sleep(Duration::from_millis(5)),
             Err(error) => panic!("{error}"),
         }
@@ -272,7 +274,7 @@ pub fn found(pid: u32) -> Found {
     found.remove(0)
 }
 
-/// Calls that the patch counted.
+/// Number of calls that the patch counted.
 pub fn counted(pid: u32) -> u64 {
     let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("it can be opened");
     let mut word = [0; 8];
@@ -280,7 +282,7 @@ pub fn counted(pid: u32) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Lines of the maps file and descriptors that tell of us.
+/// Lines of the maps file, and descriptors, that belong to us.
 pub fn traces(pid: u32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
@@ -289,17 +291,17 @@ pub fn traces(pid: u32) -> Vec<String> {
     maps.lines().map(str::to_owned).chain(links).filter(|line| line.contains("heapbpf-")).collect()
 }
 
-/// No jump leads to what is mapped, which is one blob at most, and no descriptor is open.
+/// Checks that no jump leads to what is mapped, which is at most one blob, and that no descriptor is open.
 pub fn assert_inert(pid: u32) {
     let (found, traces) = (Target::look(pid).expect("it can be looked at").found(), traces(pid));
     assert!(found.len() <= 1 && found.iter().all(Found::is_inert), "{found:?}");
     assert!(traces.iter().all(|line| !line.starts_with("/memfd")), "{traces:?}");
 }
 
-/// Stops that were in vain, and how long they were.
+/// Futile stops, with their durations.
 static AGAIN: Mutex<Vec<(Busy, Duration)>> = Mutex::new(Vec::new());
 
-/// Tells of stops in vain.
+/// Reports futile stops.
 pub fn tell_vain() {
     let vain = std::mem::take(&mut *AGAIN.lock().unwrap_or_else(PoisonError::into_inner));
     let count = |why| vain.iter().filter(|(other, _)| *other == why).count();
@@ -307,7 +309,7 @@ pub fn tell_vain() {
     tell("in vain", vain.into_iter().map(|(_, time)| time).collect());
 }
 
-/// Median, 99th percentile and maximum, told.
+/// Reports median, 99th percentile and maximum.
 pub fn tell(what: &str, mut times: Vec<Duration>) {
     times.sort();
     if let Some(longest) = times.last() {

@@ -1,4 +1,4 @@
-//! What must be left alone is left alone, with the reason.
+//! Processes that must be left alone are left alone, with the reason.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -47,11 +47,11 @@ fn a_process_stopped_by_job_control_stays_stopped() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(matches!(refusal(program.pid()), Refusal::JobControl));
-    // The same if it is stopped between the look and the stop.
+    // The same if it is stopped by a signal after the examination.
     let error = target.hook(&plan, STOP_LIMIT).expect_err("it is stopped");
     // It may have been stopped on its way out of the call that wrote its first line.
     assert!(matches!(error, Error::Busy { why: Busy::JobControl | Busy::InCall, .. }), "{error}");
-    // A thread that is let go passes through the kernel on its way back to the stop.
+    // A released thread passes through the kernel on its way back to the signal stop.
     let late = Instant::now() + Duration::from_secs(5);
     while program.state() != "T" {
         assert!(Instant::now() < late, "it runs on: {}", program.state());
@@ -77,8 +77,8 @@ fn strict_seccomp_is_refused() {
     assert!(matches!(refusal(program.pid()), Refusal::StrictSeccomp));
 }
 
-/// Filters that end the process for a call that we need, or tell another process of it, as it is or by its arguments; and one
-/// that forbids leaving our signal frame. Each process runs on.
+/// Filters that end the process for a call that we need, or ask another process about it, always or depending on its
+/// arguments; and one that forbids leaving our signal frame. Each process runs on.
 #[test]
 fn a_seccomp_filter_that_may_end_the_process_is_refused() {
     let _turn = program::turn();
@@ -151,7 +151,7 @@ fn a_process_whose_memory_another_shares_is_refused() {
     }
 }
 
-/// It would get another number for its next descriptor while ours is open.
+/// The other process would get another number for its next descriptor while ours is open.
 #[test]
 fn a_process_whose_descriptors_another_has_is_refused() {
     let _turn = program::turn();
@@ -176,7 +176,7 @@ fn a_traced_process_is_refused() {
     }
     let program = Program::start("torture", &["1", "0"]);
     let pid = program.pid().cast_signed();
-    // SAFETY: a request without pointers. Detached by the end of this thread.
+    // SAFETY: a request without pointers. The end of this thread detaches it.
     unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) };
     assert!(matches!(refusal(program.pid()), Refusal::Traced(tracer) if tracer == std::process::id()));
 }
@@ -196,7 +196,7 @@ fn a_plan_for_a_process_that_has_changed_touches_nothing() {
     program.finish();
 }
 
-/// A call of an attempt that was given up may come late, where the next one looked and found nothing.
+/// A call of an abandoned attempt may come late, and take addresses that the next attempt saw as free.
 #[test]
 fn a_plan_for_addresses_that_were_taken_since_may_be_made_anew() {
     let _turn = program::turn();

@@ -1,4 +1,4 @@
-//! What was looked at may be somebody else's when it is stopped.
+//! Ids may have been reused between the examination and the stop.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,8 @@ use heapbpf_remote::{Busy, Error, STOP_LIMIT, Target};
 
 use crate::program::{self, Program, compiled};
 
-/// A thread ends after the look, and a child of the process gets its id: the child is not made to call for its parent.
+/// A thread ends after the examination, and a child of the process gets its id. The child is not made to call for its
+/// parent.
 #[test]
 fn a_thread_whose_id_another_process_got_is_left_alone() {
     let _turn = program::turn();
@@ -31,7 +32,7 @@ fn a_thread_whose_id_another_process_got_is_left_alone() {
                 plan = program::plan(&Target::look(program.pid()).expect("it can be looked at"), program.hooked);
             }
             Err(Error::Busy { .. }) => {}
-            // It has made a call for us, whose result is looked for in its parent.
+            // The child has made a call for us, whose result was expected in its parent.
             Err(error) => panic!("{error}"),
         }
     }
@@ -39,9 +40,10 @@ fn a_thread_whose_id_another_process_got_is_left_alone() {
     program.finish();
 }
 
-/// Another thread than the first execs while the process is being stopped. From then on, what has the first one's id is the thread
-/// of a new program, here at the same addresses. It is not made to call for the old one, and does not get its registers. Nor do the
-/// two wait for each other: the exec waits until those who trace the other threads take note of their end.
+/// A thread other than the first calls exec while the process is being stopped. From then on, the first thread's id
+/// belongs to a thread of a new program, here at the same addresses. It is not made to call for the old one, and does
+/// not get its registers. Nor is there a deadlock: the exec waits until the tracers of the other threads have reaped
+/// them.
 #[test]
 fn a_process_that_another_thread_replaces_goes_on() {
     let _turn = program::turn();
@@ -49,7 +51,7 @@ fn a_process_that_another_thread_replaces_goes_on() {
         return;
     }
     let mut program = Program::run(Command::new(compiled("replaced")).arg("3000").stdin(Stdio::piped()));
-    // Nothing can be planned while it is being replaced.
+    // No plan can be made while the process is being replaced.
     let plan = program::plan(&Target::look(program.pid()).expect("it can be looked at"), program.hooked);
     program.tell("go\n");
     let (mut hooked, mut changed, mut others) = (0, 0, 0);

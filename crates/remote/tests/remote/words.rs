@@ -1,4 +1,4 @@
-//! Words of memory are written where they are as expected, all of them or none.
+//! Words of memory are written if they are as expected: all of them or none.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -37,7 +37,7 @@ fn words_are_written_where_they_are_as_expected() {
     let written = (0..50).find_map(|_| write(&right).ok()).expect("it is stopped in time");
     assert!(written.outcome && written.threads > 0);
     assert_eq!([first, second].map(|address| word(pid, address)), [1, 2]);
-    // What is there already is no change.
+    // A word that already has its new value is no change.
     assert!(!(0..50).find_map(|_| write(&right).ok()).expect("it is stopped in time").outcome);
     program.assert_runs();
     program.finish();

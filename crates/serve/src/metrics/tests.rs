@@ -85,7 +85,7 @@ fn growth_is_a_series_with_its_interval_where_it_is_known() {
     );
 }
 
-/// Of a small process nothing may have been sampled. What it has in use is less than what a sample would be likely for.
+/// A small process may have no samples. What it has in use is then below what would probably have been sampled.
 #[test]
 fn a_process_without_a_sample_has_an_upper_end() {
     let profile = of(vec![process(7, "quiet", 4096)]);
@@ -168,7 +168,7 @@ fn a_replaced_program_is_one_series_and_taken_back_bytes_are_not_seen() {
     assert_eq!(value(&text, series), Some(90.0));
 }
 
-/// Of a process that nobody counts there is no exact figure, whether it lives or has ended.
+/// A process that is not counted has no exact figures, whether it runs or has ended.
 #[test]
 fn what_is_not_counted_is_left_out_and_told() {
     let mut metrics = Metrics::default();
@@ -195,7 +195,7 @@ fn what_is_not_counted_is_left_out_and_told() {
     }
     assert_eq!(text.matches("heapbpf_process_samples_total{").count(), 2, "{text}");
     assert_eq!(figures(&text), [Some(10.0), Some(1.0), None, Some(1.0)], "{text}");
-    // It and two others have ended.
+    // That process and two others like it have ended.
     let ended = Process { ended: true, stands_for: 3, ..announcing(0) };
     let after = || of(vec![process(1, "a", 15), ended.clone(), Process { ended: true, ..process(0, "a", 4) }]);
     let text = metrics.write(&made(after(), vec![key(1, 0)]), &[&everything], Serving::default());

@@ -1,12 +1,12 @@
-//! One attempt to deliver a batch: how long it may take, and what came of it.
+//! One attempt to deliver a batch: its time limits and its outcome.
 
 use std::time::Duration;
 
-/// Timeout of a request. A destination that takes longer counts as unavailable.
+/// Timeout of a request. A slower destination counts as unavailable.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of a connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// What heapbpf calls itself.
+/// The user agent.
 pub(super) const NAME: &str = concat!("heapbpf/", env!("CARGO_PKG_VERSION"));
 
 /// The outcome of an attempt.

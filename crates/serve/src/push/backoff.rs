@@ -1,5 +1,5 @@
-//! Waiting times between attempts. They double each time and have jitter, so that a thousand hosts do not come back
-//! at once.
+//! Waiting times between attempts. They double each time and have jitter, so that a thousand hosts do not retry at
+//! once.
 
 use std::time::Duration;
 

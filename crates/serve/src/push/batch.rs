@@ -1,4 +1,4 @@
-//! A profile as a request: path, content type, body. It is made once and kept until it is delivered.
+//! A profile as a request: path, content type and body. It is made once and kept until it is delivered.
 
 use std::io::Write;
 use std::time::UNIX_EPOCH;
@@ -41,7 +41,7 @@ impl Batch {
     }
 }
 
-/// The request that delivers a profile to a destination.
+/// Returns the request that delivers a profile to a destination.
 ///
 /// # Errors
 /// Only if writing to memory fails, which does not happen.
@@ -60,11 +60,11 @@ pub fn batches(destination: &Destination, profile: &Profile) -> std::io::Result<
             let parts =
                 [("profile", "profile.pb.gz", &*pprof(profile)?), ("sample_type_config", "types.json", &*config)];
             let (from, until) = span(profile);
-            // Pyroscope takes label values without quotes, up to a comma or a brace.
+            // Pyroscope reads label values without quotes, up to a comma or a brace.
             let name = url_encoded(&format!("heapbpf{{host={}}}", label(&profile.header.host)));
             let separator = if path.contains('?') { '&' } else { '?' };
             Batch {
-                // No `format` parameter: with `format=pprof` the body would have to be the profile alone.
+                // Without the `format` parameter: with `format=pprof`, the body would have to be the bare profile.
                 path: format!("{path}{separator}name={name}&from={from}&until={until}&spyName=heapbpf"),
                 content_type: multipart::content_type(),
                 body: multipart::encode(&parts),

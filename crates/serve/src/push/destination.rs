@@ -39,7 +39,7 @@ pub struct DestinationError {
 }
 
 impl DestinationError {
-    /// The same destination is named twice.
+    /// The same destination is given twice.
     pub fn twice(destination: &Destination) -> Self {
         Self { url: destination.shown(), reason: "it is named twice, and would get every profile twice".into() }
     }
@@ -54,7 +54,7 @@ impl Destination {
     /// # Errors
     /// The URL does not parse, or its protocol is not supported.
     pub fn parse(url: &str) -> Result<Self, DestinationError> {
-        // The part before the @ is secret.
+        // The part before the @ is a secret.
         let shown = url.rsplit_once('@').map_or(url, |(_, host)| host).to_owned();
         let failed = |reason: &str| DestinationError { url: shown.clone(), reason: reason.into() };
         let (scheme, rest) = url.split_once("://").ok_or_else(|| failed("it is no URL"))?;
@@ -93,7 +93,7 @@ impl Destination {
         Ok(Self { protocol, origin: format!("http://{host}"), path, authorization })
     }
 
-    /// The destination without secrets. Messages show it, and it identifies the spool.
+    /// Returns the destination without secrets. Messages show it, and it identifies the spool.
     pub fn shown(&self) -> String {
         let scheme = match self.protocol {
             Protocol::OtlpHttp => "otlp+http",

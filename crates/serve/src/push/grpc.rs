@@ -1,4 +1,4 @@
-//! The call by which OpenTelemetry's collector takes profiles over gRPC: one request over HTTP/2, without TLS.
+//! The call by which OpenTelemetry's collector receives profiles over gRPC: one request over HTTP/2, without TLS.
 
 use std::io;
 
@@ -15,16 +15,16 @@ use tokio::time::timeout;
 use super::attempt::{CONNECT_TIMEOUT, NAME, Outcome, TIMEOUT};
 use super::destination::Destination;
 
-/// The method; a destination has no other, so the path of its URL is not used.
+/// The method. A destination has no other, so the path of its URL is not used.
 pub const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
-/// Largest head of an answer, and largest body, in bytes.
+/// Maximum size of an answer's head and of its body, in bytes.
 const LARGEST_ANSWER: u32 = 16 << 10;
-/// What precedes a message: whether it is compressed, and its length.
+/// Size of what precedes a message: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Calls the method, over a connection of its own: one that waited for the next profile would have to answer pings.
+/// Calls the method over a new connection. A connection kept open until the next profile would have to answer pings.
 pub async fn export(destination: &Destination, message: &[u8]) -> Outcome {
     match timeout(TIMEOUT, answer(destination, message)).await {
         Ok(Ok(answer)) => answer.outcome(),
@@ -33,7 +33,7 @@ pub async fn export(destination: &Destination, message: &[u8]) -> Outcome {
     }
 }
 
-/// An answer, with its trailers, or its headers if it has no others.
+/// An answer with its trailers, or with its headers if there are no trailers.
 struct Answer {
     status: StatusCode,
     trailers: HeaderMap,
@@ -56,11 +56,11 @@ async fn answer(destination: &Destination, message: &[u8]) -> Result<Answer, Err
     let mut builder = Builder::new();
     let (client, connection) =
         builder.enable_push(false).max_header_list_size(LARGEST_ANSWER).handshake(stream).await?;
-    // When the exchange drops the client, the connection says farewell and ends.
+    // When the exchange drops the client, the connection closes cleanly and ends.
     tokio::join!(exchange(client, request, framed), connection).0
 }
 
-/// Tries each address for its part of the time.
+/// Tries each address for an equal part of the time.
 async fn connect(uri: &Uri) -> io::Result<TcpStream> {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     let addresses: Vec<_> = tokio::net::lookup_host((host, uri.port_u16().unwrap_or(80))).await?.collect();
@@ -92,7 +92,8 @@ async fn exchange(client: SendRequest<Bytes>, request: Request<()>, message: Byt
 }
 
 impl Answer {
-    /// The outcome for a status of gRPC. One about this message is permanent; any other reflects the destination's state.
+    /// Returns the outcome for a gRPC status. A status about this message is permanent; any other reflects the
+    /// destination's state.
     fn outcome(&self) -> Outcome {
         let text = |name| self.trailers.get(name).map(|value| percent_decode(value.as_bytes()).decode_utf8_lossy());
         let Some(code) = text("grpc-status") else {

@@ -1,7 +1,7 @@
-//! Pushes profiles to stores at intervals. Each has the allocations since the last one and the memory in use at that
-//! time.
+//! Pushes profiles to stores at intervals. Each profile has the allocations since the previous one and the memory in
+//! use at its own time.
 //!
-//! Each destination has a queue and a thread of its own, so an unavailable destination does not delay the others.
+//! Each destination has its own queue and thread, so an unavailable destination does not delay the others.
 
 mod attempt;
 mod backoff;
@@ -27,7 +27,7 @@ use self::queue::{Counts, Queue};
 pub use self::spool::{SpoolError, SpoolOptions};
 use super::delta::{Inuse, difference};
 
-/// What is pushed, and where.
+/// What is pushed where.
 #[derive(Debug)]
 pub struct PushPlan {
     /// Destinations, with their queues.
@@ -93,14 +93,14 @@ pub enum PushError {
     Spool(#[from] SpoolError),
 }
 
-/// Pushes profiles as long as it lives. [`Pusher::finish`] pushes the end of the recording.
+/// Pushes profiles while it exists. [`Pusher::finish`] pushes the end of the recording.
 pub struct Pusher {
     work: Sender<Made>,
     thread: std::thread::JoinHandle<()>,
     statuses: PushStatuses,
 }
 
-/// How long senders may take at the end to deliver what is in their queues.
+/// How long senders may take at the end to deliver their queues.
 const GRACE_PERIOD: Duration = Duration::from_secs(5);
 
 impl Pusher {
@@ -134,7 +134,7 @@ impl Pusher {
                     }
                     Err(RecvTimeoutError::Disconnected) => break,
                 };
-                // The recording is ending, and the last profile is on its way; or this profile could not be made.
+                // The recording is ending and its last profile will arrive, or this profile could not be made.
                 let Ok(made) = made else {
                     due = Instant::now() + plan.every;
                     continue;
@@ -167,7 +167,8 @@ impl Pusher {
     }
 }
 
-/// What a destination did not get, for the end; `None` if it got everything or said why not.
+/// Describes what a destination did not get, for the end of the recording. `None` if nothing is waiting and nothing was
+/// dropped.
 fn lacking(counts: &Counts, on_disk: bool) -> Option<String> {
     let profiles = |number: u64| format!("{number} profile{}", if number == 1 { "" } else { "s" });
     let they = if counts.waiting == 1 { "it waits" } else { "they wait" };

@@ -1,4 +1,4 @@
-//! The queue of batches to deliver: bounded, in order, in memory or on disk. Dropped batches are counted.
+//! The queue of batches to deliver. It is bounded and in order, in memory or on disk. Dropped batches are counted.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ const MOST_BYTES: usize = 64 << 20;
 pub struct Counts {
     /// Batches that the destination accepted.
     pub delivered: u64,
-    /// Batches dropped for lack of room.
+    /// Batches dropped for lack of space.
     pub dropped: u64,
     /// Batches that the destination rejected permanently.
     pub rejected: u64,
@@ -36,7 +36,7 @@ enum Store {
 }
 
 impl Store {
-    /// Adds a batch. The oldest ones make room, unless it is too large anyway.
+    /// Adds a batch. Drops the oldest ones to make space for it, unless it is too large for the store.
     fn push(&mut self, batch: &Batch) -> Pushed {
         let (batches, bytes, next) = match self {
             Self::Memory { batches, bytes, next } => (batches, bytes, next),
@@ -88,7 +88,7 @@ impl Store {
         }
     }
 
-    /// What to say when the first batches are dropped.
+    /// Returns the message for the first batches that are dropped.
     fn dropped_text(&self, pushed: &Pushed) -> Option<String> {
         let (most, place, remedy) = match self {
             Self::Memory { .. } => (MOST_BYTES as u64, "memory", "--spool FOLDER has room on disk"),
@@ -118,9 +118,9 @@ struct State {
     closed: bool,
     /// The batch that is being sent.
     sending: Option<u64>,
-    /// Whether that batch was dropped meanwhile. What becomes of it is not known yet.
+    /// Whether that batch was dropped while being sent. Its outcome is not known yet.
     sending_dropped: bool,
-    /// Whether it was said that batches made room, and that one was too large.
+    /// Whether each message was logged: that batches were dropped to make space, and that one was too large.
     told: (bool, bool),
 }
 
@@ -146,7 +146,7 @@ impl Queue {
     /// A queue on disk. It starts with the batches that an earlier run left there.
     ///
     /// # Errors
-    /// The folder cannot be used.
+    /// The directory cannot be used.
     pub fn on_disk(options: &SpoolOptions, destination: &str) -> Result<Self, SpoolError> {
         Ok(Self::new(Store::Disk(Spool::open(options, destination)?)))
     }
@@ -160,8 +160,8 @@ impl Queue {
         matches!(self.lock().store, Store::Disk(_))
     }
 
-    /// Adds a batch. The oldest ones are dropped to make room. Returns what to tell the user of dropped ones: the first time,
-    /// and whenever a batch could not be written.
+    /// Adds a batch. Drops the oldest ones to make space for it. Returns a message about dropped batches, the first
+    /// time and whenever a batch could not be written.
     pub fn push(&self, batch: &Batch) -> Option<String> {
         let mut state = self.lock();
         let first = state.store.first_number();
@@ -203,18 +203,17 @@ impl Queue {
         }
     }
 
-    /// Removes the batch with this number: it was delivered, or rejected permanently.
+    /// Removes the batch with this number, because it was delivered or rejected permanently.
     pub fn done(&self, number: u64, delivered: bool) {
         let mut state = self.lock();
         state.store.remove(number);
-        // If it was dropped meanwhile, that did no harm: it counts as what came of it.
+        // If it was dropped while being sent, that did no harm: it is counted by its outcome.
         (state.sending, state.sending_dropped) = (None, false);
         *(if delivered { &mut state.counts.delivered } else { &mut state.counts.rejected }) += 1;
         self.changed.notify_all();
     }
 
-    /// Records a failed attempt, then waits for `wait` or until the queue is closed. Returns whether it is still
-    /// open.
+    /// Records a failed attempt, then waits for `wait` or until the queue is closed. Returns whether it is still open.
     pub fn failed(&self, wait: Duration) -> bool {
         let deadline = Instant::now() + wait;
         let mut state = self.lock();
@@ -237,7 +236,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits until everything is delivered. Returns whether it is.
+    /// Waits until the queue is empty or the deadline has passed. Returns whether it is empty.
     pub fn wait_until_empty(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         loop {
@@ -291,7 +290,7 @@ mod tests {
         assert_eq!((counts.delivered, counts.rejected, counts.failures, counts.waiting_bytes), (2, 1, 1, 0));
     }
 
-    /// A batch that makes room while it is being sent counts once, as what comes of it, and no count falls.
+    /// A batch that is dropped while it is being sent is counted once, by its outcome, and no count falls.
     #[test]
     fn what_made_room_while_it_was_sent_counts_once() {
         for (delivered, expected) in [(Some(true), [1, 0, 0]), (Some(false), [0, 1, 0]), (None, [0, 0, 1])] {

@@ -1,4 +1,4 @@
-//! The thread that delivers one destination's batches, in order, until the destination accepts them.
+//! The thread that delivers one destination's batches, in order. It retries until the destination accepts them.
 
 use heapbpf_profile::proto::otlp::ProfilesData;
 use prost::Message as _;
@@ -75,7 +75,7 @@ impl Wire {
     fn send(&mut self, destination: &Destination, batch: &Batch) -> Outcome {
         match self {
             Self::Http(agent) => post(agent, destination, batch),
-            // A file of the spool may hold anything.
+            // A spool file may contain anything.
             Self::Grpc(runtime) => match ProfilesData::decode(&batch.body[..]) {
                 Ok(_) => runtime.block_on(grpc::export(destination, &batch.body)),
                 Err(error) => Outcome::Rejected(error.to_string()),
@@ -96,8 +96,8 @@ fn post(agent: &ureq::Agent, destination: &Destination, batch: &Batch) -> Outcom
     }
 }
 
-/// The outcome for an HTTP status. A status about this request is permanent; any other reflects the destination's
-/// state.
+/// Returns the outcome for an HTTP status. A status about this request is permanent; any other reflects the
+/// destination's state.
 fn of_status(status: u16) -> Outcome {
     match status {
         200..=299 => Outcome::Delivered,

@@ -1,7 +1,8 @@
-//! Batches on disk, one numbered file each. When their total size exceeds the limit, the oldest are removed.
+//! Batches on disk, one numbered file each. If their total size exceeds the limit, the oldest are removed.
 //!
-//! The folder may have been given where everybody may write. So a destination's subfolder must be our own, and nobody else
-//! may write to it; it is opened once without following a link, and everything in it is reached through that descriptor.
+//! The directory may be one where everybody may write. So a destination's subdirectory must belong to us, and nobody
+//! else may write to it. It is opened once without following a link, and everything in it is accessed through that
+//! descriptor.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -15,7 +16,7 @@ use super::batch::Batch;
 /// Where batches wait on disk.
 #[derive(Clone, Debug)]
 pub struct SpoolOptions {
-    /// The folder. Each destination has a subfolder of its own.
+    /// The directory. Each destination has its own subdirectory.
     pub folder: PathBuf,
     /// Maximum number of bytes that wait for one destination.
     pub most_bytes: u64,
@@ -24,54 +25,54 @@ pub struct SpoolOptions {
 /// Why the spool cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
-    /// The folder cannot be used.
+    /// The directory cannot be used.
     #[error("cannot keep profiles in the spool {folder}: {source}")]
     Io {
-        /// The destination's folder.
+        /// The destination's directory.
         folder: PathBuf,
         /// The operating system's reason.
         source: io::Error,
     },
-    /// Somebody else could read or change what is kept there.
+    /// Another user could read or change what is kept there.
     #[error("cannot keep profiles in the spool {folder}: {what}; remove it, or choose another folder for --spool")]
     NotOurs {
-        /// The folder, or the link in its place.
+        /// The directory, or the link in its place.
         folder: PathBuf,
-        /// Why it is not ours alone.
+        /// Why it is not exclusively ours.
         what: String,
     },
 }
 
-/// What became of a batch that was added.
+/// What happened to a batch that was added.
 #[derive(Debug)]
 pub struct Pushed {
-    /// How many older batches were dropped to make room.
+    /// Number of older batches dropped to make space.
     pub made_room: u64,
     /// Whether it waits to be delivered.
     pub kept: Result<(), NotKept>,
 }
 
-/// Why a batch was dropped at once.
+/// Why a batch was dropped immediately.
 #[derive(Debug)]
 pub enum NotKept {
-    /// It is larger than all that may wait; its bytes.
+    /// It is larger than the store, with its size in bytes.
     TooLarge(u64),
-    /// It could not be written: the disk is full, for example.
+    /// It could not be written, for example because the disk is full.
     Io(io::Error),
 }
 
 const EXTENSION: &str = "batch";
 /// Name prefix of files that are being written. Such files found at the start are leftovers.
 const UNFINISHED: &str = ".heapbpf-";
-/// Lock file, held by the process that uses the folder.
+/// Lock file, held by the process that uses the directory.
 const LOCK: &str = ".lock";
 
 /// The batches of one destination.
 #[derive(Debug)]
 pub struct Spool {
-    /// Keeps [`Spool::folder`] the folder that was checked, whatever happens to its name.
+    /// Keeps [`Spool::folder`] the directory that was checked, whatever happens to its name.
     open: File,
-    /// The folder, by its descriptor.
+    /// The directory, by its descriptor.
     folder: PathBuf,
     most_bytes: u64,
     /// Sizes in bytes by file number.
@@ -82,10 +83,10 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// Opens the destination's folder and finds the batches that wait there.
+    /// Opens the destination's directory and finds the batches that wait there.
     ///
     /// # Errors
-    /// The folder cannot be created, read or written, or another heapbpf uses it.
+    /// The directory cannot be created, read or written, or another heapbpf uses it.
     pub fn open(options: &SpoolOptions, destination: &str) -> Result<Self, SpoolError> {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
         let named = options.folder.join(destination.chars().map(safe).collect::<String>());
@@ -104,7 +105,7 @@ impl Spool {
             fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf pushes from there")),
             fs::TryLockError::Error(error) => failed(error),
         })?;
-        // Only an attempt shows whether the folder is writable.
+        // Only an attempt shows whether the directory is writable.
         tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&folder).map_err(failed)?;
         let mut files = BTreeMap::new();
         for entry in fs::read_dir(&folder).map_err(failed)? {
@@ -133,7 +134,8 @@ impl Spool {
         self.files.first_key_value().map(|(number, _)| *number)
     }
 
-    /// Adds a batch. The oldest ones make room; if it is too large for the whole spool, they stay, and it is dropped.
+    /// Adds a batch. Drops the oldest ones to make space for it. A batch that is too large for the whole spool is
+    /// dropped itself.
     pub fn push(&mut self, batch: &Batch) -> Pushed {
         let bytes = batch.to_bytes();
         let size = bytes.len() as u64;
@@ -156,7 +158,7 @@ impl Spool {
         self.next += 1;
         let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.folder)?;
         file.write_all(bytes)?;
-        // Else the name may be there without the content after a crash of the machine.
+        // Otherwise the name could exist without the content after a machine crash.
         file.as_file().sync_all()?;
         file.persist(self.path(number)).map_err(|error| error.error)?;
         self.open.sync_all()?;
@@ -165,11 +167,11 @@ impl Spool {
         Ok(())
     }
 
-    /// The oldest readable batch, and the number of unreadable ones before it, which are removed.
+    /// Returns the oldest readable batch, and the number of unreadable ones before it, which are removed.
     pub fn first(&mut self) -> (Option<(u64, Batch)>, u64) {
         let mut unreadable = 0;
         while let Some((number, size)) = self.files.first_key_value().map(|(number, size)| (*number, *size)) {
-            // It may be larger than the spool: an earlier run may have had a larger one.
+            // It may be larger than the spool: an earlier run may have had a larger limit.
             let bytes = read(&self.path(number), size).ok();
             let batch = bytes.and_then(|bytes| Batch::from_bytes(&bytes));
             if let Some(batch) = batch {
@@ -198,8 +200,8 @@ impl Spool {
     }
 }
 
-/// Opens a destination's folder, and makes it if there is none. No link is followed in its place, nor a link of somebody
-/// else's in the place of the folder above.
+/// Opens a destination's directory, and creates it if needed. Follows no link in its place, and no other user's link in
+/// the place of the directory above.
 fn own_folder(above: &Path, folder: &Path) -> Result<File, SpoolError> {
     let failed = |source| SpoolError::Io { folder: folder.into(), source };
     let not_ours = |folder: &Path, what: String| Err(SpoolError::NotOurs { folder: folder.into(), what });
@@ -233,7 +235,7 @@ fn own_folder(above: &Path, folder: &Path) -> Result<File, SpoolError> {
     Ok(open)
 }
 
-/// Reads a regular file of at most this size.
+/// Reads a regular file, up to this size.
 fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
@@ -260,7 +262,7 @@ mod tests {
         Batch { path: "/".into(), content_type: "x".into(), body: vec![number; 1000] }
     }
 
-    /// Adds a batch that is kept. Returns how many made room.
+    /// Adds a batch that is kept. Returns how many older ones were dropped for it.
     fn pushed(spool: &mut Spool, number: u8) -> u64 {
         let Pushed { made_room, kept } = spool.push(&batch(number));
         kept.unwrap();
@@ -292,13 +294,13 @@ mod tests {
             assert!(spool.remove(first.unwrap().0));
         }
         assert_eq!((body(&mut spool), spool.waiting()), (None, (0, 0)));
-        // Another destination has a folder of its own.
+        // Another destination has its own directory.
         let mut other = Spool::open(&options, "http://other").unwrap();
         pushed(&mut other, 1);
         assert_eq!(body(&mut spool), None);
     }
 
-    /// A file system in a file, which is mounted.
+    /// A file system in a file, mounted.
     struct Disk(tempfile::TempDir);
 
     impl Disk {
@@ -324,7 +326,7 @@ mod tests {
             Command::new("umount").arg(self.root()).output().is_ok_and(|unmounted| unmounted.status.success())
         }
 
-        /// What is not on it by now is lost. Whether that is possible.
+        /// Loses everything that is not on the disk yet. Returns whether that was possible.
         fn crash(&self) -> bool {
             const SHUTDOWN: libc::c_ulong = 0x8004_587d;
             let without_log = 2_u32;
@@ -348,7 +350,7 @@ mod tests {
         let options = SpoolOptions { folder: disk.root(), most_bytes: 1 << 20 };
         let mut spool = Spool::open(&options, "x").unwrap();
         (1..=3).for_each(|number| assert_eq!(pushed(&mut spool, number), 0));
-        // Others see to it that their files are on the disk, and with these the names of all.
+        // Another file is synced to the disk, and with it all names.
         File::create(disk.root().join("another")).and_then(|file| file.sync_all()).unwrap();
         drop(spool);
         if !disk.crash() {
@@ -372,7 +374,7 @@ mod tests {
         let large = spool.push(&Batch { body: vec![9; 3100], ..batch(9) });
         assert!(large.made_room == 0 && matches!(large.kept, Err(NotKept::TooLarge(3104))), "{large:?}");
         assert_eq!((body(&mut spool), spool.waiting().0), (Some(1), 3));
-        // What an earlier run kept is delivered whole, even if the spool is smaller by now.
+        // What an earlier run kept is delivered whole, even if the spool is smaller now.
         drop(spool);
         options.most_bytes = 700;
         let mut spool = Spool::open(&options, "x").unwrap();
@@ -426,14 +428,14 @@ mod tests {
             let error = Spool::open(&SpoolOptions { folder: link, most_bytes: 1 }, "x").unwrap_err().to_string();
             assert!(error.contains("symbolic link of another user"), "{error}");
         }
-        // In a folder of our own, for whatever reason.
+        // A link inside our own directory, however it got there.
         let mut spool = Spool::open(&options, "e").unwrap();
         assert_eq!(fs::metadata(shared.join("e")).unwrap().mode() & 0o777, 0o700);
         fs::write(victim.join("kept"), "secret").unwrap();
         symlink(victim.join("kept"), shared.join("e/000000000000.batch")).unwrap();
         pushed(&mut spool, 1);
         assert_eq!(body(&mut spool), Some(1));
-        // The folder's name leads elsewhere by now; we keep to the folder.
+        // The directory's name now leads elsewhere; we stay with the directory.
         fs::rename(shared.join("e"), shared.join("moved")).unwrap();
         symlink(&victim, shared.join("e")).unwrap();
         pushed(&mut spool, 2);

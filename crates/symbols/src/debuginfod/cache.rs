@@ -1,4 +1,5 @@
-//! The cache of debuginfod's clients, as elfutils, gdb and perf keep it: `BUILDID/debuginfo`, empty if no server has it.
+//! The cache of debuginfod clients, in the layout of elfutils, gdb and perf: `BUILDID/debuginfo`, empty if no server
+//! has it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Seek as _};
@@ -8,13 +9,13 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::NamedTempFile;
 
-/// How long a negative answer holds, unless the file of this name in the cache has another number of seconds.
+/// How long a negative answer is valid, unless the cache has a file of this name with another number of seconds.
 const MISS: (&str, Duration) = ("cache_miss_s", Duration::from_secs(600));
 /// How often the cache is cleaned.
 const CLEAN: (&str, Duration) = ("cache_clean_interval_s", Duration::from_secs(86_400));
-/// How long a file may be unused.
+/// How long a file may stay unused.
 const UNUSED: (&str, Duration) = ("max_unused_age_s", Duration::from_secs(604_800));
-/// Most folders that a cleaning looks at.
+/// Maximum number of directories that one cleaning visits.
 const MOST_CLEANED: usize = 100_000;
 
 /// What the cache has for a build ID.
@@ -22,7 +23,7 @@ const MOST_CLEANED: usize = 100_000;
 pub enum Cached {
     /// A file. It may be anything: its build ID must be verified.
     File(File),
-    /// No server had one a short time ago.
+    /// No server had the file when asked a short time ago.
     Absent,
     /// Nothing.
     Nothing,
@@ -33,12 +34,12 @@ pub enum Cached {
 pub struct Cache(PathBuf);
 
 impl Cache {
-    /// The cache in this folder, which need not exist.
+    /// The cache in this directory, which need not exist.
     pub fn new(folder: PathBuf) -> Self {
         Self(folder)
     }
 
-    /// The place of the debug file with this build ID (hexadecimal).
+    /// Path of the debug file with this build ID (hexadecimal).
     fn path(&self, id: &str) -> PathBuf {
         self.0.join(id).join("debuginfo")
     }
@@ -58,16 +59,16 @@ impl Cache {
         OpenOptions::new().read(true).custom_flags(flags).open(path).map_or(Cached::Nothing, Cached::File)
     }
 
-    /// An empty file beside the place of a debug file, to be filled.
+    /// Creates an empty temporary file in the directory of a debug file.
     ///
     /// # Errors
-    /// The operating system's, or that the folder belongs to another user.
+    /// The operating system's, or the directory belongs to another user.
     pub fn begin(&self, id: &str) -> io::Result<NamedTempFile> {
         let folder = self.folder(id)?;
         tempfile::Builder::new().prefix("debuginfo.").tempfile_in(folder)
     }
 
-    /// Puts a complete file in its place and opens it.
+    /// Moves a complete file into its place and rewinds it.
     ///
     /// # Errors
     /// The operating system's.
@@ -78,10 +79,10 @@ impl Cache {
         Ok(file)
     }
 
-    /// Remembers that no server has a file.
+    /// Records that no server has a file.
     ///
     /// # Errors
-    /// The operating system's, or that the folder belongs to another user.
+    /// The operating system's, or the directory belongs to another user.
     pub fn put_absent(&self, id: &str) -> io::Result<()> {
         self.folder(id)?;
         let path = self.path(id);
@@ -94,7 +95,7 @@ impl Cache {
         let _ = fs::remove_file(self.path(id));
     }
 
-    /// Makes the folder of a build ID.
+    /// Creates the directory of a build ID.
     fn folder(&self, id: &str) -> io::Result<PathBuf> {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
@@ -111,13 +112,13 @@ impl Cache {
         }
     }
 
-    /// A number of seconds that the cache has in a file, so that all clients agree.
+    /// Reads a number of seconds from a file in the cache, so that all clients use the same one.
     fn seconds(&self, (name, usual): (&str, Duration)) -> Duration {
         let text = read_short(&self.0.join(name));
         text.and_then(|text| text.trim().parse().ok()).map_or(usual, Duration::from_secs)
     }
 
-    /// Removes files that were not used for a week, once a day. What fails is left to the next time.
+    /// Once a day, removes files that were not used for a week. Anything that fails is left to the next time.
     pub fn clean(&self) {
         let mark = self.0.join(CLEAN.0);
         match fs::metadata(&mark).and_then(|metadata| metadata.modified()) {
@@ -159,7 +160,7 @@ fn clean_folder(folder: &Path, most: Duration) {
     let _ = fs::remove_dir(folder);
 }
 
-/// Whether a file or folder belongs to us or to root: what others own, they may change while it is read.
+/// Whether a file or directory belongs to us or to root. Another owner could change it while it is read.
 fn is_trusted(metadata: &fs::Metadata) -> bool {
     // SAFETY: `geteuid` has no arguments and always succeeds.
     let own = unsafe { libc::geteuid() };

@@ -1,4 +1,4 @@
-//! Asks debuginfod servers for debug files by build ID (<https://sourceware.org/elfutils/Debuginfod.html>).
+//! Fetches debug files by build ID from debuginfod servers (<https://sourceware.org/elfutils/Debuginfod.html>).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,15 +15,15 @@ use super::settings::Settings;
 use crate::http_client;
 use crate::progress::Progress;
 
-/// Longest build ID that is asked for, bytes; those of linkers have 8 to 32.
+/// Maximum length of a build ID that is requested, bytes. Linkers make them 8 to 32 bytes long.
 const MAX_ID_BYTES: usize = 64;
-/// Most redirections that are followed for a file.
+/// Maximum number of redirects followed for a file.
 const MAX_REDIRECTS: u32 = 5;
-/// Bytes that are received at a time.
+/// Number of bytes received at a time.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Longest time for a connection.
+/// Timeout of a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
-/// Most answers that are remembered beside the cache.
+/// Maximum number of failures remembered besides the cache.
 const MOST_REMEMBERED: usize = 1 << 16;
 
 /// A client of debuginfod servers.
@@ -32,7 +32,7 @@ pub struct Client {
     cache: Option<Cache>,
     agent: Option<ureq::Agent>,
     servers: Vec<Server>,
-    /// Build IDs that were asked for without success, when and why. Holds even if the cache cannot be written.
+    /// Build IDs that were requested without success, with time and reason. Works even if the cache cannot be written.
     absent: HashMap<Vec<u8>, (Instant, String)>,
     received_bytes: u64,
     batch_ends: Instant,
@@ -42,24 +42,24 @@ pub struct Client {
 
 struct Server {
     url: String,
-    /// Until when it is left alone, and why.
+    /// Until when the server is not asked again, and why.
     resting: Option<(Instant, String)>,
 }
 
-/// Why a server gave no file.
+/// Why a server did not deliver a file.
 enum Failure {
-    /// It has none.
+    /// It does not have the file.
     Absent,
-    /// It has one that is above a limit.
+    /// Its file exceeds a limit.
     Above(String),
-    /// It does not do what it should, so it is left alone for a while.
+    /// It misbehaves, so it is not asked again for a while.
     Server(String),
     /// The file cannot be kept here.
     Here(String),
 }
 
 impl Client {
-    /// A client that has not asked anything yet.
+    /// A client that has not asked any server yet.
     pub fn new(settings: Settings) -> Self {
         let servers = settings.servers.iter().map(|url| Server { url: url.clone(), resting: None }).collect();
         Self {
@@ -80,15 +80,15 @@ impl Client {
         self.progress = progress;
     }
 
-    /// Begins a batch of files.
+    /// Starts a new batch of files, with a new time limit.
     pub fn begin_batch(&mut self) {
         self.batch_ends = Instant::now() + self.settings.limits.batch_time;
     }
 
-    /// The debug file with this build ID.
+    /// Returns the debug file with this build ID.
     ///
     /// # Errors
-    /// A text for the user.
+    /// Returns a text for the user.
     pub fn find(&mut self, build_id: &[u8]) -> Result<File, String> {
         if build_id.is_empty() || build_id.len() > MAX_ID_BYTES {
             return Err("its build ID is of no usual length".into());
@@ -239,13 +239,13 @@ fn too_large(bytes: u64, most: u64) -> String {
     format!("a file of more than {} MiB is above the limit of {} MiB", (bytes - 1) >> 20, most >> 20)
 }
 
-/// Whether a file is a whole ELF file with this build ID.
+/// Whether a file is a complete ELF file with this build ID.
 fn is_wanted(file: &File, build_id: &[u8]) -> bool {
     let (Ok(elf), Ok(metadata)) = (Elf::read(file), file.metadata()) else { return false };
     let is_there = |section: &Section| {
         section.kind == SHT_NOBITS || section.offset.checked_add(section.bytes).is_some_and(|end| end <= metadata.len())
     };
-    // The build ID comes early in a file, so a truncated one may have it.
+    // The build ID is near the beginning of a file, so a truncated file may have it.
     !elf.sections.is_empty()
         && elf.sections.iter().all(is_there)
         && heapbpf_elf::build_id::of(file).as_deref() == Some(build_id)

@@ -1,7 +1,8 @@
-//! Debug files by build ID from debuginfod servers, off unless the user names servers.
+//! Fetches debug files by build ID from debuginfod servers. Off unless the user names servers.
 //!
-//! [`settings`] is what the user wants and what a server may cost, [`cache`] keeps files and negative answers in elfutils'
-//! place and layout, [`client`] asks the servers. What a server sends is hostile: bounded, checked, never mapped.
+//! [`settings`] holds what the user wants and the limits on servers. [`cache`] keeps files and negative answers in
+//! elfutils' directory and layout. [`client`] asks the servers. Everything that a server sends is treated as hostile:
+//! bounded, checked, never mapped.
 
 pub mod cache;
 pub mod client;
@@ -19,7 +20,7 @@ use settings::Settings;
 
 use super::progress::Progress;
 
-/// A client that is shared by those who look for files.
+/// A client, shared by everything that looks for files.
 #[derive(Clone)]
 pub struct Debuginfod(Arc<Mutex<Client>>);
 
@@ -34,21 +35,21 @@ impl Debuginfod {
         self.client().tell(progress);
     }
 
-    /// Begins a batch, whose downloads together have a limit of time.
+    /// Begins a batch. Its downloads together have a time limit.
     pub fn begin_batch(&self) {
         self.client().begin_batch();
     }
 
-    /// The debug file with this build ID, from the cache or from a server. May take minutes.
+    /// Returns the debug file with this build ID, from the cache or from a server. May take minutes.
     ///
     /// # Errors
-    /// A text for the user that says why there is none.
+    /// Returns a text for the user that says why there is none.
     pub fn find(&self, build_id: &[u8]) -> Result<File, String> {
         self.client().find(build_id)
     }
 
     fn client(&self) -> MutexGuard<'_, Client> {
-        // A panic leaves the client as it was: what it did not download is asked for again.
+        // A panic leaves the client usable: what it did not download is requested again.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

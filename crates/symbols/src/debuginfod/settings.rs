@@ -1,4 +1,5 @@
-//! Which debuginfod servers are asked, where files are kept, and what a server may cost. Variables are those of elfutils.
+//! Which debuginfod servers are asked, where files are kept, and what a server may cost. The environment variables are
+//! those of elfutils.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,28 +8,28 @@ use std::time::Duration;
 /// Servers, cache and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// URLs of servers, in the order in which they are asked, without a slash at the end.
+    /// URLs of servers, in the order in which they are asked, without a trailing slash.
     pub servers: Vec<String>,
-    /// Folder of the cache; `None` if there is no home folder to keep it in.
+    /// Directory of the cache. `None` if there is no home directory to keep it in.
     pub cache: Option<PathBuf>,
-    /// What a server may cost.
+    /// Limits on servers.
     pub limits: Limits,
 }
 
-/// What a server may cost.
+/// Limits on what a server may cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest file, bytes (`DEBUGINFOD_MAXSIZE`).
+    /// Maximum size of a file, bytes (`DEBUGINFOD_MAXSIZE`).
     pub file_bytes: u64,
-    /// Most bytes that are downloaded in all.
+    /// Maximum number of bytes downloaded in total.
     pub all_bytes: u64,
-    /// Longest time without a byte from a server (`DEBUGINFOD_TIMEOUT`).
+    /// Maximum time without a byte from a server (`DEBUGINFOD_TIMEOUT`).
     pub silence: Duration,
-    /// Longest time for one file (`DEBUGINFOD_MAXTIME`).
+    /// Maximum time for one file (`DEBUGINFOD_MAXTIME`).
     pub file_time: Duration,
-    /// Longest time for all files of one profile together.
+    /// Maximum time for all files of one profile together.
     pub batch_time: Duration,
-    /// How long a server that failed is left alone.
+    /// How long a server that failed is not asked again.
     pub rest: Duration,
 }
 
@@ -53,7 +54,7 @@ pub struct BadUrl(String);
 /// Checks and normalises the URL of a server.
 ///
 /// # Errors
-/// It is no URL of an HTTP server.
+/// It is not the URL of an HTTP server.
 pub fn parse_url(text: &str) -> Result<String, BadUrl> {
     let bad = || BadUrl(text.to_owned());
     let parsed: ureq::http::Uri = text.parse().map_err(|_| bad())?;
@@ -64,12 +65,12 @@ pub fn parse_url(text: &str) -> Result<String, BadUrl> {
     Ok(text.trim_end_matches('/').to_owned())
 }
 
-/// The settings by the user's option (`--debuginfod`) and the environment; `None` if neither names a server. Of the
-/// environment, what is no URL of a server is left out with a warning.
+/// Reads the settings from the user's option (`--debuginfod`) and the environment. Returns `None` if neither names a
+/// server. Words in the environment that are not server URLs are skipped with a warning.
 pub fn read(option: &[String], variable: impl Fn(&str) -> Option<OsString>) -> Option<Settings> {
     let mut servers = option.to_vec();
     let urls = variable("DEBUGINFOD_URLS").unwrap_or_default().to_string_lossy().into_owned();
-    // Newer elfutils have words about signatures among the URLs: `ima:enforcing`.
+    // Newer versions of elfutils put words about signatures among the URLs: `ima:enforcing`.
     for word in urls.split_whitespace().filter(|word| !word.starts_with("ima:")) {
         match parse_url(word) {
             Ok(url) if !servers.contains(&url) => servers.push(url),
@@ -92,14 +93,14 @@ pub fn read(option: &[String], variable: impl Fn(&str) -> Option<OsString>) -> O
     Some(Settings { servers, cache: cache(variable), limits })
 }
 
-/// The folder of the cache, as elfutils finds it.
+/// Returns the cache directory, by the rules of elfutils.
 fn cache(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let folder = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(cache) = folder("DEBUGINFOD_CACHE_PATH") {
         return Some(cache);
     }
     let home = folder("HOME");
-    // Where old versions kept it.
+    // The place that old versions of elfutils used.
     if let Some(old) = home.as_ref().map(|home| home.join(".debuginfod_client_cache")).filter(|old| old.is_dir()) {
         return Some(old);
     }

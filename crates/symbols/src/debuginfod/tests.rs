@@ -1,4 +1,4 @@
-//! Tests of the client with servers that do what they should, and with hostile ones.
+//! Tests of the client with well-behaved servers and with hostile ones.
 
 use std::ffi::OsString;
 use std::fs;
@@ -58,7 +58,7 @@ impl Setting {
     }
 }
 
-/// A server that answers every request alike. Its thread ends with the test program.
+/// A server that answers every request in the same way. Its thread ends with the test program.
 struct Server {
     url: String,
     requests: Arc<AtomicUsize>,
@@ -112,10 +112,10 @@ fn a_file_is_downloaded_once_and_kept_where_elfutils_looks_for_it() {
     let mut client = setting.client(&[&none, &good]);
     assert!(read(&client.find(&setting.id).expect("the second has it")) == setting.file);
     assert!(fs::read(setting.place()).expect("kept") == setting.file);
-    // By another client, without asking again.
+    // Another client finds it without asking again.
     assert!(read(&setting.client(&[&none, &good]).find(&setting.id).expect("it is kept")) == setting.file);
     assert_eq!((none.requests(), good.requests()), (1, 1));
-    // What is kept is verified: a file of another build is replaced.
+    // Cached files are verified: a file of another build is replaced.
     fs::remove_file(setting.place()).expect("ours");
     fs::write(setting.place(), b"\x7fELF of another build").expect("writes");
     assert!(read(&client.find(&setting.id).expect("asked again")) == setting.file);
@@ -142,7 +142,7 @@ fn negative_answers_are_kept_for_a_while() {
     assert_eq!(setting.kept(), [setting.file.len() as u64]);
 }
 
-/// Whatever a server does, it costs a bounded time and nothing on disk, and is not asked again soon.
+/// Whatever a server does, it costs a bounded time and no disk space, and is not asked again soon.
 #[test]
 fn hostile_servers_are_left_alone() {
     let Some(setting) = Setting::new() else { return };
@@ -160,10 +160,10 @@ fn hostile_servers_are_left_alone() {
         (Server::saying("200 OK", own), "above the limit of 1 MiB"),
         (Server::saying("302 Found\r\nLocation: /again", vec![]), "redirect"),
         (Server::start(|stream| stream.write_all(b"garbage\r\n\r\n")), ""),
-        // Closes at once, and in the middle of the file.
+        // Closes at once, or in the middle of the file.
         (Server::start(|_| Ok(())), ""),
         (Server::start(|stream| stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n\x7fELF")), ""),
-        // Says nothing.
+        // Sends nothing.
         (
             Server::start(|_| {
                 std::thread::sleep(Duration::from_secs(3600));
@@ -171,7 +171,7 @@ fn hostile_servers_are_left_alone() {
             }),
             "timeout",
         ),
-        // Never ends, fast and slowly.
+        // Never ends: fast and slow.
         (
             Server::start(move |stream| {
                 write!(stream, "{chunked}4\r\n\x7fELF\r\n")?;
@@ -209,7 +209,7 @@ fn hostile_servers_are_left_alone() {
         let asked = server.requests();
         assert_eq!(client.find(&setting.id).expect_err(part), why, "the reason stays");
         assert_eq!(server.requests(), asked, "{why}");
-        // Nor for another file, unless only this one was too large.
+        // It is not asked for another file either, unless only this one was too large.
         if !part.contains("limit") {
             assert_eq!(client.find(&[1; 20]).expect_err(part), why);
             assert_eq!(server.requests(), asked, "{why}");
@@ -264,7 +264,7 @@ fn files_that_were_not_used_for_long_are_removed() {
     let open = |path: &Path| fs::File::options().write(true).open(path).expect("ours");
     open(&old.join("debuginfo")).set_times(times).expect("ours");
     let none = Server::saying("404 Not Found", vec![]);
-    // The first client makes the mark, a later one cleans.
+    // The first client makes the mark; a later one cleans.
     let mark = setting.cache().join("cache_clean_interval_s");
     assert!(setting.client(&[&none]).find(&[9; 20]).is_err());
     assert!(mark.is_file() && old.exists());

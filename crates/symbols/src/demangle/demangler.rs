@@ -1,4 +1,4 @@
-//! Demangles in another process, or in this one.
+//! Demangles in a separate process, or in this one.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -11,15 +11,15 @@ use heapbpf_host::helper::Helper;
 use super::messages::Message;
 use super::names::{self, Kind};
 
-/// Name of the process in lists of processes.
+/// Name of the process in process lists.
 const NAME: &str = "heapbpf-demangler";
-/// Argument that makes heapbpf run as this process. The pid of the one that asks follows.
+/// Argument that makes heapbpf run as this process. The PID of the process that asks follows.
 pub const WORD: &str = "demangle-names";
 
-/// How long an answer may take. A name takes 50 ms of processor time at most.
+/// Timeout of an answer. A name takes at most 50 ms of processor time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A name was not demangled, because that takes too much time or memory.
+/// A name was not demangled because it takes too much time or memory, or because the process is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
 
@@ -28,27 +28,27 @@ pub struct Refused;
 pub struct Demangler(Option<Arc<Mutex<Separate>>>);
 
 impl Demangler {
-    /// One that demangles C++ names in a process of its own, which is started when [`start`](Self::start) or the first such name
-    /// asks for it. (The default one does it in this process, for as long as it takes.)
+    /// Creates a demangler that demangles C++ names in a separate process. [`start`](Self::start) or the first such
+    /// name starts it. (The default demangler does it in this process, for as long as it takes.)
     pub fn separate() -> Self {
         Self(Some(Arc::new(Mutex::new(Separate::NotStarted))))
     }
 
-    /// Starts the process, before this one gives up starting any.
+    /// Starts the process, before this one drops the right to start any.
     pub fn start(&self) {
         if let Some(separate) = &self.0 {
             separate.lock().unwrap_or_else(PoisonError::into_inner).started();
         }
     }
 
-    /// Ends the process. C++ names are not demangled any more.
+    /// Ends the process. C++ names are no longer demangled.
     pub fn end(&self) {
         if let Some(separate) = &self.0 {
             *separate.lock().unwrap_or_else(PoisonError::into_inner) = Separate::Gone;
         }
     }
 
-    /// The demangled form of `name` (Rust without the hash), or `None` if it is not a mangled name.
+    /// Returns the demangled form of `name` (Rust without the hash), or `None` if it is not a mangled name.
     ///
     /// # Errors
     /// It takes too much time or memory, or the process is gone.
@@ -65,7 +65,7 @@ impl Demangler {
 enum Separate {
     NotStarted,
     Running(Process),
-    /// It cannot be started, or has ended.
+    /// It could not be started, or has ended.
     Gone,
 }
 
@@ -126,7 +126,7 @@ impl Process {
             match answer.number {
                 0 => return Ok(Err(Refused)),
                 number if number == self.number => return Ok(Ok(answer.text)),
-                // Of a request that is counted as refused.
+                // An answer to an earlier request, which was counted as refused.
                 _ => {}
             }
         }

@@ -1,23 +1,24 @@
-//! What heapbpf and its demangling process send to each other: a number, a length and a text, each way.
+//! Messages between heapbpf and its demangling process: a number, a length and a text, in both directions.
 
 use std::io::{self, Read, Write};
 
-/// Longest text of a message, bytes.
+/// Maximum length of a message's text, bytes.
 pub const MAX_TEXT_BYTES: usize = 16 << 10;
-/// Stands for a length where there is no text.
+/// Length that means "no text".
 const NO_TEXT: u32 = u32::MAX;
 
-/// A name to demangle, or what became of it.
+/// A name to demangle, or the result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Number of the request that this is, or that it answers. 0: of the one that is not answered yet, as its process was ended.
+    /// Number of the request, or of the request that this answers. 0 in an answer means the request that is still open,
+    /// because its worker was ended.
     pub number: u32,
-    /// The name. As an answer, the demangled one; `None` if there is none.
+    /// The name. In an answer, the demangled name, or `None` if there is none.
     pub text: Option<String>,
 }
 
 impl Message {
-    /// Writes the message by one call, so that a pipe has all of it or nothing.
+    /// Writes the message with one call, so that a pipe gets all of it or nothing.
     ///
     /// # Errors
     /// The pipe's, or the text is too long.
@@ -31,10 +32,10 @@ impl Message {
         output.write_all(&bytes)
     }
 
-    /// Reads the next message; `None` at the end of the input.
+    /// Reads the next message. Returns `None` at the end of the input.
     ///
     /// # Errors
-    /// The pipe's, or what comes is no message.
+    /// The pipe's, or the input is not a message.
     pub fn receive(input: &mut impl Read) -> io::Result<Option<Self>> {
         let mut head = [0; 8];
         match input.read_exact(&mut head) {

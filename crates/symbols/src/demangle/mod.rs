@@ -1,8 +1,9 @@
 //! Demangles C++ and Rust symbol names.
 //!
-//! Parsing a C++ name can take time that grows exponentially with its length (`cpp_demangle` 0.5.1 takes 26 s for `_Z1fIX` and 26
-//! times `dl`, at any limit of its recursion), and a target's symbol tables have the names that it likes. So a heapbpf that
-//! symbolizes has them demangled in [another process](process), which the kernel ends when a name takes too long.
+//! Parsing a C++ name can take time that grows exponentially with its length: `cpp_demangle` 0.5.1 takes 26 s for
+//! `_Z1fIX` and 26 times `dl`, at any limit of its recursion. A target can put any names in its symbol tables. So a
+//! heapbpf that symbolizes demangles them in [another process](process), which the kernel ends when a name takes too
+//! long.
 
 mod demangler;
 mod messages;

@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use super::messages::MAX_TEXT_BYTES;
 
-/// Longest mangled name that is demangled, bytes.
+/// Maximum length of a mangled name that is demangled, bytes.
 const MAX_MANGLED_BYTES: usize = 4 << 10;
-/// Longest demangled name, bytes. Back references can make the demangled form exponentially longer.
+/// Maximum length of a demangled name, bytes. Back references can make the demangled form exponentially longer.
 const MAX_DEMANGLED_BYTES: usize = MAX_TEXT_BYTES;
 
-/// A text buffer that refuses more than [`MAX_DEMANGLED_BYTES`].
+/// A text buffer that accepts no more than [`MAX_DEMANGLED_BYTES`].
 #[derive(Default)]
 struct Bounded(String);
 
@@ -23,7 +23,7 @@ impl Write for Bounded {
     }
 }
 
-/// The language whose compilers mangle names that way.
+/// The language whose mangling a name uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Rust,
@@ -31,7 +31,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// That of a name; `None` if the name is not mangled, or too long.
+    /// Returns the kind of a name. `None` if the name is not mangled or is too long.
     pub fn of(name: &str) -> Option<Self> {
         let mangled = without_version(name);
         if mangled.len() > MAX_MANGLED_BYTES {
@@ -44,7 +44,8 @@ impl Kind {
     }
 }
 
-/// The demangled form of `name` (Rust without the hash), or `None` if it is not a mangled name. A C++ name may take for ever.
+/// Returns the demangled form of `name` (Rust without the hash), or `None` if it is not a mangled name. A C++ name may
+/// take forever.
 pub fn demangle(name: &str) -> Option<String> {
     let mangled = without_version(name);
     let mut text = Bounded::default();
@@ -63,8 +64,8 @@ fn without_version(name: &str) -> &str {
     name.split_once('@').map_or(name, |(mangled, _)| mangled)
 }
 
-/// Whether a name is a mapping symbol of the Arm or RISC-V ABI, which marks where code (`$x`, `$a`, `$t`) or data (`$d`)
-/// begins, possibly followed by a dot and more text. It does not name a function.
+/// Whether a name is a mapping symbol of the Arm or RISC-V ABI. Such a symbol marks where code (`$x`, `$a`, `$t`) or
+/// data (`$d`) begins, and may be followed by a dot and more text. It does not name a function.
 pub fn is_mapping_symbol(name: &str) -> bool {
     let Some(rest) = name.strip_prefix('$') else { return false };
     rest.starts_with(['x', 'd', 'a', 't']) && matches!(rest.as_bytes().get(1), None | Some(b'.'))
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     fn demangled_names_are_bounded() {
-        // Each template argument refers twice to all before it, which makes 2^60 copies of `int`.
+        // Each template argument refers twice to everything before it, which makes 2^60 copies of `int`.
         let mut name = String::from("_Z1fI1AIiiE");
         for at in 0..60 {
             let back = if at == 0 {

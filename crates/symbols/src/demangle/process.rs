@@ -1,8 +1,8 @@
-//! The demangling process: it has a second one do the work, and begins anew when the kernel has ended that one.
+//! The demangling process. It has a second process do the work, and restarts that one after the kernel has ended it.
 //!
-//! The second one, the *worker*, may use 50 ms of processor time for a name, and 256 MiB of memory. It has no capability and next to no
-//! system call. The first one reads nothing: both have the same standard input and output, and it answers only for a worker that
-//! has been ended.
+//! The second process, the *worker*, may use 50 ms of processor time per name and 256 MiB of memory. It has no
+//! capabilities and almost no system calls. The first process reads nothing. Both have the same standard input and
+//! output, and the first one answers only for a worker that was ended.
 
 use std::ffi::OsString;
 use std::io;
@@ -19,25 +19,25 @@ use super::demangler::WORD;
 use super::messages::Message;
 use super::names::demangle;
 
-/// Processor time that a name may take. Of 556,952 names of a machine's libraries, none took 0.3 ms.
+/// Processor time that a name may take. None of 556,952 names in a machine's libraries took 0.3 ms.
 const MOST_TIME: Duration = Duration::from_millis(50);
-/// Memory that the worker may have, with its program.
+/// Memory that the worker may have, including its program.
 const MOST_MEMORY_BYTES: u64 = 256 << 20;
 /// Exit status of a program that panicked.
 const PANICKED: i32 = 101;
 /// Argument of the worker.
 const WORK: &str = "work";
 
-/// What the process was told when it was started.
+/// What the process was started to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Have a worker demangle for the process with this pid.
+    /// Have a worker demangle for the process with this PID.
     Serve(i32),
     /// Demangle.
     Work,
 }
 
-/// The task, if that is what the arguments ask for.
+/// Returns the task, if the arguments ask for one.
 pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<Task> {
     let mut arguments = arguments.skip(1);
     let argument = arguments.next().filter(|word| word == WORD).and(arguments.next())?;
@@ -48,7 +48,7 @@ pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<Task> {
 /// Demangles names from standard input to standard output, until the input ends.
 ///
 /// # Errors
-/// The kernel's, or the input has something else than names.
+/// The kernel's, or the input contains something other than names.
 pub fn run(task: Task) -> io::Result<()> {
     match task {
         Task::Serve(asking) => serve(asking),
@@ -61,12 +61,12 @@ fn serve(asking: i32) -> io::Result<()> {
     restrict_demangler();
     let input = io::stdin();
     loop {
-        // No worker without a name.
+        // Start no worker before there is a name.
         poll(&mut [PollFd::new(&input, PollFlags::IN)], None)?;
         let mut command = Command::new("/proc/self/exe");
         let status = command.args([WORD, WORK]).stderr(Stdio::null()).status()?;
         if status.signal().is_none() && status.code() != Some(PANICKED) {
-            // The input has ended, or the worker could not begin.
+            // The input has ended, or the worker could not start.
             return if status.success() { Ok(()) } else { Err(io::Error::other("its worker failed")) };
         }
         Message { number: 0, text: None }.send(&mut Unbuffered)?;
@@ -89,16 +89,16 @@ fn work() -> io::Result<()> {
     Ok(())
 }
 
-/// Has the kernel end this process (SIGPROF) after it has used so much processor time; zero: it does not.
+/// Has the kernel end this process (SIGPROF) after it has used this much processor time. Zero cancels that.
 fn end_after(time: Duration) -> io::Result<()> {
     let value = libc::timeval { tv_sec: 0, tv_usec: time.subsec_micros().into() };
     let timer = libc::itimerval { it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 }, it_value: value };
-    // SAFETY: a call that reads a local value; no handler is installed.
+    // SAFETY: the call only reads a local value, and no handler is installed.
     let done = unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const timer, std::ptr::null_mut()) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The standard streams without the library's buffers: what a worker that is ended has not read is for the next one.
+/// The standard streams without the library's buffers. What an ended worker has not read is left for the next one.
 struct Unbuffered;
 
 impl io::Read for Unbuffered {

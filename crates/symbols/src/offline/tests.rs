@@ -1,4 +1,4 @@
-//! Tests with hostile profiles, and of what a saved profile keeps.
+//! Tests with hostile profiles, and of what is kept from a saved profile.
 
 use std::path::Path;
 use std::sync::Arc;

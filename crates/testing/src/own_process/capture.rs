@@ -19,7 +19,7 @@ thread_local! {
     static CAPTURE: RefCell<Option<OwnCapture>> = const { RefCell::new(None) };
 }
 
-/// Most bytes of stack that [`capture_here`] copies.
+/// Maximum number of bytes of stack that [`capture_here`] copies.
 const MAX_CAPTURE_BYTES: usize = 1 << 20;
 
 unsafe extern "C" {
@@ -29,12 +29,12 @@ unsafe extern "C" {
     pub safe fn capture_here();
 }
 
-/// Takes the last capture of this thread; `None` if there is none, or if `/proc` could not be read.
+/// Takes the last capture of this thread. Returns `None` if there is none, or if `/proc` could not be read.
 pub fn take_capture() -> Option<OwnCapture> {
     CAPTURE.take()
 }
 
-/// The assembler stub `heapbpf_capture_here` jumps here with the registers of its caller.
+/// Called by the assembler stub `heapbpf_capture_here`, with the registers of its caller.
 ///
 /// # Safety
 /// `sp` must be a stack pointer of the calling thread, at or above that of the call.
@@ -43,13 +43,13 @@ pub(crate) unsafe extern "C" fn keep_capture(ip: u64, sp: u64, fp: u64) {
     let Some(top) = stack_top(sp) else { return };
     let length = ((top - sp) as usize).min(MAX_CAPTURE_BYTES);
     let mut stack = vec![0; length];
-    // SAFETY: `sp` to `top` is one mapping, that of this thread's stack (the caller's promise), which is readable. Only
-    // frames of callers are there, which do not run meanwhile.
+    // SAFETY: `sp` to `top` is in one mapping, that of this thread's stack (the caller's promise), which is readable.
+    // It holds only frames of callers, which do not run during the copy.
     unsafe { std::ptr::copy_nonoverlapping(sp as *const u8, stack.as_mut_ptr(), length) };
     CAPTURE.replace(Some(OwnCapture { registers, stack }));
 }
 
-/// End of the mapping that holds `address`.
+/// Returns the end of the mapping that contains `address`.
 fn stack_top(address: u64) -> Option<u64> {
     let maps = own_maps().ok()?;
     let (_, end) = maps.iter().map(|map| map.address).find(|(start, end)| (*start..*end).contains(&address))?;

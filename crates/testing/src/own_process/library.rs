@@ -1,4 +1,4 @@
-//! C code that the tests compile, load and capture in.
+//! C code that the tests compile and load, and in which they capture stacks.
 
 use std::ffi::{CStr, CString, c_void};
 use std::path::PathBuf;
@@ -16,8 +16,8 @@ pub struct Library {
 }
 
 impl Library {
-    /// Compiles `source` with `flags` and loads it. `None`, after saying that the test is skipped, if there is no C
-    /// compiler or it fails.
+    /// Compiles `source` with `flags` and loads it. Returns `None`, after reporting that the test is skipped, if there
+    /// is no C compiler or it fails.
     ///
     /// # Panics
     /// If the library cannot be written or loaded.
@@ -42,8 +42,7 @@ impl Library {
         Some(Self { handle, path, _directory: directory })
     }
 
-    /// Calls the library's function `name` with a callback that captures and with `argument`, and returns the capture
-    /// it made.
+    /// Calls the library's function `name` with a capturing callback and `argument`. Returns the capture that it made.
     ///
     /// # Panics
     /// If there is no such function, or it does not call back.
@@ -52,7 +51,7 @@ impl Library {
         // SAFETY: the handle is open.
         let address = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
         assert!(!address.is_null(), "{name}");
-        // SAFETY: every function of the test programs that is called from here has this type.
+        // SAFETY: every test program's function that is called from here has this type.
         let function: unsafe extern "C" fn(extern "C" fn(), i32) -> i32 = unsafe { std::mem::transmute(address) };
         let target: extern "C" fn() = {
             // The assembler stub itself: a wrapper would add a frame.
@@ -65,15 +64,15 @@ impl Library {
     }
 }
 
-/// The name of the exported function that contains `address`, in any loaded library; `?` if there is none.
+/// Returns the name of the exported function that contains `address`, in any loaded library. `?` if there is none.
 pub fn exported_name(address: u64) -> String {
     // SAFETY: all-zero is a valid value of plain pointers.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: looks up any address, and writes to `found` only.
+    // SAFETY: the call accepts any address, and writes only to `found`.
     let ok = unsafe { libc::dladdr(address as *const c_void, &mut found) };
     if ok == 0 || found.dli_sname.is_null() {
         return "?".into();
     }
-    // SAFETY: a NUL-terminated string of a library that stays loaded (nothing is ever closed).
+    // SAFETY: a NUL-terminated string of a library that stays loaded (none is ever closed).
     unsafe { CStr::from_ptr(found.dli_sname) }.to_string_lossy().into_owned()
 }

@@ -53,7 +53,7 @@ impl OwnProcess {
     /// Reads the mappings from `/proc/self/maps` and opens the files.
     ///
     /// # Errors
-    /// If `/proc` cannot be read. A file that cannot be opened is no error here; its module then has no image.
+    /// If `/proc` cannot be read. A file that cannot be opened is not an error here; its module then has no image.
     pub fn read() -> std::io::Result<Self> {
         let maps = own_maps().map_err(std::io::Error::other)?;
         let (mut mappings, mut modules) = (Vec::new(), Vec::new());
@@ -93,18 +93,18 @@ impl OwnProcess {
         }
     }
 
-    /// The bits of saved return addresses that are the address, by the highest mapped address.
+    /// The address bits of saved return addresses, derived from the highest mapped address.
     pub fn address_bits(&self) -> AddressBits {
         AddressBits::of_user_space(self.highest, false)
     }
 
-    /// The module whose path contains `name`.
+    /// Returns the module whose path contains `name`.
     pub fn module(&self, name: &str) -> Option<ModuleId> {
         let at = self.modules.iter().position(|module| module.path.contains(name))?;
         Some(ModuleId(u32::try_from(at).ok()?))
     }
 
-    /// Adds an executable mapping with a module of its own: the file at `name`, or no file if that is a name like
+    /// Adds an executable mapping with its own module: the file at `name`, or no file if that is a name like
     /// `[uprobes]`.
     pub fn add_mapping(&mut self, range: std::ops::Range<u64>, name: &str) {
         let module = ModuleId(u32::try_from(self.modules.len()).unwrap_or(u32::MAX));
@@ -127,7 +127,7 @@ fn own_maps() -> procfs::ProcResult<MemoryMaps> {
     Process::myself()?.maps()
 }
 
-/// The name that the kernel gives a mapping; empty if it is anonymous.
+/// Returns the name that the kernel gives a mapping. Empty if it is anonymous.
 fn name_of(path: &MMapPath) -> String {
     match path {
         MMapPath::Path(path) => path.to_string_lossy().into_owned(),
@@ -152,7 +152,7 @@ impl OwnModule {
     }
 }
 
-/// A copy of the process's own memory at `range`, which must be mapped readable.
+/// Copies the process's own memory at `range`, which must be mapped readable.
 fn own_memory(range: &std::ops::Range<u64>) -> Vec<u8> {
     let length = (range.end - range.start) as usize;
     let mut copy = vec![0; length];

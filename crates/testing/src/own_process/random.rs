@@ -13,7 +13,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; 0 if that is 0.
+    /// A number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next_u64() % bound.max(1) as u64) as usize
     }

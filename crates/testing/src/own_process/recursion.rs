@@ -17,7 +17,7 @@ pub fn descend(depth: u32) -> u32 {
     std::hint::black_box(descend(depth - 1)) + 1
 }
 
-/// The capture at the bottom of `depth` further calls.
+/// Returns the capture at the bottom of `depth` further calls.
 ///
 /// # Panics
 /// If `/proc` cannot be read.
@@ -26,7 +26,7 @@ pub fn captured(depth: u32) -> OwnCapture {
     take_capture().expect("a stack in /proc")
 }
 
-/// The stack of a capture of this process, by a new unwinder.
+/// Unwinds a capture of this process with a new unwinder.
 pub fn unwind(process: &OwnProcess, capture: &OwnCapture) -> Arc<RawStack> {
     let capture = Capture {
         registers: &capture.registers,

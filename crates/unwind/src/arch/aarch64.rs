@@ -2,37 +2,38 @@
 
 use super::{BareTrampoline, SignalFrame};
 
-/// Vendor whose call frame instructions are decoded besides the standard ones: return addresses may be signed.
+/// The vendor whose call frame instructions are decoded in addition to the standard ones: return addresses may be
+/// signed.
 pub const VENDOR: gimli::Vendor = gimli::Vendor::AArch64;
 
 /// DWARF number of the frame pointer, x29.
 pub const FRAME_POINTER: u16 = 29;
 /// DWARF number of the stack pointer.
 pub const STACK_POINTER: u16 = 31;
-/// DWARF number of the return address: x30's own.
+/// DWARF number of the return address: that of x30.
 pub const RETURN_ADDRESS: u16 = 30;
 /// The register that holds the return address until it is saved.
 pub const LINK: Option<u16> = Some(RETURN_ADDRESS);
-/// How many registers are tracked: x0 to x30, and the number of the stack pointer.
+/// Number of tracked registers: x0 to x30, and the stack pointer.
 pub const COUNT: usize = 32;
 /// Registers that a called function preserves, apart from the stack pointer.
 pub const PRESERVED: [u16; 11] = [19, 20, 21, 22, 23, 24, 25, 26, 27, 28, FRAME_POINTER];
-/// Registers that it does not preserve; x30 is treated apart.
+/// Registers that it does not preserve. x30 is handled separately.
 pub const SCRATCH: [u16; 19] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18];
 
-/// What a call pushes, bytes: nothing.
+/// Number of bytes that a call pushes: none.
 pub const RETURN_SLOT_BYTES: u64 = 0;
-/// Whether the frame pointer tells the caller's stack pointer: the two words that it points to are the last in the
-/// frame, and nothing says how much lies above them.
+/// Whether the frame pointer determines the caller's stack pointer. The two words that it points to are the last ones
+/// in the frame, and nothing says how much lies above them.
 pub const FRAME_POINTER_GIVES_STACK_POINTER: bool = false;
 
-/// What a signal handler returns to: `mov x8, #139; svc #0` (139 = rt_sigreturn).
+/// The code that a signal handler returns to: `mov x8, #139; svc #0` (139 = rt_sigreturn).
 pub const SIGNAL_TRAMPOLINE: [u8; 8] = [0x68, 0x11, 0x80, 0xd2, 0x01, 0, 0, 0xd4];
-/// Whether call frame information of signal trampolines says where the interrupted instruction pointer is: x30's column
-/// would have to stand for it and for the interrupted x30.
+/// Whether the call frame information of signal trampolines locates the interrupted instruction pointer. It cannot: the
+/// column of x30 would have to stand for both the instruction pointer and the interrupted x30.
 pub const SIGNAL_FRAMES_BY_CFI: bool = false;
-/// At the trampoline the stack pointer is at `siginfo_t` (128 bytes), behind which `ucontext_t` has its `uc_mcontext` at
-/// byte 176: the address of a fault, x0…x30, sp, pc.
+/// At the trampoline, the stack pointer is at `siginfo_t` (128 bytes). It is followed by `ucontext_t`, with
+/// `uc_mcontext` at byte 176: the fault address, x0…x30, sp, pc.
 pub const SIGNAL_FRAME: SignalFrame = {
     const FIRST: u64 = 128 + 176 + 8;
     const REGISTERS: [(u16, u64); 31] = {
@@ -49,14 +50,14 @@ pub const SIGNAL_FRAME: SignalFrame = {
 
 /// Longest call instruction, bytes.
 pub const LONGEST_CALL: usize = 4;
-/// None: trampolines must save x30 to call, and do so together with the frame pointer.
+/// None: to make a call, trampolines must save x30, and they save it together with the frame pointer.
 pub const BARE_TRAMPOLINE: Option<BareTrampoline> = None;
 
-/// How many bits of a return address are the address, unless the caller states it.
+/// Number of address bits in a return address, unless the caller specifies it.
 pub const DEFAULT_ADDRESS_BITS: u32 = 48;
 
-/// Bits of user addresses where processor and kernel have large ones. Programs get them for their data only if they ask;
-/// the kernel puts its trampoline for return probes at their end.
+/// Number of bits of user addresses where processor and kernel support large ones. Programs only get them for their
+/// data if they ask. The kernel puts its trampoline for return probes at the end of that space.
 const LARGE_BITS: u32 = 52;
 
 /// See [`AddressBits::of_user_space`](crate::AddressBits::of_user_space). Kernels are built for 39, 42, 47 or 48 bits,

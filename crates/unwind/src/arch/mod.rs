@@ -1,6 +1,6 @@
-//! Facts of the architecture: register numbers, what a call leaves where, what a signal saves.
+//! Architecture-specific facts: register numbers, where a call leaves the return address, what a signal saves.
 //!
-//! One module per architecture, of which only that of the target is compiled.
+//! There is one module per architecture; only the target's is compiled.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -16,7 +16,7 @@ pub use x86_64::*;
 compile_error!("an architecture needs a module of its own, beside x86_64.rs and aarch64.rs");
 
 /// Where the kernel saves the registers of interrupted code: distances from the stack pointer at the signal trampoline,
-/// bytes.
+/// in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct SignalFrame {
     /// DWARF number and distance of each register.
@@ -27,11 +27,11 @@ pub struct SignalFrame {
     pub ip: u64,
 }
 
-/// Trampolines made at run time that save only their return address.
+/// Trampolines generated at run time that save only their return address.
 #[derive(Clone, Copy, Debug)]
 pub struct BareTrampoline {
-    /// Stack that they use below their return address, bytes.
+    /// Stack space that they use below their return address, bytes.
     pub kept_bytes: u64,
-    /// Whether a call instruction may end with these bytes.
+    /// Whether these bytes may end in a call instruction.
     pub ends_in_call: fn(&[u8; LONGEST_CALL]) -> bool,
 }

@@ -2,7 +2,7 @@
 
 use super::{BareTrampoline, SignalFrame};
 
-/// Vendor whose call frame instructions are decoded besides the standard ones.
+/// The vendor whose call frame instructions are decoded in addition to the standard ones.
 pub const VENDOR: gimli::Vendor = gimli::Vendor::Default;
 
 /// Base register of `_dl_runtime_resolve`'s frame, preserved across calls.
@@ -12,28 +12,28 @@ const RBX: u16 = 3;
 pub const FRAME_POINTER: u16 = 6;
 /// DWARF number of the stack pointer, rsp.
 pub const STACK_POINTER: u16 = 7;
-/// DWARF number of the return address, a column of its own.
+/// DWARF number of the return address, which has a column of its own.
 pub const RETURN_ADDRESS: u16 = 16;
-/// The register that holds the return address until it is saved: none, a call pushes it.
+/// The register that holds the return address until it is saved: none, because a call pushes it.
 pub const LINK: Option<u16> = None;
-/// How many registers are tracked: 0 to 15.
+/// Number of tracked registers: 0 to 15.
 pub const COUNT: usize = 16;
 /// Registers that a called function preserves, apart from the stack pointer.
 pub const PRESERVED: [u16; 6] = [RBX, FRAME_POINTER, 12, 13, 14, 15];
 /// Registers that it does not preserve.
 pub const SCRATCH: [u16; 9] = [0, 1, 2, 4, 5, 8, 9, 10, 11];
 
-/// What a call pushes, bytes.
+/// Number of bytes that a call pushes.
 pub const RETURN_SLOT_BYTES: u64 = 8;
-/// Whether the frame pointer tells the caller's stack pointer: the two words that it points to are the first in the
-/// frame.
+/// Whether the frame pointer determines the caller's stack pointer: yes, the two words that it points to are the first
+/// in the frame.
 pub const FRAME_POINTER_GIVES_STACK_POINTER: bool = true;
 
-/// What a signal handler returns to: `mov $15, %rax; syscall` (15 = rt_sigreturn).
+/// The code that a signal handler returns to: `mov $15, %rax; syscall` (15 = rt_sigreturn).
 pub const SIGNAL_TRAMPOLINE: [u8; 9] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05];
-/// Whether call frame information of signal trampolines says where the interrupted instruction pointer is.
+/// Whether the call frame information of signal trampolines locates the interrupted instruction pointer.
 pub const SIGNAL_FRAMES_BY_CFI: bool = true;
-/// At the trampoline the stack pointer is at `ucontext_t`, whose `gregs` begin at byte 40, in the order r8…r15, rdi,
+/// At the trampoline, the stack pointer is at `ucontext_t`. Its `gregs` begin at byte 40, in the order r8…r15, rdi,
 /// rsi, rbp, rbx, rdx, rax, rcx, rsp, rip.
 pub const SIGNAL_FRAME: SignalFrame = SignalFrame {
     registers: &[
@@ -62,7 +62,7 @@ pub const LONGEST_CALL: usize = 7;
 /// CPython's trampolines under `-X perf`: `sub $8, %rsp; call *%rcx; add $8, %rsp; ret`.
 pub const BARE_TRAMPOLINE: Option<BareTrampoline> = Some(BareTrampoline { kept_bytes: 8, ends_in_call });
 
-/// How many bits of a return address are the address, unless the caller states it: all.
+/// Number of address bits in a return address, unless the caller specifies it: all.
 pub const DEFAULT_ADDRESS_BITS: u32 = 64;
 
 /// See [`AddressBits::of_user_space`](crate::AddressBits::of_user_space).

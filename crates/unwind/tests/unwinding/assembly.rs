@@ -1,10 +1,10 @@
-//! Call frame information written by hand (x86-64): rules of registers that compilers rarely use.
+//! Call frame information written by hand (x86-64): register rules that compilers rarely use.
 
 use heapbpf_testing::own_process::{Library, OwnProcess, exported_name, unwind};
 use heapbpf_unwind::raw::{Completeness, Reason};
 
-/// A function that calls `callee` and can only be left by the caller's rbx, which `callee` has to restore. There, rbx is
-/// `callee`'s canonical frame address.
+/// A function that calls `callee` and can only be unwound by its own rbx, which `callee` has to restore. It equals the
+/// canonical frame address of `callee`.
 const OUTER: &str = r#"
 #define FUNCTION(name, ...) __asm__(".globl " #name "\n.type " #name ",@function\n" #name ":\n.cfi_startproc\n" __VA_ARGS__ \
         "\n.cfi_endproc\n.size " #name ", .-" #name "\n");
@@ -13,7 +13,8 @@ FUNCTION(outer, "push %rbx\n.cfi_adjust_cfa_offset 8\n.cfi_offset %rbx, -16\nmov
          "call callee\nxor %eax, %eax\nadd $16, %rsp\n.cfi_def_cfa %rsp, 16\npop %rbx\n.cfi_def_cfa_offset 8\nret")
 "#;
 
-/// The names of the innermost frames when `callee`, which consists of these lines, calls back, and how the stack ends.
+/// Captures a stack in a callback from `callee`, which consists of these lines. Returns the names of the innermost
+/// frames, how the stack ends, and the reason for bad unwind information in this module.
 fn unwound(callee: &str, flags: &[&str]) -> Option<(Vec<String>, Completeness, Reason)> {
     let lines: String = callee.lines().map(|line| format!("\"{}\\n\"", line.trim())).collect();
     let library = Library::compile(&format!("{OUTER}\nFUNCTION(callee, {lines})\n"), flags)?;
@@ -25,7 +26,7 @@ fn unwound(callee: &str, flags: &[&str]) -> Option<(Vec<String>, Completeness, R
     Some((names, stack.completeness.clone(), Reason::BadUnwindInformation(module)))
 }
 
-/// Clobbers rbx around the call, and describes where it is by `rule`.
+/// Clobbers rbx around the call, and describes its location by `rule`.
 fn saving(save: &str, rule: &str, restore: &str) -> String {
     format!(
         "push %rbp\n.cfi_adjust_cfa_offset 8\n.cfi_offset %rbp, -16\n{save}\n{rule}\nxor %ebx, %ebx\ncall *%rdi\n{restore}\npop %rbp\nret"
@@ -66,10 +67,10 @@ fn lost_registers_end_the_walk_where_they_are_needed() {
     let pop = "add $8, %rsp\npop %rbx";
     for (name, rule) in [
         ("undefined", ".cfi_undefined %rbx"),
-        // So that the row is evaluated: rbp is an expression, which does not matter here.
+        // rbp has an expression, which does not matter here, so that the row is evaluated.
         ("undefined in a row", ".cfi_undefined %rbx\n.cfi_escape 0x16, 6, 2, 0x23, 0"),
         ("a register that is unknown", ".cfi_register %rbx, %r15"),
-        // DW_OP_reg3, which is no address; DW_OP_piece on nothing.
+        // DW_OP_reg3, which is not an address.
         ("no address", ".cfi_escape 0x16, 3, 1, 0x53"),
         // DW_OP_call_frame_cfa is not allowed here.
         ("a malformed expression", ".cfi_escape 0x16, 3, 1, 0x9c"),
@@ -88,7 +89,7 @@ fn frames_never_lead_backwards() {
     assert_eq!(names, ["callee"]);
     // The word lies below the copied stack.
     assert_eq!(completeness, Completeness::Truncated(Reason::OtherStack));
-    // DW_CFA_def_cfa rsp 0, the return address at the frame address: the stack pointer would stay as it is.
+    // DW_CFA_def_cfa rsp 0, with the return address at the frame address: the stack pointer would not change.
     let callee = "sub $24, %rsp\nlea 1f(%rip), %rax\nmov %rax, (%rsp)\n.cfi_def_cfa %rsp, 0\n.cfi_offset %rip, 0\ncall *%rdi\n1:\nadd $24, %rsp\nret";
     let Some((names, completeness, _)) = unwound(callee, &["-O2"]) else { return };
     assert_eq!((&*names[0], completeness), ("callee", Completeness::Truncated(Reason::BrokenChain)));
@@ -119,13 +120,13 @@ __attribute__((visibility("default"))) int trapped(void (*capture)(void), int de
 }
 "#;
 
-/// Without call frame information, as other C libraries have it.
+/// Without call frame information, as in other C libraries.
 const BARE_RESTORER: &str = r#"
 __asm__("nop\n.globl restorer\n.type restorer,@function\nrestorer:\nmov $15, %rax\nsyscall\nnop\n");
 "#;
 
-/// As glibc has it: the entry begins one byte early, so that it covers the return address minus one. rip, rsp, rbp and rbx are
-/// in the `ucontext` at the stack pointer.
+/// As in glibc: the entry begins one byte early, so that it covers the return address minus one. rip, rsp, rbp and rbx
+/// are in the `ucontext` at the stack pointer.
 const RESTORER: &str = r#"
 __asm__(".cfi_startproc simple\n.cfi_signal_frame\n"
         ".cfi_escape 0x0f, 4, 0x77, 0xa0, 1, 6\n.cfi_escape 0x10, 16, 3, 0x77, 0xa8, 1\n"

@@ -1,11 +1,11 @@
-//! Stacks of compiled C code whose every frame is known.
+//! Stacks of compiled C code in which every frame is known.
 
 use heapbpf_testing::own_process::{Library, OwnCapture, OwnProcess, exported_name, unwind};
 use heapbpf_unwind::raw::{Completeness, Reason};
 
 const TRUTH: &str = include_str!("truth.c");
 
-/// Ways in which Debian's software and ours are compiled.
+/// Compiler flags that Debian's software and ours use.
 const FLAVOURS: [&[&str]; 7] = [
     &["-O2", "-fomit-frame-pointer"],
     &["-O0"],
@@ -13,7 +13,7 @@ const FLAVOURS: [&[&str]; 7] = [
     &["-O3", "-pg"],
     &["-O2", "-fomit-frame-pointer", "-Wl,--no-eh-frame-hdr"],
     &["-O2", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-fno-omit-frame-pointer"],
-    // Call frame information in `.debug_frame` alone.
+    // Call frame information in `.debug_frame` only.
     &["-O2", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-fomit-frame-pointer", "-g"],
 ];
 
@@ -122,7 +122,8 @@ fn without_any_hint_the_module_is_named() {
     let process = OwnProcess::read().expect("/proc");
     let stack = unwind(&process, &capture);
     let module = process.module(library.path.to_str().expect("UTF-8")).expect("mapped");
-    // The frame pointer may be that of an outer frame, which is then found; frames in between are not invented.
+    // The frame pointer may be that of an outer frame. The walk then finds that frame, and does not invent frames in
+    // between.
     let inside = stack.frames.iter().filter(|frame| frame.module == Some(module)).count();
     assert_eq!(inside, 1);
     if stack.frames.len() == 1 {

@@ -28,11 +28,11 @@ fn endless_expressions_end() {
     assert_eq!(stack.frames.len(), 1);
 }
 
-/// Mutates a library's unwind sections, at times its headers, and truncates it. Nothing may panic or run without end.
-/// A complete stack proves nothing, because hostile information can end any walk.
+/// Mutates a library's unwind sections, sometimes its headers, and truncates it. Nothing may panic or run forever. A
+/// complete stack proves nothing, because hostile information can end any walk.
 #[test]
 fn mutated_modules_give_a_reason_or_a_stack() {
-    // Without frame pointers, so that nothing but the mutated information leads on. (To realign, arm64 needs one.)
+    // Without frame pointers, so that only the mutated information leads on. (To realign, arm64 needs one.)
     let truth = include_str!("truth.c");
     let Some(library) = Library::compile(truth, &["-O2", "-fomit-frame-pointer"]) else { return };
     let capture = library.capture(if cfg!(target_arch = "aarch64") { "recurse" } else { "realigned" }, 30);
@@ -98,7 +98,7 @@ fn random_stacks_give_a_reason() {
             flaws: Flaws::default(),
         };
         let stack = unwinder.unwind(&mut process.clone(), &space, input);
-        // There is no frame if the first one is in the trampoline of another tool's return probe on this process.
+        // There are no frames if the first one is in the trampoline of another tool's return probe on this process.
         let is_probe = matches!(stack.completeness, Completeness::Truncated(Reason::ReturnProbe));
         assert!(!stack.frames.is_empty() || is_probe);
     }

@@ -1,4 +1,4 @@
-//! Walks over modules and memory that are made up: what no compiler produces at will.
+//! Walks over made-up modules and memory, for cases that compilers do not produce on demand.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -85,7 +85,7 @@ fn any_memory_gives_the_stack_of_a_copy() {
         assert!(!unwinder.was_repeated(), "only copies are cached");
     }
     assert_eq!((unwinder.statistics().stacks, unwinder.statistics().complete), (2, 2));
-    // Without memory, the caller alone is known, and the stack is not said to be too small a copy.
+    // Without memory, only the caller is known, and the reason is not that the stack copy is too small.
     let stack =
         unwinder.unwind_in(&mut process.clone(), &process.space(), &capture.registers, &[], &mut Words(HashMap::new()));
     assert_eq!((stack.frames.len(), &stack.completeness), (1, &truncated(Reason::OtherStack)));
@@ -98,7 +98,8 @@ fn frame_pointers_lead_through_code_without_call_frame_information() {
     let stack = walked(&mut made, CODE + 0x100, STACK + 0x20, &records);
     assert_eq!(addresses(&stack), [CODE + 0xff, CODE + 0x1ff, CODE + 0x2ff]);
     assert_eq!(stack.completeness, truncated(Reason::FramePointersEnd));
-    // A record whose return address is in no mapping is none, and a frame pointer below the stack pointer is none.
+    // A frame record whose return address is in no mapping does not count, and neither does one below the stack
+    // pointer.
     let stack = walked(&mut made, CODE + 0x100, STACK + 0x20, &[(0x20, STACK + 0x40), (0x28, 0x1234)]);
     assert_eq!(addresses(&stack), [CODE + 0xff]);
     let reason = Reason::Unreadable(ModuleId(0), "not a 64-bit little-endian ELF file".into());
@@ -127,14 +128,14 @@ fn trampolines_are_left_if_a_call_precedes_their_return_address() {
     let stack = walked(&mut Made(file.clone()), CODE + 0x100, STACK + 0x20, &words(CODE + 0x300));
     assert_eq!(addresses(&stack), [CODE + 0xff, JIT + 0xf, CODE + 0x2ff]);
     assert!(stack.has_jit_code(&Made(vec![])));
-    // Not after another instruction, nor into other code than it was called from, nor out of the file.
+    // Not after another instruction, not into code other than the caller's, and not outside of the file.
     for caller in [CODE + 0x301, CODE + 2, JIT + 0x20, 0x1234] {
         let stack = walked(&mut Made(file.clone()), CODE + 0x100, STACK + 0x20, &words(caller));
         assert_eq!(addresses(&stack), [CODE + 0xff, JIT + 0xf], "{caller:#x}");
     }
 }
 
-/// A probed return: the kernel's trampoline is on the stack, and the in-flight call has the return address.
+/// A probed return: the kernel's trampoline is on the stack, and the call in flight has the return address.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn return_addresses_of_in_flight_calls_are_restored() {
@@ -161,7 +162,7 @@ fn return_addresses_of_in_flight_calls_are_restored() {
         Unwinder::default().unwind(&mut process.clone(), &process.space(), capture)
     };
     assert_eq!(unwound(&[InFlightCall::default(), InFlightCall { sp, caller }]), whole);
-    // That of another call does not stand for it.
+    // The return address of another call is not used instead.
     let other = unwound(&[InFlightCall { sp: sp + 16, caller }]);
     assert_eq!(other.completeness, truncated(Reason::ReturnProbe));
 }

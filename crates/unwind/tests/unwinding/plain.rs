@@ -14,7 +14,7 @@ fn own_thread_is_complete_and_recursion_is_counted() {
     assert_eq!(shallow.completeness, Completeness::Complete);
     assert_eq!(deep.completeness, Completeness::Complete);
     assert_eq!(deep.frames.len(), shallow.frames.len() + 50);
-    // The frames in between are one and the same call.
+    // All frames in between are the same call.
     let repeated = &deep.frames[1..50];
     assert!(repeated.iter().all(|frame| *frame == repeated[0]), "{repeated:#x?}");
 }
@@ -90,7 +90,7 @@ fn repetition_is_recognized_exactly() {
     assert_eq!(repeated, 1);
     assert!(Arc::ptr_eq(&first, &second));
 
-    // The words that the walk has read make a difference, and no other words do.
+    // Only changes to words that the walk has read matter.
     let mut relevant = 0;
     for at in (0..capture.stack.len().min(4096) - 8).step_by(8) {
         let kept: [u8; 8] = capture.stack[at..at + 8].try_into().expect("8 bytes");
@@ -110,7 +110,7 @@ fn repetition_is_recognized_exactly() {
 fn sections_stay_within_their_budget() {
     let process = OwnProcess::read().expect("/proc");
     let capture = captured(5);
-    // Less than any module has: each is read again when needed, and the stack is the same.
+    // Less than any module needs: each is read again when needed, and the stack is the same.
     let mut unwinder = Unwinder::new(Limits { section_bytes: 1, ..Limits::default() }, AddressBits::default());
     let stack = unwinder.unwind(
         &mut process.clone(),
@@ -128,7 +128,7 @@ fn sections_stay_within_their_budget() {
 
 #[test]
 fn a_return_probe_is_reported() {
-    // The kernel's trampoline takes the place of one return address.
+    // The kernel's trampoline replaces one return address.
     let process = OwnProcess::read().expect("/proc");
     let mut capture = captured(10);
     let whole = unwind(&process, &capture);
@@ -148,8 +148,8 @@ fn a_return_probe_is_reported() {
     }
 }
 
-/// Interrupted code without call frame information that saves nothing (the vDSO's, on arm64): by frame pointer, its
-/// caller would be skipped.
+/// Interrupted code that has no call frame information and saves nothing (the vDSO's, on arm64): unwinding by frame
+/// pointer would skip its caller.
 #[test]
 fn what_has_no_frame_is_left_by_the_link_register() {
     if cfg!(not(target_arch = "aarch64")) {
@@ -165,7 +165,7 @@ fn what_has_no_frame_is_left_by_the_link_register() {
     let through = unwind(&process, &capture);
     assert_eq!(through.completeness, Completeness::Complete);
     assert_eq!(through.frames[1..], whole.frames[..]);
-    // With a frame of its own, the frame pointer leads to the same return address.
+    // If the code has a frame of its own, the frame pointer leads to the same return address.
     let frame = capture.registers.sp.wrapping_sub(16);
     let below = [capture.registers.fp.to_le_bytes(), capture.registers.lr.to_le_bytes()].concat();
     capture.stack.splice(..0, below);

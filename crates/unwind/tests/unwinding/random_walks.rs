@@ -1,11 +1,11 @@
-//! Random walks: from random instructions of real libraries, with made-up registers and a made-up stack, each step is
-//! compared with framehop's.
+//! Random walks: they start at random instructions of real libraries, with made-up registers and a made-up stack. Each
+//! step is compared with framehop's.
 //!
 //! The made-up stack holds return addresses into the libraries, addresses of the stack, and addresses where nothing is
-//! mapped. A walk that arrives at one of the latter ends there, and the stack pointer and the frame pointer are compared as
-//! well. Every return address is another one, so that equal ones were read in one place.
+//! mapped. A walk that arrives at one of the last kind ends there, and the stack pointer and the frame pointer are
+//! compared as well. Every return address is different, so equal ones were read in the same place.
 //!
-//! Both must agree unless [`excuse`] names why framehop does otherwise by design.
+//! Both must agree unless [`excuse`] says why framehop differs by design.
 
 mod code;
 
@@ -23,7 +23,7 @@ use heapbpf_unwind::{AddressBits, ProcessKey, Registers};
 
 use code::{Module, Modules, Theirs};
 
-/// Libraries with code of many compilers and languages; each is left out where it is not installed.
+/// Libraries with code from many compilers and languages. Those that are not installed are left out.
 const LIBRARIES: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu/libc.so.6",
     "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
@@ -32,18 +32,18 @@ const LIBRARIES: [&str; 6] = [
     "/usr/lib64/ld-linux-x86-64.so.2",
     "/usr/bin/python3",
 ];
-/// Sets how many walks there are.
+/// Sets the number of walks.
 const WALKS: &str = "HEAPBPF_TEST_WALKS";
-/// Sets which ones.
+/// Sets the random seed.
 const SEED: &str = "HEAPBPF_TEST_SEED";
 
-/// Address of the made-up stacks, and where nothing is mapped.
+/// Address of the made-up stacks, and an address range where nothing is mapped.
 const STACK: u64 = 0x7ffc_0000_0000;
 const NOWHERE: u64 = 0x1000_0000_0000;
 const STACK_WORDS: usize = 32 << 10;
-/// What a walk has of its stack.
+/// Size of the stack that a walk can read, bytes.
 const COPY_BYTES: usize = 64 << 10;
-/// Walks with one stack.
+/// Number of walks per stack.
 const WALKS_OF_STACK: usize = 500;
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -76,7 +76,7 @@ fn registers(modules: &Modules, random: &mut Random) -> Registers {
     Registers { ip: modules.any_code(random), sp: STACK + 8 * at as u64, fp, lr: 0 }
 }
 
-/// Ends walks at addresses where nothing is mapped, and notes with which registers.
+/// Ends walks at addresses where nothing is mapped, and records their registers.
 #[derive(Default)]
 struct Nowhere(Option<RuntimeFrame>);
 
@@ -93,21 +93,21 @@ impl RuntimeCode for Nowhere {
 /// What follows a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// A caller; its stack pointer and frame pointer, where they are known.
+    /// A caller, with its stack pointer and frame pointer where they are known.
     Caller { ip: u64, sp: Option<u64>, fp: Option<u64> },
     /// The thread's entry.
     Entry,
-    /// It cannot be told.
+    /// Unknown.
     Stuck,
 }
 
 impl Next {
-    /// What our walk says after its frame `index`.
+    /// Returns the result of our walk after its frame `index`.
     fn ours(modules: &Modules, stack: &RawStack, index: usize, nowhere: Option<RuntimeFrame>) -> Self {
         if let Some(RawFrame { address, .. }) = stack.frames.get(index + 1) {
             let before = address.saturating_sub(1);
             let is_signal = modules.at(before).and_then(|module| module.with_row(before, |_, is_signal| is_signal));
-            // The frame of a signal has its return address itself.
+            // The address of a signal frame is the return address itself.
             let ip = if is_signal == Some(true) { *address } else { address + 1 };
             return Self::Caller { ip, sp: None, fp: None };
         }
@@ -115,7 +115,7 @@ impl Next {
             (Completeness::Truncated(Reason::Runtime(_)), Some(RuntimeFrame { ip, sp, fp })) => {
                 Self::Caller { ip, sp: Some(sp), fp }
             }
-            // framehop takes it for the entry.
+            // framehop treats a return address of zero as the entry.
             (Completeness::Complete | Completeness::Truncated(Reason::NullReturnAddress), _) => Self::Entry,
             _ => Self::Stuck,
         }
@@ -125,7 +125,7 @@ impl Next {
         let known = |ours: Option<u64>, theirs| ours.is_none() || ours == theirs;
         match (self, theirs) {
             (Self::Caller { ip, sp, fp }, Self::Caller { ip: their_ip, sp: their_sp, fp: their_fp }) => {
-                // An exact stack pointer comes with all that is known of the frame pointer.
+                // If the stack pointer is known, so is everything that our walk knows about the frame pointer.
                 ip == their_ip && known(sp, their_sp) && (sp.is_none() || fp == their_fp)
             }
             _ => self == theirs,
@@ -133,7 +133,7 @@ impl Next {
     }
 }
 
-/// A step, before it is taken.
+/// The state before a step.
 #[derive(Clone, Copy, Debug)]
 struct At {
     /// An address in the function.
@@ -143,8 +143,8 @@ struct At {
     fp: u64,
 }
 
-/// Whether the caller's frame pointer can be told by a row, with what is known of the stack. framehop fails if not, or keeps
-/// the callee's.
+/// Whether a row cannot restore the caller's frame pointer from the known part of the stack. framehop then fails, or
+/// keeps the callee's.
 fn loses_frame_pointer(
     row: &gimli::UnwindTableRow<usize>,
     at: At,
@@ -160,7 +160,8 @@ fn loses_frame_pointer(
     }
 }
 
-/// Why framehop may do otherwise at this step. `lost`: it or one before [loses the frame pointer](loses_frame_pointer).
+/// Why framehop may differ at this step. `lost`: this step or an earlier one [loses the frame
+/// pointer](loses_frame_pointer).
 fn excuse(module: Option<&Module>, at: At, lost: bool) -> Option<&'static str> {
     let by_row = |row: &gimli::UnwindTableRow<usize>, is_signal: bool| {
         let known = |rule: Option<&RegisterRule<usize>>| {
@@ -201,7 +202,7 @@ fn excuse(module: Option<&Module>, at: At, lost: bool) -> Option<&'static str> {
 struct Seen {
     steps: u64,
     equal: u64,
-    /// Steps at whose end all of the registers were compared.
+    /// Steps after which all registers were compared.
     whole: u64,
     entries: u64,
     stuck: u64,

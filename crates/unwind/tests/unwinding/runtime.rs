@@ -1,4 +1,4 @@
-//! Walks through code that a language runtime made, and describes.
+//! Walks through code that a language runtime generated and describes.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use heapbpf_unwind::{AddressBits, ProcessKey, Registers};
 
 const CODE: u64 = 0x40_0000;
 const JIT: u64 = 0x7f00_0000_0000;
-/// Code of the runtime that no mapping is known of.
+/// Code of the runtime in no known mapping.
 const NEW_JIT: u64 = JIT + 0x10_0000;
 const STACK: u64 = 0x7ffc_0000_0000;
 
@@ -42,13 +42,14 @@ const fn named(number: u64) -> RawFrame {
     RawFrame { address: 0, module: Some(ModuleId(9)), file_offset: number }
 }
 
-/// Frames of four words, the last of which is the return address, in code from [`JIT`] on. Each stands for two functions.
+/// A runtime with frames of four words, the last of which is the return address, in code from [`JIT`] on. Each frame
+/// stands for two functions.
 struct Made4 {
-    /// What it says instead, if anything.
+    /// A fixed answer instead, if any.
     says: Option<Left>,
-    /// How often it was asked.
+    /// Number of calls.
     asked: usize,
-    /// How often its code was replaced.
+    /// How often its code has been replaced.
     replaced: u64,
 }
 
@@ -73,14 +74,15 @@ impl RuntimeCode for Made4 {
     }
 }
 
-/// The stack of a function of the file, called by the runtime's at `jit`, called by the file's.
+/// Unwinds the stack of a function in the file that the runtime's code at `jit` called, which in turn a function in the
+/// file called.
 fn walked(unwinder: &mut Unwinder, runtime: &mut Made4, jit: u64, copied: usize) -> Arc<RawStack> {
     let mapping =
         |start, module| Mapping { start, end: start + 0x1000, file_offset: 0, module: ModuleId(module), since_ns: 0 };
     let mappings = vec![mapping(CODE, 0), mapping(JIT, 1)];
     let space = SpaceView { key: ProcessKey::default(), generation: Some(1), mappings: &mappings };
     let registers = Registers { ip: CODE + 0x100, sp: STACK, fp: STACK, lr: 0 };
-    // Frame record of the innermost; the runtime's frame; its caller's frame record, the last.
+    // The innermost frame record, the runtime's frame, and its caller's frame record, which is the last.
     let one = vec![0x5555, jit, 0, 0, STACK + 0x30, CODE + 0x200, 0, CODE + 0x300];
     // The same with two frames of the runtime.
     let two = vec![0x5555, JIT + 0x10, 0, 0, 0, jit, 0, 0, STACK + 0x50, CODE + 0x200, 0, CODE + 0x300];
@@ -131,16 +133,16 @@ fn what_a_runtime_cannot_leave_ends_the_stack_and_is_asked_again() {
     assert_eq!(reason_of(Left::Stuck("it was freed"), 64), (Reason::Runtime("it was freed"), 1, 2));
     assert_eq!(reason_of(Left::Missing(Missing::Above), 64), (Reason::StackCopyTooSmall, 1, 1));
     assert_eq!(reason_of(Left::Missing(Missing::Elsewhere), 64).0, Reason::OtherStack);
-    // A caller that lies below.
+    // A caller below this frame.
     let below = RuntimeFrame { ip: CODE + 0x200, sp: STACK, fp: None };
     assert_eq!(reason_of(Left::To(below), 64).0, Reason::BrokenChain);
     // A caller in no mapping.
     let nowhere = RuntimeFrame { ip: 0x1234, sp: STACK + 0x30, fp: None };
     assert_eq!(reason_of(Left::To(nowhere), 64).0, Reason::UnmappedAddress);
-    // Nothing calls from zero: the frame pointer, which leads to a function, has no part in this.
+    // Nothing calls from address zero. The frame pointer, which leads to a function, must not be used.
     let zero = RuntimeFrame { ip: 0, sp: STACK + 0x20, fp: Some(STACK + 0x20) };
     assert_eq!(reason_of(Left::To(zero), 64), (Reason::NullReturnAddress, 1, 1));
-    // Without it, code without a file is as ever.
+    // If the code is not the runtime's, it is handled like any code without a file.
     let (reason, frames, _) = reason_of(Left::NotMine, 64);
     assert_eq!((reason, frames), (Reason::NoUnwindInformation(ModuleId(1)), 2));
 }

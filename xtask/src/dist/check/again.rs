@@ -1,4 +1,4 @@
-//! A second build, of a copy of the source in another folder.
+//! A second build, from a copy of the source in another directory.
 
 use std::fs;
 use std::path::Path;
@@ -9,9 +9,9 @@ use crate::context::Context;
 use crate::dist::{Made, Release, git, make};
 use crate::shell::{read, say};
 
-/// Builds again and compares all files, and the binary.
+/// Builds again and compares all files and the binary.
 pub fn compare(context: &Context, release: &Release, made: &Made) -> anyhow::Result<()> {
-    // The name has another length, which would show in debug information and in tables of strings.
+    // The directory's name has a different length, which would show in debug information and in string tables.
     let folder = release.work().join("again/in-another-folder");
     copy_source(&context.root, &folder)?;
     let elsewhere = Context { root: folder.clone(), options: context.options.clone(), ..*context };
@@ -31,17 +31,17 @@ pub fn compare(context: &Context, release: &Release, made: &Made) -> anyhow::Res
     if !different.is_empty() {
         bail!("differs: {}", different.join("; "));
     }
-    // It takes gigabytes. If something differs, it is left to be looked at.
+    // It takes gigabytes. If something differs, it is kept for inspection.
     fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
-/// Where two files differ first.
+/// Returns the first position at which two files differ.
 fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
     let place = one.iter().zip(other).position(|(a, b)| a != b);
     place.or((one.len() != other.len()).then(|| one.len().min(other.len())))
 }
 
-/// Copies what git knows, and what it would be told about, as it is now.
+/// Copies the files that git tracks or would add, in their current state.
 fn copy_source(root: &Path, folder: &Path) -> anyhow::Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;

@@ -27,7 +27,7 @@ pub enum Part {
     Roots,
 }
 
-/// Checks a release that was just made; the exit code is a failure if one of the checks failed.
+/// Checks a release that was just made. The exit code is a failure if one of the checks failed.
 pub fn check(
     context: &Context,
     release: &Release,

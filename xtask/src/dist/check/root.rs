@@ -1,4 +1,4 @@
-//! Roots of other systems: made once and kept, copied for each use, and programs run in them.
+//! Root file systems of other systems: made once and kept, copied for each use, and used to run programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::shell::{announce, run_quietly, say};
 
-/// Runs a script in a root. What is mounted there is so in a namespace of its own, and gone with it.
+/// Runs a script in a root. Its mounts are in a separate namespace and disappear with it.
 const ENTER: &str = "\
 mount -t proc proc \"$1/proc\"
 mount --rbind /sys \"$1/sys\"
 mount --rbind /dev \"$1/dev\"
 exec chroot \"$1\" /bin/sh -exc \"$2\"";
 
-/// The root of a Debian system with some packages, as it was installed. It must not be changed.
+/// Returns the root of a Debian system with some packages, freshly installed. It must not be changed.
 pub fn debian(context: &Context, suite: &str, packages: &[&str]) -> anyhow::Result<PathBuf> {
     let folder = context.cache()?.join("roots").join([&[suite], packages].concat().join("-"));
     if folder.is_dir() {
@@ -36,14 +36,14 @@ pub fn debian(context: &Context, suite: &str, packages: &[&str]) -> anyhow::Resu
     Ok(folder)
 }
 
-/// Copies a root to a new folder.
+/// Copies a root to a new directory.
 pub fn copy(context: &Context, root: &Path, folder: &Path) -> anyhow::Result<()> {
     remove(context, folder)?;
     let mut command = context.privilege.command("copy a root", "cp", [])?;
     run_quietly(command.args(["--archive", "--one-file-system"]).arg(root).arg(folder), context.options.verbose)
 }
 
-/// Puts a file into a root.
+/// Copies a file into a root.
 pub fn add(context: &Context, file: &Path, root: &Path, name: &str) -> anyhow::Result<()> {
     let mut command = context.privilege.command("write into a root", "install", [])?;
     command.args(["-D", "-m", "755"]).arg(file).arg(root.join(name));
@@ -56,10 +56,10 @@ pub fn remove(context: &Context, folder: &Path) -> anyhow::Result<()> {
     run_quietly(command.args(["-rf", "--one-file-system"]).arg(folder), context.options.verbose)
 }
 
-/// Runs a script in a root; returns all that it said.
+/// Runs a script in a root. Returns its standard output.
 ///
 /// # Errors
-/// A command of the script failed. The error has the last lines that it said.
+/// A command of the script failed. The error has its last lines of output.
 pub fn run(context: &Context, root: &Path, script: &str) -> anyhow::Result<String> {
     let variables =
         [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/root"), ("LC_ALL", "C")];

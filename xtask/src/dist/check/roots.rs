@@ -1,4 +1,4 @@
-//! A release in the roots of other systems: installed, run, and removed.
+//! A release in the roots of other systems: installed, run and removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,18 +15,18 @@ use crate::shell::{run_quietly, say};
 /// A Debian system.
 pub struct Suite {
     pub name: &'static str,
-    /// What is installed besides Debian's essential packages.
+    /// Packages installed in addition to Debian's essential ones.
     packages: &'static [&'static str],
 }
 
-/// From the oldest that can be had; the first is without systemd.
+/// From the oldest that is available. The first has no systemd.
 pub const SUITES: [Suite; 3] = [
     Suite { name: "bullseye", packages: &[] },
     Suite { name: "bookworm", packages: &["systemd"] },
     Suite { name: "trixie", packages: &["systemd"] },
 ];
 
-/// All files, but of those that dpkg and the system change by themselves.
+/// Lists all files except those that dpkg and the system change by themselves.
 const LIST: &str = "\
 list() {
   find / -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /var/lib/dpkg -o -path /var/log \\
@@ -40,13 +40,13 @@ dpkg -i /tmp/heapbpf.deb
 test -z \"$(dpkg --verify heapbpf)\"
 ";
 
-/// What heapbpf must do wherever it is installed. The names that are looked for follow.
+/// What heapbpf must do wherever it is installed.
 const RUN: &str = "\
 heapbpf --version
 heapbpf doctor
 ";
 
-/// perl is the one program that every Debian system has that says which of its functions allocates.
+/// perl is the only program on every Debian system that shows which of its functions allocates.
 const RECORD_PERL: &str = "\
 heapbpf -i 1 -o /tmp/x.json -- perl -e 'my @a; push @a, \"x\" x 1000 for 1..5000'
 heapbpf report /tmp/x.json
@@ -59,7 +59,8 @@ kill $!
 heapbpf report /tmp/x.json
 ";
 
-/// The unit is off after the installation. State and the administrator's choice to enable it do not outlive the package.
+/// The unit is disabled after installation. State, and the administrator's choice to enable the unit, are gone after
+/// the package is purged.
 const REMOVE: &str = "\
 gzip --test /usr/share/man/man1/heapbpf.1.gz /usr/share/doc/heapbpf/*.gz
 if command -v systemctl; then
@@ -80,7 +81,7 @@ list > /tmp/after
 diff /tmp/before /tmp/after
 ";
 
-/// Installs the package in a Debian root, records there, and purges it.
+/// Installs the package in a Debian root, records there, and purges the package.
 pub fn debian(context: &Context, release: &Release, suite: &Suite) -> anyhow::Result<()> {
     let folder = release.work().join("root");
     root::copy(context, &root::debian(context, suite.name, suite.packages)?, &folder)?;
@@ -90,7 +91,7 @@ pub fn debian(context: &Context, release: &Release, suite: &Suite) -> anyhow::Re
     root::remove(context, &folder)
 }
 
-/// Unpacks the tarball in a root without glibc, and records a program that uses musl there.
+/// Unpacks the tarball in a root without glibc, and records a program there that uses musl.
 pub fn musl(context: &Context, release: &Release, alpine: Option<&Path>) -> anyhow::Result<()> {
     let folder = release.work().join("root");
     match alpine {
@@ -117,13 +118,13 @@ fn expect(release: &Release, said: &str, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A root with a shell and the musl library, and nothing else.
+/// Creates a root with a shell and the musl library, and nothing else.
 fn stand_in(context: &Context, release: &Release, folder: &Path) -> anyhow::Result<()> {
     let downloads = release.work().join("downloads");
     fs::create_dir_all(&downloads)?;
     let names = ["busybox-static", "musl"];
     let mut download = Command::new("apt-get");
-    // apt's own user, which downloads otherwise, may not write here.
+    // apt's own user, which otherwise downloads, may not write here.
     download.args(["download", "-o", "APT::Sandbox::User=root"]).args(names).current_dir(&downloads);
     run_quietly(&mut download, context.options.verbose)?;
     for entry in downloads.read_dir()? {
@@ -139,7 +140,7 @@ fn stand_in(context: &Context, release: &Release, folder: &Path) -> anyhow::Resu
     run_quietly(&mut commands, context.options.verbose)
 }
 
-/// A leaking program, linked with musl.
+/// Compiles a leaking program, linked with musl.
 fn leak(context: &Context, release: &Release) -> anyhow::Result<PathBuf> {
     packages::install(context, &[Package::new("musl-tools", "compiles a program for the root with musl")])?;
     let program = release.work().join("leak-musl");

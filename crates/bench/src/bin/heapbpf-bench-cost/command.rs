@@ -53,9 +53,9 @@ pub fn run(options: &Options, object: &[u8], library: &Library, heapbpf: &Path) 
     Ok(())
 }
 
-/// Pairs in the measurement of the daemon: they take some seconds.
+/// Pairs in the daemon's measurement: they take some seconds.
 const DAEMON_PAIRS: u64 = 4_000_000;
-/// Bytes per allocation there: the mean of a realistic mix.
+/// Bytes per allocation in that measurement: the mean of a realistic mix.
 const DAEMON_SIZE: u64 = 1024;
 /// Time that the idle daemon is observed.
 const QUIET: Duration = Duration::from_secs(5);
@@ -130,7 +130,7 @@ pub fn start(heapbpf: &Path, pid: u32, arguments: &[&str]) -> anyhow::Result<Chi
 
 /// Ends a recording with SIGINT, as Ctrl-C does, and waits for it.
 pub fn stop(child: &mut Child) -> anyhow::Result<()> {
-    // SAFETY: sends a signal; the process is a child that was not waited for, so that its id is still its own.
+    // SAFETY: `kill` takes plain integers. The child has not been waited for, so its PID is still its own.
     unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
     let status = child.wait()?;
     if !status.success() {

@@ -1,4 +1,4 @@
-//! The cost of other criteria than sampling by bytes: all they add is the table of trials.
+//! The cost of the criteria other than bytes. All they add is the table of trials.
 
 use heapbpf_kernel::guardian::Guardian;
 use heapbpf_profile::model::Criterion;
@@ -10,7 +10,7 @@ use super::pinned::Library;
 
 /// Pairs of one slice: about 20 ms.
 const PAIRS: u64 = 20_000;
-/// Sampling interval, bytes; the other criteria take as many samples.
+/// Sampling interval, bytes. The other criteria use an interval that gives as many samples.
 const INTERVAL: u64 = 512 << 10;
 
 struct Row {
@@ -21,13 +21,15 @@ struct Row {
     to_bytes: Vec<f64>,
 }
 
-/// Measures and prints pairs, and allocations alone, where the probe's share of the time is largest.
+/// Measures and prints pairs, with the live map and with `--no-live`. In the latter, the allocation probe's share of
+/// the time is largest.
 pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {
     compare(options, object, library, true)?;
     compare(options, object, library, false)
 }
 
-/// A second recording by bytes shows the error of the comparison itself.
+/// Compares the other criteria with sampling by bytes. A second recording by bytes shows the error of the comparison
+/// itself.
 fn compare(options: &Options, object: &[u8], library: &Library, live: bool) -> anyhow::Result<()> {
     let mut workload = library.start(&options.pairs, &["1"])?;
     let pid = workload.pid();

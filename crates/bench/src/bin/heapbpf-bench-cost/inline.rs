@@ -1,4 +1,4 @@
-//! The cost of a malloc/free pair under inline hooks, against the same pair without anything.
+//! The cost of a malloc/free pair under inline hooks, compared with the same pair without hooks.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use super::Options;
 use super::command::{start, stop};
 use super::pinned::Library;
 
-/// Pairs of a slice, of all threads together: some tens of milliseconds.
+/// Pairs in a slice, over all threads: some tens of milliseconds.
 const PAIRS: u64 = 4_000_000;
-/// The same where a bare pair takes some 100 ns.
+/// The same for loops whose bare pair takes some 100 ns.
 const SLOW_PAIRS: u64 = 400_000;
 /// Slices of one measurement.
 const SLICES: usize = 40;
-/// Of a measurement's slices this quantile counts. What else runs on the core, such as a virtual machine's neighbour, makes
-/// a pair take twice as long for seconds, hooked or not; it never makes one faster.
+/// The quantile of a measurement's slices that counts. Other work on the core, such as a virtual machine's neighbour,
+/// doubles the time of a pair for seconds, hooked or not. It never makes one faster.
 const UNDISTURBED: f64 = 0.25;
-/// A daemon that used no CPU time for that long is through with starting. Until then it takes the execution units that its
-/// core shares with another one, and a pair takes up to twice as long there.
+/// A daemon that used no CPU time for this long has finished starting. Until then it uses execution units that its CPU
+/// shares with a sibling, and a pair on that one takes up to twice as long.
 const STILL: Duration = Duration::from_millis(300);
-/// The longest wait for that.
+/// Maximum number of such periods to wait.
 const STILL_TRIES: usize = 30;
 /// What is measured: allocator, threads and interval.
 const ROWS: [(&str, &str, &str); 11] = [
@@ -41,7 +41,7 @@ const ROWS: [(&str, &str, &str); 11] = [
 const GLIBC: &str = "glibc";
 /// Linked statically.
 const MUSL: &str = "musl";
-/// Objects of the Python of `/usr/bin`, in a loop of Python.
+/// Objects of `/usr/bin/python3`, in a loop written in Python.
 const PYTHON: &str = "Python objects";
 
 /// Measures and prints a pair with `--hook inline`, for several allocators, numbers of threads and intervals.
@@ -56,7 +56,7 @@ pub fn run(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Resu
     sampled(options, library, heapbpf)
 }
 
-/// Starts the loop with this allocator.
+/// Starts the loop with this allocator. Returns `None` if there is no program for it.
 fn start_loop(
     options: &Options,
     library: &Library,
@@ -79,16 +79,16 @@ fn start_loop(
     library.start_with(&options.pairs, &[threads], preloaded).map(Some)
 }
 
-/// An interval at which enough is sampled to tell it from the rest of a pair, and the daemon keeps up.
+/// An interval with enough samples to measure their cost, and few enough for the daemon to keep up.
 const SAMPLED_INTERVAL: u32 = 4096;
-/// Pairs of a slice: their samples find room in the ring.
+/// Pairs in a slice. Their samples fit in the ring.
 const SAMPLED_PAIRS: u64 = 40_000;
 const SAMPLED_SLICES: usize = 15;
 /// Time for the daemon to empty the ring.
 const BETWEEN: Duration = Duration::from_millis(30);
 
-/// Measures and prints what a sampled allocation takes, with its stack: what a pair takes more than where nothing is sampled, by
-/// the share of pairs that are.
+/// Measures and prints the cost of a sampled allocation with its stack: the extra time per pair compared with no
+/// sampling, divided by the share of pairs that are sampled.
 fn sampled(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Result<()> {
     let mut workload = library.start(&options.pairs, &["1"])?;
     let interval = SAMPLED_INTERVAL.to_string();

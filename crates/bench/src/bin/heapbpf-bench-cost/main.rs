@@ -1,5 +1,5 @@
-//! Measures the cost of heapbpf per malloc/free pair, against the no-op baseline: probes at the same instructions that
-//! do nothing.
+//! Measures the cost of heapbpf per malloc/free pair, compared with the no-op baseline: probes at the same instructions
+//! that do nothing.
 
 mod command;
 mod criteria;

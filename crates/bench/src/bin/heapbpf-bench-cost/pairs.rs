@@ -12,13 +12,13 @@ use sampler_ebpf::abi::stack_kind;
 use super::Options;
 use super::pinned::Library;
 
-/// Pairs of one slice, at about a microsecond each.
+/// Pairs in one slice, at about a microsecond each.
 const PAIRS: u64 = 40_000;
-/// Pairs of one slice with other work between the calls, at some three microseconds each.
+/// Pairs in one slice with other work between the calls, at about three microseconds each.
 const COLD_PAIRS: u64 = 20_000;
-/// Pairs of one slice if each is sampled: their records fit the rings.
+/// Pairs in one slice if each is sampled. Their records fit in the rings.
 const SAMPLED_PAIRS: u64 = 6_000;
-/// Depth of calls below `main` at which a copied stack has about 8 KiB.
+/// Call depth below `main` at which a copied stack has about 8 KiB.
 const DEPTH: &str = "40";
 
 enum What {
@@ -157,8 +157,8 @@ fn measure(bench: &mut Bench, conditions: &mut [Condition], pairs: u64, rounds: 
     Ok(())
 }
 
-/// Prints a table. `own` is the workload's time without probes, ns per pair, if only the added time is compared; else
-/// 0.
+/// Prints a table. `own` is the workload's time without probes, ns per pair, if only the added time is compared, and 0
+/// otherwise.
 fn print(title: &str, conditions: &[Condition], own: f64) {
     let bare = median(&conditions[0].ns);
     println!("{title:<48} {:>9} {:>9}  of the baseline [quartiles]  records per pair", "ns", "added");

@@ -1,4 +1,4 @@
-//! Isolation of the workload: a CPU of its own, and a copy of the C library that other tools have no probes in.
+//! Isolates the workload: it gets its own CPU, and a copy of the C library in which no other tool has probes.
 
 use std::process::Command;
 
@@ -16,12 +16,12 @@ impl Library {
         PrivateLibrary::copy()?.map(Self).context("this program uses no libc.so.6")
     }
 
-    /// Starts `pair_loop` with the copy, on another CPU than this program.
+    /// Starts `pair_loop` with the copy, on a different CPU from this program.
     pub fn start(&self, program: &std::path::Path, arguments: &[&str]) -> anyhow::Result<Workload> {
         self.start_with(program, arguments, None)
     }
 
-    /// Does the same with a library that is loaded before all others.
+    /// Does the same with a preloaded library.
     pub fn start_with(
         &self,
         program: &std::path::Path,

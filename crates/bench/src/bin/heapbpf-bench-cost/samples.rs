@@ -1,6 +1,6 @@
-//! What samples cost a real program under inline hooks: a program that does the same all the time, in whose memory sampling is paused
-//! for every other slice of time. Both halves of a pair of slices are of the same moment, so that what else runs on the machine,
-//! which makes programs slower for seconds, is in both.
+//! What samples cost a real program under inline hooks. The program repeats the same work, and sampling is paused in
+//! its memory for every other slice of time. The two slices of a pair are adjacent in time, so that other work on the
+//! machine, which slows programs down for seconds, affects both.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -24,17 +24,17 @@ use super::Options;
 use super::command::{start, stop};
 
 const SLICE: Duration = Duration::from_millis(100);
-/// From a change until the slice begins: the daemon is through with the samples before.
+/// Time between a change and its slice, in which the daemon processes the samples from before the change.
 const BETWEEN: Duration = Duration::from_millis(10);
-/// Pairs of slices for each of the rounds that are asked for.
+/// Pairs of slices per requested round.
 const PAIRS_OF_ROUND: usize = 4;
-/// At this interval samples take enough of a program to be told from what else its time depends on.
+/// At this interval, samples cost a program enough to stand out from other variation.
 const OFTEN: &str = "64KiB";
 const INTERVALS: [&str; 2] = ["512KiB", OFTEN];
-/// Until it has loaded what it needs.
+/// Time for a program to load what it needs.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// A program, its arguments, and the lines that it is given again and again.
+/// A program, its arguments, and the lines that it is given repeatedly.
 struct Work {
     name: &'static str,
     program: &'static str,
@@ -60,7 +60,7 @@ fn inserts() -> String {
     rows(2000) + "DROP TABLE items;\n"
 }
 
-/// A program that runs until this is dropped.
+/// A running program, which is killed when this is dropped.
 struct Running(Child);
 
 impl Running {
@@ -69,7 +69,7 @@ impl Running {
         command.args(work.arguments).stdin(Stdio::piped()).stdout(Stdio::null());
         let mut child = command.spawn().with_context(|| format!("cannot start {}", work.program))?;
         let (mut input, lines) = (child.stdin.take().context("piped")?, (work.input)());
-        // Until nobody reads any more.
+        // Writes until the program stops reading.
         std::thread::spawn(move || while !lines.is_empty() && input.write_all(lines.as_bytes()).is_ok() {});
         pin(child.id(), |cpu| cpu != 0);
         std::thread::sleep(WARM_UP);
@@ -91,7 +91,7 @@ struct Hooks {
     base: u64,
 }
 
-/// What a program has done, and its CPU time, at one moment.
+/// What a program has done so far, and its CPU time.
 struct Moment {
     counts: Counts,
     cpu_ns: f64,
@@ -115,7 +115,8 @@ impl Hooks {
         Ok(Moment { counts, cpu_ns })
     }
 
-    /// CPU time of a call of the allocator with what the program does meanwhile, nanoseconds, and the share of calls that are sampled.
+    /// Returns CPU time per allocator call, including the program's own work between calls, in nanoseconds, and the
+    /// share of calls that are sampled.
     fn slice(&self, paused: bool) -> anyhow::Result<(f64, f64)> {
         self.pause(paused)?;
         std::thread::sleep(BETWEEN);
@@ -127,7 +128,7 @@ impl Hooks {
     }
 }
 
-/// Measures and prints what samples take of programs.
+/// Measures and prints what samples cost programs.
 pub fn run(options: &Options, heapbpf: &Path) -> anyhow::Result<()> {
     println!(
         "\n{:<40} {:>9}  {:<21}  µs per sample, with its free",
@@ -156,7 +157,7 @@ fn row(pairs: usize, work: &Work, interval: &str, heapbpf: &Path) -> anyhow::Res
         let hooks = Hooks::of(program.0.id())?;
         std::thread::sleep(WARM_UP);
         for pair in 0..pairs {
-            // Whichever comes first, as often as the other.
+            // Each of the two comes first equally often.
             let first = hooks.slice(pair % 2 == 0)?;
             let second = hooks.slice(pair % 2 != 0)?;
             let ((paused_ns, _), (sampled_ns, share)) = if pair % 2 == 0 { (first, second) } else { (second, first) };

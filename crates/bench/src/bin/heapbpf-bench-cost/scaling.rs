@@ -1,4 +1,4 @@
-//! The cost per pair against the number of threads, of processes and of live samples, the depth of stacks and the
+//! The cost per pair as a function of the number of threads, processes and live samples, the stack depth and the
 //! interval.
 
 use heapbpf_bench::points_chart::{Axes, Line, chart};
@@ -13,11 +13,11 @@ use super::Options;
 use super::pinned::Library;
 
 const PAIRS: u64 = 40_000;
-/// Most rounds, because there are many conditions, each compared with the no-op baseline.
+/// Maximum number of rounds. There are many conditions, each compared with the no-op baseline.
 const MOST_ROUNDS: usize = 7;
-/// Pairs of a slice if each is sampled: their stacks fit the rings.
+/// Pairs in a slice if each is sampled. Their stacks fit in the rings.
 const SAMPLED_PAIRS: u64 = 500;
-/// Blocks allocated at a time while each is sampled: their records fit the ring.
+/// Blocks allocated in one go while each is sampled. Their records fit in the ring.
 const HELD: u64 = 40_000;
 
 /// One figure: ns per pair, and as a multiple of the baseline with its quartiles.
@@ -144,7 +144,7 @@ impl Bench<'_> {
         self.against_baseline(&mut workload, Setting::DEFAULT, threads, threads, PAIRS, |_, _| Ok(()))
     }
 
-    /// The cost to one named process while others with the same library are named, too.
+    /// The cost to one named process while other named processes use the same library.
     fn processes(&self, processes: u64) -> anyhow::Result<Figure> {
         let others = (1..processes).map(|_| self.start(1, 0)).collect::<anyhow::Result<Vec<_>>>()?;
         let mut workload = self.start(1, 0)?;
@@ -154,7 +154,7 @@ impl Bench<'_> {
         })
     }
 
-    /// The cost to a process that is not named but has mapped the same library as named ones.
+    /// The cost to a process that is not named but maps the same library as named ones.
     fn bystander(&self, processes: u64) -> anyhow::Result<Figure> {
         let named = (0..processes).map(|_| self.start(1, 0)).collect::<anyhow::Result<Vec<_>>>()?;
         let mut workload = self.start(1, 0)?;

@@ -17,7 +17,8 @@ const RING_BYTES: u64 = 48 << 20;
 /// Largest copy, bytes.
 const STACK_BYTES: u64 = 256 << 10;
 
-/// Measures and prints. Every allocation is sampled; the same without a stack is measured just before and after.
+/// Measures and prints the cost. Every allocation is sampled. The same without a stack is measured just before and
+/// after.
 pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {
     println!("\n{:>14} {:>16} {:>22}", "bytes copied", "ns per copy", "[quartiles]");
     for depth in DEPTHS {

@@ -30,11 +30,11 @@ pub struct Host {
     pub bytes_per_second: f64,
 }
 
-/// A profile with the truth.
+/// A profile and the truth about it.
 pub struct Known {
     /// The profile.
     pub profile: Profile,
-    /// Bytes allocated in truth, by the innermost function.
+    /// Bytes actually allocated, by innermost function.
     pub truth: HashMap<String, f64>,
 }
 

@@ -1,7 +1,8 @@
-//! Real programs with inline hooks, beside profilers that are in the process or trace it: CPU time as a ratio of bare.
+//! Real programs under inline hooks, compared with profilers that run inside the process or trace it: CPU time as a
+//! ratio of bare.
 //!
-//! Each program starts in the same way under all of them: it waits for its input, whoever profiles it comes, and from there on its
-//! CPU time is read from its own clock, which heapbpf's and the profiler's own work is not part of.
+//! Each program starts in the same way under all of them. It waits for its input, the profiler attaches, and from then
+//! on its CPU time is read from its own clock. The work of heapbpf and of other profilers' processes is not included.
 
 use std::fs;
 use std::io::Write as _;
@@ -26,7 +27,7 @@ struct Work {
     name: &'static str,
     unit: &'static str,
     operations: u64,
-    /// The same under a profiler that takes a hundred times as long.
+    /// The same for a profiler that slows the program down a hundredfold.
     few: u64,
     allocator: &'static str,
     needs: &'static str,
@@ -36,10 +37,11 @@ const SQLITE: &str = "/usr/bin/sqlite3";
 const PYTHON: &str = "/usr/bin/python3";
 const REDIS: &str = "/usr/bin/redis-server";
 const COMPILER: &str = "/usr/bin/gcc";
-/// The Rust compiler, wherever its toolchain is. jemalloc is in the program, so that no preloaded allocator gets its calls.
+/// The Rust compiler, wherever its toolchain is. jemalloc is linked into it, so a preloaded allocator gets none of its
+/// calls.
 const RUSTC: &str = "rustc";
 
-/// Some tenths of a second each: short enough to be left alone by the rest of the machine now and then.
+/// Some tenths of a second each: short enough that some runs are not disturbed by the rest of the machine.
 const WORKS: [Work; 5] = [
     Work { name: "sqlite3", unit: "row", operations: 40_000, few: 3_000, allocator: GLIBC, needs: SQLITE },
     Work { name: "redis", unit: "request", operations: 150_000, few: 12_000, allocator: JEMALLOC, needs: REDIS },
@@ -48,25 +50,25 @@ const WORKS: [Work; 5] = [
     Work { name: RUSTC, unit: "function", operations: 10, few: 2, allocator: RUSTC, needs: "" },
 ];
 
-/// Who profiles.
+/// The profiler of a run.
 enum Who {
     Nobody,
-    /// `heapbpf -- COMMAND`, with its options.
+    /// `heapbpf -- COMMAND`, with these options.
     Starting(&'static [&'static str]),
-    /// heapbpf comes while the program waits.
+    /// heapbpf attaches while the program waits, with these options.
     Coming(&'static [&'static str]),
-    /// As in the table of all profilers.
+    /// A profiler from the table of all profilers.
     Peer(&'static str),
-    /// heaptrack comes while the program waits.
+    /// heaptrack attaches while the program waits.
     Injected,
 }
 
 const HEAPTRACK: &str = "/usr/bin/heaptrack";
 
-/// Of Python alone.
+/// Measured for Python only.
 const WITHOUT_OBJECTS: &str = "the same, 512 KiB, --python-objects=no";
 
-/// Who profiles, and its name in the table.
+/// The profilers, with their names in the table.
 const CONDITIONS: [(&str, Who); 13] = [
     ("bare", Who::Nobody),
     ("heapbpf -- COMMAND, 512 KiB", Who::Starting(&["-i", "512KiB"])),
@@ -83,13 +85,13 @@ const CONDITIONS: [(&str, Who); 13] = [
     ("its sampler, 512 KiB, of that", Who::Peer("tcmalloc's sampler, 512 KiB")),
 ];
 
-/// Longest wait for a program or a profiler to get ready.
+/// Maximum time to wait for a program or a profiler to get ready.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Longest wait for a program to end that was asked to.
+/// Maximum time to wait for a program to end after it was asked to.
 const PATIENCE_AT_END: Duration = Duration::from_secs(2);
-/// A program waits that takes no CPU time for this long.
+/// A program that uses no CPU time for this long is waiting.
 const STILL: Duration = Duration::from_millis(150);
-/// Time between looks at a program's clock: what it takes after the last one is missing.
+/// Interval between reads of a program's clock. Time used after the last read is missing.
 const LOOK: Duration = Duration::from_micros(300);
 
 /// Measures and prints, and writes the table.
@@ -98,7 +100,7 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     let wanted = |(name, who): &&(&str, Who)| matches!(who, Who::Nobody) || super::is_wanted(name, &options.only);
     let conditions: Vec<&(&str, Who)> = CONDITIONS.iter().filter(wanted).collect();
     let mut taken = vec![vec![Vec::new(); works.len()]; conditions.len()];
-    // Bare, many operations and few.
+    // Bare times, with many operations and with few.
     let mut bare = vec![[Vec::new(), Vec::new()]; works.len()];
     let mut failures = Vec::new();
     for round in 0..options.rounds {
@@ -156,7 +158,7 @@ fn heading(work: &Work, ns: f64) -> String {
     format!("{} ({} ns per {})", work.name, figures(ns), work.unit)
 }
 
-/// Why the table has what it has.
+/// How the table's figures are chosen, and why.
 const LEAST: &str = "Figures are the least time of all rounds, as a ratio of the least bare time, and the same of the medians in \
                      brackets: what else runs on the machine makes programs slower for seconds, by up to twice, and never faster.";
 
@@ -164,7 +166,7 @@ fn least(values: &[f64]) -> Option<f64> {
     values.iter().copied().reduce(f64::min)
 }
 
-/// The least time as a ratio of the least bare one, and the same of the medians.
+/// The least time as a ratio of the least bare one, and the ratio of the medians.
 fn cell(ns: Vec<f64>, bare: &[f64]) -> String {
     let ratio = |of: Option<f64>, to: Option<f64>| Some(of? / to?);
     let (smallest, middle) = (ratio(least(&ns), least(bare)), ratio(median(ns), median(bare.to_vec())));
@@ -175,12 +177,12 @@ fn cell(ns: Vec<f64>, bare: &[f64]) -> String {
     }
 }
 
-/// Whether somebody comes by a library that is loaded before others.
+/// Whether the profiler is a preloaded library.
 fn is_preloaded(who: &Who) -> bool {
     matches!(who, Who::Peer(name) if peer(name).is_ok_and(|peer| matches!(peer.how, How::Preload(_))))
 }
 
-/// Whether `other` is the allocator of a sampler without that.
+/// Whether `other` is the allocator of `sampler` without its profiler.
 fn is_without_profiler(other: &Who, sampler: &Who) -> bool {
     let (Who::Peer(other), Who::Peer(sampler)) = (other, sampler) else { return false };
     peer(sampler).is_ok_and(|sampler| sampler.against == *other)
@@ -190,7 +192,7 @@ fn is_slow(who: &Who) -> bool {
     matches!(who, Who::Peer(name) if *name == "bcc memleak")
 }
 
-/// A program that waits for its input, and whoever started it.
+/// A program that waits for its input, and the process that started it.
 struct Started {
     /// The program, or the heapbpf that started it.
     child: Child,
@@ -201,10 +203,11 @@ struct Started {
 impl Drop for Started {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
-            // The program of a killed heapbpf ends at the end of its input, or is a server.
-            // SAFETY: sends a signal to our child, or to a child of it that has not ended as long as it is there itself.
+            // If heapbpf is killed, its program ends at the end of its input, unless it is a server.
+            // SAFETY: sends a signal to our child, or to the child of a heapbpf, which has not ended as long as the
+            // heapbpf runs.
             unsafe { libc::kill(self.pid.cast_signed(), libc::SIGTERM) };
-            // A server removes its socket when it ends, which must not be the next one's.
+            // A server removes its socket when it ends. It must not remove the next one's.
             let begun = Instant::now();
             while !is_dead(self.pid) && begun.elapsed() < PATIENCE_AT_END {
                 std::thread::sleep(Duration::from_millis(10));
@@ -215,7 +218,7 @@ impl Drop for Started {
     }
 }
 
-/// CPU time of the program from when it gets its input, nanoseconds per operation.
+/// Returns the program's CPU time from when it gets its input, nanoseconds per operation.
 fn measure(bench: &mut Bench, work: &Work, who: &Who, few: bool) -> anyhow::Result<f64> {
     let operations = if few { work.few } else { work.operations };
     let out = bench.results.path().join(format!("inside-{}", work.name));
@@ -239,7 +242,7 @@ fn measure(bench: &mut Bench, work: &Work, who: &Who, few: bool) -> anyhow::Resu
         last = clock(started.pid).unwrap_or(last).max(last);
         std::thread::sleep(LOOK);
     }
-    // What heaptrack has injected ends with the program, and heaptrack with that.
+    // What heaptrack injected ends with the program, and heaptrack ends with that.
     drop(started);
     drop(tool.map(Tool::stop));
     for file in fs::read_dir(bench.results.path())?.flatten() {
@@ -248,7 +251,7 @@ fn measure(bench: &mut Bench, work: &Work, who: &Who, few: bool) -> anyhow::Resu
     Ok((last - before) as f64 / operations as f64)
 }
 
-/// Whether a process is gone, or waits to be waited for.
+/// Whether a process is gone or a zombie.
 fn is_dead(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']))
@@ -261,7 +264,7 @@ fn is_over(started: &mut Started) -> anyhow::Result<bool> {
         anyhow::ensure!(status.success(), "the program failed: {status}");
         return Ok(true);
     }
-    // Its clock can still be read; what heapbpf does with the profile then takes none of its time.
+    // A zombie's clock can still be read. What heapbpf then does with the profile takes none of its time.
     Ok(is_dead && started.child.id() != started.pid)
 }
 
@@ -300,7 +303,7 @@ fn prepared(bench: &Bench, work: &Work, operations: u64) -> anyhow::Result<(Vec<
     })
 }
 
-/// The compiler itself: what rustup has on the path only starts it.
+/// Returns the path of the compiler itself. rustup's `rustc` on the path only starts it.
 fn rust_compiler() -> anyhow::Result<String> {
     let found = Command::new(RUSTC).args(["--print", "sysroot"]).output().context("no rustc")?;
     anyhow::ensure!(found.status.success(), "rustc does not say where it is");
@@ -322,7 +325,7 @@ fn rust_functions(count: u64) -> String {
     (0..count).map(function).collect()
 }
 
-/// Starts a program, and waits until it waits.
+/// Starts a program, and waits until it waits for input.
 fn start(bench: &Bench, work: &Work, who: &Who, words: &[String], out: &Path) -> anyhow::Result<Started> {
     let mut command = match who {
         Who::Starting(options) => {
@@ -362,7 +365,7 @@ fn start(bench: &Bench, work: &Work, who: &Who, words: &[String], out: &Path) ->
     Ok(started)
 }
 
-/// The process that runs a program for a heapbpf.
+/// Returns the process that runs `program` under a heapbpf.
 fn program_of(heapbpf: u32, program: &str) -> Option<u32> {
     let wanted = fs::canonicalize(program).ok()?;
     let tasks = fs::read_dir(format!("/proc/{heapbpf}/task")).ok()?.flatten();
@@ -377,7 +380,7 @@ fn is_hooked(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("/memfd:heapbpf-inline"))
 }
 
-/// Waits for something that happens as long as a child runs.
+/// Waits until `look` finds something. Fails if the child ends first.
 fn awaited<T>(what: &str, child: &mut Child, mut look: impl FnMut(u32) -> Option<T>) -> anyhow::Result<T> {
     let begun = Instant::now();
     loop {
@@ -392,7 +395,7 @@ fn awaited<T>(what: &str, child: &mut Child, mut look: impl FnMut(u32) -> Option
     }
 }
 
-/// Has a profiler come, if it comes now.
+/// Starts the profiler, if it attaches to a running process.
 fn attach(bench: &Bench, work: &Work, who: &Who, pid: u32, out: &Path) -> anyhow::Result<Option<Tool>> {
     let library = process::library(pid, work.allocator).unwrap_or_default();
     let is_injected =
@@ -415,7 +418,7 @@ fn attach(bench: &Bench, work: &Work, who: &Who, pid: u32, out: &Path) -> anyhow
         }
         Who::Injected => {
             anyhow::ensure!(Path::new(HEAPTRACK).exists(), "there is no {HEAPTRACK}");
-            // It writes where it runs, whatever `-o` says.
+            // heaptrack writes to its working directory, whatever `-o` says.
             let folder = bench.results.path().display().to_string();
             let there = ["sh", "-c", "cd \"$0\" && exec \"$@\"", &folder];
             [&there[..], &[HEAPTRACK, "--pid", &pid.to_string()]].concat().into_iter().map(str::to_owned).collect()
@@ -454,14 +457,14 @@ fn place<'a>(bench: &'a Bench, pid: u32, library: &'a Path, out: &'a Path) -> Pl
     Place { pid, library, out, heapbpf, program: folder, folder }
 }
 
-/// Waits until a process takes no CPU time.
+/// Waits until a process uses no CPU time.
 fn await_stillness(pid: u32) -> anyhow::Result<()> {
     let begun = Instant::now();
     let mut last = clock(pid).context("it has ended")?;
     loop {
         std::thread::sleep(STILL);
         let now = clock(pid).context("it has ended")?;
-        // A server looks after itself ten times a second.
+        // A server does its housekeeping ten times a second.
         if now - last < 5_000_000 {
             return Ok(());
         }
@@ -470,7 +473,7 @@ fn await_stillness(pid: u32) -> anyhow::Result<()> {
     }
 }
 
-/// CPU time of a process so far, ns; also of one that nobody has waited for since it ended. `None` if it is gone.
+/// CPU time of a process so far, ns. A zombie's can still be read. `None` if the process is gone.
 fn clock(pid: u32) -> Option<u64> {
     let mut id = 0;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

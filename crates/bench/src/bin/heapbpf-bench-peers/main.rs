@@ -71,7 +71,7 @@ struct Options {
     study: bool,
 }
 
-/// With `--quick`, no run is started after this time, so that a busy machine also finishes within three minutes.
+/// With `--quick`, no run is started after this time, so that even a busy machine finishes within three minutes.
 const LONGEST_QUICK: Duration = Duration::from_secs(130);
 
 fn main() -> anyhow::Result<()> {
@@ -99,7 +99,7 @@ fn main() -> anyhow::Result<()> {
     result
 }
 
-/// The row names of the workloads' own allocators.
+/// Copies the C library for the workloads, and jemalloc's if it exists.
 fn libraries() -> anyhow::Result<PrivateLibrary> {
     let library = PrivateLibrary::copy()?.context("this program uses no libc.so.6")?;
     let path = Path::new(peers::JEMALLOC);
@@ -109,7 +109,7 @@ fn libraries() -> anyhow::Result<PrivateLibrary> {
     Ok(library)
 }
 
-/// Prints the first missing file that a measurement needs, if any.
+/// Returns the first missing file that a measurement needs, if any. Prints it in the first round.
 fn missing<'a>(name: &str, needs: &[&'a str], round: usize) -> Option<&'a str> {
     let missing = needs.iter().find(|file| !file.is_empty() && !Path::new(file).exists())?;
     if round == 0 {
@@ -135,7 +135,7 @@ fn compare(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
                 results.fail("all", workload.name, format!("there is no {file}"));
                 continue;
             }
-            // Each round begins with another profiler; the bare workload is measured first and last.
+            // Each round begins with a different profiler; the bare workload is measured first and last.
             let turned = (0..peers.len()).map(|i| peers[(i + round) % peers.len()]);
             for peer in std::iter::once(peers[0]).chain(turned).chain([peers[0]]) {
                 number += 1;

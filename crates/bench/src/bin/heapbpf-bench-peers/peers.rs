@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::parse::{self, Names, Sites};
 
-/// The speed of a workload under a profiler, which determines how much of it is done at a time.
+/// The speed of a workload under a profiler. It determines the number of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
     /// About ten microseconds per call.
@@ -41,7 +41,7 @@ pub struct Place<'a> {
     pub heapbpf: &'a Path,
     /// The workload's program, to symbolize addresses.
     pub program: &'a Path,
-    /// Folder of the programs compiled for this benchmark.
+    /// Directory of the programs compiled for this benchmark.
     pub folder: &'a Path,
 }
 

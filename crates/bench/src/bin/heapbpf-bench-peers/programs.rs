@@ -95,7 +95,7 @@ enum Under<'a> {
     Baseline,
     /// The command, with these options and `--all`.
     Heapbpf(&'a [&'a str]),
-    /// The BPF programs of an object, on this process alone and without the daemon.
+    /// The BPF programs of an object, on this process only and without the daemon.
     Object(Box<Recording>),
 }
 
@@ -145,7 +145,7 @@ pub fn target(bench: &Bench, workload: &Workload, operations: u64) -> anyhow::Re
 
 /// CPU seconds of one run.
 fn once(bench: &mut Bench, workload: &Workload, under: &mut Under) -> anyhow::Result<f64> {
-    // The process waits with the C library mapped, so that no program starts before its probes are in place.
+    // The process waits with the C library mapped, so that probes are in place before the program starts.
     let mut target = target(bench, workload, workload.fast)?;
     let mut recording = match under {
         Under::Heapbpf(options) => {
@@ -235,7 +235,7 @@ fn wait_for_probes(command: &mut Command, program: &Path) -> anyhow::Result<Chil
 
 pub fn stop(child: &mut Child) -> anyhow::Result<()> {
     if child.try_wait()?.is_none() {
-        // SAFETY: sends a signal; the process is a child that was not waited for, so that its id is still its own.
+        // SAFETY: `kill` takes plain integers. The child has not been waited for, so its PID is still its own.
         unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
     }
     let status = child.wait()?;

@@ -43,7 +43,7 @@ pub struct Measured {
 
 /// The setup that all runs share.
 pub struct Bench {
-    /// Folders of inputs and programs.
+    /// Directories of inputs and programs.
     pub files: Files,
     /// The program `heapbpf`.
     pub heapbpf: PathBuf,
@@ -51,7 +51,7 @@ pub struct Bench {
     pub library: PrivateLibrary,
     /// The no-op baseline.
     pub baseline: Baseline,
-    /// Folder for results, removed at the end.
+    /// Directory for results, removed at the end.
     pub results: tempfile::TempDir,
     /// Kernel headers for bcc, if the kernel does not provide them.
     pub headers: Option<PathBuf>,
@@ -59,9 +59,9 @@ pub struct Bench {
 
 /// The site that leaks in the workload `leak`.
 const LEAKING: &str = "site_13";
-/// Time to wait at the end: memleak prints each second, and must have seen the end of the work.
+/// Time to wait at the end: memleak prints once a second, and must print after the work has ended.
 const LAST_WORDS: Duration = Duration::from_millis(2200);
-/// Interval of checks of the target's code, and how many in a row must find it unchanged.
+/// Interval between checks of the target's code, and how many in a row must find it unchanged.
 const PAUSE: Duration = Duration::from_millis(25);
 const STEADY: u32 = 16;
 /// Maximum time to wait for probes.
@@ -223,12 +223,12 @@ impl Tool {
         self.child.id()
     }
 
-    /// What it said so far.
+    /// Returns its output so far.
     pub fn said(&self) -> String {
         self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The end of what it said, if it has ended.
+    /// If it has ended, returns its exit status and the end of its output.
     pub fn ended(&mut self) -> std::io::Result<Option<String>> {
         Ok(self.child.try_wait()?.map(|status| format!("{status}: {}", tail(&self.said()))))
     }
@@ -254,7 +254,7 @@ impl Tool {
 
     /// Ends it with SIGINT, as Ctrl-C does, and returns its output.
     pub fn stop(mut self) -> anyhow::Result<String> {
-        // SAFETY: sends a signal; the process is a child that was not waited for, so that its id is still its own.
+        // SAFETY: `kill` takes plain integers. The child has not been waited for, so its PID is still its own.
         unsafe { libc::kill(self.pid().cast_signed(), libc::SIGINT) };
         let begun = Instant::now();
         while self.child.try_wait()?.is_none() {

@@ -19,7 +19,7 @@ impl Results {
         self.runs.entry((peer.name, workload.name)).or_default().push((round, measured));
     }
 
-    /// Notes that a run failed; printed once.
+    /// Records that a run failed. A profiler and workload that failed before are recorded once.
     pub fn fail(&mut self, peer: &'static str, workload: &'static str, why: String) {
         if !self.failures.iter().any(|(failed, on, _)| (*failed, *on) == (peer, workload)) {
             self.failures.push((peer, workload, why));

@@ -1,4 +1,4 @@
-//! The process of a workload: it waits for the start, and then reports what it did, runs to its end, or serves.
+//! The process of a workload. It waits for the start. Then it reports what it did, runs to its end, or serves.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -48,9 +48,9 @@ pub struct Target {
     output: Option<BufReader<ChildStdout>>,
     protocol: Protocol,
     operations: u64,
-    /// Folder of a server's socket.
+    /// Directory of a server's socket.
     inputs: PathBuf,
-    /// Whether the process has been waited for, after which its id may belong to another process.
+    /// Whether the process has been waited for. After that, its PID may belong to another process.
     ended: bool,
 }
 
@@ -62,7 +62,7 @@ pub struct Start<'a> {
     pub operations: u64,
     /// Environment variables of the program.
     pub variables: &'a [(String, String)],
-    /// The folders of inputs and programs.
+    /// The directories of inputs and programs.
     pub files: &'a Files,
     /// The copy of the C library for it.
     pub library: &'a PrivateLibrary,
@@ -154,8 +154,8 @@ impl Target {
         self.input.as_mut().map_or(Ok(()), |input| input.write_all(b"\n"))
     }
 
-    /// Starts the work and waits until it is done. One of our own programs then stays with its heap in place, and a
-    /// server stays up.
+    /// Starts the work and waits until it is done. One of our own programs then keeps its heap in place, and a server
+    /// stays up.
     pub fn go(&mut self) -> anyhow::Result<Done> {
         match self.protocol {
             Protocol::Own => {
@@ -194,7 +194,7 @@ impl Target {
         // SAFETY: the structure has only integers, for which zero is valid.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         loop {
-            // SAFETY: the process is a child that nothing else waits for, and both pointers are to initialized
+            // SAFETY: the process is a child that nothing else waits for, and both pointers point to initialized
             // variables.
             let ended =
                 unsafe { libc::wait4(self.pid().cast_signed(), &raw mut status, libc::WNOHANG, &raw mut usage) };
@@ -221,8 +221,7 @@ impl Target {
     pub fn end(mut self) {
         if !self.ended {
             if self.protocol == Protocol::Server {
-                // SAFETY: sends a signal; the process is a child that was not waited for, so that its id is still its
-                // own.
+                // SAFETY: `kill` takes plain integers. The child has not been waited for, so its PID is still its own.
                 unsafe { libc::kill(self.pid().cast_signed(), libc::SIGTERM) };
             } else {
                 let _ = self.send();

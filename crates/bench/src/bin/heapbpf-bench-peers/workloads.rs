@@ -24,7 +24,7 @@ pub enum Protocol {
 pub struct Workload {
     /// Its name in the table.
     pub name: &'static str,
-    /// One of its operations, in words.
+    /// What one operation is, in words.
     pub unit: &'static str,
     /// How many operations it does at the slow pace.
     pub slow: u64,
@@ -112,13 +112,13 @@ pub const WORKLOADS: &[Workload] = &[
     Workload { name: "gcc", unit: "function", slow: 30, middle: 200, fast: 200, needs: &["/usr/bin/gcc"], ..THEIRS },
 ];
 
-/// The folders of inputs and programs.
+/// The directories of inputs and programs.
 pub struct Files {
-    /// Folder of `churn` and the other programs compiled for this benchmark.
+    /// Directory of `churn` and the other programs compiled for this benchmark.
     pub programs: PathBuf,
-    /// Folder of the sources of the test programs.
+    /// Directory of the test programs' sources.
     pub sources: PathBuf,
-    /// Folder for generated inputs.
+    /// Directory for generated inputs.
     pub inputs: PathBuf,
 }
 
@@ -185,7 +185,7 @@ pub fn socket(inputs: &Path) -> PathBuf {
     inputs.join("socket")
 }
 
-/// The program that requests this number of operations from a server and waits for the last answer.
+/// A command that sends this number of requests to a server and waits for the last answer.
 ///
 /// # Errors
 /// If the client's libraries cannot be copied.
@@ -199,8 +199,8 @@ pub fn requests(operations: u64, inputs: &Path) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// A folder with copies of the allocators' libraries. Who runs with these does not trap at probes on the files of the server, as
-/// the children of a recorded command would.
+/// Returns a directory with copies of the allocators' libraries. A process that uses them does not trap at probes on
+/// the server's files, as the children of a recorded command would.
 fn own_libraries(inputs: &Path) -> anyhow::Result<PathBuf> {
     let folder = inputs.join("own-libraries");
     if !folder.exists() {
@@ -213,7 +213,7 @@ fn own_libraries(inputs: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// A file with this content, written once.
+/// Returns the path of a file with this content, which is written once.
 pub fn made(path: &Path, content: impl FnOnce() -> String) -> anyhow::Result<PathBuf> {
     if !path.exists() {
         fs::write(path, content()).with_context(|| format!("cannot write {}", path.display()))?;

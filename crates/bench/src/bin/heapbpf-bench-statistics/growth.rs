@@ -1,4 +1,5 @@
-//! Error rate and power of the growth test: how often it is wrong if nothing grew, and how often it finds what grew.
+//! Error rate and power of the growth test: how often it reports growth where there is none, and how often it finds
+//! growth.
 
 use heapbpf_statistics::binomial;
 use heapbpf_statistics::growth::{Observed, p_no_growth, q_values};
@@ -75,7 +76,8 @@ fn families(grown: usize, factor: f64) -> (f64, f64, f64) {
                 let mean = 10f64.powf(-1.0 + 3.0 * uniform(&mut state));
                 let after = if index < grown { mean * factor } else { mean };
                 let pair = (size.observe(mean, &mut state), size.observe(after, &mut state));
-                // A stack that neither profile has seen is in no list; the order of the others does not change.
+                // A stack without samples in either profile is left out, unless it grew: the first `grown` values stay
+                // those that grew.
                 let seen = pair.0.sampled.samples + pair.1.sampled.samples > 0;
                 (seen || index < grown).then(|| p_no_growth(&pair.0, &pair.1))
             })

@@ -5,7 +5,7 @@ use serde_json::Value;
 /// Most failures that are printed per file; all are counted.
 const PRINTED: usize = 20;
 
-/// Counts comparisons that agree and that do not.
+/// Counts comparisons that agree and comparisons that do not.
 #[derive(Default)]
 pub struct Checker {
     pub passed: u64,
@@ -29,7 +29,7 @@ impl Checker {
         }
     }
 
-    /// Compares to an absolute error.
+    /// Compares with an absolute tolerance.
     pub fn near(&mut self, what: &str, actual: f64, expected: &Value, tolerance: f64) {
         let Some(expected) = expected.as_f64() else {
             return self.fail(&format!("{what}: {expected} is not a number"));
@@ -42,14 +42,14 @@ impl Checker {
         }
     }
 
-    /// Compares to a relative error. For numbers below 1e-290, where an `f64` loses precision, to an absolute error of
-    /// 1e-280.
+    /// Compares with a relative tolerance. Numbers below 1e-290, where an `f64` loses precision, are compared with an
+    /// absolute tolerance of 1e-280.
     pub fn close(&mut self, what: &str, actual: f64, expected: &Value, tolerance: f64) {
         let size = expected.as_f64().unwrap_or(f64::NAN).abs();
         self.near(what, actual, expected, if size < 1e-290 { 1e-280 } else { tolerance * size });
     }
 
-    /// Compares two optional numbers; `null` is none.
+    /// Compares two optional numbers; `null` means none.
     pub fn close_or_null(&mut self, what: &str, actual: Option<f64>, expected: &Value, tolerance: f64) {
         match actual {
             Some(actual) => self.close(what, actual, expected, tolerance),
@@ -70,12 +70,12 @@ fn whole(value: &Value) -> Option<u64> {
         .or_else(|| value.as_f64().filter(|x| x.fract() == 0.0 && (0.0..1.8e19).contains(x)).map(|x| x as u64))
 }
 
-/// A whole number of a row; 0 if it is missing, which then fails the comparison it is used in.
+/// A whole number of a row. 0 if it is missing, which then fails the comparison that uses it.
 pub fn count(row: &Value, key: &str) -> u64 {
     whole(&row[key]).unwrap_or_default()
 }
 
-/// A number of a row; NaN, which agrees with nothing, if it is missing.
+/// A number of a row. NaN, which agrees with nothing, if it is missing.
 pub fn number(row: &Value, key: &str) -> f64 {
     row[key].as_f64().unwrap_or(f64::NAN)
 }

@@ -1,4 +1,4 @@
-//! `heapbpf-vectors DIR`: checks the library against every file of known answers in a folder, each number within the
+//! `heapbpf-vectors DIR`: checks the library against every file of known answers in a directory, each number within the
 //! tolerance that the file's header states. Prints `N passed, M failed` at the end.
 
 mod check;
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Checks the folder, and returns the number of failures.
+/// Checks the directory, and returns the number of failures.
 fn run(folder: &Path) -> Result<u64> {
     let (mut passed, mut failed) = (0, 0);
     for path in vector_files(folder)? {

@@ -11,7 +11,7 @@ use sampler_ebpf::sampler::step;
 
 use crate::check::{Checker, count, number, pairs, rows};
 
-/// Cycles that are simulated, and the tolerance of their totals in standard errors (exceeded by chance in one of
+/// Number of simulated cycles, and the tolerance of their totals in standard errors (exceeded by chance in one of
 /// 150,000 checks).
 const CYCLES: u64 = 100_000;
 const SIGMAS: f64 = 4.5;
@@ -139,7 +139,7 @@ enum Rule {
     Carry,
     /// S = Exp(R) after a record.
     Reset,
-    /// Sizes of R and more are always recorded and not counted down; others carry over.
+    /// Sizes of R and more are always recorded and not counted down; other sizes carry over.
     LargeAlways,
 }
 

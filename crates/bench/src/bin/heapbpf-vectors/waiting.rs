@@ -51,8 +51,8 @@ pub fn geometric(file: &Value, checker: &mut Checker) {
     }
 }
 
-/// Mean, variance and greatest distance from the geometric distribution, over all 2^64 random numbers. P(draw > k) is
-/// where draws change from k to k + 1, found by bisection to 1e-9, as draws fall with the random number.
+/// Mean, variance and greatest distance from the geometric distribution, over all 2^64 random numbers. Draws fall as
+/// the random number rises, so bisection finds where they change from k to k + 1, which gives P(draw > k).
 fn distribution(constants: &DrawConstants, acceptance: &Value, checker: &mut Checker) {
     let r = constants.interval as f64;
     let (mut mean, mut square, mut distance) = (0.0, 0.0, 0.0f64);
@@ -124,7 +124,7 @@ pub fn negative_binomial(file: &Value, checker: &mut Checker) {
     }
 }
 
-/// Remarks in the literature that state a number.
+/// Numbers stated in the literature.
 fn document_claim(row: &Value, r: u64, checker: &mut Checker) {
     let claim = row["claim"].as_str().unwrap_or_default();
     let value = &row["value"];

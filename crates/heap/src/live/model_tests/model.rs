@@ -1,11 +1,12 @@
-//! What the heap should be: lists of blocks and of mapped cells, with nothing kept that can be computed.
+//! What the heap should be: lists of blocks and of mapped cells. Nothing is stored that can be computed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{LostBlocks, LostRecords, PAGE, PEAK_STEP};
 use crate::sample::Sample;
 
-/// Bytes of a cell. Mappings begin and end with one; a page has several, because the heap of `brk` ends within a page.
+/// Bytes of a cell. Mappings begin and end on cell boundaries. A page has several cells, because the `brk` heap ends
+/// within a page.
 pub const CELL: u64 = 1024;
 
 /// Process, sampling interval and stack of a row.
@@ -36,14 +37,14 @@ impl Sums {
     }
 }
 
-/// What a row has apart from its sums in use.
+/// A row's data apart from its sums in use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Row {
     pub alloc: Sums,
     pub untracked: u64,
     pub at_exit: Sums,
     pub peak: Sums,
-    /// Weights of blocks that were freed, of the temporary ones among them, and of those that were left or are in use.
+    /// Weights of the freed blocks, of the temporary ones among them, and of those that were left or are in use.
     pub freed: f64,
     pub temporary: f64,
     pub left: f64,
@@ -88,14 +89,14 @@ impl Block {
     }
 }
 
-/// The sample that a cell belongs to, and since when.
+/// The sample that a cell belongs to, and when it was mapped.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     sample: u64,
     since_ns: u64,
 }
 
-/// The heaps of all processes. Spaces are named by their thread group.
+/// The heaps of all processes. Address spaces are identified by their thread group.
 #[derive(Default)]
 pub struct Model {
     pub samples: u64,
@@ -109,7 +110,7 @@ pub struct Model {
     pub ignored: Vec<(u32, u64, u64)>,
     pub recovered: BTreeMap<u32, LostBlocks>,
     rows: BTreeMap<Key, Row>,
-    /// By space and number of the cell.
+    /// By space and cell number.
     cells: BTreeMap<(u32, u64), Cell>,
     rising: bool,
     peak_bytes: f64,
@@ -156,7 +157,7 @@ impl Model {
         self.live.values().map(|block| block.sums().bytes).sum()
     }
 
-    /// Keeps the sums in use as those of the peak, if the total rose since the last fall and is well above the last peak.
+    /// Records the sums in use as the peak, if the total rose since the last fall and is well above the last peak.
     fn note_peak(&mut self) {
         let total = self.inuse_bytes();
         if std::mem::take(&mut self.rising) && total >= self.peak_bytes * PEAK_STEP {
@@ -177,8 +178,8 @@ impl Model {
         }
     }
 
-    /// Takes the cells of a space for which `is_gone` and that were mapped up to then. Returns the contiguous cells of one
-    /// sample: the sample and their bytes.
+    /// Takes the cells of a space for which `is_gone` holds and that were mapped up to `until_ns`. Returns each run of
+    /// contiguous cells of one sample: the sample and the run's bytes.
     fn take_cells(&mut self, space: u32, until_ns: u64, is_gone: impl Fn(u64) -> bool) -> Vec<(u64, u64)> {
         let gone: Vec<(u64, u64)> = self
             .cells
@@ -200,7 +201,7 @@ impl Model {
         }
     }
 
-    /// Returns whether a mapping has nothing left.
+    /// Takes bytes away from a mapping. Returns whether nothing is left of it.
     fn shrink(&mut self, space: u32, sample: u64, bytes: u64) -> bool {
         let Some(block) = self.live.get_mut(&(space, sample)) else { return false };
         block.size_bytes -= bytes;
@@ -260,7 +261,7 @@ impl Model {
         addresses
     }
 
-    /// Drops the peaks of some processes. The peak that a total must exceed is that of the others.
+    /// Drops the peaks of some processes. The peak to exceed is then that of the others.
     fn drop_peaks(&mut self, of: impl Fn(u32) -> bool) {
         for (_, row) in self.rows.iter_mut().filter(|((process, ..), _)| of(*process)) {
             row.peak = Sums::default();
@@ -294,7 +295,8 @@ impl Model {
         older.into_iter().map(|(id, block)| (space, id, block.address)).collect()
     }
 
-    /// Adds those of the `unknown` blocks that are still unknown, and removes others that `keeps` does not name.
+    /// Adds those of the `unknown` blocks that are still unknown, and removes the other blocks that `keeps` does not
+    /// accept.
     pub fn reconcile(&mut self, unknown: &[(Sample, usize)], keeps: impl Fn(u64) -> bool) -> LostRecords {
         self.rising = false;
         let unknown: Vec<_> =
@@ -308,7 +310,8 @@ impl Model {
         LostRecords { frees, allocations: unknown.len() as u64 }
     }
 
-    /// Removes the rows of an ended process that have no blocks. Returns their number, and whether others remain.
+    /// Removes the rows of an ended process that have no blocks. Returns their number, and whether the process has
+    /// other rows.
     pub fn retire(&mut self, ended: u32) -> (usize, bool) {
         let held: BTreeSet<Key> = self.live.values().map(|block| block.row).collect();
         let done = self.rows.extract_if(.., |key, _| key.0 == ended && !held.contains(key)).count();
@@ -318,7 +321,7 @@ impl Model {
         (done, self.rows.keys().any(|key| key.0 == ended))
     }
 
-    /// Number and bytes of the blocks after each mark and not after the next.
+    /// Number and bytes of the blocks after each mark and not after the next one.
     pub fn inuse_by_mark<const N: usize>(&self, marks_ns: &[u64; N]) -> [(u64, u64); N] {
         std::array::from_fn(|index| {
             let end_ns = marks_ns.get(index + 1).copied().unwrap_or(u64::MAX);
@@ -345,7 +348,7 @@ impl Model {
     }
 }
 
-/// Joins contiguous cells (number and sample) of one sample: the sample and the bytes of each run.
+/// Joins contiguous cells (number and sample) of one sample. Returns the sample and the bytes of each run.
 fn runs(cells: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let runs = cells.chunk_by(|(at, sample), (next, of)| at + 1 == *next && sample == of);
     runs.map(|run| (run[0].1, run.len() as u64 * CELL)).collect()

@@ -1,4 +1,4 @@
-//! The events that the heap and its model are given.
+//! The events that go to the heap and its model.
 
 use std::ops::Range;
 
@@ -8,14 +8,14 @@ pub const PROCESSES: [u32; 3] = [1, 2, 3];
 pub const INTERVALS: [u64; 2] = [1, 64];
 /// Number of stacks.
 pub const STACKS: usize = 4;
-/// Cells in which mappings lie; so few that they often replace each other.
+/// Number of cells that mappings start in: few, so that mappings often replace each other.
 const CELLS: u64 = 40;
 
 /// A sampled allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocation {
     pub process: u32,
-    /// The process itself, or its parent for a vfork child.
+    /// The process itself; the parent for a vfork child.
     pub space: u32,
     pub interval: usize,
     pub stack: usize,
@@ -27,9 +27,9 @@ pub struct Allocation {
 #[derive(Clone, Debug)]
 pub enum Operation {
     Allocate(Allocation),
-    /// A mapping from a cell on. Its size is in cells.
+    /// A mapping that begins at a cell. Its size is in cells.
     Map(Allocation, u64),
-    /// The free of the block with this index among the live ones; with a space, of a sample that may be unknown.
+    /// The free of the live block with this index; with a space, the free of a sample that may be unknown.
     Free {
         sample: usize,
         space: u32,
@@ -45,7 +45,8 @@ pub enum Operation {
         cells: Vec<Range<u64>>,
         late_ns: u64,
     },
-    /// The end of a process. Bits: whose frees were lost, by the page of their address.
+    /// The end of a process. `freed` has a bit per page (modulo 8): whether the frees of the blocks at that page's
+    /// addresses were lost.
     End {
         space: u32,
         freed: u8,
@@ -74,11 +75,11 @@ pub enum Operation {
     Look,
 }
 
-/// Draws events; the same ones for the same seed.
+/// Draws random events, the same ones for the same seed.
 pub struct Draws(pub fastrand::Rng);
 
 impl Draws {
-    /// True once in that many draws, on average.
+    /// Whether this draw succeeds: once in `of` draws on average.
     pub fn one_in(&mut self, of: u32) -> bool {
         self.0.u32(..of) == 0
     }
@@ -104,14 +105,14 @@ impl Draws {
         start..start + self.0.u64(least..12)
     }
 
-    /// Ranges that are not empty, in order of their starts; they may overlap.
+    /// Ranges that are not empty, in order of their starts. They may overlap.
     fn ranges(&mut self) -> Vec<Range<u64>> {
         let mut ranges: Vec<_> = (0..self.0.usize(..4)).map(|_| self.cells(1)).collect();
         ranges.sort_unstable_by_key(|cells| (cells.start, cells.end));
         ranges
     }
 
-    /// How long before its record something happened: 0 for most.
+    /// How long before its record something happened: usually 0.
     fn late_ns(&mut self) -> u64 {
         if self.one_in(4) { self.0.u64(..100) } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! Java frames of samples: leaves frames of a JVM's code while a stack is unwound, and names what runs in them.
+//! Java frames of samples: unwinds through frames of a JVM's code, and names the functions that run in them.
 
 mod notes;
 mod process;
@@ -23,7 +23,7 @@ use process::{Code, Process, TRUE_FOR};
 use reader::{Failed, JavaReader};
 use sampler_ebpf::abi::ProcessKey;
 
-/// Most processes that are known to have no JVM.
+/// Maximum number of processes that are remembered as having no JVM.
 const MOST_PROCESSES: usize = 1 << 14;
 
 /// Name of the code by which native code calls Java.
@@ -40,7 +40,7 @@ const NO_METHOD: &str = "an interpreted frame of the JVM has no method";
 pub struct Javas {
     names: Arc<RuntimeFunctions>,
     libraries: HashMap<ModuleId, Option<Library>>,
-    /// By process without a JVM: the state of its mappings when it had none.
+    /// Processes without a JVM, with the generation of their mappings at the time.
     without: HashMap<ProcessKey, u64>,
     processes: HashMap<ProcessKey, Process>,
     reader: JavaReader,
@@ -48,7 +48,7 @@ pub struct Javas {
 }
 
 impl Javas {
-    /// No JVM is known yet. New methods are added to `names`.
+    /// Creates it without any known JVM. New methods are added to `names`.
     pub fn new(names: Arc<RuntimeFunctions>) -> Self {
         Self {
             names,
@@ -60,8 +60,8 @@ impl Javas {
         }
     }
 
-    /// Looks for a JVM among the modules of a process, if these have changed. This is done right before a stack is unwound,
-    /// so that no stack comes before its JVM is known.
+    /// Searches the modules of a process for a JVM, if they have changed. This happens right before a stack is unwound,
+    /// so the JVM is known before the first of its stacks.
     pub fn look_at(&mut self, key: ProcessKey, space: &AddressSpace, files: &mut dyn ModuleFiles) {
         let generation = space.generation();
         if self.processes.contains_key(&key) || self.without.get(&key) == Some(&generation) {
@@ -85,7 +85,7 @@ impl Javas {
             let library = match self.libraries.entry(module) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(_) if !is_jvm(&files.path(module)) => return None,
-                // Why it is refused, the audit tells.
+                // The audit reports why it is refused.
                 Entry::Vacant(new) => {
                     new.insert(files.image(module).ok().and_then(|image| Library::find(&*image).ok().flatten()))
                 }
@@ -94,7 +94,7 @@ impl Javas {
         })
     }
 
-    /// Drops what is kept of processes that have ended.
+    /// Drops what is kept about processes that have ended.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         self.processes.retain(|process, _| !ended.contains(process));
         self.without.retain(|process, _| !ended.contains(process));
@@ -119,12 +119,12 @@ fn why(failed: Failed) -> &'static str {
     }
 }
 
-/// Whether a file is a JVM's, by its name.
+/// Whether a file is a JVM, by its name.
 fn is_jvm(path: &str) -> bool {
     path.rsplit('/').next().is_some_and(|name| name.starts_with("libjvm.so"))
 }
 
-/// What a frame needs of a process.
+/// What unwinding a frame needs from its process.
 struct At<'a> {
     process: &'a mut Process,
     reader: &'a mut JavaReader,
@@ -133,7 +133,7 @@ struct At<'a> {
     space: &'a SpaceView<'a>,
 }
 
-/// Why a frame cannot be left.
+/// Why a frame cannot be unwound.
 enum Why {
     Missing(Missing),
     Stuck(&'static str),
@@ -145,7 +145,7 @@ impl At<'_> {
         code.map_err(|failed| Why::Stuck(why(failed)))?.ok_or(Why::Stuck(GONE))
     }
 
-    /// Whether code is where a call would have come from.
+    /// Whether the return address of a caller lies in code.
     fn leads_to_code(&self, caller: &Registers) -> bool {
         let call = caller.ip.wrapping_sub(1);
         self.space.find(call).is_some() || self.vm.heap(call).is_some()
@@ -221,7 +221,7 @@ impl RuntimeCode for Javas {
     }
 
     fn version(&self, process: ProcessKey) -> u64 {
-        // The code of others is in files.
+        // Other processes have their code in files.
         if self.processes.contains_key(&process) { monotonic_ns() / TRUE_FOR.as_nanos() as u64 } else { 0 }
     }
 }
@@ -234,7 +234,7 @@ mod tests {
 
     use super::*;
 
-    /// Every module is this file.
+    /// Returns the same file for every module.
     struct Files {
         path: &'static str,
         asked: usize,

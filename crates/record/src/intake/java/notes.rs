@@ -1,8 +1,8 @@
-//! How often stacks end in the code of a JVM, and which JVMs are not understood.
+//! How often stacks end in the code of a JVM, and which JVMs cannot be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most JVMs whose refusal is told.
+/// Maximum number of refused JVMs that are reported.
 const MOST_REFUSED: usize = 8;
 
 /// What could not be shown.
@@ -18,7 +18,7 @@ impl Outcomes {
         *self.stuck.entry(why).or_default() += 1;
     }
 
-    /// Notes a process whose JVM is not understood.
+    /// Notes a process whose JVM cannot be read.
     pub fn refuse(&mut self, pid: u32, why: &str) {
         if self.refused.len() < MOST_REFUSED {
             self.refused.insert(format!("Java frames of process {pid} are not shown: {why}"));

@@ -1,4 +1,4 @@
-//! What is kept of a process that runs a JVM: its layout, code and methods that were looked up.
+//! What is kept about a process that runs a JVM: its layout, and the code and methods that were looked up.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,13 +13,14 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::reader::{Failed, JavaReader, Place};
 
-/// How long what was read counts as true. Then it is compared: code and methods may be freed, and their memory used again.
+/// How long what was read counts as true. Afterwards it is compared again, because code and methods may be freed and
+/// their memory reused.
 pub const TRUE_FOR: Duration = Duration::from_secs(1);
-/// Time between two looks at a JVM that has not begun.
+/// Time between two attempts with a JVM that has not started yet.
 const AGAIN_AFTER: Duration = Duration::from_millis(1);
-/// Most bytes that are kept of one process. Then it is read again.
+/// Maximum number of bytes that are kept per process. Beyond it, everything is dropped and read again.
 const MOST_BYTES: usize = 32 << 20;
-/// What an entry takes besides what it states, bytes, roughly.
+/// What an entry takes besides the size that it states, bytes, roughly.
 const ENTRY_BYTES: usize = 256;
 
 /// Code at a return address.
@@ -47,10 +48,10 @@ pub struct Process {
     /// `None` if it cannot be read (any more).
     memory: Option<Arc<File>>,
     tables: Tables,
-    /// Known before the JVM has begun.
+    /// Known before the JVM has started.
     layout: Option<(Layout, String)>,
     vm: Option<Arc<Vm>>,
-    /// When the JVM was not ready.
+    /// When the JVM was last found not ready.
     tried: Option<Instant>,
     codes: HashMap<u64, KnownCode>,
     methods: HashMap<u64, KnownMethod>,
@@ -72,7 +73,7 @@ impl Process {
         }
     }
 
-    /// Its JVM; `None` if that has not begun, or was refused before.
+    /// The JVM; `None` if it has not started, or was refused before.
     ///
     /// # Errors
     /// Why it is refused from now on.
@@ -97,7 +98,7 @@ impl Process {
         }
     }
 
-    /// Notes that nothing can be read: what is known stays.
+    /// Returns the error. If the reader did not answer, nothing is read from now on; what is known stays.
     fn give_up<T>(&mut self, failed: Failed) -> Result<T, Failed> {
         if failed == Failed::NoAnswer {
             self.memory = None;
@@ -129,7 +130,7 @@ impl Process {
             };
             let blob = &known.code.blob;
             match reader.check_of_code(memory, vm, blob.start) {
-                // Of a process that has ended, nothing else can be there.
+                // The process has ended, so nothing else can be there.
                 Err(Failed::Read(ReadError::Unreadable)) => return Ok(Some(known.code.clone())),
                 Ok(check) if check == blob.check => {
                     known.checked = Instant::now();

@@ -1,4 +1,4 @@
-//! Reads the memory of JVMs, on a thread that may be given up.
+//! Reads the memory of JVMs, on a thread that can be abandoned.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct Place {
 /// Code, and the functions that run where it was looked up, innermost first.
 pub type FoundCode = (Blob, Vec<Place>);
 
-/// What is asked.
+/// What the thread is asked for.
 enum Question {
     Layout(Tables),
     Vm(Box<Layout>, String),
@@ -36,7 +36,7 @@ enum Question {
     SameMethod(Arc<Vm>, u64),
 }
 
-/// The answers, in the order of the questions; the same kind serves for both checks.
+/// The answers, in the order of the questions; both checks have the same kind of answer.
 enum Answer {
     Layout(Result<(Layout, String), Unsupported>),
     Vm(Result<Vm, Unsupported>),
@@ -45,7 +45,7 @@ enum Answer {
     Check(Result<u64, ReadError>),
 }
 
-/// Why there is nothing.
+/// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed {
     /// Nothing was read in time.
@@ -66,11 +66,11 @@ impl From<ReadError> for Failed {
     }
 }
 
-/// The handle to the thread that reads.
+/// The handle to the reading thread.
 #[derive(Default)]
 pub struct JavaReader(pub(super) ReaderThread<(Arc<File>, Request), Reply>);
 
-/// A question, which only this module makes.
+/// A question, which only this module can make.
 pub struct Request(Question);
 /// Its answer.
 pub struct Reply(Answer);
@@ -81,7 +81,7 @@ impl JavaReader {
         self.0.ask(request, "java", answer, LONGEST_WAIT).map(|Reply(answer)| answer)
     }
 
-    /// A JVM. Its layout is kept in `known`.
+    /// Reads a JVM. Its layout is kept in `known`.
     pub fn vm(
         &mut self,
         memory: &Arc<File>,
@@ -149,7 +149,7 @@ fn answer((memory, Request(question)): (Arc<File>, Request)) -> Reply {
 
 fn code(memory: &ProcessMemory, vm: &Vm, pc: u64) -> Result<Option<FoundCode>, ReadError> {
     let Some(blob) = Blob::find(memory, vm, pc)? else { return Ok(None) };
-    // Without a description of what is inlined, the compiled method is known still.
+    // Without a description of what is inlined, the compiled method is still known.
     let alone = || vec![Scope { method: blob.method, bytecode: None }];
     let scopes = scopes(memory, vm, &blob, pc).unwrap_or_else(|_| alone());
     let places = scopes.iter().map(|scope| place(memory, vm, scope)).collect();
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// The tables of the JVM of this machine, as if it were mapped here, if there is one.
+    /// The tables of this machine's JVM, as if it were mapped here, if there is one.
     fn tables() -> Option<Tables> {
         let file = File::open("/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so").ok()?;
         let library = heapbpf_java::Library::find(&file).ok()??;

@@ -1,11 +1,11 @@
-//! Puts Python frames in the place of the interpreter's native frames. Pure.
+//! Replaces the interpreter's native frames with Python frames. Pure.
 
 use heapbpf_python::Runtime;
 use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::RawFrame;
 
-/// The number of invocations of the interpreter's loop differs between the native stack and the Python frames: one of them
-/// is wrong.
+/// The number of invocations of the interpreter's loop differs between the native stack and the Python frames, so one
+/// of them is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch;
 
@@ -19,20 +19,21 @@ pub struct Parts<'a> {
     pub runtime: (ModuleId, &'a Runtime),
     /// Python frames by invocation of the interpreter's loop, innermost first.
     pub python: &'a [Vec<RawFrame>],
-    /// Whether these are all.
+    /// Whether these are all of them.
     pub python_is_whole: bool,
-    /// Whether a module is code that was made at run time.
+    /// Whether a module is code that was generated at run time.
     pub is_jit_code: &'a dyn Fn(ModuleId) -> bool,
 }
 
 impl Parts<'_> {
-    /// The merged stack. Each native frame of the interpreter's loop becomes the Python frames that it runs. What the
-    /// interpreter called since stays, as do frames of other files wherever they are. The interpreter's own frames
-    /// outside of its loop, which only lead there, go. So does code that was made at run time and calls the loop itself: with
-    /// `python3 -X perf`, each Python function has such code, with its name.
+    /// The merged stack. Each native frame of the interpreter's loop is replaced by the Python frames that it runs.
+    /// What the innermost loop called stays, as do frames of other files wherever they are. The interpreter's own
+    /// frames outside its loop, which only lead there, are dropped, unless the interpreter is part of a larger program.
+    /// Code generated at run time that calls the loop itself is dropped as well: with `python3 -X perf`, each Python
+    /// function has such code, with its name.
     ///
     /// # Errors
-    /// [`Mismatch`]: the native stack is to stay as it is.
+    /// [`Mismatch`]: the native stack must stay as it is.
     pub fn merge(&self) -> Result<Vec<RawFrame>, Mismatch> {
         let (module, runtime) = self.runtime;
         let mut merged = Vec::with_capacity(self.native.len());
@@ -87,8 +88,8 @@ mod tests {
         Runtime { version, layout, address: 0, loops: vec![100..200, 500..510], is_alone, segments: vec![] }
     }
 
-    /// `L`: the loop; `c`: its cold part; `i`: the interpreter otherwise; `n`: another file; `j`: code made at run
-    /// time; digits: Python's.
+    /// `L`: the loop; `c`: its cold part; `i`: the rest of the interpreter; `n`: another file; `j`: code generated at
+    /// run time; digits: Python's frames.
     fn frames(text: &str) -> Vec<RawFrame> {
         let frame = |letter: char| match letter {
             'L' => RawFrame { address: 150, module: Some(INTERPRETER), file_offset: 150 },
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(merge("niiLiin", &["123"], (true, true)), Ok(frames("nii123n")));
         assert_eq!(merge("iLiiLin", &["12", "3"], (true, true)), Ok(frames("i123n")));
         assert_eq!(merge("iciiLin", &["12", "3"], (true, true)), Ok(frames("i123n")));
-        // A generator that is only being made has no frame to show.
+        // A generator that is only being created has no frame to show.
         assert_eq!(merge("iLiLn", &["", "3"], (true, true)), Ok(frames("i3n")));
     }
 
@@ -154,9 +155,9 @@ mod tests {
     #[test]
     fn a_function_that_was_called_through_code_of_its_own_appears_once() {
         assert_eq!(merge("iLjiiLjin", &["1", "2"], (true, true)), Ok(frames("i12n")));
-        // What a compiler of Python code made stays: it calls no loop.
+        // Code made by a compiler of Python code stays: it calls no loop.
         assert_eq!(merge("ijniLjijiLn", &["1", "2"], (true, true)), Ok(frames("ijni1j2n")));
-        // Frames beyond the limit: from there on the native ones stay, and its own code tells what runs.
+        // Frames beyond the limit: from there on the native ones stay, and the generated code says what runs.
         assert_eq!(merge("iLjiLjLn", &["1"], (true, false)), Ok(frames("i1LjLn")));
         assert_eq!(merge_of(&runtime(false), "iLjiiLin", &["1", "2"], (true, true)), Ok(frames("i1ii2in")));
     }

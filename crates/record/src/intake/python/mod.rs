@@ -1,4 +1,4 @@
-//! Python frames of samples: joins what the kernel side found with the native stack of the same sample.
+//! Python frames of samples: joins the frames that the kernel side found with the native stack of the same sample.
 
 mod merge;
 mod notes;
@@ -19,19 +19,20 @@ use notes::{Outcomes, Why};
 use reader::CodeReader;
 use sampler_ebpf::abi::{ProcessKey, PythonCodeRecord, PythonFrame, PythonRecord, StackRecord, python_walk};
 
-/// Most samples whose Python frames wait for their stack copy, which follows at once or was lost.
+/// Maximum number of samples whose Python frames wait for their stack copy, which either follows at once or was lost.
 const MOST_WAITING: usize = 4096;
-/// Most copies of code objects that wait for the stack that shows them, which follows at once or was lost.
+/// Maximum number of copied code objects that wait for the stack that shows them, which either follows at once or was
+/// lost.
 const MOST_COPIES: usize = 4096;
-/// Most code objects that are kept, of all processes together. When there are more, they are read again.
+/// Maximum number of code objects that are kept for all processes together. Beyond it, they are read again.
 const MOST_CODES: usize = 1 << 17;
-/// Most forks that are remembered, and how many generations back code objects are looked for.
+/// Maximum number of remembered forks, and how many generations of parents are searched for code objects.
 const MOST_PARENTS: usize = 1 << 16;
 const GENERATIONS: usize = 4;
-/// Most lines that are kept of one function.
+/// Maximum number of lines that are kept per function.
 const MOST_LINES: usize = 256;
 
-/// What the kernel side found of one stack.
+/// What the kernel side found for one stack.
 #[derive(Default)]
 struct Walked {
     frames: Vec<PythonFrame>,
@@ -65,7 +66,7 @@ impl Process {
         }
     }
 
-    /// Whether this code object was read, or cannot be.
+    /// Whether this code object was read, or is known to be unreadable.
     fn knows(&self, address: u64, check: u64) -> bool {
         self.codes.get(&address).is_some_and(|known| known.check == check)
     }
@@ -79,7 +80,7 @@ pub struct Pythons {
     /// Code objects as the kernel side copied them, by process and address.
     copies: HashMap<(ProcessKey, u64), Box<PythonCodeRecord>>,
     processes: HashMap<ProcessKey, Process>,
-    /// Parents of processes that were forked, by process id.
+    /// Parents of forked processes, by process id.
     parents: HashMap<u32, ProcessKey>,
     codes: usize,
     reader: CodeReader,
@@ -87,7 +88,7 @@ pub struct Pythons {
 }
 
 impl Pythons {
-    /// No interpreter is known yet. New functions are added to `names`.
+    /// Creates it without any known interpreter. New functions are added to `names`.
     pub fn new(names: Arc<RuntimeFunctions>) -> Self {
         Self {
             names,
@@ -107,7 +108,7 @@ impl Pythons {
         self.runtimes.insert(module, runtime);
     }
 
-    /// Notes a fork: what the child cannot tell any more, because it has ended, its parent may.
+    /// Notes a fork: if the child has ended and can no longer be read, its parent may be.
     pub fn forked(&mut self, parent: ProcessKey, child: u32) {
         if self.runtimes.is_empty() {
             return;
@@ -138,14 +139,14 @@ impl Pythons {
         self.copies.insert((record.space, record.head.address), Box::new(*record));
     }
 
-    /// The stack of a sample with its Python frames; `None` if it has none, or they are not to be believed.
+    /// The stack of a sample with its Python frames; `None` if it has none, or they are not credible.
     pub fn merged(
         &mut self,
         head: &StackRecord,
         native: &RawStack,
         is_jit_code: &dyn Fn(ModuleId) -> bool,
     ) -> Option<RawStack> {
-        // Where no process runs Python, nothing is looked up.
+        // If no process runs Python, nothing is looked up.
         if self.runtimes.is_empty() && self.waiting.is_empty() {
             return None;
         }
@@ -162,7 +163,7 @@ impl Pythons {
             return None;
         };
         if !has_loop && walked.frames.is_empty() {
-            // The interpreter, but no Python function: it is starting, or another of its threads.
+            // Interpreter code without a Python function: it is starting, or this is another of its threads.
             return None;
         }
         let merged = self.frames_of(head.space, &walked, &runtime).and_then(|python| {
@@ -181,7 +182,7 @@ impl Pythons {
         Some(RawStack { frames, unwinder: native.unwinder, completeness: native.completeness.clone() })
     }
 
-    /// The frames by invocation of the interpreter's loop.
+    /// The Python frames, by invocation of the interpreter's loop.
     fn frames_of(&mut self, space: ProcessKey, walked: &Walked, runtime: &Runtime) -> Result<Vec<Vec<RawFrame>>, Why> {
         if let Some(why) = Why::of_walk(walked.walk) {
             return Err(why);
@@ -197,7 +198,7 @@ impl Pythons {
             for frame in invocation {
                 let known = process.codes.get_mut(&frame.code).filter(|known| known.check == frame.check);
                 let Some(Known { function: Some((function, code)), lines, .. }) = known else {
-                    // Its code was freed since, as that of `exec` is.
+                    // Its code object has been freed since, as happens to those of `exec`.
                     frames.push(raw_frame(UNKNOWN_FUNCTION, 0));
                     continue;
                 };
@@ -208,11 +209,11 @@ impl Pythons {
             }
             all.push(frames);
         }
-        // If none can be read, the frames may well be no frames.
+        // If none can be read, these are probably no frames.
         if readable == 0 && !walked.frames.is_empty() { Err(Why::Unreadable) } else { Ok(all) }
     }
 
-    /// Reads the code objects that are not known yet: in what the kernel side copied of them, or else in the process.
+    /// Reads the code objects that are not known yet: from the kernel side's copies, otherwise from the process.
     fn read_new<'f>(
         &mut self,
         space: ProcessKey,
@@ -258,7 +259,8 @@ impl Pythons {
         Ok(())
     }
 
-    /// Reads what is wanted in the copies, and leaves what is to be read in the process: what was not copied, or not whole.
+    /// Reads wanted code objects from the copies. Leaves in `wanted` what must be read in the process: what was not
+    /// copied, or not whole.
     fn read_copies(&mut self, space: ProcessKey, layout: &Layout, wanted: &mut Vec<(u64, u64)>) -> Result<(), Why> {
         let mut left = Vec::new();
         for (address, check) in wanted.drain(..) {
@@ -300,7 +302,7 @@ impl Pythons {
         Ok(())
     }
 
-    /// Drops what is kept of processes that have ended.
+    /// Drops what is kept about processes that have ended.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         for process in ended.iter().filter_map(|process| self.processes.remove(process)) {
             self.codes = self.codes.saturating_sub(process.codes.len());
@@ -316,7 +318,7 @@ impl Pythons {
     }
 }
 
-/// The line that a frame is at; 0 if it is not known.
+/// The line that a frame is at; 0 if it is unknown.
 fn line_of(lines: &mut HashMap<u32, u32>, code: &Code, layout: &Layout, frame: &Frame) -> u32 {
     let Some(offset) = frame.instruction else { return code.first_line };
     if lines.len() >= MOST_LINES {

@@ -9,7 +9,7 @@ pub enum Why {
     Subinterpreters,
     /// The interpreter does not know the thread.
     NoThread,
-    /// The interpreter had not begun, or had ended.
+    /// The interpreter had not started, or had ended.
     NotRunning,
     /// Frames or code objects could not be read.
     Unreadable,
@@ -19,7 +19,7 @@ pub enum Why {
     TooMany,
     /// The native stack and the Python frames do not agree.
     Mismatch,
-    /// No record of Python frames came: the programs in the kernel did not know the interpreter yet, or the record was lost.
+    /// No record of Python frames arrived: the BPF programs did not know the interpreter yet, or the record was lost.
     NotRead,
 }
 
@@ -35,7 +35,7 @@ impl Why {
         Self::NotRead,
     ];
 
-    /// Of one of [`python_walk`]; `None` if there are frames to show.
+    /// The reason for one of [`python_walk`]; `None` if there are frames to show.
     pub fn of_walk(walk: u32) -> Option<Self> {
         match walk {
             python_walk::COMPLETE | python_walk::TOO_DEEP => None,
@@ -60,7 +60,7 @@ impl Why {
     }
 }
 
-/// Counts of what became of stacks with Python frames.
+/// Counts what happened to stacks with Python frames.
 #[derive(Debug, Default)]
 pub struct Outcomes {
     all: u64,

@@ -1,4 +1,4 @@
-//! Reads code objects from the memory of processes, on a thread that may be given up.
+//! Reads code objects from the memory of processes, on a thread that can be abandoned.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use heapbpf_python::{Code, Layout, Memory};
 /// How long the event path waits for an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Code objects are read from records as well, so their memory is a trait of its own.
+/// Code objects are read from records as well, so reading memory is a trait of its own.
 struct Process(ProcessMemory);
 
 impl Memory for Process {
@@ -29,7 +29,7 @@ struct Request {
 
 type Codes = Vec<Result<Code, CodeError>>;
 
-/// The handle to the thread that reads.
+/// The handle to the reading thread.
 #[derive(Default)]
 pub struct CodeReader(ReaderThread<Request, Codes>);
 
@@ -37,7 +37,7 @@ impl CodeReader {
     /// Reads code objects of one process.
     ///
     /// # Errors
-    /// [`NoAnswer`] in time: nothing should be asked of this process again.
+    /// [`NoAnswer`] in time: this process should not be read again.
     pub fn read(&mut self, memory: &Arc<File>, layout: &Layout, wanted: Vec<(u64, u64)>) -> Result<Codes, NoAnswer> {
         let request = Request { memory: Arc::clone(memory), layout: *layout, wanted };
         self.0.ask(request, "python", read, LONGEST_WAIT)

@@ -1,4 +1,5 @@
-//! Where the recorder gets the stack of a sample: by unwinding a copy, from the kernel's walk, or from the caller alone.
+//! Where the recorder gets the stack of a sample: by unwinding a copy, from the kernel's walk, or from the caller
+//! alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use sampler_ebpf::abi::{AllocationRecord, MOST_MISSING_PAGES, StackRecord, copy_
 
 use super::Recorder;
 
-/// Most stack copies unwound before other work gets its turn.
+/// Maximum number of stack copies unwound before other work gets its turn.
 const MOST_COPIES: usize = 256;
 
-/// Limit on cached stacks that the daemon did not unwind itself. A target can make any number. A full cache is cleared and
-/// filled again.
+/// Limit on cached stacks that the daemon did not unwind itself. A target can make any number. A full cache is cleared
+/// and filled again.
 const MOST_STACKS: usize = 1 << 16;
 
 impl Recorder {
@@ -122,7 +123,7 @@ fn flaws_of(head: &StackRecord) -> Flaws {
     Flaws { end, has_gaps: head.missing_pages > 0 }
 }
 
-/// Clears a full cache, to make room for one more entry.
+/// Clears a full cache, so that one more entry fits.
 fn bounded<K, V>(stacks: &mut HashMap<K, V>) -> &mut HashMap<K, V> {
     if stacks.len() >= MOST_STACKS {
         stacks.clear();

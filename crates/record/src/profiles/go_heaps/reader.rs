@@ -1,4 +1,4 @@
-//! Reads heaps of Go programs from the memory of processes, on a thread that may be given up.
+//! Reads heaps of Go programs from the memory of processes, on a thread that can be abandoned.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,11 +9,12 @@ use heapbpf_host::reader_thread::{NoAnswer, ProcessMemory, ReaderThread};
 use heapbpf_symbols::go::GoProgram;
 use heapbpf_unwind::mapping::Mapping;
 
-/// How long the answer of a process is waited for.
+/// How long to wait for the answer of a process.
 const LONGEST_WAIT: Duration = Duration::from_secs(6);
-/// How long reading a heap may take that answers; once for all attempts at one moment, and once for one stack after the other.
+/// Time limit for reading a heap that answers: once for all attempts to read it at one moment, and once for reading one
+/// stack after the other.
 const LONGEST_READ: Duration = Duration::from_secs(2);
-/// Most attempts to read a heap that changes meanwhile, and the pause between them.
+/// Maximum number of attempts to read a heap that changes during the read, and the pause between them.
 const ATTEMPTS: usize = 8;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -23,7 +24,7 @@ struct Request {
     mapping: Mapping,
 }
 
-/// The handle to the thread that reads.
+/// The handle to the reading thread.
 #[derive(Default)]
 pub struct HeapReader(ReaderThread<Request, Result<Heap, String>>);
 
@@ -31,7 +32,7 @@ impl HeapReader {
     /// Reads the heap of a process, or the reason why that is not possible.
     ///
     /// # Errors
-    /// [`NoAnswer`] in time: nothing should be asked of this process again.
+    /// [`NoAnswer`] in time: this process should not be read again.
     pub fn read(
         &mut self,
         memory: &Arc<File>,

@@ -12,7 +12,7 @@ use super::super::batch::batches;
 use super::super::spool::SpoolOptions;
 use super::*;
 
-/// A guard against hanging, longer than any step here takes. It measures nothing.
+/// A guard against hanging: longer than any step here takes. It measures nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, Default)]
@@ -92,7 +92,7 @@ fn answers_that_are_about_the_request_are_for_good_and_the_rest_is_tried_again()
     assert!(head.starts_with("post /in ") && head.contains("authorization: bearer key"), "{head}");
 }
 
-/// Neither the profile nor the token goes to where an answer points.
+/// Neither the profile nor the token is sent to a redirect's target.
 #[test]
 fn redirects_are_followed_nowhere() {
     let (elsewhere, elsewhere_address) = listener();
@@ -126,7 +126,7 @@ fn redirects_are_followed_nowhere() {
 #[test]
 fn a_receiver_that_was_away_gets_everything_in_order_also_over_a_restart() {
     let (away, address) = listener();
-    // Nothing listens there for now.
+    // Nothing listens there at first.
     drop(away);
     let folder = tempfile::tempdir().unwrap();
     let options = SpoolOptions { folder: folder.path().into(), most_bytes: 1 << 20 };

@@ -1,6 +1,6 @@
 //! The stub on x86-64.
 
-// Passes on the registers of its caller, as they will be after the return.
+// Passes on its caller's registers, as they will be after the return.
 std::arch::global_asm!(
     ".globl heapbpf_capture_here",
     ".type heapbpf_capture_here, @function",

@@ -11,10 +11,10 @@ use heapbpf_testing::own_process::Random;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::mapping::{Mapping, ModuleId};
 
-/// Distance of the modules from each other: framehop knows 32-bit addresses within a module.
+/// Distance between modules: framehop uses 32-bit addresses within a module.
 const APART: u64 = 1 << 32;
 const FIRST: u64 = 0x7e00_0000_0000;
-/// Most functions of one module.
+/// Maximum number of functions per module.
 const MAX_FUNCTIONS: usize = 40_000;
 
 /// framehop's unwinder.
@@ -22,7 +22,7 @@ pub type Theirs = framehop::UnwinderNative<Vec<u8>, framehop::MayAllocateDuringU
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
-/// A function as its entry of call frame information has it.
+/// A function, as described by its call frame information entry.
 #[derive(Clone, Debug)]
 pub struct Function {
     /// Addresses as the file states them.
@@ -31,7 +31,7 @@ pub struct Function {
     entry: usize,
 }
 
-/// A file, mapped at `bias` plus the addresses that it states.
+/// A file that is mapped at `bias` plus its stated addresses.
 pub struct Module {
     pub path: Arc<str>,
     image: Arc<Vec<u8>>,
@@ -73,7 +73,7 @@ impl Module {
             let CieOrFde::Fde(partial) = entry else { continue };
             let Ok(entry) = partial.parse(EhFrame::cie_from_offset) else { continue };
             let code = entry.initial_address()..entry.initial_address().saturating_add(entry.len());
-            // Linkers leave entries of dropped functions behind.
+            // Linkers leave entries of removed functions behind.
             if self.elf.segments.iter().any(|segment| segment.is_executable() && segment.holds(code.start)) {
                 functions.push(Function { code, entry: entry.offset() });
             }
@@ -83,7 +83,7 @@ impl Module {
         functions.into_iter().step_by(every.max(1)).collect()
     }
 
-    /// An address in a function: often at its beginning or its end, where rows are short.
+    /// Returns an address in a function, often at its beginning or its end, where rows are short.
     pub fn any_code(&self, random: &mut Random) -> u64 {
         let code = &self.functions[random.below(self.functions.len())].code;
         let bytes = (code.end - code.start) as usize;
@@ -95,7 +95,7 @@ impl Module {
         self.bias + code.start + at as u64
     }
 
-    /// Hands the row for `address` to `look`, with whether it is a signal's. `None` if there is none.
+    /// Passes the row for `address` to `look`, and whether it is a signal frame's. `None` if there is no row.
     pub fn with_row<T>(&self, address: u64, look: impl FnOnce(&gimli::UnwindTableRow<usize>, bool) -> T) -> Option<T> {
         let stated = address - self.bias;
         let at = self.functions.partition_point(|function| function.code.start <= stated).checked_sub(1)?;
@@ -112,7 +112,7 @@ impl Module {
 pub struct Modules(pub Vec<Module>);
 
 impl Modules {
-    /// Those of `paths` that are there.
+    /// Reads those of `paths` that exist.
     pub fn read<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Self {
         let mut modules = Vec::new();
         for path in paths {
@@ -140,7 +140,7 @@ impl Modules {
         mappings
     }
 
-    /// The same for framehop.
+    /// Returns framehop's unwinder with the same modules.
     pub fn framehop(&self) -> Theirs {
         use framehop::{ExplicitModuleSectionInfo, Unwinder as _};
 
@@ -163,7 +163,7 @@ impl Modules {
         unwinder
     }
 
-    /// The module that `address` is in, if it is in the reach of any.
+    /// Returns the module whose address range contains `address`, if any.
     pub fn at(&self, address: u64) -> Option<&Module> {
         self.0.get(usize::try_from(address.checked_sub(FIRST)? / APART).ok()?)
     }
