@@ -1,4 +1,4 @@
-//! The plan of probe sites for a file: every site lies in the file.
+//! The plan of probe sites for a file: every site is within the file.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

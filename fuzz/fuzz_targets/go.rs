@@ -1,4 +1,4 @@
-//! A Go program's file, table of functions and heap profile.
+//! A Go program's file, function table and heap profile.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

@@ -1,4 +1,4 @@
-//! HotSpot's own description, code heaps, frames and methods: walks go up, and what is read is bounded.
+//! HotSpot's own tables, code heaps, frames and methods: walks go up, and what is read is bounded.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

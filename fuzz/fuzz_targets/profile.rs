@@ -1,5 +1,5 @@
-//! Profile files of every format that is read: what can be read can be symbolized (with the feature `daemon`), shown
-//! and written.
+//! Profile files of every readable format: what can be read can be symbolized (with the feature `daemon`), shown and
+//! written.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

@@ -1,4 +1,4 @@
-//! CPython's code objects, lines, frames and its own description.
+//! CPython's code objects, line tables, frames and its own table of offsets.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

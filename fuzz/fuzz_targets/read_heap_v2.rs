@@ -1,4 +1,4 @@
-//! The reader of profiles, from text of jemalloc and gperftools.
+//! The profile reader, on text of jemalloc and gperftools.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

@@ -1,4 +1,4 @@
-//! The reader of profiles, from heapbpf's JSON.
+//! The profile reader, on heapbpf's JSON.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

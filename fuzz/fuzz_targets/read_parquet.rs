@@ -1,4 +1,4 @@
-//! The reader of profiles, from Parquet files.
+//! The profile reader, on Parquet files.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

@@ -1,4 +1,4 @@
-//! The reader of profiles, from pprof messages.
+//! The profile reader, on pprof messages.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

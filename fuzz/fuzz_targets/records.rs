@@ -1,4 +1,4 @@
-//! Records of both rings: what is decoded is in the record.
+//! Records of both rings: decoded data is within the record.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

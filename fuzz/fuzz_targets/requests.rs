@@ -1,4 +1,4 @@
-//! Parameters of requests and files of tokens: a scope holds.
+//! Request parameters and token files: scopes hold.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

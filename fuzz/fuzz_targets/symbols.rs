@@ -9,11 +9,12 @@ mod shared;
 
 use std::panic;
 
-/// Parsers of debug information, whose panics the symbolizer catches. With the checks of a fuzzer's build, sums that overflow are
-/// panics too.
+/// Parsers of debug information, whose panics the symbolizer catches. In a fuzzer's build, arithmetic overflows are
+/// panics, too.
 const CAUGHT: [&str; 3] = ["/blazesym-", "/addr2line-", "/gimli-"];
 
-/// The fuzzer's hook ends the program at any panic, caught or not. Those of the parsers go on; if one is not caught, the program ends.
+/// libFuzzer's hook ends the program at any panic, caught or not. This hook lets panics of the parsers continue. If one
+/// is not caught, the program ends.
 fn let_caught_panics_go_on() {
     let fatal = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {

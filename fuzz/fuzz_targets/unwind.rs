@@ -1,4 +1,4 @@
-//! The walk over a stack in a module: registers, stack and file are all the fuzzer's.
+//! Walks a stack in a module. The fuzzer controls registers, stack and file.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

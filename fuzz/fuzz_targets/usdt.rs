@@ -1,4 +1,4 @@
-//! USDT probes that a file announces: every site lies in the file.
+//! USDT probes that a file announces: every site is within the file.
 #![cfg_attr(fuzzing, no_main)]
 
 #[macro_use]

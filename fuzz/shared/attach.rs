@@ -1,10 +1,10 @@
-//! The plan of probe sites for a file: every site lies in the file.
+//! The plan of probe sites for a file: every site is within the file.
 
 use std::sync::LazyLock;
 
 use heapbpf_probes::{FileImage, KernelRules, Machine, Table, analyse};
 
-/// It is the same for all files.
+/// The table of functions, the same for all files.
 static TABLE: LazyLock<Table> = LazyLock::new(Table::default);
 
 /// Checks a file.

@@ -1,4 +1,4 @@
-//! ELF headers and the notes with the build ID.
+//! ELF headers and build ID notes.
 
 use heapbpf_elf::{Elf, build_id};
 

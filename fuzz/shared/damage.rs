@@ -1,12 +1,13 @@
-//! What plain tests do in place of a fuzzer: an input as it is, cut off, and with each byte changed.
+//! Runs an input and damaged variants of it in ordinary tests, in place of a fuzzer: unchanged, truncated, and with
+//! bytes changed.
 
 /// Values that bytes are changed to.
 const VALUES: [u8; 3] = [0, 1, 0xff];
-/// Most variants of an input.
+/// Approximate maximum number of variants of an input.
 const MOST: usize = 300;
 
-/// Runs `check` on an input and on variants of it. If `HEAPBPF_FUZZ_CORPUS` names a folder, the input is written to
-/// `<folder>/<target>`, from where a fuzzer may start.
+/// Runs `check` on an input and on variants of it. If `HEAPBPF_FUZZ_CORPUS` names a directory, also writes the input to
+/// `<directory>/<target>`, as a starting point for a fuzzer.
 pub fn replay(target: &str, name: &str, input: &[u8], check: impl Fn(&[u8])) {
     if let Some(folder) = std::env::var_os("HEAPBPF_FUZZ_CORPUS") {
         let folder = std::path::Path::new(&folder).join(target);
@@ -23,7 +24,7 @@ pub fn replay(target: &str, name: &str, input: &[u8], check: impl Fn(&[u8])) {
         }
         check(&input[..at]);
     }
-    // Words that are no small numbers.
+    // Words that are not small numbers.
     for at in (0..input.len().saturating_sub(8)).step_by(8 * step) {
         let mut changed = input.to_vec();
         for word in [u64::MAX, u64::MAX - 7, 1 << 63, 1 << 32] {

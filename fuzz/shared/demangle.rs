@@ -2,8 +2,8 @@
 
 use heapbpf_symbols::demangle::demangle;
 
-/// Longest C++ name, bytes. Parsing one takes time that grows exponentially with its length, so a recording has it done by a process
-/// that the kernel ends.
+/// Longest C++ name in bytes. Parsing a name takes time that grows exponentially with its length, so a recording does
+/// it in a helper process that the kernel ends.
 const MOST_CPP_BYTES: usize = 40;
 
 /// Checks a name.

@@ -1,4 +1,4 @@
-//! The memory of a process with glibc's arenas, which is the fuzzer's.
+//! The memory of a process with glibc's arenas, controlled by the fuzzer.
 
 use heapbpf_glibc::{Files, Memory, Space, census, read};
 
@@ -8,12 +8,12 @@ pub mod memory;
 use memory::Pieces;
 
 const PAGE: u64 = 4096;
-/// Where it has variables, the main heap and other mappings.
+/// Where the process has variables, the main heap and other mappings.
 pub const DATA: u64 = 0x7f00_0000_0000;
 const HEAP: u64 = 0x5500_0000_0000;
 const MAPPED: [(u64, u64); 4] =
     [(0x7e00_0000_0000, 0x21000), (0x7e00_0800_0000, 0x1000), (0x7d00_0000_0000, 0x8000), (0x7b00_0000_0000, 0x8000)];
-/// Where it has mapped files, with classes and types.
+/// Where the process has mapped files, with classes and types.
 const FILES: u64 = 0x7c00_0000_0000;
 
 impl Memory for Pieces {

@@ -1,4 +1,4 @@
-//! A Go program's file and its memory, both of them the fuzzer's.
+//! A Go program's file and its memory, both controlled by the fuzzer.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,11 @@ impl Memory for Pieces {
     }
 }
 
-/// Longest time that a heap may take.
+/// Maximum time for reading a heap.
 const LONGEST: Duration = Duration::from_millis(200);
 
-/// Checks an input: how far the process is from the addresses of its file, the length of the file (4 bytes), the file, and memory.
+/// Checks an input: the process's offset from the addresses in its file, the length of the file (4 bytes), the file,
+/// and memory.
 pub fn check(data: &[u8]) {
     let Some((head, rest)) = data.split_first_chunk::<12>() else { return };
     let bias = u64::from_le_bytes(head[..8].try_into().expect("eight bytes"));
@@ -28,7 +29,7 @@ pub fn check(data: &[u8]) {
     let Ok(Some(program)) = Program::find(&file) else { return };
     let _ = program.bias(bias, 0);
     let memory = Pieces::parse(rest);
-    // What changes while it is read is waited for in the second way, so only what is sound in the first way is read so.
+    // The second way waits for data that changes while it is read, so it is used only if the first way succeeds.
     for moments in [Moments::One, Moments::OnePerStack] {
         let Ok(heap) = Heap::read(&program, bias, &memory, moments, Instant::now() + LONGEST) else { break };
         assert!(heap.rate > 0);

@@ -7,10 +7,10 @@ use heapbpf_inline::{Code, Entries, Inputs, Jumps, Plan, Settings, Text, Wanted}
 use sampler_ebpf::abi::Site;
 
 const TEXT: u64 = 0x5555_0000_0000;
-/// Most code of one input: a few hundred instructions for each function. More takes longer and leads nowhere else.
+/// Maximum code of one input: a few hundred instructions for each function. More takes longer and finds nothing new.
 const MOST_CODE: usize = 2048;
 
-/// Checks code, which is a blob's memory as well.
+/// Checks an input, both as code and as a blob's memory.
 pub fn check(data: &[u8]) {
     let entries = Entries {
         allocation_ends_countdown: 0,
@@ -49,7 +49,7 @@ pub fn check(data: &[u8]) {
         base: TEXT - (1 << 28),
     };
     let plan = Plan::new(&code, &settings, &inputs);
-    // Found in the file, wherever it is mapped.
+    // The same plan with jumps found in the file, wherever it is mapped.
     let jumps =
         Jumps::new(&[Text { address: 0, bytes: data }], wanted.iter().map(|wanted| wanted.address - TEXT).collect());
     let again = Plan::new(&code, &settings, &Inputs { jumps: Some(&jumps.moved(TEXT)), ..inputs });

@@ -1,4 +1,4 @@
-//! HotSpot's own description, code heaps, frames and methods, all of them the fuzzer's.
+//! HotSpot's own tables, code heaps, frames and methods, all controlled by the fuzzer.
 
 use heapbpf_java::frames::{Registers, Runs, leave, leave_otherwise};
 use heapbpf_java::scopes::scopes;
@@ -15,7 +15,7 @@ impl Memory for Pieces {
     }
 }
 
-/// Variables of the library, a word each from [`FIRST_VARIABLE`] on.
+/// Variables of the library, one word each, starting at [`FIRST_VARIABLE`].
 const VARIABLES: [&str; 15] = [
     "Structs",
     "StructEntryArrayStride",
@@ -34,13 +34,13 @@ const VARIABLES: [&str; 15] = [
     "IntConstantEntryValueOffset",
 ];
 const FIRST_VARIABLE: u64 = 0x8000;
-/// Most frames that are left.
+/// Maximum number of frames to walk.
 const MOST_FRAMES: usize = 64;
-/// Longest name of a class and of a method, bytes, each of which may be escaped.
+/// Longest name of a class and a method in bytes, each of which may be escaped.
 const LONGEST_NAME: usize = 2 * 4 * 1024 + 1;
 
-/// Checks an input: instruction pointer, stack pointer, frame pointer, and memory. Whatever it is, walks go up the stack, and what is
-/// read is bounded.
+/// Checks an input: instruction pointer, stack pointer, frame pointer, and memory. Whatever the input, walks go up the
+/// stack, and what is read is bounded.
 pub fn check(data: &[u8]) {
     let Some((registers, rest)) = data.split_first_chunk::<24>() else { return };
     let register = |at: usize| u64::from_le_bytes(registers[at..at + 8].try_into().expect("eight bytes"));

@@ -3,7 +3,7 @@
 use heapbpf_host::mappings::{AddressSpace, Kind, Mapping, ModuleId};
 use heapbpf_host::{proc_maps, record};
 
-/// Checks a list of mappings, which is a record as well.
+/// Checks an input, both as a list of mappings and as a record.
 pub fn check(data: &[u8]) {
     let _ = record::decode(data);
     let mut space = AddressSpace::default();

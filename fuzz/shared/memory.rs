@@ -1,11 +1,11 @@
-//! The memory of a process that a fuzzer makes up: bytes at addresses. Pages without any are not there.
+//! The memory of a process as made up by a fuzzer: bytes at addresses. Pages without bytes do not exist.
 
 use std::collections::HashMap;
 
 const PAGE: u64 = 0x1000;
-/// Most pages, so that a short input cannot ask for much.
+/// Maximum number of pages, so that a short input cannot request much memory.
 const MOST_PAGES: usize = 1 << 10;
-/// Bit of a piece's length: one byte follows, which is repeated.
+/// Bit in a piece's length: a single byte follows, which is repeated.
 const REPEATED: u16 = 1 << 15;
 
 /// Pages of memory.
@@ -47,7 +47,7 @@ impl Pieces {
         }
     }
 
-    /// Fills a buffer; returns whether all of it is there.
+    /// Fills a buffer. Returns whether all of it exists.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
         let mut done = 0;
         while done < buffer.len() {

@@ -1,14 +1,14 @@
-//! The table of CPython's object allocator, in a file that is the fuzzer's.
+//! The table of CPython's object allocator, in a file that the fuzzer controls.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use heapbpf_probes::{KernelRules, Machine, Table, examine_avoiding};
 
-/// It is the same for all files.
+/// The table of functions, the same for all files.
 static TABLE: LazyLock<Table> = LazyLock::new(|| Table::default().with_objects(true));
 
-/// Checks a file: what is found is in its code, and probes are in the file.
+/// Checks a file: the functions found are in its code, and probes are within the file.
 pub fn check(data: &[u8]) {
     let file = data.to_vec();
     let rules = KernelRules::of(Machine::X86_64, (6, 18));

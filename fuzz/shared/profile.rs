@@ -1,12 +1,12 @@
-//! Profile files of every format that is read: what can be read can be symbolized, shown and written.
+//! Profile files of every readable format: what can be read can be symbolized, shown and written.
 
 use heapbpf_profile::formats::{FORMATS, WriteOptions};
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::read;
 use heapbpf_profile::report::{ReportOptions, report};
 
-/// Checks a file: it is written in all formats of a seed, and in one, which its bytes choose, of an input of the fuzzer. Writing takes
-/// much longer than reading. `symbolize` may change the profile in it.
+/// Checks a file. A seed is written in all formats, an input of the fuzzer only in one, chosen by its bytes, because
+/// writing takes much longer than reading. `symbolize` may change the profile before that.
 pub fn check(data: &[u8], is_seed: bool, symbolize: impl FnOnce(&mut Profile)) {
     let Ok(mut profile) = read::parse(data) else { return };
     symbolize(&mut profile);

@@ -1,4 +1,4 @@
-//! CPython's code objects, tables of lines, frames and its own description, all of them the fuzzer's.
+//! CPython's code objects, line tables, frames and its own table of offsets, all controlled by the fuzzer.
 
 use heapbpf_python::layout::LineFormat;
 use heapbpf_python::{Code, Layout, Memory, Version, debug_offsets, invocations, lines};
@@ -15,13 +15,13 @@ impl Memory for Pieces {
     }
 }
 
-/// Longest name or path, bytes.
+/// Longest name or path in bytes.
 const LONGEST_NAME: usize = 1024 * 4;
-/// Bytes of a frame.
+/// Size of a frame in bytes.
 const FRAME_BYTES: usize = 24;
 
-/// Checks an input: the version, and what is to be read. From version 13 on, that is the interpreter's own table of offsets; before, it
-/// is the address of a code object, and memory. All of it is tried as frames and as a table of lines, too.
+/// Checks an input: the version, then the data. From version 13 on, the data is the interpreter's own table of offsets.
+/// Before, it is the address of a code object, and memory. All data is also tried as frames and as a line table.
 pub fn check(data: &[u8]) {
     let Some((&version, rest)) = data.split_first() else { return };
     for format in [LineFormat::Increments, LineFormat::Ranges, LineFormat::Locations] {
@@ -41,7 +41,7 @@ pub fn check(data: &[u8]) {
     let Some((address, rest)) = rest.split_first_chunk::<8>() else { return };
     let address = u64::from_le_bytes(*address);
     let memory = Pieces::parse(rest);
-    // As the programs in the kernel see it.
+    // As the BPF programs see it.
     let at = |place: u32| memory.word(address.wrapping_add(place.into()));
     let identity = layout.process.code_identity;
     let words = [at(identity), at(identity + 8), at(identity + 16), at(identity + 24)];
@@ -58,7 +58,7 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// Frames as the programs in the kernel hand them over: none is in two invocations, and their order stays.
+/// Checks frames as the BPF programs deliver them: none is in two invocations, and their order is kept.
 fn check_frames(layout: &Layout, data: &[u8]) {
     let frame = |bytes: &[u8]| {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));

@@ -1,8 +1,9 @@
-//! A file of one format of profiles, read and no more: many more inputs a second than `profile` has, which shows and writes it as well.
+//! Only reads a file of one profile format. That allows many more inputs a second than `profile`, which also shows and
+//! writes it.
 
 use heapbpf_profile::read;
 
-/// Checks a file: what is read is whole in itself.
+/// Checks a file: a profile that can be read is consistent.
 pub fn check(data: &[u8]) {
     let Ok(profile) = read::parse(data) else { return };
     assert!(profile.rows.iter().all(|row| row.key.process < profile.processes.len()), "each row has its process");

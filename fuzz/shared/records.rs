@@ -1,4 +1,4 @@
-//! Records of both rings, of any length and content.
+//! Records of both rings, with any length and content.
 
 use heapbpf_heap::event::{Event, decode, decode_python, decode_python_code, decode_stack, time_ns_of};
 use sampler_ebpf::abi::{OuterCopy, StackRecord};
@@ -11,7 +11,7 @@ pub fn check(data: &[u8]) {
         Some(Event::Unmap(record)) => record.time_ns,
         Some(Event::Fork(record) | Event::Exec(record) | Event::Exit(record) | Event::Reset(record)) => record.time_ns,
         Some(Event::Uncounted(record)) => record.time_ns,
-        // It may have a time and be too short for the rest.
+        // It may have a time but be too short for the rest.
         None => time_ns_of(data),
     };
     assert_eq!(time_ns_of(data), time_ns);

@@ -1,14 +1,14 @@
-//! What clients say, and files of tokens: parameters, filters and scopes.
+//! What clients send, and token files: parameters, filters and scopes.
 
 use heapbpf_access::filter::Filter;
 use heapbpf_access::parameters::Parameters;
 use heapbpf_access::tokens::Tokens;
 use heapbpf_profile::model::Process;
 
-/// Most bytes of a text. Each pattern of a name is compiled, which takes as long as thousands of other bytes.
+/// Maximum length of a text in bytes. Each name pattern is compiled, which takes as long as thousands of other bytes.
 const MOST_BYTES: usize = 512;
 
-/// Checks a text: it is a file of tokens, and each of its lines is a query.
+/// Checks a text, both as a token file and with each of its lines as a query.
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(&data[..data.len().min(MOST_BYTES)]) else { return };
     text.lines().for_each(query);
@@ -29,7 +29,7 @@ fn is_token(line: &[&str]) -> bool {
     line.first().is_some_and(|word| !word.starts_with('#'))
 }
 
-/// A query as it is after its escapes were decoded.
+/// Checks a query after its escapes were decoded.
 fn query(line: &str) {
     let pairs: Vec<&str> = line.split('&').collect();
     let split = pairs.iter().map(|pair| pair.split_once('=').unwrap_or((pair, "")));
@@ -38,7 +38,7 @@ fn query(line: &str) {
     holds(&parameters.filter, pairs.into_iter());
 }
 
-/// A filter that names a process lets no other one through, whatever else it says.
+/// Checks that a filter that names a process matches no other process, whatever else it says.
 fn holds<'a>(filter: &Filter, mut words: impl Iterator<Item = &'a str>) {
     let Some(pid) = words.find_map(|word| word.strip_prefix("pid=")) else { return };
     let pid: u32 = pid.parse().expect("it was taken for a number");

@@ -1,4 +1,4 @@
-//! What plain tests do with the seeds of a fuzz target.
+//! Runs the seeds of a fuzz target in ordinary tests.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::read::GzDecoder;
 
-/// Bytes of a tar archive's header. What a file holds is filled up to a multiple of that.
+/// Size of a tar header in bytes. File contents are padded to a multiple of it.
 const BLOCK: usize = 512;
 
 /// Runs `check` on each of the target's seeds.
@@ -17,11 +17,11 @@ pub fn replay(target: &str, check: impl Fn(&[u8])) {
     let (mut unpacked, mut seeds) = (Vec::new(), 0);
     GzDecoder::new(File::open(archive).expect("it is readable")).read_to_end(&mut unpacked).expect("it is gzip");
     let mut rest = unpacked.as_slice();
-    // Empty blocks are the end.
+    // An empty block marks the end.
     while let Some((header, bytes)) = rest.split_at_checked(BLOCK).filter(|(header, _)| header[0] != 0) {
         let text = |range| str::from_utf8(&header[range]).expect("it is text").trim_end_matches('\0');
         let (name, size) = (text(0..100), usize::from_str_radix(text(124..136), 8).expect("octal digits"));
-        // The other entry is the folder.
+        // The other entry is the directory.
         if header[156] == b'0' {
             println!("{target}: {name}");
             check(&bytes[..size]);

@@ -2,7 +2,7 @@
 
 use heapbpf_probes::CustomAllocator;
 
-/// Checks a description: it is taken, or refused with the place of what is wrong.
+/// Checks a description: it is accepted, or refused with the place of the error.
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match text.parse::<CustomAllocator>() {

@@ -12,12 +12,12 @@ mod one_module;
 
 use one_module::{BASE, OneModule};
 
-/// Inputs that one symbolizer is given.
+/// Number of inputs per symbolizer.
 const INPUTS: u32 = 4096;
 
 thread_local! {
-    /// The symbolizer, and how many inputs it was given. A new one would read the lists of all packages of the host for each input, to
-    /// say which one has the symbols. Each input is another module.
+    /// The symbolizer, and the number of inputs it has had. A new one for each input would read the host's package
+    /// lists every time, to say which package has the symbols. Each input is another module.
     static SYMBOLIZER: RefCell<(Symbolizer, u32)> = RefCell::new((symbolizer(), 0));
 }
 

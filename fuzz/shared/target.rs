@@ -1,6 +1,6 @@
-//! Makes a program of what a fuzz target checks: one for libFuzzer, or, built as any other program, one that checks files.
+//! Turns the check of a fuzz target into a program: one for libFuzzer, or, in a normal build, one that checks files.
 
-/// The program's main function, which may do something first.
+/// The program's main function, with an optional initialization.
 macro_rules! fuzz_target {
     ($check:path $(, init: $init:expr)?) => {
         #[cfg(fuzzing)]
@@ -14,7 +14,7 @@ macro_rules! fuzz_target {
     };
 }
 
-/// Checks each file that the command line names. A panic ends it, and so does a file that takes ten seconds.
+/// Checks each file on the command line. A panic ends the program, and so does a file that takes ten seconds.
 #[cfg(not(fuzzing))]
 pub fn replay(check: impl Fn(&[u8])) {
     use std::sync::mpsc::{RecvTimeoutError, channel};

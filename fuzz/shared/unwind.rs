@@ -1,4 +1,4 @@
-//! The walk over a stack in a module: registers, stack and file are all the fuzzer's.
+//! Walks a stack in a module. The fuzzer controls registers, stack and file.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,13 +14,14 @@ mod one_module;
 use one_module::{BASE, OneModule};
 
 thread_local! {
-    /// One unwinder for all inputs, and how many there were: to make its caches, of 3 MiB, takes longer than a walk. Each input is
-    /// another module in another state of the mappings, so that nothing of an earlier one is found for it.
+    /// One unwinder for all inputs, and the number of inputs: creating its caches of 3 MiB takes longer than a walk.
+    /// Each input is another module with another generation of the mappings, so that it hits no cache entry of an
+    /// earlier one.
     static UNWINDER: RefCell<(Unwinder, u32)> = RefCell::default();
 }
 
-/// Checks an input: where execution is in the file, the frame pointer's distance from the stack pointer, and the length of the
-/// stack, two bytes each; the stack; and the file.
+/// Checks an input: the instruction pointer in the file, the frame pointer's distance from the stack pointer, and the
+/// length of the stack (two bytes each), then the stack, then the file.
 pub fn check(data: &[u8]) {
     let Some((head, rest)) = data.split_first_chunk::<6>() else { return };
     let [ip, fp, length] = [0, 2, 4].map(|at| u16::from_le_bytes([head[at], head[at + 1]]));

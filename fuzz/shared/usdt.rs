@@ -2,7 +2,7 @@
 
 use heapbpf_probes::{KernelRules, Machine, announced};
 
-/// Checks a file: every site lies in the file.
+/// Checks a file: every site is within the file.
 pub fn check(data: &[u8]) {
     let file = data.to_vec();
     for machine in [Machine::X86_64, Machine::Aarch64] {

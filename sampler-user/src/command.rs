@@ -122,7 +122,7 @@ fn first_steps() -> anyhow::Result<u8> {
 
 /// Records heapbpf itself, run as a program with a leak.
 fn demo(args: &DemoArgs) -> anyhow::Result<u8> {
-    let program = std::env::current_exe().context("heapbpf's own file is unknown")?;
+    let program = std::env::current_exe().context("cannot find heapbpf's own executable")?;
     let options = ["heapbpf", "--interval", "16KiB", "--"].map(OsString::from);
     let command = [program.into_os_string(), demo::WORD.into(), args.duration.as_millis().to_string().into()];
     let words = options.into_iter().chain(command);

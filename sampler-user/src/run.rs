@@ -46,7 +46,7 @@ async fn record(plan: RunPlan) -> anyhow::Result<u8> {
     let outcome = recording.write(&made);
     services.finish(made);
     if let Some(why) = ended_early {
-        bail!("the recording ended early, with the profile so far: {why}");
+        bail!("the recording ended early; the profile has what was recorded until then: {why}");
     }
     outcome
 }

@@ -1,4 +1,4 @@
-//! A headless browser that is driven by its debugging protocol, over two pipes: no port, no driver.
+//! A headless browser, driven through its debugging protocol over two pipes: no port, no driver.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::environment::tool_or_install;
 
-/// How long something on a page may take.
+/// Timeout for anything on a page.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A browser with one page.
@@ -20,20 +20,20 @@ pub struct Browser {
     session: String,
     last_id: u64,
     pressed: bool,
-    /// What the page's code threw, or wrote as an error.
+    /// What the page's code threw or logged as an error.
     pub errors: Vec<String>,
     _home: tempfile::TempDir,
 }
 
 impl Browser {
-    /// Starts Chromium. `None` if it cannot be had here.
+    /// Starts Chromium. Returns `None` if it is not installed and cannot be.
     ///
     /// # Panics
     /// If it does not answer.
     pub fn start(width: u32, height: u32) -> Option<Self> {
         let chromium = tool_or_install("chromium", "chromium")?;
         let home = tempfile::tempdir().expect("a temporary folder");
-        // The protocol is on descriptors 3 (to the browser) and 4 (from it).
+        // The protocol uses descriptors 3 (to the browser) and 4 (from it).
         let mut child = Command::new("sh")
             .args(["-c", "exec \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1", "sh"])
             .arg(chromium)
@@ -111,7 +111,7 @@ impl Browser {
         self.until(expression);
     }
 
-    /// Opens a file.
+    /// Opens a file, and waits until `expression` is true there.
     pub fn open_file(&mut self, file: &Path, expression: &str) {
         self.open(&format!("file://{}", file.display()), expression);
     }
@@ -127,7 +127,7 @@ impl Browser {
         result["result"]["value"].clone()
     }
 
-    /// The same, as text.
+    /// The value of an expression on the page, as text.
     pub fn text(&mut self, expression: &str) -> String {
         let value = self.value(expression);
         value.as_str().map_or_else(|| value.to_string(), str::to_owned)
@@ -151,7 +151,7 @@ impl Browser {
         }
     }
 
-    /// Clicks on the middle of the element of a selector.
+    /// Clicks the middle of the element that matches a selector.
     pub fn click(&mut self, selector: &str) {
         let place = self.value(&format!(
             "(() => {{ const it = document.querySelector({}); it.scrollIntoView({{block: 'center'}}); const box = it.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2] }})()",
@@ -160,14 +160,14 @@ impl Browser {
         self.click_at(place[0].as_f64().expect("a place"), place[1].as_f64().expect("a place"));
     }
 
-    /// Clicks on a place of the window.
+    /// Clicks a position in the window.
     pub fn click_at(&mut self, x: f64, y: f64) {
         self.mouse("mouseMoved", x, y);
         self.mouse("mousePressed", x, y);
         self.mouse("mouseReleased", x, y);
     }
 
-    /// Drags from one place of the window to another.
+    /// Drags from one position in the window to another.
     pub fn drag(&mut self, from: (f64, f64), to: (f64, f64)) {
         self.mouse("mouseMoved", from.0, from.1);
         self.mouse("mousePressed", from.0, from.1);
@@ -215,24 +215,25 @@ impl Browser {
         self.call("Emulation.setDeviceMetricsOverride", size);
     }
 
-    /// Shows pages as a system with light or dark colours does.
+    /// Shows pages as on a system with light or dark colours.
     pub fn prefer(&mut self, scheme: &str) {
         let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
         self.call("Emulation.setEmulatedMedia", features);
     }
 
-    /// A picture of the window, as PNG.
+    /// A screenshot of the window, as PNG.
     pub fn picture(&mut self) -> Vec<u8> {
         let picture = self.call("Page.captureScreenshot", json!({"format": "png", "optimizeForSpeed": false}));
         base64(picture["data"].as_str().expect("a picture"))
     }
 
-    /// Whether nothing is wider than the window: the page does not scroll sideways, and what does not scroll itself is not cut off.
+    /// Whether nothing is wider than the window: the page does not scroll sideways, and nothing that does not scroll
+    /// itself is cut off.
     pub fn fits(&mut self) -> bool {
         self.cut_off() == json!([]) && self.value("document.scrollingElement.scrollWidth <= innerWidth") == true
     }
 
-    /// Some of the elements that reach beyond the right edge of the window, and are in nothing that scrolls or clips by itself.
+    /// Some of the elements that reach beyond the right edge of the window and are in no element that scrolls or clips.
     pub fn cut_off(&mut self) -> Value {
         self.value(CUT_OFF)
     }
@@ -249,13 +250,13 @@ const CUT_OFF: &str = "[...document.body.querySelectorAll('*')].filter(it => {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The process that `sh` became, and with it those that it started.
+        // The process that `sh` became, and with it the processes that it started.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The bytes of base64.
+/// Decodes base64.
 fn base64(text: &str) -> Vec<u8> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut bytes = Vec::with_capacity(text.len() * 3 / 4);

@@ -1,10 +1,10 @@
-//! Threads that keep every processor busy, so that whoever is polite has to wait.
+//! Threads that keep every CPU busy, so that other threads have to wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// Threads for each processor: whoever runs must be put aside often.
+/// Threads per CPU. With two, running threads are preempted often.
 const THREADS: usize = 2;
 
 /// A busy machine, until it is dropped.
@@ -15,7 +15,7 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// Keeps all processors busy from now on.
+    /// Keeps all CPUs busy from now on.
     #[must_use]
     pub fn begin() -> Self {
         let is_over = Arc::new(AtomicBool::new(false));

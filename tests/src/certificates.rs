@@ -1,24 +1,24 @@
-//! Certificates of TLS servers on loopback, made by the command `openssl`.
+//! Certificates of TLS servers on loopback, made with the command `openssl`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Validity of a certificate, days.
+/// Validity of a certificate in days.
 const DAYS: &str = "2";
 
 /// A certificate and its private key, as PEM files.
 #[derive(Clone, Debug)]
 pub struct Certified {
-    /// File of the certificate.
+    /// Path of the certificate.
     pub certificate: PathBuf,
-    /// File of the key.
+    /// Path of the key.
     pub key: PathBuf,
 }
 
-/// Makes `<name>.crt` and `<name>.key` in a folder, with these further arguments of `openssl req -x509`.
+/// Makes `<name>.crt` and `<name>.key` in a directory, with these additional arguments for `openssl req -x509`.
 fn request(openssl: &Path, folder: &Path, name: &str, more: &[&str]) -> Certified {
     let [certificate, key] = ["crt", "key"].map(|end| folder.join(format!("{name}.{end}")));
-    // The system's configuration adds extensions of its own.
+    // The system's configuration would add its own extensions.
     let settings = folder.join("openssl.cnf");
     std::fs::write(&settings, "[req]\ndistinguished_name=name\n[name]\n").expect("our own folder");
     let mut command = Command::new(openssl);
@@ -29,7 +29,7 @@ fn request(openssl: &Path, folder: &Path, name: &str, more: &[&str]) -> Certifie
     Certified { certificate, key }
 }
 
-/// A certificate of 127.0.0.1 that vouches for itself.
+/// Makes a self-signed certificate for 127.0.0.1.
 ///
 /// # Panics
 /// If `openssl` cannot make it.
@@ -37,17 +37,17 @@ pub fn self_signed(openssl: &Path, folder: &Path, name: &str) -> Certified {
     request(openssl, folder, name, &["-addext", "subjectAltName=IP:127.0.0.1"])
 }
 
-/// An authority that no system knows.
+/// A certificate authority that no system knows.
 #[derive(Clone, Debug)]
 pub struct Authority {
     openssl: PathBuf,
     folder: PathBuf,
-    /// Its own certificate.
+    /// The authority's own certificate.
     pub own: Certified,
 }
 
 impl Authority {
-    /// Makes one.
+    /// Makes an authority.
     ///
     /// # Panics
     /// If `openssl` cannot make it.
@@ -57,7 +57,7 @@ impl Authority {
         Self { openssl: openssl.into(), folder: folder.into(), own }
     }
 
-    /// A server's certificate, which says whose it is: `IP:127.0.0.1`.
+    /// Makes a server's certificate for `holder`, such as `IP:127.0.0.1`.
     ///
     /// # Panics
     /// If `openssl` cannot make it.

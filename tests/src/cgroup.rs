@@ -1,13 +1,13 @@
-//! A control group that tests put targets into.
+//! A cgroup that tests put targets into.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A control group, with a child (`below`) if it has no other name; both are removed when dropped.
+/// A cgroup. One made by [`Cgroup::new`] has a child, `below`. Removed when dropped.
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Creates both; `None` if there is no writable cgroup2 mount.
+    /// Creates a cgroup and its child. Returns `None` if there is no writable cgroup2 mount.
     pub fn new() -> Option<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -16,7 +16,7 @@ impl Cgroup {
         Some(group)
     }
 
-    /// Creates a group with this name; `None` if there is no writable cgroup2 mount.
+    /// Creates a cgroup with this name. Returns `None` if there is no writable cgroup2 mount.
     pub fn named(name: &str) -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
         let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
@@ -25,12 +25,12 @@ impl Cgroup {
         Some(Self(path))
     }
 
-    /// Its directory.
+    /// The cgroup's directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Moves a process into the group, or into its child.
+    /// Moves a process into the cgroup, or into its child.
     ///
     /// # Panics
     /// If the kernel refuses.

@@ -1,4 +1,4 @@
-//! Checks of profiles: against the truth, and for consistency.
+//! Checks of profiles, against the truth and for consistency.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::truth::{Law, Sum, Truth, sampled_share};
 /// If either does not hold.
 pub fn always(profile: &Profile, stats: &Stats) {
     identity(stats);
-    // What breaks the identity is left out with the counts of such a process.
+    // For a process with implausible counts, what breaks the identity is left out together with its counts.
     assert!(profile.processes.iter().all(Process::is_believed), "what its inline hooks counted cannot be: {profile:?}");
     add_up(profile);
     let exact = profile.totals.alloc_bytes.exact;
@@ -19,7 +19,7 @@ pub fn always(profile: &Profile, stats: &Stats) {
         assert!(exact.is_none(), "nothing counts what a process allocates that announces its samples");
         return;
     }
-    // Of processes that another recording hooked inline, only a part of all calls was counted.
+    // If another recording hooked a process inline, only a part of its calls was counted.
     let is_whole = !profile.processes.iter().any(Process::was_hidden);
     let counted = is_whole.then_some(stats.exact_alloc_bytes as f64);
     let without_counts = || profile.processes.iter().find(|process| process.figures.alloc_bytes.exact.is_none());
@@ -80,7 +80,7 @@ fn value(estimate: &Option<Estimate>) -> f64 {
     estimate.as_ref().and_then(|e| e.estimate).unwrap_or(0.0)
 }
 
-/// Whether two sums are equal up to rounding, as their terms may be added in another order.
+/// Whether two sums are equal up to rounding, because their terms may be added in another order.
 pub fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs()) + 1e-6
 }
@@ -113,22 +113,22 @@ pub fn site_sums(profile: &Profile, pid: Option<u32>) -> BTreeMap<String, SiteSu
 /// Which figures are compared with the truth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
-    /// Allocated and in use.
+    /// Figures allocated and in use.
     All,
-    /// Allocated, and what ended processes held when they ended, where that does not count as in use.
+    /// Figures allocated, and what ended processes held when they ended, where that does not count as in use.
     AtExit,
-    /// Allocated only (`--no-live`, or if figures in use are ambiguous).
+    /// Figures allocated only (`--no-live`, or if in-use figures are ambiguous).
     Allocated,
 }
 
-/// Compares every site with the truth, each process separately if `per_process`. The tolerance is [`Sum::tolerance`], which
-/// is 0 at interval 1. Sites that the program never reached must not appear.
+/// Compares every site with the truth, over all processes. The tolerance is [`Sum::tolerance`] (0 at interval 1). Sites
+/// that the program never reached must not appear.
 ///
 /// # Panics
-/// If a figure is off; the message lists all of them.
+/// If a figure is off. The message lists all such figures.
 pub fn sites(profile: &Profile, truth: &Truth, interval: u64, compare: Compare) {
     let mut wrong = Vec::new();
-    // A process may have several incarnations (exec) and a site several processes: the truth is summed likewise.
+    // A process may have several process generations (exec) and a site several processes: the truth is summed likewise.
     let found = site_sums(profile, None);
     let mut names: BTreeSet<&str> = truth.sites.iter().map(|site| site.site.as_str()).collect();
     names.extend(found.keys().map(String::as_str));
@@ -191,22 +191,22 @@ pub fn sampled(samples: u64, size: u64, times: u64, interval: u64) {
     assert!(wrong.is_empty(), "size {size}, R {interval}, share {share}: {wrong:?}");
 }
 
-/// Checks the exact totals of a process.
+/// Exact bytes and calls of a process, if they were counted.
 pub fn exact(process: &Process) -> (Option<u64>, Option<u64>) {
     (process.figures.alloc_bytes.exact.map(|n| n as u64), process.figures.alloc_objects.exact.map(|n| n as u64))
 }
 
-/// Exact calls and bytes of processes, in all.
+/// Exact calls and bytes, summed over processes.
 ///
 /// # Panics
-/// If those of one were not counted.
+/// If a process was not counted.
 pub fn exact_of_all<'a>(processes: impl IntoIterator<Item = &'a Process>) -> [u64; 2] {
     processes.into_iter().map(exact).fold([0; 2], |[all_calls, all_bytes], (bytes, calls)| {
         [all_calls + calls.expect("calls are counted"), all_bytes + bytes.expect("bytes are counted")]
     })
 }
 
-/// Checks z = (exact − estimated)/σ of a total. σ is taken from its 95 % confidence interval, whose distance to the estimate
+/// z = (exact − estimated)/σ of a total. σ is taken from its 95 % confidence interval, whose distance to the estimate
 /// on that side is at least 1.96 σ for sums of many samples.
 pub fn z(total: &Estimate) -> f64 {
     let (exact, estimate) = (total.exact.expect("exact totals are counted"), total.value());
@@ -215,8 +215,8 @@ pub fn z(total: &Estimate) -> f64 {
     if exact == estimate { 0.0 } else { (exact - estimate) / (half / 1.96) }
 }
 
-/// How many of the listed stacks have a 95 % confidence interval that misses the truth of their site (which has one stack),
-/// and how many stacks are listed.
+/// Number of listed stacks whose 95 % confidence interval misses the truth of their site (which has one stack), and
+/// number of listed stacks.
 pub fn missed(profile: &Profile, truth: &Truth) -> (u64, u64) {
     let single = |stack: &&Stack| {
         let site = stack.site();

@@ -1,4 +1,4 @@
-//! A program whose memory in use is constant (`tests/programs/constant.c`), and checks of figures in use against it.
+//! A program whose memory in use is constant (`tests/programs/constant.c`), and checks of in-use figures against it.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -14,33 +14,33 @@ use crate::truth::{Law, Truth};
 /// The program's workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Blocks in use, over all threads.
+    /// Number of blocks in use, over all threads.
     pub blocks: u64,
     /// Size of the smallest block in bytes.
     pub size: u64,
     /// Number of distinct sizes: 1 to this many times the smallest.
     pub sizes: u64,
-    /// Threads, 1 to 8.
+    /// Number of threads, 1 to 8.
     pub threads: u64,
-    /// Blocks that a thread replaces per batch.
+    /// Number of blocks that a thread replaces per batch.
     pub batch: u64,
-    /// Pause between two batches; 0: none.
+    /// Pause between two batches. 0 means none.
     pub pause_us: u64,
 }
 
 impl Load {
-    /// One thread that replaces about 5,000 blocks a second, and has 200.
+    /// One thread with 200 blocks, which replaces about 5,000 blocks a second.
     pub const SLOW: Self = Self { blocks: 200, size: 5000, sizes: 1, threads: 1, batch: 16, pause_us: 3000 };
-    /// The same without a pause.
+    /// Like `SLOW`, without a pause.
     pub const FAST: Self = Self { pause_us: 0, ..Self::SLOW };
 
-    /// With this many threads, each with as many blocks as the one.
+    /// The load with this many threads, each with as many blocks as one thread had before.
     #[must_use]
     pub const fn with_threads(self, threads: u64) -> Self {
         Self { threads, blocks: self.blocks / self.threads * threads, ..self }
     }
 
-    /// Arguments of the program. After `seconds` it ends by itself, if nothing waits for its report.
+    /// Arguments of the program. With `FREE_RUNNING`, it ends by itself after `seconds`.
     pub fn arguments(&self, seconds: u64) -> Vec<String> {
         [self.blocks, self.size, self.threads, self.batch, self.pause_us, seconds, self.sizes]
             .map(|number| number.to_string())
@@ -55,7 +55,7 @@ impl Load {
         Target::start(&program("constant"), self.arguments(0))
     }
 
-    /// Blocks that may be missing at any moment: each thread frees a block before it allocates the next.
+    /// Number of blocks that may be missing at any moment: each thread frees a block before it allocates the next.
     const fn missing_blocks(&self) -> f64 {
         self.threads as f64
     }
@@ -66,10 +66,10 @@ impl Load {
     }
 }
 
-/// Reason of figures that lack records, as `.json` has it for those that were not read in time.
+/// Reason of figures that lack records: what `.json` says for records that were not read in time.
 const RECORDS_MISSING: &str = "not read in time";
 
-/// Whether a figure claims nothing because records were not read in time.
+/// Whether a figure makes no claim because records were not read in time.
 fn is_unread(figure: &Estimate) -> bool {
     figure.reason.as_deref().is_some_and(|why| why.contains(RECORDS_MISSING))
 }
@@ -102,7 +102,7 @@ impl Cut {
     pub fn of_metrics(from: impl Into<String>, answer: &Answer, pid: u32) -> Self {
         let metric = |name: &str| answer.metric_of(&format!("heapbpf_process_inuse_{name}"), pid);
         let (low, high) = (metric("low_bytes"), metric("high_bytes"));
-        // An interval that was withdrawn has no series.
+        // A withdrawn interval has no series.
         let reason = (low.is_none() || high.is_none()).then(|| RECORDS_MISSING.to_owned());
         let bytes = Estimate { estimate: metric("bytes"), low, high, reason: reason.clone(), ..Estimate::default() };
         let objects = Estimate { estimate: metric("objects"), reason, ..Estimate::default() };
@@ -110,8 +110,8 @@ impl Cut {
         Self { from: from.into(), bytes, objects }
     }
 
-    /// The figures of a scraped pprof profile. It has no intervals: if its comments say that records are missing, the figures
-    /// claim nothing.
+    /// The figures of a scraped pprof profile. It has no intervals: if its comments say that records are missing, the
+    /// figures make no claim.
     pub fn of_pprof(from: impl Into<String>, answer: &Answer) -> Self {
         let [_, _, objects, bytes] = pprof::sums(&answer.body);
         let reason = pprof::says_that_records_are_missing(&answer.body).then(|| RECORDS_MISSING.to_owned());
@@ -128,7 +128,7 @@ impl Cut {
         ]
     }
 
-    /// Snapshots `profile.NNNN.json` of a folder after the first `passed` of them.
+    /// Snapshots `profile.NNNN.json` of a directory, without the first `passed`.
     ///
     /// # Panics
     /// If one is malformed.
@@ -142,16 +142,16 @@ impl Cut {
         numbers_of_snapshots(folder).into_iter().filter(later).map(cut).collect()
     }
 
-    /// Whether an interval with both its ends is a single value.
+    /// Whether there is an interval that is a single value.
     pub fn is_certain(&self) -> bool {
         self.bytes.low.is_some() && self.bytes.low == self.bytes.high
     }
 }
 
-/// Numbers of the snapshots in a recording's folder, ascending.
+/// Numbers of the snapshots in a recording's directory, ascending.
 ///
 /// # Panics
-/// If the folder is gone.
+/// If the directory is gone.
 pub fn numbers_of_snapshots(folder: &Path) -> Vec<u32> {
     let entries = fs::read_dir(folder).expect("the recording's folder").flatten();
     let number = |name: &str| name.strip_prefix("profile.")?.strip_suffix(".json")?.parse().ok();
@@ -184,9 +184,9 @@ impl<'a> Judge<'a> {
         ]
     }
 
-    /// With every allocation sampled, both figures are the truth up to one block per thread.
+    /// Checks a cut of which every allocation is sampled: both figures are the truth up to one block per thread.
     pub fn exact(&mut self, cut: &Cut) {
-        // On a busy machine records are lost. That is reported, and the intervals must contain the truth then.
+        // On a busy machine records are lost. That is reported, and then the intervals must contain the truth.
         let figures = self.figures(cut);
         let is_told = figures.iter().any(|(_, figure, ..)| figure.low < figure.high || is_unread(figure));
         let holds = is_told && self.covered(cut);
@@ -198,16 +198,16 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// At sampling interval R, both figures are the truth up to `sigmas` standard deviations of the estimate and one block
-    /// per thread. The standard deviation is that of independent draws for each block (`Law`). On a busy machine records are
-    /// lost. That is reported: the interval is wider by it, or withdrawn.
+    /// Checks a cut at sampling interval R: both figures are the truth up to `sigmas` standard deviations of the
+    /// estimate and one block per thread. The standard deviation is that of independent draws for each block (`Law`).
+    /// On a busy machine records are lost. That is reported: the interval is wider by it, or withdrawn.
     pub fn estimated(&mut self, cut: &Cut, interval: u64, sigmas: f64) {
         let live = self.truth.sites.iter().flat_map(|site| &site.sizes).map(|&[size, _, live]| (size, live));
         let law = Law::of(live, interval);
         let variances = [law.bytes.variance, law.objects.variance];
         for ((what, figure, truth, missing), variance) in self.figures(cut).into_iter().zip(variances) {
             let tolerance = sigmas * variance.sqrt() + missing;
-            // What is beyond 95 %, at which the interval ends without losses.
+            // The part beyond 95 %, where the interval ends without losses.
             let beyond = (sigmas - 1.96) * variance.sqrt() + missing;
             let is_told = figure.low.is_some_and(|low| low - beyond <= truth)
                 && figure.high.is_some_and(|high| high + beyond >= truth);
@@ -218,15 +218,15 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Each interval of a cut must contain the truth, which may be less by one block per thread. A withdrawn interval claims
-    /// nothing.
+    /// Whether each interval of a cut contains the truth, which may be less by one block per thread. A withdrawn
+    /// interval makes no claim.
     pub fn covered(&self, cut: &Cut) -> bool {
         self.figures(cut).into_iter().all(|(_, figure, truth, missing)| {
             figure.low.is_none_or(|low| low <= truth) && figure.high.is_none_or(|high| high >= truth - missing)
         })
     }
 
-    /// low ≤ estimate ≤ high.
+    /// Checks that low ≤ estimate ≤ high.
     fn ordered(&mut self, cut: &Cut, what: &str, figure: &Estimate) {
         let (low, estimate, high) = (figure.low, figure.value(), figure.high);
         if low.is_some_and(|low| low > estimate) || high.is_some_and(|high| high < estimate) {

@@ -1,11 +1,12 @@
-//! An independent count of a program's allocations: a preloaded library that counts calls and bytes into a file.
+//! An independent count of a program's allocations: a preloaded library that writes the number of calls and bytes to a
+//! file.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::program::library;
 
-/// The library and its file, for one program.
+/// The library and its output file, for one program.
 pub struct Counting {
     library: PathBuf,
     file: PathBuf,
@@ -29,12 +30,12 @@ impl Counting {
         Self { library: library("counting", "counting.so", &["-ldl"]), file, _folder: folder }
     }
 
-    /// Environment of the program.
+    /// Environment variables for the program.
     pub fn variables(&self) -> [(&'static str, OsString); 2] {
         [("LD_PRELOAD", self.library.clone().into()), ("COUNTING_FILE", self.file.clone().into())]
     }
 
-    /// Successful calls, their bytes, and processes so far.
+    /// Numbers of successful calls, of their bytes, and of processes so far.
     ///
     /// # Panics
     /// If the library was not loaded.

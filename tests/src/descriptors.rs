@@ -1,4 +1,4 @@
-//! Descriptors of other processes.
+//! File descriptors of other processes.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Short programs that are all different: copies of `/bin/true` with other bytes behind them.
+//! Short programs that are all different: copies of `/bin/true` with different bytes appended.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,19 +12,19 @@ use crate::target::until;
 /// Sizes of tables of a serving heapbpf.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
-    /// Modules known.
+    /// Number of known modules.
     pub modules: u64,
-    /// Files of modules that are open.
+    /// Number of open module files.
     pub open: u64,
     /// Bytes of resident memory.
     pub resident: f64,
 }
 
 impl Tables {
-    /// Their sizes now.
+    /// The current sizes.
     ///
     /// # Panics
-    /// If it does not answer.
+    /// If heapbpf does not answer.
     pub fn of(address: SocketAddr) -> Self {
         let metrics = get(address, "/metrics");
         let metric = |name: &str| metrics.metric(name).unwrap_or_else(|| panic!("no {name} in {}", metrics.text()));
@@ -36,7 +36,7 @@ impl Tables {
     }
 }
 
-/// The programs.
+/// A generator of such programs.
 pub struct Distinct {
     folder: TempDir,
     content: Vec<u8>,
@@ -44,7 +44,7 @@ pub struct Distinct {
 }
 
 impl Distinct {
-    /// None so far.
+    /// Has made no program yet.
     ///
     /// # Panics
     /// If there is no `/bin/true`.
@@ -54,7 +54,7 @@ impl Distinct {
         Self { folder, content: fs::read("/bin/true").expect("it is there"), made: 0 }
     }
 
-    /// Makes, runs and deletes so many more.
+    /// Makes, runs and deletes `count` programs.
     ///
     /// # Panics
     /// If one fails.
@@ -71,7 +71,7 @@ impl Distinct {
         }
     }
 
-    /// Sizes of tables once what is known of most of them is forgotten: there are at most `most` modules.
+    /// Sizes of the tables once most of the programs are forgotten: there are at most `most` modules.
     pub fn settled(&self, address: SocketAddr, most: u64) -> Tables {
         let mut tables = Tables::of(address);
         until("modules are forgotten", || {
@@ -81,7 +81,7 @@ impl Distinct {
         tables
     }
 
-    /// How many of them a process has open.
+    /// How many of the programs a process has open.
     ///
     /// # Panics
     /// If it has ended.

@@ -1,4 +1,4 @@
-//! What `heapbpf doctor --json` says.
+//! Output of `heapbpf doctor --json`.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::environment::heapbpf;
 
-/// Runs doctor with these arguments; returns its exit status and JSON.
+/// Runs doctor with these arguments. Returns its exit status and JSON.
 ///
 /// # Panics
 /// If it prints no JSON.
@@ -18,10 +18,10 @@ pub fn doctor(arguments: &[&str]) -> (Option<i32>, Value) {
     (output.status.code(), json)
 }
 
-/// What it says of one process, with its exit status.
+/// doctor's exit status, and what it reports about one process.
 ///
 /// # Panics
-/// As of [`doctor`].
+/// As [`doctor`].
 pub fn doctor_of(pid: u32) -> (Option<i32>, Value) {
     let (status, found) = doctor(&["--pid", &pid.to_string()]);
     (status, found["processes"][0].clone())

@@ -1,17 +1,17 @@
-//! Commands in a document and what it says that they print, and a comparison with what they do print.
+//! The commands in a document with the output that it shows, and a comparison with their real output.
 
 /// A command of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The command, as a shell takes it.
+    /// The command, for a shell.
     pub command: String,
-    /// The lines that the document has below it.
+    /// The lines that the document shows below it.
     pub output: Vec<String>,
 }
 
-/// Stands for any number of lines, or at the end of a line for the rest of it.
+/// Stands for any number of lines, or, at the end of a line, for the rest of it.
 const ANYTHING: &str = "…";
-/// How many times a size may be larger or smaller than the document's.
+/// Factor by which a size may be larger or smaller than in the document.
 const FACTOR: f64 = 4.0;
 
 /// The commands of all `console` blocks, in order: lines that begin with `$ `.
@@ -32,8 +32,8 @@ pub fn steps(document: &str) -> Vec<Step> {
     steps
 }
 
-/// Compares what a command printed with the document. Spaces may differ, figures too; sizes by a factor of four, and zero
-/// bytes are zero bytes.
+/// Compares what a command printed with the document. Spaces and figures may differ. Sizes may differ by a factor of
+/// four, and zero bytes must be zero bytes.
 ///
 /// # Errors
 /// The first line of the document that was not printed, and where it should have been.
@@ -56,7 +56,7 @@ pub fn compare(documented: &[String], printed: &str) -> Result<(), String> {
     if may_skip || at == printed.len() { Ok(()) } else { Err(format!("not in the document: {}", printed[at])) }
 }
 
-/// Whether two lines have the same words, and figures that may be of the same thing.
+/// Whether two lines have the same words, and figures that may describe the same thing.
 fn is_alike(documented: &str, printed: &str) -> bool {
     let (open, documented) = match documented.trim_end().strip_suffix(ANYTHING) {
         Some(begin) => (true, words(begin)),
@@ -67,13 +67,13 @@ fn is_alike(documented: &str, printed: &str) -> bool {
     lengths && documented.iter().zip(&printed).all(|(a, b)| a.is_like(b))
 }
 
-/// A word of a line, with its figure taken out.
+/// A word of a line, with its figure removed.
 #[derive(Clone, Debug, PartialEq)]
 struct Word {
-    /// The word; `#` is where the figure was.
+    /// The word, with `#` in place of the figure.
     text: String,
     figure: Option<f64>,
-    /// Bytes in the unit that follows, if the figure is a size.
+    /// Bytes per following unit, if the figure is a size.
     unit: Option<f64>,
 }
 
@@ -91,8 +91,8 @@ impl Word {
     }
 }
 
-/// Words between spaces. Units of sizes and times are alike (`KiB` and `MiB`, `ns` and `µs`), and so is what was counted: `1 stack` and
-/// `3 stacks`.
+/// Splits a line at spaces. Different units of sizes and times become equal (`KiB` and `MiB`, `ns` and `µs`), and so do
+/// singular and plural: `1 stack` and `3 stacks`.
 fn words(line: &str) -> Vec<Word> {
     let mut words: Vec<Word> = line.split_whitespace().map(without_figure).collect();
     for index in 1..words.len() {
@@ -106,14 +106,15 @@ fn words(line: &str) -> Vec<Word> {
             before.unit = bytes;
             word.text = format!("{}{end}", if is_time { "(time)" } else { "(size)" });
         } else if before.figure.is_some() && end.is_empty() && name.len() > 2 {
-            // One stack, and two stacks.
+            // "stack" and "stacks" are equal.
             word.text = name.trim_end_matches('s').to_owned();
         }
     }
     words
 }
 
-/// Takes the figure out of a word that begins with one, after a bracket or a sign: `[9.33,`, `~35,619`, `(5001)`, `−1.2e-8`.
+/// Removes the figure from a word that begins with one, after a bracket or a sign: `[9.33,`, `~35,619`, `(5001)`,
+/// `−1.2e-8`.
 fn without_figure(word: &str) -> Word {
     let whole = || Word { text: word.to_owned(), figure: None, unit: None };
     let begin = word.trim_start_matches(['[', '(']);

@@ -1,5 +1,5 @@
-//! The environment of the tests: the binary under test, what the machine allows, and a lock that lets one case of the test program
-//! `alone` run at a time.
+//! The environment of the tests: the binary under test, what the machine allows, and a lock that makes the tests of
+//! `alone` run one at a time.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,19 +7,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use procfs::process::{MMapPath, Process};
 
-/// Held by the running case of the test program `alone`.
+/// Held by the running test of the test program `alone`.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A case's turn. In the test program `alone` the next case waits until it is dropped.
+/// A test's turn. In the test program `alone`, the next test waits until it is dropped.
 pub struct Turn(#[expect(dead_code, reason = "held until it is dropped")] Option<MutexGuard<'static, ()>>);
 
-/// Whether cases of this test program run beside each other (`company`), and not one at a time (`alone`).
+/// Whether tests of this test program run in parallel (`company`) rather than one at a time (`alone`).
 pub fn has_company() -> bool {
     let test = std::env::current_exe().unwrap_or_default();
     test.file_name().is_some_and(|name| name.to_string_lossy().starts_with("company-"))
 }
 
-/// Waits for this case's turn. `None`, with a message, if the case has to be skipped.
+/// Waits for this test's turn. Returns `None` and logs the reason if the test has to be skipped.
 ///
 /// # Panics
 /// If the binary under test was not built, which is a mistake and no reason to skip.
@@ -33,7 +33,7 @@ pub fn turn(case: &str) -> Option<Turn> {
     Some(Turn((!has_company()).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner))))
 }
 
-/// Reports that a case did not run, and why.
+/// Reports that a test did not run, and why.
 pub fn skipped(case: &str, why: &str) {
     heapbpf_testing::skipped_case(case, why);
 }
@@ -58,12 +58,12 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// The binary under test: `HEAPBPF_BIN`, else the workspace's release build.
+/// The binary under test: `HEAPBPF_BIN`, or the workspace's release build by default.
 pub fn heapbpf() -> PathBuf {
     std::env::var_os("HEAPBPF_BIN").map_or_else(|| target_folder().join("release/heapbpf"), PathBuf::from)
 }
 
-/// Cargo's target folder of this build: the test binary is in `<target>/<profile>/deps`.
+/// Cargo's target directory of this build. The test binary is in `<target>/<profile>/deps`.
 pub fn target_folder() -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a file");
     test.ancestors().nth(3).expect("cargo puts tests three folders deep").to_path_buf()
@@ -86,7 +86,7 @@ pub fn tool(name: &str) -> Option<PathBuf> {
     candidates.into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 
-/// The C library of this process.
+/// Path of this process's C library.
 pub fn libc_file() -> Option<PathBuf> {
     let maps = Process::myself().and_then(|process| process.maps());
     maps.into_iter().flatten().find_map(|map| match map.pathname {
@@ -95,7 +95,7 @@ pub fn libc_file() -> Option<PathBuf> {
     })
 }
 
-/// Whether internal functions of libc have names here, by its own symbols or by a debug file.
+/// Whether internal functions of libc have names here, from its own symbols or from a debug file.
 pub fn libc_has_names() -> bool {
     let (Some(libc), Some(readelf)) = (libc_file(), tool("readelf")) else { return false };
     let read = Command::new(readelf).args(["--wide", "--sections", "--notes"]).arg(libc).output();
@@ -107,7 +107,8 @@ pub fn libc_has_names() -> bool {
         .is_some_and(|(first, rest)| Path::new(&format!("/usr/lib/debug/.build-id/{first}/{rest}.debug")).exists())
 }
 
-/// The distribution's tool of this name. If it is missing, its package is installed (as root, on Debian), else `None`.
+/// The distribution's tool of this name. If it is missing, its package is installed (as root, on Debian). Returns
+/// `None` if that is not possible.
 pub fn tool_or_install(name: &str, package: &str) -> Option<PathBuf> {
     if let Some(found) = tool(name) {
         return Some(found);

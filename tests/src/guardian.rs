@@ -1,10 +1,10 @@
-//! The processes that undo what heapbpf has done if it is killed: the guardian holds its links, and the cleaner takes inline hooks
-//! out.
+//! The helper processes that undo what heapbpf has done if it is killed: the guardian holds its links, and the cleaner
+//! removes inline hooks.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
 
-/// The processes with this name and task that serve a heapbpf.
+/// The processes with this name and task that serve this heapbpf process.
 fn serving(heapbpf: u32, [name, task]: [&str; 2]) -> Vec<u32> {
     let wanted = [name, task, &heapbpf.to_string()].map(|word| word.as_bytes().to_vec());
     let serves = |process: &u32| {
@@ -16,12 +16,13 @@ fn serving(heapbpf: u32, [name, task]: [&str; 2]) -> Vec<u32> {
     pids.filter(serves).collect()
 }
 
-/// The guardians of a heapbpf that runs or has run: none, one, or another while costs are measured.
+/// The guardians of a running or ended heapbpf: none, one, or another one while costs are measured.
 pub fn guardians_of(heapbpf: u32) -> Vec<u32> {
     serving(heapbpf, ["heapbpf-guardian", "hold-probes"])
 }
 
-/// The cleaners of a heapbpf that runs or has run: one if it hooks processes inline. Its children, which stop processes, are left out.
+/// The cleaners of a running or ended heapbpf: one if it hooks processes inline. Leaves out their children, which stop
+/// processes.
 pub fn cleaners_of(heapbpf: u32) -> Vec<u32> {
     let all = serving(heapbpf, ["heapbpf-cleaner", "take-out-hooks"]);
     let is_child = |process: &&u32| {
@@ -32,7 +33,7 @@ pub fn cleaners_of(heapbpf: u32) -> Vec<u32> {
     all.iter().filter(|process| !is_child(process)).copied().collect()
 }
 
-/// The process that demangles names for a heapbpf that runs.
+/// The process that demangles names for a running heapbpf.
 pub fn demanglers_of(heapbpf: u32) -> Vec<u32> {
     serving(heapbpf, ["heapbpf-demangler", "demangle-names"])
 }
@@ -45,12 +46,12 @@ pub fn kill(processes: impl IntoIterator<Item = u32>) {
 /// Sends a signal to processes, in this order.
 pub fn signal(signal: libc::c_int, processes: impl IntoIterator<Item = u32>) {
     for process in processes {
-        // SAFETY: `kill` takes plain integers. Tests name processes that they have started, and not waited for.
+        // SAFETY: `kill` takes plain integers. Tests pass processes that they have started and not waited for.
         unsafe { libc::kill(process.cast_signed(), signal) };
     }
 }
 
-/// Kills a heapbpf and its guardian, after its cleaner, so that nobody takes inline hooks out.
+/// Kills a heapbpf and its guardian, after its cleaner, so that no helper removes inline hooks.
 pub fn kill_all_of(heapbpf: u32) {
     kill(cleaners_of(heapbpf));
     kill(guardians_of(heapbpf).into_iter().chain([heapbpf]));
@@ -66,7 +67,7 @@ pub fn leaks(by: &BTreeSet<u32>) -> Vec<String> {
     // SAFETY: this action takes no buffer.
     let size = unsafe { libc::klogctl(SIZE, std::ptr::null_mut(), 0) };
     let mut log = vec![0_u8; usize::try_from(size).expect("the kernel's log can be read")];
-    // SAFETY: the buffer has as many bytes as are told.
+    // SAFETY: the buffer has as many bytes as the size says.
     let read = unsafe { libc::klogctl(READ_ALL, log.as_mut_ptr().cast(), size) };
     log.truncate(usize::try_from(read).expect("the kernel's log can be read"));
     let is_of = |line: &str| {
@@ -77,7 +78,7 @@ pub fn leaks(by: &BTreeSet<u32>) -> Vec<String> {
     log.lines().filter(|line| line.contains("leaking uprobe") && is_of(line)).map(Into::into).collect()
 }
 
-/// How many bytes of a process's code in the C library are not those of its file: probes, or what inline hooks left.
+/// Number of bytes of a process's C library code that differ from the file: probes, or what inline hooks left.
 ///
 /// # Panics
 /// If its code cannot be read.
@@ -85,11 +86,11 @@ pub fn changed_bytes_of_libc(pid: u32) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     let is_code = |line: &&str| line.contains("r-xp") && line.contains("/libc.so");
     assert!(maps.lines().any(|line| is_code(&line)), "a C library");
-    // Pages that were replaced and moved back may be mappings of their own.
+    // Pages that were replaced and moved back may be separate mappings.
     maps.lines().filter(is_code).map(|line| changed_bytes(pid, line)).sum()
 }
 
-/// How many bytes of a mapping are not those of its file.
+/// Number of bytes of a mapping that differ from its file.
 fn changed_bytes(pid: u32, line: &str) -> usize {
     let words: Vec<&str> = line.split_whitespace().collect();
     let number = |text: &str| u64::from_str_radix(text, 16).expect("an address");

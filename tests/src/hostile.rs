@@ -7,12 +7,11 @@ use crate::target::Target;
 
 /// Markup that would run a script.
 pub const MARKUP: &str = "<img src=x onerror=\"window.broken=1\"></script><script>window.broken=1</script>";
-/// Marks that turn text round, and sequences for a terminal: to be red, to clear it, and to give it a title.
+/// Marks that reverse text, and terminal escape sequences: red text, clear the screen, set the title.
 pub const REVERSED: &str =
     "evil_\u{202e}txt.exe \u{5e9}\u{5dc}\u{5d5}\u{5dd} \u{1b}[31m\nred\u{1b}[2J\u{1b}]2;stolen\u{7}";
 
-/// A recording of a program with known lifetimes, in which functions were given hostile names: markup, [`REVERSED`], 10,000
-/// letters.
+/// Records a program with known lifetimes and gives its functions hostile names: markup, [`REVERSED`], 10,000 letters.
 ///
 /// # Panics
 /// If it cannot be recorded.
@@ -23,7 +22,7 @@ pub fn profile() -> serde_json::Value {
     let outcome = recording.stop();
     let long = "x".repeat(10_000);
     let text = std::fs::read_to_string(outcome.file("profile.json")).expect("the profile");
-    // Pictures for the documents show where the sources are.
+    // Screenshots for the documents show where the sources are.
     let sources = programs_folder().display().to_string();
     assert!(text.contains(&sources), "source lines");
     let text = text.replace(&sources, "/usr/src/heapbpf/tests/programs");

@@ -12,7 +12,7 @@ use crate::truth::Truth;
 pub enum Hook {
     /// A probe on every call.
     Probe,
-    /// Counted inside the process.
+    /// Code inside the process that counts.
     Inline,
 }
 
@@ -32,17 +32,17 @@ pub fn mapped(pid: u32) -> Vec<String> {
     maps(pid).lines().filter(|line| line.contains("/memfd:heapbpf-inline")).map(str::to_owned).collect()
 }
 
-/// Whether pages of a process lead to code of inline hooks. The code itself stays mapped.
+/// Whether pages of a process jump to code of inline hooks. The code itself stays mapped.
 pub fn is_hooked(pid: u32) -> bool {
     !hooked_files(pid).is_empty()
 }
 
-/// The files whose functions lead to code of inline hooks in a process, sorted.
+/// The files whose functions jump to code of inline hooks in a process, sorted.
 pub fn hooked_files(pid: u32) -> Vec<String> {
     hooked_files_in(&maps(pid))
 }
 
-/// Processes with pages that lead to code of inline hooks.
+/// Processes with pages that jump to code of inline hooks.
 pub fn hooked_processes() -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -75,7 +75,8 @@ impl<'a> Mapping<'a> {
         Some(Self { start: hex(start)?, end: hex(end)?, offset, name: fields.nth(2).unwrap_or_default() })
     }
 
-    /// The file that had pages here, if these were replaced. It has them where the memfd's name says.
+    /// The file whose pages were here before they were replaced, if they were. The original pages are where the memfd's
+    /// name says.
     fn original(&self, all: &[Self]) -> Option<&'a str> {
         let [base, bytes] = {
             let mut numbers = self.name.strip_prefix("/memfd:heapbpf-inline-")?.split('-').map_while(hex);
@@ -100,7 +101,7 @@ pub fn recorder(pid: u32, hook: Hook, interval: u64) -> Recorder {
 /// Records a program from READY to its report, with further options.
 ///
 /// # Panics
-/// If it is not hooked as wanted, or not let go in the end.
+/// If it is not hooked as requested, or still hooked at the end.
 pub fn record(program: &Path, arguments: &[&str], hook: Hook, interval: u64, options: &[[&str; 2]]) -> Recorded {
     let start = || Target::start(program, arguments);
     let (mut target, recording) = begin(&start, hook, "", interval, options);
@@ -111,10 +112,11 @@ pub fn record(program: &Path, arguments: &[&str], hook: Hook, interval: u64, opt
     (profile, stats, truth)
 }
 
-/// Starts a target and a recording of it. Inline, at least a file whose path contains `file` is to be hooked.
+/// Starts a target and a recording of it. With inline hooks, at least one file whose path contains `file` must be
+/// hooked.
 ///
 /// # Panics
-/// If it is not hooked as wanted.
+/// If it is not hooked as requested.
 pub fn begin(
     start: &dyn Fn() -> Target,
     hook: Hook,
@@ -135,19 +137,19 @@ pub fn begin(
     panic!("not hooked as wanted: {hook:?}")
 }
 
-/// Attempts to hook: on a busy machine, stopping a process may take too long, and on an emulated one, stopping many threads
-/// mostly does. One for each so many seconds that tests wait for anything.
+/// Number of attempts to hook. On a busy machine, stopping a process may take too long, and on an emulated one,
+/// stopping many threads usually does. There is one attempt per 24 seconds of the tests' timeout.
 fn attempts() -> u64 {
     PATIENCE.as_secs() / 24
 }
 
-/// What a recording said, and what was true.
+/// Results of a recording, and the truth.
 pub type Recorded = (Profile, Stats, Truth);
 
-/// Totals are the target's own counts, and hits are its calls.
+/// Checks that totals equal the target's own counts, and hits equal its calls.
 ///
 /// # Panics
-/// If they are not.
+/// If they do not.
 pub fn counted_exactly(stats: &Stats, truth: &Truth) {
     assert_eq!(stats.hits, truth.allocs() + truth.failed + truth.abandoned, "{stats:?}");
     assert_eq!(stats.exact_alloc_objects, truth.allocs(), "{stats:?}");
@@ -155,8 +157,8 @@ pub fn counted_exactly(stats: &Stats, truth: &Truth) {
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
-/// Sets a limit of addresses to what a process has, and so much more. If that is less than what is mapped into a process
-/// (some 2 MiB), it is not hooked inline.
+/// Limits a process's address space to what it has now plus `more_bytes`. If that is less than what heapbpf maps into a
+/// process (some 2 MiB), the process is not hooked inline.
 ///
 /// # Panics
 /// If it has ended.
@@ -166,7 +168,7 @@ pub fn limit_addresses(pid: u32, more_bytes: u64) {
     let size: u64 = size.and_then(|kib| kib.parse().ok()).expect("the kernel tells it");
     let most = (size << 10) + more_bytes;
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
-    // SAFETY: the kernel reads the limit, and writes no other.
+    // SAFETY: the kernel reads the limit, and does not write the old one.
     let status = unsafe { libc::prlimit(pid.cast_signed(), libc::RLIMIT_AS, &raw const limit, std::ptr::null_mut()) };
     assert_eq!(status, 0, "the target is ours");
 }

@@ -10,19 +10,20 @@ const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_LINK_GET_NEXT_ID: libc::c_int = 31;
-/// The kernel's `struct bpf_prog_info`, of which little is read.
+/// The kernel's `struct bpf_prog_info`, of which little is used.
 const PROGRAM_INFO_WORDS: usize = 32;
 type ProgramInfo = [u64; PROGRAM_INFO_WORDS];
-/// Where it has the program's type, in the lower half, which is this one at probes.
+/// Its word with the program's type in the lower half. At probes, the type is `PROBE`.
 const TYPE_WORD: usize = 0;
 const PROBE: u32 = 2;
-/// Where it has the length of the machine code, in the lower half; where that is to be written; and the name.
+/// Its words with the length of the machine code (lower half), with the address to write the code to, and with the
+/// name.
 const CODE_BYTES_WORD: usize = 2;
 const CODE_WORD: usize = 3;
 const PROGRAM_NAME_WORD: usize = 8;
 const MAP_TYPE_ARRAY: u32 = 2;
 
-/// The first words of the kernel's `union bpf_attr`, as much as is needed here.
+/// The first words of the kernel's `union bpf_attr`, as many as are needed here.
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -30,7 +31,8 @@ struct Attributes {
 }
 
 fn bpf(command: libc::c_int, attributes: &mut Attributes) -> libc::c_long {
-    // SAFETY: the kernel reads and writes at most the size that is passed, which is that of `attr`, all of it initialised.
+    // SAFETY: the kernel reads and writes at most the size that is passed, which is that of `attr`, all of it
+    // initialised.
     unsafe { libc::syscall(libc::SYS_bpf, command, attributes as *mut Attributes, size_of::<Attributes>()) }
 }
 
@@ -53,7 +55,7 @@ pub fn maps_can_be_created() -> bool {
     fd >= 0
 }
 
-/// Ids of all BPF links of the host.
+/// Ids of all BPF links on the host.
 pub fn links() -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut attributes = Attributes::default();
@@ -66,19 +68,19 @@ pub fn links() -> BTreeSet<u32> {
     found
 }
 
-/// Ids of the BPF links that a process holds a descriptor of.
+/// Ids of the BPF links that a process holds descriptors of.
 pub fn links_of(pid: u32) -> BTreeSet<u32> {
     infos(pid)
         .filter_map(|text| text.lines().find_map(|line| line.strip_prefix("link_id:")?.trim().parse().ok()))
         .collect()
 }
 
-/// Whether the kernel tells which files the links of a process are attached to (since Linux 6.17).
+/// Whether the kernel reports which files the links of a process are attached to (since Linux 6.17).
 pub fn tells_files_of_links(pid: u32) -> bool {
     infos(pid).any(|text| text.contains("link_type:\tuprobe_multi") && text.contains("\npath:"))
 }
 
-/// How many links to a file a process holds.
+/// Number of links to a file that a process holds.
 pub fn links_to(pid: u32, file: &Path) -> usize {
     let is_to = |text: &String| {
         text.lines().any(|line| line.strip_prefix("path:").is_some_and(|path| Path::new(path.trim()) == file))
@@ -86,7 +88,7 @@ pub fn links_to(pid: u32, file: &Path) -> usize {
     infos(pid).filter(is_to).count()
 }
 
-/// Processes that hold links to a file, as far as the kernel tells.
+/// Processes that hold links to a file, as far as the kernel reports them.
 pub fn holders_of_links_to(file: &Path) -> Vec<u32> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -98,23 +100,23 @@ fn infos(pid: u32) -> impl Iterator<Item = String> {
     entries.filter_map(|entry| std::fs::read_to_string(entry.path()).ok())
 }
 
-/// Names of the BPF programs that a process holds, as the kernel cuts them, and how many instructions the verifier followed
-/// for each.
+/// Names of the BPF programs that a process holds, as the kernel truncates them, and how many instructions the verifier
+/// followed for each.
 pub fn verified_instructions(pid: u32) -> Vec<(String, u32)> {
     let programs = infos(pid).filter_map(|text| Some((field(&text, "prog_id")?, field(&text, "verified_insns")?)));
     programs.filter_map(|(id, count)| Some((name(&program_info(id, &mut [])?)?, count))).collect()
 }
 
-/// Names of the BPF programs that a process holds, as the kernel cuts them, and how many of their runs it skipped, where it skipped
-/// any: a program that was preempted does not run a second time on the same processor (Linux 7.0).
+/// BPF programs that a process holds and of which the kernel skipped runs: their names, as the kernel truncates them,
+/// and the number of skipped runs. A preempted program does not run a second time on the same CPU (Linux 7.0).
 pub fn runs_skipped(pid: u32) -> Vec<(String, u32)> {
     let programs = infos(pid).filter_map(|text| Some((field(&text, "prog_id")?, field(&text, "recursion_misses")?)));
     let skipped = programs.filter(|(_, count)| *count > 0);
     skipped.filter_map(|(id, count)| Some((name(&program_info(id, &mut [])?)?, count))).collect()
 }
 
-/// Names of the BPF programs at probes that a process holds, as the kernel cuts them, and the machine code of each; without any if
-/// the kernel does not show it.
+/// Names of the BPF programs at probes that a process holds, as the kernel truncates them, and the machine code of
+/// each. The code is empty if the kernel does not show it.
 pub fn machine_code_at_probes(pid: u32) -> Vec<(String, Vec<u8>)> {
     let ids = infos(pid).filter_map(|text| field(&text, "prog_id"));
     let code = ids.filter_map(|id| {
@@ -139,7 +141,7 @@ fn name(info: &ProgramInfo) -> Option<String> {
     String::from_utf8(bytes.into_iter().take_while(|byte| *byte != 0).collect()).ok()
 }
 
-/// What the kernel says of a BPF program, with its machine code as far as there is room for it.
+/// The kernel's information about a BPF program. Writes as much of its machine code as fits into `code`.
 fn program_info(id: u32, code: &mut [u8]) -> Option<ProgramInfo> {
     let mut attributes = Attributes::default();
     attributes.words[0] = id;
@@ -154,7 +156,7 @@ fn program_info(id: u32, code: &mut [u8]) -> Option<ProgramInfo> {
     object_info(program.as_fd(), &mut info).ok().map(|()| info)
 }
 
-/// Has the kernel write what it says of a BPF object.
+/// Makes the kernel write its information about a BPF object.
 fn object_info(object: BorrowedFd<'_>, info: &mut [u64]) -> std::io::Result<()> {
     let address = info.as_mut_ptr() as u64;
     let mut attributes = Attributes::default();
@@ -168,10 +170,10 @@ fn object_info(object: BorrowedFd<'_>, info: &mut [u64]) -> std::io::Result<()> 
     }
 }
 
-/// The name of a BPF map, as the kernel cuts it.
+/// The name of a BPF map, as the kernel truncates it.
 ///
 /// # Errors
-/// It is no map, or the kernel refuses.
+/// It is not a map, or the kernel refuses.
 pub fn map_name(map: BorrowedFd<'_>) -> std::io::Result<String> {
     // `struct bpf_map_info`: six words, then the name.
     let mut info = [0_u64; 16];
@@ -182,7 +184,7 @@ pub fn map_name(map: BorrowedFd<'_>) -> std::io::Result<String> {
 
 /// Links that no process holds: pinned or leaked ones.
 pub fn orphaned_links() -> BTreeSet<u32> {
-    // First: whoever makes a link while processes are looked through may have been passed already.
+    // First, because a process that makes a link during the scan may already have been passed.
     let all = links();
     let held: BTreeSet<u32> = std::fs::read_dir("/proc")
         .into_iter()
@@ -194,13 +196,13 @@ pub fn orphaned_links() -> BTreeSet<u32> {
     all.difference(&held).copied().collect()
 }
 
-/// Waits until none of these links exists, as the kernel frees links late. Returns those that remain.
+/// Waits until none of these links exists, because the kernel frees links late. Returns those that remain.
 pub fn links_that_stay(ids: &BTreeSet<u32>) -> BTreeSet<u32> {
     that_stay(ids.clone(), links)
 }
 
-/// Waits until there are no other links that no process holds than these before. Returns those that remain. A link that is on its way
-/// between two processes of another recording has none for a moment.
+/// Waits until there are no links without a holder except those in `before`. Returns those that remain. A link that
+/// another recording passes from one process to another has no holder for a moment.
 pub fn new_orphaned_links(before: &BTreeSet<u32>) -> BTreeSet<u32> {
     that_stay(orphaned_links().difference(before).copied().collect(), orphaned_links)
 }
@@ -216,11 +218,12 @@ fn that_stay(mut left: BTreeSet<u32>, there: fn() -> BTreeSet<u32>) -> BTreeSet<
     left
 }
 
-/// A uprobe, as perf and other tracers register it. Removed when dropped.
+/// A uprobe, registered as by perf and other tracers. Removed when dropped.
 pub struct UprobeEvent(OwnedFd);
 
 impl UprobeEvent {
-    /// Registers it at a file offset, for one process; the reference counter is at another offset, or there is none (0).
+    /// Registers the uprobe at a file offset, for one process. The reference counter is at another offset, or 0 if
+    /// there is none.
     ///
     /// # Errors
     /// The kernel refuses, or does not support such events.
@@ -247,10 +250,10 @@ impl UprobeEvent {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) }))
     }
 
-    /// How often it was hit in the thread that it is for.
+    /// How often the uprobe was hit in its thread.
     ///
     /// # Panics
-    /// If the kernel does not say.
+    /// If the kernel does not report it.
     pub fn hits(&self) -> u64 {
         let mut count = [0; 8];
         let mut event = std::fs::File::from(self.0.try_clone().expect("a descriptor"));

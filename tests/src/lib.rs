@@ -1,7 +1,7 @@
 //! The end-to-end test harness: programs with known truth, recordings of them, and checks of one against the other.
 //!
-//! A case takes its turn ([`environment::turn`]), starts a [`target::Target`] or lets heapbpf start one, records it with
-//! a [`recorder::Recorder`], and compares the [`recorder::Outcome`] with the program's [`truth::Truth`].
+//! A test takes its turn ([`environment::turn`]), starts a [`target::Target`] or lets heapbpf start one, records it
+//! with a [`recorder::Recorder`], and compares the [`recorder::Outcome`] with the program's [`truth::Truth`].
 
 pub mod browser;
 pub mod busy;

@@ -1,4 +1,4 @@
-//! Which operation on which map a call of `bpf` is.
+//! Finds out which operation on which map a `bpf` call is.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -26,16 +26,16 @@ pub const MAP_BATCH: u32 = 24;
 /// `BPF_ITER_CREATE`.
 pub const ITERATOR: u32 = 33;
 
-/// All of them.
+/// All of these commands.
 pub(crate) const COMMANDS: [u32; 8] =
     [MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY, MAP_FREEZE, MAP_BATCH, ITERATOR];
 
 /// An operation on a map. Iterators have no map.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Operation {
-    /// The command of `bpf`.
+    /// The `bpf` command.
     pub command: u32,
-    /// The map's name, as the kernel cuts it.
+    /// The map's name, as the kernel truncates it.
     pub map: String,
 }
 
@@ -43,14 +43,14 @@ impl Operation {
     /// The operation of a call that waits for its answer.
     ///
     /// # Errors
-    /// The caller has ended, or its map has no name that can be read.
+    /// The caller has ended, or its map's name cannot be read.
     pub(crate) fn of(call: &libc::seccomp_notif) -> io::Result<Self> {
         let command = call.data.args[0] as u32;
         let memory = File::open(format!("/proc/{}/mem", call.pid))?;
         let mut attributes = [0; 64];
         memory.read_exact_at(&mut attributes, call.data.args[1])?;
         let word = |at: usize| i32::from_ne_bytes([0, 1, 2, 3].map(|i| attributes[at + i]));
-        // Places in the kernel's `union bpf_attr`.
+        // Offsets in the kernel's `union bpf_attr`.
         let map = match command {
             MAP_CREATE => text(&attributes[28..44]),
             ITERATOR => String::new(),
@@ -81,7 +81,7 @@ fn text(bytes: &[u8]) -> String {
     bytes.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()
 }
 
-/// The name of the map that is a descriptor of a thread's process.
+/// The name of the map behind a descriptor of a thread's process.
 fn name_of(thread: u32, descriptor: i32) -> io::Result<String> {
     let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
     let process = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());

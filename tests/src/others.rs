@@ -9,11 +9,11 @@ use tempfile::TempDir;
 use crate::environment::tool_or_install;
 use crate::target::{until, wait};
 
-/// Another tool that runs beside, killed when dropped.
+/// Another tool that runs at the same time. Killed when dropped.
 pub struct Beside(pub Child);
 
 impl Beside {
-    /// Starts it, with nothing to read and nobody to read what it says.
+    /// Starts the tool without input, and discards its output.
     ///
     /// # Panics
     /// If it does not start.
@@ -21,7 +21,7 @@ impl Beside {
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
     }
 
-    /// Ends it as Ctrl-C would.
+    /// Ends the tool as Ctrl-C would.
     ///
     /// # Panics
     /// If it does not end.
@@ -39,7 +39,7 @@ impl Drop for Beside {
     }
 }
 
-/// The C library that a process uses.
+/// Path of the C library that a process uses.
 ///
 /// # Panics
 /// If it has none.
@@ -49,19 +49,19 @@ pub fn libc_of(pid: u32) -> String {
     path.expect("it has one").to_owned()
 }
 
-/// bpftrace with a uprobe at malloc, which counts.
+/// bpftrace with a uprobe on malloc that counts calls.
 pub struct Bpftrace {
     beside: Beside,
     folder: TempDir,
 }
 
 impl Bpftrace {
-    /// Its program, if it is here or can be installed.
+    /// Path of bpftrace, if it is installed or can be installed.
     pub fn tool() -> Option<PathBuf> {
         tool_or_install("bpftrace", "bpftrace")
     }
 
-    /// Has it count the calls of a process. Its start takes some seconds.
+    /// Starts counting the calls of a process, which takes some seconds.
     ///
     /// # Panics
     /// If it does not begin.
@@ -82,7 +82,7 @@ impl Bpftrace {
         std::fs::read_to_string(self.folder.path().join("said")).unwrap_or_default()
     }
 
-    /// Ends it as Ctrl-C would. How many calls it saw.
+    /// Ends it as Ctrl-C would. Returns how many calls it saw.
     ///
     /// # Panics
     /// If it does not end.

@@ -1,4 +1,4 @@
-//! The files that heapbpf writes, read by their documented format alone: the `.json` profile and `--stats`.
+//! The files that heapbpf writes, read only by their documented format: the `.json` profile and `--stats`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Deserializer};
 /// An estimate with its 95 % confidence interval.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Estimate {
-    /// Unbiased estimate; `None` if there is none.
+    /// The unbiased estimate, if there is one.
     pub estimate: Option<f64>,
-    /// Lower end.
+    /// Lower end of the interval.
     pub low: Option<f64>,
-    /// Upper end.
+    /// Upper end of the interval.
     pub high: Option<f64>,
     /// The exact number, if it was counted.
     pub exact: Option<f64>,
@@ -36,16 +36,16 @@ impl Estimate {
 pub struct Figures {
     /// Bytes allocated.
     pub alloc_bytes: Estimate,
-    /// Allocations.
+    /// Number of allocations.
     pub alloc_objects: Estimate,
-    /// Bytes in use; `None` without `--live`.
+    /// Bytes in use, or `None` with `--no-live`.
     pub inuse_bytes: Option<Estimate>,
     /// Blocks in use.
     pub inuse_objects: Option<Estimate>,
     /// Bytes that ended processes held when they ended, where these are separate from those in use.
     #[serde(default)]
     pub at_exit_bytes: Option<Estimate>,
-    /// Blocks that they held.
+    /// Blocks that ended processes held when they ended.
     #[serde(default)]
     pub at_exit_objects: Option<Estimate>,
 }
@@ -55,16 +55,16 @@ pub struct Figures {
 pub struct Missing {
     /// Function or file.
     pub what: String,
-    /// Why.
+    /// Why it is not hooked.
     pub why: String,
 }
 
-/// Samples that the counts of a process may be ahead of its profile.
+/// How far the counts of a process may be ahead of its profile.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Slack {
-    /// Their number, at most.
+    /// Maximum number of samples.
     pub samples: u64,
-    /// Bytes that their calls asked for, at most.
+    /// Maximum number of bytes that their calls requested.
     pub sampled_bytes: u64,
 }
 
@@ -89,12 +89,12 @@ pub struct Process {
     /// UID of its pod.
     #[serde(default)]
     pub pod: String,
-    /// Its unit of systemd.
+    /// Its systemd unit.
     #[serde(default)]
     pub unit: String,
     /// Allocators found.
     pub allocators: Vec<String>,
-    /// Numbers of its files in the profile's audit.
+    /// Indices of its files in the profile's audit.
     #[serde(default)]
     pub audit: Vec<usize>,
     /// What is not hooked.
@@ -108,10 +108,10 @@ pub struct Process {
     pub not_inline: Option<String>,
     /// Share of its time in the recording that was covered.
     pub coverage: f64,
-    /// Whether nothing of it was counted.
+    /// Whether none of its calls were counted.
     #[serde(default)]
     pub idle: bool,
-    /// Share of its CPU time in which it was counted.
+    /// Share of its CPU time during which it was counted.
     #[serde(default)]
     pub cpu_coverage: Option<f64>,
     /// Since when blocks count as in use, if not since the start.
@@ -126,12 +126,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// Whether another recording had hooked it inline for a while, so that probes saw nothing of it.
+    /// Whether another recording had hooked it inline for a while, so that probes did not see its calls.
     pub fn was_hidden(&self) -> bool {
         self.missing.iter().any(|missing| missing.what == "the time under another recording's inline hooks")
     }
 
-    /// Whether what its inline hooks counted can be.
+    /// Whether the counts of its inline hooks are plausible.
     pub fn is_believed(&self) -> bool {
         self.missing.iter().all(|missing| missing.what != "exact totals")
     }
@@ -140,7 +140,7 @@ impl Process {
 /// A frame of a stack.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Frame {
-    /// Function, `None` with a reason.
+    /// Function. If it is `None`, there is a reason.
     pub function: Option<String>,
     /// Module.
     pub module: Option<String>,
@@ -174,16 +174,16 @@ pub struct Stack {
     pub thread: Option<String>,
     /// Allocator function called.
     pub function: String,
-    /// Who has sampled it, if not heapbpf.
+    /// What has sampled it, if not heapbpf.
     #[serde(default)]
     pub source: Option<String>,
     /// Sampling interval of these samples.
     pub interval: u64,
-    /// Samples taken.
+    /// Number of samples taken.
     pub samples: u64,
-    /// Bytes of those.
+    /// Bytes of these samples.
     pub sampled_bytes: u64,
-    /// Of them still in use.
+    /// Number of these samples still in use.
     #[serde(default)]
     pub inuse_samples: Option<u64>,
     /// How long its blocks live, if that is known.
@@ -191,7 +191,7 @@ pub struct Stack {
     pub lifetimes: Option<serde_json::Value>,
     /// Whether the stack reaches the thread's entry.
     pub complete: bool,
-    /// Why it does not.
+    /// Why it does not reach the thread's entry.
     #[serde(default)]
     pub cut: Option<String>,
     /// Leaf first.
@@ -216,11 +216,11 @@ impl Stack {
 /// Records that were sent but not read in time.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Unread {
-    /// How many.
+    /// Number of unread records.
     pub records: u64,
-    /// Of how many.
+    /// Number of records that were sent.
     pub of: u64,
-    /// Their share.
+    /// Share of unread records.
     pub share: f64,
 }
 
@@ -231,7 +231,7 @@ pub struct Profile {
     pub interval_bytes: u64,
     /// Length of the recording.
     pub duration_seconds: f64,
-    /// Moment that figures in use are of, as text.
+    /// Moment of the in-use figures, as text.
     #[serde(default)]
     pub time: Option<String>,
     /// Records from before that moment that were not read in time.
@@ -254,7 +254,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// What the counts of all processes may be ahead of the profile.
+    /// How far the counts of all processes may be ahead of the profile.
     pub fn slack(&self) -> Slack {
         let add = |sum: Slack, process: &Process| Slack {
             samples: sum.samples + process.slack.samples,
@@ -263,7 +263,7 @@ impl Profile {
         self.processes.iter().fold(Slack::default(), add)
     }
 
-    /// A process by its id; of several incarnations, the last.
+    /// A process by its id. If it has several process generations, returns the last.
     ///
     /// # Panics
     /// If it is not in the profile.

@@ -11,13 +11,13 @@ use crate::environment::tool_or_install;
 pub struct Raw {
     /// `space bytes`.
     pub period_type: String,
-    /// R.
+    /// The sampling interval R.
     pub period: u64,
     /// `type/unit` of each value; `[dflt]` marks the default one.
     pub sample_types: Vec<String>,
     /// Values of each sample.
     pub samples: Vec<Vec<i64>>,
-    /// The text.
+    /// The printed text.
     pub text: String,
 }
 
@@ -28,7 +28,7 @@ impl Raw {
     }
 }
 
-/// Runs `go tool pprof` with these arguments; `None` if Go is not installed and cannot be.
+/// Runs `go tool pprof` with these arguments. Returns `None` if Go is not installed and cannot be.
 ///
 /// # Panics
 /// If it refuses the file.
@@ -48,7 +48,7 @@ pub fn go_tool_pprof(arguments: &[&str], profile: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Reads a profile with `-raw`; `None` as in [`go_tool_pprof`].
+/// Reads a profile with `-raw`. Returns `None` as [`go_tool_pprof`] does.
 ///
 /// # Panics
 /// If its output cannot be parsed.
@@ -82,8 +82,8 @@ fn parse_raw(text: String) -> Raw {
     raw
 }
 
-/// Sums of the first four values over all samples of a gzipped profile, in the order of the contract: `[alloc objects, alloc
-/// bytes, in-use objects, in-use bytes]`. Reads as much of the format as that needs, without a consumer.
+/// Sums of the first four values over all samples of a gzipped profile, in the order of the contract: `[alloc objects,
+/// alloc bytes, in-use objects, in-use bytes]`. Parses only the part of the format that it needs.
 ///
 /// # Panics
 /// If it is not a gzipped profile with at least four values in each sample.
@@ -100,14 +100,14 @@ pub fn sums(gzipped: &[u8]) -> [i64; 4] {
     sums
 }
 
-/// Whether a gzipped profile says in a comment that records are missing: lost, or not read in time.
+/// Whether a comment of a gzipped profile says that records are missing: lost, or not read in time.
 ///
 /// # Panics
 /// If it is not a gzipped profile.
 pub fn says_that_records_are_missing(gzipped: &[u8]) -> bool {
     let bytes = unpacked(gzipped);
     let strings = fields(&bytes).into_iter().filter(|(number, _)| *number == STRING);
-    // A line of losses may be about slack alone, which takes nothing from the figures.
+    // A line of losses may be only about slack, which is not missing from the figures.
     let bounds = [" inuse_missing=", " inuse_stale=", " inuse_unbounded=", " unbounded="];
     strings.filter_map(|(_, text)| std::str::from_utf8(text).ok()).any(|text| {
         text.starts_with("unread=") || text.starts_with("losses ") && bounds.iter().any(|bound| text.contains(bound))
@@ -120,12 +120,12 @@ fn unpacked(gzipped: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Number of the field with samples in a profile, of that with values in a sample, and of that with a string.
+/// Field numbers: samples in a profile, values in a sample, and strings in a profile.
 const SAMPLE: u64 = 2;
 const VALUES: u64 = 2;
 const STRING: u64 = 6;
 
-/// Length-delimited fields, by number; other fields are skipped.
+/// Length-delimited fields, by number. Other fields are skipped.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, &[u8])> {
     let mut found = Vec::new();
     while !bytes.is_empty() {

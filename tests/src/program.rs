@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::environment::{programs_folder, target_folder, tool};
 
-/// Compiler flags. Frame pointers and no tail calls give every unwinder the same true stacks; without built-in allocator
-/// functions, every call in the source is really made.
+/// Compiler flags. Frame pointers and no tail calls give every unwinder the same true stacks. Without built-in
+/// allocator functions, every call in the source is really made.
 const FLAGS: &[&str] =
     &["-O2", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin", "-D_GNU_SOURCE"];
 
@@ -45,8 +45,8 @@ pub fn program_without_libc(name: &str) -> PathBuf {
     build(name, name, &["-static", "-nostdlib", "-fno-stack-protector"])
 }
 
-/// Builds `tests/programs/<name>.rs` into a folder, with an option for the compiler (`-C`). `None` if there is no Rust compiler
-/// that works.
+/// Builds `tests/programs/<name>.rs` into a directory, with a compiler option (`-C`). Returns `None` if there is no
+/// working Rust compiler.
 pub fn rust_program(name: &str, option: &str, folder: &Path) -> Option<PathBuf> {
     let built = folder.join(name);
     let mut command = Command::new(tool("rustc")?);
@@ -55,7 +55,7 @@ pub fn rust_program(name: &str, option: &str, folder: &Path) -> Option<PathBuf> 
     compiled.is_ok_and(|status| status.success()).then_some(built)
 }
 
-/// Builds a Go program with extra flags, under another name. `None` if there is no Go.
+/// Builds a Go program with extra flags, under another name. Returns `None` if there is no Go.
 ///
 /// # Panics
 /// If there is no such source or it does not compile.
@@ -79,8 +79,8 @@ pub fn go_program(name: &str, output: &str, flags: &[&str]) -> Option<PathBuf> {
     Some(built)
 }
 
-/// Copies a file that will be executed. cp(1) does it: a descriptor of ours that is open for writing would be inherited by a process
-/// that another test forks at that moment, and the kernel executes no file that is open for writing.
+/// Copies a file that will be executed. cp(1) does it: a process that another test forks at that moment would inherit
+/// our descriptor that is open for writing, and the kernel does not execute a file that is open for writing.
 ///
 /// # Panics
 /// If it cannot be copied.
@@ -89,7 +89,7 @@ pub fn copy_file(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     assert!(status.success(), "{} cannot be copied", from.as_ref().display());
 }
 
-/// A copy of a program under another name, so that it is another file with another process name.
+/// Makes a copy of a program under another name, so that it is another file with another process name.
 ///
 /// # Panics
 /// As [`copy_file`].
@@ -126,7 +126,7 @@ fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     belongs_like(parent, &target_folder());
     belongs_like(parent.parent().expect("has a folder"), &target_folder());
     let unfinished = parent.join(format!("{output}.{}", std::process::id()));
-    // Flags come after the source, as the linker searches libraries in order.
+    // Flags come after the source, because the linker searches libraries in order.
     let result = Command::new(compiler).args(FLAGS).arg("-o").arg(&unfinished).arg(&source).args(flags).output();
     let result = result.unwrap_or_else(|e| panic!("cannot run {compiler} (Debian: build-essential): {e}"));
     assert!(result.status.success(), "{name} does not compile:\n{}", String::from_utf8_lossy(&result.stderr));
@@ -135,7 +135,7 @@ fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     built
 }
 
-/// Gives a built file to the owner of the target folder, who must be able to delete it after a run under sudo.
+/// Gives a built file to the owner of the target directory, who must be able to delete it after a run under sudo.
 fn belongs_like(path: &Path, folder: &Path) {
     if let Ok(owner) = std::fs::metadata(folder) {
         let _ = std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()));

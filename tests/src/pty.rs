@@ -1,4 +1,4 @@
-//! A program in a terminal whose link is slow: a pseudo-terminal that is read byte by byte at a rate.
+//! A program in a terminal with a slow link: a pseudo-terminal that is read at a limited rate.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -7,15 +7,15 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// How often it is read, a second.
+/// Number of reads per second.
 const READS: u32 = 20;
 
-/// A program in a pseudo-terminal. It is killed when this is dropped.
+/// A program in a pseudo-terminal. Killed when dropped.
 pub struct SlowTerminal {
     child: Child,
     ours: File,
     bytes_a_second: u32,
-    /// What has come over the link.
+    /// Bytes that have come over the link.
     pub shown: Vec<u8>,
 }
 
@@ -27,19 +27,20 @@ impl SlowTerminal {
     pub fn start(command: &mut Command, bytes_a_second: u32) -> std::io::Result<Self> {
         let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
         let (mut ours, mut theirs) = (-1, -1);
-        // SAFETY: both point to integers that outlive the call; the name and the settings may be null; the size is valid.
+        // SAFETY: both point to integers that outlive the call; the name and the settings may be null; the size is
+        // valid.
         let status = unsafe {
             libc::openpty(&raw mut ours, &raw mut theirs, std::ptr::null_mut(), std::ptr::null(), &raw const size)
         };
         if status != 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the call succeeded, so both are open and nobody else's.
+        // SAFETY: the call succeeded, so both are open and have no other owner.
         let (ours, theirs) = unsafe { (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
         let terminal = || theirs.try_clone().map(Stdio::from);
         command.env("TERM", "xterm-256color").stdin(terminal()?).stdout(terminal()?).stderr(Stdio::null());
         let controlling = theirs.as_raw_fd();
-        // SAFETY: between fork and exec there are two system calls, with integers.
+        // SAFETY: between fork and exec there are only two system calls, with integers.
         unsafe {
             command.pre_exec(move || {
                 if libc::setsid() < 0 || libc::ioctl(controlling, libc::TIOCSCTTY, 0) < 0 {
@@ -65,7 +66,7 @@ impl SlowTerminal {
         self.ours.write_all(keys.as_bytes())
     }
 
-    /// Reads at the rate for a while, or until the program ends.
+    /// Reads at the limited rate for a while, or until the program ends.
     pub fn read_for(&mut self, time: Duration) {
         let mut buffer = vec![0; (self.bytes_a_second / READS) as usize];
         for _ in 0..time.as_millis() as u32 * READS / 1000 {
@@ -75,7 +76,7 @@ impl SlowTerminal {
             }
             match self.ours.read(&mut buffer) {
                 Ok(bytes @ 1..) => self.shown.extend_from_slice(&buffer[..bytes]),
-                // Nobody has the other end any more.
+                // The other end is closed.
                 Ok(0) | Err(_) => return,
             }
         }
@@ -87,7 +88,7 @@ impl SlowTerminal {
         unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
     }
 
-    /// Reads at the rate until the program has ended; `None` if it has not after this time.
+    /// Reads at the limited rate until the program has ended. Returns `None` if it has not ended after this time.
     pub fn end(&mut self, patience: Duration) -> Option<ExitStatus> {
         const STEP: Duration = Duration::from_millis(500);
         for _ in 0..patience.as_millis() / STEP.as_millis() {

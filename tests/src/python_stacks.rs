@@ -1,4 +1,4 @@
-//! Python frames of stacks, and what Python programs note of their own.
+//! Python frames of stacks, and the stacks that Python programs write down themselves.
 
 use std::path::Path;
 
@@ -18,10 +18,10 @@ pub struct Noted {
 /// Function, file and line.
 pub type Named = (String, String, u32);
 
-/// What a program has noted in a file.
+/// Reads what a program has noted in a file.
 ///
 /// # Panics
-/// If it has not.
+/// If the file is missing or malformed.
 #[must_use]
 pub fn truth_of(file: &Path) -> Vec<Noted> {
     let text = std::fs::read_to_string(file).expect("the program has written its truth");
@@ -38,7 +38,7 @@ fn agrees(frame: &Frame, (function, file, line): &Named) -> bool {
     frame.function.as_ref() == Some(function) && frame.file.as_ref() == Some(file) && frame.line == Some(*line)
 }
 
-/// Whether the Python frames of a stack are these; of one that was cut, the innermost of these.
+/// Whether these are the Python frames of a stack. A truncated stack may have only the innermost of them.
 #[must_use]
 pub fn has(stack: &Stack, frames: &[Named]) -> bool {
     let python: Vec<&Frame> = stack.frames.iter().filter(|frame| is_python(frame)).collect();
@@ -46,8 +46,8 @@ pub fn has(stack: &Stack, frames: &[Named]) -> bool {
     is_whole && python.iter().zip(frames).all(|(frame, named)| agrees(frame, named))
 }
 
-/// How many stacks have native frames alone because, as the profile says, Python's could not be read. A probe cannot wait for a page
-/// that the kernel is moving.
+/// Number of stacks that have only native frames because, as the profile says, Python's could not be read. A probe
+/// cannot wait for a page that the kernel is moving.
 #[must_use]
 pub fn unread(profile: &Profile) -> u64 {
     let reason = "frames or code objects could not be read (";

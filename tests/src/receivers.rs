@@ -1,5 +1,5 @@
-//! Test doubles of the stores that heapbpf pushes to: one over HTTP, and OpenTelemetry's collector over gRPC. They can be
-//! unavailable: not listening yet, or answering that they are busy.
+//! Test doubles of the stores that heapbpf pushes to: one over HTTP, and OpenTelemetry's collector over gRPC. They can
+//! be unavailable: not listening yet, or answering that they are busy.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Some free port.
+    /// Reserves any free port.
     ///
     /// # Panics
     /// If there is none.
@@ -95,12 +95,12 @@ impl<T: Clone> Store<T> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes it answer that it is busy, or ends that.
+    /// Makes the store answer that it is busy, or available again.
     pub fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::Release);
     }
 
-    /// Accepts a request, unless unavailable.
+    /// Accepts a request, unless the store is unavailable.
     fn take(&self, what: T) -> bool {
         let here = !self.away.load(Ordering::Acquire);
         if here {
@@ -110,7 +110,7 @@ impl<T: Clone> Store<T> {
     }
 }
 
-/// Starts a store that accepts requests over HTTP/1.1; while unavailable it answers 503.
+/// Starts a store that accepts requests over HTTP/1.1. While unavailable, it answers 503.
 pub fn http_store(reserved: Reserved) -> Store<Request> {
     let store = Store::default();
     let own = store.clone();
@@ -154,7 +154,7 @@ fn read_request(stream: &mut impl BufRead) -> Option<Request> {
     Some(request)
 }
 
-/// Starts OpenTelemetry's collector service for profiles over gRPC; while unavailable it answers `UNAVAILABLE`.
+/// Starts OpenTelemetry's collector service for profiles over gRPC. While unavailable, it answers `UNAVAILABLE`.
 ///
 /// # Panics
 /// If it cannot be started.

@@ -20,7 +20,7 @@ use crate::{checks, kernel};
 /// The line that heapbpf prints when its probes are in place.
 const RECORDING: &str = "heapbpf: recording";
 
-/// A recording to be started. By default it writes all formats into a temporary folder.
+/// A recording to be started. By default it writes all formats into a temporary directory.
 pub struct Recorder {
     arguments: Vec<OsString>,
     command: Vec<OsString>,
@@ -42,7 +42,7 @@ impl Recorder {
     /// A recording without a target, with reproducible draws (`--seed 1`) and stacks by process (`--group-by pid`).
     ///
     /// # Panics
-    /// If no temporary folder can be created.
+    /// If no temporary directory can be created.
     pub fn new() -> Self {
         let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
         Self {
@@ -84,7 +84,7 @@ impl Recorder {
         self
     }
 
-    /// Adds an option and its value; replaces the seed.
+    /// Adds an option and its value. `--seed` replaces the default seed.
     pub fn option(mut self, option: &str, value: &str) -> Self {
         if option == "--seed"
             && let Some(at) = self.arguments.iter().position(|argument| argument == "--seed")
@@ -95,7 +95,8 @@ impl Recorder {
         self
     }
 
-    /// Records a command that heapbpf starts itself. heapbpf is quiet, so that standard output is the command's alone.
+    /// Records a command that heapbpf starts itself. heapbpf is quiet, so that only the command writes to standard
+    /// output.
     pub fn command<S: AsRef<OsStr>>(mut self, program: &Path, arguments: impl IntoIterator<Item = S>) -> Self {
         self.command = vec![program.into()];
         self.command.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
@@ -114,25 +115,25 @@ impl Recorder {
         self
     }
 
-    /// Writes no files except those that the case requests.
+    /// Writes no files except those that the test requests.
     pub fn without_outputs(mut self) -> Self {
         self.outputs = false;
         self
     }
 
-    /// Runs it as on a kernel that makes links like this.
+    /// Runs heapbpf as on a kernel that makes links like this.
     pub fn on_kernel(mut self, linking: Linking) -> Self {
         self.linking = linking;
         self
     }
 
-    /// Runs it as on a kernel some of whose calls fail.
+    /// Runs heapbpf as on a kernel where some calls fail.
     pub fn failing(mut self, faults: &Arc<Faults>) -> Self {
         self.faults = Some(Arc::clone(faults));
         self
     }
 
-    /// The folder that heapbpf runs and writes in.
+    /// The directory that heapbpf runs and writes in.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -162,7 +163,7 @@ impl Recorder {
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if has_company() {
-            // Two processors are shared by three tests: a stop takes longer than the 20 ms that users are promised.
+            // Tests share two CPUs, so a stop takes longer than the 20 ms that users are promised.
             command.env("HEAPBPF_STOP_LIMIT_MS", "500");
         }
         let heed_interrupts = || {
@@ -172,7 +173,8 @@ impl Recorder {
             }
             Ok(())
         };
-        // A shell script's background processes ignore SIGINT, those of nohup SIGHUP, and so would heapbpf if these tests run in one.
+        // A shell script's background processes ignore SIGINT, those of nohup SIGHUP. heapbpf would as well if these
+        // tests run in one.
         // SAFETY: the closure makes async-signal-safe calls and does not allocate, as needed between fork and exec.
         unsafe { command.pre_exec(heed_interrupts) };
         if self.linking.is_other() {
@@ -184,18 +186,18 @@ impl Recorder {
         command
     }
 
-    /// Starts it and waits until its probes are in place.
+    /// Starts heapbpf and waits until its probes are in place.
     ///
     /// # Panics
-    /// If it exits instead; the panic has its message.
+    /// If it exits instead. The panic has its message.
     pub fn start(self) -> Recording {
         self.try_start().unwrap_or_else(|said| panic!("heapbpf did not begin to record {said}"))
     }
 
-    /// Starts it and waits until its probes are in place.
+    /// Starts heapbpf and waits until its probes are in place.
     ///
     /// # Errors
-    /// It exits instead: its exit status and its message.
+    /// heapbpf exits instead: its exit status and its message.
     ///
     /// # Panics
     /// If the binary under test does not run.
@@ -215,14 +217,14 @@ impl Recorder {
         Err(format!("({status}):\n{}", said.join("\n")))
     }
 
-    /// Starts it with `--listen` on a loopback port, and returns the address as well.
+    /// Starts heapbpf with `--listen` on a loopback port, and also returns the address.
     ///
     /// # Panics
     /// As [`Recorder::start`], or if it does not print its address.
     pub fn serve(self) -> (Recording, SocketAddr) {
         let recording = self.option("--listen", "127.0.0.1:0").start();
         let address = loop {
-            // Remarks may come first.
+            // Other messages may come first.
             let line = recording.next_line();
             if let Some(address) = line.strip_prefix("heapbpf: listening on http://") {
                 break address.to_owned();
@@ -231,7 +233,7 @@ impl Recorder {
         (recording, address.parse().expect("an address"))
     }
 
-    /// Runs it and expects it to exit without a recording.
+    /// Runs heapbpf and expects it to exit without a recording.
     ///
     /// # Panics
     /// If it keeps running.
@@ -257,7 +259,7 @@ pub struct Refused {
     pub stderr: String,
     /// Standard output.
     pub stdout: String,
-    /// The folder it ran in.
+    /// The directory it ran in.
     pub folder: TempDir,
 }
 
@@ -286,7 +288,7 @@ pub struct Recording {
     folder: TempDir,
 }
 
-/// Waits until a number stays as it is. Links are made one right after the other, but a busy machine may hold that up.
+/// Waits until a number no longer changes. Links are made one right after the other, but a busy machine may delay that.
 fn settled(what: &str, mut number: impl FnMut() -> usize) {
     let (mut before, mut equal) = (0, 0);
     until(what, || {
@@ -306,7 +308,7 @@ impl Recording {
         self.child.as_ref().expect("under way").id()
     }
 
-    /// Waits until it holds more links than at the start, that is, until a forked child has its own.
+    /// Waits until heapbpf holds more links than at the start, that is, until a forked child has its own.
     ///
     /// # Panics
     /// If none is added within [`PATIENCE`](crate::target::PATIENCE).
@@ -318,7 +320,7 @@ impl Recording {
         self.links.extend(kernel::links_of(pid));
     }
 
-    /// Waits until a file has all its links, while other files on the host may get some.
+    /// Waits until a file has all its links. Other files on the host may get links at the same time.
     ///
     /// # Panics
     /// If it has none within [`PATIENCE`](crate::target::PATIENCE).
@@ -332,7 +334,7 @@ impl Recording {
         self.links.extend(kernel::links_of(pid));
     }
 
-    /// The next line on its standard error.
+    /// The next line on heapbpf's standard error.
     ///
     /// # Panics
     /// If it exits instead.
@@ -340,13 +342,13 @@ impl Recording {
         self.stderr.next().expect("heapbpf has ended")
     }
 
-    /// How many lines are on its standard error by now.
+    /// Number of lines on heapbpf's standard error so far.
     pub fn lines_by_now(&mut self) -> usize {
         self.said.extend(self.stderr.ready());
         self.said.len()
     }
 
-    /// Waits for a line on its standard error that contains these words, after so many others.
+    /// Waits for a line on heapbpf's standard error that contains these words and comes after the first `after` lines.
     ///
     /// # Panics
     /// If it exits instead.
@@ -357,12 +359,12 @@ impl Recording {
         }
     }
 
-    /// What it had said when its probes were in place, and up to the line that was awaited last.
+    /// What heapbpf wrote to standard error until its probes were in place, and up to the line that was last awaited.
     pub fn said(&self) -> String {
         self.said.join("\n")
     }
 
-    /// Sends it a signal.
+    /// Sends heapbpf a signal.
     ///
     /// # Panics
     /// If it has ended.
@@ -372,7 +374,7 @@ impl Recording {
         assert_eq!(result, 0, "heapbpf is gone");
     }
 
-    /// The next line on its standard output, which it shares with its command.
+    /// The next line on heapbpf's standard output, which it shares with its command.
     ///
     /// # Panics
     /// If there is none.
@@ -380,12 +382,12 @@ impl Recording {
         self.stdout.next().expect("standard output has ended")
     }
 
-    /// The folder that it writes in.
+    /// The directory that heapbpf writes in.
     pub fn folder(&self) -> PathBuf {
         self.folder.path().to_path_buf()
     }
 
-    /// Ends it as Ctrl-C would, and collects its output.
+    /// Ends heapbpf as Ctrl-C would, and collects its output.
     ///
     /// # Panics
     /// If it fails.
@@ -394,7 +396,7 @@ impl Recording {
         self.finish()
     }
 
-    /// Waits until it exits with status 0, and collects its output.
+    /// Waits until heapbpf exits with status 0, and collects its output.
     ///
     /// # Panics
     /// If it fails.
@@ -404,7 +406,7 @@ impl Recording {
         outcome
     }
 
-    /// Waits until it exits with any status, and collects its output. All probes must be gone.
+    /// Waits until heapbpf exits with any status, and collects its output. All probes must be gone.
     ///
     /// # Panics
     /// If it does not exit, or leaves links behind.
@@ -442,20 +444,20 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// A file that it wrote.
+    /// Path of a file that heapbpf wrote.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The folder that it wrote in.
+    /// The directory that heapbpf wrote in.
     pub fn folder(&self) -> PathBuf {
         self.folder.path().to_path_buf()
     }
 
-    /// Names of all files that it wrote, sorted.
+    /// Names of all files that heapbpf wrote, sorted.
     ///
     /// # Panics
-    /// If the folder is gone.
+    /// If the directory is gone.
     pub fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.folder.path()).expect("our own folder");
         let mut names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -473,7 +475,7 @@ impl Outcome {
         (profile, stats)
     }
 
-    /// A warning not to trust figures, on standard output or error, in the profile, or in its report.
+    /// A warning not to trust figures, on standard output or error, in the profile's notes, or in its report.
     ///
     /// # Panics
     /// If there is no profile.
@@ -483,7 +485,7 @@ impl Outcome {
         assert!(report.contains("in use"), "{report}");
         let profile: Profile = output::read(&self.file("profile.json"));
         let texts = [&self.stdout, &self.stderr, &report, &profile.notes.join("\n")];
-        // Lines are folded.
+        // Lines are wrapped.
         let folded = texts.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
         let alarm = |text: &String| {
             let at = text.find("do not trust")?;

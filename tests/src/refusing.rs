@@ -1,6 +1,6 @@
-//! Simulates other kernels, which do not know some kinds of links, whose links to one process miss threads, or whose `bpf`
-//! calls fail for a while: heapbpf runs under a seccomp filter whose listener answers instead of the kernel, or changes what it
-//! is asked for.
+//! Simulates other kernels: some do not know certain kinds of links, some have links to one process that miss threads,
+//! and some have system calls that fail for a while. heapbpf runs under a seccomp filter whose listener answers instead
+//! of the kernel, or changes the request.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -25,20 +25,20 @@ pub const UPROBE_SESSION: u32 = 57;
 const LINK_CREATE: u32 = 28;
 /// Offset of the attach type in the attributes of `BPF_LINK_CREATE`.
 const ATTACH_TYPE_AT: u64 = 8;
-/// Offset of the process id in those of uprobe multi and session links.
+/// Offset of the process id in the attributes of uprobe multi and session links.
 const PID_AT: u64 = 56;
 
 /// How a kernel makes links.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Linking {
-    /// Attach types that it refuses.
+    /// Attach types that the kernel refuses.
     pub refused: &'static [u32],
     /// Whether a link to one process sees none of the threads that matter. (Linux 6.6 sees the first one.)
     pub misses_threads: bool,
 }
 
 impl Linking {
-    /// Whether it refuses a call of `bpf(2)` that makes a link. Changes the call's attributes otherwise.
+    /// Whether the kernel refuses a `bpf(2)` call that makes a link. Otherwise may change the call's attributes.
     fn refuses(&self, call: &libc::seccomp_notif) -> io::Result<bool> {
         let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{}/mem", call.pid))?;
         let word = |at| {
@@ -50,7 +50,7 @@ impl Linking {
             return Ok(true);
         }
         if self.misses_threads && [UPROBE_MULTI, UPROBE_SESSION].contains(&kind) && word(PID_AT)? != 0 {
-            // No thread of this process ever calls the function.
+            // The test process, none of whose threads ever calls the function.
             memory.write_all_at(&std::process::id().to_ne_bytes(), call.data.args[1] + PID_AT)?;
         }
         Ok(false)
@@ -62,8 +62,8 @@ impl Linking {
     }
 }
 
-/// Makes the command's links as that kernel does, until the command and all its descendants have exited. What it refuses
-/// fails with EINVAL.
+/// Makes the command's links behave as on that kernel, until the command and all its descendants have exited. Refused
+/// calls fail with EINVAL.
 ///
 /// # Errors
 /// The kernel does not support seccomp filters with listeners.
@@ -73,7 +73,7 @@ pub fn run_on(linking: Linking, command: &mut Command) -> io::Result<()> {
     })
 }
 
-/// A kind of system calls: by number, and by the value of an argument.
+/// A kind of system call: a number, and the value of an argument.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
     number: libc::c_long,
@@ -87,19 +87,19 @@ impl Kind {
     }
 }
 
-/// System calls of some kinds that fail with ENOMEM as often as a test wants.
+/// System calls of some kinds, which fail with ENOMEM as often as a test wants.
 #[derive(Debug)]
 pub struct Faults {
     kinds: Vec<Kind>,
-    /// Only those on this map; on any if there is none.
+    /// Only calls on this map fail. `None` means any map.
     map: Option<String>,
-    /// Of this many calls one fails on average; 0: none fails.
+    /// One of this many calls fails on average. With 0, none fails.
     one_in: AtomicUsize,
-    /// The next so many calls fail, whatever `one_in` says.
+    /// This many of the next calls fail, whatever `one_in` says.
     next: AtomicUsize,
     calls: AtomicUsize,
     failed: AtomicU64,
-    /// Operations on maps and how often each was seen, if that is asked for.
+    /// If requested, the map operations that were seen, and how often.
     seen: Option<Mutex<BTreeMap<Operation, u64>>>,
 }
 
@@ -110,52 +110,52 @@ impl Faults {
         Self { kinds, map: None, one_in: number(), next: number(), calls: number(), failed, seen: None }
     }
 
-    /// Of one command of `bpf`. None fails yet.
+    /// Faults of one `bpf` command. No call fails yet.
     pub fn of(command: u32) -> Arc<Self> {
         Arc::new(Self::of_kinds(vec![Kind::bpf(command)]))
     }
 
-    /// Of one operation on a map. None fails yet.
+    /// Faults of one operation on a map. No call fails yet.
     pub fn of_operation(operation: &Operation) -> Arc<Self> {
         let map = (operation.command != ITERATOR).then(|| operation.map.clone());
         Arc::new(Self { map, ..Self::of_kinds(vec![Kind::bpf(operation.command)]) })
     }
 
-    /// Of the calls that map shared memory (rings are).
+    /// Faults of the calls that map shared memory, as for rings.
     pub fn of_shared_mappings() -> Arc<Self> {
         let flags = libc::MAP_SHARED.cast_unsigned();
         Arc::new(Self::of_kinds(vec![Kind { number: libc::SYS_mmap, argument: 3, value: flags }]))
     }
 
-    /// Of the calls that have a descriptor watched.
+    /// Faults of the calls that add a descriptor to epoll.
     pub fn of_watching() -> Arc<Self> {
         let add = libc::EPOLL_CTL_ADD.cast_unsigned();
         Arc::new(Self::of_kinds(vec![Kind { number: libc::SYS_epoll_ctl, argument: 1, value: add }]))
     }
 
-    /// None fails; operations on maps are noted.
+    /// No call fails. Map operations are noted.
     pub fn noting() -> Arc<Self> {
         let kinds = COMMANDS.map(Kind::bpf).to_vec();
         Arc::new(Self { seen: Some(Mutex::default()), ..Self::of_kinds(kinds) })
     }
 
-    /// From now on, one in so many calls fails, chosen by their number as if at random: no pattern of calls can meet it each
-    /// time. With 1 each fails, with 0 none.
+    /// From now on, one in this many calls fails. Calls are picked by a scrambled count, so that no regular pattern of
+    /// calls can meet a fault every time. With 1 every call fails, with 0 none.
     pub fn fail_one_in(&self, calls: usize) {
         self.one_in.store(calls, Ordering::SeqCst);
     }
 
-    /// The next so many calls fail.
+    /// Makes this many of the next calls fail.
     pub fn fail_next(&self, calls: usize) {
         self.next.store(calls, Ordering::SeqCst);
     }
 
-    /// How many calls have failed.
+    /// Number of calls that have failed.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// The operations that were noted since this was called before, and how often there was each.
+    /// The operations that were noted since the last call of this function, and how often each occurred.
     pub fn take_seen(&self) -> BTreeMap<Operation, u64> {
         let seen = self.seen.as_ref().map(|seen| seen.lock().unwrap_or_else(PoisonError::into_inner));
         seen.map(|mut seen| std::mem::take(&mut *seen)).unwrap_or_default()
@@ -177,7 +177,7 @@ impl Faults {
         {
             return None;
         }
-        // Only the listener's thread counts down.
+        // Only the listener's thread decrements it.
         let next = self.next.load(Ordering::SeqCst);
         if next > 0 {
             self.next.store(next - 1, Ordering::SeqCst);
@@ -189,7 +189,7 @@ impl Faults {
     }
 }
 
-/// A number that looks random, from a count (the finalizer of SplitMix64).
+/// Turns a count into a number that looks random (the finalizer of SplitMix64).
 const fn scattered(count: usize) -> usize {
     let mixed = (count as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -197,7 +197,7 @@ const fn scattered(count: usize) -> usize {
     (mixed ^ (mixed >> 31)) as usize
 }
 
-/// Has the command's calls fail when `faults` says so.
+/// Makes the command's calls fail when `faults` says so.
 ///
 /// # Errors
 /// As [`run_on`].
@@ -205,7 +205,7 @@ pub fn fail_calls(command: &mut Command, faults: Arc<Faults>) -> io::Result<()> 
     answer_instead(command, faults.kinds.clone(), move |call| faults.decide(call))
 }
 
-/// Has every call of some kinds answered by `decide`: with an error number, or by the kernel.
+/// Lets `decide` answer every call of some kinds: with an error number, or by passing it on to the kernel.
 fn answer_instead(
     command: &mut Command,
     kinds: Vec<Kind>,
@@ -219,7 +219,7 @@ fn answer_instead(
         command.pre_exec(move || {
             let listener = install_filter(&mut filter)?;
             let mut theirs = &theirs;
-            // Passes the descriptor's number, and keeps it open until it was copied.
+            // Passes the descriptor's number, and keeps it open until it has been copied.
             theirs.write_all(&std::process::id().to_le_bytes())?;
             theirs.write_all(&listener.as_raw_fd().to_le_bytes())?;
             theirs.read_exact(&mut [0])
@@ -240,7 +240,7 @@ fn answer_instead(
     Ok(())
 }
 
-/// A filter under which every call of these kinds waits for the listener's answer.
+/// A seccomp filter under which every call of these kinds waits for the listener's answer.
 fn filter_of(kinds: &[Kind]) -> Vec<libc::sock_filter> {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -261,10 +261,11 @@ fn filter_of(kinds: &[Kind]) -> Vec<libc::sock_filter> {
     filter
 }
 
-/// Installs it.
+/// Installs the filter and returns its listener.
 fn install_filter(filter: &mut [libc::sock_filter]) -> io::Result<OwnedFd> {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: `program` and the instructions it points to outlive the calls; the returned descriptor has no other owner.
+    // SAFETY: `program` and the instructions it points to outlive the calls; the returned descriptor has no other
+    // owner.
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
@@ -273,7 +274,7 @@ fn install_filter(filter: &mut [libc::sock_filter]) -> io::Result<OwnedFd> {
     }
 }
 
-/// The next call to answer; `None` when no process under the filter is left.
+/// The next call to answer, or `None` when no process under the filter is left.
 fn next_call(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
     loop {
         let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -296,7 +297,7 @@ fn next_call(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
 fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, error: Option<i32>) {
     let (error, flags) = error.map_or((0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32), |error| (-error, 0));
     let mut response = libc::seccomp_notif_resp { id: call.id, val: 0, error, flags };
-    // SAFETY: the ioctl only reads the response. If the caller has exited meanwhile, the answer is dropped.
+    // SAFETY: the ioctl only reads the response. If the caller has exited in the meantime, the answer is dropped.
     unsafe {
         libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut response);
     }

@@ -12,7 +12,7 @@ use crate::target::PATIENCE;
 pub struct Answer {
     /// Status.
     pub status: u16,
-    /// Headers, their names in lower case.
+    /// Headers, with names in lower case.
     pub headers: BTreeMap<String, String>,
     /// Body.
     pub body: Vec<u8>,
@@ -24,12 +24,12 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The value of the series written exactly like this, in a body of `/metrics`.
+    /// In a body of `/metrics`, the value of the series written exactly like this.
     pub fn metric(&self, series: &str) -> Option<f64> {
         self.text().lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// The value of one process's metric, in a body of `/metrics`.
+    /// In a body of `/metrics`, the value of one process's metric.
     pub fn metric_of(&self, name: &str, pid: u32) -> Option<f64> {
         let series = format!("{name}{{pid=\"{pid}\",");
         self.text().lines().find_map(|line| line.strip_prefix(&series)?.rsplit_once(' ')?.1.parse().ok())
@@ -52,7 +52,7 @@ pub fn get_with(address: SocketAddr, path: &str, headers: &str) -> Answer {
     send(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n"))
 }
 
-/// Sends a request as it is and reads the response to its end.
+/// Sends a request unchanged and reads the response to its end.
 ///
 /// # Panics
 /// If there is no complete response.

@@ -5,14 +5,15 @@
 pub struct Line {
     /// Growth per unit of the first coordinate.
     pub slope: f64,
-    /// Its standard error.
+    /// Standard error of the slope.
     pub error: f64,
 }
 
 impl Line {
-    /// Ordinary least squares. Samples of a memory's size follow each other closely, so the standard error is widened by
-    /// √((1+ρ)/(1−ρ)), with the residuals' correlation ρ of each with the next, if positive: what that leaves of n samples is
-    /// n(1−ρ)/(1+ρ) (Bartlett 1946; Santer et al. 2000, eq. 6). `None` of fewer than four points, or of a single time.
+    /// Ordinary least squares. Successive samples of memory size are correlated, so the standard error is widened by
+    /// √((1+ρ)/(1−ρ)), where ρ is the correlation of each residual with the next, if positive. The effective number of
+    /// n samples is n(1−ρ)/(1+ρ) (Bartlett 1946; Santer et al. 2000, eq. 6). Returns `None` for fewer than four points,
+    /// or for a single time.
     pub fn through(points: &[(f64, f64)]) -> Option<Self> {
         let n = points.len() as f64;
         if points.len() < 4 {
@@ -37,9 +38,9 @@ impl Line {
 /// A total at some moment: exact, estimated, and the estimate's standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// Counted.
+    /// The counted total.
     pub exact: f64,
-    /// Estimated.
+    /// The estimated total.
     pub estimated: f64,
     /// σ of the estimate.
     pub sigma: f64,
@@ -50,17 +51,17 @@ pub struct Totals {
 pub struct Drift {
     /// (estimated − exact)/σ of the last totals.
     pub at_end: f64,
-    /// Increments between moments.
+    /// Number of increments between moments.
     pub increments: usize,
-    /// Mean of the increments' (estimated − exact)/σ; its standard error is 1/√n if nothing drifts.
+    /// Mean of the increments' (estimated − exact)/σ. Its standard error is 1/√n if nothing drifts.
     pub mean: f64,
-    /// Root of their mean square: about 1 if σ is right.
+    /// Root mean square of the same: about 1 if σ is right.
     pub spread: f64,
 }
 
 impl Drift {
-    /// Of totals in the order of time. Samples of disjoint times are independent, so the variance of an increment is the
-    /// difference of the variances. `None` if nothing was sampled.
+    /// Drift of totals in time order. Samples of disjoint times are independent, so the variance of an increment is the
+    /// difference of the variances. Returns `None` if nothing was sampled.
     pub fn of(totals: &[Totals]) -> Option<Self> {
         let last = totals.last().filter(|last| last.sigma > 0.0)?;
         let increment = |pair: &[Totals]| {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::truth::Truth;
 
-/// Timeout of every wait, as a guard against hanging: nothing in these tests takes that long. An emulated machine is slower,
-/// and says how much (`HEAPBPF_TEST_PATIENCE`, in seconds).
+/// Timeout of every wait, as a guard against hanging: nothing in these tests takes that long. On slower, emulated
+/// machines, `HEAPBPF_TEST_PATIENCE` sets another one, in seconds.
 pub static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
     let told = std::env::var("HEAPBPF_TEST_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(told.unwrap_or(120))
@@ -21,7 +21,7 @@ pub static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
 pub struct Lines(Receiver<String>);
 
 impl Lines {
-    /// Starts reading.
+    /// Starts reading the pipe.
     pub fn of(pipe: impl Read + Send + 'static) -> Self {
         let (sender, receiver) = channel();
         std::thread::spawn(move || {
@@ -37,7 +37,7 @@ impl Lines {
         Self(receiver)
     }
 
-    /// The next line; `None` at the end of the pipe.
+    /// The next line, or `None` at the end of the pipe.
     ///
     /// # Panics
     /// If nothing arrives within [`PATIENCE`].
@@ -49,7 +49,7 @@ impl Lines {
         }
     }
 
-    /// Lines that have been read by now.
+    /// Lines that have been read so far.
     pub fn ready(&self) -> Vec<String> {
         self.0.try_iter().collect()
     }
@@ -60,7 +60,7 @@ impl Lines {
     }
 }
 
-/// Waits for a condition that another process brings about.
+/// Waits until a condition holds, which another process brings about.
 ///
 /// # Panics
 /// If it takes longer than [`PATIENCE`].
@@ -72,7 +72,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// CPU time that a process has taken.
+/// CPU time that a process has used.
 ///
 /// # Panics
 /// If it does not run.
@@ -102,7 +102,7 @@ pub fn wait(child: &mut Child, what: &str) -> ExitStatus {
     panic!("{what} did not end within {:?}", *PATIENCE);
 }
 
-/// A started program, waiting after READY. Killed when dropped.
+/// A started program that waits after READY. Killed when dropped.
 pub struct Target {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -118,7 +118,7 @@ impl Target {
         Self::start_command(Command::new(program).args(arguments))
     }
 
-    /// Does the same with a prepared command.
+    /// Like [`Target::start`], with a prepared command.
     ///
     /// # Panics
     /// As [`Target::start`].
@@ -140,7 +140,7 @@ impl Target {
         self.child.id()
     }
 
-    /// Lets it continue: to its sites after READY, to its next step, or to its end after the report.
+    /// Lets the program continue: to its sites after READY, to its next step, or to its end after the report.
     pub fn go(&mut self) {
         if let Some(stdin) = &mut self.stdin {
             // Writing fails if the program killed itself.
@@ -148,7 +148,7 @@ impl Target {
         }
     }
 
-    /// Waits until it has finished a step.
+    /// Waits until the program has finished a step.
     ///
     /// # Panics
     /// If it prints its report or exits instead.
@@ -156,7 +156,7 @@ impl Target {
         assert_eq!(self.lines.next().as_deref(), Some("STEP"));
     }
 
-    /// Waits for the next line that it prints.
+    /// Waits for the next line that the program prints.
     ///
     /// # Panics
     /// If it ends instead.
@@ -164,7 +164,7 @@ impl Target {
         self.lines.next().expect("the program ended without a report")
     }
 
-    /// Waits for a line of sums, `SUM` and as many numbers.
+    /// Waits for a line of sums: `SUM` and `N` numbers.
     ///
     /// # Panics
     /// If it prints another line, or ends instead.
@@ -174,7 +174,7 @@ impl Target {
         [(); N].map(|()| numbers.next().expect("enough numbers").expect("a number"))
     }
 
-    /// Waits for its report, the truth. It keeps running, with its live blocks in place.
+    /// Waits for the program's report, the truth. The program keeps running, with its live blocks in place.
     ///
     /// # Panics
     /// If it exits without a report.
@@ -183,22 +183,22 @@ impl Target {
         serde_json::from_str(&line).unwrap_or_else(|e| panic!("not a report: {e}: {line}"))
     }
 
-    /// Lets it continue to its sites, and waits for its report.
+    /// Lets the program continue to its sites, and waits for its report.
     pub fn run(&mut self) -> Truth {
         self.go();
         self.truth()
     }
 
-    /// Checks that it has not ended.
+    /// Checks that the program has not ended.
     ///
     /// # Panics
-    /// If it has: with its exit status, and with what was done to it last.
+    /// If it has ended. The message has its exit status and `last`, the last thing done to it.
     pub fn assert_runs(&mut self, last: &str) {
         let ended = self.child.try_wait().expect("our child");
         assert!(ended.is_none(), "it came to harm: {ended:?}, after {last}");
     }
 
-    /// Lets it exit.
+    /// Lets the program exit.
     pub fn end(mut self) -> ExitStatus {
         self.go();
         drop(self.stdin.take());

@@ -1,4 +1,4 @@
-//! A terminal for programs under test: a server of tmux of its own, with one window.
+//! A terminal for programs under test: a private tmux server with one window.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -8,14 +8,14 @@ use tempfile::TempDir;
 use crate::environment::tool;
 use crate::target::until;
 
-/// A window of tmux. Its programs get SIGHUP when it is dropped.
+/// A tmux window. Its programs get SIGHUP when it is dropped.
 pub struct Tmux {
     tmux: PathBuf,
     folder: TempDir,
 }
 
 impl Tmux {
-    /// Runs a shell command in a window of a size; `None` if there is no tmux.
+    /// Runs a shell command in a window of this size. Returns `None` if there is no tmux.
     ///
     /// # Panics
     /// If tmux does not start.
@@ -29,7 +29,7 @@ impl Tmux {
         Some(tmux)
     }
 
-    /// The folder that the command runs in.
+    /// The directory that the command runs in.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -46,7 +46,7 @@ impl Tmux {
     /// Process id of the shell in the window.
     ///
     /// # Panics
-    /// If tmux does not tell.
+    /// If tmux does not report it.
     pub fn shell(&self) -> u32 {
         let told = self.call(&["display-message", "-p", "#{pane_pid}"]).stdout;
         String::from_utf8_lossy(&told).trim().parse().expect("a process id")
@@ -67,22 +67,22 @@ impl Tmux {
         String::from_utf8_lossy(&self.call(&["capture-pane", "-p"]).stdout).into_owned()
     }
 
-    /// What the window shows, with the sequences for colours and the like.
+    /// What the window shows, with escape sequences for colours and the like.
     pub fn styled(&self) -> String {
         String::from_utf8_lossy(&self.call(&["capture-pane", "-p", "-e"]).stdout).into_owned()
     }
 
-    /// Presses keys, by tmux's names.
+    /// Presses keys, given by tmux's names.
     pub fn press(&self, keys: &[&str]) {
         self.call(&[&["send-keys"], keys].concat());
     }
 
-    /// From now on, keeps what the program writes to the terminal.
+    /// Starts logging what the program writes to the terminal.
     pub fn log_output(&self) {
         self.call(&["pipe-pane", &format!("cat >> '{}'", self.log().display())]);
     }
 
-    /// What was kept.
+    /// The logged output.
     pub fn logged(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.log()).unwrap_or_default()).into_owned()
     }
@@ -91,7 +91,7 @@ impl Tmux {
         self.folder().join("output")
     }
 
-    /// The title that the window was given.
+    /// The window's title.
     pub fn title(&self) -> String {
         String::from_utf8_lossy(&self.call(&["display-message", "-p", "#{pane_title}"]).stdout).trim().to_owned()
     }
@@ -114,7 +114,7 @@ impl Tmux {
         last
     }
 
-    /// Ends tmux, so that the terminal dies.
+    /// Ends tmux, and with it the terminal.
     pub fn kill(&self) {
         let _ = Command::new(&self.tmux).arg("-S").arg(self.folder().join("socket")).arg("kill-server").output();
     }

@@ -1,5 +1,5 @@
-//! What the rows of `cargo xtask torture` share: how often and how long, by which hooks, the program that checks itself, and
-//! where they write what they saw.
+//! What the rows of `cargo xtask torture` share: how often and how long, with which hooks, the program that checks
+//! itself, and where results are written.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,30 +16,30 @@ use crate::program::{library, program};
 use crate::recorder::{Outcome, Recorder, Recording};
 use crate::target::{Target, until};
 
-/// How often a row is repeated, if not as often as it says itself.
+/// Variable that sets how often a row is repeated. By default, each row decides.
 const TIMES: &str = "HEAPBPF_TORTURE_TIMES";
-/// How long a state lasts, in seconds.
+/// Variable that sets how long a state lasts, in seconds.
 const SECONDS: &str = "HEAPBPF_TORTURE_SECONDS";
-/// By which hooks: `probe` or `inline`, both if it is not set.
+/// Variable that selects the hooks: `probe` or `inline`. If it is not set, both.
 const HOOK: &str = "HEAPBPF_TORTURE_HOOK";
-/// The file that takes a line per row: fault, hook, times, what was seen, separated by tabs.
+/// Variable that names a file. It gets a line per row: fault, hook, times, result, separated by tabs.
 const SEEN: &str = "HEAPBPF_TORTURE_SEEN";
 
 fn number(variable: &str) -> Option<u32> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// How often a row is repeated: `HEAPBPF_TORTURE_TIMES`, else `usual`.
+/// How often a row is repeated: `HEAPBPF_TORTURE_TIMES`, or `usual` by default.
 pub fn times(usual: u32) -> u32 {
     number(TIMES).unwrap_or(usual)
 }
 
-/// How long a state lasts: `HEAPBPF_TORTURE_SECONDS`, else `usual` seconds.
+/// How long a state lasts: `HEAPBPF_TORTURE_SECONDS`, or `usual` seconds by default.
 pub fn lasting(usual: u32) -> Duration {
     Duration::from_secs(number(SECONDS).unwrap_or(usual).into())
 }
 
-/// The ways of hooking that are tried.
+/// The ways of hooking to test.
 ///
 /// # Panics
 /// If `HEAPBPF_TORTURE_HOOK` names another one.
@@ -53,24 +53,24 @@ pub fn hooks() -> Vec<Hook> {
     }
 }
 
-/// The value of `--hook`.
+/// The value for `--hook`.
 pub fn name_of(hook: Hook) -> &'static str {
     if hook == Hook::Inline { "inline" } else { "probe" }
 }
 
-/// Tells what was seen of a fault: on standard output, and in the file that `HEAPBPF_TORTURE_SEEN` names.
+/// Reports the result of a fault on standard output, and in the file that `HEAPBPF_TORTURE_SEEN` names.
 ///
 /// # Panics
-/// If that cannot be written.
+/// If the file cannot be written.
 pub fn seen(fault: &str, hook: &str, times: u32, what: &str) {
     println!("{fault}, {hook}, {times} times: {what}");
     let Some(file) = std::env::var_os(SEEN) else { return };
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).expect("our own file");
-    // One call, so that no line is ever half there.
+    // A single call, so that no line is ever written in part.
     file.write_all(format!("{fault}\t{hook}\t{times}\t{what}\n").as_bytes()).expect("room");
 }
 
-/// Says that a part of a row did not run, as a test that is skipped, and in the rows.
+/// Reports that a part of a row did not run, both as a skipped test and in the rows.
 ///
 /// # Panics
 /// As [`seen`].
@@ -79,13 +79,13 @@ pub fn not_run(fault: &str, hook: &str, why: &str) {
     seen(fault, hook, 0, &format!("not run: {why}"));
 }
 
-/// A recording of one process, hooked in one way, its children not.
+/// A recording of one process without its children, hooked in one way.
 pub fn recorder(pid: u32, hook: Hook, interval: u64) -> Recorder {
     crate::inline::recorder(pid, hook, interval)
 }
 
-/// A program that ends itself if anything is not as it left it: eight threads that check all their blocks, forks, exceptions,
-/// libraries that come and go, and a signal each millisecond.
+/// A program that ends itself if anything is not as it left it: eight threads that check all their blocks, forks,
+/// exceptions, libraries that are loaded and unloaded, and a signal every millisecond.
 pub struct Unharmed(pub Target);
 
 impl Default for Unharmed {
@@ -95,7 +95,7 @@ impl Default for Unharmed {
 }
 
 impl Unharmed {
-    /// Starts it; it works from then on.
+    /// Starts the program, which works from then on.
     ///
     /// # Panics
     /// If it does not start.
@@ -103,7 +103,7 @@ impl Unharmed {
         Self::start_as(&program("unharmed"))
     }
 
-    /// Starts it, built under another name.
+    /// Starts the program, built under another name.
     ///
     /// # Panics
     /// As [`Unharmed::start`].
@@ -117,18 +117,18 @@ impl Unharmed {
         self.0.pid()
     }
 
-    /// Checks that it has not ended.
+    /// Checks that the program has not ended.
     ///
     /// # Panics
-    /// If it has: with its exit status, and with what was done to it last.
+    /// If it has ended. The message has its exit status and `last`, the last thing done to it.
     pub fn assert_runs(&mut self, last: &str) {
         self.0.assert_runs(last);
     }
 
-    /// Checks that it is right, and that nothing is left in it. Returns what it says that it did.
+    /// Checks that the program computed correctly, and that nothing is left in it. Returns its report of what it did.
     ///
     /// # Panics
-    /// If it is not, or something stays.
+    /// If it did not, or something stays.
     pub fn ends_well(mut self) -> String {
         nothing_stays_in(self.pid());
         self.0.go();
@@ -139,8 +139,8 @@ impl Unharmed {
     }
 }
 
-/// Waits until a process has no probe in its C library and is not hooked inline. What a killed heapbpf left, `doctor --clean`
-/// takes out.
+/// Waits until a process has no probe in its C library and is not hooked inline. `doctor --clean` removes what a killed
+/// heapbpf left.
 ///
 /// # Panics
 /// If something stays.
@@ -151,7 +151,7 @@ pub fn nothing_stays_in(pid: u32) {
             !is_hooked(pid)
         });
     }
-    // Another tool may record the whole host for a moment, or another heapbpf for longer.
+    // Another tool may be recording the whole host for a moment, or another heapbpf for longer.
     let others = || libc_file().map(|libc| holders_of_links_to(&libc)).unwrap_or_default();
     until("a target without probes", || changed_bytes_of_libc(pid) == 0 || !others().is_empty());
     if changed_bytes_of_libc(pid) != 0 {
@@ -159,7 +159,7 @@ pub fn nothing_stays_in(pid: u32) {
     }
 }
 
-/// BPF links that no process holds, other than those of before.
+/// Checks that no BPF links without a holder exist, except those that existed before.
 ///
 /// # Panics
 /// If there are any, and they stay.
@@ -168,7 +168,7 @@ pub fn no_link_is_orphaned(before: &std::collections::BTreeSet<u32>) {
     until("links without a holder to go", || left().is_empty());
 }
 
-/// What must hold after a recording that was told to end, whatever was done to it: it says nothing of a panic, and each of its
+/// Checks what must hold after a recording was ended, whatever happened to it: it reports no panic, and each of its
 /// samples is accounted for. Returns its statistics.
 ///
 /// # Panics
@@ -178,15 +178,15 @@ pub fn accounted(outcome: &Outcome) -> Stats {
     outcome.results().1
 }
 
-/// Checks that what heapbpf said is for people.
+/// Checks that heapbpf's output is meant for users: it has no panic and no request to report a bug.
 ///
 /// # Panics
-/// If it is not.
+/// If it has one.
 pub fn readable(said: &str) {
     assert!(!said.contains("panicked") && !said.contains("please report it"), "{said}");
 }
 
-/// Waits until heapbpf has ended, whoever ended it, and returns whether SIGKILL did.
+/// Waits until heapbpf has ended, and returns whether SIGKILL ended it.
 ///
 /// # Panics
 /// If it does not end, or leaves links behind.
@@ -197,14 +197,15 @@ pub fn was_killed(recording: Recording) -> bool {
     outcome.status.signal() == Some(libc::SIGKILL)
 }
 
-/// A cgroup whose processes can be killed at once, removed when dropped.
+/// A cgroup whose processes can all be killed at once. Removed when dropped.
 pub struct Doomed {
     group: Cgroup,
     has_memory: bool,
 }
 
 impl Doomed {
-    /// Makes one; `None` if there is no writable cgroup2 mount, or its kernel cannot kill groups (before Linux 5.14).
+    /// Creates a cgroup. Returns `None` if there is no writable cgroup2 mount, or the kernel cannot kill groups (before
+    /// Linux 5.14).
     pub fn new(name: &str) -> Option<Self> {
         let group = Cgroup::named(name)?;
         let has = |file: &str| group.path().join(file).exists();
@@ -212,13 +213,13 @@ impl Doomed {
         (has_memory || has("cgroup.kill")).then(|| Self { has_memory, group })
     }
 
-    /// A command line before another one, which is started in the group.
+    /// Words to put before a command line, so that it starts in the group.
     pub fn words(&self) -> [String; 4] {
         let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.group.path().display());
         ["sh".into(), "-c".into(), script, "sh".into()]
     }
 
-    /// Its processes.
+    /// The group's processes.
     ///
     /// # Panics
     /// If they cannot be read.
@@ -227,7 +228,8 @@ impl Doomed {
         list.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// Has the kernel kill all of them: for want of memory, if the mount has a controller for memory. Returns how.
+    /// Makes the kernel kill all of them, by running out of memory if the mount has a memory controller. Returns how
+    /// they are killed.
     ///
     /// # Panics
     /// If the kernel refuses.
@@ -243,7 +245,7 @@ impl Doomed {
         }
     }
 
-    /// Lets processes live in it again.
+    /// Allows processes in the group again.
     ///
     /// # Panics
     /// If the kernel refuses.
@@ -254,11 +256,11 @@ impl Doomed {
     }
 }
 
-/// A small file system in memory, unmounted when dropped.
+/// A small file system in memory. Unmounted when dropped.
 pub struct Small(PathBuf);
 
 impl Small {
-    /// Mounts it; `None` if that is not allowed here.
+    /// Mounts the file system. Returns `None` if that is not allowed here.
     pub fn mount(at: &Path, bytes: u64) -> Option<Self> {
         let size = format!("size={bytes}");
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at).status();
@@ -272,7 +274,7 @@ impl Drop for Small {
     }
 }
 
-/// A memory cgroup (version 1 or 2), removed when dropped.
+/// A memory cgroup (version 1 or 2). Removed when dropped.
 pub struct Limited {
     folder: PathBuf,
     limit: &'static str,
@@ -280,7 +282,7 @@ pub struct Limited {
 }
 
 impl Limited {
-    /// Makes one without a limit; `None` if that is not possible here.
+    /// Creates a cgroup without a limit. Returns `None` if that is not possible here.
     pub fn new(name: &str) -> Option<Self> {
         let versions = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -288,18 +290,18 @@ impl Limited {
         ];
         versions.into_iter().find_map(|(mount, limit, usage)| {
             let group = Self { folder: Path::new(mount).join(name), limit, usage };
-            // Without a controller for memory there is no such file.
+            // Without a memory controller this file does not exist.
             (std::fs::create_dir(&group.folder).is_ok() && group.folder.join(limit).exists()).then_some(group)
         })
     }
 
-    /// A command line before another one, which is started in the group.
+    /// Words to put before a command line, so that it starts in the group.
     pub fn words(&self) -> [String; 4] {
         let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.folder.display());
         ["sh".into(), "-c".into(), script, "sh".into()]
     }
 
-    /// Leaves its processes so many bytes more than they use now.
+    /// Limits the group's memory to this many bytes more than it uses now.
     ///
     /// # Panics
     /// If the kernel refuses.

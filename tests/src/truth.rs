@@ -1,39 +1,39 @@
-//! The truth of what a program allocated, and how far a correct estimate may deviate from it.
+//! The true allocations of a program, and how far a correct estimate may deviate from them.
 
 use serde::Deserialize;
 
 /// A program's report: exact, per process and call site.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Truth {
-    /// Allocation calls that returned NULL.
+    /// Number of allocation calls that returned NULL.
     pub failed: u64,
-    /// Allocation calls that never returned.
+    /// Number of allocation calls that never returned.
     pub abandoned: u64,
-    /// Per process and site.
+    /// The truth per process and site.
     pub sites: Vec<Site>,
 }
 
-/// Truth of one call site in one process.
+/// The truth about one call site in one process.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Site {
     /// Process id.
     pub pid: u32,
     /// Function name, `site_NN`.
     pub site: String,
-    /// Successful allocations.
+    /// Number of successful allocations.
     pub allocs: u64,
-    /// Bytes that they requested.
+    /// Bytes that these allocations requested.
     pub bytes: u64,
-    /// Allocations not freed when the report was written.
+    /// Number of allocations not freed when the report was written.
     pub live_allocs: u64,
-    /// Bytes of those.
+    /// Bytes of the allocations that were not freed.
     pub live_bytes: u64,
-    /// `[size in bytes, allocations, of them live]` for each distinct size.
+    /// `[size in bytes, allocations, live allocations]` for each distinct size.
     pub sizes: Vec<[u64; 3]>,
 }
 
 impl Truth {
-    /// Successful allocations at all sites.
+    /// Number of successful allocations at all sites.
     pub fn allocs(&self) -> u64 {
         self.sites.iter().map(|site| site.allocs).sum()
     }
@@ -43,17 +43,17 @@ impl Truth {
         self.sites.iter().map(|site| site.bytes).sum()
     }
 
-    /// Blocks not freed, at all sites.
+    /// Number of blocks not freed, at all sites.
     pub fn live_allocs(&self) -> u64 {
         self.sites.iter().map(|site| site.live_allocs).sum()
     }
 
-    /// Bytes of those.
+    /// Bytes of the blocks not freed, at all sites.
     pub fn live_bytes(&self) -> u64 {
         self.sites.iter().map(|site| site.live_bytes).sum()
     }
 
-    /// The truth of a site over all processes.
+    /// The truth about a site, over all processes.
     ///
     /// # Panics
     /// If the program never reached that site.
@@ -77,14 +77,14 @@ pub fn sampled_share(size: u64, interval: u64) -> f64 {
     -f64::exp_m1(size.max(1) as f64 * f64::ln_1p(-1.0 / interval as f64))
 }
 
-/// A sum that is estimated from samples: its true value, the variance of the estimate, and the largest single term.
+/// A sum estimated from samples: its true value, the variance of the estimate, and the largest single term.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sum {
     /// True value.
     pub truth: f64,
-    /// Variance of Σ (value/P) over the sampled: Σ value² (1 − P)/P over *all* allocations.
+    /// Variance of Σ (value/P) over the sampled allocations: Σ value² (1 − P)/P over *all* allocations.
     pub variance: f64,
-    /// Most by which one allocation can move the estimate away from its own value.
+    /// Maximum by which one allocation can move the estimate away from its own value.
     pub step: f64,
 }
 
@@ -95,9 +95,10 @@ impl Sum {
         self.step = self.step.max(value * (1.0 / share - 1.0).max(if share < 1.0 { 1.0 } else { 0.0 }));
     }
 
-    /// Largest tolerated deviation of the estimate. A correct one exceeds it with probability at most `FALSE_ALARM`, by
-    /// Bernstein's inequality for independent bounded terms, P(|S| ≥ t) ≤ 2 exp(−t²/2 / (V + step·t/3)). Unlike a normal
-    /// approximation, it holds for every mix of sizes and any number of samples. With many samples it is about 5.5 σ.
+    /// Largest tolerated deviation of the estimate. A correct estimate exceeds it with probability at most
+    /// `FALSE_ALARM`, by Bernstein's inequality for independent bounded terms, P(|S| ≥ t) ≤ 2 exp(−t²/2 / (V +
+    /// step·t/3)). Unlike a normal approximation, it holds for every mix of sizes and any number of samples. With many
+    /// samples it is about 5.5 σ.
     pub fn tolerance(&self) -> f64 {
         let l = (2.0 / FALSE_ALARM).ln();
         let half = self.step * l / 3.0;
@@ -105,8 +106,8 @@ impl Sum {
     }
 }
 
-/// Largest probability that one check rejects a correct estimate: that of a two-sided test at 5 σ. A full run makes about
-/// 1,000 such checks. Seeds are fixed, so single-threaded programs get the same draws every time.
+/// Largest probability that one check rejects a correct estimate: that of a two-sided test at 5 σ. A full run makes
+/// about 1,000 such checks. Seeds are fixed, so single-threaded programs get the same draws every time.
 pub const FALSE_ALARM: f64 = 5.7e-7;
 
 /// Distributions of the estimates for a set of allocations.
@@ -116,17 +117,17 @@ pub struct Law {
     pub bytes: Sum,
     /// Objects.
     pub objects: Sum,
-    /// Samples taken (no weights): a sum of Bernoulli draws.
+    /// Number of samples taken (no weights): a sum of Bernoulli draws.
     pub samples: Sum,
 }
 
 impl Law {
-    /// For allocations given as (size in bytes, count), at sampling interval R ≥ 1.
+    /// Distributions for allocations given as (size in bytes, count), at sampling interval R ≥ 1.
     pub fn of(sizes: impl IntoIterator<Item = (u64, u64)>, interval: u64) -> Self {
         Self::with_shares(sizes, |size| sampled_share(size, interval))
     }
 
-    /// The same where a size is sampled with probability `share(size)`.
+    /// Distributions where a size is sampled with probability `share(size)`.
     pub fn with_shares(sizes: impl IntoIterator<Item = (u64, u64)>, share: impl Fn(u64) -> f64) -> Self {
         let mut law = Self::default();
         for (size, times) in sizes.into_iter().filter(|&(_, times)| times > 0) {

@@ -36,7 +36,7 @@ impl Filter {
     /// # Errors
     /// Describes what is wrong with the value.
     pub fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
-        let once = |set: bool| if set { Err(format!("{key} may be given once")) } else { Ok(()) };
+        let once = |set: bool| if set { Err(format!("{key} may be given only once")) } else { Ok(()) };
         match key {
             "pid" => {
                 once(self.pid.is_some())?;

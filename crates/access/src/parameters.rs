@@ -40,7 +40,7 @@ impl Parameters {
             match key.as_str() {
                 "seconds" => {
                     if seconds.is_some() {
-                        return Err("seconds may be given once".into());
+                        return Err("seconds may be given only once".into());
                     }
                     let number = value.parse::<u64>().ok().filter(|number| *number <= MOST_SECONDS);
                     seconds = Some(number.ok_or_else(|| {
@@ -51,19 +51,21 @@ impl Parameters {
                     parameters.format = match value.as_str() {
                         "pprof" => ProfileFormat::Pprof,
                         "json" => ProfileFormat::Json,
-                        _ => return Err(format!("format is pprof or json, not {value:?}")),
+                        _ => return Err(format!("format must be pprof or json, not {value:?}")),
                     };
                 }
                 // Scrapers of Go programs add these. There is no garbage collection to run, and only one encoding.
                 "gc" => {}
                 "debug" if value == "0" => {}
-                "debug" => return Err("debug: profiles come as gzip-compressed protobuf only (debug=0)".into()),
+                "debug" => {
+                    return Err("debug: profiles are available only as gzip-compressed protobuf (debug=0)".into());
+                }
                 _ if parameters.filter.set(key, value)? => {}
-                _ => return Err(format!("{key:?} is not known; known are seconds, format, {KEYS}")),
+                _ => return Err(format!("unknown parameter {key:?}; known are seconds, format, {KEYS}")),
             }
         }
         if seconds.is_some() && parameters.format == ProfileFormat::Json {
-            return Err("seconds: differences come as pprof only".into());
+            return Err("seconds: differences are available as pprof only".into());
         }
         parameters.seconds = seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs);
         Ok(parameters)

@@ -96,7 +96,7 @@ impl Tokens {
             let mut words = text.split_ascii_whitespace();
             let Some(token) = words.next().filter(|word| !word.starts_with('#')) else { continue };
             if token.len() < SHORTEST_TOKEN {
-                return Err((line, format!("a token has {SHORTEST_TOKEN} characters or more")));
+                return Err((line, format!("a token must have at least {SHORTEST_TOKEN} characters")));
             }
             let mut filter = Filter::default();
             for word in words {

@@ -6,11 +6,11 @@ use heapbpf_audit::{AttachEntry, FileAudit, LinkKind, Missing};
 use heapbpf_probes::{AllocatorFile, EndSeen, ReturnProbe};
 
 /// Why a function is a risk without session links, and a conditional risk with them.
-const MAY_SWITCH: &str = "it may call code that switches to another stack before it returns, and its returns cannot all \
-                          be read off its code: the awaited return would end the program";
+const MAY_SWITCH: &str = "it may call code that switches to another stack before it returns, and not all its return \
+                          instructions can be found: a probe on its return address would crash the program";
 /// What is unknown about a function that may throw and whose returns are not probed.
-const RESULT_UNSEEN: &str = "it may throw, and its returns cannot be read off its code: sampled calls count as \
-                             successful, and whether their blocks are in use stays unknown";
+const RESULT_UNSEEN: &str = "it may throw, and its return instructions cannot be found: sampled calls count as \
+                             successful, and whether their blocks are in use is unknown";
 
 /// The audit of a file that is hooked with links of kind `link`. `frees` says whether freeing functions are hooked.
 /// `refused` lists instructions (file offsets) where the kernel refuses a probe, with its error.
@@ -27,7 +27,7 @@ pub(super) fn file_audit(
     for site in plan.sites.iter().filter(|site| frees || site.return_needed) {
         let offset = site.site.offset;
         if let Some(error) = refused.get(&offset) {
-            let why = format!("the kernel takes no probe at {offset:#x} ({}): {error}", site.reason);
+            let why = format!("the kernel refuses a probe at {offset:#x} ({}): {error}", site.reason);
             missing.push(Missing::new(site.function.clone(), why));
             continue;
         }
@@ -35,14 +35,14 @@ pub(super) fn file_audit(
         match (end, site.return_probe) {
             _ if !site.return_needed => {}
             (EndSeen::Unhookable, _) => {
-                missing.push(Missing::new(site.function.clone(), format!("{MAY_SWITCH}: it needs session links")));
+                missing.push(Missing::new(site.function.clone(), format!("{MAY_SWITCH}; it needs session links")));
                 continue;
             }
             (EndSeen::Never, _) => limits.push(Missing::new(site.function.clone(), RESULT_UNSEEN)),
             (EndSeen::Returning, ReturnProbe::OneAtATime) => {
                 limits.push(Missing::new(
                     site.function.clone(),
-                    format!("{MAY_SWITCH}, if another thread goes on there"),
+                    format!("{MAY_SWITCH} if another thread continued on that stack"),
                 ));
             }
             _ => {}

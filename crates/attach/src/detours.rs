@@ -159,10 +159,7 @@ impl Detours {
         words.extend(&pointers);
         let target = Target::look(pid).map_err(Error::from)?;
         let stopped = target.write_words(&words, stop_limit())?;
-        log::info!(
-            "process {pid}: its interpreter is led around copies of its object allocator, stopped for {:?}",
-            stopped.time
-        );
+        log::info!("process {pid}: calls of its object allocator are redirected, stopped for {:?}", stopped.time);
         let made = self.made.entry(pid).or_default();
         made.retain(|known| pointers.iter().all(|new| new.address != known.address));
         made.extend(pointers.into_iter().map(|it| word(it.address, it.after, it.before)));

@@ -17,9 +17,9 @@ pub fn dropped_mappings(space: &AddressSpace, modules: &ModuleTable) -> Vec<Miss
             missing.push(Missing::new(what, why));
         }
     };
-    say("mappings of code made at run time".into(), anonymous, "stacks end in these");
-    say(format!("executable mappings of files{}", names(space, modules)), files, "stacks can end in these");
-    let consequence = "older stacks can end where one of these was";
+    say("mappings of code made at run time".into(), anonymous, "stacks end there");
+    say(format!("executable mappings of files{}", names(space, modules)), files, "stacks may end there");
+    let consequence = "older stacks may end where one of them was";
     say("executable mappings that were replaced".into(), replaced, consequence);
     missing
 }

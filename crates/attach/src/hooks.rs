@@ -59,8 +59,9 @@ pub enum HookError {
     },
     /// See [`Hooks::must_be_shared`].
     #[error(
-        "{path}: a function may call code that switches to another stack before it returns, and its returns cannot be read off its \
-         code: it needs links that serve every process, as --comm and --all with --hook probe have"
+        "{path}: a function may call code that switches to another stack before it returns, and its return \
+         instructions cannot be found: this needs probes that serve every process (--comm or --all with --hook \
+         probe)"
     )]
     MustBeShared {
         /// Its path.

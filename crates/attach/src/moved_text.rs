@@ -48,8 +48,8 @@ pub fn of_process(pid: u32) -> Option<String> {
     let is_library = name.starts_with("libc.") || name.starts_with("libc-") || name.starts_with("ld-musl");
     let whose = if is_library { "its C library's code".to_owned() } else { format!("the code of {path}") };
     Some(format!(
-        "{whose} lies in anonymous memory, to which the process has moved it (programs do that which want it on huge pages): what it \
-         allocates cannot be seen there"
+        "it has moved {whose} to anonymous memory (as some programs do to use huge pages), where heapbpf cannot see \
+         its allocations"
     ))
 }
 

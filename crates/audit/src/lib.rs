@@ -60,8 +60,8 @@ impl Missing {
     /// Records that Python's free lists hide allocations and frees.
     #[must_use]
     pub fn free_lists() -> Self {
-        let why = "Python keeps freed floats, tuples, frames and others for itself: what it takes from there is no call, and what it \
-                   puts there stays in use";
+        let why = "Python keeps freed floats, tuples, frames and others for reuse: objects taken from there are not \
+                   counted again, and objects put there stay in use";
         Self::new("free lists", why)
     }
 
@@ -72,7 +72,7 @@ impl Missing {
     /// start of the process or of the recording.
     pub fn early_objects(late_ns: u64) -> Self {
         let late = late_ns as f64 * 1e-9;
-        Self::new(Self::EARLY_OBJECTS, format!("they count since it went over to inline hooks, after {late:.1} s"))
+        Self::new(Self::EARLY_OBJECTS, format!("counted only since the process was hooked inline, after {late:.1} s"))
     }
 
     /// Name of what is missing if another heapbpf hooked a process inline during the recording.
@@ -81,13 +81,13 @@ impl Missing {
     /// Records that another heapbpf had a process hooked inline during part of the recording.
     #[must_use]
     pub fn unseen() -> Self {
-        Self::new(Self::UNSEEN, "probes see nothing of a process that another recording hooks inline")
+        Self::new(Self::UNSEEN, "not counted while another recording had the process hooked inline")
     }
 
     /// Records that the counts a process with inline hooks keeps in its memory cannot be right.
     #[must_use]
     pub fn own_counts() -> Self {
-        Self::new("exact totals", "what it has counted in its memory cannot be: only its sampled calls are in them")
+        Self::new("exact totals", "the counts in its memory are impossible: only its sampled calls are included")
     }
 
     /// Records that stacks through a JVM lack its Java frames.

@@ -52,27 +52,25 @@ pub enum NotTaken {
     #[error("it has ended")]
     Ended,
     /// Its memory may not be read.
-    #[error("no permission to read its memory (that needs its user's rights or CAP_SYS_PTRACE, as root has)")]
+    #[error("no permission to read its memory; run as its user, as root, or with CAP_SYS_PTRACE")]
     Denied,
     /// It has no glibc, or a static one whose file does not contain its version.
-    #[error("it has no glibc of a known version (blocks of other allocators and of static programs cannot be counted)")]
+    #[error("it has no glibc of a known version (other allocators and static programs are not supported)")]
     NoGlibc,
     /// It is a 32-bit program.
     #[error("it is a 32-bit program")]
     Not64,
     /// The structures of this glibc version are not known.
-    #[error("the structures of glibc 2.{0} are not known ({known} are)", known = Known)]
+    #[error("glibc 2.{0} is not supported ({known} are)", known = Known)]
     Version(u32),
     /// glibc's allocator was not found in its variables.
-    #[error(
-        "no heap of glibc 2.{0} was found: nothing has called its malloc, or another allocator has taken its place"
-    )]
+    #[error("no heap of glibc 2.{0} was found: nothing has called its malloc, or another allocator has replaced it")]
     NoArena(u32),
     /// The heap's data contradict each other.
-    #[error("its arenas are not consistent: they contradict each other")]
+    #[error("its arenas are inconsistent")]
     Inconsistent,
     /// Time ran out.
-    #[error("it was not read in time")]
+    #[error("reading its heap took too long")]
     Late,
 }
 

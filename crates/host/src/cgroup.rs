@@ -36,11 +36,12 @@ pub enum CgroupError {
     },
     /// The text cannot be the beginning of a container ID.
     #[error(
-        "--container {0}: the ID of a container, or its beginning, is needed: `docker ps`, `podman ps` or `crictl ps` show it"
+        "--container {0}: this needs the ID of a container, or its beginning; `docker ps`, `podman ps` or `crictl \
+         ps` show it"
     )]
     NoId(String),
     /// No running container has this ID.
-    #[error("no control group is of a container {id}…; {}", known(.running))]
+    #[error("no container has an ID that begins with {id}; {}", known(.running))]
     NoContainer {
         /// As given.
         id: String,
@@ -63,7 +64,7 @@ const MOST_NAMED: usize = 5;
 const SHOWN_OF_ID: usize = 12;
 
 fn known(running: &[String]) -> String {
-    if running.is_empty() { "no container runs".into() } else { format!("running are {}", shortened(running)) }
+    if running.is_empty() { "no container is running".into() } else { format!("running: {}", shortened(running)) }
 }
 
 fn shortened(ids: &[String]) -> String {
@@ -238,8 +239,8 @@ mod tests {
             "2 containers have IDs that begin with a: aaaaaaaaaaaa, ab0000000000"
         );
         let none = chosen("b").unwrap_err().to_string();
-        assert_eq!(none, "no control group is of a container b…; running are aaaaaaaaaaaa, ab0000000000");
-        assert!(choose(Vec::new(), "b").unwrap_err().to_string().ends_with("no container runs"));
+        assert_eq!(none, "no container has an ID that begins with b; running: aaaaaaaaaaaa, ab0000000000");
+        assert!(choose(Vec::new(), "b").unwrap_err().to_string().ends_with("no container is running"));
         for bad in ["", "../..", "web", "a/b"] {
             assert!(matches!(Cgroup::of_container(bad), Err(CgroupError::NoId(_))), "{bad:?}");
         }

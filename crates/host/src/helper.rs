@@ -86,7 +86,7 @@ impl Drop for Helper {
             Ok(()) => drop(self.process.wait()),
             Err(error) => {
                 let (name, pid) = (self.name, self.process.id());
-                log::warn!("{name} (process {pid}) does not end ({error}): it is left to itself, with what it holds");
+                log::warn!("{name} (process {pid}) does not end ({error}); it was left running");
             }
         }
     }

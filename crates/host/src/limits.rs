@@ -80,7 +80,7 @@ pub fn forbid_inline_hooks() -> Option<&'static str> {
     let effective = effective_capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     let lacks = |bit: u32| effective >> bit & 1 == 0;
     (lacks(CAP_SYS_PTRACE) || lacks(CAP_DAC_OVERRIDE)).then_some(
-        "heapbpf lacks CAP_SYS_PTRACE or CAP_DAC_OVERRIDE, with which it stops processes and writes into them",
+        "heapbpf lacks CAP_SYS_PTRACE or CAP_DAC_OVERRIDE, which it needs to stop processes and write into them",
     )
 }
 
@@ -136,7 +136,7 @@ impl Limits {
             ));
         }
         if self.lockdown.as_deref() == Some("confidentiality") {
-            blockers.push("kernel lockdown is in confidentiality mode, which forbids BPF programs to read memory: boot with lockdown=integrity or none".into());
+            blockers.push("kernel lockdown is in confidentiality mode, so BPF programs may not read memory: boot with lockdown=integrity or none".into());
         }
         if !self.uprobes {
             blockers.push("this kernel has no uprobes (CONFIG_UPROBE_EVENTS), or /sys is not mounted".into());
@@ -145,7 +145,7 @@ impl Limits {
             blockers.push("this kernel has no BTF (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF)".into());
         }
         if !self.initial_pid_namespace {
-            blockers.push("this is a container with its own process ids: run it with the host's (--pid=host)".into());
+            blockers.push("heapbpf runs in a container with its own process IDs: start it with --pid=host".into());
         }
         blockers
     }

@@ -119,7 +119,7 @@ pub fn restrict_sender() {
 /// Logs a restriction that the kernel refuses. The recording goes on.
 fn told(what: &str, restricted: io::Result<()>) {
     if let Err(error) = restricted {
-        log::warn!("{what} that are not needed could not be given up: {error}");
+        log::warn!("cannot drop {what} that are not needed: {error}");
     }
 }
 

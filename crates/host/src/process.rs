@@ -241,7 +241,10 @@ pub enum Target {
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// There is no such process.
-    #[error("there is no process {pid}: it may have ended, or {pid} is its number in a container (`ps -e` lists ours)")]
+    #[error(
+        "there is no process {pid}: it may have ended, or {pid} is its PID in a container (`ps -e` lists the \
+         host's)"
+    )]
     NoSuchProcess {
         /// The given PID.
         pid: u32,
@@ -270,7 +273,8 @@ pub enum TargetError {
     },
     /// Reading the process is not permitted.
     #[error(
-        "process {pid} cannot be looked at: {source}; run as root, or with CAP_SYS_PTRACE (if that is so, a sandbox or a security module protects it)"
+        "process {pid} cannot be read: {source}; run as root, or with CAP_SYS_PTRACE (if you do, a sandbox or a \
+         security module protects it)"
     )]
     Denied {
         /// The given PID.

@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 /// The kernel function that updates the copy at a return probe (since Linux 6.11, commit 1713b63a07a2).
 const MENDS: &str = "shstk_update_last_frame";
 
-const FORBIDDEN: &str = "it has a shadow stack, which return probes of this kernel would not keep right (Linux 6.11 and later \
-                         do): it would end at its next return. Start it without one (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)";
+const FORBIDDEN: &str = "it has a shadow stack, and return probes would crash it on this kernel (before Linux 6.11). \
+                         Start it without one (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)";
 
 /// Whether a process has a shadow stack. `false` if it has exited.
 fn is_on(pid: u32) -> bool {

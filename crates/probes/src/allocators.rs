@@ -275,7 +275,7 @@ pub const ALLOCATORS: &[Allocator] = &[
         realloc_zero_frees: true,
         prefixes: &["", "je_", "_rjem_"],
         functions: &[STANDARD, OPERATORS, JEMALLOC],
-        limits: &[("xallocx", "resizes a block in place: the block keeps the size that it had")],
+        limits: &[("xallocx", "resizes a block in place: the profile keeps the old size")],
         ..BASE
     },
     Allocator {
@@ -293,7 +293,7 @@ pub const ALLOCATORS: &[Allocator] = &[
         version: versions::mimalloc,
         prefixes: &["", "mi_"],
         functions: &[STANDARD, OPERATORS, MIMALLOC],
-        limits: &[("mi_heap_destroy", "frees a heap's blocks at once: they stay in use as far as the profile knows")],
+        limits: &[("mi_heap_destroy", "frees all blocks of a heap at once: the profile still shows them as in use")],
         ..BASE
     },
     Allocator {
@@ -315,7 +315,7 @@ pub const ALLOCATORS: &[Allocator] = &[
         markers: &["__asan_init", "__hwasan_init", "__lsan_init", "__msan_init", "__tsan_init"],
         realloc_zero_frees: true,
         functions: &[STANDARD, OPERATORS],
-        limits: &[("strdup", "the sanitizer's own strdup and the like take memory without a call that could be seen")],
+        limits: &[("strdup", "the sanitizer's own strdup and the like allocate without a call that can be seen")],
         ..BASE
     },
     Allocator {
@@ -360,8 +360,8 @@ pub const ALLOCATORS: &[Allocator] = &[
         functions: &[PYTHON],
         limits: &[(
             "free lists",
-            "the interpreter keeps freed floats, tuples, frames and others for itself: what it takes from there is no call, and \
-             what it puts there stays in use",
+            "the interpreter keeps freed floats, tuples, frames and others for reuse: objects taken from there are \
+             not counted again, and objects put there stay in use",
         )],
         is_of_objects: true,
         ..BASE
@@ -373,7 +373,7 @@ pub const ALLOCATORS: &[Allocator] = &[
         unless: &["__rdl_alloc"],
         last_resort: true,
         functions: &[RUST],
-        limits: &[("__rust_alloc", "calls that the compiler put into their callers (optimized builds) are not seen")],
+        limits: &[("__rust_alloc", "calls that the compiler inlined (optimized builds) are not seen")],
         ..BASE
     },
     Allocator {

@@ -78,7 +78,7 @@ impl std::str::FromStr for CustomAllocator {
             let function = parser.function()?;
             if functions.iter().any(|f| f.symbol == function.symbol) {
                 parser.at = start;
-                return Err(parser.error("a function that was named before"));
+                return Err(parser.error("this function is named twice"));
             }
             functions.push(function);
             if parser.rest().is_empty() {
@@ -135,7 +135,7 @@ impl<'a> Parser<'a> {
         let number = word.strip_prefix("arg").and_then(|n| n.parse::<u8>().ok());
         number.filter(|n| *n < ARGUMENTS).ok_or_else(|| {
             self.at = start;
-            self.error(format!("{word:?} is no argument in a register (arg0 to arg5)"))
+            self.error(format!("{word:?} is not an argument (arg0 to arg5)"))
         })
     }
 
@@ -159,7 +159,7 @@ impl<'a> Parser<'a> {
         let mut shape = shape;
         if self.eat("->") {
             if role == Role::Frees {
-                return Err(self.error("a function that frees returns nothing of interest"));
+                return Err(self.error("a function that frees takes no ->"));
             }
             if self.eat("*") {
                 shape = shape.out(self.argument()?);
@@ -198,7 +198,7 @@ impl<'a> Parser<'a> {
                 "old" => &mut shape.arguments.old,
                 _ => {
                     self.at = start;
-                    return Err(self.error(format!("{key:?} is none of \"size\", \"times\", \"old\"")));
+                    return Err(self.error(format!("{key:?} is not one of \"size\", \"times\", \"old\"")));
                 }
             };
             if *place != NO_ARGUMENT {
@@ -250,16 +250,16 @@ mod tests {
             ("a.so:", "expected a function's name", 6),
             ("a.so:f", "expected \"(\"", 7),
             ("a.so:f()", "expected size=argN", 8),
-            ("a.so:f(size=arg6)", "\"arg6\" is no argument", 13),
-            ("a.so:f(size=rdi)", "\"rdi\" is no argument", 13),
-            ("a.so:f(bytes=arg0)", "\"bytes\" is none of", 8),
+            ("a.so:f(size=arg6)", "\"arg6\" is not an argument", 13),
+            ("a.so:f(size=rdi)", "\"rdi\" is not an argument", 13),
+            ("a.so:f(bytes=arg0)", "\"bytes\" is not one of", 8),
             ("a.so:f(size=arg0,size=arg1)", "\"size\" is given twice", 18),
             ("a.so:f(old=arg0)->ret", "\"f\" has no size", 6),
             ("a.so:f(size=arg0)->rax", "expected \"ret\"", 23),
             ("a.so:f(size=arg0)->ret;", "expected \",\"", 23),
-            ("a.so:f(size=arg0),f(size=arg0)", "named before", 19),
+            ("a.so:f(size=arg0),f(size=arg0)", "named twice", 19),
             ("a.so:release=f(arg0)", "\"release\" is neither", 6),
-            ("a.so:free=f(arg0)->ret", "returns nothing", 20),
+            ("a.so:free=f(arg0)->ret", "takes no ->", 20),
             ("ä.so:f(ö", "expected \"=\"", 9),
         ] {
             let error = text.parse::<CustomAllocator>().unwrap_err();

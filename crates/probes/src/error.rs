@@ -15,10 +15,10 @@ pub enum AttachError {
     #[error("not a 64-bit little-endian program: heapbpf profiles 64-bit programs only")]
     NotSixtyFourBit,
     /// The file is for an unknown instruction set, with this ELF machine number.
-    #[error("built for an instruction set that heapbpf does not know (ELF machine {0}); x86-64 and aarch64 are known")]
+    #[error("built for an unsupported instruction set (ELF machine {0}); heapbpf supports x86-64 and aarch64")]
     UnknownMachine(u16),
     /// The file is for another instruction set than the [`KernelRules`](crate::KernelRules).
-    #[error("built for another instruction set than this kernel runs")]
+    #[error("built for another instruction set than this kernel's")]
     ForeignMachine,
     /// A required part of the file is damaged, or lies beyond its end.
     #[error("the file's {0} are damaged or cut off")]
@@ -29,10 +29,10 @@ pub enum AttachError {
     )]
     Go,
     /// The file is the dynamic loader, which uses its own `malloc` only while it starts.
-    #[error("the dynamic loader: what it defines of malloc serves its own start only")]
+    #[error("the dynamic loader: it uses its malloc only while it starts")]
     Loader,
     /// The allocator takes its blocks from another file's allocator, which should be probed instead.
-    #[error("its allocator takes its blocks from {to} of another file, where its calls are seen")]
+    #[error("its allocator gets its blocks from {to} in another file, where its calls are counted")]
     PassesOn {
         /// The function of the other file that it calls.
         to: String,
@@ -55,8 +55,8 @@ pub enum AttachError {
     },
     /// The executable is statically linked and has no symbols, so its allocator cannot be found.
     #[error(
-        "a static program without symbols (stripped): where its allocator is cannot be known, so nothing that it \
-         allocates is seen; keep its symbols, or link it dynamically"
+        "a static program without symbols (stripped): its allocator cannot be found, so its allocations are not \
+         counted; keep its symbols, or link it dynamically"
     )]
     StaticStripped,
     /// The file has no allocator of the [`Table`](crate::Table).

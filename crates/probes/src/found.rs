@@ -55,16 +55,13 @@ pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missi
 pub(crate) fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec<Missing> {
     let mut missing = Vec::new();
     if reentrant.left_out > 0 {
-        let why = format!(
-            "{} code ranges did not fit: such calls from there count as calls of their own",
-            reentrant.left_out
-        );
+        let why = format!("{} code ranges did not fit: such calls from there count twice", reentrant.left_out);
         missing.push(Missing::new("calls of the allocator into itself", why));
     }
     for extent in &reentrant.between {
         let name =
             image.functions().find(|(_, s)| s.address == extent.start).map_or("a local function", |(name, _)| name);
-        let why = "calls the allocator and is called by it as well as by others: those calls may count twice";
+        let why = "calls the allocator and is called both by it and by other code: these calls may count twice";
         missing.push(Missing::new(name, why));
     }
     missing
@@ -87,8 +84,8 @@ pub(crate) fn once_per_address<'a>(
         if symbol.indirect {
             let choices = resolvers.choices(symbol);
             if !choices.is_whole {
-                let why = "chosen when the program starts (IFUNC), in a way that cannot be read off its code: calls of \
-                           what is not hooked here are missed";
+                let why = "chosen when the program starts (IFUNC), and not all possible choices can be found in its \
+                           code: calls of the others are missed";
                 missing.push(Missing::new(row.name.clone(), why));
             }
             for by in choices.imported {

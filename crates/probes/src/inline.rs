@@ -106,7 +106,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
         let why = "it calls the allocator of another file, whose calls would count too";
         let what = reentrant.passes_on_to.unwrap_or_else(|| "another file".to_owned());
         return Err(AttachError::Unhookable {
-            what: format!("the allocator, which gets memory from {what}"),
+            what: format!("allocator, which gets memory from {what},"),
             why: why.into(),
         });
     }
@@ -129,7 +129,7 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
 /// Why a function of an unknown allocator is not hooked, if its code does not show enough.
 fn unknown(leaving: &Leaving) -> Option<&'static str> {
     if leaving.throws {
-        return Some("it may throw an exception, which does not get past an awaited call");
+        return Some("it may throw an exception, which cannot pass through a hook");
     }
     if leaving.switches || leaving.allocates_elsewhere {
         return Some("it may call another allocator, whose calls would count too");

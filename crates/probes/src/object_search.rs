@@ -177,12 +177,12 @@ pub fn copies(image: &FileImage, table: &Table) -> Option<Missing> {
     let objects = image.objects().filter(|_| table.has_objects())?.as_ref().ok()?;
     let why = match objects.detours() {
         Some(_) => {
-            "its compiler put copies of these functions into their callers: while a recording lasts, pointers in the \
-                    process's memory lead around them"
+            "the compiler inlined these functions into callers: during a recording, heapbpf redirects pointers in \
+             the process so that calls avoid the copies"
         }
         None => {
-            "its compiler put copies of these functions into their callers, and there is no room to lead around them: \
-                 most objects are not counted"
+            "the compiler inlined these functions into callers, and there is no space to redirect calls: most \
+             objects are not counted"
         }
     };
     objects.has_copies.then(|| Missing::new("Python objects", why))

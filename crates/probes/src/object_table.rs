@@ -14,10 +14,10 @@ pub const JUMP_BYTES: u64 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoObjectTable {
     /// No structure, or more than one, agrees with the code that reads them.
-    #[error("its table of allocators is not found in its code")]
+    #[error("its table of allocators cannot be found in its code")]
     NotFound,
     /// The table leads out of the file's code.
-    #[error("its table of allocators does not lead to functions of the file")]
+    #[error("its table of allocators does not point to functions of the file")]
     Elsewhere,
     /// The interpreter was built without an allocator of its own.
     #[error("it was built to call malloc for every object")]

@@ -346,8 +346,8 @@ impl Planning<'_> {
         };
         if row.is_custom && leaving.throws && leaving.return_sites.is_empty() {
             return Err(
-                "it may throw an exception, and how else it ends cannot be read off its code: an exception on \
-                        its way past an awaited return would end the program",
+                "it may throw an exception, and its return instructions cannot be found: an exception that passes a \
+                 probed return address would crash the program",
             );
         }
         let (return_probe, why) = match &leaving {
@@ -355,7 +355,7 @@ impl Planning<'_> {
             // A signal handler may leave any function for another stack. The allocators that we know are not called on
             // the way there.
             Leaving { return_sites, .. } if row.is_custom && !return_sites.is_empty() => {
-                (ReturnProbe::Harmful, "; it may be left for another stack")
+                (ReturnProbe::Harmful, "; it may switch to another stack")
             }
             Leaving { switches: true, .. } => (ReturnProbe::OneAtATime, ""),
             _ => (ReturnProbe::Harmless, ""),
@@ -383,10 +383,10 @@ impl Planning<'_> {
                 "+{:#x} {}{}{}",
                 placement.offset,
                 placement.reason,
-                if function.is_chosen { "; one that the resolver of an IFUNC may choose" } else { "" },
+                if function.is_chosen { "; an IFUNC resolver may choose it" } else { "" },
                 match (why, return_sites.is_empty()) {
                     ("", _) => String::new(),
-                    (why, true) => format!("{why}, and its returns cannot be read off its code"),
+                    (why, true) => format!("{why}, and its return instructions cannot be found"),
                     (why, false) => format!("{why}, so its returns are probed inside it"),
                 },
             ),

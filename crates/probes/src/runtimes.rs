@@ -81,46 +81,37 @@ impl Runtime {
     #[must_use]
     pub const fn advice(self) -> &'static str {
         match self {
-            Self::Java => {
-                "the runtime keeps its objects there and calls no allocator for them; `jcmd PID \
-                 GC.class_histogram` and JFR show them"
-            }
+            Self::Java => "its objects are not allocated with malloc; `jcmd PID GC.class_histogram` and JFR show them",
             Self::V8 => {
-                "the runtime keeps its objects there and calls no allocator for them; heap snapshots \
-                 (`--heapsnapshot-signal`, DevTools) show them"
+                "its objects are not allocated with malloc; heap snapshots (`--heapsnapshot-signal`, DevTools) show \
+                 them"
             }
             Self::Go => {
-                "the runtime's own samples are read from its memory at each snapshot, while it runs and frees are \
-                 followed, and that was not done; net/http/pprof shows them, too"
+                "the runtime's own samples are read at snapshots, while it runs and if frees are tracked, and that \
+                 was not done; net/http/pprof shows them too"
             }
-            Self::DotNet => {
-                "the runtime keeps its objects there and calls no allocator for them; dotnet-gcdump \
-                 shows them"
-            }
-            Self::Mono => {
-                "the runtime keeps its objects there and calls no allocator for them; `mono --profile=log:heapshot` shows them"
-            }
+            Self::DotNet => "its objects are not allocated with malloc; dotnet-gcdump shows them",
+            Self::Mono => "its objects are not allocated with malloc; `mono --profile=log:heapshot` shows them",
             Self::Php => {
-                "its arenas are taken by mmap, and calls into them are not seen; with \
-                 USE_ZEND_ALLOC=0 in its environment PHP calls malloc instead"
+                "its arenas come from mmap, and allocations inside them are not seen; with USE_ZEND_ALLOC=0 in its \
+                 environment PHP calls malloc instead"
             }
             Self::Python => {
-                "its arenas are taken by mmap, and probes see calls into them with --python-objects alone; with \
+                "its arenas come from mmap, and probes see allocations inside them only with --python-objects; with \
                  PYTHONMALLOC=malloc in its environment Python calls malloc instead"
             }
             Self::Ruby => {
-                "objects are in slots of pages that Ruby takes by mmap; what they point to is from malloc, and included; \
-                 `ObjectSpace.trace_object_allocations` shows objects"
+                "object slots are in pages that come from mmap, while the memory that objects point to comes from \
+                 malloc and is included; `ObjectSpace.trace_object_allocations` shows objects"
             }
-            Self::Erlang => "its own allocators take memory by mmap; `erlang:memory()` and `recon_alloc` show it",
-            Self::Sbcl => "the runtime keeps its objects there and calls no allocator for them; `(room)` shows them",
+            Self::Erlang => "its own allocators get memory from mmap; `erlang:memory()` and `recon_alloc` show it",
+            Self::Sbcl => "its objects are not allocated with malloc; `(room)` shows them",
             Self::OCaml => {
-                "its collector takes memory by mmap or in large chunks, not by object; `Gc.stat` and statmemprof show it"
+                "its collector gets memory from mmap or in large chunks, not per object; `Gc.stat` and statmemprof \
+                 show it"
             }
-            Self::Ghc => "its collector takes memory by mmap in large blocks, not by object; `+RTS -hT` shows it",
-            Self::Memcached => {
-                "items are in slabs of a megabyte, which are not followed item by item; `stats slabs` shows them"
-            }
+            Self::Ghc => "its collector gets memory from mmap in large blocks, not per object; `+RTS -hT` shows it",
+            Self::Memcached => "items are in slabs of 1 MiB and are not tracked one by one; `stats slabs` shows them",
         }
     }
 

@@ -169,7 +169,7 @@ fn site<'d, R: ReadRef<'d>>(
     let left_bytes = file.length_bytes().unwrap_or(0).saturating_sub(offset).min(INSTRUCTION_BYTES);
     let bytes = read_range(file, "code", offset, left_bytes, INSTRUCTION_BYTES)?;
     let treated = arch::treated(rules, note.address, &bytes);
-    let (kind, reason) = treated.ok_or_else(|| refused("the kernel takes no probe on its instruction".into()))?;
+    let (kind, reason) = treated.ok_or_else(|| refused("the kernel refuses a probe on its instruction".into()))?;
     let wanted = arguments_of(&note.name).unwrap_or(0);
     let mut operands = [Operand::default(); 3];
     let mut descriptors = note.arguments.split_ascii_whitespace();
@@ -211,7 +211,7 @@ fn operand_of(descriptor: &str) -> Result<Operand, &'static str> {
         "2" => 2,
         "4" => 4,
         "8" => 8,
-        _ => return Err("is no integer of 1, 2, 4 or 8 bytes"),
+        _ => return Err("is not an integer of 1, 2, 4 or 8 bytes"),
     };
     if let Some(constant) = place.strip_prefix('$') {
         let value = number(constant).ok_or("is a constant that heapbpf cannot read")?;
@@ -221,7 +221,7 @@ fn operand_of(descriptor: &str) -> Result<Operand, &'static str> {
         let register = register(place).ok_or("is in a register that heapbpf does not read")?;
         return Ok(Operand::register(register, bytes, is_signed));
     }
-    let unsupported = "is at an address that heapbpf does not compute: it reads a register with a displacement";
+    let unsupported = "is at an address that heapbpf cannot compute: it supports a register with a displacement";
     let (displacement, inner) = place.strip_suffix(')').and_then(|rest| rest.split_once('(')).ok_or(unsupported)?;
     let displacement = if displacement.is_empty() { Some(0) } else { number(displacement) };
     let displacement = displacement.and_then(|it| i32::try_from(it).ok()).ok_or(unsupported)?;

@@ -153,7 +153,7 @@ fn a_probe_that_cannot_be_used_refuses_the_file_with_a_sentence() {
         (refused(&[0x90], alloc(DATA, 0, arguments)), "outside of the file's code"),
         (refused(&[0x90], alloc(CODE, CODE, arguments)), "outside of the file's data"),
         (refused(&[0x90], alloc(CODE, DATA + 1, arguments)), "outside of the file's data"),
-        (refused(&[0xf4], alloc(CODE, 0, arguments)), "the kernel takes no probe"),
+        (refused(&[0xf4], alloc(CODE, 0, arguments)), "the kernel refuses a probe"),
     ];
     for (said, wanted) in cases {
         assert!(said.contains(wanted) && said.contains("USDT probe otel_memory:alloc"), "{said}");

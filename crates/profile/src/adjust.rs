@@ -36,14 +36,14 @@ pub enum AdjustError {
     #[error("cannot calibrate: the profile has no exact totals (only .json keeps them)")]
     NotCounted,
     /// The format does not keep the peak, or the recording did not.
-    #[error("the profile has no figures of its peak: record it without --no-live and as .json")]
+    #[error("the profile has no figures at the peak: record without --no-live, to a .json file")]
     NoPeak,
     /// The estimator needs the sampling criterion bytes.
-    #[error("--estimator compares rules for sampling by bytes; this profile was sampled by `{0}`")]
+    #[error("--estimator needs a profile sampled by bytes; this one was sampled by `{0}`")]
     Criterion(&'static str),
     /// Probes were attached only in time windows, and the figures are already corrected for that.
     #[error(
-        "probes were in place in time windows only: totals were not counted outside, and figures are corrected already"
+        "probes were attached only in time windows: totals were not counted between them, and figures are already corrected"
     )]
     TimeWindows,
     /// The profile has estimates only, no samples.
@@ -99,8 +99,8 @@ fn calibrate(profile: &mut Profile) -> Result<(), AdjustError> {
         return Err(AdjustError::NotCounted);
     }
     profile.notes.push(format!(
-        "calibrated: allocation totals of {calibrated} of {} processes are brought in line with their exact counts by \
-         regression; intervals belong to the figures before that",
+        "calibrated: allocation totals of {calibrated} of {} processes are fitted to their exact counts by regression; \
+         intervals are those of the figures before calibration",
         profile.processes.len()
     ));
     Ok(())
@@ -128,7 +128,7 @@ fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
     }
     profile
         .notes
-        .push("in use: of the processes alive at the moment of the highest estimated total, not at the end".into());
+        .push("figures in use are those at the peak (highest estimated total), of the processes alive then".into());
     Ok(())
 }
 
@@ -170,9 +170,9 @@ fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), Adjust
         }
     }
     profile.header.estimator = estimator;
-    let kept = refused.map_or_else(String::new, |reason| format!("; {count} figures stay as they were: {reason}"));
+    let kept = refused.map_or_else(String::new, |reason| format!("; {count} figures are unchanged: {reason}"));
     profile.notes.push(format!(
-        "bytes are estimated by {}, for comparison, with its own intervals where it has any{kept}",
+        "bytes are estimated by {} for comparison, with its own intervals where it has any{kept}",
         estimator.name()
     ));
     Ok(())

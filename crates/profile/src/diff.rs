@@ -346,13 +346,13 @@ fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f
     let mut notes = Vec::new();
     if !judgeable(before, after) {
         notes.push(
-            "differences only: a profile without its samples, or of time windows only, does not say how sure they are"
+            "differences only, without significance: a profile has no samples, or was recorded only in time windows"
                 .to_owned(),
         );
     }
     if values.iter().any(|value| value.needs_frees()) && ![before, after].into_iter().all(knows_inuse) {
         notes.push(
-            "frees were not followed in both recordings: what is in use or was held at exit cannot be compared"
+            "frees were not tracked in at least one recording: memory in use or held at exit cannot be compared"
                 .to_owned(),
         );
     }
@@ -361,14 +361,15 @@ fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f
     {
         let s = if number == 1 { "" } else { "es" };
         notes.push(format!(
-            "frees of {number} process{s} were followed again in the middle of a recording (last at {}): older blocks are \
-             not in use there, so that a change of what is in use may be theirs",
+            "tracking of frees resumed in the middle of a recording for {number} process{s} (last at {}): older blocks are \
+             missing there, which may explain a change of memory in use",
             units::time_of_day(last)
         ));
     }
     if judgeable(before, after) && [before, after].iter().any(|profile| !profile.losses().is_none()) {
         notes.push(
-            "records were lost: intervals and p-values allow for it, and what losses explain is no growth".to_owned(),
+            "records were lost: intervals and p-values allow for it; a change that losses may explain is not significant"
+                .to_owned(),
         );
     }
     if values.iter().any(|value| value.is_inuse()) && before.header.recordings != after.header.recordings {

@@ -17,28 +17,27 @@ use heapbpf_statistics::sums::SampleSums;
 /// Reason: the profile was read from a format without samples.
 pub const NO_SAMPLES: &str = "read from a format that keeps no samples";
 /// Reason for figures of allocation: probes were attached only part of the time.
-pub const TIME_WINDOWS: &str =
-    "probes were in place in time windows only: what differs between windows and the rest is not known";
+pub const TIME_WINDOWS: &str = "probes were attached only in time windows: allocations between them are not known";
 
 /// Reason for figures of a process that is idle or has no known allocator.
-pub const NOT_COUNTED: &str = "nothing of it was counted";
+pub const NOT_COUNTED: &str = "its allocations were not counted";
 /// Reason for figures in use: the recording did not follow frees.
-pub const NOT_FOLLOWED: &str = "frees were not followed";
+pub const NOT_FOLLOWED: &str = "frees were not tracked";
 /// Note about a process whose frees were no longer followed.
 pub const INUSE_UNKNOWN: &str = "memory in use not known (frees were not followed)";
 /// Describes figures in use after following frees was stopped and resumed; a time follows.
 pub const INUSE_SINCE: &str = "in use: of blocks since ";
 /// Reason for figures in use that exclude the processes whose frees were no longer followed.
-pub const SOME_NOT_FOLLOWED: &str = "without the processes whose frees were not followed";
+pub const SOME_NOT_FOLLOWED: &str = "without the processes whose frees were not tracked";
 
 /// Reason for allocation figures of Go's own heap.
-pub const IN_USE_ALONE: &str = "of Go's own heap only what is in use is known";
+pub const IN_USE_ALONE: &str = "Go's runtime reports only what is in use";
 
 /// Reason for figures of where blocks in use are: it was not read for some of them.
-pub const NOT_READ: &str = "it was not read which blocks are in memory";
+pub const NOT_READ: &str = "it is not known which blocks are in memory";
 
 /// Reason for samples of another profiler: they have no offsets.
-pub const NO_OFFSETS: &str = "the samples' offsets are not known";
+pub const NO_OFFSETS: &str = "the offsets of the samples are not known";
 
 /// Sums of rows by sampling interval, from which their total is estimated.
 ///

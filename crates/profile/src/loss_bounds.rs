@@ -8,19 +8,18 @@ use heapbpf_statistics::interval::{Interval, Sampled, from_sizes};
 use heapbpf_statistics::sums::SampleSums;
 
 /// Reason for figures in use if records were not read in time.
-pub const UNREAD: &str = "some records were not read in time, and what they tell is missing: a larger -i makes fewer";
+pub const UNREAD: &str = "some records were not read in time and are missing: a larger -i makes fewer";
 /// Reason: the number of lost events is unknown.
-pub const UNBOUNDED: &str = "nobody counted what was lost: --ring-bytes makes room, a larger -i makes fewer samples";
+pub const UNBOUNDED: &str = "lost records were not counted; use a larger --ring-bytes or -i";
 /// Reason for figures at the peak: events were lost before the peak.
-pub const PEAK_UNKNOWN: &str =
-    "records were lost before the peak: --ring-bytes makes room, a larger -i makes fewer samples";
+pub const PEAK_UNKNOWN: &str = "records were lost before the peak; use a larger --ring-bytes or -i";
 
 /// Reason: the weights that a process reports for its samples cannot come from sampling by bytes with one interval.
-pub const WEIGHTS_UNPROVEN: &str = "the process itself states what its samples stand for, and that is not by one sampling \
-                                    interval: how they vary is not known";
+pub const WEIGHTS_UNPROVEN: &str = "the process reports its own sample weights, and they do not come from one sampling \
+                                    interval: their variance is not known";
 
 /// Reason for figures of allocation: for some time, a process's allocations were not observed.
-pub const UNSEEN: &str = "another recording had hooked it inline for a while, and what it allocated then was not seen";
+pub const UNSEEN: &str = "another recording counted it for a while, and those allocations are missing";
 
 /// Maximum number of sampling intervals with bounds of their own, because a file may claim a different one for each
 /// process.

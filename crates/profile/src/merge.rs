@@ -12,10 +12,7 @@ pub enum MergeError {
     #[error("nothing to merge: no profile given")]
     Nothing,
     /// The profiles have different sampling criteria.
-    #[error(
-        "profile {position} was sampled by `{other}` and the first by `{first}`: their trials differ, so their samples \
-         cannot be added"
-    )]
+    #[error("profile {position} was sampled by `{other}` and the first by `{first}`: their samples cannot be added")]
     Criteria {
         /// Criterion of the first profile.
         first: &'static str,
@@ -26,8 +23,8 @@ pub enum MergeError {
     },
     /// Only some of the recordings followed frees.
     #[error(
-        "frees were followed in {followed} of {all} profiles: what is in use cannot be added up; record all with or all \
-         without --no-live"
+        "frees were tracked in {followed} of {all} profiles, so figures in use cannot be added: record all with --no-live, \
+         or none"
     )]
     Live {
         /// Number of profiles with figures in use.

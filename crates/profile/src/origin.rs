@@ -156,12 +156,12 @@ fn parse(line: usize, text: &str) -> Result<Option<(Origin, usize, &str)>, Inval
     let (origin, rest) = rest.split_at(rest.find(char::is_whitespace).unwrap_or(rest.len()));
     let Some((_, of)) = Origin::ALL.into_iter().find(|(name, _)| *name == origin) else {
         let names = Origin::ALL.map(|(name, _)| name).join(", ");
-        return error(column(origin), format!("\"{origin}\" is none of {names}"));
+        return error(column(origin), format!("\"{origin}\" is not one of {names}"));
     };
     let rest = rest.trim_start();
     let (field, pattern) = rest.split_at(rest.find(char::is_whitespace).unwrap_or(rest.len()));
     let Some(index) = FIELDS.iter().position(|name| *name == field) else {
-        return error(column(field), format!("\"{field}\" is none of {}", FIELDS.join(", ")));
+        return error(column(field), format!("\"{field}\" is not one of {}", FIELDS.join(", ")));
     };
     match pattern.trim() {
         "" => error(column(field) + field.len(), "a pattern is missing".into()),
@@ -356,11 +356,11 @@ mod tests {
         for (text, told) in [
             (
                 "\nplumbing function f",
-                "line 2, column 1: \"plumbing\" is none of program, library, runtime, entry, wrapper, startup",
+                "line 2, column 1: \"plumbing\" is not one of program, library, runtime, entry, wrapper, startup",
             ),
-            ("library  name f", "line 1, column 10: \"name\" is none of function, module, file"),
+            ("library  name f", "line 1, column 10: \"name\" is not one of function, module, file"),
             ("library function", "line 1, column 17: a pattern is missing"),
-            ("library", "line 1, column 8: \"\" is none of function, module, file"),
+            ("library", "line 1, column 8: \"\" is not one of function, module, file"),
         ] {
             assert_eq!(FrameRules::with(text).map(drop).map_err(|error| error.to_string()), Err(told.into()), "{text}");
         }

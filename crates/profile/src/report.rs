@@ -284,11 +284,11 @@ impl Context<'_> {
         if self.profile.header.live {
             let lacking = match self.profile.without_inuse() as u64 {
                 0 => String::new(),
-                n => format!("without {} whose frees were not followed", plural(n, "process")),
+                n => format!("without {} whose frees were not tracked", plural(n, "process")),
             };
             let lacking = match self.profile.inuse_since() {
                 Some((number, last)) if number == self.profile.number_of_processes() && lacking.is_empty() => {
-                    format!("of blocks since {}", units::time_of_day(last))
+                    format!("only blocks since {}", units::time_of_day(last))
                 }
                 Some((number, _)) if lacking.is_empty() => {
                     format!("without older blocks of {}", plural(number, "process"))
@@ -382,7 +382,7 @@ impl Context<'_> {
         };
         let snapshots = self.options.snapshots.iter().map(|(count, last)| {
             let (wrote, of) = (self.paint(Style::Dim, "wrote"), plural(*count, "snapshot"));
-            format!("{wrote} {of} on the way, the last to {}", escaped(last))
+            format!("{wrote} {of}, the last to {}", escaped(last))
         });
         snapshots.chain(self.options.files.iter().map(line)).collect()
     }

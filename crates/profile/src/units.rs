@@ -14,7 +14,7 @@ pub enum SizeError {
     #[error("{0:?} is not a whole number of bytes")]
     Fraction(String),
     /// It is more than 2⁶⁴ − 1 bytes.
-    #[error("{0:?} is more than 2^64 bytes")]
+    #[error("{0:?} is 2^64 bytes or more")]
     TooLarge(String),
 }
 

@@ -93,7 +93,7 @@ pub fn without_data(message: &str) -> String {
 extern "C" fn on_signal(signal: c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
     let name = SIGNALS.iter().find(|(number, _)| *number == signal).map_or("a signal", |(_, name)| name);
     let version = concat!("heapbpf: an error inside heapbpf ", env!("CARGO_PKG_VERSION"), ", please report it: ");
-    for part in [version, name, "; probes are taken out, inline hooks stay until heapbpf doctor --clean\n"] {
+    for part in [version, name, "; probes are removed, inline hooks stay until heapbpf doctor --clean\n"] {
         // SAFETY: the bytes are constants of this program.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }

@@ -25,7 +25,7 @@ pub use self::place::{Place, same_file};
 #[derive(Debug, Error)]
 pub enum OutputError {
     /// The directory does not exist.
-    #[error("cannot write {path}: the folder {folder} does not exist; create it, or choose another")]
+    #[error("cannot write {path}: the directory {folder} does not exist; create it, or choose another")]
     NoFolder {
         /// File to be written.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum OutputError {
         folder: PathBuf,
     },
     /// No file can be created in the directory.
-    #[error("cannot write into {folder}: {source}; choose another folder")]
+    #[error("cannot write into {folder}: {source}; choose another directory")]
     FolderNotWritable {
         /// The directory.
         folder: PathBuf,
@@ -44,7 +44,7 @@ pub enum OutputError {
     #[error("{0} exists; use --force to replace it, or choose another name")]
     Exists(PathBuf),
     /// The path is a directory.
-    #[error("{0} is a folder; name a file in it")]
+    #[error("{0} is a directory; name a file in it")]
     IsFolder(PathBuf),
     /// A symbolic link of the user's own, which is followed only on request.
     #[error("{path} is a symbolic link to {target}; use --force to write to where it leads, or choose another name")]
@@ -75,7 +75,7 @@ pub enum OutputError {
         target: PathBuf,
     },
     /// A path that heapbpf derived is not a regular file.
-    #[error("{path} is {place}, where a file is to be written; remove it, or choose another name for the output")]
+    #[error("{path} is {place}, but a file is to be written there; remove it, or choose another name for the output")]
     NotAFile {
         /// The file to be written.
         path: PathBuf,
@@ -83,7 +83,7 @@ pub enum OutputError {
         place: Place,
     },
     /// The path now names something of another type.
-    #[error("{path} was {was} and is {now} now; nothing was written to it: choose another name")]
+    #[error("{path} was {was} and is now {now}; nothing was written to it: choose another name")]
     Changed {
         /// The output.
         path: PathBuf,
@@ -103,7 +103,7 @@ pub enum OutputError {
         waited_s: u64,
     },
     /// A socket without a listener.
-    #[error("nobody listens at the socket {0}: start its listener before heapbpf ends, or name a file")]
+    #[error("nobody listens on the socket {0}: start its listener before heapbpf ends, or name a file")]
     NoListener(PathBuf),
     /// Writing failed.
     #[error("cannot write {path}: {source}")]
@@ -244,7 +244,7 @@ const PRIVATE_MODE: u32 = 0o600;
 fn give(file: &File, path: &Path) {
     let Some(user) = invoking_user() else { return };
     if let Err(error) = fchown(file, Some(user.uid), Some(user.gid)) {
-        log::warn!("{} stays root's, because it cannot be given to user {}: {error}", path.display(), user.uid);
+        log::warn!("{} still belongs to root: cannot give it to user {}: {error}", path.display(), user.uid);
     }
 }
 

@@ -82,7 +82,7 @@ impl Top {
             canvas.put(1, line + 2, keys, first, theme.bold());
             canvas.put(1 + first, line + 2, what, canvas.width, theme.plain());
         }
-        let figures = "IN USE has its 95 % interval beside it. ~: no interval is known. GROWTH: of the last minute.";
+        let figures = "IN USE has its 95 % interval beside it. ~: none is known. GROWTH: last minute.";
         let line = KEYS.len() + 3;
         for (index, text) in wrap(figures, canvas.width - 2).iter().enumerate() {
             if line + index < bottom {
@@ -101,7 +101,7 @@ impl Top {
             let blocks = units::count(world.count(&total.sums));
             parts.push(format!("in use {} in {blocks} blocks", units::bytes(total.sums.inuse_bytes)));
         } else {
-            parts.push(format!("allocated {} (frees are not followed)", units::bytes(total.sums.alloc_bytes)));
+            parts.push(format!("allocated {} (frees are not tracked)", units::bytes(total.sums.alloc_bytes)));
         }
         parts.extend(world.growth(&total).map(|growth| format!("{}/min", signed(growth))));
         parts.extend(world.rate(&total).map(|rate| format!("allocating {}/s", units::bytes(rate.max(0.0)))));

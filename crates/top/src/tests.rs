@@ -155,7 +155,7 @@ fn rows_are_sorted_filtered_and_searched() {
     press(&mut top, "1/MAIN⏎");
     assert!(screen(&mut top, 80, 24).contains("\n main\n"), "{}", screen(&mut top, 80, 24));
     press(&mut top, "/nowhere⏎");
-    assert!(screen(&mut top, 80, 24).contains("nothing here has \"nowhere\""));
+    assert!(screen(&mut top, 80, 24).contains("not found: \"nowhere\""));
     press(&mut top, "fnowhere⏎");
     assert!(screen(&mut top, 80, 24).contains("nothing matches"));
     press(&mut top, "⎋s");
@@ -191,7 +191,7 @@ fn trees_and_flames_lead_to_callers_and_callees() {
     let text = screen(&mut top, 80, 24);
     assert!(text.contains("callees of handle") && text.contains("parse_value"), "{text}");
     press(&mut top, "s");
-    assert!(screen(&mut top, 80, 24).contains("an order of its own"));
+    assert!(screen(&mut top, 80, 24).contains("always sorted by size"));
     press(&mut top, "⎋F");
     screen(&mut top, 80, 24);
     press(&mut top, "↓↓");
@@ -345,7 +345,7 @@ fn without_frees_allocations_are_what_counts() {
     top.take(Arc::new(profile));
     let text = screen(&mut top, 120, 24);
     assert!(
-        text.contains("ALLOCATED") && text.contains("frees are not followed") && !text.contains("not known"),
+        text.contains("ALLOCATED") && text.contains("frees are not tracked") && !text.contains("not known"),
         "{text}"
     );
 }

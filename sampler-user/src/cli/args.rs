@@ -31,21 +31,21 @@ pub struct Cli {
 pub enum Command {
     /// Record a profile (the default command)
     Record(Box<RecordArgs>),
-    /// Keep running and answer scrapers: record with --listen or --push
+    /// Keep running for scrapers: record with --listen or --push
     Serve(Box<RecordArgs>),
-    /// Look at running processes, or at a running `heapbpf serve`, live in this terminal
+    /// Watch running processes, or a running `heapbpf serve`, live in this terminal
     Top(Box<TopArgs>),
     /// Show a saved profile as text tables
     Report(ReportArgs),
-    /// What grew between two profiles, and is it more than chance
+    /// Show what grew between two profiles, and whether that is more than chance
     Diff(DiffArgs),
     /// Add profiles of many runs or hosts, error bars included
     Merge(MergeArgs),
-    /// What sampling intervals would see of a program, and what they cost
+    /// Show what each sampling interval would see of a program, and what it costs
     Plan(Box<PlanArgs>),
-    /// What is in use in running processes at this moment, by type and size, also from before heapbpf came
+    /// Count what running processes have in use now, by type and size, including older allocations
     Census(CensusArgs),
-    /// What this kernel, the targets and their allocators allow
+    /// Check what this kernel, the targets and their allocators allow
     Doctor(DoctorArgs),
     /// Record a program with a leak, for a first look
     Demo(DemoArgs),
@@ -73,19 +73,19 @@ pub struct TopArgs {
     /// Room and costs.
     #[command(flatten)]
     pub limits: LimitArgs,
-    /// Time between two refreshes, at least; it is longer where a refresh takes more than a hundredth of it
+    /// Minimum time between two refreshes; longer if a refresh takes more than an eightieth of it in CPU time
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_duration)]
     pub refresh: Duration,
     /// Which frames are shown.
     #[command(flatten)]
     pub frames: FrameArgs,
-    /// File with the token for URL (the first one in it), as `serve --token-file` has it; or http://TOKEN@HOST:PORT
+    /// File with the token for URL (the first one is used), as for `serve --token-file`; or use http://TOKEN@HOST:PORT
     #[arg(long, value_name = "FILE", requires = "url")]
     pub token_file: Option<PathBuf>,
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,
-    /// Say more, when the screen is left
+    /// Say more, after the screen is closed
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Colours
@@ -101,25 +101,25 @@ pub struct PlanArgs {
     /// Or which running processes to look at.
     #[command(flatten)]
     pub target: TargetArgs,
-    /// How long to look at running processes
+    /// How long to record running processes
     #[arg(short, long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
     pub duration: Duration,
-    /// Interval that intervals by size class are compared with: they take as many samples
+    /// Interval to compare intervals by size class with; they take as many samples
     #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval)]
     pub interval: Interval,
-    /// Write the best intervals by size class here, for --criterion size-class -i @FILE
+    /// Write the best intervals by size class to this file, for --criterion size-class -i @FILE
     #[arg(long, value_name = "FILE")]
     pub classes: Option<PathBuf>,
-    /// Draw error and cost against the interval to this file (.svg, .png)
+    /// Plot error and cost against the interval, into this file (.svg, .png)
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
-    /// Overwrite these files
+    /// Overwrite the files of --classes and --plot
     #[arg(long)]
     pub force: bool,
-    /// Nanoseconds of an allocation's probes and its free's, on your machine
+    /// Cost of the probes on an allocation and its free on your machine, in nanoseconds
     #[arg(long, value_name = "NS", value_parser = parse_nanoseconds)]
     pub probe_ns: Option<f64>,
-    /// Nanoseconds that a sample adds, on your machine
+    /// Cost that a sample adds on your machine, in nanoseconds
     #[arg(long, value_name = "NS", value_parser = parse_nanoseconds)]
     pub sample_ns: Option<f64>,
     /// As JSON
@@ -136,13 +136,13 @@ pub struct CensusArgs {
     /// Processes
     #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', value_parser = parse_pid, allow_negative_numbers = true, required = true)]
     pub pids: Vec<u32>,
-    /// How long counting may take in each process; what is not read by then is said
+    /// Time limit for each process; what was not read by then is reported
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub limit: Duration,
-    /// Most rows shown (json has all)
+    /// Maximum number of rows shown (json has all)
     #[arg(short = 'n', long, value_name = "N", default_value_t = 15)]
     pub top: usize,
-    /// How it is written
+    /// Output format
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub format: CensusFormat,
     /// Colours
@@ -181,10 +181,10 @@ pub struct DoctorArgs {
     /// Measure again what probes cost on this machine (otherwise once per boot)
     #[arg(long)]
     pub measure: bool,
-    /// Take out inline hooks that a killed heapbpf left, of the processes named by --pid or of all, and do nothing else
+    /// Only remove inline hooks that a killed heapbpf left, from all processes or those named by --pid
     #[arg(long, conflicts_with_all = ["measure", "json"])]
     pub clean: bool,
-    /// Forget which programs died of inline hooks, so that they are hooked inline again, and do nothing else
+    /// Only forget which programs crashed under inline hooks, so that they are hooked inline again
     #[arg(long, conflicts_with_all = ["clean", "measure", "json"])]
     pub forget_crashes: bool,
     /// As JSON

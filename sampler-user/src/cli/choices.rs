@@ -19,12 +19,12 @@ pub enum CensusFormat {
 /// How stacks are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum UnwindArg {
-    /// The best that can be had for each sample
+    /// The best method available for each sample
     #[default]
     Auto,
-    /// By call frame information, over a copy of the stack
+    /// With call frame information, on a copy of the stack
     Dwarf,
-    /// By frame pointers, in the kernel
+    /// With frame pointers, in the kernel
     Fp,
 }
 
@@ -67,14 +67,14 @@ impl LinkArg {
 /// How calls are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum HookArg {
-    /// Inline where that is possible (x86-64), else by probes; where a process has no allocator that can be hooked, what it announces itself (usdt)
+    /// Inline where possible (x86-64), else with probes; usdt for a process without an allocator that can be hooked
     #[default]
     Auto,
-    /// By probes, which trap on every call; nothing is written into processes
+    /// With probes, which trap on every call; nothing is written into processes
     Probe,
-    /// Inside the process, by code that is mapped into it (x86-64), and a warning where that is refused
+    /// Inside the process, with code that is mapped into it (x86-64); warns where that is refused
     Inline,
-    /// By the process itself: samples that it announces by USDT probes of the provider otel_memory (x86-64)
+    /// By the process itself, which announces samples through USDT probes of the provider otel_memory (x86-64)
     Usdt,
 }
 
@@ -95,7 +95,7 @@ pub enum PythonObjectsArg {
     /// In processes that are hooked inline, where each costs a few nanoseconds
     #[default]
     Auto,
-    /// Also by probes, if no process is to be hooked inline: each object traps when it is allocated, when that returns, and when it is freed, so the program is much slower
+    /// Also with probes, if no process is to be hooked inline: each object then traps three times (call, return, free), so the program is much slower
     Yes,
     /// Nowhere
     No,
@@ -123,12 +123,12 @@ pub enum YesNoArg {
 /// Criterion as written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum CriterionArg {
-    /// A trial per byte: which memory
+    /// Each byte: shows where memory goes
     #[default]
     Bytes,
-    /// A trial per allocation: which code is most active
+    /// Each allocation: shows which code is most active
     Allocations,
-    /// Every size class seen equally well, or by given intervals (-i @plan.json)
+    /// Each size class, or according to given intervals (-i @plan.json)
     SizeClass,
 }
 
@@ -164,11 +164,11 @@ impl From<AtArg> for At {
 /// What is drawn of profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlotArg {
-    /// A value over time, with bands: of snapshots
+    /// A value over time, with error bands; needs snapshots
     Timeline,
-    /// Share of blocks still in use by age, with bands
+    /// Share of blocks still in use by age, with error bands
     Survival,
-    /// Time of the probes, and calls: of snapshots
+    /// Time in probes, and calls; needs snapshots
     Overhead,
 }
 

@@ -77,11 +77,11 @@ fn product<'a>(file: &'a OutputFile, args: &DiffArgs) -> Result<(&'a Path, Produ
         "csv" => Product::Csv,
         "html" if args.value.is_none_or(|value| value == Value::InuseSpace) => Product::Page,
         "html" => {
-            let text = "the page compares bytes in use: leave out --value, or take csv or json".to_owned();
+            let text = "the page always compares bytes in use: leave out --value, or write csv or json".to_owned();
             return Err(PlanError::Usage(text));
         }
         name => {
-            let text = format!("a comparison is written as html, csv or json, not as {name}, which holds one profile");
+            let text = format!("a comparison can be written as html, csv or json; {name} holds only one profile");
             return Err(PlanError::Usage(text));
         }
     };

@@ -56,7 +56,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
 
     let mut audits = Vec::new();
     if !targets.is_empty() {
-        let mut host = Host::snapshot(HostOptions::default()).context("cannot look at the processes")?;
+        let mut host = Host::snapshot(HostOptions::default()).context("cannot read the list of processes")?;
         audits = processes(&targets, &mut host, &mut hooks, &debug_dirs, kernel.loaded.as_mut(), counts_inside);
     }
     if !args.target.command.is_empty() {
@@ -93,7 +93,7 @@ fn forget_crashes() -> anyhow::Result<u8> {
     let path = crashes::path();
     let known = crashes::forget(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     let programs = if known == 1 { "1 program that".to_owned() } else { format!("{known} programs that") };
-    print(&format!("{programs} died of inline hooks: forgotten\n"))?;
+    print(&format!("forgot {programs} crashed under inline hooks\n"))?;
     Ok(0)
 }
 
@@ -101,12 +101,12 @@ fn forget_crashes() -> anyhow::Result<u8> {
 fn clean_processes(args: &DoctorArgs) -> anyhow::Result<u8> {
     let target = &args.target;
     if target.comm.is_some() || target.cgroup.is_some() || !target.command.is_empty() {
-        return Err(PlanError::Usage("--clean is for all processes, or for those named by --pid".into()).into());
+        return Err(PlanError::Usage("--clean works on all processes, or on those named by --pid".into()).into());
     }
     let pids: &[u32] = if target.all { &[] } else { &target.pids };
     let mut cleaned = clean::clean(pids);
     if cleaned.lines.is_empty() {
-        cleaned.lines.push("nothing is hooked inline by a heapbpf that has ended".into());
+        cleaned.lines.push("nothing to remove: no inline hooks are left of a heapbpf that has ended".into());
     }
     print(&(cleaned.lines.join("\n") + "\n"))?;
     Ok(u8::from(cleaned.something_stays))

@@ -19,7 +19,7 @@ pub fn explained(mut error: clap::Error) -> clap::Error {
     }
     let tip: StyledStr = match (word.parse::<u32>(), similar_command(word)) {
         (Ok(pid), _) => format!("to profile process {pid}, use '--pid {pid}'").into(),
-        (Err(_), _) if is_a_view(word) => format!("to show that of a profile, use 'report --{word}'").into(),
+        (Err(_), _) if is_a_view(word) => format!("to show this for a profile, use 'report --{word}'").into(),
         (Err(_), Some(command)) => format!("there is a command '{command}'").into(),
         (Err(_), None) => format!("to start a program and profile it, use '-- {word}'").into(),
     };

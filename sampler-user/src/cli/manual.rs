@@ -16,7 +16,7 @@ use super::args::{Cli, CompletionArgs, ManArgs};
 pub const FIRST_STEPS: &str = "\
 heapbpf shows which code of running programs allocates and holds memory:
   sudo heapbpf demo                      a program with a leak, for five seconds
-  sudo heapbpf --pid PID -d 10s          a program that runs already
+  sudo heapbpf --pid PID -d 10s          a program that is already running
   sudo heapbpf -d 10s -- COMMAND         a program from its start, and what it starts
   sudo heapbpf --all -d 30s              every program on this host
   heapbpf doctor                         what this machine allows (options: --help)
@@ -31,7 +31,7 @@ pub fn completions(args: &CompletionArgs) -> anyhow::Result<u8> {
     match io::stdout().write_all(&script) {
         // The reader has read all that it wanted.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
-        written => written.context("standard output").map(|()| 0),
+        written => written.context("cannot write to standard output").map(|()| 0),
     }
 }
 
@@ -57,10 +57,10 @@ fn without_files(command: Command) -> Command {
 /// The directory cannot be written.
 pub fn pages(args: &ManArgs) -> anyhow::Result<u8> {
     let folder = args.folder.display();
-    std::fs::create_dir_all(&args.folder).with_context(|| format!("{folder} cannot be made"))?;
+    std::fs::create_dir_all(&args.folder).with_context(|| format!("cannot create {folder}"))?;
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
-    write_pages(&command, &args.folder).with_context(|| format!("pages cannot be written to {folder}"))?;
+    write_pages(&command, &args.folder).with_context(|| format!("cannot write pages to {folder}"))?;
     Ok(0)
 }
 

@@ -38,7 +38,7 @@ impl Picture {
             _ => {
                 let name = path.display();
                 return Err(PlanError::Usage(format!(
-                    "{name}: pictures are .svg or .png (or --format svg, --format png)"
+                    "{name}: plots are written to .svg or .png files (or with --format svg, png)"
                 )));
             }
         };

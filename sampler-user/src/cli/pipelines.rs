@@ -28,7 +28,7 @@ pub(super) fn push(args: &ServeArgs) -> Result<Option<PushPlan>, PlanError> {
 pub fn check_serves(args: &RecordArgs) -> Result<(), PlanError> {
     if args.serve.listen.is_none() && args.serve.push.is_empty() {
         return Err(PlanError::Usage(
-            "serve needs an address: --listen 127.0.0.1:6060, for example (or --push URL)".into(),
+            "serve needs --listen, for example --listen 127.0.0.1:6060, or --push URL".into(),
         ));
     }
     Ok(())
@@ -51,7 +51,7 @@ pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
     }
     if args.sampling.no_live && (triggers.at_bytes.is_some() || triggers.at_peak) {
         return Err(PlanError::Usage(
-            "--snapshot SIZE and --snapshot peak are about what is in use, which --no-live leaves out".into(),
+            "--snapshot SIZE and --snapshot peak need in-use figures: leave out --no-live".into(),
         ));
     }
     if snapshots && args.output.outputs.is_empty() {
@@ -89,10 +89,10 @@ pub(super) fn each_has_its_own<'a>(
         [] | [_] => {}
         [.., "--stats"] => {
             return Err(PlanError::Usage(
-                "-o - and --stats -: standard output takes one of them; name a file for the other".into(),
+                "-o - and --stats -: only one of them can go to standard output; name a file for the other".into(),
             ));
         }
-        _ => return Err(PlanError::Usage("-o -: standard output takes one profile".into())),
+        _ => return Err(PlanError::Usage("-o - twice: only one profile can go to standard output".into())),
     }
     let files = outputs.filter(|(_, path)| !is_standard(path));
     let Some((first, second)) = output::same_file(files.clone().map(|(_, path)| path), force) else { return Ok(()) };

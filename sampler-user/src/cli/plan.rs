@@ -109,11 +109,11 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
 /// Checks options against each other. Returns the target rules.
 fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
     if args.sampling.no_live && At::from(args.output.at) == At::Peak {
-        return Err(PlanError::Usage("--at peak is about what is in use, which --no-live leaves out".into()));
+        return Err(PlanError::Usage("--at peak needs in-use figures: leave out --no-live".into()));
     }
     if let Some(value) = args.output.value.filter(|value| args.sampling.no_live && value.needs_frees()) {
         return Err(PlanError::Usage(format!(
-            "--value {} needs the frees, which --no-live leaves out: choose alloc_space or alloc_objects",
+            "--value {} needs frees, which --no-live does not record: choose alloc_space or alloc_objects",
             value.name()
         )));
     }
@@ -124,13 +124,13 @@ fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
         ));
     }
     if args.stacks.stack_bytes > LARGEST_STACK_COPY {
-        return Err(PlanError::Usage(format!("--stack-bytes: the most is {LARGEST_STACK_COPY} bytes (1MiB)")));
+        return Err(PlanError::Usage(format!("--stack-bytes: the maximum is {LARGEST_STACK_COPY} bytes (1MiB)")));
     }
     if args.limits.ring_bytes.is_some_and(|bytes| bytes == 0 || bytes > LARGEST_RING) {
         return Err(PlanError::Usage(format!("--ring-bytes: the range is 1 to {LARGEST_RING} bytes (1GiB)")));
     }
     if args.limits.lossless == Some(YesNoArg::Yes) && !matches!(args.limits.hook, HookArg::Auto | HookArg::Inline) {
-        return Err(PlanError::Usage("--lossless: programs wait in inline hooks only: leave --hook out".into()));
+        return Err(PlanError::Usage("--lossless works only with inline hooks: leave --hook out".into()));
     }
     match args.limits.hook {
         HookArg::Inline => check_inline(args)?,
@@ -164,7 +164,7 @@ fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
     let refusal = if args.sampling.mmap {
         "it cannot attribute an allocator's own mappings yet: leave --mmap out"
     } else if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {
-        "it has one interval for all sizes: leave --criterion size-class out"
+        "only one interval for all sizes is supported: leave --criterion size-class out"
     } else {
         return Ok(());
     };
@@ -308,7 +308,7 @@ fn sampling(args: &SamplingArgs) -> Result<(u64, Option<ClassRule>), PlanError> 
         (_, Interval::Size(interval)) => Ok((*interval, None)),
         (Criterion::Bytes, Interval::Auto) => Ok((AUTOMATIC_START, None)),
         (criterion, Interval::Auto) => {
-            Err(PlanError::Usage(format!("-i auto chooses bytes, not what --criterion {} counts", criterion.name())))
+            Err(PlanError::Usage(format!("-i auto works only with --criterion bytes, not with {}", criterion.name())))
         }
         (criterion, Interval::Classes(path)) => Err(PlanError::Usage(format!(
             "-i @{}: intervals by size class need --criterion size-class, not {}",

@@ -43,7 +43,7 @@ const LOOK_INTERVAL: u64 = 64 << 10;
 /// The profile or process does not exist, or a file cannot be written.
 pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     let Interval::Size(interval @ 1..) = args.interval else {
-        return Err(PlanError::Usage("plan -i: an interval of 1 to 64MiB to compare with is needed".into()).into());
+        return Err(PlanError::Usage("plan -i: the interval to compare with must be from 1 to 64MiB".into()).into());
     };
     let picture = args.plot.as_deref().map(|path| Picture::new(path, None, args.force)).transpose()?;
     let profile = match &args.profile {
@@ -114,10 +114,10 @@ fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
         return Err(PlanError::Usage(needed.into()).into());
     }
     if !args.target.command.is_empty() {
-        let refusal = "plan looks at what runs already; for a command record a profile and plan from it";
+        let refusal = "plan cannot start a command: record a profile of it, then plan from that";
         return Err(PlanError::Usage(refusal.into()).into());
     }
-    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let file = folder.path().join("look.json");
     let mut options = Cli::parse_from(["heapbpf"]).record;
     options.target = args.target.clone();

@@ -30,17 +30,17 @@ pub struct DiffArgs {
     /// Value to compare
     #[arg(long, value_name = "VALUE", value_parser = names::values())]
     pub value: Option<Value>,
-    /// What stacks are told apart by
+    /// How stacks are grouped
     #[arg(long, value_name = "GROUP", value_parser = names::groups())]
     pub group_by: Option<GroupBy>,
-    /// What allocations are counted per: `second`, `recording`, or BEFORE:AFTER of anything else, such as requests;
-    /// without it per second, unless both recordings lasted until their processes ended
+    /// What allocations are counted per: `second`, `recording`, or BEFORE:AFTER, numbers of anything else such as
+    /// requests. Default: per second, or per recording if both recordings lasted until their processes ended
     #[arg(long, value_name = "UNIT", value_parser = parse_exposure)]
     pub per: Option<Exposure>,
     /// Show stacks that grew, with their q-values, instead of functions
     #[arg(long)]
     pub stacks: bool,
-    /// Most functions or stacks shown
+    /// Maximum number of functions or stacks shown
     #[arg(short = 'n', long, default_value_t = 20)]
     pub top: usize,
     /// Which frames are shown.
@@ -63,10 +63,10 @@ pub struct DiffArgs {
 /// Options of `heapbpf merge`.
 #[derive(Debug, Args)]
 pub struct MergeArgs {
-    /// Where the sum goes: a file, or FORMAT:FILE
+    /// Output file, or FORMAT:FILE
     #[arg(short, long, value_name = "FILE")]
     pub output: OutputFile,
-    /// Format, where the file's extension does not tell
+    /// Format, if the file's extension does not determine it
     #[arg(long, value_name = "FORMAT", value_parser = names::formats())]
     pub format: Option<String>,
     /// Overwrite the output
@@ -80,31 +80,31 @@ pub struct MergeArgs {
 /// Options of `heapbpf report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Profile to show; snapshots of one recording, for --plot timeline and overhead
+    /// Profile to show, or the snapshots of one recording for --plot timeline and overhead
     #[arg(required = true, value_name = "PROFILE")]
     pub profiles: Vec<PathBuf>,
-    /// Draw instead, to -o FILE.svg or FILE.png (or --format svg, png)
+    /// Draw a plot instead, into -o FILE.svg or FILE.png (or --format svg, png)
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["by", "suspects", "tree", "callers"])]
     pub plot: Option<PlotArg>,
-    /// Find names for addresses, by build IDs: in debug files, and in files at their paths
+    /// Look up names for addresses by build ID, in debug files and in the files at their recorded paths
     #[arg(long)]
     pub symbolize: bool,
     /// Another folder with debug information, or with the files themselves (besides /usr/lib/debug); may be repeated
     #[arg(long, value_name = "FOLDER", requires = "symbolize")]
     pub debug_dir: Vec<PathBuf>,
-    /// Get debug files that are missing here from this debuginfod server, by build ID (besides those of DEBUGINFOD_URLS); may be
-    /// repeated
+    /// Fetch missing debug files from this debuginfod server, by build ID (in addition to DEBUGINFOD_URLS); may be repeated
     #[arg(long, value_name = "URL", value_parser = parse_url, requires = "symbolize")]
     pub debuginfod: Vec<String>,
-    /// Largest debug information of a file that is used for lines and inlined calls
+    /// Maximum size of a file's debug information that is read for lines and inlined calls
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_size, requires = "symbolize")]
     pub max_debug_bytes: u64,
-    /// Write instead of showing: the profile, or what --by, --tree, --callers, --suspects or --plot make of it; `-` is standard
-    /// output; may be repeated
+    /// Write a file instead of showing tables: the profile, or what --by, --tree, --callers, --suspects or --plot make
+    /// of it; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<OutputFile>,
-    /// Format: text (tables), or one that is written, without -o to standard output; with -o where the file's extension does not
-    /// tell. --by, --tree, --callers and --suspects: csv, json; --tree and --callers also svg, folded; --plot: svg, png
+    /// Format: text (tables), or a file format, which goes to standard output without -o; with -o only needed if the
+    /// file's extension does not determine it. --by, --tree, --callers and --suspects: csv, json; --tree and --callers
+    /// also svg, folded; --plot: svg, png
     #[arg(long, value_name = "FORMAT", value_parser = names::report_formats())]
     pub format: Option<String>,
     /// Overwrite files named by -o
@@ -113,34 +113,35 @@ pub struct ReportArgs {
     /// Show everything: the largest stacks, leak suspects, all processes, resident memory, all remarks
     #[arg(long)]
     pub details: bool,
-    /// What the table has rows for
+    /// What a row of the table stands for
     #[arg(long, value_name = "WHAT", value_parser = names::tables())]
     pub by: Option<By>,
-    /// Leak suspects instead of the table: what grows, by bytes per second, and what lives far beyond the lifetimes of its stack
+    /// Show leak suspects instead of the table: what grows, by bytes per second, and what lives far longer than is
+    /// usual for its stack
     #[arg(long, conflicts_with_all = ["by", "tree", "callers"])]
     pub suspects: bool,
-    /// A tree of calls instead of the table, from the outermost functions down
+    /// Show a tree of calls instead of the table, from the outermost functions down
     #[arg(long, conflicts_with = "by")]
     pub tree: bool,
-    /// A tree of the callers of functions whose name, source file or module matches
+    /// Show a tree of the callers of functions whose name, source file or module matches
     #[arg(long, value_name = "REGEX", conflicts_with_all = ["by", "tree"])]
     pub callers: Option<Regex>,
-    /// Only stacks with a frame whose function, source file or module matches
+    /// Keep only stacks with a frame whose function, source file or module matches
     #[arg(long, value_name = "REGEX")]
     pub focus: Option<Regex>,
-    /// No stacks with a frame that matches
+    /// Leave out stacks with a frame that matches
     #[arg(long, value_name = "REGEX")]
     pub ignore: Option<Regex>,
-    /// Stacks without the frames that match
+    /// Leave out the frames that match
     #[arg(long, value_name = "REGEX")]
     pub hide: Option<Regex>,
-    /// Stacks with no other frames than those that match
+    /// Keep only the frames that match
     #[arg(long, value_name = "REGEX")]
     pub show: Option<Regex>,
-    /// Most rows shown (20; csv and json have all), or stacks drawn by --plot (5)
+    /// Maximum number of rows shown (20; csv and json have all), or of stacks drawn by --plot (5)
     #[arg(short = 'n', long, value_name = "N")]
     pub top: Option<usize>,
-    /// Also so many functions, with all that is allocated through them
+    /// Also list this many functions, with everything allocated through them
     #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "20", num_args = 0..=1, require_equals = true)]
     pub functions: usize,
     /// Value to sort by
@@ -152,25 +153,25 @@ pub struct ReportArgs {
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,
-    /// Error bars of bytes whose coverage is guaranteed for every mix of sizes, beside the usual ones
+    /// Also show error bars of bytes whose coverage is guaranteed for every mix of sizes
     #[arg(long)]
     pub guaranteed: bool,
     /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
     #[arg(long)]
     pub calibrate: bool,
-    /// Figures in use at this moment
+    /// Moment of the in-use figures
     #[arg(long, value_enum, default_value_t, value_name = "MOMENT")]
     pub at: AtArg,
-    /// Estimate bytes by another rule, to compare
+    /// Estimate bytes with another estimator, to compare
     #[arg(long, value_name = "NAME", default_value = "horvitz-thompson", value_parser = names::estimators(), conflicts_with = "calibrate")]
     pub estimator: Estimator,
-    /// Fold recursion in stacks: those that differ in its depth alone are one (default)
+    /// Merge stacks that differ only in the depth of a recursion (default)
     #[arg(long, overrides_with = "no_fold_recursion")]
     pub fold_recursion: bool,
-    /// Every stack by itself, with all calls of a recursion
+    /// Keep each stack separate, with all calls of a recursion
     #[arg(long)]
     pub no_fold_recursion: bool,
-    /// What stacks are put together by
+    /// How stacks are grouped
     #[arg(long, value_name = "GROUP", value_parser = names::groups())]
     pub group_by: Option<GroupBy>,
     /// Colours

@@ -28,7 +28,7 @@ pub struct RecordArgs {
     /// Which allocations.
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// How long to record: `30s`, `5m`; without it until Ctrl-C or until every target has ended
+    /// How long to record: `30s`, `5m`; default: until Ctrl-C or until every target has ended
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// What is written.
@@ -66,20 +66,20 @@ pub struct TargetArgs {
     /// Processes in this cgroup or below it, present and future
     #[arg(long, value_name = "PATH", help_heading = "Target")]
     pub cgroup: Option<PathBuf>,
-    /// Processes in the container with this ID, or the beginning of one, present and future
+    /// Processes in the container with this ID (or the beginning of it), present and future
     #[arg(long, value_name = "ID", conflicts_with = "cgroup", help_heading = "Target")]
     pub container: Option<String>,
-    /// What a target has started, starts or becomes is a target too, whatever its name and cgroup (default)
+    /// Also profile what a target has started, starts or executes, whatever its name and cgroup (default)
     #[arg(long, overrides_with = "no_follow", help_heading = "Target")]
     pub follow: bool,
-    /// Only processes that are named or match themselves; other processes pay nothing for up to eight named ones
+    /// Profile only processes that are named or match themselves; with up to eight named ones, others pay nothing
     #[arg(long, help_heading = "Target")]
     pub no_follow: bool,
     /// Another allocator: 'lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)', or @FILE with one per line; may be
     /// repeated
     #[arg(long = "alloc", value_name = "SPEC", help_heading = "Target")]
     pub allocators: Vec<String>,
-    /// Python's own objects, up to 512 bytes (x86-64)
+    /// Where Python objects of up to 512 bytes are counted (x86-64)
     #[arg(long, value_enum, value_name = "WHERE", num_args = 0..=1, require_equals = true, default_value_t, default_missing_value = "yes", help_heading = "Target")]
     pub python_objects: PythonObjectsArg,
     /// Start this command and profile it from its first allocation
@@ -90,24 +90,24 @@ pub struct TargetArgs {
 /// Which allocations are sampled, and what is known of them.
 #[derive(Clone, Debug, Args)]
 pub struct SamplingArgs {
-    /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`; 1 is every allocation, 0 is exact totals only, `auto`
-    /// the smallest at which samples cost little; for other criteria allocations instead of bytes; `@plan.json` for
-    /// intervals by size class
+    /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`. 1 samples every allocation, 0 gives exact totals
+    /// only, `auto` takes the smallest at which samples cost little. With other criteria, allocations instead of bytes;
+    /// `@plan.json` has intervals by size class
     #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval, allow_negative_numbers = true, help_heading = "Sampling")]
     pub interval: Interval,
-    /// What a trial is
+    /// What is equally likely to be sampled
     #[arg(long, value_enum, default_value_t, help_heading = "Sampling")]
     pub criterion: CriterionArg,
-    /// Allocations only: no probe on free, no figures of memory in use, half the cost
+    /// Count allocations only: no probe on free, no in-use figures, half the cost
     #[arg(long, help_heading = "Sampling")]
     pub no_live: bool,
-    /// Also what programs map themselves, without an allocator: mmap, munmap, mremap, brk
+    /// Also record what programs map without an allocator: mmap, munmap, mremap, brk
     #[arg(long, help_heading = "Sampling")]
     pub mmap: bool,
     /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
     #[arg(long, help_heading = "Sampling")]
     pub calibrate: bool,
-    /// Reproducible draws (for tests)
+    /// Seed for reproducible sampling (for tests)
     #[arg(long, value_name = "N", help_heading = "Sampling", value_parser = parse_seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
 }
@@ -115,28 +115,28 @@ pub struct SamplingArgs {
 /// What is written, and how.
 #[derive(Debug, Args)]
 pub struct OutputArgs {
-    /// Figures in use at this moment
+    /// Moment of the in-use figures
     #[arg(long, value_enum, default_value_t, value_name = "MOMENT", help_heading = "Output")]
     pub at: AtArg,
     /// Output file, or FORMAT:FILE; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
     pub outputs: Vec<OutputFile>,
-    /// Format, where the file's extension does not tell
+    /// Format, if the file's extension does not determine it
     #[arg(long, value_name = "FORMAT", value_parser = names::formats(), help_heading = "Output")]
     pub format: Option<String>,
-    /// Overwrite files named by -o and --stats, and write to where symbolic links of yours lead
+    /// Overwrite files named by -o and --stats, and follow your own symbolic links to them
     #[arg(long, help_heading = "Output")]
     pub force: bool,
-    /// Value in formats that hold one
+    /// Value to write in formats that hold only one
     #[arg(long, value_name = "VALUE", value_parser = names::values(), help_heading = "Output")]
     pub value: Option<Value>,
-    /// What stacks are put together by
+    /// How stacks are grouped
     #[arg(long, value_name = "GROUP", value_parser = names::groups(), help_heading = "Output")]
     pub group_by: Option<GroupBy>,
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence, help_heading = "Output")]
     pub confidence: f64,
-    /// Write the accounting as JSON at the end; `-` is standard output
+    /// Write the accounting (calls, samples, losses, costs) as JSON at the end; `-` is standard output
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub stats: Option<PathBuf>,
 }
@@ -144,13 +144,13 @@ pub struct OutputArgs {
 /// How stacks are found and named.
 #[derive(Clone, Debug, Args)]
 pub struct StackArgs {
-    /// How stacks are found
+    /// How stacks are unwound
     #[arg(long, value_enum, default_value_t, help_heading = "Stacks")]
     pub unwind: UnwindArg,
-    /// Most bytes of stack that are copied per sample; less than a page counts as a page. A copy is only as long as the stack is deep
+    /// Maximum bytes of stack copied per sample, at least a page. A copy is only as long as the stack is deep
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size, help_heading = "Stacks")]
     pub stack_bytes: u64,
-    /// Most frames per stack
+    /// Maximum number of frames per stack
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Stacks")]
     pub max_depth: u32,
     /// Keep addresses only, no names
@@ -159,12 +159,11 @@ pub struct StackArgs {
     /// Another folder with debug information (besides /usr/lib/debug); may be repeated
     #[arg(long, value_name = "FOLDER", help_heading = "Stacks")]
     pub debug_dir: Vec<PathBuf>,
-    /// Get debug files that are missing here from this debuginfod server, by build ID (besides those of DEBUGINFOD_URLS); may be
-    /// repeated
+    /// Fetch missing debug files from this debuginfod server, by build ID (in addition to DEBUGINFOD_URLS); may be repeated
     #[arg(long, value_name = "URL", value_parser = parse_url, help_heading = "Stacks")]
     pub debuginfod: Vec<String>,
-    /// Largest debug information of a file that is used for lines and inlined calls; it takes up to 1.6 times as much
-    /// memory. Of a file with more, functions alone are named
+    /// Maximum size of a file's debug information that is read for lines and inlined calls; this takes up to 1.6 times
+    /// as much memory. Files with more get function names only
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_size, help_heading = "Stacks")]
     pub max_debug_bytes: u64,
 }
@@ -172,28 +171,28 @@ pub struct StackArgs {
 /// Room for data, and what probes may cost.
 #[derive(Clone, Debug, Args)]
 pub struct LimitArgs {
-    /// Room for events; stacks have four times as much. Without it, both begin with what the interval needs, and grow with
-    /// need: up to 16 MiB for events, 64 MiB for stacks
+    /// Buffer size for events; the buffer for stacks is four times as large. Default: both start with what the interval
+    /// needs and grow as needed, up to 16 MiB for events and 64 MiB for stacks
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Limits")]
     pub ring_bytes: Option<u64>,
-    /// Most tracked live samples
+    /// Maximum number of live samples that are tracked
     #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=(1 << 26)), help_heading = "Limits")]
     pub live_max: u32,
-    /// Most stacks that are told apart (by process, thread name and function, too): beyond it, the half with the fewest
-    /// samples is put together as `[other stacks]`
+    /// Maximum number of distinct stacks (by process, thread name and function, too). Beyond it, the half with the
+    /// fewest samples is merged into `[other stacks]`
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(100..=(1 << 26)), help_heading = "Limits")]
     pub stacks_max: u32,
-    /// Most probe time, as a share of the targets' CPU time: `2%`, `none`; default 25 with --all, none otherwise
+    /// Maximum time in probes, as a share of the targets' CPU time: `2%`, `none`; default: 25 with --all, none otherwise
     #[arg(long, value_name = "PERCENT", value_parser = parse_overhead, allow_negative_numbers = true, help_heading = "Limits")]
     pub max_overhead: Option<Overhead>,
     /// How calls are counted
     #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
     pub hook: HookArg,
-    /// Programs wait where samples come faster than they are taken in, 1 s at most at once, so that none is lost; inline hooks only.
-    /// Default for -- COMMAND with an interval of at most 4 KiB: `--lossless=no` lets it run on
+    /// Make programs wait (at most 1 s at a time) when samples arrive faster than they are read, so that none is lost;
+    /// inline hooks only. Default for -- COMMAND with an interval of at most 4 KiB; `--lossless=no` turns it off
     #[arg(long, value_enum, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "yes", help_heading = "Limits")]
     pub lossless: Option<YesNoArg>,
-    /// How uprobes are linked
+    /// How uprobes are attached
     #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
     pub link: LinkArg,
 }
@@ -232,11 +231,12 @@ pub struct FrameArgs {
 /// Snapshots on the way: numbered files beside the outputs. SIGUSR1 asks for one at any time.
 #[derive(Debug, Default, Args)]
 pub struct SnapshotArgs {
-    /// Also write a snapshot each TIME (name.0001.pb.gz, …): the same as `--snapshot TIME`
+    /// Also write a snapshot every TIME (name.0001.pb.gz, …): the same as `--snapshot TIME`
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Snapshots")]
     pub every: Option<Duration>,
-    /// Also write a snapshot each `TIME`; when `SIZE` is in use (`1GiB`); at each new `peak` of memory in use (a tenth above the last); or as a
-    /// target nears its cgroup's memory `limit`, or the host runs out of memory. May be repeated
+    /// Also write a snapshot every `TIME`; when `SIZE` is in use (`1GiB`); at each new `peak` of memory in use (a tenth
+    /// above the last); or at a memory `limit`: when a target nears that of its cgroup, or the host runs out of memory.
+    /// May be repeated
     #[arg(long = "snapshot", value_name = "WHEN", value_parser = parse_moment, help_heading = "Snapshots")]
     pub moments: Vec<Moment>,
     /// The same as `--snapshot SIZE`
@@ -277,29 +277,29 @@ impl SnapshotArgs {
 /// Serving and pushing.
 #[derive(Debug, Default, Args)]
 pub struct ServeArgs {
-    /// Answer HTTP here: `127.0.0.1:6060`, `[::1]:6060`, or a port alone, which is on loopback
+    /// Serve HTTP at this address: `127.0.0.1:6060`, `[::1]:6060`, or a port alone, which means loopback
     #[arg(long, value_name = "ADDR", value_parser = parse_listen, help_heading = "Pipelines")]
     pub listen: Option<SocketAddr>,
     /// Who may see what: a line per token, `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH] [container=ID] [pod=UID] [unit=UNIT]`
     #[arg(long, value_name = "FILE", requires = "listen", help_heading = "Pipelines")]
     pub token_file: Option<PathBuf>,
-    /// Answer HTTPS, with this certificate (PEM) and those that lead to its authority
+    /// Serve HTTPS with this certificate and its chain (PEM)
     #[arg(long, value_name = "FILE", requires = "listen", requires = "tls_key", help_heading = "Pipelines")]
     pub tls_cert: Option<PathBuf>,
-    /// The certificate's private key (PEM), which only its owner and group may read
+    /// The certificate's private key (PEM), readable only by its owner and group
     #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "Pipelines")]
     pub tls_key: Option<PathBuf>,
-    /// Send profiles there: otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyroscope://HOST:4040,
+    /// Send profiles to this URL: otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyroscope://HOST:4040,
     /// pyroscope-push://HOST:4040, http://HOST/PATH; may be repeated
     #[arg(long, value_name = "URL", help_heading = "Pipelines")]
     pub push: Vec<String>,
     /// Time between pushed profiles
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", help_heading = "Pipelines")]
     pub push_every: Duration,
-    /// Keep profiles that wait to be pushed here, over restarts; without it they wait in memory
+    /// Keep profiles that are not delivered yet in this folder, across restarts; default: in memory
     #[arg(long, value_name = "FOLDER", requires = "push", help_heading = "Pipelines")]
     pub spool: Option<PathBuf>,
-    /// Most bytes in the spool for each destination; the oldest make room
+    /// Maximum size of the spool for each destination; the oldest profiles are dropped first
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB", help_heading = "Pipelines")]
     pub spool_bytes: u64,
 }

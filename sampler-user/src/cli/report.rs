@@ -110,14 +110,14 @@ fn symbolize(profile: &mut Profile, args: &ReportArgs) -> Summary {
 
 /// Prints to standard error how many names were found, and why others were not.
 fn tell(summary: &Summary) {
-    say(format!("{} of {} addresses without names have one now", summary.named, summary.asked));
+    say(format!("found names for {} of {} addresses without one", summary.named, summary.asked));
     let mut reasons: Vec<_> = summary.unnamed.iter().collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     for (reason, count) in reasons.iter().take(MOST_REASONS) {
-        say(format!("{count} not: {}", escaped(reason)));
+        say(format!("{count} without a name: {}", escaped(reason)));
     }
     if let Some(more @ 1..) = reasons.len().checked_sub(MOST_REASONS) {
-        say(format!("and {more} more reasons, which are in the profile"));
+        say(format!("and {more} more reasons (the profile has them all)"));
     }
     for note in &summary.notes {
         say(escaped(note));

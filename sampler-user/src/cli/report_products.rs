@@ -66,8 +66,7 @@ pub fn products(args: &ReportArgs, options: &ReportOptions) -> Result<Vec<Produc
     let files = match (args.outputs.as_slice(), format) {
         ([], None | Some(TEXT)) if args.plot.is_some() => {
             return Err(usage(
-                "--plot draws a picture: name its file by -o x.svg or -o x.png, or --format svg for standard output"
-                    .into(),
+                "--plot needs a file: -o x.svg or -o x.png (or --format svg for standard output)".into(),
             ));
         }
         ([], None | Some(TEXT)) => return Ok(Vec::new()),
@@ -113,7 +112,7 @@ fn product(
             let works = if tree.is_some() { "text, csv, json, svg and folded" } else { "text, csv and json" };
             let instead = match name {
                 "html" => "; the page has tables and flame graphs of its own: leave the option out",
-                "svg" | "folded" => "; a flame graph is of stacks: leave the option out, or take --tree",
+                "svg" | "folded" => "; a flame graph shows stacks: leave the option out, or use --tree",
                 _ => ", because that format holds whole profiles: leave the option out",
             };
             Err(PlanError::Usage(format!("{option} works with the formats {works}, not with {name}{instead}")))

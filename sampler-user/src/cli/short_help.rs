@@ -108,13 +108,13 @@ const SUBCOMMANDS: [(&str, &[&str]); 4] = [("record", RECORDING), ("serve", SERV
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo heapbpf --pid 1234                          what a process holds, by its functions; until Ctrl-C
+  sudo heapbpf --pid 1234                          what a process holds, by function; until Ctrl-C
   sudo heapbpf --all --duration 30s -o host.json   the whole host
-  sudo heapbpf -- ./program args                   from its first allocation
-  sudo heapbpf serve --all --listen 127.0.0.1:6060 a page, pprof and metrics, for as long as it runs
-  heapbpf report host.json --suspects              leak suspects of a file that was recorded
+  sudo heapbpf -- ./program args                   a program, from its first allocation
+  sudo heapbpf serve --all --listen 127.0.0.1:6060 web page, pprof and metrics, until stopped
+  heapbpf report host.json --suspects              leak suspects of a recorded file
 
---help has more options, --help-all has all.";
+--help shows more options, --help-all shows all.";
 
 /// Returns the command line with its help. `wants_all`: includes expert options.
 pub fn command(wants_all: bool) -> Command {
@@ -131,7 +131,7 @@ pub fn wants_all(arguments: impl Iterator<Item = OsString>) -> bool {
 fn with_all(command: Command, wants_all: bool) -> Command {
     let is_expert = |arg: &Arg| arg.get_long().is_some_and(|name| EXPERT.contains(&name));
     let help = Arg::new(HELP_ALL).long(HELP_ALL).action(ArgAction::HelpLong).hide_short_help(true);
-    let command = command.arg(help.help("Print help with all options, also those that experts tune"));
+    let command = command.arg(help.help("Print help with all options, including those for experts"));
     command.mut_args(|arg| if is_expert(&arg) && !wants_all { arg.hide_long_help(true) } else { arg })
 }
 

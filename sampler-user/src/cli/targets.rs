@@ -29,7 +29,7 @@ pub(super) fn rules(args: &TargetArgs) -> Result<Rules, PlanError> {
     if let Some(text) = &args.comm {
         if text.is_empty() || text.len() > NAME_BYTES || text.contains(['[', ']', '{', '}', '\0']) {
             return Err(PlanError::Usage(format!(
-                "--comm {text}: a pattern of 1 to {NAME_BYTES} bytes with `*` and `?` is needed (names have at most 15)"
+                "--comm {text}: the pattern must have 1 to {NAME_BYTES} bytes; only `*` and `?` are special (names have at most 15)"
             )));
         }
         pattern[..text.len()].copy_from_slice(text.as_bytes());

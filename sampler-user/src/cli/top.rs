@@ -25,9 +25,10 @@ pub fn run(args: &TopArgs) -> anyhow::Result<u8> {
         return live(recording, look);
     };
     if is_targeted(&args.target) {
-        return Err(
-            PlanError::Usage("either an address or processes: --pid and the like are for this host".into()).into()
-        );
+        return Err(PlanError::Usage(
+            "name either an address or processes of this host (--pid and the like), not both".into(),
+        )
+        .into());
     }
     let token = args.token_file.as_deref().map(Tokens::read).transpose()?;
     let token = token.as_ref().and_then(Tokens::first);
@@ -47,9 +48,9 @@ fn check_terminal() -> Result<(), PlanError> {
     if is_terminal && !is_dumb {
         return Ok(());
     }
-    let why = if is_terminal { "this one is dumb (TERM)" } else { "input and output are none" };
+    let why = if is_terminal { "TERM is dumb" } else { "standard input and output are not one" };
     Err(PlanError::Usage(format!(
-        "top needs a terminal, and {why}: for files or a pipe, record with --every 10s -o heap.json and read the snapshots \
+        "top needs a terminal, but {why}: for files or a pipe, record with --every 10s -o heap.json and read the snapshots \
          with heapbpf report"
     )))
 }

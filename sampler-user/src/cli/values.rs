@@ -27,7 +27,7 @@ pub enum Interval {
 pub fn parse_interval(text: &str) -> Result<Interval, String> {
     let range = "the range is 0 (exact totals only), 1 (every allocation) to 64MiB; or auto";
     if let Some(path) = text.strip_prefix('@') {
-        return if path.is_empty() { Err("@ needs a file's name".into()) } else { Ok(Interval::Classes(path.into())) };
+        return if path.is_empty() { Err("@ needs a file name".into()) } else { Ok(Interval::Classes(path.into())) };
     }
     if text == "auto" {
         return Ok(Interval::Auto);
@@ -82,7 +82,7 @@ pub fn parse_overhead(text: &str) -> Result<Overhead, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim_end();
     match number.parse::<f64>() {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Overhead::Share(percent / 100.0)),
-        _ => Err("a percentage above 0 and up to 100 is needed, or `none`".into()),
+        _ => Err("must be a percentage above 0 and up to 100, or `none`".into()),
     }
 }
 
@@ -99,7 +99,7 @@ pub fn parse_pid(text: &str) -> Result<u32, String> {
             // Not a program name.
             _ if process.parse::<f64>().is_ok() => "a process id is a whole number".to_owned(),
             _ => format!(
-                "a process id is a number: `pidof {process}` finds those of a program, --comm takes processes by name"
+                "a process id is a number: `pidof {process}` prints those of a program, --comm selects processes by name"
             ),
         }
     })
@@ -113,7 +113,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 /// A duration above zero.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let duration = units::parse_duration(text).map_err(|error| error.to_string())?;
-    if duration.is_zero() { Err("must be longer than nothing".into()) } else { Ok(duration) }
+    if duration.is_zero() { Err("must be longer than 0".into()) } else { Ok(duration) }
 }
 
 /// A confidence level, as a fraction or in percent.
@@ -146,7 +146,7 @@ pub fn parse_exposure(text: &str) -> Result<Exposure, String> {
         "second" => Ok(Exposure::Seconds),
         "recording" => Ok(Exposure::Recording),
         _ => {
-            given().ok_or_else(|| "`second`, `recording`, or BEFORE:AFTER as two numbers above 0 is needed".to_owned())
+            given().ok_or_else(|| "must be `second`, `recording`, or BEFORE:AFTER with two numbers above 0".to_owned())
         }
     }
 }
@@ -155,7 +155,7 @@ pub fn parse_exposure(text: &str) -> Result<Exposure, String> {
 pub fn parse_estimator(text: &str) -> Result<Estimator, String> {
     Estimator::from_name(text).ok_or_else(|| {
         let names: Vec<&str> = Estimator::ALL.iter().map(|estimator| estimator.name()).collect();
-        format!("one of {} is needed", names.join(", "))
+        format!("must be one of {}", names.join(", "))
     })
 }
 
@@ -165,16 +165,18 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
         return Ok((Ipv4Addr::LOCALHOST, port).into());
     }
     let numeric = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
-    numeric.as_deref().unwrap_or(text).parse().map_err(|_| {
-        "an address and a port are needed, like 127.0.0.1:6060, [::1]:6060, or 6060 for loopback".to_owned()
-    })
+    numeric
+        .as_deref()
+        .unwrap_or(text)
+        .parse()
+        .map_err(|_| "must be an address and a port, like 127.0.0.1:6060, [::1]:6060, or 6060 for loopback".to_owned())
 }
 
 /// One of the values of a heap profile.
 pub fn parse_value(text: &str) -> Result<Value, String> {
     Value::from_name(text).ok_or_else(|| {
         let names = Value::ALL.map(Value::name).join(", ");
-        format!("one of {names} is needed")
+        format!("must be one of {names}")
     })
 }
 
@@ -201,7 +203,7 @@ pub fn parse_moment(text: &str) -> Result<Moment, String> {
         "limit" => Ok(Moment::Limit),
         _ => (parse_duration(text).map(Moment::Each).map_err(drop))
             .or_else(|()| parse_size(text).map(Moment::InUse))
-            .map_err(|_| "it is a time (10s), a size (1GiB), peak or limit".to_owned()),
+            .map_err(|_| "must be a time (10s), a size (1GiB), peak or limit".to_owned()),
     }
 }
 

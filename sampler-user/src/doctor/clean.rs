@@ -66,7 +66,7 @@ fn clean_one(pid: u32, cleaned: &mut Cleaned) {
             Ok(()) => return,
             Err(why) => match attempts.failed() {
                 Some(pause) => std::thread::sleep(pause),
-                None => return cleaned.stays(format!("process {pid} keeps inline hooks: {why}")),
+                None => return cleaned.stays(format!("process {pid} still has inline hooks: {why}")),
             },
         }
     }
@@ -79,7 +79,7 @@ fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(
         // Memory that no jump leads to may stay.
         Err(_) if !leads_to_ours(pid) && left_open(pid).next().is_none() => return Ok(()),
         Err(refusal) => {
-            cleaned.stays(format!("process {pid} has memory of inline hooks, and cannot be stopped: {refusal}"));
+            cleaned.stays(format!("process {pid} has memory of inline hooks but cannot be stopped: {refusal}"));
             return Ok(());
         }
     };
@@ -90,8 +90,9 @@ fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(
             Left::InUse => {
                 cleaned.stays(format!("process {pid} has inline hooks that are in use by a running heapbpf"))
             }
-            Left::Foreign(why) => cleaned
-                .stays(format!("process {pid} has memory that is named like inline hooks, and is not touched: {why}")),
+            Left::Foreign(why) => cleaned.stays(format!(
+                "process {pid} has memory named like that of inline hooks, which was not touched: {why}"
+            )),
             // The next recording will use it again.
             Left::Abandoned if found.is_inert() => {}
             Left::Abandoned => {
@@ -99,11 +100,11 @@ fn try_to_clean(pid: u32, attempts: Attempts, cleaned: &mut Cleaned) -> Result<(
                 let back = lead_back(&target, &found);
                 match back.and_then(|()| target.take_out(&found, &COUNTS, stop_limit())) {
                     Ok(out) => cleaned.lines.push(format!(
-                        "process {pid} had {had_hooks} that a heapbpf left: taken out, stopped for {:.1} ms",
+                        "process {pid} had {had_hooks} left by a heapbpf that has ended: removed (stopped it for {:.1} ms)",
                         out.time.as_secs_f64() * 1e3
                     )),
                     Err(error @ heapbpf_remote::Error::Busy { .. }) => return Err(error.to_string()),
-                    Err(error) => cleaned.stays(format!("process {pid} keeps {had_hooks}: {error}")),
+                    Err(error) => cleaned.stays(format!("process {pid} still has {had_hooks}: {error}")),
                 }
             }
         }

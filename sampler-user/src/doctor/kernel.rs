@@ -81,16 +81,16 @@ impl KernelSide {
 pub fn hooking(no_inline: Option<&str>, rules: &Forbidden) -> Vec<Check> {
     let detail = no_inline.map_or_else(
         || {
-            "inline hooks: x86-64, and heapbpf may stop processes; links of its own for a process that is refused"
+            "inline hooks: x86-64, and heapbpf may stop processes; a process where they are refused gets its own probes"
                 .to_owned()
         },
-        |why| format!("probes that serve every process, as {why}"),
+        |why| format!("probes that every process pays for, because {why}"),
     );
     let auto = Check { name: "--hook auto", ok: no_inline.is_none(), needed: false, detail };
     let rule = |detail| Check { name: "never inline", ok: true, needed: false, detail };
     let died = crashes::read(&crashes::path())
         .into_iter()
-        .map(|crash| format!("{} (remembered; heapbpf doctor --forget-crashes forgets it)", crash.what));
+        .map(|crash| format!("{} (heapbpf doctor --forget-crashes clears this)", crash.what));
     std::iter::once(auto).chain(rules.holders().into_iter().chain(died).map(rule)).collect()
 }
 
@@ -138,7 +138,7 @@ fn environment(limits: &Limits) -> Vec<Check> {
         name: "perf_event_paranoid",
         ok: privileged,
         needed: false,
-        detail: if privileged { format!("{paranoid}, without effect: we have CAP_PERFMON") } else { paranoid },
+        detail: if privileged { format!("{paranoid}, has no effect: heapbpf has CAP_PERFMON") } else { paranoid },
     });
     for (name, ok, why) in [
         ("BTF", limits.btf, "no /sys/kernel/btf/vmlinux: a kernel with CONFIG_DEBUG_INFO_BTF is needed"),
@@ -146,7 +146,7 @@ fn environment(limits: &Limits) -> Vec<Check> {
         (
             "process ids of the host",
             limits.initial_pid_namespace,
-            "a container with its own process ids: run it with the host's (--pid=host)",
+            "this container has its own process ids: run it with the host's (--pid=host)",
         ),
     ] {
         let detail = if ok { String::new() } else { why.to_owned() };
@@ -173,15 +173,15 @@ fn translated() -> Check {
 /// Maximum number of processes that are named.
 const MOST_NAMED: usize = 5;
 /// The remark about programs that run under binary translation.
-const TRANSLATED: &str = "the default leaves such programs alone; probes that serve every process (--hook probe with --all, --comm, --cgroup or children) would end them by SIGTRAP";
+const TRANSLATED: &str = "the default leaves such programs alone; with probes on every process (--hook probe with --all, --comm, --cgroup or children) SIGTRAP would kill them";
 
 /// What links to one process are good for.
-const ALL_THREADS: &str = "a link to one process sees all its threads and costs others nothing; with --hook probe, where \
-                           children are followed, links serve every process, and each hit costs others that map the file a \
-                           trap (docs/overhead.md)";
+const ALL_THREADS: &str = "a link to one process sees all its threads and costs other processes nothing; with --hook probe \
+                           and children, links serve every process, and each call costs others that map the file a trap \
+                           (docs/overhead.md)";
 
 /// The consequence if links to one process cover only its first thread.
-const FIRST_THREADS_ONLY: &str = "this kernel's links to one process see its first thread only (Linux 6.10 corrects that): \
+const FIRST_THREADS_ONLY: &str = "on this kernel a link to one process sees its first thread only (fixed in Linux 6.10): \
                                   heapbpf links every process that maps the file and counts the targets' calls, so \
                                   others pay for the probes too";
 
@@ -224,7 +224,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
     ] {
         let programs = Programs::load(&loader, (true, When::Ahead), Some(kind), &Guardian::default());
         let programs = programs.and_then(|programs| programs.load_rest().map(|()| programs));
-        let why_not = |error| format!("Linux {since} and later have them; here {}", first_line(error));
+        let why_not = |error| format!("needs Linux {since} or later; here: {}", first_line(error));
         checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(why_not)));
         best = best.or_else(|| programs.ok());
     }

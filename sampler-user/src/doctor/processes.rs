@@ -92,7 +92,7 @@ impl ProcessAudit {
             let what = format!("{} of anonymous memory", units::bytes(bytes as f64));
             Missing::new(
                 what,
-                "in no known heap; it is a runtime's own, which no recording sees, or blocks of 128 KiB and more from before",
+                "in no known heap; a runtime's own memory, which no recording sees, or blocks of at least 128 KiB from before",
             )
         }));
     }
@@ -243,15 +243,15 @@ pub fn command(
 }
 
 /// The remark about a Go program whose heap can be read.
-const GO_IS_READ: &str = "is read from the runtime's own samples, if its MemProfileRate is not 0: what is in use since the \
-                          process started, not what is allocated";
+const GO_IS_READ: &str = "read from the runtime's own samples, if its MemProfileRate is not 0: shows what is in use since \
+                          the process started, not what is allocated";
 
 /// The remark about a program that can move its code to anonymous memory.
-const MAY_MOVE: &str = "may move its code to huge pages: if it does so while probes are in that code, it ends by SIGTRAP, and once it has \
-                        done so, nothing that it allocates is seen; have it leave its code where it is";
+const MAY_MOVE: &str = "may move its code to huge pages: while its code has probes, that would kill it with SIGTRAP; afterwards, its \
+                        allocations are not seen; turn this off in the program";
 
 /// The remark about samples that a process announces, if its allocator is probed.
-const NOT_FOLLOWED: &str = "announces its samples (USDT, otel_memory): they are recorded with --hook usdt, instead of calls of the \
+const NOT_FOLLOWED: &str = "announces its own samples (USDT, otel_memory): --hook usdt records these instead of calls of the \
                             allocator";
 
 /// The audit of one process, while its modules are examined.
@@ -352,7 +352,7 @@ impl Found {
     fn finish(mut self, hooks: &Hooks, counts_inside: bool) -> ProcessAudit {
         self.audit.missing.append(&mut self.refused);
         if let Some(outer) = &self.calls_out {
-            let why = format!("calls of {outer} may lead here, and are counted by probes, which count both together");
+            let why = format!("{outer}, which uses probes, may call this allocator; probes count both together");
             let others = self.audit.inline.iter_mut().filter(|inline| inline.why_not.is_none());
             others.for_each(|inline| *inline = InlineAudit::refused(&inline.file, why.clone()));
         }

@@ -49,8 +49,8 @@ async fn record(plan: RecordPlan, look: Look) -> anyhow::Result<u8> {
     let left = start(&terminal, &feed, handle, source, look)?;
     let ended = tokio::select! {
         ended = recording.run(requests) => ended,
-        shown = left => shown.map_err(|_| anyhow!("an error inside heapbpf ended the screen")).and_then(|shown| {
-            shown.map(|()| None).context("the terminal cannot be used any more")
+        shown = left => shown.map_err(|_| anyhow!("an internal error ended the screen")).and_then(|shown| {
+            shown.map(|()| None).context("the terminal can no longer be used")
         }),
         _ = terminal_died.recv() => Ok(None),
     };

@@ -47,17 +47,17 @@ impl Address {
         let shown = url.rsplit_once('@').map_or(url, |(_, host)| host);
         let wanted = "an address is http://HOST:PORT or https://HOST:PORT; to look at a process, use --pid PID";
         let failed = |why: &str| format!("{shown}: {why}; {wanted}");
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| failed("this is no address"))?;
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| failed("not an address"))?;
         if !["http", "https"].contains(&scheme) {
-            return Err(failed("nothing is known of this kind of address"));
+            return Err(failed("unknown kind of address"));
         }
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
         if !matches!(path, "" | "/") {
-            return Err(failed("it has a path"));
+            return Err(failed("it must not have a path"));
         }
         let origin = format!("{scheme}://{host}");
-        let uri: Uri = format!("{origin}/").parse().map_err(|_| failed("it is no URL"))?;
+        let uri: Uri = format!("{origin}/").parse().map_err(|_| failed("not a URL"))?;
         if uri.host().is_none_or(str::is_empty) {
             return Err(failed("it has no host"));
         }
@@ -105,7 +105,7 @@ fn until_signal(terminal: Arc<Terminal>, feed: Arc<Feed>, source: String, look: 
         let screen = move || drop(leave.send(show(&terminal, &feed, source, look)));
         std::thread::Builder::new().name("screen".into()).spawn(screen).context("cannot start a thread")?;
         tokio::select! {
-            shown = left => shown.context("an error inside heapbpf ended the screen")?.context("the terminal cannot be used any more"),
+            shown = left => shown.context("an internal error ended the screen")?.context("the terminal can no longer be used"),
             _ = hangup.as_mut().map_err(|error| anyhow::anyhow!("{error}"))?.recv() => Ok(()),
             _ = terminate.as_mut().map_err(|error| anyhow::anyhow!("{error}"))?.recv() => Ok(()),
             _ = interrupt.as_mut().map_err(|error| anyhow::anyhow!("{error}"))?.recv() => Ok(()),

@@ -165,17 +165,17 @@ impl Counted {
             ));
         }
         if self.late {
-            said.push("time was up before all was read (--limit gives more)".into());
+            said.push("not everything was read in time: raise --limit".into());
         }
         if self.doubtful_bytes > 0 {
             said.push(format!(
-                "at most {} of what is in use may be free blocks in caches of threads, which look as if they were in use \
-                 before glibc 2.34",
+                "up to {} of what is in use may be free blocks in thread caches, which cannot be told apart before glibc \
+                 2.34",
                 bytes(self.doubtful_bytes)
             ));
         }
         if self.more_types {
-            said.push("there are more types than are told apart: objects of others are among the sizes".into());
+            said.push("too many types to list them all: objects of the others are counted by size".into());
         }
         said
     }
@@ -201,7 +201,7 @@ pub fn table(counted: &Counted, options: TableOptions) -> String {
     let of_python =
         counted.python_small_bytes.map(|small| format!(", {} of them Python's small objects", bytes(small)));
     let sums = format!(
-        "in use: {} in {} blocks{}; free: {}, {} of it in caches; counted in {}, without a stop",
+        "in use: {} in {} blocks{}; free: {}, {} of it in caches; counted in {}, without stopping it",
         bytes(counted.inuse_bytes),
         count(counted.inuse_blocks),
         of_python.unwrap_or_default(),

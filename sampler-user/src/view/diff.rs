@@ -46,7 +46,7 @@ fn by_function(diff: &Diff, options: &DiffTableOptions) -> Vec<String> {
     let of = |verdict| all.iter().filter(|it| it.figures.verdict == Some(verdict)).count();
     let compared = all.len();
     let mut lines = vec![match (of(Verdict::Sure), of(Verdict::Maybe)) {
-        _ if compared == 0 => "Nothing was seen that could be compared.".to_owned(),
+        _ if compared == 0 => "There is nothing to compare.".to_owned(),
         _ if all.iter().all(|it| it.figures.verdict.is_none()) => {
             format!("Whether chance explains the changes cannot be said ({compared} functions compared).")
         }

@@ -31,7 +31,7 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
     lines.push(String::new());
     if !omitted.is_empty() {
         let text = format!(
-            "{} of which nothing would be missed are not listed: --pid PID or --json shows them",
+            "{} more processes, of which nothing would be missed: --pid PID or --json shows them",
             omitted.len()
         );
         lines.extend(wrap(&text, width));
@@ -42,7 +42,9 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
     let unaccounted: u64 = diagnosis.processes.iter().filter_map(|process| process.unaccounted_bytes).sum();
     lines.push(if diagnosis.ok && unaccounted > 0 {
         let much = units::bytes(unaccounted as f64);
-        format!("No call would be missed; {much} of anonymous memory are in no known heap: see the lines marked with –")
+        format!(
+            "No call would be missed, but {much} of anonymous memory is in no known heap: see the lines marked with –"
+        )
     } else if diagnosis.ok {
         "Nothing would be missed.".to_owned()
     } else {
@@ -66,12 +68,12 @@ fn summary(diagnosis: &Diagnosis, width: usize, color: bool) -> Vec<String> {
     let mut lines = vec![Style::Bold.paint(&format!("{} processes", processes.len()), color)];
     let (partly, whole): (Vec<_>, Vec<_>) = processes.iter().partition(|process| !process.missing.is_empty());
     let without = whole.iter().filter(|process| process.allocators.is_empty()).count();
-    lines.push(format!("  ✓ {} whole", whole.len() - without));
+    lines.push(format!("  ✓ {} complete", whole.len() - without));
     if without > 0 {
         lines.push(format!("  – {without} without an allocator to hook"));
     }
     if !partly.is_empty() {
-        let text = format!("  ! {} with something that would be missed", partly.len());
+        let text = format!("  ! {} of which something would be missed", partly.len());
         lines.push(Style::Warning.paint(&text, color));
     }
     let mut of_reason: BTreeMap<(&str, &str), Vec<&ProcessAudit>> = BTreeMap::new();
@@ -95,7 +97,7 @@ fn summary(diagnosis: &Diagnosis, width: usize, color: bool) -> Vec<String> {
         lines.extend(remark("!", &missing, width).map(|line| Style::Warning.paint(&line, color)));
     }
     if let Some(more @ 1..) = reasons.len().checked_sub(MOST) {
-        lines.push(format!("    and {more} more reasons, below"));
+        lines.push(format!("    and {more} more reasons (see below)"));
     }
     lines.push(String::new());
     lines
@@ -182,7 +184,7 @@ fn process_lines(process: &ProcessAudit, width: usize, color: bool) -> Vec<Strin
 fn inline_text(inline: &InlineAudit) -> String {
     let file = clip(inline.file.rsplit('/').next().unwrap_or(&inline.file), 40);
     if let Some(why) = &inline.why_not {
-        return format!("{file} would not be hooked inline, but probed: {why}");
+        return format!("{file} would use probes, not inline hooks: {why}");
     }
     let replaced = units::bytes(inline.replaced_bytes as f64);
     let mut text =
@@ -194,7 +196,7 @@ fn inline_text(inline: &InlineAudit) -> String {
         ));
     }
     if inline.has_seccomp_filter {
-        text.push_str("; it has a seccomp filter, which is read when it is hooked, and may forbid it");
+        text.push_str("; its seccomp filter may forbid that (checked while hooking)");
     }
     text
 }
@@ -298,11 +300,11 @@ mod tests {
         processes.push(ProcessAudit { allocators: Vec::new(), ..process(40, "static", Vec::new()) });
         let kernel = KernelAudit { release: "6.1.0".into(), link: None, checks: Vec::new() };
         let text = diagnosis(&Diagnosis::new(kernel, processes), 200, false);
-        let expected = "19 processes\n  ✓ 10 whole\n  – 1 without an allocator to hook\n  ! 8 with something that would be missed\n  \
+        let expected = "19 processes\n  ✓ 10 complete\n  – 1 without an allocator to hook\n  ! 8 of which something would be missed\n  \
                         ! valloc: an IFUNC: worker (0), worker (1), worker (2), worker (3), worker (4), 3 more\n\nKernel 6.1.0\n";
         assert!(text.starts_with(expected), "{text}");
         assert_eq!(text.matches("\nProcess ").count(), 8, "what is marked follows: {text}");
-        assert!(text.contains("\n11 of which nothing would be missed are not listed: "), "{text}");
+        assert!(text.contains("\n11 more processes, of which nothing would be missed: "), "{text}");
     }
 
     #[test]
@@ -377,7 +379,7 @@ mod tests {
             "a pair of both that is not sampled, with --hook inline   1.3\n",
             "  inline      14 functions in libc.so.6 would be hooked inline: 24.0 KiB of code\n              are replaced; malloc \
              and free take 1.3 ns more, with probes 9551\n              ns\n",
-            "  inline      x.so would not be hooked inline, but probed: it is traced\n",
+            "  inline      x.so would use probes, not inline hooks: it is traced\n",
             "  stacks      1 module by call frame information; functions of Python 3.11; methods of Java \
              17.0.15\n",
             "1 with exported functions only",

@@ -112,8 +112,8 @@ pub fn text(preview: &Preview, options: &PreviewOptions) -> String {
     lines.push(String::new());
     let mut say = |text: String| lines.extend(wrap(&text, options.width));
     say(format!(
-        "A stack is seen (with 95 %) from that many bytes on in {} s; STACKS and BYTES are of the {} stacks in the \
-         profile. CPU is what samples add to the probes.",
+        "SEEN FROM: a stack that allocates this much in {} s is seen with 95 % probability. STACKS and BYTES refer to \
+         the {} stacks in the profile. CPU is what samples add to the probes.",
         units::count(preview.seconds),
         units::count(preview.sites as f64)
     ));
@@ -122,8 +122,8 @@ pub fn text(preview: &Preview, options: &PreviewOptions) -> String {
         units::bytes(preview.automatic.interval as f64)
     ));
     say(format!(
-        "The best intervals by size class would have {} of the variance of bytes in use at one sample per {}, for as many \
-         samples (--classes FILE writes them).",
+        "The best intervals by size class would reduce the variance of bytes in use to {} of that at one sample per {}, \
+         with as many samples (--classes FILE writes them).",
         units::percent(preview.classes.variance_ratio),
         units::bytes(preview.classes.compared_with_interval_bytes as f64)
     ));
@@ -131,8 +131,8 @@ pub fn text(preview: &Preview, options: &PreviewOptions) -> String {
         CostsFrom::User => "as given",
         CostsFrom::Machine => "as measured on this machine",
         CostsFrom::Elsewhere => {
-            "which could not be measured here (that takes root) and are those of an AMD EPYC under a hypervisor; \
-             --probe-ns and --sample-ns give yours"
+            "as measured on an AMD EPYC under a hypervisor, because they could not be measured here (that needs root); \
+             set yours with --probe-ns and --sample-ns"
         }
     };
     say(format!(

@@ -1,4 +1,5 @@
-//! What a recording does by default, and to whom: active processes are hooked, idle ones and bystanders are left alone.
+//! What a recording does by default, and to which processes: active processes are hooked, idle ones and bystanders are
+//! left alone.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -10,15 +11,15 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, cpu_time, until};
 
-/// Allocates all the time.
+/// A script that allocates all the time.
 const BUSY: &str = "while True: x = [bytearray(5000) for _ in range(2000)]";
-/// Ends with 0 if a private mapping of a file, which is only read, is like the file.
+/// A script that exits with 0 if a private mapping of a file, which is only read, equals the file.
 const SAME: &str = "import hashlib, mmap, sys
 f = open(sys.argv[1], 'rb')
 m = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 sys.exit(hashlib.sha256(m).digest() != hashlib.sha256(f.read()).digest())";
 
-/// A process that is killed at the end.
+/// A process that is killed when dropped.
 struct Busy(Child);
 
 impl Busy {
@@ -35,14 +36,14 @@ impl Drop for Busy {
     }
 }
 
-/// The C library that programs here use.
+/// Path of the C library that programs here use.
 fn libc() -> PathBuf {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
     let line = maps.lines().find(|line| line.ends_with("/libc.so.6")).expect("it is loaded");
     line.split_ascii_whitespace().last().expect("a path").into()
 }
 
-/// Whether a process that has nothing to do with a recording sees the C library's file as it is.
+/// Whether a process that has nothing to do with a recording sees the C library's file unchanged.
 fn is_as_its_file() -> bool {
     let status = Command::new("/usr/bin/python3").args(["-c", SAME]).arg(libc()).status();
     status.expect("Python runs").success()
@@ -69,7 +70,7 @@ fn active_processes_are_counted_and_idle_ones_are_left_alone() {
     until("it is let go", || !is_hooked(pid));
 }
 
-/// The CPU time of a process that is no target, and ends, is in no share.
+/// The CPU time of a process that is not a target, and that ends, is in no share.
 #[test]
 fn the_share_of_a_named_process_is_its_own() {
     let Some(_turn) = turn("the_share_of_a_named_process_is_its_own") else { return };
@@ -86,8 +87,8 @@ fn the_share_of_a_named_process_is_its_own() {
     assert!(!profile.notes.iter().any(|note| note.contains("CPU time was counted")), "{:?}", profile.notes);
 }
 
-/// Breakpoints of links that serve every process are in each private mapping of a file. With probes they are, which shows that this would
-/// be seen.
+/// Breakpoints of links that serve every process are in every private mapping of a file. The last recording uses such
+/// probes, which shows that the test would notice them.
 #[test]
 fn bystanders_see_files_as_they_are() {
     let Some(_turn) = turn("bystanders_see_files_as_they_are") else { return };

@@ -1,4 +1,4 @@
-//! The overhead budget and other tracers: what is given up is told, conflicts are explained.
+//! The overhead budget and other tracers: what the budget turns off is reported, and conflicts are explained.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,14 +11,15 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
-/// Bytes that `churn` reports to have allocated.
+/// Bytes that `churn` reports having allocated.
 fn bytes_of(report: &str) -> f64 {
     let report: serde_json::Value = serde_json::from_str(report).expect("a report");
     report["sites"].as_array().expect("sites").iter().map(|site| site["bytes"].as_f64().expect("bytes")).sum()
 }
 
-/// 50,000 allocations a second for six seconds take more than 1 % of the little that the program does, also without frees:
-/// frees are given up at the second look (after 1.2 s) and the probes two looks later. Figures are of the time up to then.
+/// 50,000 allocations a second for six seconds take more than 1 % of the little that the program does, even without
+/// frees. Tracking of frees stops at the second check (after 1.2 s), and the probes are removed two checks later.
+/// Figures cover the time up to then.
 #[test]
 fn where_no_step_is_enough_the_probes_go_and_figures_cover_the_time_up_to_then() {
     let Some(_turn) = turn("where_no_step_is_enough_the_probes_go") else { return };
@@ -32,9 +33,9 @@ fn where_no_step_is_enough_the_probes_go_and_figures_cover_the_time_up_to_then()
     let notes = profile.notes.join("\n");
     let (total, seen) = (&profile.totals.alloc_bytes, stats.exact_alloc_bytes as f64);
     println!("{bytes} bytes, {seen} counted, {total:?}\n{notes}\n{}", outcome.stdout);
-    assert!(notes.contains("frees are not followed") && notes.contains("the probes were taken away"), "{notes}");
+    assert!(notes.contains("frees are no longer tracked") && notes.contains("the probes were detached"), "{notes}");
     assert!(seen > 0.0 && seen < 0.9 * bytes, "{seen} of {bytes}");
-    // Nothing stands for the rest, and error bars are as always.
+    // Figures are not extrapolated to the rest, and error bars are as always.
     assert_eq!(total.exact, Some(seen));
     assert!(checks::z(total).abs() < 5.0 && total.low.is_some() && total.high.is_some(), "{total:?}");
     assert!(profile.totals.inuse_bytes.as_ref().is_none_or(|inuse| inuse.estimate.is_none()), "in use, without frees");
@@ -44,7 +45,7 @@ fn where_no_step_is_enough_the_probes_go_and_figures_cover_the_time_up_to_then()
     assert!(outcome.stdout.contains("part of the time of 1 process"), "{}", outcome.stdout);
 }
 
-/// Frees take more than half of the CPU time, allocations next to nothing.
+/// Frees take more than half of the CPU time, allocations almost nothing.
 #[test]
 fn frees_are_given_up_where_that_is_enough_and_allocations_go_on() {
     let Some(_turn) = turn("frees_are_given_up_where_that_is_enough") else { return };
@@ -60,24 +61,24 @@ fn frees_are_given_up_where_that_is_enough_and_allocations_go_on() {
     let (profile, _) = recording.stop().results();
     let notes = profile.notes.join("\n");
     println!("{notes}");
-    assert!(notes.contains("frees are not followed") && !notes.contains("the probes were taken away"), "{notes}");
+    assert!(notes.contains("frees are no longer tracked") && !notes.contains("the probes were detached"), "{notes}");
     let process = profile.process(target.pid());
     let (bytes, inuse) = (&process.figures.alloc_bytes, process.figures.inuse_bytes.clone().unwrap_or_default());
     assert_eq!((bytes.exact, process.coverage), (Some(truth.bytes() as f64), 1.0));
     assert!(bytes.low.is_some() && bytes.high.is_some(), "{bytes:?}");
-    assert!(inuse.estimate.is_none() && inuse.reason.is_some_and(|why| why.contains("not followed")), "{notes}");
+    assert!(inuse.estimate.is_none() && inuse.reason.is_some_and(|why| why.contains("not tracked")), "{notes}");
 }
 
-/// What is said of inline hooks has a line of its own.
+/// Advice on inline hooks has its own line.
 const ADVICE: &str = "--hook inline would take";
 
-/// Lines of a text that tell of a slowed target.
+/// Lines of a text that report a slowed target.
 fn told(text: &str) -> Vec<&str> {
     text.lines().filter(|line| line.contains("probes take ") && !line.contains(ADVICE)).collect()
 }
 
-/// A loop of nothing but malloc and free becomes many times slower. It is said while it goes on, once, and in the profile;
-/// with `-q` in the profile alone; and not at all where a budget bounds it.
+/// A loop of only malloc and free becomes many times slower. heapbpf reports that once while the loop runs, and in the
+/// profile. With `-q` it is only in the profile, and with a budget that bounds it, it is not reported at all.
 #[test]
 fn a_slowed_target_is_told_once_where_no_budget_bounds_it() {
     let Some(_turn) = turn("a_slowed_target_is_told_once_where_no_budget_bounds_it") else { return };
@@ -102,8 +103,8 @@ fn a_slowed_target_is_told_once_where_no_budget_bounds_it() {
     let (pid, line, stderr, notes) = run(&[]);
     let line = line.expect("a line while the loop goes on");
     println!("{line}");
-    assert!(line.starts_with("heapbpf: probes take ") && line.contains(&format!("calming ({pid})")), "{line}");
-    for part in ["times slower", "a larger -i does not help", "--no-live would take ", "--max-overhead 10% bounds it"] {
+    assert!(line.starts_with(&format!("heapbpf: calming ({pid}) runs ")), "{line}");
+    for part in ["× slower: ", "a larger -i does not help", "--no-live would take ", "--max-overhead 10% limits it"] {
         assert!(line.contains(part), "{part}: {line}");
     }
     assert!(told(&stderr).is_empty() && told(&notes).len() == 1, "{stderr}\n{notes}");
@@ -113,7 +114,8 @@ fn a_slowed_target_is_told_once_where_no_budget_bounds_it() {
     assert!(told(&stderr).is_empty() && told(&notes).is_empty(), "{stderr}\n{notes}");
 }
 
-/// Starts a program with a private C library, in which no other test's probes are. `None` if this host's is not found.
+/// Starts a program with a private copy of the C library, which no other test probes. Returns `None` if this host's
+/// library is not found.
 fn with_library(folder: &Path, name: &str, arguments: &[&str]) -> Option<Target> {
     let libraries = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"];
     let library = libraries.iter().find(|path| Path::new(path).exists())?;
@@ -124,8 +126,8 @@ fn with_library(folder: &Path, name: &str, arguments: &[&str]) -> Option<Target>
     Some(Target::start_command(Command::new(program(name)).args(arguments).env("LD_LIBRARY_PATH", folder)))
 }
 
-/// After a tracer registered the same instruction with a reference counter, as bcc 0.26 does, the kernel answers EINVAL to
-/// all others.
+/// Once a tracer has registered the same instruction with a reference counter, as bcc 0.26 does, the kernel returns
+/// EINVAL to all others.
 #[test]
 fn another_tools_reference_counter_is_explained_and_passes() {
     let case = "another_tools_reference_counter_is_explained_and_passes";
@@ -134,7 +136,7 @@ fn another_tools_reference_counter_is_explained_and_passes() {
     let Some(mut target) = with_library(folder.path(), "pairs", &["1000", "1", "100"]) else {
         return skipped(case, "no libc.so.6 where it is known to be");
     };
-    // Where heapbpf itself would probe.
+    // Find the instruction that heapbpf itself would probe.
     let outcome = Recorder::of(target.pid(), 4096).option("--hook", "probe").start().stop();
     let stats: Stats = output::read(&outcome.file("stats.json"));
     let malloc = stats.attach.iter().find(|probe| probe.function == "malloc").expect("malloc is probed");

@@ -1,4 +1,4 @@
-//! What heapbpf itself takes: it is small at defaults, and rings grow where a recording needs it, without loss.
+//! What heapbpf itself uses: it is small with default options, and rings grow without loss where a recording needs it.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
@@ -9,8 +9,8 @@ use heapbpf_tests::target::{Target, until};
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Anonymous memory of heapbpf, bytes. That is what it allocated. It leaves out the rings, which may have grown, and heapbpf's own file:
-/// how much of that is mapped depends on the page cache.
+/// Anonymous memory of heapbpf in bytes, which is what it has allocated. It leaves out the rings, which may have grown,
+/// and heapbpf's own file: how much of that is mapped depends on the page cache.
 fn anonymous_bytes(recording: &Recording) -> u64 {
     let memory = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", recording.pid())).expect("it runs");
     let line = memory.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("a process with memory");
@@ -18,7 +18,7 @@ fn anonymous_bytes(recording: &Recording) -> u64 {
     kib * KIB
 }
 
-/// Waits until heapbpf has allocated no more than this. What finding names took is given back on another thread.
+/// Waits until heapbpf has at most this much memory allocated. Another thread frees what symbolization used.
 fn has_at_most(recording: &Recording, most: u64) {
     let mut least = u64::MAX;
     until("little memory", || {
@@ -28,7 +28,7 @@ fn has_at_most(recording: &Recording, most: u64) {
     });
 }
 
-/// A recording of one process at defaults keeps little, also after its names were found.
+/// A recording of one process with default options needs little memory, also after symbolization.
 #[test]
 fn a_recording_of_one_process_is_small() {
     let Some(_turn) = turn("a_recording_of_one_process_is_small") else { return };
@@ -44,11 +44,11 @@ fn a_recording_of_one_process_is_small() {
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
-/// Named stacks share their frames: 4,096 stacks of more than 30 frames each take little.
+/// Named stacks share their frames: 4,096 stacks of more than 30 frames each need little memory.
 #[test]
 fn names_of_many_stacks_take_little() {
     let Some(_turn) = turn("names_of_many_stacks_take_little") else { return };
-    // Blocks of 8 MiB, so that nearly each is sampled, on 2^12 stacks, 20 calls further down.
+    // Blocks of 8 MiB, so that nearly every one is sampled, on 2^12 stacks, 20 calls further down.
     let mut target = Target::start(&program("many_stacks"), ["12", "8388608", "20"]);
     let recording = Recorder::new().pid(target.pid()).start();
     target.run();
@@ -58,13 +58,13 @@ fn names_of_many_stacks_take_little() {
     has_at_most(&recording, 30 * MIB);
     let (profile, stats) = recording.stop().results();
     assert_eq!(stats.lost(), 0, "{stats:?}");
-    // So many copies in a few milliseconds are more than small rings have room for: some samples have their caller alone.
+    // Small rings have no space for so many copies in a few milliseconds: some samples have only their caller.
     let deep = profile.stacks.iter().filter(|stack| stack.has("leaf") && stack.frames.len() > 30).count() as u64;
     assert!(deep > 2048 && deep + stats.other["stacks_lost"] > 4000, "{deep} stacks");
 }
 
-/// heapbpf does not run while a burst fills a part of its first rings. When it runs again, it makes room for more. Without
-/// that, the second burst, during which it does not run either, would not fit.
+/// heapbpf is stopped while a burst fills part of its first rings. When it continues, it makes them larger. Otherwise
+/// the second burst, during which it is stopped as well, would not fit.
 #[test]
 fn rings_grow_before_anything_is_lost() {
     let Some(_turn) = turn("rings_grow_before_anything_is_lost") else { return };
@@ -93,8 +93,8 @@ fn rings_grow_before_anything_is_lost() {
     assert!(profile.stacks.iter().all(|stack| stack.complete), "all stacks are whole");
 }
 
-/// Its C library's code is not the file's any more, on which there are probes: each of its own allocations would trap, which took a
-/// quarter of its time on a busy host.
+/// When probes serve every process, heapbpf runs a copy of its C library's code instead of the file's, which has the
+/// probes. Otherwise each of its own allocations would trap, which took a quarter of its time on a busy host.
 #[test]
 fn its_own_allocations_do_not_trap_at_probes_of_the_host() {
     let Some(_turn) = turn("its_own_allocations_do_not_trap") else { return };

@@ -1,4 +1,4 @@
-//! Go programs: what they have in use is what they say themselves, and whatever is not read is told.
+//! Go programs: what they have in use equals what they report themselves, and whatever cannot be read is reported.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -16,7 +16,7 @@ use heapbpf_tests::target::Target;
 /// Functions with files and lines, innermost first, and objects and bytes in use.
 type Stacks = BTreeMap<Vec<String>, (f64, f64)>;
 
-/// What a Go program wrote: `1: 1008 [1: 1008] @ 0x…`, then lines `# 0x… name+0x… file:line`.
+/// Reads what a Go program wrote: `1: 1008 [1: 1008] @ 0x…`, then lines `# 0x… name+0x… file:line`.
 fn written(path: &Path) -> Stacks {
     let text = std::fs::read_to_string(path).expect("it was written");
     let text = text.split("# runtime.MemStats").next().expect("a first part");
@@ -57,7 +57,7 @@ fn found(profile: &Profile) -> Stacks {
     stacks
 }
 
-/// Objects and bytes in use.
+/// Objects and bytes of a stack in use.
 fn in_use(stack: &Stack) -> (f64, f64) {
     let value = |estimate: &Option<heapbpf_tests::output::Estimate>| estimate.as_ref().map_or(0.0, |it| it.value());
     (value(&stack.figures.inuse_objects), value(&stack.figures.inuse_bytes))
@@ -75,8 +75,8 @@ fn record(target: &Target) -> Outcome {
     Recorder::of(target.pid(), 1).option("--output", "profile.parquet").start().stop()
 }
 
-/// The program samples everything, so nothing is estimated: stacks, objects and bytes are equal. Its own profile and ours are of
-/// the same moment, because it does nothing in between.
+/// The program samples everything, so nothing is estimated: stacks, objects and bytes are equal. Its own profile and
+/// ours are of the same moment, because it does nothing in between.
 #[test]
 fn what_go_programs_have_in_use_is_what_they_say_themselves() {
     let case = "what_go_programs_have_in_use_is_what_they_say_themselves";
@@ -126,11 +126,11 @@ fn a_service_shows_go_heaps_of_all_processes() {
     recording.stop();
 }
 
-/// With `--all`, each file has the program's stacks, and what it has in use. Formats that have notes, or marks of stacks, say whose
-/// figures they are.
+/// With `--all`, each file has the program's stacks and what it has in use. Formats with notes, or with marks on
+/// stacks, say whose figures they are.
 #[test]
 fn every_format_has_go_heaps_of_all_processes() {
-    /// Files, and whether they say who has sampled the stacks. In the others compressed data has the names.
+    /// Files, and whether they say who sampled the stacks. The other formats are compressed.
     const FILES: [(&str, bool); 9] = [
         ("profile.json", true),
         ("profile.folded", false),
@@ -173,7 +173,7 @@ fn every_format_has_go_heaps_of_all_processes() {
         let texts = files.map(|entry| std::fs::read(entry.path()).expect("it was written"));
         let all = texts.flatten().collect::<Vec<u8>>();
         let has = |text: &str| all.windows(text.len()).any(|window| window == text.as_bytes());
-        // jemalloc's has no names, but totals.
+        // jemalloc's format has no names, but totals.
         let total = format!("  t*: {objects}: {bytes} [0: 0]");
         assert!(has(if name == "x.heap" { &total } else { "main.list" }), "{name}");
         assert_eq!(has("go runtime") || has("Go's own heap"), is_told, "{name}");
@@ -195,7 +195,8 @@ fn a_go_program_that_samples_nothing_is_told() {
     assert!(found(&profile).is_empty() && process.hook.is_none(), "{process:?}");
 }
 
-/// A C program with sections like those of a Go program: it is recorded as ever, and what is not believed is told.
+/// A C program with sections like those of a Go program is recorded as usual, and what heapbpf does not believe is
+/// reported.
 #[test]
 fn a_program_that_pretends_to_be_gos_is_not_believed() {
     let case = "a_program_that_pretends_to_be_gos_is_not_believed";
@@ -203,7 +204,7 @@ fn a_program_that_pretends_to_be_gos_is_not_believed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let pretending = folder.path().join("pretending");
     let info = [b"\xff Go buildinf:\x08\x02".as_slice(), &[0; 16], b"\x08go1.22.1"].concat();
-    // The header of a table of functions, in which everything is everywhere.
+    // The header of a function table whose offsets are all invalid.
     let table = [&[0xf1, 0xff, 0xff, 0xff, 0, 0, 1, 8][..], &[0xff; 64]].concat();
     std::fs::write(folder.path().join("info"), info).expect("it is ours");
     std::fs::write(folder.path().join("table"), table).expect("it is ours");

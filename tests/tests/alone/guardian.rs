@@ -1,5 +1,5 @@
-//! heapbpf may be killed at any moment: the kernel does not remove probes on behalf of a process with a pending SIGKILL, so
-//! another one does it.
+//! heapbpf may be killed at any moment. The kernel does not remove probes on behalf of a process with a pending
+//! SIGKILL, so a helper process, the guardian, removes them.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -18,8 +18,8 @@ fn kills() -> u32 {
     std::env::var("HEAPBPF_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(8)
 }
 
-/// A killed heapbpf leaves no probe, no link and no process, and its target has come to no harm. Most kills come while links
-/// are made, when two of three left probes before there was a guardian.
+/// A killed heapbpf leaves no probe, no link and no process, and its target is not harmed. Most kills come while links
+/// are made. Before there was a guardian, two of three of those left probes.
 #[test]
 fn killed_at_any_moment_no_probe_stays() {
     let Some(_turn) = turn("killed_at_any_moment_no_probe_stays") else { return };
@@ -45,21 +45,21 @@ fn killed_at_any_moment_no_probe_stays() {
         assert_eq!(leaks(&processes), Vec::<String>::new(), "kill {kill}");
         until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
     }
-    // One that measured costs may have ended, with that of the recording still to come.
+    // A guardian that served a measurement of costs may have ended before that of the recording starts.
     assert!(2 * guarded > kills(), "{guarded}");
     target.go();
     assert_eq!(target.line(), "all children ended well");
     assert!(target.end().success());
 }
 
-/// A line of a process's status.
+/// A field of a process's status.
 fn status_of(pid: u32, name: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.expect("the kernel tells it").trim().to_owned()
 }
 
-/// Signals to all of heapbpf's processes leave the guardian to its work. It is small, and can do little else.
+/// The guardian ignores signals to all of heapbpf's processes. It is small, and has few privileges.
 #[test]
 fn the_guardian_is_small_and_may_do_little() {
     let Some(_turn) = turn("the_guardian_is_small_and_may_do_little") else { return };
@@ -79,7 +79,7 @@ fn the_guardian_is_small_and_may_do_little() {
         .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
         .sum();
     println!("{own} KiB of its own");
-    // Nearly all of it are addresses that the loader wrote; an optimized build has a third of them.
+    // Nearly all of it is addresses that the loader wrote. An optimized build has a third of them.
     assert!(own < 4096, "{memory}");
     let (bpf, perfmon, sys_admin) = (1_u64 << 39, 1_u64 << 38, 1_u64 << 21);
     let capabilities = u64::from_str_radix(&status_of(guardian, "CapPrm"), 16).expect("a mask");
@@ -101,7 +101,7 @@ fn the_guardian_is_small_and_may_do_little() {
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
-/// heapbpf holds its links itself as well, so it goes on without the guardian, and says that it does.
+/// heapbpf also holds its links itself, so it continues without the guardian and says so.
 #[test]
 fn a_recording_goes_on_without_its_guardian() {
     let Some(_turn) = turn("a_recording_goes_on_without_its_guardian") else { return };
@@ -121,7 +121,7 @@ fn a_recording_goes_on_without_its_guardian() {
     }
 }
 
-/// Somebody stops a helper (SIGSTOP). It goes on when something is asked of it, and heapbpf ends as it should.
+/// A helper is stopped (SIGSTOP). It is continued when heapbpf needs it, and heapbpf ends normally.
 #[test]
 fn a_stopped_helper_keeps_heapbpf_from_nothing() {
     let Some(_turn) = turn("a_stopped_helper_keeps_heapbpf_from_nothing") else { return };
@@ -141,7 +141,8 @@ fn a_stopped_helper_keeps_heapbpf_from_nothing() {
     }
 }
 
-/// A crash leaves a line that says which, with nothing of the target, and no probes; the target goes on right.
+/// A crash leaves one line that names it and contains nothing of the target, and leaves no probes. The target continues
+/// correctly.
 #[test]
 fn a_crash_leaves_a_report_and_no_probes() {
     use std::os::unix::process::ExitStatusExt as _;

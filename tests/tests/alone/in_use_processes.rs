@@ -1,5 +1,6 @@
-//! Whose memory counts as in use: under filters only that of running processes, with that of exited ones held separately;
-//! with named targets also that of exited ones. And children that come and go while a recording ends.
+//! Whose memory counts as in use. Under filters, only that of running processes, with that of exited ones held
+//! separately. With named targets, also that of exited ones. Also tests children that come and go while a recording
+//! ends.
 
 use std::path::{Path, PathBuf};
 
@@ -12,12 +13,12 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
-/// Workloads of the process that runs to the end, and of the one that exits before.
+/// Load of the process that runs to the end. The next one is that of the process that exits before.
 const LIVING: Load = Load::SLOW;
-/// Many blocks: their removal when the process exits must not touch those of the running one.
+/// It has many blocks: removing them when the process exits must not touch those of the running one.
 const ENDING: Load = Load { blocks: 3000, size: 700, ..Load::SLOW };
 
-/// The name of the programs, which no other process on the host has.
+/// The programs' name, which no other process on the host has.
 const NAME: &str = "in-use-of-whom";
 
 fn of_that_name(folder: &Path) -> PathBuf {
@@ -26,7 +27,7 @@ fn of_that_name(folder: &Path) -> PathBuf {
     copy
 }
 
-/// A recorded pair: what each process holds, and the profile.
+/// A recorded pair: what each process holds, the profile and the stats.
 struct Pair {
     living: (u32, Truth),
     ended: (u32, Truth),
@@ -60,9 +61,9 @@ fn value(estimate: &Option<Estimate>) -> f64 {
     estimate.as_ref().and_then(|estimate| estimate.estimate).unwrap_or(0.0)
 }
 
-/// Checks a pair that was recorded by a filter at sampling interval R: memory in use is the running process's, and what the
-/// other held when it exited is listed separately. At R > 1 figures are within 5 σ: one false alarm in 1.7 million for each
-/// of four.
+/// Checks a pair that was recorded by a filter at sampling interval R: memory in use is the running process's, and what
+/// the other held when it exited is listed separately. At R > 1 figures are within 5 σ: one false alarm in 1.7 million
+/// for each of four.
 fn only_the_living(pair: &Pair, interval: u64, is_all: bool) {
     let profile = &pair.profile;
     let mut living = Judge::new(&LIVING, &pair.living.1);
@@ -122,7 +123,7 @@ fn of_the_whole_host_the_living_have_memory_in_use() {
     only_the_living(&recorded, INTERVAL, true);
 }
 
-/// Named targets that exited count as of their exit.
+/// Named targets that have exited count as of their exit.
 #[test]
 fn of_named_processes_ended_ones_count_as_of_their_end() {
     let Some(_turn) = turn("of_named_processes_ended_ones_count_as_of_their_end") else { return };
@@ -137,8 +138,8 @@ fn of_named_processes_ended_ones_count_as_of_their_end() {
     assert_eq!(apart, [0.0; 2], "nothing stands apart");
 }
 
-/// At R = 1 the sampled figures equal the counted ones, up to reported losses. Threads that run are counted a little after the
-/// profile's moment: the profile tells how many samples fall in between.
+/// At R = 1 the sampled figures equal the counted ones, up to reported losses. Running threads are counted slightly
+/// after the profile's moment: the profile says how many samples fall in between.
 fn counted_is_estimated(profile: &Profile, stats: &Stats) {
     let later = profile.slack().samples;
     let told = stats.lost() + stats.other["allocations_reconciled"] + later;
@@ -151,8 +152,8 @@ fn counted_is_estimated(profile: &Profile, stats: &Stats) {
     let other = |name: &str| stats.other[name];
     let arrived = other("stacks_unwound") + other("stacks_lost") + other("stacks_missing");
     let under_way = i128::from(stats.submitted) - i128::from(arrived);
-    // The counts inside a process are read before and after the kernel's. A call that passed its site between the two counts as in
-    // flight, although its record is there (ARCHITECTURE.md, "Counted inside the process").
+    // The counts inside a process are read before and after the kernel's. A call that passes its site between the two
+    // counts as in flight, although its record has arrived (ARCHITECTURE.md, "Counted inside the process").
     let is_inline = profile.processes.iter().any(|process| process.hook.as_deref() == Some("inline"));
     let between = if is_inline { i128::from(stats.lost["in_flight"]) } else { 0 };
     let context = || format!("{} sent, {arrived} arrived, {}", stats.submitted, context());
@@ -163,7 +164,8 @@ fn no_alarm(told: &str) {
     assert!(!told.split_whitespace().collect::<Vec<_>>().join(" ").contains("do not trust"), "{told}");
 }
 
-/// Records a server that forks a process per connection, like PostgreSQL. The recording ends while children come and go.
+/// Records a server that forks a process per connection, like PostgreSQL. The recording ends while children come and
+/// go.
 fn end_among_children(hook: &str, arguments: [&str; 4], seconds: f64) {
     let mut parent = Target::start(&program("backends"), arguments);
     parent.go();
@@ -177,8 +179,8 @@ fn end_among_children(hook: &str, arguments: [&str; 4], seconds: f64) {
     assert!((recorded - seconds).abs() <= 0.5, "{hook} {arguments:?}: {recorded} s recorded instead of {seconds}");
 }
 
-/// What children do, and the seconds to record. Those of the last case do not sleep, so some end during each reading of the
-/// counters.
+/// What children do, and how many seconds to record. Children of the last case do not sleep, so some end during each
+/// reading of the counters.
 const CHILDREN: [([&str; 4], f64); 3] =
     [(["4", "50", "1000", "10000"], 2.0), (["20", "200", "1000", "50000"], 2.0), (["40", "10", "1000", "0"], 1.0)];
 
@@ -194,8 +196,8 @@ fn samples_of_inline_children_at_the_end_are_in() {
     CHILDREN.into_iter().for_each(|(arguments, seconds)| end_among_children("inline", arguments, seconds));
 }
 
-/// The same by name, so that each child is covered from its first instruction and every allocation is there. All children
-/// have exited in the end; what they held is as of their exits.
+/// The same with a filter by name, so that each child is covered from its first instruction and every allocation is
+/// there. All children have exited at the end. What they held is as of their exits.
 #[test]
 fn children_that_come_and_go_are_all_there() {
     let Some(_turn) = turn("children_that_come_and_go_are_all_there") else { return };
@@ -206,7 +208,7 @@ fn children_that_come_and_go_are_all_there() {
     let recording = Recorder::new().interval(1).option("--comm", "in-use-backends").start();
     parent.go();
     std::thread::sleep(std::time::Duration::from_secs(2));
-    // A line on its input stops the forking; the report covers all children.
+    // A line on its input stops the forking. The report covers all children.
     let truth = parent.run();
     let outcome = recording.stop();
     let (profile, stats) = outcome.results();

@@ -1,5 +1,5 @@
-//! A heapbpf that is killed leaves a target that goes on. Its cleaner takes its hooks out; if that was killed, too, the next heapbpf
-//! or `doctor --clean` does.
+//! A target continues after heapbpf is killed. The cleaner removes its hooks. If the cleaner was killed too, the next
+//! heapbpf or `doctor --clean` does.
 
 use std::collections::BTreeSet;
 use std::process::{Child, Command, Stdio};
@@ -14,14 +14,14 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, until};
 
-/// How many are killed, if not 20.
+/// Variable that sets how many are killed, 10 by default.
 const KILLS: &str = "HEAPBPF_TEST_KILLS";
 
 fn inline(pid: u32, interval: u64) -> Recorder {
     Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow").flag("-v")
 }
 
-/// Starts a recording and kills heapbpf once the target is hooked, and its cleaner.
+/// Starts a recording and, once the target is hooked, kills heapbpf and its cleaner.
 fn left_hooked(pid: u32) {
     let recording: Recording = inline(pid, 4096).without_outputs().start();
     assert!(is_hooked(pid), "{}", recording.said());
@@ -30,7 +30,7 @@ fn left_hooked(pid: u32) {
     assert!(is_hooked(pid), "it leaves its hooks");
 }
 
-/// What `heapbpf doctor --clean` says of a process, and its exit status.
+/// Output of `heapbpf doctor --clean` for a process, and its exit status.
 fn clean(pid: u32) -> (String, Option<i32>) {
     let output = Command::new(heapbpf()).args(["doctor", "--clean", "--pid", &pid.to_string()]).output();
     let output = output.expect("the binary under test runs");
@@ -38,8 +38,8 @@ fn clean(pid: u32) -> (String, Option<i32>) {
     (String::from_utf8_lossy(&said).into_owned(), output.status.code())
 }
 
-/// The list of a process's mappings takes long to read if there are many, so nobody reads it while the process is stopped: the
-/// thread that stops a process does not.
+/// Reading the list of a process's mappings takes long if there are many, so it is not read while the process is
+/// stopped: the thread that stops a process does not read it.
 #[test]
 fn what_is_mapped_is_read_before_a_process_is_stopped() {
     let case = "inline_what_is_mapped_is_read_before_a_process_is_stopped";
@@ -101,9 +101,9 @@ fn whatever_kills_leave_the_target_is_right_and_the_next_recording_exact() {
         random ^= random >> 7;
         random ^= random << 17;
         let ended = |daemon: &mut Child| daemon.try_wait().is_ok_and(|ended| ended.is_some());
-        // Anywhere, in the middle of hooking, or while it records.
+        // Kill it at any moment, in the middle of hooking, or while it records.
         let phase = random >> 32 & 3;
-        // On a busy machine it may be late, or probe: then it is killed as well.
+        // On a busy machine hooking may be late, or the target gets probes. Then it is killed as well.
         let patience = Instant::now() + Duration::from_secs(4);
         let is_due = || match phase {
             0 => true,
@@ -115,7 +115,7 @@ fn whatever_kills_leave_the_target_is_right_and_the_next_recording_exact() {
         }
         std::thread::sleep(Duration::from_micros(random % if phase == 0 { 1_500_000 } else { 60_000 }));
         assert!(!ended(&mut daemon), "heapbpf ended by itself");
-        // The hooks of every other one are left to its cleaner.
+        // Half of them leave their hooks to their cleaner. For the others, the cleaner is killed, too.
         let is_alone = random >> 40 & 1 == 0;
         if is_alone {
             kill(cleaners_of(daemon.id()));
@@ -160,7 +160,7 @@ fn doctor_takes_out_what_was_left_and_nothing_else() {
 
     left_hooked(pid);
     let (said, status) = clean(pid);
-    assert!(said.contains(&format!("process {pid} ")) && said.contains("taken out"), "{status:?}: {said}");
+    assert!(said.contains(&format!("process {pid} ")) && said.contains(": removed"), "{status:?}: {said}");
     assert!(!is_hooked(pid), "{said}");
     let (said, status) = clean(pid);
     assert!(said.contains("nothing") && status == Some(0), "{status:?}: {said}");
@@ -170,8 +170,9 @@ fn doctor_takes_out_what_was_left_and_nothing_else() {
     assert!(target.end().success(), "its blocks are as they were");
 }
 
-/// A heapbpf has open what it mapped into its targets. The cleaner of another one that was killed took that for what was left open,
-/// closed it, and took the hooks out with the next look; `doctor --clean` did the same. Calls were missing from then on, in silence.
+/// A running heapbpf keeps open what it mapped into its targets. A former bug: the cleaner of another, killed heapbpf
+/// took that for left open, closed it, and removed the hooks at its next scan. `doctor --clean` did the same. From then
+/// on calls were missing, without a message.
 #[test]
 fn what_another_heapbpf_uses_stays_when_one_is_killed_and_when_all_is_cleaned() {
     let Some(_turn) = turn("inline_what_another_heapbpf_uses_stays") else { return };
@@ -202,7 +203,8 @@ fn what_another_heapbpf_uses_stays_when_one_is_killed_and_when_all_is_cleaned() 
     assert!(target.end().success() && other.end().success(), "they come to no harm");
 }
 
-/// Who takes the hooks of a recording out nevertheless, as a heapbpf did that did not look at locks, is noticed and told.
+/// If something else removes the hooks of a recording, as a heapbpf did that did not check locks, the recording notices
+/// and reports it.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn hooks_that_somebody_else_takes_out_are_missed() {
@@ -220,15 +222,15 @@ fn hooks_that_somebody_else_takes_out_are_missed() {
         process.take_out(&found[0], &(0..u64::MAX), STOP_LIMIT).is_ok()
     });
     assert!(!is_hooked(target.pid()));
-    recording.await_line("somebody else took its inline hooks out", 0);
+    recording.await_line("another tool removed its inline hooks", 0);
     target.step();
     let (profile, stats) = recording.stop().results();
     assert_eq!(stats.other["inline_incomplete"], 1, "{stats:?}");
-    assert!(profile.notes.iter().any(|note| note.contains("somebody else took the hooks out")), "{:?}", profile.notes);
+    assert!(profile.notes.iter().any(|note| note.contains("lost its hooks to another tool")), "{:?}", profile.notes);
 }
 
-/// What only looks like ours, or is another version's, stays as it is. A recording says why a process that seems to be hooked by it
-/// is not hooked inline, and counts nothing that is not there.
+/// Mappings that only look like ours, or are another version's, stay as they are. For a process that they make look
+/// hooked, a recording says why it is not hooked inline, and counts nothing that does not exist.
 #[test]
 fn what_only_looks_like_ours_is_not_touched() {
     let Some(_turn) = turn("inline_what_only_looks_like_ours_is_not_touched") else { return };
@@ -250,8 +252,8 @@ fn what_only_looks_like_ours_is_not_touched() {
     }
 }
 
-/// The cleaner of a killed heapbpf takes the hooks out of all processes: targets, and children that they have forked meanwhile. Until
-/// then it waits, and may do what it will need alone. At the usual end of a recording it ends, too.
+/// The cleaner of a killed heapbpf removes the hooks from all processes: targets, and children that they have forked.
+/// Until then it waits, with only the privileges that it will need. At the normal end of a recording it ends, too.
 #[test]
 fn the_cleaner_takes_out_all_hooks_of_a_killed_heapbpf() {
     let Some(_turn) = turn("inline_the_cleaner_takes_out_all_hooks_of_a_killed_heapbpf") else { return };
@@ -279,7 +281,7 @@ fn the_cleaner_takes_out_all_hooks_of_a_killed_heapbpf() {
     drop(recording);
     until("the end of the cleaner", || cleaners_of(heapbpf).is_empty());
     assert!([forking.pid(), checked.pid()].iter().all(|pid| !is_hooked(*pid)));
-    // Children that were forked in the last moment live for another one.
+    // Children that were forked at the last moment live for another moment.
     until("all processes to be without hooks", || hooked_processes().iter().all(|pid| before.contains(pid)));
     let recording = recorder().start();
     let heapbpf = recording.pid();
@@ -294,8 +296,8 @@ fn the_cleaner_takes_out_all_hooks_of_a_killed_heapbpf() {
     assert!(forking.end().success() && checked.end().success(), "their blocks are as they were");
 }
 
-/// A recording by probes, which is the default, takes out what was left first: else it would see nothing. If another heapbpf that
-/// runs hooks the process, it says so.
+/// A recording with probes first removes hooks that were left, because otherwise it would see nothing. If another
+/// running heapbpf hooks the process, the recording says so.
 #[test]
 fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     let Some(_turn) = turn("inline_a_recording_by_probes_takes_out_what_was_left") else { return };
@@ -304,8 +306,8 @@ fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     let pid = target.pid();
     let first = inline(pid, 4096).without_outputs().start();
     assert!(is_hooked(pid), "{}", first.said());
-    let is_told = |told: &str| told.contains("another recording hooks it inline");
-    // It is there already, or comes later.
+    let is_told = |told: &str| told.contains("another recording has it hooked inline");
+    // The inline recording is there already, or comes later.
     let second = probes(pid).start();
     assert!(is_told(&second.said()), "{}", second.said());
     let notes = second.stop().results().0.notes;
@@ -317,7 +319,7 @@ fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     std::thread::sleep(Duration::from_millis(500));
     let notes = third.stop().results().0.notes;
     assert!(notes.iter().any(|note| is_told(note)), "{notes:?}");
-    // It is killed now.
+    // Now the inline recording is killed.
     kill(cleaners_of(fourth.pid()));
     drop(fourth);
     assert!(is_hooked(pid), "a killed heapbpf leaves its hooks");
@@ -332,8 +334,8 @@ fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     assert!(target.end().success(), "its blocks are as they were");
 }
 
-/// heapbpf, its guardian and its cleaner are killed at once. No link of theirs stays, the target goes on as it should, and the next
-/// recording is exact, or `doctor --clean` takes out what was left.
+/// heapbpf, its guardian and its cleaner are killed at once. None of their links stays, and the target continues
+/// correctly. The next recording is exact, or `doctor --clean` removes what was left.
 #[test]
 fn all_of_heapbpf_may_be_killed_at_once() {
     let Some(_turn) = turn("inline_all_of_heapbpf_may_be_killed_at_once") else { return };
@@ -348,11 +350,11 @@ fn all_of_heapbpf_may_be_killed_at_once() {
         drop(recording);
         until("their links to go", || orphaned_links().is_subset(&orphans));
         assert!(is_hooked(pid), "they leave the hooks");
-        // Its threads pass the sites without a program.
+        // Meanwhile the target's threads pass the hooked sites, where no BPF program runs any more.
         std::thread::sleep(Duration::from_millis(300));
         if by_doctor {
             let (said, status) = clean(pid);
-            assert!(said.contains("taken out") && !is_hooked(pid), "{status:?}: {said}");
+            assert!(said.contains(": removed") && !is_hooked(pid), "{status:?}: {said}");
         }
         target.go();
         target.step();

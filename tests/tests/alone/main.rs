@@ -1,5 +1,5 @@
-//! End-to-end tests that run one at a time: recordings of the whole host or of names that other tests' programs have, killed
-//! daemons, `doctor --clean`, measured cost, and changes of the machine.
+//! End-to-end tests that run one at a time: recordings of the whole host or of names that other tests' programs have,
+//! killed daemons, `doctor --clean`, measured cost, and changes to the machine.
 //!
 //! Tests in `long` are the long set (`cargo xtask test --long`).
 

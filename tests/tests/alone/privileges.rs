@@ -15,7 +15,7 @@ use heapbpf_tests::target::Target;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Id of a user without privileges.
+/// User id without privileges.
 const NOBODY: u32 = 65534;
 
 fn packaging(file: &str) -> String {
@@ -23,7 +23,7 @@ fn packaging(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The documents of a YAML file, read by PyYAML.
+/// The documents of a YAML file, parsed by PyYAML.
 fn yaml(case: &str, file: &str) -> Option<Vec<Value>> {
     const SCRIPT: &str = "import json, sys, yaml; json.dump(list(yaml.safe_load_all(open(sys.argv[1]))), sys.stdout)";
     let python = std::env::var_os("HEAPBPF_TEST_PYTHON").unwrap_or_else(|| "python3".into());
@@ -36,7 +36,7 @@ fn yaml(case: &str, file: &str) -> Option<Vec<Value>> {
     Some(serde_json::from_slice(&read.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&read.stderr))))
 }
 
-/// What the systemd unit grants, as `bpf`, `perfmon`, ….
+/// Capabilities that the systemd unit grants, as `bpf`, `perfmon`, ….
 fn granted() -> Vec<String> {
     let unit = packaging("heapbpf.service");
     let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).expect("a bounding set");
@@ -51,8 +51,8 @@ fn all_ways_of_installing_grant_the_same() {
     assert!(packaging("daemonset.yaml").contains(&format!("add: [{upper}]")));
 }
 
-/// Reachable from other hosts only with a token and encrypted, never without the runtime's filter of system calls, with the unit's
-/// capabilities and no others. What its volumes have is where its options look for it.
+/// Other hosts can reach the daemonset only with a token and encrypted. It always has the runtime's system call filter,
+/// and the unit's capabilities and no others. Its options look for files where its volumes have them.
 #[test]
 fn the_daemonset_is_not_open() {
     let text = packaging("daemonset.yaml");
@@ -94,12 +94,12 @@ fn the_daemonset_is_not_open() {
     assert_eq!(container["readinessProbe"]["httpGet"]["scheme"].as_str(), Some("HTTPS"));
 }
 
-/// The texts of a sequence.
+/// The strings of a sequence.
 fn strings(sequence: &Value) -> Vec<&str> {
     sequence.as_array().expect("a sequence").iter().map(|it| it.as_str().expect("text")).collect()
 }
 
-/// The unit's settings are worth what docs/security.md says they are.
+/// systemd rates the unit's settings as docs/security.md says.
 #[test]
 fn the_units_exposure_is_as_documented() {
     let case = "the_units_exposure_is_as_documented";
@@ -111,14 +111,14 @@ fn the_units_exposure_is_as_documented() {
     assert!(output.status.success(), "exposure above 2.8: {said}");
 }
 
-/// The hardest case: another user's process, whose C library was in a private folder of that user and has been deleted.
+/// The hardest case: another user's process, whose C library was in that user's private directory and has been deleted.
 fn hidden_target(setpriv: &Path) -> Option<(Target, TempDir)> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("our own folder");
     let (private, binary) = (folder.path().join("private"), folder.path().join("growing"));
     let library = private.join("libc.so.6");
     let copy = |from: &Path, to: &Path| {
-        // Copied by another process, so that no child of this one has the file open for writing when it is executed.
+        // Another process copies the file, so that no child of this one has it open for writing when it is executed.
         let copied = Command::new("cp").args([from, to]).status();
         assert!(copied.expect("cp runs").success());
         fs::set_permissions(to, Permissions::from_mode(0o755)).expect("our own copy");
@@ -138,14 +138,14 @@ fn hidden_target(setpriv: &Path) -> Option<(Target, TempDir)> {
     Some((target, folder))
 }
 
-/// Starts heapbpf like the unit does: as root with these capabilities and no way to gain more.
+/// Starts heapbpf as the unit does: as root with these capabilities and no way to gain more.
 fn with(setpriv: &Path, capabilities: &[String], recorder: Recorder) -> Recorder {
     let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
     let bounding = format!("--bounding-set=-all{set}");
     recorder.through(&[setpriv.as_os_str(), OsStr::new("--no-new-privs"), OsStr::new(&bounding)])
 }
 
-/// `setpriv` and the capabilities, if this kernel needs no more than those.
+/// `setpriv` and the capabilities, if this kernel needs only those.
 fn prepared(case: &str) -> Option<(PathBuf, Vec<String>)> {
     let Some(setpriv) = tool("setpriv") else {
         skipped(case, "no setpriv (Debian: util-linux)");
@@ -172,7 +172,7 @@ fn the_units_capabilities_are_enough() {
     target.run();
     let (profile, _) = recording.stop().results();
     let bytes = profile.totals.alloc_bytes.value();
-    // Writing its report allocates as well.
+    // Writing the program's report allocates as well.
     assert!((20_000_000.0..20_100_000.0).contains(&bytes), "{bytes}");
     let named = profile
         .stacks
@@ -195,7 +195,7 @@ fn each_of_the_units_capabilities_is_needed_and_named() {
     for missing in &capabilities {
         let left: Vec<String> = capabilities.iter().filter(|name| *name != missing).cloned().collect();
         let recorder = with(&setpriv, &left, Recorder::of(target.pid(), 4096).without_outputs());
-        // The weaker one does for whoever does not hook inline.
+        // Without inline hooks, the weaker capability is enough, so heapbpf names that.
         let named = if missing == "dac_override" { "dac_read_search" } else { missing };
         recorder.refused().check(1, &[&format!("CAP_{named}")]);
     }
@@ -209,7 +209,7 @@ fn a_profile_that_may_not_be_read_is_named_with_the_reason() {
     let path = folder.path().join("hidden.json");
     fs::write(&path, "{}").expect("our own folder");
     fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("our own file");
-    // Root without capabilities may only read what its own user id may, which here is nothing.
+    // Root without capabilities may only read what its own user id may read, which here is nothing.
     let mut command = Command::new(setpriv);
     command.args(["--no-new-privs", "--bounding-set=-all"]).arg(heapbpf()).arg("report").arg(&path);
     let output = command.output().expect("setpriv runs");

@@ -1,4 +1,4 @@
-//! Python frames on stacks: equal to what the programs say themselves, on each version of CPython that this machine has.
+//! Python frames on stacks equal what the programs themselves report, for each version of CPython on this machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn script() -> PathBuf {
     programs_folder().join("python_truth.py")
 }
 
-/// The interpreter of a version: of the distribution, or among pyenv's.
+/// The interpreter of this version, from the distribution or from pyenv.
 fn interpreter(minor: u32) -> Option<PathBuf> {
     let name = format!("python3.{minor}");
     let usual = ["/usr/bin", "/usr/local/bin"].map(|folder| Path::new(folder).join(&name));
@@ -28,7 +28,7 @@ fn interpreter(minor: u32) -> Option<PathBuf> {
     usual.into_iter().chain(of_pyenv).find(|path| path.exists())
 }
 
-/// Every stack that the program noted is in the profile, with its bytes, and equal in all Python frames.
+/// Checks that every stack that the program noted is in the profile, with its bytes and all its Python frames.
 fn check(what: &str, profile: &Profile, truth: &[Noted]) {
     let mut wanted: BTreeMap<&[Named], u64> = BTreeMap::new();
     truth.iter().for_each(|noted| *wanted.entry(&noted.frames).or_default() += noted.bytes);
@@ -45,7 +45,7 @@ fn check(what: &str, profile: &Profile, truth: &[Noted]) {
     assert!(!wanted.is_empty() && wrong.is_empty(), "{what}: {}\n{:?}", wrong.join("\n"), profile.notes);
 }
 
-/// Records a run of the program with these arguments; its truth is in this file.
+/// Records a run of the program with these arguments. The program writes the truth to the file `truth`.
 fn record(python: &Path, truth: &Path, parts: &[&str]) -> Outcome {
     let mut command = Command::new(python);
     let mut target = Target::start_command(command.arg(script()).arg(truth).args(parts));
@@ -62,7 +62,7 @@ fn python_stacks_equal_what_the_program_notes() {
     equal_what_they_note(case, &[11, 13]);
 }
 
-/// In these versions of CPython 3.
+/// Compares the stacks for these minor versions of CPython 3.
 fn equal_what_they_note(case: &str, minors: &[u32]) {
     for &minor in minors {
         let Some(python) = interpreter(minor) else {
@@ -76,7 +76,7 @@ fn equal_what_they_note(case: &str, minors: &[u32]) {
         assert_eq!(stats.lost(), 0, "{stats:?}");
         let native = profile.notes.iter().find(|note| note.contains("native frames"));
         assert_eq!(native, None, "{}", python.display());
-        // What is not Python's stays: the allocation itself, and the C library's function (qsort) between two of Python's.
+        // Native frames stay: the allocation itself, and the C library's function (qsort) between two of Python's.
         let is_around_the_c_library = |stack: &Stack| {
             let at = |name: &str| stack.frames.iter().position(|it| it.function.as_deref() == Some(name));
             let Some((inner, outer)) = at("compare").zip(at("extensions")) else { return false };
@@ -88,7 +88,7 @@ fn equal_what_they_note(case: &str, minors: &[u32]) {
     }
 }
 
-/// The daemon need not be faster than the program: its functions have names although it ends after a moment.
+/// The daemon need not be faster than the program: functions have names although the program ends after a moment.
 #[test]
 fn a_short_program_has_the_names_of_its_functions() {
     const SCRIPT: &str = "
@@ -109,15 +109,15 @@ print(sum(len(middle(100)) for _ in range(20)))
             profile.stacks.iter().filter(|stack| holds(stack)).map(|stack| stack.samples).sum()
         };
         let leaf = count(&|stack| stack.has("leaf") && stack.has("middle"));
-        // An array of n bytes is sampled with probability 1 − exp(−n/R): of these 1,549 ± 18.7 (σ). Six of these are exceeded by
-        // chance in one of 500 million runs.
+        // An array of n bytes is sampled with probability 1 − exp(−n/R). That gives 1,549 ± 18.7 (σ) of these. A
+        // deviation of 6 σ happens by chance in one of 500 million runs.
         println!("{case}: {leaf} samples are in the script's function");
         assert!(leaf.abs_diff(1549) < 112, "{leaf}: {:?}", profile.notes);
     }
 }
 
-/// With `-X perf`, the interpreter calls each function through code that it makes for it, and names in a perf map: each function
-/// appears once all the same.
+/// With `-X perf`, the interpreter calls each function through code that it generates and names in a perf map. Each
+/// function still appears only once.
 #[test]
 fn functions_with_perf_support_appear_once() {
     let case = "functions_with_perf_support_appear_once";
@@ -175,8 +175,8 @@ fn python_in_a_virtual_environment_has_python_stacks() {
     check("a virtual environment", &profile, &truth_of(&truth));
 }
 
-/// What the interpreter keeps is the target's: a frame that calls itself its caller is followed for so many frames and no more, and
-/// what is sampled before and after has its true stack.
+/// The interpreter's data belongs to the target. heapbpf follows a frame that names itself as its caller only for a
+/// limited number of frames, and samples before and after have their true stacks.
 #[test]
 fn frames_in_a_circle_end() {
     const SCRIPT: &str = "
@@ -216,7 +216,7 @@ sys.stdin.readline()
     );
 }
 
-/// Where it is not certain which interpreter a thread runs, native frames stay, and the profile says so.
+/// If it is not certain which interpreter a thread runs, native frames stay, and the profile says so.
 #[test]
 fn stacks_of_subinterpreters_stay_native() {
     const PROGRAM: &str = "import os\n\
@@ -243,8 +243,8 @@ fn stacks_of_subinterpreters_stay_native() {
     assert!(profile.notes.iter().any(|note| note.contains("subinterpreters")), "{:?}", profile.notes);
 }
 
-/// gdb has an interpreter in it: its own frames stay, and only the interpreter's become Python's. (Names are read while the process
-/// runs, so it waits a moment.)
+/// gdb embeds an interpreter: gdb's own frames stay, and only the interpreter's become Python frames. (Names are read
+/// while the process runs, so the program waits a moment.)
 #[test]
 fn an_embedded_interpreter_has_python_frames_among_its_programs_own() {
     const PROGRAM: &str = "python\ndef embedded():\n    return bytearray(7_000_003)\nembedded()\n\
@@ -280,14 +280,14 @@ fn doctor_says_which_python_s_functions_stacks_show() {
     assert_eq!(found["python"], name.trim_start_matches("python"), "{found}");
 }
 
-/// A Python that has memray and numpy.
+/// Path of a Python that has memray and numpy, if there is one.
 fn python_with_memray() -> Option<PathBuf> {
     let python = std::env::var_os("HEAPBPF_TEST_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
     let found = Command::new(&python).args(["-c", "import memray, numpy"]).output();
     found.is_ok_and(|output| output.status.success()).then_some(python)
 }
 
-/// Bytes by function as memray counts them in a run of its own.
+/// Bytes by function as memray counts them in a separate run.
 fn counted_by_memray(python: &Path, work: &Path) -> BTreeMap<String, f64> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let calls = folder.path().join("calls.bin");
@@ -308,8 +308,8 @@ fn counted_by_memray(python: &Path, work: &Path) -> BTreeMap<String, f64> {
     serde_json::from_slice(&output.stdout).expect("bytes by function")
 }
 
-/// memray traps every call into the allocators; 4 KiB samples give the same ten functions, and their bytes within 4.5 σ
-/// (σ² ≤ R · bytes; false alarms: 7 in a million for each of the ten).
+/// memray traps every call into the allocators. Samples at 4 KiB give the same ten functions, and their bytes within
+/// 4.5 σ (σ² ≤ R · bytes; false alarms: 7 in a million for each of the ten).
 #[test]
 fn python_functions_have_the_bytes_that_memray_counts() {
     const INTERVAL: u64 = 4096;
@@ -319,7 +319,7 @@ fn python_functions_have_the_bytes_that_memray_counts() {
     let work = programs_folder().join("python_work.py");
     let counted = counted_by_memray(&python, &work);
     let mut target = Target::start_command(Command::new(&python).arg(&work));
-    // memray counts no objects of the interpreter's own allocator, if it is not asked to.
+    // By default, memray does not count objects of the interpreter's own allocator.
     let recording = Recorder::of(target.pid(), INTERVAL).flag("--python-objects=no").start();
     target.go();
     assert!(target.end().success(), "the program failed");
@@ -327,7 +327,7 @@ fn python_functions_have_the_bytes_that_memray_counts() {
     let mut bytes: BTreeMap<String, f64> = BTreeMap::new();
     for stack in &profile.stacks {
         let Some(innermost) = stack.frames.iter().find(|frame| is_python(frame)) else { continue };
-        // memray gives functions by their plain names.
+        // memray reports functions by their unqualified names.
         let name = innermost.function.as_deref().and_then(|name| name.rsplit('.').next()).unwrap_or_default();
         *bytes.entry(name.into()).or_default() += stack.figures.alloc_bytes.value();
     }
@@ -348,7 +348,7 @@ fn python_functions_have_the_bytes_that_memray_counts() {
     }
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 

@@ -1,4 +1,5 @@
-//! The unit of `packaging/` under systemd: it becomes ready with all its restrictions, sees what it needs, and ends in order.
+//! The unit of `packaging/` under systemd: it becomes ready with all its restrictions, sees what it needs, and stops
+//! cleanly.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -21,16 +22,17 @@ fn unit() -> PathBuf {
 /// Bits of the capabilities that the unit grants: DAC_OVERRIDE, SYS_PTRACE, PERFMON, BPF, CHECKPOINT_RESTORE.
 const GRANTED: u64 = 1 << 1 | 1 << 19 | 1 << 38 | 1 << 39 | 1 << 40;
 
-/// A service by the unit, under a manager of its own.
+/// A service started from the unit, under its own systemd manager.
 struct Service {
-    /// The manager's script, which waits for lines.
+    /// The manager's script, which waits for lines on standard input.
     script: Target,
     port: u16,
     folder: TempDir,
 }
 
 impl Service {
-    /// Starts it; `None`, said loudly, where that is not possible. It is ready, as it has told systemd itself.
+    /// Starts the service and waits until it has reported to systemd that it is ready. Returns `None` and logs a skip
+    /// where that is not possible.
     fn start(case: &str) -> Option<Self> {
         if !Path::new("/lib/systemd/systemd").exists() || tool("systemctl").is_none() {
             skipped(case, "no systemd (Debian: systemd)");
@@ -85,8 +87,8 @@ fn the_unit_runs_under_systemd_with_all_its_restrictions() {
     assert!(service.end().success());
 }
 
-/// systemd leaves the guardian of a killed daemon to its work: a second SIGKILL would keep it from removing probes, as it keeps the
-/// daemon.
+/// systemd does not interrupt the guardian of a killed daemon. A second SIGKILL would keep it from removing probes, as
+/// it does the daemon.
 #[test]
 fn a_service_that_is_killed_leaves_no_probe() {
     let case = "a_service_that_is_killed_leaves_no_probe";
@@ -111,7 +113,7 @@ fn a_service_that_is_killed_leaves_no_probe() {
     }
 }
 
-/// The process that serves at a port: the one whose command line has it, and that is no manager of it.
+/// The heapbpf process that has this port on its command line.
 fn service_pid(port: u16) -> u32 {
     let wanted = format!("127.0.0.1:{port}");
     let is_it = |pid: &u32| {
@@ -123,13 +125,13 @@ fn service_pid(port: u16) -> u32 {
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_it).expect("the service runs")
 }
 
-/// What systemd itself says of the unit.
+/// What systemd itself says about the unit.
 #[test]
 fn systemd_finds_nothing_wrong_with_the_unit() {
     let case = "systemd_finds_nothing_wrong_with_the_unit";
     let Some(analyze) = tool("systemd-analyze") else { return skipped(case, "no systemd-analyze (Debian: systemd)") };
     let folder = tempfile::tempdir().expect("a temporary folder");
-    // It looks for the program, which need not be installed here.
+    // systemd-analyze checks that the program exists, but it need not be installed here.
     let text = fs::read_to_string(unit()).expect("ours").replace("/usr/local/bin/heapbpf", "/bin/true");
     let copy = folder.path().join("heapbpf.service");
     fs::write(&copy, text).expect("our own folder");

@@ -1,4 +1,5 @@
-//! Programs that another one executes by translation. While one runs, nobody gets links that serve every process, which other tests need.
+//! Programs that another program executes by translation. While one runs, heapbpf refuses links that serve every
+//! process, which other tests need.
 
 use std::process::Command;
 
@@ -8,8 +9,8 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
-/// valgrind executes the code of its program by translation: a jump in it would lead to memory that valgrind does not know, and a
-/// breakpoint would end it.
+/// valgrind executes its program's code by translation: a jump in the code would lead to memory that valgrind does not
+/// know, and a breakpoint would end it.
 #[test]
 fn a_program_that_is_translated_is_left_alone() {
     let case = "a_program_that_is_translated_is_left_alone";

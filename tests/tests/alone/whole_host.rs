@@ -1,4 +1,4 @@
-//! Recordings of the whole host, or of programs by a name that other tests use, too.
+//! Recordings of the whole host, or of programs by a name that other tests use as well.
 
 use std::process::Command;
 
@@ -28,7 +28,7 @@ fn all_covers_a_process_that_starts_later() {
     assert!(profile.processes.iter().all(|process| process.pid != own), "the sampler samples itself");
 }
 
-/// A process that does nothing has an entry with its memory; kernel threads, which have none, and heapbpf itself have no entry.
+/// An idle process has an entry with its memory. Kernel threads, which have none, and heapbpf itself have no entry.
 #[test]
 fn all_lists_who_does_nothing() {
     let Some(_turn) = turn("all_lists_who_does_nothing") else { return };
@@ -46,7 +46,7 @@ fn all_lists_who_does_nothing() {
     assert!(target.end().success());
 }
 
-/// Whatever is added to all processes, it is all processes.
+/// `--all` with any other target option is still all processes.
 #[test]
 fn all_with_anything_is_all() {
     let Some(_turn) = turn("all_with_anything_is_all") else { return };
@@ -67,11 +67,11 @@ fn all_with_anything_is_all() {
     }
 }
 
-/// The same if the whole host is recorded: such a process is no place to hide.
+/// Such a process cannot hide from a recording of the whole host either.
 #[test]
 fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
     let Some(_turn) = turn("a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host") else { return };
-    // An allocator that no other process has: nobody else gets it hooked.
+    // An allocator that no other process has, so no other recording hooks it.
     let own = program_with("crowded", "crowded-static", &["-static"]);
     for (program, kind, count) in [(program("crowded"), "code", "12000"), (own, "pieces", "20000")] {
         let mut target = Target::start(&program, [kind, count, "1000"]);
@@ -92,7 +92,8 @@ fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
     }
 }
 
-/// The kernel tells of a program's mappings before its exec ends. Where the interpreter is may be noted in between.
+/// The kernel reports a program's mappings before its exec ends. heapbpf may look up the interpreter's location in
+/// between.
 #[test]
 fn a_program_that_has_to_wait_while_it_begins_has_the_names_of_its_functions() {
     const PROGRAMS: usize = 3;
@@ -132,8 +133,8 @@ input()
     assert_eq!(named, PROGRAMS, "{:?}", profile.notes);
 }
 
-/// Programs that are built, run once and deleted, as on a host that builds for weeks: what is known of them is forgotten, and their
-/// files are closed.
+/// Programs are built, run once and deleted, as on a host that builds for weeks. heapbpf forgets what it knows about
+/// them and closes their files.
 #[test]
 fn programs_that_never_come_again_are_forgotten() {
     let Some(_turn) = turn("programs_that_never_come_again_are_forgotten") else { return };
@@ -143,7 +144,8 @@ fn programs_that_never_come_again_are_forgotten() {
     programs.run(300);
     let before = programs.settled(address, u64::MAX);
     programs.run(700);
-    // The last ones are kept, as programs mostly come again. Other programs of the host may begin meanwhile.
+    // The latest ones are kept, because programs usually run again. Other programs on the host may start at the same
+    // time.
     let after = programs.settled(address, before.modules + 300);
     assert!(after.open <= before.open + 300, "{before:?} {after:?}");
     let deleted = programs.open_in(recording.pid());

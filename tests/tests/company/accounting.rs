@@ -7,7 +7,7 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
-/// Checks that a figure's interval holds the figure and the truth.
+/// Checks that a figure's interval contains the figure and the truth.
 fn covers(figure: &Estimate, truth: u64) {
     let (low, high) = (figure.low.expect("an interval"), figure.high.expect("an interval"));
     assert!(low <= truth as f64 && truth as f64 <= high, "{truth}: {figure:?}");
@@ -28,7 +28,7 @@ fn a_tiny_ring_loses_events_and_counts_each() {
     assert!(stats.lost() > 19_000, "a page cannot hold them: {stats:?}");
     assert_eq!(stats.hits, truth.allocs());
     assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "totals do not depend on the ring");
-    // All blocks were freed; lost frees are reconciled with the kernel's live map.
+    // All blocks were freed. Lost frees are reconciled with the kernel's live map.
     assert_eq!(profile.totals.inuse_objects.as_ref().map(|e| e.value()), Some(0.0));
     covers(&profile.totals.alloc_bytes, truth.bytes());
     covers(&profile.totals.alloc_objects, truth.allocs());
@@ -53,7 +53,7 @@ fn a_tiny_ring_keeps_its_accounts_while_the_daemon_reads() {
     }
 }
 
-/// Blocks that do not fit into the live map still count as allocations; their number is reported.
+/// Blocks that do not fit into the live map still count as allocations. Their number is reported.
 #[test]
 fn a_tiny_live_map_is_a_counted_loss_of_in_use_only() {
     let Some(_turn) = turn("a_tiny_live_map_is_a_counted_loss_of_in_use_only") else { return };
@@ -81,8 +81,8 @@ fn the_live_heap_heals_from_lost_frees() {
     let Some(_turn) = turn("the_live_heap_heals_from_lost_frees") else { return };
     let mut target = Target::start(&program("healing"), ["1500", "1200", "20000"]);
     let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", "1MiB").start();
-    // The first step's 1,500 records fit. Then the daemon stops reading; 20,000 pairs fill the ring to its end, and none
-    // of the 1,200 frees after them is reported (a few may find room where a record was too large).
+    // The first step's 1,500 records fit. Then the daemon stops reading. 20,000 pairs fill the ring, and none of the
+    // 1,200 frees after them is reported (a few may fit where a record was too large).
     target.go();
     target.step();
     recording.signal(libc::SIGSTOP);
@@ -114,8 +114,8 @@ fn without_live_there_are_allocations_only() {
     }
 }
 
-/// With more stacks than the limit, the coldest go to the overflow bucket `[other stacks]`. Sums stay exact, and the profile
-/// says so.
+/// With more stacks than the limit, the coldest go to the overflow bucket `[other stacks]`. Sums stay exact, and the
+/// profile says so.
 #[test]
 fn stacks_beyond_the_limit_go_to_the_overflow_bucket() {
     let Some(_turn) = turn("stacks_beyond_the_limit_go_to_the_overflow_bucket") else { return };
@@ -127,7 +127,7 @@ fn stacks_beyond_the_limit_go_to_the_overflow_bucket() {
     let (profile, stats) = outcome.results();
     assert_eq!((stats.submitted, stats.lost()), (1 << 15, 0), "{stats:?}");
     assert!(profile.stacks.len() <= MOST, "{} stacks", profile.stacks.len());
-    // A stack whose copy did not fit into its ring has only its caller; there is one distinct stack of that kind.
+    // A stack whose copy did not fit into its ring has only its caller. All of those are one distinct stack.
     let without_copy = profile.counters["stacks_lost"].as_u64().expect("a count");
     let overflowed = stats.other["stacks_put_together"];
     assert!(overflowed + without_copy > (1 << 15) - MOST as u64, "{overflowed} and {without_copy} without a copy");

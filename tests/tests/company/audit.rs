@@ -7,7 +7,7 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
-/// One list out of every file of a process's audit in a profile.
+/// Joins one list from every file in a process's audit.
 fn joined(audit: &[Value], files: &[usize], list: &str) -> Vec<Value> {
     files.iter().flat_map(|file| audit[*file][list].as_array().expect("a list").clone()).collect()
 }

@@ -1,4 +1,4 @@
-//! Bad input gives one clear sentence and the documented exit status; nothing is attached or half-written.
+//! Bad input gives one clear sentence and the documented exit status. Nothing is attached or half-written.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
@@ -11,13 +11,13 @@ use heapbpf_tests::program::{copy_file, program, program_without_libc};
 use heapbpf_tests::recorder::{Recorder, Refused};
 use heapbpf_tests::target::{Target, until};
 
-/// Checks that nothing was written into the folder.
+/// Checks that nothing was written into the directory.
 fn nothing_written(refused: &Refused) {
     let left: Vec<_> = std::fs::read_dir(refused.folder.path()).expect("our own folder").flatten().collect();
     assert!(left.is_empty(), "left behind: {left:?}");
 }
 
-/// An unused pid, of a process that has exited and was waited for.
+/// The pid of a process that has exited and was waited for, so it is unused.
 fn nobody() -> u32 {
     let mut child = Command::new("/bin/true").spawn().expect("/bin/true");
     let pid = child.id();
@@ -73,7 +73,7 @@ fn one_of_two_targets_without_an_allocator() {
     assert!(profile.notes.iter().any(|note| note.contains(&told)), "{:?}", profile.notes);
 }
 
-/// A process that exits after it was listed and before it is hooked is no error, and does not affect the others.
+/// A process that exits after it was listed and before it is hooked causes no error and does not affect the others.
 #[test]
 fn a_target_that_vanishes_before_it_is_hooked() {
     let Some(_turn) = turn("a_target_that_vanishes_before_it_is_hooked") else { return };
@@ -87,7 +87,7 @@ fn a_target_that_vanishes_before_it_is_hooked() {
     assert!(profile.processes.iter().all(|process| process.pid != victims_pid), "{:?}", profile.notes);
 }
 
-/// The only target's end is the reason, not its allocator.
+/// The reason given is that the only target ended, not that it has no allocator.
 #[test]
 fn the_only_target_vanishes_before_it_is_hooked() {
     let Some(_turn) = turn("the_only_target_vanishes_before_it_is_hooked") else { return };
@@ -98,14 +98,14 @@ fn the_only_target_vanishes_before_it_is_hooked() {
     nothing_written(&refused);
 }
 
-/// A process that ends after heapbpf has listed its targets and before it attaches to them.
+/// Starts a process that ends after heapbpf has listed its targets and before it attaches to them.
 fn victim() -> (u32, JoinHandle<()>) {
     let mut victim = Command::new(program("mix"));
     victim.arg("1").stdin(Stdio::piped()).stdout(Stdio::null());
     let mut victim = victim.spawn().expect("the program runs");
     let pid = victim.id();
     let killer = std::thread::spawn(move || {
-        // Targets are listed before anything is loaded, and hooked after all of it is.
+        // Targets are listed before anything is loaded, and hooked only after everything is loaded.
         until("heapbpf makes maps", || our_heapbpf(pid).is_some_and(has_maps));
         victim.kill().expect("our own child");
         victim.wait().expect("our own child");
@@ -113,7 +113,7 @@ fn victim() -> (u32, JoinHandle<()>) {
     (pid, killer)
 }
 
-/// The heapbpf process that this test started for this target. Other tests have theirs.
+/// The heapbpf process that this test started for this target. Other tests have their own.
 fn our_heapbpf(target: u32) -> Option<u32> {
     let threads = std::fs::read_dir("/proc/self/task").expect("our own").flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
@@ -144,7 +144,7 @@ fn a_command_that_does_not_exist() {
     nothing_written(&refused);
 }
 
-/// It fails after the command was started and held.
+/// The recording fails after the command was started and held.
 #[test]
 fn a_command_does_not_run_if_its_recording_fails() {
     let Some(_turn) = turn("a_command_does_not_run_if_its_recording_fails") else { return };
@@ -152,12 +152,12 @@ fn a_command_does_not_run_if_its_recording_fails() {
         let recorder = Recorder::new().option("--alloc", "libc.so.6:no_such_one(size=arg0)->ret,free=free(arg0)");
         let refused = recorder.command("/usr/bin/touch".as_ref(), ["ran"]).refused();
         refused.check(2, &["no_such_one"]);
-        // Standard output ends when the command does, which shares it.
+        // The command shares standard output, which therefore ends only when the command does.
         nothing_written(&refused);
     }
 }
 
-/// As an ordinary user: the message names what is missing, and what to do.
+/// An ordinary user gets a message that names what is missing and what to do.
 #[test]
 fn without_the_capabilities() {
     let case = "without_the_capabilities";
@@ -165,7 +165,7 @@ fn without_the_capabilities() {
     let Some(setpriv) = tool("setpriv") else { return skipped(case, "no setpriv (Debian: util-linux)") };
     let user: [&OsStr; 4] =
         [setpriv.as_ref(), "--reuid=65534".as_ref(), "--regid=65534".as_ref(), "--clear-groups".as_ref()];
-    // The user `nobody` must be able to reach the binary and the folder.
+    // The user `nobody` must be able to reach the binary and the directory.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let everybody = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(folder.path(), everybody.clone()).expect("our own folder");
@@ -195,7 +195,7 @@ fn without_the_capabilities() {
     sleeper.wait().expect("our own child");
 }
 
-/// A limit of file sizes is told like a full disk, and ends nobody by a signal.
+/// A file size limit is reported like a full disk, and ends nothing by a signal.
 #[test]
 fn files_may_not_be_as_large_as_a_profile() {
     let Some(_turn) = turn("files_may_not_be_as_large_as_a_profile") else { return };
@@ -210,12 +210,13 @@ fn files_may_not_be_as_large_as_a_profile() {
     assert!(target.end().success(), "it came to harm");
 }
 
-/// Too few file descriptors get one sentence, with the limit and what to do. A soft limit alone is raised.
+/// Too few file descriptors get one sentence, with the limit and what to do. If only the soft limit is too low, it is
+/// raised.
 #[test]
 fn too_few_file_descriptors() {
     let Some(_turn) = turn("too_few_file_descriptors") else { return };
     let mut target = Target::start(&program("pairs"), ["100"]);
-    // Who may raise hard limits as well (CAP_SYS_RESOURCE) needs no advice.
+    // A process that may raise hard limits as well (CAP_SYS_RESOURCE) needs no advice.
     let pid = target.pid();
     let limited = |limits: &str| {
         let words =
@@ -236,7 +237,7 @@ fn too_few_file_descriptors() {
     let truth = target.run();
     let (profile, _) = recording.stop().results();
     checks::sites(&profile, &truth, 1, Compare::All);
-    // The fewest with which it begins are enough for a small process.
+    // The required minimum is enough for a small process.
     let recording = limited("256:256").start();
     recording.stop().results();
     assert!(target.end().success(), "it came to harm");

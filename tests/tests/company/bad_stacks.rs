@@ -11,12 +11,12 @@ use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 use tempfile::TempDir;
 
-/// deep.c without frame pointers.
+/// Builds deep.c without frame pointers.
 fn deep() -> PathBuf {
     program_with("deep", "deep-bad", &["-fomit-frame-pointer"])
 }
 
-/// Every allocation of deep.c below twenty calls.
+/// Records every allocation of deep.c below twenty calls.
 fn record(program: &Path, unwind: &str) -> (Profile, Outcome) {
     let mut target = Target::start(program, ["100", "20"]);
     let recording = Recorder::of(target.pid(), 1).option("--unwind", unwind).start();
@@ -36,7 +36,7 @@ fn cuts(outcome: &Outcome) -> Vec<String> {
     stacks.iter().filter_map(|stack| stack["cut"].as_str()).map(str::to_owned).collect()
 }
 
-/// The table states once for how many stacks frame pointers were missing; each is marked incomplete.
+/// The table says once for how many stacks frame pointers were missing. Each such stack is marked incomplete.
 #[test]
 fn frame_pointers_that_are_not_there_are_told_once() {
     let Some(_turn) = turn("frame_pointers_that_are_not_there_are_told_once") else { return };
@@ -45,14 +45,14 @@ fn frame_pointers_that_are_not_there_are_told_once() {
     let said = format!("{}\n{}", outcome.stdout, outcome.stderr);
     assert_eq!(said.matches("of the samples have broken stacks").count(), 1, "{said}");
     assert!(said.contains("100.0 % of the samples have broken stacks") && said.contains("--unwind auto"), "{said}");
-    // With stack copies there is no such remark.
+    // With stack copies there is no such note.
     let (profile, outcome) = record(&deep(), "auto");
     assert!(profile.stacks.iter().all(|stack| stack.complete), "{:?}", cuts(&outcome));
     assert!(!outcome.stdout.contains("broken stacks"), "{}", outcome.stdout);
 }
 
-/// Unwind information that is garbage, contradicts itself, or is truncated ends the stack with a reason that names the file;
-/// figures are still exact.
+/// Unwind information that is garbage, contradicts itself, or is truncated ends the stack with a reason that names the
+/// file. Figures are still exact.
 #[test]
 fn hostile_unwind_information_gives_a_reason() {
     let case = "hostile_unwind_information_gives_a_reason";

@@ -1,4 +1,4 @@
-//! What was in use before the recording, by glibc's arenas, which are read from outside.
+//! Memory that was in use before the recording, from glibc's arenas, which heapbpf reads from outside.
 
 use std::process::Command;
 
@@ -11,21 +11,21 @@ use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
 use serde_json::Value;
 
-/// Blocks that the C library has in use beside those of the program: buffers, caches, what threads have.
+/// Upper bound for blocks that the C library itself has in use: buffers, caches, per-thread data.
 const ITS_OWN: f64 = 16384.0;
 
 fn number(of: &Value, name: &str) -> f64 {
     of[name].as_f64().unwrap_or_else(|| panic!("no {name} in {of}"))
 }
 
-/// Records a program that has much from before and frees half of it, and compares with what glibc says of itself.
+/// Records a program that has much memory from before and frees half of it. Compares with glibc's own figures.
 fn compare(case: &str, tunables: &str) {
     let Some(_turn) = turn(case) else { return };
     let mut target = Target::start_command(Command::new(program("before")).env("GLIBC_TUNABLES", tunables));
     let (recording, address) = Recorder::of(target.pid(), 1).serve();
     target.go();
     let [at_first, _, _, _] = target.sums();
-    // It is read aside, and the program waits.
+    // The arenas are read in the background, while the program waits.
     until("what was in use at first", || {
         let json = get(address, "/debug/pprof/heap?format=json").body;
         let profile: Value = serde_json::from_reader(GzDecoder::new(&json[..])).expect("a profile");
@@ -40,7 +40,7 @@ fn compare(case: &str, tunables: &str) {
     let glibc = &process["resident"]["glibc"];
     assert_eq!(glibc["exact"], true, "{process}");
 
-    // glibc counts what caches of threads hold as in use. Without them, all is equal.
+    // glibc counts what thread caches hold as in use. Without caches, all figures are equal.
     let has_caches = tunables.is_empty();
     let in_caches = number(glibc, "cached") - fast as f64;
     assert_eq!(in_caches > 0.0, has_caches, "{glibc}");
@@ -49,7 +49,7 @@ fn compare(case: &str, tunables: &str) {
     let at_attach = number(glibc, "at_attach");
     assert!(if has_caches { at_attach < at_first as f64 } else { at_attach == at_first as f64 }, "{at_first}: {glibc}");
 
-    // What is older, exactly but for the rounding of what was recorded.
+    // The older memory, exact except for the rounding of the recorded blocks.
     let before = &process["inuse_before"];
     let (low, estimate, high) = (number(before, "low"), number(before, "estimate"), number(before, "high"));
     let (older, blocks) = (older as f64, truth.site("site_00").live_allocs as f64);
@@ -64,7 +64,7 @@ fn compare(case: &str, tunables: &str) {
         .expect("the binary under test runs");
     let text = String::from_utf8(report.stdout).expect("text");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for said in ["the heap = ", "in use by what was recorded + ", "in use from before + ", "free inside glibc"] {
+    for said in ["the heap = ", "in recorded blocks + ", "in older blocks + ", "free inside glibc"] {
         assert!(words.contains(said), "{said:?} is not in\n{text}");
     }
     assert!(target.end().success(), "nothing was done to it");

@@ -1,4 +1,4 @@
-//! `heapbpf census`: programs with known populations, stopped and running.
+//! `heapbpf census` on programs with known populations, stopped and running.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -35,11 +35,11 @@ fn of_type(census: &Value, name: &str) -> u64 {
 
 fn signal(pid: u32, signal: i32) {
     let pid = i32::try_from(pid).expect("a process id");
-    // SAFETY: it takes plain integers; the process is our child, which nobody has waited for.
+    // SAFETY: it takes plain integers; the process is our child, which has not been waited for.
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
 }
 
-/// State, page faults (without and with reading a file) and resident pages of a process.
+/// State, page faults (minor and major) and resident pages of a process.
 fn state_and_pages(pid: u32) -> (String, [u64; 3]) {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
@@ -59,7 +59,7 @@ fn a_stopped_program_is_counted_exactly_without_names_in_its_file() {
         (&true.into(), &false.into(), &0.into())
     );
     assert_eq!([SESSION, BASKET, ARCHIVE].map(|name| of_type(&found, name)), [20_000, 5_000, 3], "{found}");
-    // Of 100 bytes. The C library may have a few of its own.
+    // Plain blocks of 100 bytes. The C library may have a few of its own.
     let plain = blocks(&found, |row| row["sizes"] == serde_json::json!([89, 104]));
     assert!((7_000..7_010).contains(&plain), "{plain}: {found}");
     let rows = found["rows"].as_array().expect("rows");
@@ -74,7 +74,7 @@ fn a_stopped_program_is_counted_exactly_without_names_in_its_file() {
 #[test]
 fn a_program_that_allocates_meanwhile_is_counted_within_one_percent() {
     let Some(_turn) = turn("a_program_that_allocates_meanwhile_is_counted_within_one_percent") else { return };
-    // Also with what changes and what stays in one arena, and with merges of free blocks all the time.
+    // Also with changing and constant objects in one arena, and with constant merging of free blocks.
     for tunables in ["", "glibc.malloc.arena_max=1", "glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0"] {
         let program = program_with("census", "census_stripped", &["-s"]);
         let mut target = Target::start_command(Command::new(program).env("GLIBC_TUNABLES", tunables));
@@ -93,7 +93,7 @@ fn a_program_that_allocates_meanwhile_is_counted_within_one_percent() {
     }
 }
 
-/// The rest of the arena is not consistent; what is in front of it and the other arena are counted.
+/// The rest of the arena is inconsistent. What is before it, and the other arena, are counted.
 #[test]
 fn a_heap_that_lies_costs_the_rest_of_its_arena() {
     let Some(_turn) = turn("a_heap_that_lies_costs_the_rest_of_its_arena") else { return };
@@ -150,10 +150,10 @@ fn what_cannot_be_counted_is_said() {
     let mut ended = Command::new("/bin/true").spawn().expect("/bin/true");
     ended.wait().expect("our own child");
     refused(&["--pid", &ended.id().to_string()], 1, "no process");
-    // No time at all.
+    // A time limit that is over at once.
     let target = Target::start::<&str>(&program_with("census", "census_stripped", &["-s"]), []);
     refused(&["--pid", &target.pid().to_string(), "--limit", "1ns"], 1, "in time");
-    // Of one of two there is an answer.
+    // If one of two processes fails, the other one is still reported.
     let output = census(&["--pid", &format!("{pid},{}", target.pid()), "--format", "json"]);
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((output.status.code(), json["processes"].as_array().map(Vec::len)), (Some(1), Some(1)));
@@ -162,7 +162,7 @@ fn what_cannot_be_counted_is_said() {
     }
 }
 
-/// Without rights to a process, the message says so.
+/// Without permission for a process, the message says so.
 fn as_nobody(setpriv: &Path, pid: u32) {
     let folder = tempfile::tempdir().expect("a folder");
     let copy = folder.path().join("heapbpf");

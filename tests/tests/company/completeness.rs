@@ -13,13 +13,14 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::{Target, until};
 
-/// Smallest share of a real program's samples that must have complete stacks.
+/// Minimum share of a real program's samples that must have complete stacks.
 const WHOLE: f64 = 0.99;
 
-/// Functions that node calls to run a script. (Builtins have names in some builds only, not in Debian's.)
+/// The function that node calls to run a script. (Builtins have names only in some builds, not in Debian's.)
 const RUNS_SCRIPT: &str = "v8::Script::Run(v8::Local<v8::Context>, v8::Local<v8::Data>)";
 
-/// The turn of a case whose paths include internal functions of libc. `None`, with a message, if these have no names here.
+/// Waits for the turn of a test whose paths include internal functions of libc. Returns `None` and logs a skip if these
+/// have no names here.
 fn turn_with_names(case: &str) -> Option<Turn> {
     let turn = turn(case)?;
     if !libc_has_names() {
@@ -29,8 +30,8 @@ fn turn_with_names(case: &str) -> Option<Turn> {
     Some(turn)
 }
 
-/// Whether a function of node's script is on the stack. V8 names it `JS:*middle …`, before version 11 `LazyCompile:*middle …`
-/// or `Function:*middle …`: kind and optimisation level, name, position.
+/// Whether a function of node's script is on the stack. V8 names it `JS:*middle …`, before version 11
+/// `LazyCompile:*middle …` or `Function:*middle …`: kind and optimisation level, name, position.
 fn runs(stack: &Stack, function: &str) -> bool {
     let of_script = |name: &str| ["JS:", "LazyCompile:", "Function:"].iter().any(|kind| name.starts_with(kind));
     let mut names = stack.frames.iter().filter_map(|frame| frame.function.as_deref());
@@ -68,14 +69,14 @@ fn check(case: &str, comm: &str, outcome: &Outcome, paths: &[&[&str]]) -> Profil
     profile
 }
 
-/// A server, killed when dropped.
+/// A server that is killed when dropped.
 struct Server {
     child: Child,
     port: u16,
 }
 
 impl Server {
-    /// Starts it on a free port, and waits until it answers.
+    /// Starts the server on a free port and waits until it answers.
     fn start(program: &Path, arguments: &dyn Fn(u16) -> Vec<String>) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
         let mut command = Command::new(program);
@@ -97,7 +98,7 @@ impl Drop for Server {
     }
 }
 
-/// Sends requests and reads as many answers, each of `answer` bytes.
+/// Sends requests and reads this many answers, each equal to `answer`.
 fn ask(stream: &mut TcpStream, requests: &[u8], answers: usize, answer: &[u8]) {
     stream.write_all(requests).expect("the server reads");
     let mut got = vec![0; answers * answer.len()];
@@ -118,7 +119,7 @@ fn redis_with_threads() {
         words.chain(["--port".to_owned(), port.to_string()]).collect()
     });
     let recording = Recorder::of(server.child.id(), 4096).start();
-    // Many connections at once with many requests each make all of its threads read.
+    // Many connections at once with many requests each make all its threads read.
     let mut connections: Vec<TcpStream> = (0..30).map(|_| server.connect()).collect();
     let value = "x".repeat(300);
     for round in 0..20 {
@@ -191,7 +192,7 @@ print(sum(find(number) for number in range(1000)))
     check(case, "gdb", &outcome, &[thrown]);
 }
 
-/// node's native functions and, from its perf map, the script's functions between them.
+/// node's native functions with the script's functions between them, which are named by node's perf map.
 #[test]
 fn node_names_its_jit_code() {
     let case = "node_names_its_jit_code";
@@ -210,7 +211,7 @@ fn node_names_its_jit_code() {
     "#;
     let mut command = Command::new(node);
     // The second option gives interpreted functions their own frames.
-    // node also writes a log into its working folder.
+    // node also writes a log into its working directory.
     let folder = tempfile::tempdir().expect("a temporary folder");
     command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "-e", script]).current_dir(folder.path());
     let mut target = Target::start_command(&mut command);
@@ -229,7 +230,7 @@ fn node_names_its_jit_code() {
     let _ = std::fs::remove_file(map);
 }
 
-/// The functions of a script have names even if its process exited before the profile is made.
+/// A script's functions have names even if its process exits before the profile is made.
 #[test]
 fn code_made_at_run_time_is_named_after_the_end() {
     let case = "code_made_at_run_time_is_named_after_the_end";
@@ -253,7 +254,8 @@ fn code_made_at_run_time_is_named_after_the_end() {
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", process.pid));
 }
 
-/// A Python with perf trampolines (3.12 and later): one given by name, the distribution's, or one of pyenv's.
+/// A Python with perf trampolines (3.12 and later): the one from the environment, the distribution's, or one of
+/// pyenv's.
 fn python_with_perf() -> Option<PathBuf> {
     let named = std::env::var_os("HEAPBPF_TEST_PYTHON").map(PathBuf::from);
     let installed = ["python3.14", "python3.13", "python3.12", "python3"].into_iter().filter_map(tool);
@@ -266,8 +268,8 @@ fn python_with_perf() -> Option<PathBuf> {
     })
 }
 
-/// With `-X perf`, Python functions run in trampolines without unwind information or frame pointers. Stacks lead through them, and
-/// show each function once, by the interpreter's own frames.
+/// With `-X perf`, Python functions run in trampolines without unwind information or frame pointers. Stacks unwind
+/// through them and show each function once, from the interpreter's own frames.
 #[test]
 fn python_stacks_lead_through_its_trampolines() {
     let case = "python_stacks_lead_through_its_trampolines";
@@ -282,8 +284,8 @@ fn python_stacks_lead_through_its_trampolines() {
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", profile.processes[0].pid));
 }
 
-/// Two processes, forked from one, run different code at equal addresses, below equal stacks. Each has the names of its own
-/// perf map.
+/// Two processes, forked from one, run different code at equal addresses, below equal stacks. Each uses the names of
+/// its own perf map.
 #[test]
 fn forked_processes_have_the_names_of_their_own_code() {
     let case = "forked_processes_have_the_names_of_their_own_code";
@@ -310,8 +312,8 @@ fn forked_processes_have_the_names_of_their_own_code() {
     }
 }
 
-/// The commands of programs with deep stacks, or with large arrays on them, by the name of the process. What they read and
-/// write is in `folder`.
+/// Commands of programs that have deep stacks, or large arrays on them, with the names of their processes. Their input
+/// and output files are in `folder`.
 fn deep_programs(folder: &Path) -> Vec<(&'static str, &'static str, Vec<String>)> {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
@@ -346,7 +348,7 @@ fn deep_programs(folder: &Path) -> Vec<(&'static str, &'static str, Vec<String>)
     ]
 }
 
-/// The compiler itself, not a launcher that picks one.
+/// Path of the compiler itself, not of a launcher that picks one.
 fn rust_compiler() -> Option<PathBuf> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).args(["--print", "sysroot"]).output().ok()?;
@@ -354,7 +356,7 @@ fn rust_compiler() -> Option<PathBuf> {
     Some(sysroot.join("bin/rustc")).filter(|path| path.exists())
 }
 
-/// Stacks of all processes whose names begin like this.
+/// Stacks of all processes whose names begin with `comm`.
 fn of_prefix<'a>(profile: &'a Profile, comm: &str) -> impl Iterator<Item = &'a Stack> {
     let names = profile.processes.iter().filter(|process| process.comm.starts_with(comm));
     let pids: Vec<u32> = names.map(|process| process.pid).collect();
@@ -369,7 +371,7 @@ fn cuts(outcome: &Outcome) -> BTreeSet<String> {
     stacks.iter().filter_map(|stack| stack["cut"].as_str()).map(str::to_owned).collect()
 }
 
-/// The known call paths of programs that need nothing but a command line.
+/// Known call paths of programs that need nothing but a command line.
 #[test]
 fn known_paths_of_programs_that_run_once() {
     let case = "known_paths_of_programs_that_run_once";
@@ -403,7 +405,7 @@ fn known_paths_of_programs_that_run_once() {
         held::most_are_whole(name, || {
             let outcome = Recorder::new().interval(interval).command(&program, &words).start().finish();
             let (profile, _) = outcome.results();
-            // What gcc starts is held at its entry point.
+            // Programs that gcc starts are held at their entry points.
             let process = profile.processes.iter().find(|process| process.comm == comm);
             if comm != name && process.is_none_or(|process| process.coverage < 1.0) {
                 assert!(held::is_told(&profile, process), "{:?}", profile.notes);
@@ -415,11 +417,11 @@ fn known_paths_of_programs_that_run_once() {
     }
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 
-    /// Nearly all stacks of programs with deep stacks are whole at default options, and none is lost.
+    /// Nearly all stacks of programs with deep stacks are complete at default options, and none is lost.
     #[test]
     fn deep_stacks_of_real_programs_are_whole_by_default() {
         const WHOLE: f64 = 0.995;
@@ -427,7 +429,7 @@ mod long {
         let Some(_turn) = turn(case) else { return };
         let folder = tempfile::tempdir().expect("a temporary folder");
         for (name, comm, words) in deep_programs(folder.path()) {
-            // A distribution may have no compiler of Rust, but these tests were built with one.
+            // A distribution may have no Rust compiler, but these tests were built with one.
             let Some(program) = tool(name).or_else(|| rust_compiler().filter(|_| name == "rustc")) else {
                 skipped(case, &format!("the part with {name}: it is not installed"));
                 continue;

@@ -1,4 +1,5 @@
-//! Deep stacks: up to 512 frames, through copies larger than 64 KiB; repeated ones; recursion folded in reports.
+//! Deep stacks: up to 512 frames, through copies larger than 64 KiB. Also repeated stacks, and recursion that reports
+//! fold.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,16 +12,16 @@ use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 
-/// Number of frames besides the recursive calls: `site_00` inside them; `main`, two of libc's and `_start` outside.
+/// Number of frames besides the recursive calls: `site_00` inside them, and `main`, two of libc's and `_start` outside.
 const OTHERS: usize = 5;
 
-/// deep.c with this many bytes of locals per frame, without frame pointers.
+/// Builds deep.c with this many bytes of locals per frame, without frame pointers.
 fn deep(room: usize) -> PathBuf {
     let room_flag = format!("-DROOM={room}");
     program_with("deep", &format!("deep-{room}"), &["-fomit-frame-pointer", &room_flag])
 }
 
-/// Records every one of this many allocations, below this many calls of `descend`.
+/// Records each of this many allocations, made below this many calls of `descend`.
 fn record(room: usize, calls: usize, allocations: u64, options: &[(&str, &str)]) -> (Profile, Stats, Outcome) {
     let depth = (calls - 1).to_string();
     let mut target = Target::start(&deep(room), [&allocations.to_string(), &depth]);
@@ -38,7 +39,7 @@ fn stacks(profile: &Profile) -> impl Iterator<Item = &Stack> {
     profile.stacks.iter().filter(|stack| stack.site() == Some("site_00"))
 }
 
-/// Whether the stack is the truth: the site, the recursion, and what called it.
+/// Whether the stack is correct: the site, the recursion, and its callers.
 fn is_true(stack: &Stack, calls: usize) -> bool {
     let names: Vec<&str> = stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect();
     names.len() == calls + OTHERS
@@ -56,9 +57,9 @@ fn all_true(profile: &Profile, calls: usize) {
     }
 }
 
-/// 512 frames in copies of several classes: 507 frames of 560 bytes are 284 KB, which takes the class of 384 KiB, 507 of
-/// 300 are 152 KB (192 KiB), 507 of 1,900 nearly 1 MB. All copies of the run fit in the ring at once, and by default
-/// copies are as long as the stack is deep.
+/// 512 frames in copies of several size classes: 507 frames of 560 bytes are 284 KB (class of 384 KiB), 507 of 300 are
+/// 152 KB (192 KiB), 507 of 1,900 nearly 1 MB. All copies of the run fit into the ring at once, and by default copies
+/// are as long as the stack is deep.
 #[test]
 fn stacks_of_512_frames_are_the_truth() {
     let Some(_turn) = turn("stacks_of_512_frames_are_the_truth") else { return };
@@ -109,12 +110,12 @@ fn cuts(outcome: &Outcome) -> BTreeSet<String> {
     stacks.iter().filter_map(|stack| stack["cut"].as_str()).map(str::to_owned).collect()
 }
 
-/// While the daemon does not read, long copies get shorter as the ring fills up, and are lost only when it is full. Either
-/// is told as what it is, and no allocation is lost.
+/// While the daemon does not read, long copies get shorter as the ring fills up, and are lost only when it is full.
+/// Each case is reported as such, and no allocation is lost.
 #[test]
 fn copies_get_shorter_before_any_is_lost_and_both_are_told() {
     let Some(_turn) = turn("copies_get_shorter_before_any_is_lost_and_both_are_told") else { return };
-    // The ring for stacks has 4 MiB. Of copies of 384 KiB (the stack has 284 KB) it takes five; then they get shorter.
+    // The ring for stacks has 4 MiB. It takes five copies of 384 KiB (the stack has 284 KB), then copies get shorter.
     let mut told = Vec::new();
     for allocations in [12, 400] {
         let mut target = Target::start(&deep(520), [allocations.to_string().as_str(), "506"]);
@@ -150,7 +151,7 @@ fn repeated_stacks_come_from_the_cache() {
     assert!(repeated as f64 >= 0.95 * unwound as f64, "{stats:?}");
 }
 
-/// `report` shows a recursion once, whatever its depth, unless told otherwise.
+/// `report` shows a recursion once, whatever its depth, by default.
 #[test]
 fn recursion_is_folded_unless_told_otherwise() {
     let Some(_turn) = turn("recursion_is_folded_unless_told_otherwise") else { return };

@@ -1,4 +1,4 @@
-//! DHAT's viewer, which Debian's valgrind brings, opens heapbpf's files.
+//! DHAT's viewer, which is part of Debian's valgrind, opens heapbpf's files.
 
 use std::path::Path;
 use std::process::Command;
@@ -25,13 +25,13 @@ fn the_viewer_shows_what_was_recorded() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 
     browser.open_file(Path::new(VIEWER), "typeof loadFile === 'function' && gInput !== undefined");
-    // As a user who chooses a file.
+    // As if a user chose a file.
     let text = serde_json::Value::from(std::fs::read_to_string(&dhat).expect("written"));
     browser.value(&format!("(() => {{ const chosen = new DataTransfer(); chosen.items.add(new File([{text}], 'x.dhat.json')); gInput.files = chosen.files; loadFile() }})()"));
     browser.until("document.title.includes('x.dhat.json - ')");
     let shown = browser.text("gMainDiv.innerText");
 
-    // The root's totals are those of the profile.
+    // The root's totals equal those of the profile.
     let figure = |name: &str| profile["totals"][name]["estimate"].as_f64().expect("a figure").round() as u64;
     let root = |label: &str| -> (u64, u64) {
         let line = shown.lines().find(|line| line.contains(label)).unwrap_or_else(|| panic!("{label}: {shown}"));

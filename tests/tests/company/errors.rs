@@ -1,4 +1,4 @@
-//! Errors of the kernel while a recording runs: none of them ends it or changes its figures, and each kind is told once.
+//! Kernel errors while a recording runs: none of them ends it or changes its figures, and each kind is reported once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,21 +13,21 @@ use heapbpf_tests::refusing::Faults;
 use heapbpf_tests::scrape::{get, get_with};
 use heapbpf_tests::target::{Target, until};
 
-/// Checks that what failed is told, each kind once: on standard error, and in the profile.
+/// Checks that each kind of failure is reported once, on standard error and in the profile.
 fn is_told_once(outcome: &Outcome, profile: &Profile) {
-    let told: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains("it is tried again")).collect();
+    let told: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains("; retrying (")).collect();
     assert!(!told.is_empty(), "nobody says that something failed:\n{}", outcome.stderr);
     let what = |line: &&str| line.split(" failed: ").next().map(str::to_owned);
     let kinds: BTreeSet<_> = told.iter().map(what).collect();
     assert_eq!(kinds.len(), told.len(), "more than once: {told:?}");
-    assert!(profile.notes.iter().any(|note| note.contains("was tried again")), "{:?}", profile.notes);
+    assert!(profile.notes.iter().any(|note| note.contains("was retried (")), "{:?}", profile.notes);
 }
 
-/// Reads and writes of maps and iterators that fail now and then, from the beginning to the end of the recording.
+/// Reads and writes of maps and iterators fail now and then, from the beginning to the end of the recording.
 #[test]
 fn calls_that_fail_now_and_then_cost_nothing() {
     let Some(_turn) = turn("calls_that_fail_now_and_then_cost_nothing") else { return };
-    // A cut makes up to six reads one after the other: most cuts must come through in a few tries.
+    // A cut makes up to six reads in a row, and most cuts must succeed within a few tries.
     for (command, one_in) in [(MAP_LOOKUP, 9), (MAP_BATCH, 6), (MAP_UPDATE, 2), (ITERATOR, 3)] {
         let faults = Faults::of(command);
         let mut target = Target::start(&program("mix"), ["20000"]);
@@ -35,7 +35,7 @@ fn calls_that_fail_now_and_then_cost_nothing() {
         faults.fail_one_in(one_in);
         let truth = target.run();
         until("calls that fail", || {
-            // Who asks waits until it works, and gets an answer.
+            // A client waits until the reads work, and gets an answer.
             let answer = get(address, "/debug/pprof/heap");
             assert_eq!(answer.status, 200, "{}", answer.text());
             faults.failed() >= 3
@@ -50,7 +50,7 @@ fn calls_that_fail_now_and_then_cost_nothing() {
     }
 }
 
-/// Removals that fail after a process has ended: what it held is known nevertheless, and its calls count once.
+/// Removals fail after a process has ended: what it held is still known, and its calls count once.
 #[test]
 fn removals_that_fail_count_nothing_twice() {
     let Some(_turn) = turn("removals_that_fail_count_nothing_twice") else { return };
@@ -60,7 +60,7 @@ fn removals_that_fail_count_nothing_twice() {
     let truth = target.run();
     faults.fail_one_in(1);
     drop(target);
-    // Its counters are taken over some time after its end.
+    // heapbpf takes over the process's counters some time after its end.
     let errors = || get(address, "/metrics").metric("heapbpf_events_total{name=\"errors\"}");
     until("counters that cannot be taken over", || errors().is_some_and(|errors| errors > 0.0));
     faults.fail_one_in(0);
@@ -71,7 +71,7 @@ fn removals_that_fail_count_nothing_twice() {
     is_told_once(&outcome, &profile);
 }
 
-/// After a loss the live map tells what was lost. If it cannot be read, error bars cover that.
+/// After a loss, the live map shows what was lost. If it cannot be read, error bars allow for the loss.
 #[test]
 fn without_the_live_map_error_bars_cover_what_was_lost() {
     let Some(_turn) = turn("without_the_live_map_error_bars_cover_what_was_lost") else { return };
@@ -96,8 +96,8 @@ fn without_the_live_map_error_bars_cover_what_was_lost() {
     is_told_once(&outcome, &profile);
 }
 
-/// Checks the profile of a recording that could not read its counters at the end: every sample is in it, and that nobody
-/// knows what is missing.
+/// Checks the profile of a recording that could not read its counters at the end: every sample is in it, and it says
+/// that what is missing is unknown.
 fn without_counters(outcome: &Outcome, truth: &heapbpf_tests::truth::Truth) -> Profile {
     let profile: Profile = output::read(&outcome.file("profile.json"));
     let _: Stats = output::read(&outcome.file("stats.json"));
@@ -120,13 +120,13 @@ fn counters_that_cannot_be_read_at_the_end_leave_the_samples() {
     without_counters(&recording.stop(), &truth);
 }
 
-/// Bytes that `churn` reports to have allocated.
+/// Bytes that `churn` reports having allocated.
 fn bytes_of(report: &str) -> f64 {
     let report: serde_json::Value = serde_json::from_str(report).expect("a report");
     report["sites"].as_array().expect("sites").iter().map(|site| site["bytes"].as_f64().expect("bytes")).sum()
 }
 
-/// The interval that was chosen for the call rate is set as soon as that works.
+/// The interval chosen for the call rate is set as soon as setting it works.
 #[test]
 fn an_interval_that_cannot_be_set_is_set_later() {
     let Some(_turn) = turn("an_interval_that_cannot_be_set_is_set_later") else { return };
@@ -140,7 +140,7 @@ fn an_interval_that_cannot_be_set_is_set_later() {
     target.go();
     let told = || recording.next_line().contains("setting the sampling interval failed");
     until("an interval that cannot be set", told);
-    // 50,000 allocations a second: in this time some hundred samples are taken at the earlier interval.
+    // 50,000 allocations a second: during this time some hundred samples are taken at the earlier interval.
     std::thread::sleep(Duration::from_secs(1));
     faults.fail_one_in(0);
     let bytes = bytes_of(&target.line());
@@ -156,12 +156,12 @@ fn an_interval_that_cannot_be_set_is_set_later() {
     assert!((stats.exact_alloc_bytes as f64 / bytes - 1.0).abs() < 0.01, "{} of {bytes}", stats.exact_alloc_bytes);
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 
-    /// Without its counters for half a minute a recording cannot know what it lost: it ends, with the profile so far and the
-    /// reason.
+    /// A recording that cannot read its counters for half a minute cannot know what it lost: it ends, with the profile
+    /// so far and the reason.
     #[test]
     fn counters_that_cannot_be_read_for_long_end_the_recording_with_its_profile() {
         let Some(_turn) = turn("counters_that_cannot_be_read_for_long_end_the_recording_with_its_profile") else {
@@ -175,7 +175,7 @@ mod long {
         let waiting = std::thread::spawn(move || get_with(address, "/debug/pprof/heap", "").status);
         let outcome = recording.ends();
         assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
-        assert!(outcome.stderr.contains("ended early, with the profile so far"), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("ended early; the profile has what was recorded"), "{}", outcome.stderr);
         assert_eq!(waiting.join().expect("an answer"), 503);
         let profile = without_counters(&outcome, &truth);
         let told = |note: &String| {

@@ -18,7 +18,8 @@ fn run(command: &mut Command) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Copies by a shell: a file that this process wrote cannot be started while a forked sibling may hold it open.
+/// Copies files by a shell: a file that this process wrote cannot be executed while a forked sibling may still have it
+/// open.
 fn shell(script: &str, folder: &Path, arguments: &[&Path]) -> bool {
     run(Command::new("sh").current_dir(folder).args(["-e", "-c", script, "sh"]).args(arguments))
 }
@@ -40,7 +41,7 @@ fn sanitizers_have_operators_of_their_own() {
     if tool("c++").is_none() {
         return skipped(case, "no C++ compiler (Debian: g++)");
     }
-    // ThreadSanitizer of GCC 12 does not start where addresses are random in more than 28 bits.
+    // GCC 12's ThreadSanitizer does not start if addresses are randomized in more than 28 bits.
     if !run(Command::new("setarch").args(["-R", "true"])) {
         return skipped(case, "address space randomization cannot be switched off here (setarch -R)");
     }
@@ -92,7 +93,7 @@ fn one_file_by_many_names_is_hooked_once() {
     assert_eq!(probes("malloc"), 1, "{:?}", stats.attach);
 }
 
-/// With targets like --all the links serve every process, so a second link to an inode would count everything twice.
+/// With targets like --all, links serve every process, so a second link on an inode would count everything twice.
 #[test]
 fn one_file_by_many_names_is_hooked_once_for_everyone() {
     let case = "one_file_by_many_names_is_hooked_once_for_everyone";
@@ -129,13 +130,14 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazily, as a target that is being killed may still run from it.
+        // Lazily, because a target that is being killed may still run from it.
         run(Command::new("umount").arg("-l").arg(&self.0));
     }
 }
 
-/// A program may have an `operator new` of its own, exported or not, beside the C library's malloc: what it makes of its own store is
-/// counted there, and what comes from malloc is counted once. So are Firefox's functions for arenas, by a stand-in with their names.
+/// A program may have its own `operator new`, exported or not, besides the C library's malloc. What it makes from its
+/// own memory is counted there, and what comes from malloc is counted once. The same holds for Firefox's arena
+/// functions, tested with a stand-in that has their names.
 #[test]
 fn operators_of_the_programs_own_are_counted_once() {
     let case = "operators_of_the_programs_own_are_counted_once";
@@ -162,7 +164,7 @@ fn operators_of_the_programs_own_are_counted_once() {
     }
 }
 
-/// A stand-in with snmalloc's symbol names (Debian does not package snmalloc), by which alone it is found.
+/// A stand-in with snmalloc's symbol names (Debian does not package snmalloc), which are all that heapbpf finds it by.
 #[test]
 fn snmalloc_by_its_names() {
     let Some(_turn) = turn("snmalloc_by_its_names") else { return };
@@ -174,8 +176,8 @@ fn snmalloc_by_its_names() {
     assert!(allocators.iter().any(|name| name.starts_with("snmalloc")), "{allocators:?}");
 }
 
-/// `__rust_alloc` and its relatives, in an unstripped program with its own global allocator. (With optimization the compiler
-/// inlines them into their callers, where they cannot be probed.)
+/// `__rust_alloc` and its relatives, in an unstripped program with its own global allocator. (With optimization the
+/// compiler inlines them into their callers, where they cannot be probed.)
 #[test]
 fn a_rust_program_with_its_own_allocator() {
     let case = "a_rust_program_with_its_own_allocator";
@@ -194,8 +196,8 @@ fn a_rust_program_with_its_own_allocator() {
     assert!(allocators.iter().any(|name| name.starts_with("Rust")), "{allocators:?}");
 }
 
-/// A malloc that is chosen at program start (IFUNC), in a library with lazy or immediate binding and in a static executable:
-/// every candidate is hooked, and the chosen one counts exactly.
+/// A malloc that is chosen at program start (IFUNC), in a library with lazy or immediate binding and in a static
+/// executable: every candidate is hooked, and the chosen one counts exactly.
 #[test]
 fn indirect_functions() {
     let case = "indirect_functions";
@@ -232,7 +234,7 @@ fn indirect_functions() {
     }
 }
 
-/// If it is unknown what a resolver chooses, doctor and the profile say so.
+/// If heapbpf cannot know what a resolver chooses, doctor and the profile say so.
 #[test]
 fn a_choice_that_cannot_be_read_is_told() {
     let Some(_turn) = turn("a_choice_that_cannot_be_read_is_told") else { return };
@@ -252,9 +254,9 @@ fn a_choice_that_cannot_be_read_is_told() {
     assert!(profile.notes.iter().any(|note| note.contains("IFUNC")), "{:?}", profile.notes);
 }
 
-/// A hand-written allocator. Where no instruction is cheap to probe, or the first cannot be decoded, the probe is at the
-/// entry; what the kernel refuses there is reported and does not affect other functions. The reasons are in `--stats`, in the
-/// profile and in doctor.
+/// A hand-written allocator. Where no instruction is cheap to probe, or the first cannot be decoded, the probe is at
+/// the entry. What the kernel refuses there is reported and does not affect other functions. The reasons are in
+/// `--stats`, in the profile and in doctor.
 #[test]
 fn hand_written_functions() {
     let case = "hand_written_functions";
@@ -282,9 +284,9 @@ fn hand_written_functions() {
         assert!(probe("valloc").is_none(), "{:?}", stats.attach);
         let process = profile.process(pid);
         let told = |why: &str| {
-            // Its returns cannot be read off its code either, and without sessions that is what counts first.
+            // The code does not reveal its returns either, and without session links that reason comes first.
             let is_refused =
-                why.contains("no instruction that heapbpf knows") && why.contains("the kernel takes no probe");
+                why.contains("an instruction that heapbpf does not know") && why.contains("the kernel refuses a probe");
             is_refused || link != "session" && why.contains("it needs session links")
         };
         assert!(process.missing.iter().any(|gap| gap.what == "valloc" && told(&gap.why)), "{:?}", process.missing);
@@ -301,7 +303,7 @@ fn hand_written_functions() {
     }
 }
 
-/// What doctor says of a process: its exit status, and what is missed, each with the reason.
+/// What doctor says about a process: its exit status, and the gaps, each with the reason.
 fn missed(pid: u32) -> (Option<i32>, Vec<(String, String)>) {
     let (status, found) = doctor_of(pid);
     let text = |gap: &Value, key: &str| gap[key].as_str().expect("text").to_owned();
@@ -315,8 +317,8 @@ fn command(program: &Path, arguments: &[OsString]) -> Command {
     command
 }
 
-/// Java's and JavaScript's own objects are in no figure, and Python's in none of a recording by probes. Doctor names what is missed by
-/// default, and so do the profile's process and a remark in it.
+/// Java's and JavaScript's own objects are in no figure, and Python's are not in a recording with probes. doctor names
+/// what is missed by default. So do the profile's process and one of its notes.
 #[test]
 fn runtimes_with_heaps_of_their_own_are_named() {
     let case = "runtimes_with_heaps_of_their_own_are_named";
@@ -326,7 +328,7 @@ fn runtimes_with_heaps_of_their_own_are_named() {
     let script =
         "console.log('READY'.concat(' ', process.pid)); process.stdin.once('data', () => { console.log('{}') })";
     let node = tool("node").map(|node| command(&node, &["-e".into(), script.into()]));
-    // What a process maps under the name of HotSpot's library is taken for it.
+    // heapbpf takes any file mapped under the name of HotSpot's library for it.
     let mut java = Command::new(program("mix"));
     java.arg("500").env("LD_PRELOAD", library("plugin", "libjvm.so", &["-DPLUGIN=00"]));
     // Inline hooks, the default, count Python's objects.
@@ -342,7 +344,7 @@ fn runtimes_with_heaps_of_their_own_are_named() {
         let mut target = Target::start_command(&mut command);
         let (status, gaps) = missed(target.pid());
         let names = |what: &str, why: &str| what.starts_with(heap) && why.starts_with("not included, as ");
-        // Doctor says what a recording would miss that begins now.
+        // doctor says what a recording started now would miss.
         let is_missed = gaps.iter().any(|(what, why)| names(what, why));
         assert_eq!((status, is_missed), (Some(i32::from(hook == "auto")), hook == "auto"), "{heap}: {gaps:?}");
         let recording = Recorder::of(target.pid(), 4 << 10).option("--hook", hook).start();
@@ -360,8 +362,8 @@ fn runtimes_with_heaps_of_their_own_are_named() {
     assert_eq!(missed(plain.pid()), (Some(0), Vec::new()));
 }
 
-/// A static program without symbols has an allocator that cannot be found. That is the reason that is given, and not that it
-/// ended too soon.
+/// A static program without symbols has an allocator that cannot be found. That is the reason given, not that the
+/// program ended too soon.
 #[test]
 fn a_static_program_without_symbols_is_named() {
     let Some(_turn) = turn("a_static_program_without_symbols_is_named") else { return };

@@ -1,4 +1,4 @@
-//! What somebody sees first: heapbpf alone on a terminal, and the demonstration.
+//! What a new user sees first: heapbpf without arguments on a terminal, and the demonstration.
 
 use std::process::Command;
 
@@ -32,7 +32,7 @@ fn on_a_terminal_the_first_steps_are_shown() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("sudo heapbpf demo") && text.lines().count() == 6, "{text}");
     assert_eq!(output.status.code(), Some(2), "nothing was recorded");
-    // Where nobody looks, the message is short.
+    // Without a terminal, the message is short.
     let output = Command::new(heapbpf()).output().expect("the binary under test runs");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("what should be profiled?") && text.lines().count() == 1, "{text}");

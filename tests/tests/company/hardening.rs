@@ -1,5 +1,5 @@
-//! What a recording gives up once its probes are in place, what its command does not inherit, and that no memory of a target
-//! gets out: into a core dump, a file, a spool or a log.
+//! What a recording drops once its probes are in place, what its command does not inherit, and that no target memory
+//! leaks into a core dump, a file, a spool or a log.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -18,12 +18,12 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
 
-/// A segment of an ELF file that is memory.
+/// Type of an ELF segment that is loaded into memory.
 const PT_LOAD: usize = 1;
-/// Ids of a user without privileges.
+/// User and group id of a user without privileges.
 const NOBODY: u32 = 65534;
 
-/// Fields of `/proc/PID/status` or of one thread's, as text.
+/// Fields of a `status` file of a process or a thread, as text.
 fn status(path: &Path) -> Option<BTreeMap<String, String>> {
     let text = fs::read_to_string(path.join("status")).ok()?;
     Some(text.lines().filter_map(|line| line.split_once(':')).map(|(k, v)| (k.into(), v.trim().into())).collect())
@@ -33,16 +33,16 @@ fn capabilities(status: &BTreeMap<String, String>, field: &str) -> u64 {
     u64::from_str_radix(&status[field], 16).expect("hexadecimal digits")
 }
 
-/// BPF, PERFMON, SYS_PTRACE, DAC_READ_SEARCH, CHECKPOINT_RESTORE: to hook what comes. SYS_NICE: to be in time.
+/// BPF, PERFMON, SYS_PTRACE, DAC_READ_SEARCH, CHECKPOINT_RESTORE: to hook new processes. SYS_NICE: to be in time.
 const NEEDED: u64 = 1 << 39 | 1 << 38 | 1 << 19 | 1 << 2 | 1 << 40 | 1 << 23;
-/// DAC_OVERRIDE, CHOWN, FOWNER: to write files in folders of others.
+/// DAC_OVERRIDE, CHOWN, FOWNER: to write files in other users' directories.
 const WRITING: u64 = 1 << 1 | 1 << 0 | 1 << 3;
-/// DAC_OVERRIDE: to write into processes of others.
+/// DAC_OVERRIDE: to write into other users' processes.
 const OVERRIDE: u64 = 1 << 1;
-/// SYS_ADMIN, before Linux 6.6.
+/// SYS_ADMIN: needed before Linux 6.6.
 const ADMIN: u64 = 1 << 21;
 
-/// Every thread has a filter of system calls, and no capability but those it needs.
+/// Checks that every thread has a system call filter, and only the capabilities that it needs.
 fn restricted(pid: u32, needed: u64) {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
     let threads: Vec<_> = threads.filter_map(|thread| status(&thread.path())).collect();
@@ -68,7 +68,7 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
     let (mut recording, address) = recorder.serve();
     assert_eq!(get(address, "/metrics").status, 200);
     restricted(recording.pid(), NEEDED | ADMIN);
-    // What starts only now is hooked, with a library that no process has mapped yet.
+    // A program that starts only now is hooked, with a library that no process has mapped yet.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let libc = fs::read_to_string("/proc/self/maps").expect("our own");
     let libc = libc.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.ends_with("/libc.so.6"));
@@ -83,14 +83,15 @@ fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
     recording.stop();
 }
 
-/// Another process stops those that are hooked inline, and suspends their seccomp filters: the service itself needs no CAP_SYS_ADMIN.
+/// A helper process stops the processes that are hooked inline and suspends their seccomp filters, so the service
+/// itself does not need CAP_SYS_ADMIN.
 #[test]
 fn a_service_that_hooks_inline_keeps_its_filter() {
     let Some(_turn) = turn("a_service_that_hooks_inline_keeps_its_filter") else { return };
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = copy_of(&program("confined"), folder.path(), "unsuspended");
     let (recording, address) = Recorder::new().service().without_outputs().option("--comm", "unsuspended").serve();
-    // Before Linux 6.6, links take CAP_SYS_ADMIN.
+    // Before Linux 6.6, links need CAP_SYS_ADMIN.
     let needed = NEEDED | OVERRIDE | if linux() < (6, 6) { ADMIN } else { 0 };
     restricted(recording.pid(), needed);
     let mut target = Target::start(&path, ["errno", "1000000000"]);
@@ -112,14 +113,14 @@ fn a_command_inherits_no_restriction() {
         cat /proc/self/coredump_filter; [ -r /proc/self/mem ] && [ -O /proc/self/environ ] && echo its own";
     let plain = Command::new("sh").args(["-c", told]).output().expect("sh runs");
     let recorder = Recorder::new().interval(4096).without_outputs().option("--listen", "127.0.0.1:0");
-    // Under sudo it would run as another user than this test.
+    // Under sudo the command would run as another user than this test.
     let recorder = recorder.through(&["env", "-u", "SUDO_UID", "-u", "SUDO_GID"].map(OsStr::new));
     let outcome = recorder.command(Path::new("/bin/sh"), ["-c", told]).start().finish();
     assert_eq!(outcome.stdout, String::from_utf8_lossy(&plain.stdout).trim_end());
     assert!(outcome.stdout.contains("NoNewPrivs:\t0") && outcome.stdout.ends_with("its own"), "{}", outcome.stdout);
 }
 
-/// How often the bytes are in a file, or in what it is compressed from.
+/// How often the bytes occur in a file, after decompression if it is compressed.
 fn count(path: &Path, marker: &[u8]) -> usize {
     let mut bytes = fs::read(path).unwrap_or_default();
     if bytes.starts_with(&[0x1f, 0x8b]) {
@@ -137,14 +138,14 @@ fn occurrences(bytes: &[u8], marker: &[u8]) -> usize {
     bytes.windows(marker.len()).filter(|window| *window == marker).count()
 }
 
-/// The memory in a core dump. It also has the registers of each thread, with some of what the thread copied last.
+/// The memory in a core dump, without the registers of each thread, which may hold some of what the thread copied last.
 fn memory_of(core: &Path) -> Vec<u8> {
     let core = fs::read(core).expect("readable");
     let number = |at: usize, bytes: usize| {
         let word: Vec<u8> = core[at..at + bytes].iter().copied().chain([0; 8]).take(8).collect();
         usize::try_from(u64::from_le_bytes(word.try_into().expect("eight bytes"))).expect("64 bits")
     };
-    // An ELF file's header, and its table of segments.
+    // The ELF file's header, and its program header table.
     let (table, size, count) = (number(32, 8), number(54, 2), number(56, 2));
     let segments = (0..count).map(|segment| table + segment * size).filter(|at| number(*at, 4) == PT_LOAD);
     segments.flat_map(|at| core[number(at + 8, 8)..][..number(at + 32, 8)].iter().copied()).collect()
@@ -168,7 +169,7 @@ fn no_memory_of_a_target_gets_out() {
     let recorder = recorder.option("--push", &format!("otlp+http://{}", nowhere.address()));
     let recorder = recorder.option("--push-every", "1s").option("--spool", &folder.join("spool").display().to_string());
     let (recording, address) = recorder.serve();
-    // It goes on while memory is dumped, so that there are copies of its stack.
+    // The target continues while memory is dumped, so that there are copies of its stack.
     target.go();
     until("a batch waits", || {
         files_in(&folder.join("spool")).iter().any(|file| file.extension().is_some_and(|it| it == "batch"))
@@ -214,7 +215,7 @@ fn files_under_sudo_belong_to_the_user_alone() {
     let recorder = Recorder::of(target.pid(), 1);
     let recorder = recorder.variable("SUDO_UID", OsStr::new(&nobody)).variable("SUDO_GID", OsStr::new(&nobody));
     let recorder = recorder.option("-o", "link.json").flag("--force");
-    // The user's own folder; a link in it that somebody else planted.
+    // The user's own directory, with a symlink in it that somebody else planted.
     let folder = recorder.folder().to_path_buf();
     std::os::unix::fs::chown(&folder, Some(NOBODY), Some(NOBODY)).expect("we are root");
     let victim = folder.join("victim");
@@ -237,12 +238,12 @@ fn files_under_sudo_belong_to_the_user_alone() {
     }
 }
 
-/// What controls a terminal, begins a line, or reverses text.
+/// Whether a character controls a terminal, begins a line, or reverses text.
 fn is_hostile(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\t') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// The name of a program is in its comm, its path, and the names of its files.
+/// A program's name appears in its comm, its path, and the names of its files.
 #[test]
 fn hostile_names_reach_no_terminal_and_break_no_format() {
     let Some(_turn) = turn("hostile_names_reach_no_terminal_and_break_no_format") else { return };

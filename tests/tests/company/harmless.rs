@@ -1,4 +1,4 @@
-//! What a profile must never do to a target: end it, or change what it computes. Each program notices itself.
+//! What a recording must never do to a target: end it, or change what it computes. Each program detects damage itself.
 
 use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use heapbpf_tests::target::{Target, until, wait};
 use heapbpf_tests::truth::Truth;
 use serde_json::Value;
 
-/// Whether this is x86-64; if not, says that `case` is skipped.
+/// Whether this is x86-64. If not, reports that `case` is skipped.
 fn is_x86_64(case: &str) -> bool {
     let is = std::env::consts::ARCH == "x86_64";
     if !is {
@@ -22,7 +22,8 @@ fn is_x86_64(case: &str) -> bool {
     is
 }
 
-/// A five-byte no-op that is probed may become a call, which writes below the stack pointer. A function may keep data there.
+/// The kernel may turn a probed five-byte no-op into a call, which writes below the stack pointer, where a function may
+/// keep data.
 #[test]
 fn data_below_the_stack_pointer_stay_as_they_are() {
     let case = "data_below_the_stack_pointer_stay_as_they_are";
@@ -45,8 +46,8 @@ fn data_below_the_stack_pointer_stay_as_they_are() {
     }
 }
 
-/// Linux 6.18 turns a probed no-op of five bytes into a call of a page that children which are forked later do not have. So none
-/// is probed.
+/// Linux 6.18 turns a probed five-byte no-op into a call into a page that children forked later do not have. So heapbpf
+/// probes no such no-op.
 #[test]
 fn children_live_though_their_allocator_begins_with_no_ops() {
     let case = "children_live_though_their_allocator_begins_with_no_ops";
@@ -68,21 +69,22 @@ fn children_live_though_their_allocator_begins_with_no_ops() {
     assert!(target.end().success());
 }
 
-/// How often the programs switch stacks: as often as the case says, or `HEAPBPF_TEST_SWITCHES` times.
+/// How often the programs switch stacks: `HEAPBPF_TEST_SWITCHES` times, or as often as the test says.
 fn switches(usual: u32) -> String {
     std::env::var("HEAPBPF_TEST_SWITCHES").unwrap_or_else(|_| usual.to_string())
 }
 
-/// Fibers that yield between an allocator's entry and its return. The kernel tells by the stack pointer which calls have
-/// returned, so a return probe there would end the program: the return sites are probed instead. With sessions a return
-/// probe is possible where those cannot be read, for one call at a time; without, such a function is not hooked.
+/// Fibers yield between an allocator's entry and its return. The kernel uses the stack pointer to decide which calls
+/// have returned, so a return probe there would end the program: the return sites are probed instead. Where they cannot
+/// be read, session links allow a return probe, for one call at a time. Without them, such a function is not hooked.
 #[test]
 fn stacks_may_be_switched_inside_an_allocator() {
     switched_inside("stacks_may_be_switched_inside_an_allocator", &[("session", "context"), ("perf", "hand")]);
 }
 
-/// A signal handler switches fibers, so any function may be left for another stack. An allocator of the program's own, which is probed, then has no
-/// return address replaced: that ended the program by SIGILL within seconds. All its calls are counted, by default and with probes.
+/// A signal handler switches fibers, so any function may be left for another stack. An allocator of the program's own,
+/// which is probed, must not have its return address replaced: that ended the program by SIGILL within seconds. All its
+/// calls are counted, by default and with probes.
 #[test]
 fn a_signal_handler_may_switch_stacks_inside_a_programs_own_allocator() {
     let case = "a_signal_handler_may_switch_stacks_inside_a_programs_own_allocator";
@@ -104,7 +106,7 @@ fn a_signal_handler_may_switch_stacks_inside_a_programs_own_allocator() {
     }
 }
 
-/// With these kinds of links and of switches.
+/// Runs the test with these kinds of links and of switches.
 fn switched_inside(case: &str, kinds: &[(&str, &str)]) {
     let Some(_turn) = turn(case) else { return };
     if !is_x86_64(case) {
@@ -128,14 +130,14 @@ fn switched_inside(case: &str, kinds: &[(&str, &str)]) {
             }
             checks::identity(&stats);
             assert_eq!(stats.hits, truth.allocs(), "{what}");
-            // Of many calls in flight at once, a sampled one may be lost, which is counted.
+            // With many calls in flight at once, a sampled one may be lost, which is counted.
             assert!(stats.submitted > 10 * stats.lost(), "{what}");
         }
     }
 }
 
-/// The same with processes that have links of their own, of one recording or of two. The kernel runs a session for one process in the
-/// calls of the others as far as to replace their return addresses, in many calls at a time.
+/// Like the test above, with processes that have their own links, from one recording or two. The kernel runs a session
+/// of one process in the calls of the others too, up to replacing their return addresses, in many calls at a time.
 #[test]
 fn stacks_may_be_switched_inside_an_allocator_beside_another_process() {
     let case = "stacks_may_be_switched_inside_an_allocator_beside_another_process";
@@ -169,7 +171,7 @@ fn stacks_may_be_switched_inside_an_allocator_beside_another_process() {
     }
 }
 
-/// Fibers that yield between their calls, where a return probe on every call of malloc sees them on one stack after another.
+/// Fibers yield between their calls, so a return probe on every call of malloc sees them on one stack after another.
 #[test]
 fn stacks_may_be_switched_between_calls() {
     let case = "stacks_may_be_switched_between_calls";
@@ -187,7 +189,7 @@ fn stacks_may_be_switched_between_calls() {
     }
 }
 
-/// What a process has in memory at an offset of its C library's file.
+/// The byte that a process has in memory at an offset of its C library's file.
 fn byte_of_libc(pid: u32, offset: u64) -> Option<u8> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let line = maps.lines().find(|line| line.contains("r-xp") && line.contains("/libc.so"))?;
@@ -199,7 +201,8 @@ fn byte_of_libc(pid: u32, offset: u64) -> Option<u8> {
     Some(byte[0])
 }
 
-/// A debugger's breakpoint that is there already stays a breakpoint: another instruction is probed, if the function has one.
+/// A debugger's breakpoint that is already set remains a breakpoint: heapbpf probes another instruction, if the
+/// function has one.
 #[test]
 fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     let case = "a_debuggers_breakpoint_is_hit_while_we_are_attached";
@@ -209,14 +212,14 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     }
     let Some(gdb) = tool_or_install("gdb", "gdb") else { return skipped(case, "no gdb (Debian: gdb)") };
     let Some(libc) = libc_file() else { return skipped(case, "no libc.so.6") };
-    // A file of its own: the kernel takes a breakpoint for a probe if there is one at this place of the file, for whatever
-    // process. Another recording on this host may have one.
+    // Use a private copy of the file: if any process has a probe at this place of the file, the kernel takes a
+    // breakpoint there for a probe. Another recording on this host may have one.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let own_libc = folder.path().join("libc.so.6");
     std::fs::copy(libc, &own_libc).expect("our own folder");
     let mut command = Command::new(program("mix"));
     let mut target = Target::start_command(command.arg("50").env("LD_LIBRARY_PATH", folder.path()));
-    // The instruction that would be probed.
+    // Find the instruction that would be probed.
     let (_, found) = doctor_of(target.pid());
     let attach = found["attach"].as_array().expect("a list");
     let reason_of = |entry: &Value| entry["reason"].as_str().expect("a text").to_owned();
@@ -245,12 +248,12 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
         .spawn()
         .expect("gdb starts");
     until("gdb lets the program continue", || ready.exists());
-    // It puts its breakpoints in place after it has said so.
+    // gdb inserts its breakpoints only after it has said so.
     until("the breakpoint is there", || byte_of_libc(target.pid(), offset) == Some(0xcc));
     let recording = Recorder::of(target.pid(), 1).start();
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
-    // One of the whole host, or by name, is there as well.
+    // A recording of the whole host, or by name, would have links here as well.
     let others = holders_of_links_to(&own_libc);
     target.end();
     wait(&mut debugger, "gdb");
@@ -267,7 +270,7 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     assert!(hits > 0, "the breakpoint was not hit");
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 

@@ -1,4 +1,5 @@
-//! `/etc/heapbpf.conf`: whom the host's owner forbids to hook inline. Each heapbpf here sees a file of its own at that path.
+//! `/etc/heapbpf.conf`: programs that the host's administrator forbids to hook inline. Each heapbpf here sees its own
+//! file at that path.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use heapbpf_tests::target::Target;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Runs a command line that sees other files in /etc: those of the host, and the one of ours.
+/// Runs a command line with another /etc: the host's files, and our own heapbpf.conf.
 const SCRIPT: &str = "set -e; folder=$1; shift; mount --bind /etc $folder/host; mount -t tmpfs tmpfs /etc; \
                       ln -s $folder/host/* /etc/; rm -f /etc/heapbpf.conf; cp $folder/rules /etc/heapbpf.conf; exec \"$@\"";
 
@@ -31,7 +32,7 @@ impl Rules {
         Self { folder, unshare }
     }
 
-    /// What a command line begins with.
+    /// The words that start a command line on this host.
     fn words(&self) -> Vec<&OsStr> {
         let [unshare, folder] = [self.unshare.as_path(), self.folder.path()].map(Path::as_os_str);
         [&[unshare][..], &["--mount", "sh", "-c", SCRIPT, "sh"].map(OsStr::new), &[folder]].concat()
@@ -45,7 +46,7 @@ fn rules_that_cannot_be_followed_let_nothing_be_recorded() {
     let Some(unshare) = tool("unshare") else { return skipped(case, "no unshare (Debian: util-linux)") };
     let rules = Rules::new(unshare, "# databases\nnever-inline exe\n");
     let target = Target::start(&program("pairs"), ["500"]);
-    let place = "/etc/heapbpf.conf, line 2, column 17: what never-inline exe is about is missing";
+    let place = "/etc/heapbpf.conf, line 2, column 17: never-inline exe needs a value";
     for hook in ["auto", "probe", "inline"] {
         let refused = Recorder::of(target.pid(), 1).option("--hook", hook).through(&rules.words()).refused();
         refused.check(1, &[place]);
@@ -86,8 +87,8 @@ fn a_program_that_a_rule_names_is_probed_whatever_is_asked() {
     assert!(is_hooked(other.pid()), "{}", recording.said());
     let mut pids = [pid, forbidden_too.pid()];
     pids.sort_unstable();
-    let told = format!("2 processes ({}, {}) are probed, not hooked inline: {why}", pids[0], pids[1]);
-    assert_eq!(recording.said().matches("not hooked inline: ").count(), 1, "{}", recording.said());
+    let told = format!("2 processes ({}, {}) use probes: {why}", pids[0], pids[1]);
+    assert_eq!(recording.said().matches("use probes: ").count(), 1, "{}", recording.said());
     assert!(recording.said().contains(&told), "{}", recording.said());
     let truths = [forbidden.run(), other.run()];
     let (profile, _) = recording.stop().results();

@@ -1,5 +1,5 @@
-//! Targets that mean harm: what they own and heapbpf reads is rewritten while it is read, and there are floods of what it
-//! follows. It ends as it should, and what it says of others stays exact.
+//! Malicious targets: they rewrite their own memory while heapbpf reads it, or flood it with events. heapbpf ends
+//! normally, and what it reports about other processes stays exact.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -13,7 +13,7 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::torture::readable;
 
-/// A generator of bytes: what matters is that they make no sense (xorshift).
+/// Generates meaningless bytes (xorshift).
 struct Noise(u64);
 
 impl Noise {
@@ -25,8 +25,8 @@ impl Noise {
     }
 }
 
-/// Addresses of the writable memory of inline hooks in a process: its counts, and the page that controls them. It lies where the
-/// name of the code beside it says.
+/// Addresses of the writable memory that inline hooks have in a process: its counts, and the control page. The name of
+/// the adjacent code mapping says where it is.
 fn writable(pid: u32) -> Vec<(u64, u64)> {
     let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
     let place = |line: &String| {
@@ -44,8 +44,8 @@ fn writable(pid: u32) -> Vec<(u64, u64)> {
     maps(pid).lines().filter_map(range).collect()
 }
 
-/// The counts of inline hooks are the process's own memory. One that fills them with noise spoils its own figures, and perhaps
-/// itself; heapbpf ends as it should, and another process's totals are exact.
+/// The counts of inline hooks are the process's own memory. A process that fills them with noise spoils its own
+/// figures, and perhaps itself. heapbpf ends normally, and another process's totals are exact.
 #[test]
 fn counts_that_are_rewritten_by_their_owner_harm_nobody_else() {
     let name = "counts_that_are_rewritten_by_their_owner_harm_nobody_else";
@@ -95,8 +95,8 @@ fn counts_that_are_rewritten_by_their_owner_harm_nobody_else() {
     assert!(other.end().success(), "the other process came to harm");
 }
 
-/// Parsing a C++ name may take time that doubles with every two letters. The process that does it is ended, and begins anew: names
-/// that come later are demangled.
+/// Parsing a C++ name may take time that doubles with every two letters. The process that does it is ended and
+/// restarted: later names are demangled.
 #[test]
 fn a_name_that_takes_for_ever_to_demangle_holds_nothing_up() {
     let Some(_turn) = turn("a_name_that_takes_for_ever_to_demangle_holds_nothing_up") else { return };

@@ -1,5 +1,6 @@
-//! Memory in use is correct at every moment: for a program with constant memory in use, slow and at full speed, with one and
-//! eight threads, with each kind of link, in the final profile, snapshots and scrapes, however the recording ends.
+//! Memory in use is correct at every moment: for a program with constant memory in use, slow and at full speed, with
+//! one and eight threads, with each kind of link, in the final profile, snapshots and scrapes, however the recording
+//! ends.
 
 use std::time::Duration;
 
@@ -15,16 +16,17 @@ use heapbpf_tests::truth::Truth;
 /// Slow and fast loads, with one and eight threads.
 const LOADS: [Load; 4] = [Load::SLOW, Load::FAST.with_threads(8), Load::FAST, Load::SLOW.with_threads(8)];
 
-/// Tolerated difference of the recorded time to `-d`, seconds. Where all CPUs are busy, the time until the recorder runs is anything.
+/// Tolerated difference between the recorded time and `-d`, in seconds. If all CPUs are busy, the time until the
+/// recorder runs is arbitrary.
 const DURATION_TOLERANCE: f64 = 0.5;
-/// Fewest snapshots and scrapes per recording.
+/// Minimum number of snapshots and scrapes per recording.
 const MOMENTS: u32 = 5;
-/// Ring size for what eight threads send while the daemon does not get to run.
+/// Ring size that holds what eight threads send while the daemon does not get to run.
 const ROOM: &str = "64MiB";
 
-/// Records a load twice with some options, checks each cut with `judge`, and returns the problems. The first recording is
-/// scraped five times, takes five snapshots on a signal and is ended by Ctrl-C; the second takes periodic snapshots and ends
-/// by itself.
+/// Records a load twice with some options, checks each cut with `judge`, and returns the problems. The first recording
+/// is scraped five times, takes five snapshots on a signal and is ended by Ctrl-C. The second takes periodic snapshots
+/// and ends by itself.
 fn follow(
     load: &Load,
     recorder: impl Fn(u32) -> Recorder,
@@ -50,7 +52,7 @@ fn follow(
     let recording = recorder(again.pid()).option("-d", &format!("{seconds}s")).option("--every", every).start();
     let same = again.run();
     assert_eq!(same.live_bytes(), truth.live_bytes());
-    // The next one may have begun before all blocks were allocated.
+    // The next snapshot may have begun before all blocks were allocated.
     let passed = numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or_default() + 1;
     let timed = recording.finish();
     cuts.extend(Cut::snapshots(&timed.folder(), passed));
@@ -124,8 +126,8 @@ fn constant_until_the_command_ends() {
         let truth: Truth = serde_json::from_str(&recording.line()).expect("a report");
         let outcome = recording.finish();
         let (profile, stats) = outcome.results();
-        // A program recorded from its start also has memory in use for starting threads. That is less than the tolerance of
-        // the load with many threads, where blocks may be under [stack lost].
+        // A program recorded from its start also has memory in use from starting threads. That is less than the
+        // tolerance of the load with many threads, where blocks may be under [stack lost].
         let mut sums = [0.0; 4];
         for site in checks::site_sums(&profile, None).values() {
             sums.iter_mut().zip(site.figures).for_each(|(sum, figure)| *sum += figure);
@@ -142,7 +144,7 @@ fn constant_until_the_command_ends() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The peak is a cut as well, and known exactly for a program that rises to it in one step.
+/// The peak is a cut as well. It is known exactly for a program that rises to it in one step.
 #[test]
 fn the_peak_is_the_most_that_was_in_use() {
     let Some(_turn) = turn("the_peak_is_the_most_that_was_in_use") else { return };
@@ -168,7 +170,7 @@ fn the_peak_is_the_most_that_was_in_use() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 
@@ -187,9 +189,10 @@ mod long {
         constant_with("perf", &LOADS);
     }
 
-    /// With sampling, 20,000 blocks of 500 to 4,000 bytes (45 MB) give about 11,000 samples at 4 KiB and 690 at 64 KiB, enough
-    /// for sums to be normally distributed. σ is that of the blocks in use (`Law`); a correct figure is off by more than 5 σ once
-    /// in 1.7 million. Each of the four loads has about 20 cuts with two figures: one false alarm in about 10,000 runs.
+    /// With sampling, 20,000 blocks of 500 to 4,000 bytes (45 MB) give about 11,000 samples at 4 KiB and 690 at 64 KiB,
+    /// enough for sums to be normally distributed. σ is that of the blocks in use (`Law`). A correct figure is off by
+    /// more than 5 σ once in 1.7 million. Each of the four loads has about 20 cuts with two figures: one false alarm in
+    /// about 10,000 runs.
     #[test]
     fn constant_when_sampled() {
         let Some(_turn) = turn("constant_when_sampled") else { return };

@@ -1,5 +1,5 @@
-//! Memory in use while records are lost: figures are correct, or their intervals contain the truth, and the daemon's memory
-//! stays bounded.
+//! Memory in use while records are lost: figures are correct, or their intervals contain the truth, and the daemon's
+//! memory stays bounded.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use heapbpf_tests::scrape::{Answer, get};
 
 const EIGHT: Load = Load::FAST.with_threads(8);
 
-/// Number of lost records of a recording, of allocations and of frees.
+/// Number of allocation and free records that a recording lost.
 fn lost(profile: &Profile) -> u64 {
     ["lost_ring_full", "frees_lost"].iter().filter_map(|name| profile.counters[*name].as_u64()).sum()
 }
 
-/// The daemon does not run for two seconds. If everything fits into the rings, nothing changes; otherwise the intervals
+/// The daemon is stopped for two seconds. If everything fits into the rings, nothing changes. Otherwise the intervals
 /// contain the truth, and the loss is reported.
 #[test]
 fn constant_while_the_daemon_is_stopped() {
@@ -56,8 +56,8 @@ fn constant_while_the_daemon_is_stopped() {
 }
 
 /// A large ring is full when the recording is to end, and eight threads keep running. If it cannot be read in time, the
-/// profile states the missing share and its moment, and no figure has an interval. (A fast machine may read it in time; then
-/// the figures are correct.)
+/// profile reports the missing share and from when it is missing, and no figure has an interval. (A fast machine may
+/// read it in time. Then the figures are correct.)
 #[test]
 fn what_could_not_be_read_in_time_is_told() {
     let Some(_turn) = turn("what_could_not_be_read_in_time_is_told") else { return };
@@ -94,19 +94,19 @@ fn what_could_not_be_read_in_time_is_told() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Numbers of lost allocations and frees so far, as scraped.
+/// Number of lost allocation and free records so far, from a scrape.
 fn lost_so_far(metrics: &Answer) -> f64 {
     let series = ["heapbpf_lost_total{reason=\"ring_full\"}", "heapbpf_events_total{name=\"frees_lost\"}"];
     series.iter().map(|series| metrics.metric(series).unwrap_or_else(|| panic!("no {series}"))).sum()
 }
 
-/// Scrapes a load whose records do not fit into the rings so many times, and takes snapshots as well. Each is a cut; its truth
-/// may be less by one block per thread, and so may be its interval. Two things must hold:
+/// Scrapes a load whose records do not fit into the rings `scrapes` times, and takes snapshots as well. Each of these
+/// is a cut. Its truth and its interval may be lower by one block per thread. Two things must hold:
 /// - the truth is in the interval of at least 95 % of the cuts;
-/// - an interval of zero width means that nothing is uncertain, so the figure is the truth. A loss before the cut that its
-///   reconciliation did not recover widens the interval.
+/// - an interval of zero width means that nothing is uncertain, so the figure is the truth. A loss before the cut that
+///   its reconciliation did not recover widens the interval.
 fn covered(load: &Load, ring_bytes: &str, scrapes: usize) {
-    /// Pause between scrapes. Each cut stops the daemon from reading for a moment, so more of them cause more losses.
+    /// Pause between scrapes. Each cut briefly stops the daemon from reading, so more cuts cause more losses.
     const PAUSE: Duration = Duration::from_millis(25);
     let Some(_turn) = turn(&format!("covered {load:?} {ring_bytes}")) else { return };
     let mut target = load.start();
@@ -159,26 +159,27 @@ fn covered(load: &Load, ring_bytes: &str, scrapes: usize) {
     );
 }
 
-/// With a ring of one page, the smallest possible, losses come in short bursts.
+/// With a ring of one page, the smallest possible, losses occur in short bursts.
 #[test]
 fn intervals_include_the_truth_with_a_ring_of_one_page() {
     covered(&Load { blocks: 800, ..Load::FAST }, "4KiB", 50);
 }
 
-/// Resident memory of a process in bytes; `None` if it has ended.
+/// Resident memory of a process in bytes, or `None` if it has ended.
 fn resident(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 
-    /// Blocks whose frees were lost are recovered without a snapshot: 1,600 blocks are in use, and hundreds of thousands of frees
-    /// are lost each second. The bound is generous: twice the rise of memory between two times that the allocator returns it to
-    /// the kernel, and less than all lost blocks would take in this time (about 10 million of about 100 bytes).
+    /// Blocks whose frees were lost are recovered without a snapshot: 1,600 blocks are in use, and hundreds of
+    /// thousands of frees are lost each second. The bound is generous: it is twice the growth of memory between two
+    /// times that the allocator returns it to the kernel, but less than all lost blocks would take in this time (about
+    /// 10 million of about 100 bytes).
     #[test]
     fn memory_stays_bounded_while_frees_are_lost() {
         let Some(_turn) = turn("memory_stays_bounded_while_frees_are_lost") else { return };

@@ -7,14 +7,15 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::torture::{hooks, name_of, seen};
 use heapbpf_tests::truth::{Law, Sum, Truth};
 
-/// Recordings with each way of hooking and at each interval, if not 2; runs of eight threads, if not 2.
+/// Variable that sets the number of recordings with each way of hooking at each interval, and the number of runs of
+/// eight threads. Both are 2 by default.
 const ROUNDS: &str = "HEAPBPF_TEST_ROUNDS";
 
 fn rounds() -> u32 {
     std::env::var(ROUNDS).ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2)
 }
 
-/// A figure's sum over recordings with different seeds, which are independent of each other.
+/// Sum of a figure over recordings with different seeds, which are independent of each other.
 #[derive(Clone, Copy, Default)]
 struct Pooled {
     estimate: f64,
@@ -29,8 +30,8 @@ impl Pooled {
         self.law.step = self.law.step.max(law.step);
     }
 
-    /// How far it is from another value, in σ of a sum with this law. It may be farther than [`Sum::tolerance`] with a
-    /// probability of at most 5.7e-7.
+    /// Checks that the sum is close to `to`, and prints the difference in σ of a sum with this law. It exceeds
+    /// [`Sum::tolerance`] with a probability of at most 5.7e-7.
     fn compare(&self, what: &str, to: f64, law: Sum) {
         let (off, tolerance) = (self.estimate - to, law.tolerance());
         println!("{what}: off by {:+.2} σ, {:.1} allowed", off / law.variance.sqrt(), tolerance / law.variance.sqrt());
@@ -40,7 +41,7 @@ impl Pooled {
 
 const FIGURES: [&str; 4] = ["bytes", "objects", "bytes in use", "objects in use"];
 
-/// Laws of all sites together, in the order of [`FIGURES`].
+/// Combined laws of all sites, in the order of [`FIGURES`].
 fn laws(truth: &Truth, interval: u64) -> [Sum; 4] {
     let of = |live: bool| {
         let rows = truth.sites.iter().flat_map(|site| &site.sizes);
@@ -50,18 +51,18 @@ fn laws(truth: &Truth, interval: u64) -> [Sum; 4] {
     [all.bytes, all.objects, live.bytes, live.objects]
 }
 
-/// Totals over several seeds, by each way of hooking: against the truth, and against each other. Calls and bytes are exact, and
-/// each recording is true by itself. There are 24 comparisons of sums, each of which fails with a probability of at most 5.7e-7
-/// if all is right.
+/// Compares totals over several seeds, with each way of hooking, with the truth and with each other. Calls and bytes
+/// are exact, and each recording is correct by itself. There are 24 comparisons of sums. If everything is right, each
+/// fails with a probability of at most 5.7e-7.
 #[test]
 fn both_ways_of_hooking_agree_with_the_truth_and_with_each_other() {
     let Some(_turn) = turn("both_ways_of_hooking_agree_with_the_truth_and_with_each_other") else { return };
-    // At 512 KiB, a sample in some 500 calls.
+    // At 512 KiB, about one call in 500 is sampled.
     for (interval, operations) in [(4 << 10, "60000"), (512 << 10, "400000")] {
         let mut pooled = [[Pooled::default(); FIGURES.len()]; 2];
         for (hook, pooled) in [Hook::Probe, Hook::Inline].into_iter().zip(&mut pooled) {
             for seed in 1..=rounds() {
-                // Else the same seed could mean the same draws in both.
+                // Otherwise the same seed could mean the same draws in both.
                 let seed = format!("{}", 2 * seed + u32::from(hook == Hook::Inline));
                 let options = [["--seed", &seed]];
                 let (profile, stats, truth) = record(&program("mix"), &[operations], hook, interval, &options);
@@ -86,7 +87,7 @@ fn both_ways_of_hooking_agree_with_the_truth_and_with_each_other() {
     }
 }
 
-/// Threads move between processors all the time, and no call, byte or block is lost or counted twice.
+/// Threads move between CPUs all the time, and no call, byte or block is lost or counted twice.
 #[test]
 fn eight_threads_are_exact_in_every_run() {
     let Some(_turn) = turn("inline_eight_threads_are_exact_in_every_run") else { return };

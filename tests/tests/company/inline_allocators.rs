@@ -1,4 +1,4 @@
-//! Inline hooks of other allocators than glibc's shared one, of several in one process, and of C++ operators.
+//! Inline hooks of allocators other than the shared glibc, of several in one process, and of C++ operators.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,10 +14,10 @@ use heapbpf_tests::truth::Truth;
 
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
-/// Allocators to be preloaded; the first is libc's own.
+/// Allocators to preload. The first is libc's own.
 const PRELOADED: [&str; 4] = ["", "libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2"];
 
-/// A program with this allocator. `None`, with a message, if that is not installed.
+/// A command that runs a program with this allocator. Returns `None` and logs a skip if it is not installed.
 fn with_allocator(case: &str, file: &str, program: &Path, arguments: &[&str]) -> Option<Command> {
     let mut command = Command::new(program);
     command.args(arguments);
@@ -32,8 +32,8 @@ fn with_allocator(case: &str, file: &str, program: &Path, arguments: &[&str]) ->
     Some(command)
 }
 
-/// Records a program hooked inline, at interval 1. `file`: what of it is hooked, in part of the path. `line`: it prints a line
-/// before its report.
+/// Records a program hooked inline, at interval 1. `file` is part of the path of the file that must be hooked. `line`
+/// says that the program prints a line before its report.
 fn record(command: &mut Command, file: &str, options: &[[&str; 2]], line: bool) -> (Profile, Stats, Truth) {
     let command = std::cell::RefCell::new(command);
     let start = || Target::start_command(*command.borrow_mut());
@@ -55,7 +55,7 @@ fn exact(profile: &Profile, stats: &Stats, truth: &Truth) {
     counted_exactly(stats, truth);
 }
 
-/// The kernel may leave the allocator's text in several mappings when hooks are taken out.
+/// After hooks are removed, the kernel may leave the allocator's text in several mappings.
 #[test]
 fn a_process_is_hooked_again_with_each_allocator() {
     let case = "a_process_is_hooked_again_with_each_allocator";
@@ -88,7 +88,7 @@ fn aligned_blocks_and_calls_that_fail_are_exact() {
         let (profile, stats, truth) = record(&mut Command::new(program(name)), "libc.so.6", &[], false);
         checks::sites(&profile, &truth, 1, Compare::All);
         assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
-        // Every call is sampled, those too that no allocator can fulfil.
+        // Every call is sampled, including those that no allocator can fulfil.
         assert_eq!((stats.lost(), stats.unsampled), (0, 0), "{stats:?}");
     }
 }
@@ -108,8 +108,8 @@ fn every_form_of_new_and_delete_is_exact() {
     }
 }
 
-/// Exceptions leave a hooked operator new, and pass through frames of a hooked program. (mimalloc's library is C, and ends the
-/// program itself.)
+/// Exceptions leave a hooked operator new and pass through frames of a hooked program. (mimalloc's library is C and
+/// ends the program itself.)
 #[test]
 fn exceptions_reach_their_handlers() {
     let case = "exceptions_reach_their_handlers";
@@ -149,7 +149,7 @@ fn static_programs_and_musl_are_exact() {
     }
 }
 
-/// glibc's allocator and one that is loaded later.
+/// glibc's allocator, and another one that is loaded later.
 #[test]
 fn an_allocator_that_is_loaded_later_is_hooked_too() {
     let case = "an_allocator_that_is_loaded_later_is_hooked_too";
@@ -160,7 +160,7 @@ fn an_allocator_that_is_loaded_later_is_hooked_too() {
     }
     let start = || {
         let mut command = Command::new(program("newcomer"));
-        // It needs more thread-local memory than the loader reserves for libraries loaded later.
+        // jemalloc needs more thread-local memory than the loader reserves for libraries that are loaded later.
         Target::start_command(command.arg(&jemalloc).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768"))
     };
     let (mut target, recording) = begin(&start, Hook::Inline, "libc.so.6", 1, &[]);
@@ -169,7 +169,7 @@ fn an_allocator_that_is_loaded_later_is_hooked_too() {
     target.step();
     until("both are hooked", || hooked_files(pid).len() == 2);
     assert!(hooked_files(pid).iter().any(|path| path.contains("jemalloc")), "{:?}", hooked_files(pid));
-    // The links follow the jumps.
+    // Links are made after the jumps.
     std::thread::sleep(std::time::Duration::from_millis(500));
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
@@ -193,7 +193,7 @@ fn custom_allocators_are_exact() {
     until("it is hooked", has_both);
     target.go();
     target.step();
-    // It was unloaded, and loaded again.
+    // The library was unloaded and loaded again.
     until("it is hooked again", has_both);
     std::thread::sleep(std::time::Duration::from_millis(500));
     let truth = target.run();
@@ -203,8 +203,9 @@ fn custom_allocators_are_exact() {
     assert!(target.end().success());
 }
 
-/// Static programs: commands, from their first call on, with and without threads. (Those of musl without signal handlers have no code
-/// that returns from one. Those of glibc that may be anywhere have no header of their headers.)
+/// Static programs run as commands, hooked from their first call on, with and without threads. (musl programs without
+/// signal handlers have no code that returns from a handler. Position-independent glibc programs have no program header
+/// for the program headers.)
 #[test]
 fn static_commands_are_exact() {
     let case = "static_commands_are_exact";

@@ -1,4 +1,4 @@
-//! A target that cannot be hooked inline at first, or never.
+//! Targets that cannot be hooked inline at first, or ever.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn a_target_that_cannot_be_stopped_at_first_is_hooked_soon() {
     let mut target = Target::start(&program("vforked"), ["2000"]);
     let pid = target.pid();
     let recording = std::thread::scope(|scope| {
-        // Another process runs in its memory meanwhile.
+        // Another process runs in the target's memory for two seconds.
         scope.spawn(|| {
             std::thread::sleep(Duration::from_secs(2));
             target.go();
@@ -43,8 +43,8 @@ fn a_target_that_cannot_be_stopped_for_long_is_probed_and_the_reason_is_told() {
     let recording = inline(pid).start();
     assert!(!is_hooked(pid), "{}", recording.said());
     let told = recording.said();
-    assert!(told.contains(&format!("process {pid} is probed, not hooked inline: ")), "{told}");
-    assert!(told.contains("in time") || told.contains("runs in the same memory"), "{told}");
+    assert!(told.contains(&format!("process {pid} uses probes: ")), "{told}");
+    assert!(told.contains("in time") || told.contains("it shares its memory with"), "{told}");
     target.go();
     target.step();
     let truth = target.run();
@@ -53,7 +53,7 @@ fn a_target_that_cannot_be_stopped_for_long_is_probed_and_the_reason_is_told() {
     counted_exactly(&stats, &truth);
 }
 
-/// A stop would end its call with a part of what it was to write.
+/// A stop would end the target's call with only part of the data written.
 #[test]
 fn a_target_that_is_always_in_a_call_that_would_come_back_early_is_probed() {
     let Some(_turn) = turn("inline_a_target_that_is_always_in_a_call_that_would_come_back_early_is_probed") else {
@@ -63,7 +63,7 @@ fn a_target_that_is_always_in_a_call_that_would_come_back_early_is_probed() {
     let pid = target.pid();
     let recording = inline(pid).start();
     let told = recording.said();
-    assert!(!is_hooked(pid) && told.contains("in a call that a stop may end early"), "{told}");
+    assert!(!is_hooked(pid) && told.contains("in a system call that a stop might cut short"), "{told}");
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
     checks::sites(&profile, &truth, 1, Compare::All);

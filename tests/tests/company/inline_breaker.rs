@@ -1,4 +1,5 @@
-//! A process that dies of its inline hooks ends them in all processes. What it does to itself ends none.
+//! A process that dies because of its inline hooks ends them in all processes. A crash that the process caused itself
+//! ends none.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,21 +15,21 @@ use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::Target;
 use tempfile::TempDir;
 
-/// Where the code is that all hooked functions share, and the first stub with the end of the space that it has.
+/// Offsets of the code that all hooked functions share and of the first stub, and the size of a stub's space.
 const CODE: u64 = 0x3000;
 const STUBS: u64 = 0x5000;
 const STUB_BYTES: u64 = 0x180;
-/// A breakpoint.
+/// A breakpoint instruction.
 const INT3: u8 = 0xcc;
-/// Calls of a program.
+/// Number of calls of a program.
 const CALLS: u64 = 20000;
 
-/// Where a debugger has a thread go on, and with what in its registers.
+/// Where a debugger makes a thread continue, and with which registers.
 struct Place {
     ip: u64,
-    /// The first argument; if there is none, all registers are useless.
+    /// The first argument. If there is none, all registers are useless.
     argument: Option<u64>,
-    /// A signal that somebody sends it there.
+    /// A signal to send to the thread there.
     sent: i32,
 }
 
@@ -38,18 +39,19 @@ impl Place {
     }
 }
 
-/// Has the first thread of a process, which waits, go on elsewhere, as a debugger would, and leaves it.
+/// Makes the first thread of a waiting process continue elsewhere, as a debugger would, and detaches.
 fn goes_on_at(pid: u32, place: &Place) {
     let pid = pid.cast_signed();
     let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: the calls read and write the registers of a process that the test has started, in a structure of their type.
+    // SAFETY: the calls read and write the registers of a process that the test has started, in a structure of their
+    // type.
     unsafe {
         assert_eq!(libc::ptrace(libc::PTRACE_ATTACH, pid, none, none), 0, "it can be traced");
         assert_eq!(libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL), pid, "it stops");
         let mut registers: libc::user_regs_struct = std::mem::zeroed();
         assert_eq!(libc::ptrace(libc::PTRACE_GETREGS, pid, none, &raw mut registers), 0);
         if let Some(argument) = place.argument {
-            // As at a call.
+            // Set up the stack as at a call.
             registers.rsp = ((registers.rsp - 1024) & !15) - 8;
             registers.rdi = if argument == u64::MAX { registers.rsp } else { argument };
         } else {
@@ -58,7 +60,7 @@ fn goes_on_at(pid: u32, place: &Place) {
             (registers.cs, registers.ss, registers.eflags) = (before.cs, before.ss, before.eflags);
             (registers.fs_base, registers.gs_base) = (before.fs_base, before.gs_base);
         }
-        // It is in no system call any more.
+        // It is no longer in a system call.
         (registers.rip, registers.orig_rax) = (place.ip, u64::MAX);
         assert_eq!(libc::ptrace(libc::PTRACE_SETREGS, pid, none, &raw mut registers), 0);
         assert_eq!(libc::kill(pid, place.sent), 0);
@@ -66,21 +68,21 @@ fn goes_on_at(pid: u32, place: &Place) {
     }
 }
 
-/// Beginning and end of a mapping, and where in its file it begins.
+/// Start, end and file offset of a mapping.
 fn numbers(line: &str) -> [u64; 3] {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next().and_then(|range| range.split_once('-')).expect("a mapping");
     [start, end, fields.nth(1).expect("an offset")].map(|it| u64::from_str_radix(it, 16).expect("a number"))
 }
 
-/// Where the blob is in a process: its code is the first of what is named so.
+/// Address of the blob in a process: its code is the first mapping with this name.
 fn base(pid: u32) -> u64 {
     let name = mapped(pid).first().and_then(|line| line.split("/memfd:heapbpf-inline-").nth(1).map(str::to_owned));
     let base = name.and_then(|name| u64::from_str_radix(name.split('-').next()?, 16).ok());
     base.expect("it is mapped")
 }
 
-/// Where the C library's file begins in a process, and its path.
+/// Address of the start of the C library's file in a process, and its path.
 fn libc_of(pid: u32) -> (u64, String) {
     let maps = maps(pid);
     let line = maps.lines().find(|line| line.contains("/libc.so")).expect("a C library");
@@ -88,7 +90,7 @@ fn libc_of(pid: u32) -> (u64, String) {
     (start - offset, line.split_ascii_whitespace().last().expect("a path").to_owned())
 }
 
-/// A breakpoint in a replaced page that the file does not have.
+/// Address of a breakpoint in a replaced page that the file does not have.
 fn breakpoint_of_ours(pid: u32) -> u64 {
     let (base, (_, path)) = (base(pid), libc_of(pid));
     let (memory, file) = (File::open(format!("/proc/{pid}/mem")), File::open(path));
@@ -107,7 +109,7 @@ fn breakpoint_of_ours(pid: u32) -> u64 {
         .expect("what is left of a function's first instructions is breakpoints")
 }
 
-/// Offset in the C library's file of an address of its code: one of its mappings tells.
+/// Maps an address of the C library's code to its offset in the file, using one of its mappings.
 fn file_offset(pid: u32) -> impl Fn(u64) -> u64 {
     let maps = maps(pid);
     let text = maps.lines().find(|line| line.contains("/libc.so") && line.contains(" r-xp "));
@@ -115,7 +117,7 @@ fn file_offset(pid: u32) -> impl Fn(u64) -> u64 {
     move |address| address.wrapping_sub(at.wrapping_sub(offset))
 }
 
-/// The same function of the C library in another process.
+/// Address of the same C library function in another process.
 fn in_process(pid: u32, function: u64) -> u64 {
     let (own, path) = libc_of(std::process::id());
     let (its, other) = libc_of(pid);
@@ -146,25 +148,26 @@ impl Case {
         Self { state, victim, bystander, recording }
     }
 
-    /// What is to be seen after it died of its hooks at a place: of `signal`, and told like that.
+    /// Makes the victim die of its hooks at `place`, and checks the consequences: it dies of `signal`, reported as
+    /// `told`.
     fn trips(self, place: &Place, signal: i32, told: &str) {
         let Self { state, victim, mut bystander, recording } = self;
         let pid = victim.pid();
         goes_on_at(pid, place);
         assert_eq!(victim.end().signal(), Some(signal), "it dies as it should");
         let line = format!("process {pid} (pairs) died of {told}");
-        let rest = ": inline hooks were taken out of all processes; 1 other is counted no more, and none is hooked inline from now on";
+        let rest = ": inline hooks were removed from all processes; 1 other is no longer counted, and no process is hooked inline from now on";
         let warning = std::iter::repeat_with(|| recording.next_line()).find(|said| said.contains("died of"));
         assert!(warning.as_ref().is_some_and(|said| said.contains(&line) && said.contains(rest)), "{warning:?}");
         assert!(!is_hooked(bystander.pid()), "the other one has no hooks any more");
-        // It goes on right, and is counted no more.
+        // The bystander continues correctly and is no longer counted.
         assert_eq!(bystander.run().allocs(), CALLS);
         let outcome = recording.stop();
         let (profile, stats) = outcome.results();
         let notes = profile.notes.join("\n");
         assert!(notes.contains(&line) && notes.contains(rest), "{notes}");
         assert!(stats.exact_alloc_objects < CALLS, "{stats:?}");
-        assert!(!outcome.stderr.contains("what it says it has counted cannot be"), "{}", outcome.stderr);
+        assert!(!outcome.stderr.contains("the counts in its memory are impossible"), "{}", outcome.stderr);
 
         let state = state.path();
         let again = Target::start(&program("pairs"), ["500"]);
@@ -173,17 +176,17 @@ impl Case {
         assert!(recording.said().contains("it died of inline hooks before: "), "{}", recording.said());
         recording.stop();
         let diagnosis = heapbpf_with(state, &["doctor"]);
-        // Long paths are wrapped.
+        // doctor wraps long paths.
         let words = diagnosis.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains("pairs died of "), "doctor lists it: {diagnosis}");
         let forgotten = heapbpf_with(state, &["doctor", "--forget-crashes"]);
-        assert_eq!(forgotten, "1 program that died of inline hooks: forgotten\n");
+        assert_eq!(forgotten, "forgot 1 program that crashed under inline hooks\n");
         let recording = start(state, &[again.pid()]);
         assert!(is_hooked(again.pid()), "{}", recording.said());
         recording.stop();
     }
 
-    /// What is to be seen after it died by itself.
+    /// Makes the victim die by itself, and checks that nothing follows from it.
     fn does_not_trip(self, dies: impl FnOnce(u32), signal: i32) {
         let Self { state, victim, mut bystander, recording } = self;
         dies(victim.pid());
@@ -208,7 +211,7 @@ fn a_fault_in_code_of_ours_ends_all_inline_hooks() {
     let Some(_turn) = turn("a_fault_in_code_of_ours_ends_all_inline_hooks") else { return };
     let case = Case::begin();
     let ip = base(case.victim.pid()) + CODE;
-    case.trips(&Place::at(ip), libc::SIGSEGV, "SIGSEGV in code of inline hooks (at 0x3");
+    case.trips(&Place::at(ip), libc::SIGSEGV, "SIGSEGV in the code of inline hooks (offset 0x3");
 }
 
 #[test]
@@ -216,7 +219,7 @@ fn a_breakpoint_behind_a_stub_ends_all_inline_hooks() {
     let Some(_turn) = turn("a_breakpoint_behind_a_stub_ends_all_inline_hooks") else { return };
     let case = Case::begin();
     let ip = base(case.victim.pid()) + STUBS + STUB_BYTES - 1;
-    case.trips(&Place::at(ip), libc::SIGTRAP, "SIGTRAP in code of inline hooks (at 0x517f of it)");
+    case.trips(&Place::at(ip), libc::SIGTRAP, "SIGTRAP in the code of inline hooks (offset 0x517f)");
 }
 
 #[test]
@@ -225,7 +228,7 @@ fn a_breakpoint_in_a_replaced_page_ends_all_inline_hooks() {
     let case = Case::begin();
     let pid = case.victim.pid();
     let (ip, (_, libc)) = (breakpoint_of_ours(pid), libc_of(pid));
-    let told = format!("SIGTRAP in a page of {libc} that inline hooks had replaced (at ");
+    let told = format!("SIGTRAP in a page of {libc} that inline hooks had replaced (offset ");
     case.trips(&Place::at(ip), libc::SIGTRAP, &told);
 }
 

@@ -1,4 +1,4 @@
-//! What inline hooks cost, and a sampling interval that changes while they count.
+//! The cost of inline hooks, and a sampling interval that changes while they count.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
@@ -9,7 +9,7 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::{Law, Truth};
 
-/// Records `mix` for so many allocations, hooked inline.
+/// Records `mix` making this many allocations, hooked inline.
 fn record(times: &str, options: &[(&str, &str)]) -> (Profile, Stats, Truth) {
     let mut target = Target::start(&program("mix"), [times]);
     let recorder = Recorder::new().pid(target.pid()).option("--hook", "inline").flag("--no-follow").flag("-v");
@@ -21,7 +21,7 @@ fn record(times: &str, options: &[(&str, &str)]) -> (Profile, Stats, Truth) {
     (profile, stats, truth)
 }
 
-/// Checks an estimate by its own interval: a false alarm in 1.7 million.
+/// Checks an estimate against its own interval. A false alarm has a probability of 1 in 1.7 million.
 fn is_true(estimate: &Estimate, truth: u64) {
     let (Some(low), Some(high)) = (estimate.low, estimate.high) else { panic!("no interval: {estimate:?}") };
     let sigma = (high - low) / (2.0 * 1.96);
@@ -29,13 +29,13 @@ fn is_true(estimate: &Estimate, truth: u64) {
     assert!(off <= 5.0 * sigma, "{estimate:?} instead of {truth}");
 }
 
-/// Allocated and in use, from samples at several intervals.
+/// Checks memory allocated and in use, estimated from samples at several intervals.
 fn figures_are_true(profile: &Profile, truth: &Truth) {
     let intervals: std::collections::BTreeSet<u64> = profile.stacks.iter().map(|stack| stack.interval).collect();
     println!("intervals {intervals:?}\n{}", profile.notes.join("\n"));
     is_true(&profile.totals.alloc_bytes, truth.bytes());
     is_true(profile.totals.inuse_bytes.as_ref().expect("frees are tracked"), truth.live_bytes());
-    // Numbers of mixed sizes have no interval of their own; the widest interval's is an upper bound.
+    // Object counts of mixed sizes have no interval of their own. That of the widest interval is an upper bound.
     let widest = intervals.last().copied().expect("samples");
     let rows = truth.sites.iter().flat_map(|site| &site.sizes);
     let allocated = Law::of(rows.clone().map(|row| (row[0], row[1])), widest).objects;
@@ -47,7 +47,7 @@ fn figures_are_true(profile: &Profile, truth: &Truth) {
     assert!(checks::z(&profile.totals.alloc_bytes).abs() < 5.0);
 }
 
-/// A trap takes more than 100 ns on any machine, and no call of this program is a tenth as dear.
+/// A trap takes more than 100 ns on any machine, and no call of this program costs a tenth of that.
 #[test]
 fn calls_that_the_target_counts_are_no_probe_time() {
     let Some(_turn) = turn("inline_calls_that_the_target_counts_are_no_probe_time") else { return };
@@ -80,7 +80,8 @@ fn an_interval_that_is_too_dear_is_widened_while_the_target_runs() {
     figures_are_true(&profile, &truth);
 }
 
-/// A process that cannot be hooked inline has links of its own, until they take more than the budget. Others are counted on.
+/// A process that cannot be hooked inline has its own links until they exceed the budget. Other processes are still
+/// counted.
 #[test]
 fn a_process_whose_own_links_are_too_dear_is_given_up_alone() {
     let Some(_turn) = turn("a_process_whose_own_links_are_too_dear_is_given_up_alone") else { return };

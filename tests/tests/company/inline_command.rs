@@ -1,4 +1,5 @@
-//! `-- COMMAND`: hooked inline at its entry point, before its own first call, and so is what it starts.
+//! `-- COMMAND`: the command is hooked inline at its entry point, before its own first call, and so are the programs
+//! that it starts.
 
 use std::path::Path;
 
@@ -9,8 +10,8 @@ use heapbpf_tests::output::{Estimate, Stack};
 use heapbpf_tests::program::{library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
 
-/// Blocks that a library's constructor allocated before the entry point were sampled by probes; their frees are seen. A child has
-/// the hooks from its first call on.
+/// Blocks that a library's constructor allocates before the entry point are sampled by probes, and their frees are
+/// seen. A child has the hooks from its first call on.
 #[test]
 fn a_command_is_counted_inside_from_its_entry_point() {
     let Some(_turn) = turn("a_command_is_counted_inside_from_its_entry_point") else { return };
@@ -32,12 +33,13 @@ fn a_command_is_counted_inside_from_its_entry_point() {
     }
 }
 
-/// How often a script runs `steady`, and blocks that this allocates and frees each time, besides the 50 of 1000 bytes that it keeps.
+/// How often a script runs `steady`, and how many blocks each run allocates and frees, besides the 50 of 1000 bytes
+/// that it keeps.
 const RUNS: usize = 20;
 const BLOCKS: u64 = 2000;
 
-/// Records a shell that starts `steady` again and again, and becomes it in the end. Returns how many of these were counted whole. Of
-/// those, no block and no call is lost.
+/// Records a shell that runs `steady` again and again, and finally execs it. Returns how many of these were counted
+/// completely. They lose no block and no call.
 fn record_script(hook: &str) -> usize {
     let (steady, others) = (program("steady"), RUNS - 1);
     let runs = format!("{} {BLOCKS}", steady.display());
@@ -75,7 +77,7 @@ fn record_script(hook: &str) -> usize {
     whole
 }
 
-/// A program that a command starts, or becomes, is held there until it is hooked.
+/// A program that a command starts or execs is held at its entry point until it is hooked.
 #[test]
 fn what_a_command_starts_is_counted_inside_from_its_entry_point() {
     let Some(_turn) = turn("inline_what_a_command_starts_is_counted_from_its_entry_point") else { return };
@@ -85,8 +87,9 @@ fn what_a_command_starts_is_counted_inside_from_its_entry_point() {
     }
 }
 
-/// The C library's `reallocarray` calls the preloaded allocator's `realloc`. That was hooked inline, as the C library was not mapped yet,
-/// whose probes from before the exec counted the same calls: twice as many as there are.
+/// The C library's `reallocarray` calls the preloaded allocator's `realloc`. A former bug counted each call twice:
+/// `realloc` was hooked inline because the C library was not mapped yet, and the C library's probes from before the
+/// exec counted the same calls.
 #[test]
 fn a_program_with_a_preloaded_allocator_counts_no_call_twice() {
     let Some(_turn) = turn("inline_a_program_with_a_preloaded_allocator") else { return };
@@ -100,7 +103,7 @@ fn a_program_with_a_preloaded_allocator_counts_no_call_twice() {
         let (preload, resized) = (format!("LD_PRELOAD={}", allocator.display()), program("resized"));
         let resized = resized.display().to_string();
         let script = format!("{preload} exec {resized}");
-        // What a shell becomes, and what `env` becomes.
+        // What a shell execs, and what `env` execs.
         let wrappers = [("/bin/sh", ["-c", &script]), ("/usr/bin/env", [preload.as_str(), &resized])];
         for (wrapper, arguments) in wrappers {
             let recorder = Recorder::new().interval(1).option("--hook", "inline").option("--max-overhead", "none");
@@ -110,7 +113,7 @@ fn a_program_with_a_preloaded_allocator_counts_no_call_twice() {
             checks::identity(&stats);
             let resized = profile.processes.iter().find(|process| process.comm == "resized").expect("a line");
             let calls = checks::exact(resized).1.expect("calls are counted");
-            // Before the allocator is hooked, some may be missed, which is told.
+            // Calls before the allocator is hooked may be missed, which is reported.
             assert!((1..=CALLS).contains(&calls), "{wrapper}: {calls}: {:?}, {stats:?}", profile.notes);
             let is_told = held::is_told(&profile, Some(resized));
             assert!(calls == CALLS || is_told, "{wrapper}: {calls}: {:?}, {stats:?}", profile.notes);
@@ -118,7 +121,7 @@ fn a_program_with_a_preloaded_allocator_counts_no_call_twice() {
     }
 }
 
-/// Where the text of a program ends in its last page.
+/// Where a program's text ends within its last page.
 fn end_of_text(program: &Path) -> u64 {
     let file = std::fs::read(program).expect("it was built");
     let word = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"));
@@ -129,7 +132,8 @@ fn end_of_text(program: &Path) -> u64 {
     (word(text + 16) + word(text + 32)) % 4096
 }
 
-/// Behind the text of a program there is mostly room for the instructions that have it wait; if not, behind that of its loader.
+/// After a program's text there is usually space for the instructions that make it wait. If not, heapbpf uses the space
+/// after the loader's text.
 #[test]
 fn a_command_without_room_behind_its_text_waits_behind_its_loaders() {
     let Some(_turn) = turn("inline_a_command_without_room_behind_its_text") else { return };
@@ -142,7 +146,7 @@ fn a_command_without_room_behind_its_text_waits_behind_its_loaders() {
     assert!(profile.processes.iter().all(|process| process.hook.as_deref() == Some("inline")), "{:?}", stats.hooks);
 }
 
-/// With what inline hooks cannot do, a command is probed, and nobody is bothered with it.
+/// With options that inline hooks do not support, a command gets probes without a message.
 #[test]
 fn a_command_is_probed_where_inline_hooks_cannot_count() {
     let Some(_turn) = turn("a_command_is_probed_where_inline_hooks_cannot_count") else { return };

@@ -1,5 +1,5 @@
-//! Inline hooks come and go, with other tools' probes before, meanwhile and after, and nobody comes to harm. Each program
-//! notices itself.
+//! Inline hooks come and go, with other tools' probes before, during and after, and nothing is harmed. Each program
+//! detects damage itself.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
@@ -12,11 +12,11 @@ fn inline(pid: u32, interval: u64) -> Recorder {
     Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow")
 }
 
-/// Rounds of hooking and letting go, one for each interval; the long set has more.
+/// Rounds of hooking and unhooking per interval. The long set has more.
 const ROUNDS: u32 = 3;
 const MANY_ROUNDS: u32 = 30;
 
-/// Eight threads that check all their blocks, under a signal each millisecond, with forks, exceptions and dlopen.
+/// Eight threads that check all their blocks, under a signal every millisecond, with forks, exceptions and dlopen.
 fn checks_itself(rounds: u32) {
     let Some(_turn) = turn("a_program_that_checks_itself_is_hooked_again_and_again") else { return };
     let plugin = library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
@@ -40,7 +40,8 @@ fn checks_itself(rounds: u32) {
     assert!(target.end().success());
 }
 
-/// A thread that makes calls for us in the middle of a restartable sequence begins it anew, as after any other interruption.
+/// If heapbpf makes a thread run calls in the middle of a restartable sequence, the thread restarts the sequence, as
+/// after any other interruption.
 fn restarts(rounds: u32) {
     let case = "restartable_sequences_are_restarted";
     let Some(_turn) = turn(case) else { return };
@@ -62,7 +63,7 @@ fn restarts(rounds: u32) {
     assert!(line.starts_with("0 lost of "), "{line}");
 }
 
-/// What would be mapped into them counts under their limits, or would be locked.
+/// Hook memory would count against the limits of these processes, or would be locked.
 #[test]
 fn a_process_with_little_left_or_locked_memory_is_probed() {
     let Some(_turn) = turn("a_process_with_little_left_or_locked_memory_is_probed") else { return };
@@ -80,8 +81,8 @@ fn a_process_with_little_left_or_locked_memory_is_probed() {
     }
 }
 
-/// Children that are forked after sampled calls have everything that these need. The kernel optimizes some probes in a way that
-/// children lack.
+/// Children that are forked after sampled calls have everything that those calls need. The kernel optimizes some probes
+/// in a way that children lack.
 #[test]
 fn children_of_a_hooked_process_allocate() {
     let Some(_turn) = turn("children_of_a_hooked_process_allocate") else { return };
@@ -95,7 +96,7 @@ fn children_of_a_hooked_process_allocate() {
     assert!(target.end().success());
 }
 
-/// Memory of its own and locked memory of what is mapped into a process, kB.
+/// Private memory and locked memory of what heapbpf maps into a process, in kB.
 fn taken(pid: u32) -> [u64; 2] {
     let ours: Vec<u64> =
         mapped(pid).iter().filter_map(|line| u64::from_str_radix(line.split('-').next()?, 16).ok()).collect();
@@ -116,7 +117,7 @@ fn taken(pid: u32) -> [u64; 2] {
     sums
 }
 
-/// What is mapped stays, and the next recording uses it again, with the same settings.
+/// What heapbpf maps stays, and the next recording with the same settings reuses it.
 #[test]
 fn a_process_has_the_same_after_the_first_and_the_fifth_recording() {
     let Some(_turn) = turn("a_process_has_the_same_after_the_first_and_the_fifth_recording") else { return };
@@ -131,7 +132,7 @@ fn a_process_has_the_same_after_the_first_and_the_fifth_recording() {
             break (mapped(pid), taken(pid));
         }
     };
-    // What was mapped for an interval serves all that need no more room.
+    // Mappings made for one interval serve all that need no more space.
     const INTERVALS: [u64; 4] = [4096, 1, 65536, 1 << 20];
     for interval in INTERVALS {
         record(interval);
@@ -143,7 +144,7 @@ fn a_process_has_the_same_after_the_first_and_the_fifth_recording() {
     }
     let (mapped, [own_kib, locked_kib]) = record(4096);
     assert_eq!((mapped, locked_kib), (first.0, 0));
-    // The kernel may keep its copy of the page that the breakpoints were in.
+    // The kernel may keep its copy of the page with the breakpoints.
     assert!(own_kib <= first.1[0] + 4, "{own_kib} KiB, after the first {:?}", first.1);
     let recording = inline(pid, 1).start();
     let truth = target.run();
@@ -165,7 +166,7 @@ fn restartable_sequences_are_restarted() {
     restarts(ROUNDS);
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 

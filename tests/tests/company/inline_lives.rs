@@ -1,4 +1,4 @@
-//! Lives of processes whose calls are counted inside them: ends, children, other programs.
+//! Process generations whose calls are counted inside them: exits, children, execs.
 
 use std::process::Command;
 
@@ -14,14 +14,14 @@ use heapbpf_tests::truth::Truth;
 
 const HALF_MIB: u64 = 512 << 10;
 
-/// Starts a recording of a target, hooked inline.
+/// Starts a recording that hooks the target inline.
 fn inline(target: &Target, interval: u64) -> Recording {
     let recording = Recorder::of(target.pid(), interval).option("--hook", "inline").start();
     assert!(is_hooked(target.pid()), "it is hooked inline");
     recording
 }
 
-/// Records a program up to its end.
+/// Records a program until it ends.
 fn to_its_end(name: &str, arguments: &[&str], interval: u64) -> (Profile, Stats, Truth) {
     let mut target = Target::start(&program(name), arguments);
     let recording = inline(&target, interval);
@@ -41,15 +41,15 @@ fn inline_counts_are_exact_when_a_process_exits() {
     }
 }
 
-/// The set of sampled blocks in a process is as large as the interval demands, where the process has room for it. What is full is
-/// named, with its remedy.
+/// The set of sampled blocks in a process is as large as the interval demands, if the process has space for it. If
+/// something is full, the note names it and the remedy.
 #[test]
 fn as_many_sampled_blocks_are_followed_as_live_max_says() {
     let Some(_turn) = turn("as_many_sampled_blocks_are_followed_as_live_max_says") else { return };
     const KEPT: u64 = 80_000;
     let arguments = ["100000".to_owned(), KEPT.to_string(), "32".to_owned()];
-    // Of all addresses that it may have, the process has little left.
-    let (live_map, process) = ("because the live map was full", "because their process has room for no more");
+    // The process has little left of its address space limit.
+    let (live_map, process) = ("the live map was full", "their process has no space for more");
     for (live_max, little, full) in
         [("1048576", false, None), ("20000", false, Some(live_map)), ("1048576", true, Some(process))]
     {
@@ -65,7 +65,7 @@ fn as_many_sampled_blocks_are_followed_as_live_max_says() {
         assert_eq!((stats.lost(), stats.exact_alloc_bytes), (0, truth.bytes()), "{stats:?}");
         let in_use = profile.totals.inuse_objects.as_ref().expect("it is known");
         assert!(in_use.low <= Some(KEPT as f64) && in_use.high >= Some(KEPT as f64), "{in_use:?}");
-        let remarks: Vec<&String> = profile.notes.iter().filter(|note| note.contains("to their free")).collect();
+        let remarks: Vec<&String> = profile.notes.iter().filter(|note| note.contains("were not tracked")).collect();
         match full {
             None => {
                 assert_eq!((in_use.value(), stats.other["untracked"]), (KEPT as f64, 0), "{remarks:?}");
@@ -88,8 +88,8 @@ fn inline_counts_are_exact_when_a_process_is_killed() {
     }
 }
 
-/// Calls that go on when figures are taken are in none of them. Those that the process's end cuts off are lost, with their
-/// bytes, so that nobody takes the difference to the samples for a fault. By probes as well.
+/// Calls in progress when figures are taken are in none of them. Calls cut off by the process's end are lost, with
+/// their bytes, so that the difference to the samples does not look like an error. The same holds with probes.
 #[test]
 fn inline_calls_that_the_end_cuts_off_are_lost_with_their_bytes() {
     let Some(_turn) = turn("inline_calls_that_the_end_cuts_off_are_lost_with_their_bytes") else { return };
@@ -114,7 +114,7 @@ fn inline_calls_that_the_end_cuts_off_are_lost_with_their_bytes() {
         let (bytes, objects) = (truth.bytes() as f64, truth.allocs() as f64);
         assert_eq!(figures(&meanwhile), (Some(bytes), bytes, Some(objects), objects), "{hook:?}");
         let (all_bytes, all_objects) = (bytes + (THREADS * 5000) as f64, objects + THREADS as f64);
-        // What was lost is known to the byte, so totals have it.
+        // The lost bytes are known exactly, so totals include them.
         let all = (Some(all_bytes), all_bytes, Some(all_objects), all_objects);
         assert_eq!(figures(&profile), all, "{hook:?}: {stats:?}");
         assert_eq!((stats.lost["abandoned"], stats.lost()), (THREADS, THREADS), "{hook:?}: {stats:?}");
@@ -122,7 +122,7 @@ fn inline_calls_that_the_end_cuts_off_are_lost_with_their_bytes() {
     }
 }
 
-/// A child starts with no blocks, frees what it inherited, and counts from its first call.
+/// A child starts without blocks, frees what it inherited, and counts from its first call.
 #[test]
 fn inline_children_that_fork_are_their_own() {
     let Some(_turn) = turn("inline_children_that_fork_are_their_own") else { return };
@@ -144,7 +144,7 @@ fn inline_children_that_fork_are_their_own() {
     }
 }
 
-/// The hooks of a child that is no target are taken out of it.
+/// Hooks are removed from a child that is not a target.
 #[test]
 fn inline_hooks_leave_children_that_are_no_targets() {
     let Some(_turn) = turn("inline_hooks_leave_children_that_are_no_targets") else { return };
@@ -159,7 +159,7 @@ fn inline_hooks_leave_children_that_are_no_targets() {
     assert_eq!(stats.exact_alloc_objects, truth.allocs() - truth.site("site_02").allocs, "{stats:?}");
 }
 
-/// In the memory of its parent, whose counts it adds to, a child allocates.
+/// A child allocates in its parent's memory, and adds to the counts there.
 #[test]
 fn inline_children_in_their_parents_memory() {
     let Some(_turn) = turn("inline_children_in_their_parents_memory") else { return };
@@ -178,7 +178,7 @@ fn inline_children_in_their_parents_memory() {
     }
 }
 
-/// An exec leaves hooks and blocks behind; probes count what follows.
+/// An exec leaves hooks and blocks behind, and the new program is hooked itself.
 #[test]
 fn inline_hooks_end_with_an_exec() {
     let Some(_turn) = turn("inline_hooks_end_with_an_exec") else { return };
@@ -186,7 +186,7 @@ fn inline_hooks_end_with_an_exec() {
     let recording = inline(&target, 1);
     target.go();
     target.step();
-    // The exec left them behind, and the new program gets its own.
+    // The old hooks are gone, and the new program gets its own.
     until("the new program is hooked", || is_hooked(target.pid()));
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
@@ -197,7 +197,7 @@ fn inline_hooks_end_with_an_exec() {
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
-/// Each leaves a block, and each next one gets the slot of the last, or one of its own.
+/// Each thread leaves a block, and the next thread gets the slot of the last one, or its own.
 #[test]
 fn inline_threads_come_and_go() {
     let Some(_turn) = turn("inline_threads_come_and_go") else { return };
@@ -207,7 +207,7 @@ fn inline_threads_come_and_go() {
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
         checks::sites(&profile, &truth, interval, Compare::All);
-        // The C library allocates for threads that it makes, and frees what it made for those that ended.
+        // The C library allocates for threads that it creates, and frees what it allocated for those that have ended.
         let of_libc = stats.exact_alloc_objects - truth.allocs();
         assert!(of_libc < 10, "{stats:?}");
         assert_eq!(stats.exact_alloc_bytes, truth.bytes() + 272 * of_libc, "{stats:?}");
@@ -215,8 +215,8 @@ fn inline_threads_come_and_go() {
     }
 }
 
-/// A shell runs each command by vfork. Until its exec, or its end, a child counts in its parent's memory, by the slot of the parent's
-/// thread; what each did is told apart all the same.
+/// A shell runs each command by vfork. Until its exec or exit, a child counts in its parent's memory, in the slot of
+/// the parent's thread. The two are still counted separately.
 #[test]
 fn inline_calls_of_vfork_children_are_their_own() {
     let Some(_turn) = turn("inline_calls_of_vfork_children_are_their_own") else { return };
@@ -242,8 +242,8 @@ fn inline_calls_of_vfork_children_are_their_own() {
     }
 }
 
-/// What a recording by probes says of a process that another recording had hooked inline for a while: that it has not seen all, which
-/// share of the time, and nothing as if it had.
+/// Checks what a recording with probes says about a process that another recording had hooked inline for a while: that
+/// it has not seen everything, for which share of the time, and no figure that claims otherwise.
 fn tells_what_was_hidden(profile: &Profile, pid: u32, estimate: f64) {
     let process = profile.process(pid);
     assert!(process.was_hidden() && process.coverage < 0.99, "{process:?}");
@@ -254,8 +254,9 @@ fn tells_what_was_hidden(profile: &Profile, pid: u32, estimate: f64) {
     }
 }
 
-/// Probes see nothing of a process while another recording hooks it inline, from before they come, or for a while: the profile says
-/// so. `doctor` does at that time. What is in use counts from when they see its frees again.
+/// Probes see nothing of a process while another recording hooks it inline, whether from before they were attached or
+/// later. The profile says so, and `doctor` does during that time. Memory in use counts from when the probes see frees
+/// again.
 #[test]
 fn probes_tell_what_the_inline_hooks_of_others_hide() {
     let Some(_turn) = turn("inline_probes_tell_what_the_inline_hooks_of_others_hide") else { return };
@@ -272,12 +273,12 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
                     hooks = hooks.or_else(|| Some(inline(&target, 1)));
                     let doctor = Command::new(heapbpf()).args(["doctor", "--pid", &pid.to_string()]).output();
                     let told = String::from_utf8_lossy(&doctor.expect("it runs").stdout).into_owned();
-                    assert!(told.contains("! allocations: another recording hooks it inline"), "{told}");
+                    assert!(told.contains("! allocations: another recording has it hooked inline"), "{told}");
                     assert!(!told.contains("Nothing would be missed"), "{told}");
                 }
                 2 => {
                     let by_probes = by_probes.as_mut().expect("it is there since phase 1");
-                    // Hooking may take more than one attempt, so it may have said so before.
+                    // Hooking may take more than one attempt, so the line may have been written before.
                     let lines = by_probes.lines_by_now();
                     hooks.take().map(Recording::stop);
                     assert!(!is_hooked(pid));
@@ -300,7 +301,7 @@ fn probes_tell_what_the_inline_hooks_of_others_hide() {
         assert_eq!(in_use.value(), 10.0 * 30_000.0 + 2000.0, "only blocks since then: {process:?}");
         assert!(in_use.low.is_some(), "{process:?}");
         let missed = outcome.stdout.lines().find(|line| line.trim_start().starts_with("missed")).unwrap_or_default();
-        assert!(missed.contains("another recording's inline hooks"), "{}", outcome.stdout);
+        assert!(missed.contains("while another recording counted it"), "{}", outcome.stdout);
         assert!(!outcome.stdout.contains("counted exactly"), "{}", outcome.stdout);
         assert_eq!((stats.hits, stats.lost()), (11, 0), "{stats:?}");
         assert!(target.end().success());

@@ -1,4 +1,4 @@
-//! Inline hooks leave alone what they must not touch, say why, and say of each process how it is hooked.
+//! Inline hooks do not touch what they must not touch, say why, and report how each process is hooked.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::doctor::{doctor, doctor_of};
@@ -10,7 +10,7 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
-/// A program, and the id of the process that allocates.
+/// A program, and the id of its process that allocates.
 struct Running {
     target: Target,
     pid: u32,
@@ -33,8 +33,8 @@ impl Running {
         (profile, stats, truth)
     }
 
-    /// Records it, and checks that it was hooked inline, and that figures are exact. On a busy machine a stop may take too
-    /// long again and again: then another one is tried, with `again`.
+    /// Records it, and checks that it was hooked inline and that figures are exact. On a busy machine stops may
+    /// repeatedly take too long: then it tries with another one, from `again`.
     fn must_be_hooked(mut self, again: &dyn Fn() -> Self) {
         let (profile, stats, truth) = self.record(&[]);
         if stats.hooks[0].not_inline.as_deref().is_some_and(is_for_want_of_time) {
@@ -48,7 +48,8 @@ impl Running {
         assert!(self.target.end().success());
     }
 
-    /// Records it, and checks that it has probes, for this reason, that it is told, and that figures are exact.
+    /// Records it, and checks that it has probes for this reason, that the reason is reported, and that figures are
+    /// exact.
     fn must_be_refused(mut self, why: &str) {
         let (profile, stats, truth) = self.record(&[]);
         let probed = &stats.hooks[0];
@@ -67,16 +68,16 @@ fn hooked_in_mode(mode: &str) {
     Running::in_mode(mode).must_be_hooked(&|| Running::in_mode(mode));
 }
 
-/// A reason that holds for the moment only.
+/// Whether a reason is temporary.
 fn is_for_want_of_time(why: &str) -> bool {
-    why.contains("did not stop in time") || why.contains("the time limit was over")
+    why.contains("did not stop in time") || why.contains("the time limit was reached")
 }
 
 fn maps(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target runs")
 }
 
-/// What `doctor --json` says of the first allocator of a process.
+/// What `doctor --json` reports about the first allocator of a process.
 fn inline_audit(pid: u32) -> serde_json::Value {
     let (_, found) = doctor_of(pid);
     assert!(!maps(pid).contains("/memfd:heapbpf-"), "nothing is touched");
@@ -104,10 +105,10 @@ fn seccomp_filters_decide() {
 #[test]
 fn code_that_another_tool_has_changed_is_left_alone() {
     let Some(_turn) = turn("code_that_another_tool_has_changed_is_left_alone") else { return };
-    Running::in_mode("patched").must_be_refused("another tool has changed it in memory");
+    Running::in_mode("patched").must_be_refused("another tool has patched it in memory");
 }
 
-/// It may not make memory executable, nor be dumped.
+/// The process may not make memory executable, and may not be dumped.
 #[test]
 fn confined_processes_are_hooked() {
     let Some(_turn) = turn("confined_processes_are_hooked") else { return };
@@ -119,7 +120,8 @@ fn confined_processes_are_hooked() {
     hooked_in_mode("sealed");
 }
 
-/// What inline hooks cannot do is refused before anything is touched; what they can do without frees, they do.
+/// Options that inline hooks cannot support are refused before anything is touched. What they can do without frees,
+/// they do.
 #[test]
 fn other_options_work_or_are_refused_before_anything_is_touched() {
     let Some(_turn) = turn("other_options_work_or_are_refused_before_anything_is_touched") else { return };
@@ -139,7 +141,8 @@ fn other_options_work_or_are_refused_before_anything_is_touched() {
     assert!(running.target.end().success());
 }
 
-/// What a program seals stays until its end. Its jumps are taken out all the same, and a later recording does not wait for it.
+/// Pages that a program seals stay until its end. The jumps are removed nevertheless, and a later recording does not
+/// wait for the pages.
 #[test]
 fn what_is_sealed_stays_and_does_not_count() {
     let case = "what_is_sealed_stays_and_does_not_count";
@@ -153,7 +156,7 @@ fn what_is_sealed_stays_and_does_not_count() {
         return skipped(case, &line);
     }
     let outcome = recording.stop();
-    assert!(outcome.stderr.contains("which count no more, until it ends"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("(without hooks) until it ends"), "{}", outcome.stderr);
     assert!(maps(pid).contains("/memfd:heapbpf-"), "nobody can take it out");
     let again = Recorder::of(pid, 4096).option("--hook", "inline").flag("--no-follow").start().stop();
     let (_, stats) = again.results();
@@ -164,7 +167,7 @@ fn what_is_sealed_stays_and_does_not_count() {
     assert!(target.end().success());
 }
 
-/// Where probes were asked for and take much, one line says what inline hooks would take.
+/// If the user asked for probes and they are expensive, one line says what inline hooks would take.
 #[test]
 fn what_inline_hooks_would_cost_is_said_once() {
     let case = "what_inline_hooks_would_cost_is_said_once";
@@ -172,7 +175,7 @@ fn what_inline_hooks_would_cost_is_said_once() {
     if std::env::consts::ARCH != "x86_64" {
         return skipped(case, "inline hooks are x86-64 code");
     }
-    // On a busy machine measuring may fail, and the line says what was measured.
+    // On a busy machine measuring may fail. The line needs measured costs.
     let measured = || {
         let (_, found) = doctor(&["--measure"]);
         found["costs"]["inline_pair_ns"].is_number()
@@ -180,7 +183,7 @@ fn what_inline_hooks_would_cost_is_said_once() {
     assert!((0..5).any(|_| measured()), "what inline hooks cost can be measured");
     let library = heapbpf_tests::program::library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
     let mut target = Target::start(&program("unharmed"), [&library]);
-    // It is said where a budget is kept: without one, nobody looks at what probes take in all.
+    // The line needs a budget: without one, heapbpf does not sum up what probes take.
     let recorder = Recorder::of(target.pid(), 512 << 10).flag("--no-follow").option("--max-overhead", "25%");
     let (profile, stats) = recorder.option("--hook", "probe").option("--duration", "3").start().ends().results();
     let is_told = |note: &&String| note.contains("of unharmed; --hook inline would take ");

@@ -1,4 +1,4 @@
-//! Stacks of processes with inline hooks are those that probes see, also through text pages that were replaced.
+//! Stacks of processes with inline hooks equal those that probes see, also through replaced text pages.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,15 +9,16 @@ use heapbpf_tests::inline::{Hook, record};
 use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::program::{program, program_with};
 
-/// What of a stack is compared.
+/// Which frames of a stack are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Frames {
     All,
-    /// The caller. What is beyond it depends on what code without frame pointers has in that register, which may be any data.
+    /// The caller only. Frames beyond it depend on what code without frame pointers keeps in that register, which may
+    /// be any data.
     First,
 }
 
-/// A stack, as text: the function called, whether it is whole, and each frame with its module and build ID.
+/// A stack as text: the called function, whether the stack is complete, and each frame with its module and build ID.
 fn text(stack: &Stack, compared: Frames) -> String {
     let most = if compared == Frames::First { 1 } else { usize::MAX };
     let frames = stack.frames.iter().take(most).map(|frame| {
@@ -29,7 +30,7 @@ fn text(stack: &Stack, compared: Frames) -> String {
     format!("{}{is_whole}{}", stack.function, frames.collect::<String>())
 }
 
-/// Samples, bytes and samples in use of each stack, without those of a site.
+/// Samples, bytes and samples in use of each stack, except those of the site `without`.
 fn stacks(profile: &Profile, compared: Frames, without: Option<&str>) -> BTreeMap<String, [u64; 3]> {
     let mut all = BTreeMap::new();
     for stack in profile.stacks.iter().filter(|stack| without.is_none() || stack.site() != without) {
@@ -40,7 +41,8 @@ fn stacks(profile: &Profile, compared: Frames, without: Option<&str>) -> BTreeMa
     all
 }
 
-/// Records a program hooked in both ways, and compares all stacks, or their callers. `without`: a site whose calls depend on time.
+/// Records a program hooked in both ways, and compares all stacks, or only their callers. `without` is a site whose
+/// calls depend on time.
 fn the_same(program: &Path, arguments: &[&str], unwind: &str, compared: Frames, without: Option<&str>) -> Profile {
     let options = [["--unwind", unwind]];
     let [probe, inline] = [Hook::Probe, Hook::Inline].map(|hook| record(program, arguments, hook, 1, &options).0);
@@ -83,7 +85,7 @@ fn blocks_of_libcs_own_functions_have_their_sites() {
 #[test]
 fn paths_that_are_hard_to_unwind_are_the_same() {
     let Some(_turn) = turn("paths_that_are_hard_to_unwind_are_the_same") else { return };
-    // Site 6 is reached by a timer.
+    // A timer triggers site 6.
     let tail_calls = ["-foptimize-sibling-calls"];
     for (output, flags, unwind) in [("frames-fp", vec![], "fp"), ("frames-nofp", vec!["-fomit-frame-pointer"], "auto")]
     {

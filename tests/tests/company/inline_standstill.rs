@@ -1,4 +1,5 @@
-//! A kernel that does not come back from a process that heapbpf stops: whoever stops it is ended, and the process goes on.
+//! The kernel does not return from a request to a process that heapbpf stops: the helper that stops it is ended, and
+//! the process continues.
 
 use std::process::{Command, Stdio};
 
@@ -9,10 +10,11 @@ use heapbpf_tests::program::{copy_of, library, program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until, wait};
 
-/// strace holds each request of the child that stops a process for ten seconds, from one on at which the first threads are stopped.
+/// strace delays each ptrace request of the helper that stops a process by ten seconds, starting with a request at
+/// which the first threads are already stopped.
 const LATE: &str = "inject=ptrace:delay_enter=10000000:when=14+";
 
-/// Who traces a process.
+/// The process that traces a process, or 0.
 fn tracer_of(pid: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
@@ -38,7 +40,7 @@ fn who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on() {
     let mut target = Target::start(&path, [&plugin]);
     let line = loop {
         let line = recording.next_line();
-        if line.contains("did not come back") {
+        if line.contains("did not return within") {
             break line;
         }
     };
@@ -46,11 +48,11 @@ fn who_stops_a_process_for_too_long_is_ended_and_the_process_goes_on() {
     assert!(!is_hooked(target.pid()) && tracer_of(target.pid()) == 0, "{line}");
     tracer.kill().expect("it runs");
     wait(&mut tracer, "strace");
-    // It checks all that it has in memory.
+    // The target checks all its memory.
     target.go();
     println!("{}", target.line());
     let (_, stats) = recording.stop().results();
     let reason = stats.hooks.iter().find_map(|hook| hook.not_inline.clone());
-    assert!(reason.is_some_and(|reason| reason.contains("did not come back")), "{stats:?}");
+    assert!(reason.is_some_and(|reason| reason.contains("did not return within")), "{stats:?}");
     assert!(target.end().success());
 }

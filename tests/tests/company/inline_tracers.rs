@@ -1,5 +1,5 @@
-//! Other tracers of a program that is hooked inline: whoever comes first, and whoever leaves first, its blocks and code stay as
-//! they are, and each tool counts what it can see.
+//! Other tracers of a program that is hooked inline. Whichever starts or stops first, the program's blocks and code
+//! stay as they are, and each tool counts what it can see.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,12 +20,12 @@ use heapbpf_tests::truth::Truth;
 /// Another tool.
 enum Tool {
     Bpftrace(PathBuf),
-    /// A uprobe at the instruction that heapbpf probes in malloc.
+    /// A uprobe on the instruction that heapbpf probes in malloc.
     Uprobe(u64),
     Heapbpf(Hook),
 }
 
-/// Another tool that watches.
+/// Another tool at work.
 enum Watching {
     Bpftrace(Bpftrace),
     Uprobe(UprobeEvent),
@@ -65,7 +65,7 @@ impl Watching {
     }
 }
 
-/// What happens.
+/// A step of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     OtherComes,
@@ -77,7 +77,8 @@ enum Step {
 
 use Step::{InlineComes, InlineGoes, OtherComes, OtherGoes, Runs};
 
-/// Before, meanwhile and after; either leaves first, while the program makes its calls or before.
+/// The other tool runs before, during and after the inline recording. Either stops first, while the program makes its
+/// calls or before.
 const ORDERS: [[Step; 5]; 7] = [
     [OtherComes, InlineComes, Runs, InlineGoes, OtherGoes],
     [OtherComes, InlineComes, Runs, OtherGoes, InlineGoes],
@@ -88,20 +89,20 @@ const ORDERS: [[Step; 5]; 7] = [
     [InlineComes, InlineGoes, OtherComes, Runs, OtherGoes],
 ];
 
-/// Part of the sentence that tells of the inline hooks of another recording.
-const SEES_NOTHING: &str = "another recording hooks it inline";
+/// Part of the message that reports another recording's inline hooks.
+const SEES_NOTHING: &str = "another recording has it hooked inline";
 
 fn place(order: &[Step], step: Step) -> usize {
     order.iter().position(|it| *it == step).expect("each step is in each order")
 }
 
-/// Whether one of the tools is there while the program makes its calls.
+/// Whether a tool is attached while the program makes its calls.
 fn is_there(order: &[Step], comes: Step, goes: Step) -> bool {
     (place(order, comes)..place(order, goes)).contains(&place(order, Runs))
 }
 
-/// Carries the steps out. What our recording and the other tool said, and whether the program was hooked inline while both were
-/// there as far as ours is concerned.
+/// Carries out the steps. Returns the outcome of our recording, the other tool's result, and whether the program was
+/// hooked inline right after our recording started.
 fn go_through(order: &[Step], pid: u32, interval: u64, tool: &Tool, runs: &mut dyn FnMut()) -> (Outcome, Saw, bool) {
     let (mut ours, mut other) = (None, None);
     let (mut outcome, mut saw, mut was_hooked) = (None, None, false);
@@ -128,10 +129,11 @@ fn go_through(order: &[Step], pid: u32, interval: u64, tool: &Tool, runs: &mut d
     (outcome.expect("it ended"), saw.expect("it ended"), was_hooked)
 }
 
-/// Before one of two recordings ends.
+/// The state before one of two recordings ends.
 struct Before {
     had_hooks: bool,
-    /// Lines that the other one had written. Hooking may take more than one attempt, so the line below may be among them.
+    /// Number of lines that the other recording has written so far. Hooking may take more than one attempt, so they may
+    /// already include the awaited line.
     lines: usize,
 }
 
@@ -140,8 +142,8 @@ impl Before {
         Self { had_hooks: is_hooked(pid), lines: left.map_or(0, Recording::lines_by_now) }
     }
 
-    /// Waits until the recording that is left has noticed that the other one's inline hooks are gone. It has to look for that, and knows
-    /// only from then on which blocks are in use.
+    /// Waits until the remaining recording has noticed that the other one's inline hooks are gone. It polls for that,
+    /// and knows which blocks are in use only from then on.
     fn sees_again(self, pid: u32, left: Option<&mut Recording>) {
         if let Some(left) = left.filter(|_| self.had_hooks && !is_hooked(pid)) {
             left.await_line("its calls are counted again", self.lines);
@@ -149,21 +151,21 @@ impl Before {
     }
 }
 
-/// Nothing of anybody is left in the program.
+/// Checks that no tool has left anything in the program.
 fn is_as_it_was(pid: u32, what: &str) {
     assert!(!is_hooked(pid), "{what}: the original pages are back");
-    // Another tool may record the whole host for a moment.
+    // Another tool may be recording the whole host for a moment.
     until("the allocator's code is its file's", || changed_bytes_of_libc(pid) == 0);
 }
 
-/// Each call is in the figures.
+/// Checks that every call is counted.
 fn counts_all(outcome: &Outcome, truth: &Truth, what: &str) {
     let (profile, stats) = outcome.results();
     checks::sites(&profile, truth, 1, Compare::All);
     assert_eq!((stats.hits, stats.lost()), (truth.allocs(), 0), "{what}: {stats:?}");
 }
 
-/// Nothing is in the figures, and the profile says why.
+/// Checks that nothing is counted, and that the profile says why.
 fn tells_that_it_is_blind(outcome: &Outcome, what: &str) {
     let (_, stats) = outcome.results();
     assert_eq!(stats.hits, 0, "{what}: {stats:?}");
@@ -171,14 +173,15 @@ fn tells_that_it_is_blind(outcome: &Outcome, what: &str) {
     assert!(profile.contains(SEES_NOTHING) && outcome.stderr.contains(SEES_NOTHING), "{what}: {}", outcome.stderr);
 }
 
-/// What both said about a run of which they were there in this order.
+/// Checks the results of both tools after a run with this order of steps.
 fn judge(order: &[Step], tool: &Tool, truth: &Truth, (ours, saw, was_hooked): &(Outcome, Saw, bool)) {
     let what = format!("{order:?}");
     let ours_is_there = is_there(order, InlineComes, InlineGoes);
     let other_is_there = is_there(order, OtherComes, OtherGoes);
     let other_is_hooked =
         matches!(tool, Tool::Heapbpf(Hook::Inline)) && place(order, OtherComes) < place(order, InlineComes);
-    // Whoever hooked it first sees all, as long as he is there; the others see nothing meanwhile.
+    // The tool that hooked the program first sees everything while it is attached. The others see nothing during that
+    // time.
     if ours_is_there && other_is_hooked && other_is_there {
         tells_that_it_is_blind(ours, &what);
     } else if ours_is_there {
@@ -195,11 +198,11 @@ fn judge(order: &[Step], tool: &Tool, truth: &Truth, (ours, saw, was_hooked): &(
     }
 }
 
-/// How often an order is tried, until the program was hooked by whoever came first: on a busy machine it may not stop in time.
+/// How often an order is tried until the first tool has hooked the program. On a busy machine it may not stop in time.
 const ATTEMPTS: u32 = 5;
 
-/// Both tools on one program: first while its threads allocate, free and check their blocks, then while it is quiet but for
-/// calls whose number is known.
+/// Runs both tools on one program, first while its threads allocate, free and check their blocks, then while it only
+/// makes a known number of calls.
 fn side_by_side(case: &str, tool: &Tool, orders: impl IntoIterator<Item = [Step; 5]>) {
     for order in orders {
         let is_second =
@@ -227,7 +230,7 @@ fn side_by_side(case: &str, tool: &Tool, orders: impl IntoIterator<Item = [Step;
     }
 }
 
-/// As perf and bcc register it, at the very instruction that heapbpf would probe.
+/// The event is registered as perf and bcc do it, on the very instruction that heapbpf would probe.
 #[test]
 fn a_uprobe_event_counts_malloc() {
     let case = "inline_tracers_a_uprobe_event_counts_malloc";
@@ -254,7 +257,7 @@ fn a_second_heapbpf_hooks_inline() {
     side_by_side(case, &Tool::Heapbpf(Hook::Inline), [1, 4].map(|at| ORDERS[at]));
 }
 
-/// Whoever asks for a process that a service records need not record it anew.
+/// A user who asks for a process that a service records need not record it again.
 #[test]
 fn a_service_that_hooks_the_process_is_pointed_to() {
     let case = "inline_tracers_a_service_that_hooks_the_process_is_pointed_to";
@@ -264,18 +267,19 @@ fn a_service_that_hooks_the_process_is_pointed_to() {
     let (service, address) = Recorder::of(pid, 4096).option("--hook", "inline").serve();
     assert!(is_hooked(pid), "{}", service.said());
     let told = Recorder::of(pid, 4096).start().stop().stderr;
-    assert!(told.contains(&format!("it is recorded already: heapbpf top http://{address}\n")), "{told}");
+    assert!(told.contains(&format!("it is already being recorded: heapbpf top http://{address}\n")), "{told}");
     service.stop();
 }
 
-/// gdb with a breakpoint at malloc, and another one behind the program's calls, where it holds the program until it is let go.
+/// gdb with a breakpoint on malloc and another one after the program's calls, where it holds the program until the test
+/// tells it to leave.
 struct Debugger {
     gdb: Beside,
     folder: tempfile::TempDir,
 }
 
 impl Debugger {
-    /// Attaches it; the program goes on.
+    /// Attaches gdb and lets the program continue.
     fn attach(gdb: &Path, pid: u32) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -303,21 +307,21 @@ impl Debugger {
         Self { gdb, folder }
     }
 
-    /// Waits until it holds the program. How often its breakpoint at malloc was hit.
+    /// Waits until gdb holds the program. Returns how often its breakpoint on malloc was hit.
     fn hits(&self) -> u64 {
         let hits = self.folder.path().join("hits");
         until("the program has made its calls under gdb", || hits.exists());
         std::fs::read_to_string(hits).expect("gdb has written it").parse().expect("a number")
     }
 
-    /// Deletes its breakpoints and detaches it.
+    /// Makes gdb delete its breakpoints and detach.
     fn leave(mut self) {
         std::fs::write(self.folder.path().join("leave"), "").expect("our own folder");
         assert!(wait(&mut self.gdb.0, "gdb").success(), "gdb has left");
     }
 }
 
-/// A program whose threads have ended, which makes its calls next.
+/// Starts a program whose threads have ended, and which makes its calls next.
 fn quiet(calls: u64) -> Target {
     let mut target = Target::start(&program("checked"), ["4", &calls.to_string()]);
     target.go();
@@ -325,7 +329,7 @@ fn quiet(calls: u64) -> Target {
     target
 }
 
-/// Probes count what gdb traces, beside its breakpoint; when it has gone, inline hooks are possible.
+/// Probes count what gdb traces, next to its breakpoint. Once gdb is gone, inline hooks are possible.
 #[test]
 fn a_debugger_with_a_breakpoint_that_came_before_refuses_inline_hooks() {
     let case = "inline_tracers_a_debugger_came_before";
@@ -345,7 +349,7 @@ fn a_debugger_with_a_breakpoint_that_came_before_refuses_inline_hooks() {
     counts_all(&outcome, &truth, "probes beside a breakpoint");
     let hooked = &outcome.results().1.hooks[0];
     let why = hooked.not_inline.as_deref().unwrap_or_default();
-    assert!(hooked.hook == "probe" && why.contains("traces it"), "{hooked:?}");
+    assert!(hooked.hook == "probe" && why.contains("it is traced by"), "{hooked:?}");
     is_as_it_was(pid, case);
     let recording = recorder(pid, Hook::Inline, 4096).start();
     println!("{case}: hooked when gdb had gone: {}", is_hooked(pid));
@@ -354,8 +358,8 @@ fn a_debugger_with_a_breakpoint_that_came_before_refuses_inline_hooks() {
     assert!(target.end().success());
 }
 
-/// gdb comes while the program is hooked, and is still there when the recording ends: the hooks stay, which is told, and can be
-/// taken out once it has gone.
+/// gdb attaches while the program is hooked, and is still attached when the recording ends: the hooks stay, which is
+/// reported, and can be removed once gdb is gone.
 #[test]
 fn hooks_stay_in_a_program_as_long_as_a_debugger_is_there() {
     let case = "inline_tracers_a_debugger_stays";
@@ -380,7 +384,7 @@ fn hooks_stay_in_a_program_as_long_as_a_debugger_is_there() {
     assert!(target.end().success());
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 

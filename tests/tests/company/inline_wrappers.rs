@@ -1,4 +1,5 @@
-//! Inline hooks and libraries whose malloc calls the next one: an allocation counts once, whichever file the daemon looks at first.
+//! Inline hooks and libraries whose malloc calls the next one: an allocation counts once, whichever file the daemon
+//! examines first.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,16 +15,17 @@ use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
 const WHY: &str = "it may call another allocator, whose calls would count too";
-/// Links of one process cannot be at the wrapper.
-const SHARED: &str = "needs links that serve every process, as --comm and --all with --hook probe have";
+/// Links of one process cannot be on the wrapper.
+const SHARED: &str = "needs probes that serve every process (--comm or --all with --hook probe)";
 
-/// Libraries to preload: one calls the next malloc, one jumps to it.
+/// Libraries to preload: one calls the next malloc, the other jumps to it.
 fn wrappers() -> [PathBuf; 2] {
     [("calls.so", "-fno-optimize-sibling-calls"), ("jumps.so", "-foptimize-sibling-calls")]
         .map(|(output, flag)| library("interposer", output, &[flag, "-fomit-frame-pointer", "-ldl"]))
 }
 
-/// Each allocation is there once. The process has probes at the allocator that the wrapper calls, for reasons that are told.
+/// Checks that each allocation is counted once. The process has probes on the allocator that the wrapper calls, and the
+/// profile gives the reasons.
 fn counts_once(profile: &Profile, stats: &Stats, truth: &Truth) {
     checks::sites(profile, truth, 1, Compare::All);
     assert_eq!(stats.lost(), 0, "{stats:?}");
@@ -63,7 +65,7 @@ fn a_wrapper_keeps_a_command_on_probes() {
     }
 }
 
-/// Probes that serve every process are at both files, and a call of the one inside a call of the other does not count.
+/// Probes that serve every process are on both files, and a call of one inside a call of the other does not count.
 #[test]
 fn a_wrapper_is_probed_by_links_that_serve_every_process() {
     let Some(_turn) = turn("inline_a_wrapper_is_probed_by_links_that_serve_every_process") else { return };
@@ -83,7 +85,7 @@ fn a_wrapper_is_probed_by_links_that_serve_every_process() {
     }
 }
 
-/// The C library's allocator is hooked inline by then. The wrapper's calls count there.
+/// By then the C library's allocator is hooked inline. The wrapper's calls are counted there.
 #[test]
 fn a_wrapper_that_is_loaded_later_is_not_hooked() {
     let Some(_turn) = turn("inline_a_wrapper_that_is_loaded_later_is_not_hooked") else { return };

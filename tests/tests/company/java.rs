@@ -1,4 +1,5 @@
-//! Java frames on stacks of native memory: whole, named and in their order, interpreted and compiled, without any flag of the JVM.
+//! Java frames on stacks of native memory: complete, named and in order, interpreted and compiled, without any flag of
+//! the JVM.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,14 +11,14 @@ use heapbpf_tests::output::{Frame, Profile, Stack};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
-/// Share of samples whose stacks must be whole and named.
+/// Minimum share of samples whose stacks are complete and named.
 const SHARE: f64 = 0.95;
 
-/// The Java of the distribution, whose frames are known, and any other that is installed.
+/// The distribution's Java, whose frames are known, and any other that is installed.
 fn javas() -> Vec<PathBuf> {
     let folders = std::fs::read_dir("/usr/lib/jvm").into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = folders
-        // Names of the distribution for the same one.
+        // Skip symlinks, which are the distribution's other names for the same Java.
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .map(|entry| entry.path())
         .filter(|path| path.join("bin/javac").exists())
@@ -26,7 +27,7 @@ fn javas() -> Vec<PathBuf> {
     found
 }
 
-/// Compiles the program into a folder.
+/// Compiles the program into a directory.
 fn compiled(java: &Path, folder: &Path) {
     let source = programs_folder().join("JavaTruth.java");
     let compiler = Command::new(java.join("bin/javac")).arg("-g").arg("-d").arg(folder).arg(&source).output();
@@ -44,7 +45,7 @@ fn samples(stack: &Stack) -> f64 {
     stack.samples as f64
 }
 
-/// The share of samples whose stacks are whole, and named in each frame; the reasons of others.
+/// The share of samples whose stacks are complete and named in each frame, and the reasons for the others.
 fn share(profile: &Profile) -> (f64, BTreeMap<String, u64>) {
     let mut others: BTreeMap<String, u64> = BTreeMap::new();
     let (mut good, mut all) = (0.0, 0.0);
@@ -61,7 +62,7 @@ fn share(profile: &Profile) -> (f64, BTreeMap<String, u64>) {
     (good / all, others)
 }
 
-/// Whether a frame is a Java method of this name, without its numbers: `JavaTruth$$Lambda.getAsInt`.
+/// Whether a frame is a Java method with this name, ignoring digits: `JavaTruth$$Lambda.getAsInt`.
 fn is_named(frame: &Frame, name: &str) -> bool {
     let found = frame.function.as_deref().unwrap_or_default();
     found == name || frame.module.is_none() && found.replace(|letter: char| letter.is_ascii_digit(), "") == name
@@ -72,7 +73,7 @@ fn has_path(stack: &Stack, path: &[&str]) -> bool {
     stack.frames.windows(path.len()).any(|frames| frames.iter().zip(path).all(|(frame, name)| is_named(frame, name)))
 }
 
-/// Known paths, innermost first.
+/// Known call paths, innermost first.
 fn paths() -> Vec<Vec<&'static str>> {
     let mut recursion = vec!["JavaTruth.direct"];
     recursion.extend(["JavaTruth.recurse"; 21]);
@@ -90,7 +91,7 @@ fn paths() -> Vec<Vec<&'static str>> {
     ]
 }
 
-/// Every known path is there, down to the entry of its thread; lines are those of the source.
+/// Checks that every known path is there, down to its thread's entry, with the lines of the source.
 fn check(what: &str, profile: &Profile) {
     let (share, others) = share(profile);
     println!("{what}: {:.2} % of the samples have stacks that are whole and named; others: {others:?}", share * 100.0);
@@ -122,7 +123,7 @@ fn stacks_of_native_memory_show_java_methods() {
     show_methods("stacks_of_native_memory_show_java_methods", javas().into_iter().take(1).collect());
 }
 
-/// Checks each of these.
+/// Checks the program under each of these Javas.
 fn show_methods(case: &str, javas: Vec<PathBuf>) {
     let Some(_turn) = turn(case) else { return };
     if javas.is_empty() {
@@ -131,7 +132,7 @@ fn show_methods(case: &str, javas: Vec<PathBuf>) {
     for java in javas {
         let folder = tempfile::tempdir().expect("a temporary folder");
         compiled(&java, folder.path());
-        // Interpreted; compiled by the first compiler; by both, after it has warmed up.
+        // Interpreted, compiled by the first compiler, and compiled by both after a warm-up.
         for (flags, warm_up) in [(&["-Xint"][..], 1), (&["-XX:TieredStopAtLevel=1"], 1000), (&[], 3000)] {
             let mut target = start(&java, folder.path(), flags, [200, 2, warm_up]);
             let recording = Recorder::of(target.pid(), 1024).start();
@@ -144,7 +145,7 @@ fn show_methods(case: &str, javas: Vec<PathBuf>) {
     }
 }
 
-/// A JVM that heapbpf starts: frames are read as soon as there are any.
+/// For a JVM that heapbpf starts, frames are read as soon as there are any.
 #[test]
 fn a_jvm_is_followed_from_its_start() {
     let case = "a_jvm_is_followed_from_its_start";
@@ -174,7 +175,7 @@ fn doctor_names_the_version_of_java() {
     assert!(version.starts_with(|letter: char| letter.is_ascii_digit()), "{found}");
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 

@@ -27,7 +27,7 @@ fn section<'a>(text: &'a str, heading: &str) -> Vec<&'a str> {
     text.lines().skip_while(|line| !line.starts_with(heading)).take_while(|line| !line.is_empty()).collect()
 }
 
-/// Sites named in these lines, in order.
+/// Sites that these lines name, in order.
 fn sites(lines: &[&str]) -> Vec<String> {
     let site = |line: &&str| line.find("site_").map(|at| line[at..at + 7].to_owned());
     lines.iter().filter_map(site).collect()
@@ -41,16 +41,16 @@ fn what_outlives_its_stack_is_suspected_and_nothing_else() {
         let text = report(&outcome.file("profile.json"), &["--suspects"]);
         println!("{text}");
         let suspects = section(&text, "Leak suspects");
-        // The one that grows faster comes first.
+        // The faster-growing site comes first.
         assert_eq!(sites(&suspects), ["site_02", "site_00"], "R = {interval}:\n{text}");
         assert!(suspects[0].contains(" 2 functions ") && suspects[0].contains("are chance"), "{text}");
         assert!(suspects[1].contains(" KiB/s") || suspects[1].contains(" B/s"), "{text}");
         for evidence in ["samples was freed", "would be expected"] {
             assert!(suspects.iter().any(|line| line.contains(evidence)), "{evidence}: {text}");
         }
-        // Nothing is freed of this one either, but it has stopped to grow.
+        // No block of this site is freed either, but it has stopped growing.
         assert_eq!(sites(&section(&text, "Full: nothing freed")), ["site_05"], "R = {interval}:\n{text}");
-        // The report names the first one without being asked.
+        // The report names the first suspect without being asked.
         let told = outcome.stdout.lines().find(|line| line.trim_start().starts_with("growing")).unwrap_or_default();
         assert!(told.contains("site_02 +") && told.contains("/s"), "{}", outcome.stdout);
     }
@@ -61,5 +61,5 @@ fn without_ages_the_report_says_what_it_lacks() {
     let Some(_turn) = turn("without_ages_the_report_says_what_it_lacks") else { return };
     let outcome = recorded(&["--interval", "1"]);
     let text = report(&outcome.file("profile.pb.gz"), &["--suspects"]);
-    assert!(text.contains("no ages of samples"), "{text}");
+    assert!(text.contains("no sample ages"), "{text}");
 }

@@ -11,7 +11,7 @@ use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::{Law, Truth};
 use serde_json::Value;
 
-/// Records the program at sampling interval R, with `rounds` of blocks of 100 bytes.
+/// Records the program with these options and `rounds` of blocks of 100 bytes.
 fn record(rounds: u64, options: &[&str]) -> (Outcome, Truth) {
     let mut target = Target::start(&program("lifetimes"), [rounds.to_string()]);
     let recorder = options.iter().fold(Recorder::new().pid(target.pid()), |recorder, option| recorder.flag(option));
@@ -20,7 +20,7 @@ fn record(rounds: u64, options: &[&str]) -> (Outcome, Truth) {
     (recording.stop(), truth)
 }
 
-/// The same at R = 1, until the program has ended.
+/// Records at R = 1 until the program has ended.
 fn record_to_the_end(rounds: u64) -> Outcome {
     let mut target = Target::start(&program("lifetimes"), [rounds.to_string()]);
     let recording = Recorder::of(target.pid(), 1).start();
@@ -29,7 +29,7 @@ fn record_to_the_end(rounds: u64) -> Outcome {
     recording.finish()
 }
 
-/// The one stack of a site.
+/// The only stack of a site.
 fn stack<'a>(profile: &'a Value, site: &str) -> &'a Value {
     let is_at_site = |stack: &&Value| {
         let mut frames = stack["frames"].as_array().into_iter().flatten();
@@ -43,7 +43,7 @@ fn stack<'a>(profile: &'a Value, site: &str) -> &'a Value {
 struct Lives {
     median: Option<f64>,
     temporary: f64,
-    /// Share of the allocations that remains after the last free.
+    /// Share of the allocations that remain after the last free.
     left: f64,
 }
 
@@ -58,8 +58,8 @@ fn lives(profile: &Value, site: &str) -> Lives {
     }
 }
 
-/// With everything sampled, shares are exact. A lifetime of 100 ms may come out shorter by half a bin (1/16), and longer on a
-/// busy machine: its only upper bound is the length of the recording.
+/// With everything sampled, shares are exact. A lifetime of 100 ms may come out shorter by half a bin (1/16), or longer
+/// on a busy machine: its only upper bound is the length of the recording.
 #[test]
 fn lifetimes_are_those_of_the_program() {
     let Some(_turn) = turn("lifetimes_are_those_of_the_program") else { return };
@@ -99,8 +99,8 @@ fn lifetimes_are_those_of_the_program() {
     }
 }
 
-/// For each large block that stays, ten small ones are freed at once. Nearly all samples are large, but only a tenth of the
-/// allocations, which is what the curve shows, within the tolerance of the number of small ones.
+/// For each large block that is kept, ten small ones are freed at once. Nearly all samples are large blocks, but these
+/// are only a tenth of the allocations. The curve shows allocations, within the tolerance of the number of small ones.
 #[test]
 fn curves_are_of_allocations_not_of_samples() {
     const R: u64 = 4096;
@@ -119,7 +119,7 @@ fn curves_are_of_allocations_not_of_samples() {
     assert!(allowed.contains(&found) && allowed.end < 0.5, "{found} is not in {allowed:?}");
 }
 
-/// 8 MiB that were in use together and then freed are in the peak, and not in use at the end.
+/// 8 MiB that were in use together and then freed are in the peak, but not in use at the end.
 #[test]
 fn the_peak_is_of_its_moment() {
     const R: u64 = 65_536;
@@ -132,11 +132,11 @@ fn the_peak_is_of_its_moment() {
     let (peak, truth) = record(5, &["--interval", "65536", "--at", "peak"]);
     assert_eq!(inuse(&end.file("profile.json")), 0.0);
     let law = truth.site("site_07").law(R, false).bytes;
-    // A new peak is kept if it exceeds the last one by 2 %, so the last blocks may be missing.
+    // A new peak is recorded only if it exceeds the last one by 2 %, so the last blocks may be missing.
     let found = inuse(&peak.file("profile.json"));
     let lowest = (law.truth - law.tolerance()) / 1.02;
     assert!((lowest..law.truth + law.tolerance()).contains(&found), "{found} of {}", law.truth);
-    // The final profile comes with the peak's.
+    // The final profile includes the peak's.
     let text = Command::new(heapbpf()).args(["report", "--at", "peak"]).arg(end.file("profile.json")).output();
     assert!(String::from_utf8_lossy(&text.expect("runs").stdout).contains("site_07"));
 }

@@ -1,5 +1,5 @@
-//! Every kind of link gives the same exact numbers. Older kinds are forced here, so that they are tested on kernels that
-//! would not choose them.
+//! Every kind of link gives the same exact numbers. Older kinds are forced here, so that they are tested on kernels
+//! that would not choose them.
 
 use std::process::Command;
 
@@ -40,8 +40,8 @@ fn reallocs_and_aligned_allocations_are_exact_with_every_kind_of_link() {
     }
 }
 
-/// With so many processes of one library that they share its links, each is as exact as alone. A process that is not named
-/// does not count, although its calls hit the probes.
+/// When many processes of one library share its links, each is as exact as alone. A process that is not named does not
+/// count, although its calls hit the probes.
 #[test]
 fn many_named_processes_share_links_and_others_do_not_count() {
     let Some(_turn) = turn("many_named_processes_share_links_and_others_do_not_count") else { return };
@@ -62,7 +62,7 @@ fn many_named_processes_share_links_and_others_do_not_count() {
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
-/// What doctor finds on another kernel.
+/// What doctor reports on a kernel with this kind of linking.
 fn doctor_on(linking: Linking) -> Value {
     let mut command = Command::new(heapbpf());
     run_on(linking, &mut command).expect("the kernel has filters with listeners");
@@ -70,13 +70,13 @@ fn doctor_on(linking: Linking) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// One of doctor's checks of the kernel.
+/// One of doctor's kernel checks.
 fn check_of<'a>(found: &'a Value, name: &str) -> &'a Value {
     let checks = found["kernel"]["checks"].as_array().expect("a list");
     checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name}: {found}"))
 }
 
-/// If the kernel refuses a kind of link, the next one is used. doctor has a line for it, and the figures are exact.
+/// If the kernel refuses a kind of link, the next kind is used. doctor has a line for it, and the figures are exact.
 #[test]
 fn a_kind_of_link_that_the_kernel_refuses() {
     let Some(_turn) = turn("a_kind_of_link_that_the_kernel_refuses") else { return };
@@ -106,8 +106,9 @@ fn a_kind_of_link_that_the_kernel_refuses() {
     }
 }
 
-/// On a kernel whose links to one process miss threads, every process is linked and the programs choose: all threads of two
-/// named processes are exact, a call counts once, and a third process does not count. doctor says so.
+/// On a kernel whose links to one process miss threads, heapbpf links every process and filters in its BPF programs.
+/// All threads of two named processes are exact, a call counts once, and a third process does not count. doctor says
+/// so.
 #[test]
 fn links_to_one_process_that_miss_its_threads() {
     let Some(_turn) = turn("links_to_one_process_that_miss_its_threads") else { return };
@@ -134,8 +135,9 @@ fn links_to_one_process_that_miss_its_threads() {
     assert!(profile.processes.iter().all(|process| process.pid != other.pid()), "{:?}", profile.processes);
 }
 
-/// The kernel keeps probes at their offsets in a file, whatever is written there. Builds of a program are copied over each other while
-/// links that serve every process are on its file. Each build runs right, and has its own exact figures.
+/// The kernel keeps probes at their offsets in a file, even if the file is overwritten. Builds of a program are copied
+/// over each other while its file has links that serve every process. Each build runs correctly and has its own exact
+/// figures.
 #[test]
 fn each_build_that_is_copied_over_a_probed_file_is_right_and_exact() {
     let case = "each_build_that_is_copied_over_a_probed_file_is_right_and_exact";
@@ -171,7 +173,7 @@ fn each_build_that_is_copied_over_a_probed_file_is_right_and_exact() {
         let exact = (Some(truth.bytes()), Some(truth.allocs()));
         assert_eq!(checks::exact(profile.process(*pid)), exact, "{:?}", profile.processes);
     }
-    // The others' files are not there any more.
+    // The other builds' files no longer exist.
     let (pid, truth) = all.last().expect("there are four");
     checks::sites_of(&profile, *pid, truth, 1, Compare::Allocated);
 }

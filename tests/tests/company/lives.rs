@@ -1,5 +1,5 @@
-//! Ends of lives that no record tells of, because the events ring was full: they are found, told, and what they held gives up
-//! its place.
+//! Process ends that no record reports, because the events ring was full: heapbpf finds and reports them, and frees the
+//! places of their blocks in the live map.
 
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::{Estimate, Process};
@@ -8,10 +8,10 @@ use heapbpf_tests::recorder::{Outcome, Recorder, Recording};
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
 
-/// The smallest events ring: one page, which holds the records of less than thirty allocations.
+/// The smallest events ring: one page, which holds the records of fewer than thirty allocations.
 const SMALLEST_RING: [&str; 2] = ["--ring-bytes", "4096"];
 
-/// Does `then` while heapbpf does not run, so that its events ring fills up and stays full.
+/// Runs `then` while heapbpf is stopped, so that its events ring fills up and stays full.
 fn while_stopped<T>(recording: &Recording, then: impl FnOnce() -> T) -> T {
     recording.signal(libc::SIGSTOP);
     let pid = recording.pid();
@@ -27,7 +27,7 @@ fn while_stopped<T>(recording: &Recording, then: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Checks that ends were found, and that the user is told.
+/// Checks that the ends were found and reported to the user.
 fn told(outcome: &Outcome) {
     let (profile, stats) = outcome.results();
     let lost = stats.other["process_events_lost"];
@@ -37,7 +37,7 @@ fn told(outcome: &Outcome) {
     assert!(is_told, "nobody says so: {:?}", profile.notes);
 }
 
-/// The process has ended, and what it held is as of its end.
+/// The process has ended, and its at-exit figures are as of its end.
 #[test]
 fn an_exit_whose_record_was_lost() {
     let Some(_turn) = turn("an_exit_whose_record_was_lost") else { return };
@@ -63,18 +63,19 @@ fn an_exit_whose_record_was_lost() {
     assert_eq!(value(&process.figures.at_exit_objects), Some(truth.live_allocs() as f64), "{process:?}");
 }
 
-/// The first program's memory is gone, and the second one's is in use.
+/// The first program's memory is gone, the second one's is in use.
 #[test]
 fn an_exec_whose_record_was_lost() {
     let Some(_turn) = turn("an_exec_whose_record_was_lost") else { return };
-    // Several execs, because the first one's small record may fit where no other does.
+    // Use several execs, because the first one's small record may fit where no other does.
     let mut target = Target::start(&program("family"), ["exec", "XXX"]);
     let recording =
         Recorder::of(target.pid(), 1).option("--hook", "probe").option(SMALLEST_RING[0], SMALLEST_RING[1]).start();
     let truth = while_stopped(&recording, || target.run());
     let outcome = recording.stop();
     let (profile, _) = outcome.results();
-    // The ring may still have room for the record of the first exec. Then the lost records are of lives without samples.
+    // The ring may still have space for the record of the first exec. Then the lost records are of process generations
+    // without samples.
     told(&outcome);
     let (last, before) = profile.processes.split_last().expect("its lives");
     assert!(before.iter().all(|process| process.ended) && !last.ended, "{:?}", profile.processes);
@@ -83,7 +84,7 @@ fn an_exec_whose_record_was_lost() {
     assert_eq!(objects(last), Some(truth.site("site_02").live_allocs as f64), "the last program's");
 }
 
-/// Places in the live map that ended processes held are free again: the next process has all that it needs.
+/// Places of ended processes in the live map are free again: the next process gets all that it needs.
 #[test]
 fn places_of_ended_processes_are_given_up() {
     let Some(_turn) = turn("places_of_ended_processes_are_given_up") else { return };

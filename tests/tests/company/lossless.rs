@@ -1,4 +1,5 @@
-//! Programs that wait where samples come faster than they are taken in: nothing is lost, and nobody waits for long.
+//! Programs that wait when samples arrive faster than heapbpf reads them: nothing is lost, and no program waits for
+//! long.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
@@ -8,7 +9,7 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 
-/// Room for some hundred samples: programs that sample each call have to wait.
+/// Capacity for some hundred samples: programs whose every call is sampled have to wait.
 const LITTLE_ROOM: [&str; 2] = ["--ring-bytes", "512KiB"];
 
 fn with_little_room(recorder: Recorder) -> Recorder {
@@ -16,7 +17,7 @@ fn with_little_room(recorder: Recorder) -> Recorder {
     recorder.option(option, value)
 }
 
-/// Each sample arrived, with its whole stack, and its free.
+/// Checks that every sample arrived, with its whole stack and its free.
 fn nothing_is_lost(profile: &Profile, stats: &Stats) {
     let lost = ["stacks_lost", "stacks_missing", "frees_lost", "untracked"].map(|name| stats.other[name]);
     assert_eq!((lost, stats.lost(), stats.unsampled), ([0; 4], 0, 0), "{stats:?}");
@@ -25,7 +26,7 @@ fn nothing_is_lost(profile: &Profile, stats: &Stats) {
     checks::identity(stats);
 }
 
-/// Eight threads that sample each call.
+/// Eight threads, with every call sampled.
 #[test]
 fn a_process_that_waits_loses_no_stack() {
     let Some(_turn) = turn("lossless_a_process_that_waits_loses_no_stack") else { return };
@@ -39,7 +40,7 @@ fn a_process_that_waits_loses_no_stack() {
     checks::sites(&profile, &truth, 1, Compare::All);
 }
 
-/// A command with a small interval waits without being asked to.
+/// A command with a small interval waits without `--lossless`.
 #[test]
 fn a_command_waits_at_a_small_interval() {
     let Some(_turn) = turn("lossless_a_command_waits_at_a_small_interval") else { return };
@@ -53,7 +54,7 @@ fn a_command_waits_at_a_small_interval() {
     assert_eq!(lossy.exact_alloc_objects, stats.exact_alloc_objects);
 }
 
-/// A heapbpf that is stopped, or killed, holds up nobody.
+/// When heapbpf is stopped or killed, no program keeps waiting.
 #[test]
 fn nobody_waits_for_a_heapbpf_that_does_not_run() {
     let Some(_turn) = turn("lossless_nobody_waits_for_a_heapbpf_that_does_not_run") else { return };
@@ -72,7 +73,7 @@ fn nobody_waits_for_a_heapbpf_that_does_not_run() {
     }
 }
 
-/// The end of a recording ends all waits: those of a program that forks on and on, and of its children.
+/// The end of a recording ends all waits, also for a program that keeps forking, and for its children.
 #[test]
 fn waits_end_with_the_recording() {
     let Some(_turn) = turn("lossless_waits_end_with_the_recording") else { return };

@@ -1,7 +1,8 @@
-//! End-to-end tests that run beside each other, four at a time: two recordings of different targets do not disturb each other.
+//! End-to-end tests that run in parallel, four at a time: two recordings of different targets do not disturb each
+//! other.
 //!
-//! What touches other tests' targets, measures cost or changes the machine is in the other test program, `alone`. Tests in `long`
-//! are the long set (`cargo xtask test --long`).
+//! Tests that affect other tests' targets, measure cost or change the machine are in the other test program, `alone`.
+//! Modules named `long` are the long set (`cargo xtask test --long`).
 
 mod accounting;
 mod audit;

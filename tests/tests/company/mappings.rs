@@ -11,23 +11,23 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 use tempfile::TempDir;
 
-/// A path of frames.c, innermost first.
+/// One path of frames.c, innermost first.
 const PATH: [&str; 4] = ["site_02", "jumped_to", "before_the_jump", "main"];
-/// Rounds of frames.c.
+/// Number of rounds of frames.c.
 const ROUNDS: &str = "50";
 
 fn folder() -> TempDir {
     TempDir::with_prefix("heapbpf-test-").expect("a temporary folder")
 }
 
-/// A copy of the program that the test may delete.
+/// Makes a copy of the program that the test may delete.
 fn copy_to(folder: &Path) -> PathBuf {
     let copy = folder.join("copied");
     copy_file(frames(), &copy);
     copy
 }
 
-/// frames.c, with the tail call that [`PATH`] has.
+/// Builds frames.c with the tail call that [`PATH`] has.
 fn frames() -> PathBuf {
     program_with("frames", "frames-fp", &["-foptimize-sibling-calls"])
 }
@@ -150,7 +150,7 @@ struct Overlay {
 }
 
 impl Overlay {
-    /// Mounts it with this program in the lower layer; `Err` says why that is not possible.
+    /// Mounts the overlay with this program in the lower layer. `Err` says why that is not possible.
     fn with(program: &Path) -> Result<Self, String> {
         let overlay = Self { folder: folder() };
         for part in ["lower", "upper", "work", "merged"] {
@@ -179,8 +179,8 @@ impl Drop for Overlay {
     }
 }
 
-/// As in a container, the program is in the lower layer. Then it is changed through the mount, which copies the file up; the
-/// running program is still the lower file.
+/// As in a container, the program is in the lower layer. Then it is changed through the mount, which copies the file
+/// up. The running program is still the lower file.
 #[test]
 fn a_program_on_an_overlay() {
     let case = "a_program_on_an_overlay";

@@ -1,5 +1,5 @@
-//! `--mmap`: programs' own mappings, including parts of them, equal the truth at interval 1, and what an allocator maps for
-//! itself counts once.
+//! `--mmap`: programs' own mappings, including parts of them, equal the truth at interval 1, and mappings that an
+//! allocator makes for itself count once.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
@@ -23,7 +23,8 @@ fn exact(profile: &Profile, stats: &Stats, truth: &Truth, interval: u64) {
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
-/// Also with direct system calls of the program, and with every kind of link: each tells malloc's mappings from others.
+/// Includes direct system calls of the program, and every kind of link: each distinguishes malloc's mappings from
+/// others.
 #[test]
 fn every_part_of_every_mapping() {
     let Some(_turn) = turn("every_part_of_every_mapping") else { return };
@@ -78,8 +79,8 @@ fn mappings_of_a_child() {
     exact(&profile, &stats, &truth, 1);
 }
 
-/// 1,500 mappings, of which 1,200 are unmapped while the ring is full; `reused` of these get another mapping in their
-/// place. Returns the profile and its closing table.
+/// Records 1,500 mappings, 1,200 of which are unmapped while the ring is full. `reused` of these addresses get another
+/// mapping. Returns the profile.
 fn unmapped_unseen(reused: &str) -> Profile {
     let mut target = Target::start(&program("healing"), ["0", "1200", "20000", "1500", reused]);
     let recording = Recorder::of(target.pid(), 1).flag("--mmap").option("--ring-bytes", "1MiB").start();
@@ -97,12 +98,12 @@ fn unmapped_unseen(reused: &str) -> Profile {
     profile
 }
 
-/// Mappings whose unmapping was lost are looked up in what the process has mapped.
+/// If the record of an unmapping was lost, the mapping is looked up in the process's current mappings.
 #[test]
 fn mappings_heal_from_lost_unmappings() {
     let Some(_turn) = turn("mappings_heal_from_lost_unmappings") else { return };
     let profile = unmapped_unseen("0");
-    // By function, because the small ring may have lost some of the stacks.
+    // Select by function, because the small ring may have lost some of the stacks.
     let mapped = profile.stacks.iter().filter(|stack| stack.function == "mmap");
     let allocated: f64 = mapped.map(|stack| stack.figures.alloc_bytes.value()).sum();
     assert_eq!(allocated, 7_500_000.0, "{:?}", profile.counters);
@@ -112,7 +113,7 @@ fn mappings_heal_from_lost_unmappings() {
     }
 }
 
-/// Where something else is mapped now, it cannot be told that a mapping is gone. The intervals say so.
+/// Where something else is mapped now, a lost unmapping cannot be detected. The confidence intervals allow for it.
 #[test]
 fn mappings_that_cannot_be_looked_up_are_covered() {
     let Some(_turn) = turn("mappings_that_cannot_be_looked_up_are_covered") else { return };

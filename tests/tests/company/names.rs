@@ -1,4 +1,4 @@
-//! Names of functions: what a stripped program's functions are called, and names from elsewhere.
+//! Function names: what a stripped program's functions are called, and names from other sources.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use heapbpf_tests::scrape;
 use heapbpf_tests::target::{self, Lines, Target, until};
 use tempfile::TempDir;
 
-/// A recording of every allocation of a program.
+/// Records every allocation of a program.
 fn record(program: &Path) -> Outcome {
     let mut target = Target::start(program, ["40"]);
     let recording = Recorder::of(target.pid(), 1).start();
@@ -30,16 +30,16 @@ fn record(program: &Path) -> Outcome {
 /// Id of a user without privileges.
 const NOBODY: u32 = 65534;
 
-/// Debian's server, of the debug files in a folder.
+/// A running debuginfod (Debian's) for the debug files in a directory.
 struct Server {
     child: Child,
     address: SocketAddr,
 }
 
 impl Server {
-    /// Starts it and waits until it has the file with this build ID.
+    /// Starts the server and waits until it has the file with this build ID.
     fn start(program: &Path, folder: &Path, build_id: &str) -> Self {
-        // Another process could take the port meanwhile; then the server ends at once, and the wait below tells.
+        // Another process could take the port first. Then the server ends at once, and the wait below reports it.
         let address = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port");
         let mut command = Command::new(program);
         command.args(["-d", ":memory:", "-p", &address.port().to_string(), "-F"]).arg(folder);
@@ -64,7 +64,7 @@ impl Drop for Server {
     }
 }
 
-/// A server of the files below a folder by HTTPS.
+/// An HTTPS server for the files below a directory.
 struct SecureServer {
     child: Child,
     address: String,
@@ -99,12 +99,12 @@ impl Drop for SecureServer {
     }
 }
 
-/// `--symbolize` as an ordinary user with a server; what it says, and the profile.
+/// Runs `--symbolize` with a server as an ordinary user. Returns its messages and the profile.
 fn symbolize(profile: &Path, folder: &Path, url: &str) -> (String, Profile) {
     symbolize_trusting(profile, folder, url, None)
 }
 
-/// The same, with a file of authorities to trust in place of the system's.
+/// Like [`symbolize`], with a file of authorities to trust instead of the system's.
 fn symbolize_trusting(profile: &Path, folder: &Path, url: &str, authorities: Option<&Path>) -> (String, Profile) {
     let named = folder.join("named.json");
     let mut command = Command::new(heapbpf());
@@ -129,12 +129,12 @@ fn symbolize_trusting(profile: &Path, folder: &Path, url: &str, authorities: Opt
     (text, output::read(&named))
 }
 
-/// A program, without its symbols and debug information, and these in a file of their own.
+/// A program, the same program stripped, and its symbols and debug information in a separate file.
 struct Split {
     folder: TempDir,
-    /// Folder of the debug file.
+    /// Directory of the debug file.
     served: PathBuf,
-    /// Folder of an ordinary user.
+    /// Directory of an ordinary user.
     users: PathBuf,
     whole: PathBuf,
     stripped: PathBuf,
@@ -160,10 +160,10 @@ impl Split {
     }
 }
 
-/// A frame as it is shown: function, file, line, whether it is inlined.
+/// A frame as shown: function, file, line, and whether it is inlined.
 type Shown = (Option<String>, Option<String>, Option<u32>, bool);
 
-/// Samples by stacks, as these are shown.
+/// Number of samples by stack, as shown.
 fn shown(profile: &Profile) -> BTreeMap<Vec<Shown>, u64> {
     let frame = |it: &output::Frame| (it.function.clone(), it.file.clone(), it.line, it.inlined);
     let stacks = profile.stacks.iter().map(|it| (it.frames.iter().map(frame).collect(), it.samples));
@@ -183,7 +183,7 @@ fn build_id_of_program(profile: &Profile) -> String {
     of_program.filter_map(|it| it.build_id.clone()).next().expect("the program has one")
 }
 
-/// A copy of a profile that an ordinary user may read.
+/// Copies a profile to where an ordinary user may read it.
 fn given_to_users(outcome: &Outcome, file: &str, users: &Path) -> PathBuf {
     let given = users.join(file);
     fs::copy(outcome.file(file), &given).expect("our own folder");
@@ -191,8 +191,8 @@ fn given_to_users(outcome: &Outcome, file: &str, users: &Path) -> PathBuf {
     given
 }
 
-/// A stripped program whose debug file only a server has: with it, a recording has names, files, lines and inlined calls
-/// as if the program had not been stripped, and so has a profile that an ordinary user symbolizes later.
+/// Only a server has the debug file of a stripped program. With the server, a recording has names, files, lines and
+/// inlined calls as if the program had not been stripped. So has a profile that an ordinary user symbolizes later.
 #[test]
 fn a_server_has_the_debug_file() {
     let case = "a_server_has_the_debug_file";
@@ -222,20 +222,20 @@ fn a_server_has_the_debug_file() {
         assert!(shown(&later).keys().eq(shown(&expected).keys()), "{file}: {said}");
     }
     assert!(users.join("debuginfod_client").join(&build_id).join("debuginfo").is_file());
-    // It is kept: the server is not needed any more.
+    // The file is cached: the server is no longer needed.
     let url = server.url();
     drop(server);
     let (said, later) = symbolize(&users.join("profile.json"), &users, &url);
     assert_eq!(shown(&later), shown(&expected), "{said}");
-    // Without a file and a server, the reason says so.
+    // Without a cached file and a server, the reason says so.
     fs::remove_dir_all(users.join("debuginfod_client")).expect("our own folder");
     let (said, later) = symbolize(&users.join("profile.json"), &users, &url);
     assert!(said.contains(&format!("inlines-whole is stripped: install its debug symbols ({url}: ")), "{said}");
     assert!(!is_inlined(&later));
 }
 
-/// A server's certificate must be of an authority that the user's system, or `SSL_CERT_FILE`, knows, and of the server's own address.
-/// Otherwise nothing is fetched, and the profile says why.
+/// A server's certificate must be for the server's own address, and from an authority that the user's system or
+/// `SSL_CERT_FILE` knows. Otherwise nothing is fetched, and the profile says why.
 #[test]
 fn certificates_of_servers_are_verified() {
     let case = "certificates_of_servers_are_verified";
@@ -276,7 +276,7 @@ fn certificates_of_servers_are_verified() {
     let (said, later) = symbolize_trusting(&recorded, &users, &server.url(), known);
     assert_eq!(shown(&later), shown(&expected), "{said}");
 
-    // While recording, with fewer rights.
+    // Now while recording, with fewer privileges.
     let record_trusting = |authorities: &Authority, cache: &str| {
         let mut target = Target::start(&stripped, ["40"]);
         let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &server.url());
@@ -289,8 +289,8 @@ fn certificates_of_servers_are_verified() {
     assert!(!is_inlined(&record_trusting(&theirs, "distrusting")));
 }
 
-/// A server of debug files that takes a request and never answers holds up what has names. Totals have none; and clients that leave
-/// do not pile up profiles which nobody reads.
+/// A debug file server that accepts a request and never answers delays everything that has names. Totals have none, so
+/// they do not wait. Profiles do not pile up for clients that have left.
 #[test]
 fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
     let case = "metrics_do_not_wait_for_names_nor_do_profiles_pile_up";
@@ -304,7 +304,7 @@ fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
     let (recording, address) =
         recorder.variable("DEBUGINFOD_CACHE_PATH", folder.path().join("cache").as_os_str()).serve();
     target.run();
-    // Without an answer soon, the client leaves.
+    // The client leaves if it gets no answer soon.
     let status = || {
         let mut client = TcpStream::connect(address).ok()?;
         client.set_read_timeout(Some(Duration::from_millis(200))).ok()?;
@@ -335,8 +335,8 @@ fn metrics_do_not_wait_for_names_nor_do_profiles_pile_up() {
     recording.stop().results();
 }
 
-/// The program has ended when its file is overwritten in place by another one. What it allocated has no names of that one, and the
-/// next program has its own.
+/// The program has ended when its file is overwritten in place by another program. Its allocations get no names from
+/// the new file, and the next program gets its own names.
 #[test]
 fn a_file_that_is_overwritten_names_nothing_of_the_old_program() {
     let Some(_turn) = turn("a_file_that_is_overwritten_names_nothing_of_the_old_program") else { return };

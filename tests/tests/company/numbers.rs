@@ -1,7 +1,7 @@
-//! Estimated figures per call site against the exact truth.
+//! Estimated figures per call site, compared with the exact truth.
 //!
-//! Tolerances are those of `truth::Sum::tolerance`: each check rejects a correct estimate with probability 5.7e-7 at most
-//! (that of a two-sided 5 σ test), for any mix of sizes.
+//! Tolerances are those of `truth::Sum::tolerance`: each check rejects a correct estimate with probability 5.7e-7 at
+//! most (that of a two-sided 5 σ test), for any mix of sizes.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
@@ -21,7 +21,7 @@ fn record(name: &str, arguments: &[&str], interval: u64, seed: u64) -> (Profile,
     (profile, stats, truth)
 }
 
-/// Checks for a program that allocates at its sites only: every call is a hit, and totals are exact.
+/// Checks for a program that allocates only at its sites: every call is a hit, and totals are exact.
 fn counted_exactly(stats: &Stats, truth: &Truth) {
     assert_eq!(stats.hits, truth.allocs() + truth.failed + truth.abandoned, "{stats:?}");
     assert_eq!(stats.exact_alloc_objects, truth.allocs(), "{stats:?}");
@@ -43,9 +43,9 @@ fn twenty_sites_are_true_at_64_kib() {
     twenty_sites_are_true_at(64 << 10, "300000");
 }
 
-/// Also, the 95 % confidence intervals of the stacks contain the truth as often as they should. Each of 3 × 20 stacks with at
-/// least one sample misses with probability 6 % at most (the worst case of docs/sampling.md); more than 16 misses of 60 have
-/// probability 1e-7.
+/// Also checks that the stacks' 95 % confidence intervals contain the truth as often as they should. Each of 3 × 20
+/// stacks with at least one sample misses with probability 6 % at most (the worst case of docs/sampling.md). More than
+/// 16 misses of 60 have probability 1e-7.
 fn twenty_sites_are_true_at(interval: u64, ops: &str) {
     let Some(_turn) = turn("twenty_sites_are_true") else { return };
     let (mut missed, mut listed) = (0, 0);

@@ -1,4 +1,5 @@
-//! Symbolization after the recording: `heapbpf report --symbolize` by build IDs, when the program is no longer at its path.
+//! Symbolization after the recording: `heapbpf report --symbolize` by build IDs, when the program is no longer at its
+//! path.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,12 +12,12 @@ use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 use tempfile::TempDir;
 
-/// The program, with a build ID and without frame pointers and tail calls, whatever the compiler's defaults.
+/// Builds the program with a build ID, without frame pointers and tail calls, whatever the compiler's defaults.
 fn inlines() -> PathBuf {
     program_with("inlines", "inlines", &["-fomit-frame-pointer", "-Wl,--build-id"])
 }
 
-/// A recording of every allocation of a copy of the program, which is then removed.
+/// Records every allocation of a copy of the program, and then removes the copy.
 fn record_and_remove(program: &Path, options: &[&str]) -> Outcome {
     let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
     let copy = folder.path().join("inlines");
@@ -32,7 +33,7 @@ fn record_and_remove(program: &Path, options: &[&str]) -> Outcome {
     recording.stop()
 }
 
-/// The visible parts of each frame, and the number of samples with such a stack.
+/// The visible parts of each frame of a stack, with the number of samples that have this stack.
 type Shown = BTreeMap<Vec<(Option<String>, Option<String>, Option<u32>, bool)>, u64>;
 
 fn shown(profile: &Profile) -> Shown {
@@ -48,7 +49,7 @@ fn report(arguments: &[&Path]) -> Output {
     Command::new(heapbpf()).arg("report").args(arguments).output().expect("the binary under test runs")
 }
 
-/// Symbolizes a profile with one debug folder.
+/// Symbolizes a profile, optionally with a debug directory.
 fn symbolize(profile: &Path, output: &Path, debug: Option<&Path>) -> String {
     let mut arguments = vec![Path::new("--symbolize"), profile, Path::new("-o"), output, Path::new("--force")];
     arguments.extend(debug.into_iter().flat_map(|folder| [Path::new("--debug-dir"), folder]));
@@ -59,7 +60,7 @@ fn symbolize(profile: &Path, output: &Path, debug: Option<&Path>) -> String {
 }
 
 fn is_named(shown: &Shown) -> bool {
-    // A static function has no mangled name, hence no namespace.
+    // A static function has no mangled name, and therefore no namespace.
     let path = ["site_00(unsigned long)", "wraps", "shop::Box<long>::fills()", "shop::sells(int)", "main"];
     shown.keys().any(|frames| {
         let inlined = frames.iter().map(|(_, _, _, inlined)| *inlined);
@@ -71,8 +72,8 @@ fn is_named(shown: &Shown) -> bool {
     })
 }
 
-/// Both formats get the same functions, files, lines and inlined frames as a symbolized recording, from the program itself or
-/// from its debug file.
+/// Both formats get the same functions, files, lines and inlined frames as a recording that was symbolized at once,
+/// from the program itself or from its debug file.
 #[test]
 fn offline_names_are_those_of_a_recording_with_names() {
     let case = "offline_names_are_those_of_a_recording_with_names";
@@ -118,7 +119,7 @@ fn offline_names_are_those_of_a_recording_with_names() {
                 assert_eq!((total.estimate, total.low), (before.estimate, before.low));
                 assert!(named.stacks.iter().all(|stack| stack.complete));
             } else {
-                // pprof has no samples to count, but the same stacks.
+                // pprof has no sample counts, but the same stacks.
                 assert!(shown(&named).keys().eq(expected.keys()), "{recorded} with {}", debug.display());
             }
             // The same holds for what pprof keeps.
@@ -129,7 +130,8 @@ fn offline_names_are_those_of_a_recording_with_names() {
     }
 }
 
-/// A frame whose file is not found keeps its address and says why; a file of that name with another build ID is ignored.
+/// A frame whose file is not found keeps its address and says why. A file of that name with another build ID is
+/// ignored.
 #[test]
 fn unknown_build_ids_keep_their_place_and_the_reason() {
     let Some(_turn) = turn("unknown_build_ids_keep_their_place_and_the_reason") else { return };
@@ -158,6 +160,6 @@ fn unknown_build_ids_keep_their_place_and_the_reason() {
     symbolize(&outcome.file("profile.json"), &json, Some(folder.path()));
     for frame in programs(&output::read(&json)) {
         assert!(frame.function.is_none(), "{frame:?}");
-        assert!(frame.reason.as_ref().is_some_and(|why| why.contains("another build ID")), "{frame:?}");
+        assert!(frame.reason.as_ref().is_some_and(|why| why.contains("a different build ID")), "{frame:?}");
     }
 }

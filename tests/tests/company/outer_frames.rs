@@ -1,4 +1,4 @@
-//! Frames that are there all the time are copied in part, and stacks are whole all the same.
+//! Stack copies contain long-lived frames only in part, and stacks are still complete.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
@@ -7,10 +7,10 @@ use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
-/// Allocations of each site, half a millisecond apart.
+/// Number of allocations of each site, half a millisecond apart.
 const ROUNDS: u64 = 600;
 
-/// Records every allocation of outer.c in this mode. Returns what the daemon said of outer frames, too.
+/// Records every allocation of outer.c in this mode. Also returns what the daemon logged about outer frames.
 fn record(mode: &str, hook: &str) -> (Profile, Vec<String>) {
     let program = program_with("outer", "outer", &["-fomit-frame-pointer"]);
     let mut target = Target::start(&program, [mode, &ROUNDS.to_string()]);
@@ -32,12 +32,12 @@ fn samples<'a>(of: impl Iterator<Item = &'a Stack>) -> u64 {
     of.map(|stack| stack.samples).sum()
 }
 
-/// The names on the stack, from the site on.
+/// The function names on the stack, from the site outwards.
 fn names(stack: &Stack) -> Vec<&str> {
     stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()
 }
 
-/// A frame of 100 KB, and one of 60 KB around it, are left out of copies, and every stack is whole.
+/// A frame of 100 KB, and one of 60 KB around it, are left out of copies, and every stack is complete.
 #[test]
 fn large_frames_that_stay_are_left_out_and_stacks_are_whole() {
     let Some(_turn) = turn("large_frames_that_stay_are_left_out_and_stacks_are_whole") else { return };
@@ -58,8 +58,8 @@ fn large_frames_that_stay_are_left_out_and_stacks_are_whole() {
     }
 }
 
-/// Where the return addresses that are looked for are there by chance, a few stacks end early, and say why. They count all the same,
-/// and the others are whole.
+/// Where the expected return addresses are in place only by chance, a few stacks end early and say why. They are still
+/// counted, and the others are complete.
 #[test]
 fn other_frames_are_noticed() {
     let Some(_turn) = turn("other_frames_are_noticed") else { return };
@@ -70,13 +70,14 @@ fn other_frames_are_noticed() {
             let whole = of_site(&profile, site).filter(|stack| stack.complete);
             samples(whole.inspect(|stack| assert_eq!(names(stack)[..wanted.len()], *wanted, "{hook}")))
         };
-        // 1.5 of three times as many calls are of either.
+        // Each of the two sites gets half of the 3 × ROUNDS calls.
         let calls = ROUNDS * 3 / 2;
         assert_eq!(wholes("site_02", &["site_02", "leaves", "act", "main"]), calls, "{hook}");
         let whole = wholes("site_03", &["site_03", "covers", "through", "act", "main"]);
         let cut: Vec<&Stack> = of_site(&profile, "site_03").filter(|stack| !stack.complete).collect();
         println!("{hook}: {whole} of {calls} are whole");
-        // Until the daemon has noticed; it takes samples in every few milliseconds, on a busy machine every few hundred.
+        // Stacks are cut until the daemon notices. It reads samples every few milliseconds, on a busy machine every few
+        // hundred.
         assert!(whole > calls / 2, "{hook}: {whole} of {calls} are whole");
         assert!(whole < calls, "{hook}: the return addresses were not there by chance, so this has tested nothing");
         for stack in &cut {

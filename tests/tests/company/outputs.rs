@@ -1,5 +1,5 @@
-//! Destinations of outputs: files are replaced only on request, devices, FIFOs and sockets never, and links are followed only
-//! on request.
+//! Destinations of outputs: files are replaced only on request, devices, FIFOs and sockets never. Links are followed
+//! only on request.
 
 use std::ffi::CString;
 use std::fs::{self};
@@ -27,13 +27,13 @@ fn fifo(path: &Path) {
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Reads a FIFO from its opening to its end.
+/// Opens a FIFO and reads it to its end, on another thread.
 fn reader(path: &Path) -> JoinHandle<Vec<u8>> {
     let path = path.to_path_buf();
     thread::spawn(move || fs::read(path).expect("a FIFO of our own"))
 }
 
-/// Takes one connection and reads it to its end.
+/// Accepts one connection and reads it to its end, on another thread.
 fn listener(path: &Path) -> JoinHandle<Vec<u8>> {
     let listener = UnixListener::bind(path).expect("a socket in our own folder");
     thread::spawn(move || {
@@ -98,7 +98,7 @@ fn the_accounting_is_replaced_only_if_forced() {
     outcome.results();
 }
 
-/// One would replace the other at the end of a recording that cannot be repeated.
+/// Otherwise one would replace the other at the end of a recording that cannot be repeated.
 #[test]
 fn two_outputs_of_one_name_are_refused_first() {
     let Some(_turn) = turn("two_outputs_of_one_name_are_refused_first") else { return };

@@ -1,7 +1,8 @@
-//! The web page in headless Chromium: over one profile in a file, and of a running `serve`, by clicks and keys.
+//! The web page in headless Chromium, opened from a profile's file and from a running `serve`, driven by clicks and
+//! keys.
 //!
-//! With HEAPBPF_PICTURES=FOLDER, the pictures of the README and the documents are written there; with HEAPBPF_LOOK=FOLDER, pictures
-//! to look at.
+//! HEAPBPF_PICTURES=DIR writes the screenshots of the README and the documents to DIR. HEAPBPF_LOOK=DIR writes
+//! screenshots to check by eye.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::{get, get_with};
 use heapbpf_tests::target::{Target, cpu_time, until};
 
-/// A browser, or a loud skip.
+/// Starts a browser, or reports that the test is skipped.
 fn browser(case: &str, width: u32, height: u32) -> Option<Browser> {
     let started = Browser::start(width, height);
     if started.is_none() {
@@ -47,7 +48,7 @@ fn make_hostile_page(folder: &Path) -> PathBuf {
     html
 }
 
-/// Writes pictures of the narrowest and the widest window, in light and dark colours, if they are asked for.
+/// Writes screenshots of the narrowest and the widest window, in light and dark colours, if HEAPBPF_LOOK is set.
 fn look(browser: &mut Browser, name: &str) {
     let Some(folder) = std::env::var_os("HEAPBPF_LOOK") else { return };
     for (width, scheme) in [(400, "light"), (400, "dark"), (2000, "light"), (2000, "dark")] {
@@ -70,7 +71,7 @@ fn fits_at_every_width(browser: &mut Browser, what: &str) {
     for width in [400, 2000] {
         browser.resize(width, 900);
         let begun = Instant::now();
-        // Drawings follow the window with the next frames.
+        // Plots adapt to the window within the next frames.
         while !browser.fits() {
             assert!(begun.elapsed() < Duration::from_secs(10), "{what} at {width} px: {}", browser.cut_off());
             std::thread::sleep(Duration::from_millis(30));
@@ -80,7 +81,7 @@ fn fits_at_every_width(browser: &mut Browser, what: &str) {
     browser.resize(1300, 1000);
 }
 
-/// Writes a picture for the documents, if they are asked for.
+/// Writes a screenshot for the documents, if HEAPBPF_PICTURES is set.
 fn picture(browser: &mut Browser, name: &str) {
     let Some(folder) = std::env::var_os("HEAPBPF_PICTURES") else { return };
     let bytes = browser.picture();
@@ -88,7 +89,8 @@ fn picture(browser: &mut Browser, name: &str) {
     std::fs::write(Path::new(&folder).join(name), bytes).expect("room");
 }
 
-/// What the second profile has more than the first is shown first; its own values can be chosen.
+/// The page first shows what the second profile has in addition to the first. The second profile's own values can be
+/// chosen.
 #[test]
 fn a_file_compares_two_profiles() {
     let case = "a_file_compares_two_profiles";
@@ -127,7 +129,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     assert!(browser.text("document.getElementById('summary').innerText").contains("in use"));
     assert!(browser.text("document.getElementById('report').textContent").contains("site_06"));
 
-    // Stacks: all of them are there, with error bars, and hostile names as text.
+    // The stack table has all stacks, with error bars, and hostile names as text.
     browser.click("#tab-table");
     browser.until("document.querySelectorAll('#main tbody tr').length > 3");
     assert_eq!(browser.value("document.querySelectorAll('#main img').length"), 0);
@@ -146,7 +148,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     browser.click("#tab-table");
     browser.until("document.querySelectorAll('#main .bar b').length > 3");
 
-    // Every stack with a hostile name, opened: a panel with its calls, and with the callers of one of them.
+    // Open every stack with a hostile name: a panel with its calls, and with the callers of one of them.
     let hostile = browser.value("[...document.querySelectorAll('#main tbody tr')].map((it, index) => /evil|red|xxxxx|<img/.test(it.innerText) ? index + 1 : 0).filter(it => it)");
     let hostile: Vec<u64> = hostile.as_array().expect("a list").iter().filter_map(|it| it.as_u64()).collect();
     assert!(hostile.len() > 1, "{hostile:?}");
@@ -158,7 +160,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     browser.value("document.querySelectorAll('details').forEach(it => it.open = true)");
     fits_at_every_width(&mut browser, "everything that opens");
 
-    // Sorted by a heading, searched by a regular expression, and one stack looked at.
+    // Sort by a heading, search with a regular expression, and open one stack.
     browser.click("#main thead th:last-child button");
     browser.until("document.querySelector('#main th:last-child').getAttribute('aria-sort') === 'descending'");
     browser.key("/");
@@ -173,7 +175,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     );
     assert!(details.contains("bytes allocated") && details.contains("samples"), "{details}");
 
-    // The same view from its link, which names no network.
+    // Open the same view from its link, which names no network address.
     let link = browser.text("location.href");
     assert!(link.contains("tab=table") && link.contains("search=") && link.contains("stack="), "{link}");
     browser.open("about:blank", "true");
@@ -182,7 +184,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     picture(&mut browser, "page-stacks.png");
     look(&mut browser, "stack");
 
-    // Callers and callees of a function, from its line in the details.
+    // Show callers and callees of a function, from its line in the details.
     browser.click("#details .frames li:nth-child(2) button");
     browser.until("document.querySelectorAll('#main canvas').length === 2");
     assert!(browser.text("document.getElementById('path').innerText").contains("callers and callees of"));
@@ -199,7 +201,7 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     let html = hostile_page();
     browser.open_file(&html, "document.querySelector('.flame canvas')?.width > 500");
 
-    // Keys: into the graph, down, zoom, out again. A screen reader is told where one is.
+    // Keys: enter the graph, go down, zoom, zoom out. A screen reader hears the position.
     browser.value("document.querySelector('.flame canvas').focus()");
     browser.key("ArrowDown");
     browser.key("ArrowDown");
@@ -211,7 +213,7 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     browser.key("Escape");
     browser.key("Escape");
     browser.until("!location.hash.includes('zoom=')");
-    // Clicks: on a box in the third row.
+    // Click a box in the third row.
     let place = browser.value("(() => { const box = document.querySelector('.flame canvas').getBoundingClientRect(); return [box.x + 40, box.y + 19 * 2 + 9] })()");
     browser.click_at(place[0].as_f64().expect("x"), place[1].as_f64().expect("y"));
     browser.until("location.hash.includes('zoom=')");
@@ -219,13 +221,13 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     browser.until("!location.hash.includes('zoom=')");
     browser.click("#turn");
     browser.until("document.getElementById('turn').getAttribute('aria-pressed') === 'true'");
-    // Tabs by arrow keys.
+    // Change tabs with arrow keys.
     browser.value("document.getElementById('tab-flame').focus()");
     browser.key("ArrowRight");
     browser.key("ArrowRight");
     browser.until("document.getElementById('tab-functions').getAttribute('aria-selected') === 'true'");
     assert!(browser.text("document.getElementById('main').innerText").contains("main"));
-    // Every control has a name, and what is hidden from sight is not hidden from readers.
+    // Every control has a name, and nothing that is only visually hidden is hidden from screen readers.
     let nameless = "[...document.querySelectorAll('button, select, input, canvas')].filter(it => !(it.innerText || it.ariaLabel || it.labels?.length || it.getAttribute('aria-label'))).length";
     assert_eq!(browser.value(nameless), 0);
     look(&mut browser, "functions");
@@ -242,7 +244,7 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     assert_eq!(browser.errors, [""; 0]);
 }
 
-/// A recorder of a growing program that answers at an address of its own.
+/// A recorder of a growing program, which serves at this address.
 fn serving(pid: u32, address: &str) -> Recorder {
     Recorder::of(pid, 4096).without_outputs().option("--listen", address)
 }
@@ -252,7 +254,7 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     let case = "a_served_page_shows_growth_and_outlives_its_server";
     let Some(_turn) = turn(case) else { return };
     let Some(mut browser) = browser(case, 1300, 1000) else { return };
-    // Slow enough that a busy machine loses no sample: after losses without a bound, growth cannot be judged.
+    // Slow enough that a busy machine loses no sample: after unbounded losses, growth cannot be judged.
     let mut target = Target::start(&program("growing"), ["100000000", "2000"]);
     let (recording, address) = Recorder::of(target.pid(), 4096).without_outputs().serve();
     target.go();
@@ -260,13 +262,13 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     assert!(browser.text("document.getElementById('programs').innerText").contains("growing"));
     assert!(browser.text("document.getElementById('summary').innerText").contains("of a CPU"), "what probes cost");
     browser.until("document.querySelectorAll('#programs .spark').length === 1");
-    // Memory that is no heap, in one line that adds up.
+    // Memory outside the heap, in one line that adds up.
     assert!(browser.text("document.querySelector('#programs thead').innerText").contains("RSS"));
     browser.click("#memory summary");
     let memory = browser.text("document.getElementById('memory-lines').innerText");
     assert!(memory.contains(" = heap ") && memory.contains("free inside glibc"), "{memory}");
     fits_at_every_width(&mut browser, "a running service with its memory");
-    // A refresh takes neither the focus nor what is open.
+    // A refresh keeps the focus and what is open.
     browser.value("document.querySelector('#programs tbody button').focus()");
     let shown = browser.text("document.getElementById('connection').textContent");
     browser.until(&format!("document.getElementById('connection').textContent !== {shown:?}"));
@@ -280,7 +282,7 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     };
     until("there are some moments", || moments() > 4);
 
-    // A range of the timeline, dragged: what was allocated in it and kept.
+    // Drag a range of the timeline: it shows what was allocated in it and kept.
     browser.until("document.querySelector('#marks input').max >= 3");
     let place = browser.value("(() => { const box = document.querySelector('.u-over').getBoundingClientRect(); return [box.x, box.y + 60, box.width] })()");
     let [x, y, width] = [0, 1, 2].map(|index| place[index].as_f64().expect("a place"));
@@ -299,7 +301,7 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     browser.open("about:blank", "true");
     browser.open(&link, "document.getElementById('path').innerText.includes('in use at the end')");
 
-    // What grew in it, coloured where that is significant.
+    // What grew in the range, coloured where that is significant.
     browser.value("(() => { const it = document.getElementById('value'); it.value = 'growth'; it.dispatchEvent(new Event('change')) })()");
     browser.until("document.getElementById('path').innerText.includes('grew significantly')");
     assert!(browser.text("location.hash").contains("value=growth"));
@@ -313,7 +315,7 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     browser.open("about:blank", "true");
     browser.open(&link, "document.querySelector('#main .significant')?.innerText.includes('yes')");
 
-    // The server goes away: the page says so and keeps what it has. It comes back by itself.
+    // When the server goes away, the page says so and keeps its data. It reconnects by itself.
     recording.stop();
     browser.until("!document.getElementById('banner').hidden");
     let said = browser.text("document.getElementById('banner').innerText");
@@ -345,7 +347,7 @@ fn bytes_of_sites(data: &serde_json::Value) -> BTreeMap<String, i64> {
     sites
 }
 
-/// Every allocation is sampled, so that the truth is what must be said.
+/// Every allocation is sampled, so the page must show exactly the truth.
 #[test]
 fn what_was_allocated_in_a_range_and_kept_is_what_the_program_kept() {
     let case = "what_was_allocated_in_a_range_and_kept_is_what_the_program_kept";
@@ -384,10 +386,10 @@ fn what_was_allocated_in_a_range_and_kept_is_what_the_program_kept() {
             .collect::<Vec<(u32, i64)>>()
     };
     assert_eq!(kept(0, 1), [(0, 1_000_000)]);
-    // What was older and freed meanwhile does not count against it, as it does in growth.
+    // Unlike in growth, older blocks that were freed in the range are not subtracted.
     assert_eq!(kept(1, 2), [(1, 250_000)]);
     assert_eq!(kept(0, 2), [(0, 500_000), (1, 250_000)]);
-    // A block that was made larger was allocated then.
+    // A block that was enlarged counts as allocated then.
     assert_eq!(kept(2, 3), [(3, 300_000), (4, 2_000)]);
     assert_eq!(kept(1, 3), [(1, 200_000), (3, 300_000), (4, 2_000)]);
     assert_eq!(kept(0, 4), [(1, 200_000), (3, 300_000), (4, 2_000)]);
@@ -447,8 +449,9 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
     recording.stop();
 }
 
-/// What a refresh of the page costs the daemon, in turn with a scrape of the same 5,000 stacks, and then a profile with lifetimes;
-/// prints the figures. First every allocation is a sample, and then one per 2,000 bytes, so that intervals are computed.
+/// Measures what a refresh of the page costs the daemon, in turn with a scrape of the same 5,000 stacks, and then the
+/// cost of a profile with lifetimes. Prints the figures. First every allocation is sampled, then one per 2,000 bytes,
+/// so that confidence intervals are computed.
 #[test]
 #[ignore = "a benchmark: cargo xtask bench page"]
 fn cost_of_a_refresh() {
@@ -466,7 +469,7 @@ fn cost_of_a_refresh() {
             data["profile"]["stacks"]["id"].as_array().map_or(0, Vec::len)
         };
         until("all stacks are there", || stacks() >= least);
-        // Milliseconds of CPU time.
+        // Returns milliseconds of CPU time.
         let cost = |path: &str, times: u32| {
             let before = cpu_time(recording.pid());
             let bytes =
@@ -475,7 +478,7 @@ fn cost_of_a_refresh() {
             println!("-i {interval} {path}: {each:.1} ms of CPU time, {} bytes", bytes / times as usize);
             each
         };
-        // The first of each is not counted: what it makes is used again.
+        // The first answer of each is not counted, because later ones reuse what it builds.
         for path in [SCRAPE, REFRESH] {
             cost(path, 1);
         }
@@ -490,7 +493,8 @@ fn cost_of_a_refresh() {
     }
 }
 
-/// What the browser needs for a page of 50,000 stacks, which `HEAPBPF_LARGE_PAGE` names; prints the figures.
+/// Measures what the browser needs for a page of 50,000 stacks, whose file `HEAPBPF_LARGE_PAGE` names. Prints the
+/// figures.
 #[test]
 #[ignore = "a benchmark: cargo xtask bench page"]
 fn speed_of_a_large_page() {
@@ -499,7 +503,7 @@ fn speed_of_a_large_page() {
     let long_tasks = "globalThis.tasks = []; new PerformanceObserver(list => tasks.push(...list.getEntries().map(it => it.duration))).observe({type: 'longtask', buffered: true})";
     let script = serde_json::json!({ "source": long_tasks });
     browser.call("Page.addScriptToEvaluateOnNewDocument", script);
-    // From now on, durations are CPU time of the page's thread: what else runs does not count.
+    // From here on, durations are CPU time of the page's thread, so other load on the machine does not count.
     browser.call("Performance.enable", serde_json::json!({ "timeDomain": "threadTicks" }));
     println!("page: {} bytes", std::fs::metadata(&file).expect("is there").len());
     for _ in 0..3 {
@@ -524,7 +528,7 @@ fn speed_of_a_large_page() {
     }
 }
 
-/// Time that the page's scripts have run, in seconds, by the clock that was chosen.
+/// Time that the page's scripts have run, in seconds, by the selected clock.
 fn script_seconds(browser: &mut Browser) -> f64 {
     let metrics = browser.call("Performance.getMetrics", serde_json::json!({}));
     let metrics = metrics["metrics"].as_array().expect("a list");

@@ -1,4 +1,4 @@
-//! Pictures, views as data, the answer at the head of a report, and progress: of recordings as users make them.
+//! Plots, views as data, the summary at the top of a report, and progress, for recordings as users make them.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -13,7 +13,7 @@ fn run(folder: &Path, arguments: &[&str]) -> Output {
     Command::new(heapbpf()).current_dir(folder).args(arguments).output().expect("the binary under test runs")
 }
 
-/// Standard output of a command that must succeed, and say nothing on standard error, which is no terminal.
+/// Standard output of a command, which must succeed and write nothing to standard error (not a terminal here).
 fn said(folder: &Path, arguments: &[&str]) -> String {
     let output = run(folder, arguments);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -21,14 +21,14 @@ fn said(folder: &Path, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What a command that is refused says.
+/// Error message of a command that must be refused.
 fn refused(folder: &Path, arguments: &[&str]) -> String {
     let output = run(folder, arguments);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A recording of a growing program with snapshots, in a folder of its own: `x.json`, `x.0001.json`, ….
+/// Records a growing program with snapshots, in a temporary directory: `x.json`, `x.0001.json`, ….
 fn recorded() -> TempDir {
     let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
     let mut target = Target::start(&program("growing"), ["100000000", "20000"]);
@@ -83,7 +83,7 @@ fn recordings_are_drawn() {
     assert_eq!(size(&folder.join("plan.png")).0, 1800);
     let shown = said(folder, &["report", "x.json", "--plot", "survival", "--format", "svg"]);
     assert!(shown.starts_with("<svg"), "{shown}");
-    // Refused before anything is read, or with the reason.
+    // These are refused before anything is read, or with the reason.
     let one = run(folder, &["report", "x.json", "--plot", "timeline", "-o", "y.svg"]);
     assert!(String::from_utf8_lossy(&one.stderr).contains("--every TIME"), "{one:?}");
     assert!(refused(folder, &["report", "x.json", "--plot", "survival"]).contains("-o x.svg"));
@@ -93,8 +93,8 @@ fn recordings_are_drawn() {
     assert!(!folder.join("y.svg").exists());
 }
 
-/// Each view in each format: written, or refused with a sentence that names what works. A file that does not exist is not missed, so
-/// nothing was read.
+/// Each view in each format is written, or refused with a sentence that names what works. The refusals do not complain
+/// about a missing file, so nothing was read.
 #[test]
 fn views_are_written_or_refused_before_reading() {
     let Some(_turn) = turn("views_are_written_or_refused_before_reading") else { return };
@@ -140,14 +140,14 @@ fn views_are_written_or_refused_before_reading() {
             }
         }
     }
-    // Filters hold for what is drawn and written, too.
+    // Filters apply to plots and written data, too.
     for format in ["svg", "csv", "folded"] {
         let text = said(folder, &["report", "x.json", "--format", format, "--focus", "^site_00$", "--hide", "^main$"]);
         assert!(text.contains("site_00") && !text.contains("site_01"), "{format}: {text}");
     }
     let callers = said(folder, &["report", "x.json", "--format", "folded", "--callers", "^site_00$"]);
     assert!(callers.lines().all(|line| line.starts_with("site_00;")), "{callers}");
-    // The answer comes first.
+    // The summary comes first.
     let text = said(folder, &["report", "x.json"]);
     let head: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
     assert!(head.len() <= 10 && text.lines().count() <= 25 && text.contains("\nBy function · "), "{text}");
@@ -156,7 +156,8 @@ fn views_are_written_or_refused_before_reading() {
     }
 }
 
-/// On a terminal, what takes longer than a second has a line that says so, and nothing of it stays. A FIFO is as slow as its writer.
+/// On a terminal, work that takes longer than a second shows a progress line, which is erased afterwards. Reading a
+/// FIFO is as slow as its writer.
 #[test]
 fn slow_work_has_a_line_of_progress_on_a_terminal_alone() {
     let case = "slow_work_has_a_line_of_progress_on_a_terminal_alone";
@@ -171,7 +172,7 @@ fn slow_work_has_a_line_of_progress_on_a_terminal_alone() {
     tmux.await_text("reading /");
     let screen = tmux.await_text("exit 0");
     assert!(!screen.contains("reading /") && screen.contains("growing ("), "{screen}");
-    // The same with standard error in a file.
+    // The same, with standard error in a file.
     let script = format!("{} {} report {} 2> err > out; cat err", feed(2), heapbpf().display(), fifo.display());
     let output = Command::new("sh").args(["-c", &script]).current_dir(folder.path()).output().expect("a shell");
     assert!(output.stdout.is_empty(), "{output:?}");

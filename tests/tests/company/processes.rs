@@ -1,5 +1,5 @@
-//! Which processes are covered: filters in the kernel, very short-lived processes, containers, programs replaced on disk,
-//! commands under sudo, signals.
+//! Which processes are covered: filters in the kernel, very short-lived processes, containers, programs replaced on
+//! disk, commands under sudo, signals.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -50,7 +50,7 @@ fn a_name_chooses_processes_present_and_future() {
         let (profile, _) = recording.stop().results();
         checks::sites_of(&profile, present.pid(), &truths[0], 1, Compare::All);
         assert!(!has(&profile, ignored.pid()), "it has another name");
-        // Where it could not be held while it began, some of its calls are missing.
+        // If the process could not be held as it started, some of its calls are missing.
         let process = profile.processes.iter().find(|process| process.pid == future.pid());
         let is_whole =
             process.is_some_and(|process| process.figures.alloc_objects.value() == truths[1].allocs() as f64);
@@ -86,7 +86,7 @@ fn a_cgroup_chooses_processes_with_those_below_it() {
     }
 }
 
-/// A control group with the name that docker gives to those of its containers.
+/// A cgroup named the way docker names those of its containers.
 #[test]
 fn a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place() {
     let case = "a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place";
@@ -101,7 +101,7 @@ fn a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place() {
     Recorder::new()
         .option("--container", &other)
         .refused()
-        .check(1, &["no control group is of a container", &id[..12]]);
+        .check(1, &["no container has an ID that begins with", &id[..12]]);
     Recorder::new().option("--container", "web").refused().check(1, &["the ID of a container"]);
     let (recording, address) = Recorder::new().option("--container", &id[..12]).interval(1).serve();
     let truth = inside.run();
@@ -111,7 +111,7 @@ fn a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place() {
     assert!(get(address, "/metrics").text().contains(&labels));
     let (of_it, of_none) = (has_samples(format!("container={}", &id[..8])), has_samples("container=0bad".into()));
     assert!(of_it > of_none, "{of_it} {of_none}");
-    // Times differ between two profiles, and so may their compressed sizes, by a few bytes.
+    // Times differ between two profiles, and so compressed sizes may differ by a few bytes.
     assert!(has_samples(format!("unit={unit}")) > of_it.midpoint(of_none));
     let (profile, _) = recording.stop().results();
     checks::sites_of(&profile, truth.sites[0].pid, &truth, 1, Compare::All);
@@ -121,8 +121,8 @@ fn a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place() {
     inside.end();
 }
 
-/// A program that runs for a few milliseconds with an allocator that was never seen before: what is missed at its start shows
-/// as coverage, and the next process that maps the same file is covered from its first instruction.
+/// A program that runs for a few milliseconds with an allocator that was never seen before: its coverage shows what was
+/// missed at its start, and the next process that maps the same file is covered from its first instruction.
 #[test]
 fn a_short_life_with_a_libc_never_seen_before() {
     let case = "a_short_life_with_a_libc_never_seen_before";
@@ -135,7 +135,7 @@ fn a_short_life_with_a_libc_never_seen_before() {
         truth_in(&String::from_utf8_lossy(&output.stdout))
     };
     let first = run();
-    // A process that runs until the file is known.
+    // This process runs until the file has been examined.
     let resident = Target::start(&brief, ["0"]);
     recording.await_links_of(&brief);
     resident.end();
@@ -171,7 +171,7 @@ fn a_container_with_its_own_libc() {
     copy_file(loader, root.path().join("lib/ld-musl-x86_64.so.1"));
     copy_of(&program_with("mix", "mix-musl", &[MUSL]), root.path(), "inside");
     let mut command = Command::new(unshare);
-    // Its own mount namespace, with another root.
+    // Give it its own mount namespace, with another root.
     command.args(["--mount", chroot]).arg(root.path()).args(["/inside", "20000"]);
     let mut target = Target::start_command(&mut command);
     let recording = Recorder::of(target.pid(), 1).start();
@@ -221,7 +221,7 @@ fn under_sudo_the_command_is_the_invoking_users() {
     assert!(profile.totals.alloc_bytes.value() > 0.0, "and it is profiled all the same");
 }
 
-/// SIGTERM and SIGINT to heapbpf reach its command, whose exit ends the recording; the profile is written.
+/// heapbpf passes SIGTERM and SIGINT on to its command, whose exit ends the recording. The profile is written.
 #[test]
 fn signals_are_passed_on_to_the_command() {
     let Some(_turn) = turn("signals_are_passed_on_to_the_command") else { return };
@@ -276,13 +276,13 @@ fn doctor_measures_what_probes_cost() {
     for name in ["allocation_ns", "free_ns", "sample_ns"] {
         assert!(costs["costs"][name].as_f64().is_some_and(|ns| ns > 0.0), "{name}: {costs}");
     }
-    // A single-stepped instruction takes two traps where an emulated one takes one.
+    // A single-stepped instruction takes two traps, an emulated one takes one.
     if let (Some(emulated), Some(stepped)) =
         (costs["nothing_ns"]["emulated"].as_f64(), costs["nothing_ns"]["stepped"].as_f64())
     {
         assert!(emulated > 0.0 && stepped > emulated, "{costs}");
     }
-    // Without the option it shows the saved costs, unless something disturbed the measurement.
+    // Without the option, doctor shows the saved costs, unless something disturbed the measurement.
     let (_, again) = doctor(&[]);
     assert!(again["costs"].is_null() || again["costs"]["costs"]["allocation_ns"].is_number(), "{again}");
 }
@@ -313,15 +313,15 @@ fn doctor_looks_at_a_command_without_starting_it() {
     assert!(!Path::new(&witness).exists());
 }
 
-/// A program that calls exec has its own line, described as before the exec, whichever of the kernel's reports of the exec
-/// comes first.
+/// A program that calls exec has its own line, described as it was before the exec, whichever of the kernel's reports
+/// of the exec arrives first.
 #[test]
 fn lives_before_and_after_an_exec_are_told_apart() {
     let case = "lives_before_and_after_an_exec_are_told_apart";
     let Some(_turn) = turn(case) else { return };
     let Some(sqlite) = tool("sqlite3") else { return skipped(case, "no sqlite3 (Debian: sqlite3)") };
     let sqlite = sqlite.to_str().expect("our own path");
-    // Records one run, and returns whether both programs are there.
+    // Records one run. Returns whether both programs are in the profile.
     let is_whole = |hook: &str| {
         let recording = Recorder::new().interval(1).option("--hook", hook).command(
             Path::new("/usr/bin/env"),
@@ -343,7 +343,7 @@ fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// The profile as it is written by `heapbpf report -o`, grouped by default and compressed, and read back from there.
+/// Writes the profile with `heapbpf report -o`, grouped by default and compressed, and reads it back.
 fn written_as(profile: &Path, folder: &Path, name: &str) -> Value {
     let (file, plain) = (folder.join(name), folder.join("plain.json"));
     for (from, to) in [(profile, &file), (file.as_path(), &plain)] {
@@ -412,13 +412,13 @@ fn stacks_are_grouped_as_requested() {
     assert_eq!(sums("cgroup"), wanted(&|_, _| own.to_owned()));
 }
 
-/// `--pid` of a process that starts itself again and again, met at any moment of an exec: it is recorded, and so is what it
-/// becomes.
+/// `--pid` of a process that execs itself again and again, attached at any moment of an exec: both it and what it
+/// becomes are recorded.
 #[test]
 fn a_process_that_execs_all_the_time_is_recorded_by_its_pid() {
     let Some(_turn) = turn("a_process_that_execs_all_the_time_is_recorded_by_its_pid") else { return };
     let mut target = Target::start(&program("enduring"), ["exec"]);
-    // Without patience, more than half of them were refused for want of a C library.
+    // Without retries, more than half of these recordings were refused because no C library was found.
     for _ in 0..4 {
         let recording = Recorder::of(target.pid(), 4096).option("--hook", "probe").start();
         std::thread::sleep(Duration::from_millis(200));
@@ -432,8 +432,8 @@ fn a_process_that_execs_all_the_time_is_recorded_by_its_pid() {
     assert!(target.end().success(), "it came to harm");
 }
 
-/// A process that executes one program after the other, each for some milliseconds: each is counted, or told to be missing, also if
-/// heapbpf gets no processor meanwhile.
+/// A process execs one program after another, each for some milliseconds. Each is counted or reported as missing, even
+/// if heapbpf gets no CPU for a while.
 #[test]
 fn every_program_of_a_chain_of_execs_is_counted_or_told() {
     const PROGRAMS: usize = 20;
@@ -454,7 +454,7 @@ fn every_program_of_a_chain_of_execs_is_counted_or_told() {
         let told = profile.notes.iter().find(|note| note.contains("ended or executed another one before"));
         let told: usize = told.map_or(0, |note| note.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"));
         let counted: Vec<_> = profile.processes.iter().map(|process| (&*process.comm, process.coverage)).collect();
-        // Beside two busy loops, about one in a thousand is still neither.
+        // Next to two busy loops, about one in a thousand is still neither counted nor reported.
         let known = counted.len() + told;
         assert!((PROGRAMS - 1..=PROGRAMS).contains(&known), "{told} told: {:?}, {counted:?}", profile.notes);
         missed += told;

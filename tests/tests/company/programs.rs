@@ -1,4 +1,5 @@
-//! The test programs report the truth: their reports equal what a preloaded library counts, without probes. Needs no root.
+//! The test programs report the truth: their reports equal what a preloaded library counts, without probes. Needs no
+//! root.
 
 use std::process::Command;
 

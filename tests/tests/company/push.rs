@@ -1,5 +1,5 @@
-//! `--push` to OpenTelemetry's collector, to Pyroscope and to any endpoint. A receiver that is unavailable for a while loses
-//! nothing; one that stays unavailable takes bounded disk space.
+//! `--push` to OpenTelemetry's collector, to Pyroscope and to any endpoint. If a receiver is unavailable for a while,
+//! nothing is lost. If it stays unavailable, disk use is bounded.
 
 use std::fs;
 use std::io::Read;
@@ -16,7 +16,7 @@ use heapbpf_tests::scrape::{Answer, get};
 use heapbpf_tests::target::{Target, until};
 use prost::Message;
 
-/// The parts of a pushed profile that show whether something is missing: its period, and what was allocated in it.
+/// The parts of a pushed profile that show whether something is missing: its period, and what was allocated during it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     begin_ns: u64,
@@ -125,7 +125,7 @@ fn whole(what: &str, parts: &[Part], alloc_bytes: f64) {
     assert_eq!(sum as f64, alloc_bytes, "{what}: {parts:?}");
 }
 
-/// A recording at R = 1 that also serves scrapers.
+/// Starts a recording at R = 1 that also serves scrapers.
 fn recording(
     target: &Target,
     urls: &[String],
@@ -139,7 +139,7 @@ fn recording(
     (recording, move || get(address, "/metrics"))
 }
 
-/// A metric, summed over all destinations.
+/// Values of a metric, one per destination.
 fn pushed(answer: &Answer, name: &str) -> Vec<f64> {
     let name = format!("heapbpf_push_{name}{{");
     let lines = answer.text();
@@ -147,7 +147,7 @@ fn pushed(answer: &Answer, name: &str) -> Vec<f64> {
     values.map(|line| line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")).collect()
 }
 
-/// Seconds that receivers are unavailable at the beginning; `HEAPBPF_TEST_AWAY=60` sets another value.
+/// How long receivers are unavailable at the beginning. `HEAPBPF_TEST_AWAY=60` sets another number of seconds.
 fn away_for() -> Duration {
     let seconds = std::env::var("HEAPBPF_TEST_AWAY").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(5))
@@ -163,7 +163,7 @@ fn receivers_that_were_away_get_everything_in_order() {
     let mut target = Target::start(&program("growing"), ["100000000", "2000"]);
     let (recording, metrics) = recording(&target, &urls, "500ms", &[]);
     target.go();
-    // Nobody listens.
+    // No receiver is listening.
     std::thread::sleep(away_for());
     until("profiles wait everywhere", || pushed(&metrics(), "waiting").iter().all(|waiting| *waiting >= 5.0));
     assert!(pushed(&metrics(), "failures_total").iter().all(|failures| *failures >= 1.0));
@@ -177,7 +177,7 @@ fn receivers_that_were_away_get_everything_in_order() {
         grpc.set_away(away);
         stores.iter().for_each(|store| store.set_away(away));
     };
-    // They listen, but accept nothing.
+    // The receivers listen, but accept nothing.
     away(true);
     until("some wait again", || pushed(&metrics(), "waiting").iter().all(|waiting| *waiting >= 2.0));
     away(false);
@@ -187,7 +187,7 @@ fn receivers_that_were_away_get_everything_in_order() {
     assert_eq!(pushed(&last, "rejected_total"), [0.0; 5]);
     let (profile, _) = recording.stop().results();
     let all = profile.totals.alloc_bytes.value();
-    // R is 1. A target that runs is counted a little after the profile's moment, which the profile tells.
+    // R is 1. A running target is counted slightly after the profile's moment; the profile says by how much.
     let later = profile.slack().sampled_bytes;
     let counted_later = profile.totals.alloc_bytes.exact.expect("counted") - all;
     assert!((0.0..=later as f64).contains(&counted_later), "{counted_later} of {all}, {later} told");
@@ -225,10 +225,10 @@ fn receivers_that_were_away_get_everything_in_order() {
     whole("POST", &parts, all);
 }
 
-/// Bytes of all files below a folder.
+/// Total size of all files below a directory, in bytes.
 fn size(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    // A file may be deleted after it was listed.
+    // A file may be deleted after it is listed.
     let of = |entry: fs::DirEntry| match entry.metadata() {
         Ok(about) if about.is_dir() => size(&entry.path()),
         Ok(about) => about.len(),
@@ -259,7 +259,7 @@ fn one_that_is_away_for_ever_costs_bounded_disk() {
     let kept = size(folder.path());
     assert!(kept <= MOST && kept > MOST / 2, "{kept}");
 
-    // The next recording delivers them, before its own.
+    // The next recording delivers the waiting profiles before its own.
     let (second, metrics) = recording(&target, &url, "100ms", &options);
     let store = http_store(place);
     until("they are taken", || pushed(&metrics(), "delivered_total")[0] >= 10.0);
@@ -268,7 +268,7 @@ fn one_that_is_away_for_ever_costs_bounded_disk() {
     assert!(taken.iter().all(|request| request.line == "POST /profiles?from=test HTTP/1.1"));
     let parts: Vec<Part> = taken.iter().map(|request| of_pprof(&request.body)).collect();
     assert!(parts.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{parts:?}");
-    // One that was being sent while it had to make room arrives all the same, without those after it.
+    // A profile that was being sent while others were dropped to make space still arrives, without the ones after it.
     let gaps = parts.windows(2).skip(1).filter(|pair| pair[0].end_ns != pair[1].begin_ns).count();
     assert_eq!(gaps, 1, "between the two recordings: {parts:?}");
     assert_eq!(size(folder.path()), 0);
@@ -284,11 +284,11 @@ fn destinations_are_judged_before_anything_is_attached() {
     };
     for url in ["nonsense", "ftp://host/", "http://", "http://host:port/", "https://host/", "otlp+grpc:///"] {
         let refused = refused(&[("--push", url)]);
-        refused.check(2, &["known are otlp+http://HOST:4318"]);
+        refused.check(2, &["supported are otlp+http://HOST:4318"]);
         assert!(refused.stderr.contains(url.trim_end_matches('/')), "{url}: {}", refused.stderr);
     }
     let url = "http://127.0.0.1:9/x";
-    refused(&[("--push", url), ("--push", url)]).check(2, &["named twice"]);
+    refused(&[("--push", url), ("--push", url)]).check(2, &["given twice"]);
     refused(&[("--push", url), ("--spool", "/proc/nowhere")]).check(1, &["/proc/nowhere"]);
     refused(&[("--push", url), ("--push-every", "0s")]).check(2, &["--push-every"]);
     refused(&[("--spool", "anywhere")]).check(2, &["--push"]);

@@ -1,5 +1,6 @@
-//! Python's own objects: what is in use by line equals what tracemalloc counts in another run of the same program, on each version
-//! of CPython that this machine has, whether or not its compiler put copies of the object allocator into its callers.
+//! Python's own objects: what is in use by line equals what tracemalloc counts in another run of the same program. This
+//! holds for each CPython version on this machine, whether or not its compiler inlined the object allocator into its
+//! callers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ fn script() -> PathBuf {
     programs_folder().join("python_objects.py")
 }
 
-/// The interpreters of this machine from 3.8 on: of the distribution, and pyenv's.
+/// The interpreters on this machine from 3.8 on, from the distribution and from pyenv.
 fn interpreters() -> Vec<PathBuf> {
     let at_home = || std::env::home_dir().unwrap_or_default().join(".pyenv");
     let root = std::env::var_os("PYENV_ROOT").map_or_else(at_home, PathBuf::from);
@@ -34,7 +35,7 @@ fn interpreters() -> Vec<PathBuf> {
     found
 }
 
-/// What tracemalloc counts.
+/// Counts of tracemalloc.
 fn counted_by_tracemalloc(python: &Path, parts: &[&str], variables: &[(&str, &str)]) -> Lines {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let truth = folder.path().join("truth");
@@ -46,12 +47,12 @@ fn counted_by_tracemalloc(python: &Path, parts: &[&str], variables: &[(&str, &st
     serde_json::from_str(&std::fs::read_to_string(&truth).expect("it was written")).expect("lines")
 }
 
-/// The same by the profile of a process.
+/// The same counts from a process's profile.
 fn counted_by_heapbpf(profile: &Profile, pid: u32) -> Lines {
     counted_of(profile, pid, |_| true)
 }
 
-/// The same of some functions.
+/// The same counts for some functions only.
 fn counted_of(profile: &Profile, pid: u32, is_wanted: impl Fn(&str) -> bool) -> Lines {
     let script = script();
     let mut lines = Lines::new();
@@ -71,7 +72,7 @@ fn counted_of(profile: &Profile, pid: u32, is_wanted: impl Fn(&str) -> bool) -> 
     lines
 }
 
-/// Lines of a function of the program.
+/// Line numbers of a function of the program.
 fn lines_of(function: &str) -> std::ops::Range<u32> {
     let text = std::fs::read_to_string(script()).expect("our own program");
     let start = text.lines().position(|line| line.starts_with(&format!("def {function}("))).expect("a part") as u32 + 1;
@@ -79,7 +80,7 @@ fn lines_of(function: &str) -> std::ops::Range<u32> {
     start..start + 1 + rest.expect("it is not the last") as u32
 }
 
-/// Waits until heapbpf has read what there is: it takes no CPU time for a while.
+/// Waits until heapbpf has read all pending records: it uses no CPU time for a while.
 fn until_idle(pid: u32) {
     let used = || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
@@ -93,7 +94,7 @@ fn until_idle(pid: u32) {
     });
 }
 
-/// The program under an interpreter, with the same hashes in every run.
+/// Runs the program under an interpreter, with the same hashes in every run.
 fn command(python: &Path, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(python);
     command.env("PYTHONHASHSEED", "0").envs(variables.iter().copied()).arg(script());
@@ -104,13 +105,13 @@ fn command(python: &Path, variables: &[(&str, &str)]) -> Command {
 struct Run<'a> {
     interval: u64,
     variables: &'a [(&'a str, &'a str)],
-    /// Lines that the program prints before it waits.
+    /// Number of lines that the program prints before it waits.
     lines: usize,
-    /// How its calls are counted.
+    /// Options that select how its calls are counted.
     options: &'a [&'a str],
 }
 
-/// Objects are counted by probes on request, and inside a process that is hooked inline.
+/// Probes count objects only on request. Inline hooks always do.
 const PROBES: &[&str] = &["--hook=probe", "--python-objects"];
 const INLINE: &[&str] = &["--hook=inline"];
 
@@ -120,7 +121,7 @@ impl Default for Run<'_> {
     }
 }
 
-/// Records a run of these parts.
+/// Records a run of these parts of the program.
 fn record(python: &Path, parts: &[&str], run: Run<'_>) -> (Profile, Stats, u32) {
     let mut target = Target::start_command(command(python, run.variables).args(parts));
     let pid = target.pid();
@@ -138,7 +139,7 @@ fn record(python: &Path, parts: &[&str], run: Run<'_>) -> (Profile, Stats, u32) 
     (profile, stats, pid)
 }
 
-/// The lines of these parts of which one of both counts says something: line, tracemalloc's, heapbpf's.
+/// The lines of these parts that either count mentions: line, tracemalloc's count, heapbpf's count.
 fn compared(parts: &[&str], truth: &Lines, counted: &Lines) -> Vec<(u32, [u64; 2], [u64; 2])> {
     let lines = parts.iter().chain(&["hold"]).flat_map(|part| lines_of(part));
     let value = |lines: &Lines, line| lines.get(&line).copied().unwrap_or_default();
@@ -148,7 +149,7 @@ fn compared(parts: &[&str], truth: &Lines, counted: &Lines) -> Vec<(u32, [u64; 2
         .collect()
 }
 
-/// All parts but the one of which a difference is expected.
+/// All parts except the one where a difference is expected.
 const PARTS: [&str; 6] = ["small", "freed", "large", "grows", "shrinks", "nothing"];
 
 fn assert_equal(what: &str, parts: &[&str], truth: &Lines, counted: &Lines, profile: &Profile) {
@@ -157,7 +158,7 @@ fn assert_equal(what: &str, parts: &[&str], truth: &Lines, counted: &Lines, prof
     let [bytes, blocks] = all.iter().fold([0, 0], |sum, it| [sum[0] + it.1[0], sum[1] + it.1[1]]);
     println!("{what}: {} of {} lines equal, {bytes} bytes, {blocks} blocks", all.len() - differ.len(), all.len());
     assert!(all.len() >= 15, "{all:?}");
-    // A block whose Python frames could not be read, as the profile says, is missing at its line.
+    // A block is missing at its line only if its Python frames could not be read, which the profile reports.
     let missing = |it: &&(u32, [u64; 2], [u64; 2])| (it.2[0] < it.1[0] && it.2[1] < it.1[1]).then(|| it.1[1] - it.2[1]);
     let unread: Option<u64> = differ.iter().map(missing).sum();
     let told = unread.is_some_and(|unread| unread <= python_stacks::unread(profile));
@@ -169,7 +170,7 @@ fn objects_in_use_by_line_equal_tracemalloc_s() {
     by_line("objects_in_use_by_line_equal_tracemalloc_s", interpreters().into_iter().take(1).collect());
 }
 
-/// Compares with each of these interpreters.
+/// Compares the counts under each of these interpreters.
 fn by_line(case: &str, found: Vec<PathBuf>) {
     let Some(_turn) = turn(case) else { return };
     if found.is_empty() {
@@ -185,20 +186,20 @@ fn by_line(case: &str, found: Vec<PathBuf>) {
         let process = profile.process(pid);
         assert!(process.allocators.iter().any(|name| name.contains("Python objects")), "{:?}", process.allocators);
         assert!(!process.missing.iter().any(|missing| missing.what.contains("Python")), "{:?}", process.missing);
-        // A list of ten million bytes is the list and its array, and the bytes themselves are one block.
+        // A list of ten million bytes is a list object with its array; the bytes themselves are one block.
         let large = stats_of(&profile, pid, "large");
         assert_eq!(large.iter().filter(|bytes| **bytes >= 10_000_000).count(), 2, "{large:?}");
     }
 }
 
-/// Bytes of each sampled size at a part's lines.
+/// Sampled bytes of each stack at a part's lines.
 fn stats_of(profile: &Profile, pid: u32, part: &str) -> Vec<u64> {
     let stacks = profile.stacks.iter().filter(|stack| stack.pid == pid && stack.has(part));
     stacks.map(|stack| stack.sampled_bytes).collect()
 }
 
-/// The interpreter keeps freed floats for itself. They stay in use where they were allocated. tracemalloc moves them to where they
-/// are used again.
+/// The interpreter keeps freed floats for reuse. They stay in use where they were allocated. tracemalloc moves them to
+/// where they are reused.
 #[test]
 fn reused_floats_stay_where_they_were_allocated() {
     const FLOATS: [u64; 2] = [50 * 24, 50];
@@ -249,8 +250,8 @@ fn totals_alone_are_those_of_every_object() {
     }
 }
 
-/// The pointers of the interpreter's table are put back, so one recording can follow another. Of inline hooks, only code stays to which
-/// nothing leads; probes leave nothing.
+/// The pointers of the interpreter's table are restored, so one recording can follow another. Inline hooks leave only
+/// unreachable code behind; probes leave nothing.
 #[test]
 fn a_process_is_as_before_afterwards() {
     let case = "a_process_is_as_before_afterwards";
@@ -258,7 +259,7 @@ fn a_process_is_as_before_afterwards() {
     let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
     let mut target = Target::start_command(Command::new(&python).arg(script()).args(PARTS));
     let data = || writable_words(target.pid(), &python);
-    // It may still be on its way from its line to its wait.
+    // It may still be on its way from printing its line to waiting.
     std::thread::sleep(std::time::Duration::from_secs(1));
     let before = data();
     let mut code = Vec::new();
@@ -283,7 +284,7 @@ fn a_process_is_as_before_afterwards() {
     assert!(target.end().success());
 }
 
-/// The words of a program's writable mapping. The process waits meanwhile.
+/// The words of a program's writable mappings. The process waits while they are read.
 fn writable_words(pid: u32, program: &Path) -> Vec<u64> {
     use std::os::unix::fs::FileExt as _;
     let program = program.canonicalize().expect("it is there");
@@ -325,7 +326,7 @@ fn what_is_not_counted_without_the_option_is_said() {
     assert!(found["limits"].to_string().contains("free lists"), "{with}");
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 
@@ -334,8 +335,8 @@ mod long {
         by_line("objects_of_other_versions_equal_tracemalloc_s", interpreters().into_iter().skip(1).collect());
     }
 
-    /// With debug hooks, each block has 24 bytes more. With malloc in place of the object allocator, nothing counts twice. Under
-    /// tracemalloc, the table leads to its functions, which call the object allocator.
+    /// With debug hooks, each block is 24 bytes larger. With malloc in place of the object allocator, nothing counts
+    /// twice. Under tracemalloc, the table points to tracemalloc's functions, which call the object allocator.
     #[test]
     fn other_allocators_of_the_interpreter_count_once() {
         let case = "other_allocators_of_the_interpreter_count_once";
@@ -351,7 +352,7 @@ mod long {
             assert_eq!(stats.lost(), 0, "{stats:?}");
             let truth =
                 usual.iter().map(|(line, [bytes, blocks])| (*line, [bytes + extra * blocks, *blocks])).collect();
-            // tracemalloc gets its own tables from malloc, at the lines that it notes.
+            // tracemalloc gets its own tables from malloc, at the lines that it traces.
             let traces = variable == "PYTHONTRACEMALLOC";
             let counted = counted_of(&profile, pid, |function| !traces || function.starts_with("python "));
             assert_equal(&format!("{variable}={value} {}", options[0]), &parts, &truth, &counted, &profile);

@@ -1,4 +1,4 @@
-//! Python programs that fork their workers, or that change stacks themselves: a Python frame that is shown is true.
+//! Python programs that fork their workers or switch stacks themselves: every Python frame that is shown is true.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Lines, Target, until};
 use serde::Deserialize;
 
-/// A Python that has a module.
+/// Path of a Python that has this module, if there is one.
 fn python_with(module: &str) -> Option<PathBuf> {
     let python = std::env::var_os("HEAPBPF_TEST_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
     let found = Command::new(&python).args(["-c", &format!("import {module}")]).output();
@@ -27,7 +27,7 @@ struct Answered {
     frames: Vec<Named>,
 }
 
-/// gunicorn with one worker, serving `python_gunicorn.py`.
+/// A gunicorn server with one worker, serving `python_gunicorn.py`.
 struct Gunicorn {
     master: Child,
     said: Lines,
@@ -47,7 +47,7 @@ impl Gunicorn {
         Self { master, said, address }
     }
 
-    /// What follows some words in the first line that has them.
+    /// What follows `words` in the next line that contains them.
     fn line_with(said: &Lines, words: &str) -> String {
         loop {
             let line = said.next().expect("gunicorn runs");
@@ -70,18 +70,18 @@ impl Gunicorn {
 
 impl Drop for Gunicorn {
     fn drop(&mut self) {
-        // It ends its workers.
+        // The master ends its workers.
         self.signal(libc::SIGTERM);
         let _ = self.master.wait();
     }
 }
 
-/// Requests an allocation of so many bytes.
+/// Requests an allocation of this many bytes.
 fn ask(address: SocketAddr, bytes: u64) -> Answered {
     serde_json::from_slice(&get(address, &format!("/{bytes}")).body).expect("an answer of the application")
 }
 
-/// Workers that were forked before the recording began, and while it ran, show the stacks that the application itself reports.
+/// Workers that were forked before or during the recording show the stacks that the application itself reports.
 #[test]
 fn workers_of_gunicorn_have_python_stacks() {
     let case = "workers_of_gunicorn_have_python_stacks";
@@ -90,12 +90,12 @@ fn workers_of_gunicorn_have_python_stacks() {
     let gunicorn = Gunicorn::start(&python);
     let (address, first) = (gunicorn.address, gunicorn.next_worker());
     let recording = Recorder::of(gunicorn.master.id(), 1).pid(first).start();
-    // One worker more.
+    // Start one more worker.
     gunicorn.signal(libc::SIGTTIN);
     let second = gunicorn.next_worker();
     let (mut answers, mut bytes) = (Vec::new(), 300_007);
     until("both workers have answered", || {
-        // Two at once, for two workers.
+        // Send two requests at once, for two workers.
         let both: Vec<(u64, Answered)> = std::thread::scope(|scope| {
             let asked = [bytes, bytes + 1009].map(|bytes| (bytes, scope.spawn(move || ask(address, bytes))));
             asked.into_iter().map(|(bytes, asked)| (bytes, asked.join().expect("it answers"))).collect()
@@ -121,8 +121,8 @@ fn workers_of_gunicorn_have_python_stacks() {
     assert_eq!(pids, BTreeSet::from([first, second]));
 }
 
-/// A greenlet has a part of the native stack of its own, which is copied to and fro. Where it is not certain which Python frames belong
-/// to which native ones, native frames stay, and a note says so.
+/// A greenlet has its own part of the native stack, which is copied in and out. Where it is not certain which Python
+/// frames belong to which native ones, native frames stay and a note says so.
 #[test]
 fn greenlets_have_true_python_frames_or_none() {
     let case = "greenlets_have_true_python_frames_or_none";
@@ -158,10 +158,10 @@ fn greenlets_have_true_python_frames_or_none() {
     let (shown, native) = (shown.len(), truth.len() - shown.len());
     println!("{shown} stacks show their Python frames, {native} native ones: {:?}", profile.notes);
     assert!(wrong.is_empty(), "{}\n{:?}", wrong.join("\n"), profile.notes);
-    // Those that do not show Python frames show native ones.
+    // Stacks without Python frames show native ones.
     let not_shown: u64 = truth.iter().map(|noted| noted.bytes).sum::<u64>() - shown_bytes;
     assert!(native_bytes >= not_shown, "{native_bytes} {not_shown}");
-    // At least what no greenlet has made.
+    // At least the allocations made outside greenlets.
     assert!(shown >= 4 && truth.len() > 50, "{shown} of {}", truth.len());
     let is_told = profile.notes.iter().any(|note| note.contains("did not agree"));
     assert_eq!(native > 0, is_told, "{:?}", profile.notes);

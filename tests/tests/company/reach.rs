@@ -1,5 +1,5 @@
-//! Every allocator is recorded exactly: at interval 1 the figures equal the truth, and the allocator's own count where it has
-//! one. Also allocators on top of one another, and those that the user describes.
+//! Every allocator is recorded exactly: at interval 1 the figures equal the truth, and the allocator's own count where
+//! it has one. Includes allocators on top of one another and those that the user describes.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
 const ARENA: &str = "libarena.so:arena_take(size=arg1)->ret,arena_take_zeroed(size=arg2,times=arg1)->ret,\
                      arena_resize(old=arg1,size=arg2)->ret,free=arena_give(arg1)";
 
-/// A shared library of the distribution, if it is there.
+/// Path of a shared library from the distribution, if it is installed.
 fn shared(name: &str) -> Option<PathBuf> {
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
         .iter()
@@ -36,14 +36,14 @@ struct OwnCount {
     usable: u64,
 }
 
-/// An allocator with its preloaded library and what makes its own count exact.
+/// An allocator with the library to preload and the settings that make its own count exact.
 struct Preloaded {
     name: &'static str,
     file: &'static str,
     package: &'static str,
     source: &'static str,
     environment: (&'static str, &'static str),
-    /// Bytes per block that the allocator counts beyond the usable ones.
+    /// Bytes per block that the allocator counts in addition to the usable ones.
     head_bytes: u64,
 }
 
@@ -84,7 +84,7 @@ const PRELOADED: &[Preloaded] = &[
 ];
 
 impl Preloaded {
-    /// A command with this allocator. `None`, with a message, if it is not installed.
+    /// A command that runs with this allocator. Returns `None` and logs a skip if it is not installed.
     fn command(&self, case: &str, program: &Path) -> Option<Command> {
         let mut command = Command::new(program);
         if !self.file.is_empty() {
@@ -99,7 +99,7 @@ impl Preloaded {
     }
 }
 
-/// Checks that nothing of the program's was missed or counted twice.
+/// Checks that no allocation of the program was missed or counted twice.
 fn exact(name: &str, profile: &Profile, stats: &Stats, truth: &Truth) {
     println!("{name}: {stats:?}");
     checks::sites(profile, truth, 1, Compare::All);
@@ -156,8 +156,8 @@ fn every_form_of_new_and_delete() {
     }
 }
 
-/// The kernel hides return addresses from one recording for the sake of another, in all processes that both may probe. A call that
-/// ends in a jump is still counted once.
+/// The kernel hides return addresses from one recording because of the other, in all processes that both may probe. A
+/// call that ends in a jump is still counted once.
 #[test]
 fn two_recordings_of_one_allocator_count_once() {
     let case = "two_recordings_of_one_allocator_count_once";
@@ -179,9 +179,9 @@ fn two_recordings_of_one_allocator_count_once() {
     }
 }
 
-/// Where operator new itself is hooked, an exception leaves a hooked function. It must reach its handler, and must not
-/// terminate the program. (Other reasons of the failure and kinds of link are in the long set; mimalloc's library is C, and
-/// terminates the program itself.)
+/// Where operator new itself is hooked, an exception leaves a hooked function. It must reach its handler and must not
+/// terminate the program. (Other reasons for the failure and other kinds of link are in the long set. mimalloc's
+/// library is C and terminates the program itself.)
 #[test]
 fn exceptions_out_of_operator_new() {
     let case = "exceptions_out_of_operator_new";
@@ -192,7 +192,7 @@ fn exceptions_out_of_operator_new() {
     thrown(case, &THROWN[..1]);
 }
 
-/// Why an allocation fails, and the kind of link.
+/// Arguments that decide why an allocation fails, and the kind of link.
 const THROWN: [(&[&str], &str); 5] = [
     (&["200", "refused"], "session"),
     (&["200"], "session"),
@@ -201,7 +201,7 @@ const THROWN: [(&[&str], &str); 5] = [
     (&["200", "refused"], "perf"),
 ];
 
-/// These cases of each allocator.
+/// Runs these cases with each allocator.
 fn thrown(case: &str, cases: &[(&[&str], &str)]) {
     let throwing = program("throwing");
     for allocator in PRELOADED.iter().filter(|allocator| allocator.name != "mimalloc") {
@@ -243,7 +243,7 @@ fn static_programs_and_musl() {
     }
 }
 
-/// A preloaded wrapper is an allocator on top of libc's: calls to it count, those that it makes do not.
+/// A preloaded wrapper is an allocator on top of libc's: calls to it count, the calls that it makes do not.
 #[test]
 fn a_preloaded_wrapper_counts_once() {
     let Some(_turn) = turn("a_preloaded_wrapper_counts_once") else { return };
@@ -267,7 +267,7 @@ fn nested() -> PathBuf {
     program_with("nested", "nested", &[&arena, &format!("-Wl,-rpath,{folder}")])
 }
 
-/// An arena that takes its chunks from malloc in another file, through an exported function and a pointer.
+/// An arena that gets its chunks from malloc in another file, through an exported function and a pointer.
 #[test]
 fn an_arena_above_malloc_counts_once() {
     let Some(_turn) = turn("an_arena_above_malloc_counts_once") else { return };
@@ -284,7 +284,7 @@ fn an_arena_above_malloc_counts_once() {
     }
 }
 
-/// An arena's call that never returns does not hide the calls after it.
+/// An arena call that never returns does not hide the calls after it.
 #[test]
 fn an_arena_left_half_way() {
     let Some(_turn) = turn("an_arena_left_half_way") else { return };
@@ -293,15 +293,15 @@ fn an_arena_left_half_way() {
         let recording = Recorder::of(target.pid(), 1).option("--alloc", ARENA).start();
         let truth = target.run();
         let (mut profile, stats) = recording.stop().results();
-        // The arena's own calls never return, which would tell them from others.
+        // Only site_03 can be compared: the arena's own calls never return.
         profile.stacks.retain(|stack| stack.site() == Some("site_03"));
         checks::sites(&profile, &truth, 1, Compare::All);
         assert_eq!(stats.lost(), truth.abandoned, "{mode}: {stats:?}");
     }
 }
 
-/// A pool in C++ that throws exceptions: they must not terminate the program, calls that throw count as failed, and later
-/// allocations count.
+/// A pool in C++ that throws exceptions: they must not terminate the program, calls that throw count as failed, and
+/// later allocations count.
 #[test]
 fn exceptions_out_of_a_custom_allocator() {
     let case = "exceptions_out_of_a_custom_allocator";
@@ -345,7 +345,7 @@ fn specifications_that_cannot_be_right() {
     let by_path = format!("{}:arena_tak(size=arg1)->ret", arena.display());
     for (specification, words) in [
         ("libarena.so:arena_take(size=arg1", &["expected"][..]),
-        ("libarena.so:arena_take(bytes=arg1)->ret", &["\"bytes\" is none of"]),
+        ("libarena.so:arena_take(bytes=arg1)->ret", &["\"bytes\" is not one of"]),
         ("libarena.so:arena_tak(size=arg1)->ret", &["arena_take"]),
         (&by_path, &["arena_take"]),
         ("@/no/such/file", &["No such file"]),
@@ -362,7 +362,7 @@ fn a_library_that_brings_its_own_allocator() {
     let Some(jemalloc) = shared("libjemalloc.so.2") else {
         return skipped(case, "no libjemalloc.so.2 (Debian: libjemalloc2)");
     };
-    // It needs more thread-local memory than the loader reserves for libraries loaded later.
+    // jemalloc needs more thread-local memory than the loader reserves for libraries that are loaded later.
     let mut command = Command::new(program("newcomer"));
     command.arg(jemalloc).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768");
     let mut target = Target::start_command(&mut command);
@@ -397,7 +397,7 @@ fn a_command_with_a_preloaded_allocator() {
     let (profile, _) = outcome.results();
     let lived = profile.processes.iter().find(|process| process.comm == "mix");
     let Some(process) = lived.filter(|process| process.figures.alloc_objects.value() > 0.0) else {
-        // It exited while jemalloc was examined, which is reported.
+        // The process exited while jemalloc was examined, which is reported.
         let told = held::is_told(&profile, lived);
         return assert!(told, "a gap that nobody tells: {:?} {lived:?}", profile.notes);
     };
@@ -409,8 +409,8 @@ fn a_command_with_a_preloaded_allocator() {
     }
 }
 
-/// A process with more executable mappings than are kept: its allocator is found and its stacks reach through its libraries,
-/// and what is not kept is told.
+/// A process with more executable mappings than heapbpf keeps: its allocator is found, its stacks unwind through its
+/// libraries, and the profile reports the mappings that were not kept.
 #[test]
 fn a_crowd_of_mappings_hides_no_allocator() {
     let Some(_turn) = turn("a_crowd_of_mappings_hides_no_allocator") else { return };
@@ -437,7 +437,7 @@ fn a_crowd_of_mappings_hides_no_allocator() {
     }
 }
 
-/// The long set.
+/// Tests of the long set.
 mod long {
     use super::*;
 
@@ -448,8 +448,9 @@ mod long {
         thrown(case, &THROWN);
     }
 
-    /// The same with processes that have links of their own, of one recording or of two. The kernel runs a link of one process in the
-    /// calls of the others as far as to replace their return addresses, if it awaits returns.
+    /// Like the test above, with processes that have their own links, from one recording or two. If a link of one
+    /// process awaits returns, the kernel runs it in calls of the other processes too, up to replacing their return
+    /// addresses.
     #[test]
     fn exceptions_out_of_operator_new_beside_another_process() {
         let case = "exceptions_out_of_operator_new_beside_another_process";

@@ -11,7 +11,7 @@ use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 use heapbpf_tests::{checks, held, pprof};
 
-/// Checks what must hold for every recording, and that `go tool pprof` reads the file.
+/// Checks what must hold for every recording, and that `go tool pprof` can read the file.
 fn invariants(case: &str, outcome: &Outcome) -> (Profile, Stats) {
     let (profile, stats) = outcome.results();
     assert_eq!(stats.lost(), 0, "{stats:?}");
@@ -76,7 +76,7 @@ fn sqlite_filling_a_table() {
         let recorder = Recorder::new().interval(16 << 10).command(Path::new("/usr/bin/env"), &words);
         let outcome = recorder.start().finish();
         let (profile, _) = outcome.results();
-        // The last incarnation of this pid; before the exec it was env.
+        // The last process generation of this pid. Before the exec it was env.
         let process = profile.processes.iter().rfind(|process| process.comm == "sqlite3");
         let [calls, bytes, processes] = counting.now();
         assert_eq!(processes, 1);
@@ -118,7 +118,8 @@ fn gcc_compiling_a_file() {
     let outcome = Recorder::new().interval(64 << 10).command(&gcc, arguments).start().finish();
     let (profile, _) = invariants(case, &outcome);
     assert!(object.exists(), "the compiler did its work");
-    // The compiler proper is a child that runs long enough to be hooked; a shorter one may cause a gap, which is reported.
+    // The compiler proper is a child that runs long enough to be hooked. A shorter one may cause a gap, which is
+    // reported.
     let named = |name: &str| profile.processes.iter().find(|process| process.comm == name);
     assert!(named("cc1").is_some_and(|process| process.ended), "cc1 is a child of gcc: {:?}", profile.processes);
     assert!(named("as").is_some() || !profile.notes.is_empty(), "no assembler, and not a word about it");

@@ -1,4 +1,4 @@
-//! Views of a saved profile: tables by something else than stacks, trees, filters as in pprof, and CSV.
+//! Views of a saved profile: tables by keys other than stacks, trees, filters as in pprof, and CSV.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 
-/// A recording of every allocation of a program of which functions and lines are known.
+/// Records every allocation of a program whose functions and lines are known.
 fn recorded() -> Outcome {
     let program = program_with("inlines", "inlines", &["-fomit-frame-pointer", "-Wl,--build-id"]);
     let mut target = Target::start(&program, ["40"]);

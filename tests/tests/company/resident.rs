@@ -1,4 +1,4 @@
-//! Where the resident memory of a process is, for a program that has some of every kind.
+//! The breakdown of a process's resident memory, for a program that has some of every kind.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -16,10 +16,10 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// The parts that resident memory is the sum of.
+/// The parts that add up to resident memory.
 const PARTS: [&str; 8] = ["heap", "files", "stacks", "shared", "jit_code", "heapbpf", "other", "anonymous"];
 
-/// Resident memory of a process as the kernel counts it, bytes.
+/// Resident memory of a process as the kernel counts it, in bytes.
 fn resident_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
@@ -27,7 +27,7 @@ fn resident_bytes(pid: u32) -> u64 {
     kib * 1024
 }
 
-/// The sum of a field over all mappings of a process, bytes.
+/// The sum of a field over all mappings of a process, in bytes.
 fn sum_of_mappings(pid: u32, field: &str) -> u64 {
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).expect("the process runs");
     let kib =
@@ -35,8 +35,8 @@ fn sum_of_mappings(pid: u32, field: &str) -> u64 {
     kib.sum::<u64>() * 1024
 }
 
-/// All processes of a cgroup have an entry with their memory, which adds up to the page, whether or not they allocate. One holds
-/// a large block from before the recording.
+/// Every process of a cgroup has an entry with its memory, exact to the page, whether or not it allocates. One holds a
+/// large block from before the recording.
 #[test]
 fn every_target_has_its_memory_whether_or_not_it_allocates() {
     let case = "every_target_has_its_memory_whether_or_not_it_allocates";
@@ -50,17 +50,17 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
         command.args(words).stdin(Stdio::piped()).spawn().expect("a program of every system")
     };
     let mut idle: Vec<_> = ["sleep 600"; 6].into_iter().chain(["tail -f /dev/null", "cat", "sh"]).map(start).collect();
-    // What is older than the recording.
+    // This one holds memory that is older than the recording.
     let holding = Target::start::<&str>(&program("resident"), []);
     let pids: Vec<u32> = idle.iter().map(std::process::Child::id).chain([holding.pid()]).collect();
     pids.iter().for_each(|pid| group.take("", *pid));
-    // None of them does anything once it has begun.
+    // Let them start: after that, none of them does anything.
     std::thread::sleep(Duration::from_millis(300));
     let cgroup = group.path().display().to_string();
     let (recording, address) = Recorder::new().option("--cgroup", &cgroup).interval(1).serve();
     let truth = busy.run();
-    // While the hooks are in place, whose pages count as resident, too. A target that was stopped for them may touch a page when it
-    // goes on: a profile counts in whose time no memory changed.
+    // Compare while the hooks are in place, because their pages are resident, too. A target that was stopped for
+    // hooking may touch a page when it continues, so use a profile during which no memory changed.
     let resident = || pids.iter().map(|pid| sum_of_mappings(*pid, "Rss:")).collect::<Vec<u64>>();
     let (mut json, mut sums) = Default::default();
     until("memory that does not change", || {
@@ -102,8 +102,9 @@ fn every_target_has_its_memory_whether_or_not_it_allocates() {
     assert!(busy.end().success() && holding.end().success(), "nothing was done to them");
 }
 
-/// What of each stack's blocks is in memory: to the byte where every allocation is sampled, and else within six standard errors of the estimate (a
-/// false alarm in 5 × 10⁸). At the end of the recording, nothing of a program that has ended is.
+/// How much of each stack's blocks is in memory. It is exact to the byte where every allocation is sampled, and
+/// otherwise within six standard errors of the estimate (a false alarm in 5 × 10⁸). At the end of the recording, a
+/// program that has ended has nothing in memory.
 #[test]
 fn what_of_the_blocks_of_a_stack_is_in_memory() {
     let case = "what_of_the_blocks_of_a_stack_is_in_memory";
@@ -155,19 +156,21 @@ fn the_parts_of_resident_memory_add_up() {
     let of = &profile["processes"][0]["resident"];
     let part = |name: &str| of[name].as_u64().unwrap_or_else(|| panic!("no {name} in {of}"));
     let sum: u64 = PARTS.iter().map(|name| part(name)).sum();
-    // The kernel counts pages of each CPU together only from time to time: up to 64 a CPU and kind (Linux, mm/memory.c).
+    // The kernel adds up the page counts of its CPUs only from time to time: up to 64 pages per CPU and kind may be
+    // missing (Linux, mm/memory.c).
     assert!(sum.abs_diff(resident) <= 4 * MIB, "{sum} in parts, {resident} resident: {of}");
 
     let within = |name: &str, range: std::ops::Range<u64>| {
         assert!(range.contains(&part(name)), "{name}: {} MiB are not in {range:?} bytes: {of}", part(name) / MIB);
     };
-    // Both heaps, with what was freed in them. What is older is one block, in a mapping of its own that nobody sampled.
+    // Both heaps, including freed memory in them. The older memory is one block, in its own mapping, which was not
+    // sampled.
     within("heap", 40 * MIB..42 * MIB);
     within("stacks", 4 * MIB..5 * MIB);
     within("shared", 12 * MIB..13 * MIB);
     within("jit_code", 2 * MIB..3 * MIB);
     assert!((1..=512 << 10).contains(&part("heapbpf")), "{of}");
-    // With what inline hooks have written to of their own.
+    // Includes the pages that inline hooks wrote to.
     within("other", 6 * MIB..8 * MIB);
     within("at_attach", 24 * MIB..25 * MIB);
 
@@ -177,7 +180,7 @@ fn the_parts_of_resident_memory_add_up() {
         Command::new(heapbpf()).args(["report", "--details"]).arg(&file).output().expect("the binary under test runs");
     let text = String::from_utf8(report.stdout).expect("text");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for said in ["resident: ", " = heap 40", " + shared 12.", " in use from before + 8."] {
+    for said in ["resident: ", " = heap 40", " + shared 12.", " in older blocks + 8."] {
         assert!(words.contains(said), "{said:?} is not in\n{text}");
     }
 }

@@ -1,5 +1,5 @@
-//! The semantics of allocator functions, and all that can happen to a call, a thread or a process, each with known truth. At
-//! interval 1 the figures must equal it.
+//! The semantics of allocator functions, and everything that can happen to a call, a thread or a process, each with
+//! known truth. At interval 1 the figures must equal it.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ fn record(program: &Path, arguments: &[&str]) -> (Profile, Stats, Truth) {
     record_by("auto", program, arguments)
 }
 
-/// The same, hooked in this way.
+/// Like [`record`], with `--hook` set to `hook`.
 fn record_by(hook: &str, program: &Path, arguments: &[&str]) -> (Profile, Stats, Truth) {
     let mut target = Target::start(program, arguments);
     let recording = Recorder::of(target.pid(), 1).option("--hook", hook).start();
@@ -29,7 +29,7 @@ fn record_by(hook: &str, program: &Path, arguments: &[&str]) -> (Profile, Stats,
     (profile, stats, truth)
 }
 
-/// Records family.c with probes: a second process starts, and waits until it has its own.
+/// Records family.c with probes. The second process starts and waits until it has its own probes.
 fn record_family(mode: &str) -> (Profile, Stats, Truth) {
     let mut target = Target::start(&program("family"), [mode]);
     let mut recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
@@ -41,12 +41,12 @@ fn record_family(mode: &str) -> (Profile, Stats, Truth) {
     (profile, stats, truth)
 }
 
-/// Checks that all figures equal the truth, and that every call counts under its name.
+/// Checks that all figures equal the truth, and that every call is counted under its name.
 fn exact(case: &str, name: &str, arguments: &[&str]) {
     exact_by("auto", case, name, arguments);
 }
 
-/// The same, hooked in this way.
+/// Like [`exact`], with `--hook` set to `hook`.
 fn exact_by(hook: &str, case: &str, name: &str, arguments: &[&str]) {
     let Some(_turn) = turn(case) else { return };
     let (profile, stats, truth) = record_by(hook, &program(name), arguments);
@@ -54,14 +54,14 @@ fn exact_by(hook: &str, case: &str, name: &str, arguments: &[&str]) {
     assert_eq!(stats.failed, truth.failed, "{stats:?}");
     assert_eq!(stats.lost(), truth.abandoned, "{stats:?}");
     assert_eq!(stats.submitted, truth.allocs(), "{stats:?}");
-    // A call that never returned may or may not have allocated, so the totals may include it, in both figures. A thread's
-    // last one may still be in flight.
+    // A call that never returned may or may not have allocated, so the totals may include it, in both figures. A
+    // thread's last such call may still be in flight.
     let counted = stats.exact_alloc_objects - truth.allocs();
     assert!(counted <= truth.abandoned, "{counted} more than returned: {stats:?}");
     assert_eq!(stats.exact_alloc_bytes, truth.bytes() + counted * ABANDONED_BYTES, "{stats:?}");
 }
 
-/// The same for programs in which libc, the loader or the C++ runtime allocates as well: only the sites are compared.
+/// For programs in which libc, the loader or the C++ runtime allocates as well: compares only the sites.
 fn sites_exact(case: &str, program: &Path, arguments: &[&str]) -> (Profile, Stats, Truth) {
     let (profile, stats, truth) = record(program, arguments);
     checks::sites(&profile, &truth, 1, Compare::All);
@@ -69,7 +69,7 @@ fn sites_exact(case: &str, program: &Path, arguments: &[&str]) -> (Profile, Stat
     (profile, stats, truth)
 }
 
-/// Another profiler traps on every return (perf links do), for which the kernel replaces return addresses. A realloc that
+/// Another profiler traps on every return (as perf links do), so the kernel replaces return addresses. A realloc that
 /// ends with a tail call of malloc is still one call.
 #[test]
 fn beside_another_recording_calls_count_once() {
@@ -87,8 +87,8 @@ fn beside_another_recording_calls_count_once() {
     }
 }
 
-/// reallocarray detects an overflow before it allocates, possibly before the probe, so such calls need not be seen. All other
-/// failures are counted.
+/// reallocarray detects an overflow before it allocates, possibly before the probe, so such calls may not be seen. All
+/// other failures are counted.
 #[test]
 fn realloc_in_every_way() {
     const ROUNDS: u64 = 400;
@@ -164,7 +164,8 @@ fn libraries_that_come_and_go() {
     sites_exact(case, &program("plugins"), &arguments);
 }
 
-/// The blocks that a child inherits are its parent's allocations: in the child they are neither allocated nor in use.
+/// The blocks that a child inherits are its parent's allocations: in the child they count neither as allocated nor as
+/// in use.
 #[test]
 fn a_forked_child_starts_empty() {
     let Some(_turn) = turn("a_forked_child_starts_empty") else { return };
@@ -179,7 +180,8 @@ fn a_forked_child_starts_empty() {
     assert_eq!(checks::exact(profile.process(child)).0, Some(truth.site("site_02").bytes));
 }
 
-/// A vfork child's allocations are its own; the blocks are in its parent's address space, and stay there when it calls exec.
+/// A vfork child's allocations are its own, but the blocks are in its parent's address space and stay there when it
+/// calls exec.
 #[test]
 fn a_vfork_child_allocates_in_its_parents_space() {
     let Some(_turn) = turn("a_vfork_child_allocates_in_its_parents_space") else { return };
@@ -200,7 +202,7 @@ fn two_thread_groups_in_one_address_space() {
     }
 }
 
-/// exec ends the first incarnation, whose memory in use is as of that moment; the second has the same pid.
+/// exec ends the first process generation, whose memory in use is as of that moment. The second has the same pid.
 #[test]
 fn exec_ends_one_life_and_begins_another() {
     let Some(_turn) = turn("exec_ends_one_life_and_begins_another") else { return };
@@ -230,7 +232,7 @@ fn sigkill_finalises() {
     let recording = Recorder::of(target.pid(), 1).start();
     let (pid, truth) = (target.pid(), target.run());
     target.end();
-    // heapbpf ends by itself: there is nothing left to record.
+    // heapbpf ends by itself because there is nothing left to record.
     let (profile, stats) = recording.finish().results();
     checks::sites(&profile, &truth, 1, Compare::All);
     assert!(profile.process(pid).ended);

@@ -21,7 +21,7 @@ const ALLOC_OBJECTS: usize = 0;
 const ALLOC_SPACE: usize = 1;
 const INUSE_SPACE: usize = 3;
 
-/// A profile's sums by value, as `go tool pprof` reads them.
+/// Sums of a profile by value type, as `go tool pprof` reads them.
 fn read(answer: &Answer) -> Option<pprof::Raw> {
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.headers["content-type"], "application/octet-stream");
@@ -30,7 +30,7 @@ fn read(answer: &Answer) -> Option<pprof::Raw> {
     pprof::raw(file.path())
 }
 
-/// Whether a sample is of this process.
+/// Whether any sample is from this process.
 fn has_pid(raw: &pprof::Raw, pid: u32) -> bool {
     raw.text.contains(&format!("pid:[{pid} count]"))
 }
@@ -45,7 +45,7 @@ fn a_scrape_is_the_truth_so_far() {
     assert!(!truth.sites.is_empty());
     let answer = get(address, "/debug/pprof/heap");
     let Some(raw) = read(&answer) else { return skipped("a_scrape_is_the_truth_so_far", "there is no go") };
-    // At R = 1 nothing is estimated; report() itself may allocate.
+    // At R = 1 nothing is estimated. `report()` itself may allocate.
     let (space, objects) = (raw.sum(ALLOC_SPACE) as u64, raw.sum(ALLOC_OBJECTS) as u64);
     assert!((bytes..bytes + 100_000).contains(&space), "{space}");
     assert!((calls..calls + 100).contains(&objects), "{objects}");
@@ -106,8 +106,8 @@ fn go_tool_pprof_scrapes_a_difference() {
     // "Showing nodes accounting for 25000000B, 100% of 25000000B total"
     let total = top.lines().find_map(|line| line.split("% of ").nth(1)?.strip_suffix("B total")?.parse::<f64>().ok());
     let total = total.unwrap_or_else(|| panic!("{top}"));
-    // The seconds are bracketed by the two metrics; the estimate's standard error is below 1 % (about 25,000 samples: 6 σ of
-    // 0.6 % are 4 %).
+    // The two metrics bracket the measured seconds. The standard error of the estimate is below 1 % (about 25,000
+    // samples: 6 σ of 0.6 % are 4 %).
     assert!(total > 0.0 && total < (after - before) * 1.04, "{total} of {}", after - before);
     let whole = pprof(&["-top"], "");
     assert!(whole.contains("Type: inuse_space") && whole.contains("site_00"), "{whole}");
@@ -158,7 +158,7 @@ fn a_hundred_scrapes_lose_nothing() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         if answer.headers["content-type"] == "application/octet-stream" {
             profiles += 1;
-            // gzip's trailer: checksum and length.
+            // Checks gzip's trailer: checksum and length.
             let whole = Command::new("gzip").arg("-t").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
             let mut whole = whole.expect("gzip runs");
             whole.stdin.take().expect("piped").write_all(&answer.body).expect("read");
@@ -174,8 +174,9 @@ fn a_hundred_scrapes_lose_nothing() {
         assert_eq!(count, Some(0.0), "{reason}");
     }
     let (_, stats) = recording.stop().results();
-    // The target goes on, with some twenty million calls a second: each of its two threads may be in a call when the recording ends, and
-    // have made others between the reads of the kernel's counters and of its own. Five were seen.
+    // The target keeps running, with some twenty million calls a second. Each of its two threads may be in a call when
+    // the recording ends, and may have made others between the reads of the kernel's counters and of its own. Five were
+    // seen.
     let under_way = stats.lost["in_flight"] + stats.lost["undecided"];
     assert!(under_way <= 100 && stats.lost() == under_way, "{stats:?}");
 }
@@ -229,7 +230,7 @@ fn prometheus_scrapes_the_metrics() {
     assert_eq!(query("up%7Bjob=%22heapbpf%22%7D"), Some(1.0));
     let inuse = query("heapbpf_process_inuse_bytes").expect("scraped with the rest");
     assert!((2_000_000.0..2_100_000.0).contains(&inuse), "{inuse}");
-    // What the dashboard shows is there, but for what this target does not have.
+    // Everything that the dashboard shows exists, except what this target does not have.
     let dashboard = fs::read(packaging("grafana/heapbpf.json")).expect("a dashboard");
     let dashboard: serde_json::Value = serde_json::from_slice(&dashboard).expect("JSON");
     let targets = dashboard["panels"].as_array().expect("panels").iter().flat_map(|panel| panel["targets"].as_array());
@@ -254,18 +255,19 @@ fn prometheus_scrapes_the_metrics() {
     recording.stop().results();
 }
 
-/// A file of what is shipped for other programs.
+/// Path of a file that is shipped for other programs.
 fn packaging(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(name)
 }
 
-/// A process that is killed on drop, in case the test panics.
+/// Kills a process on drop if the test panics.
 struct Killed(u32);
 
 impl Drop for Killed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // SAFETY: `kill` takes plain integers. The child has not been waited for, so its id cannot have been reused.
+            // SAFETY: `kill` takes plain integers. The child has not been waited for, so its id cannot have been
+            // reused.
             unsafe { libc::kill(self.0 as libc::pid_t, libc::SIGKILL) };
         }
     }
@@ -307,7 +309,7 @@ fn tokens_see_what_they_may() {
         let Some(raw) = read(&ask("/debug/pprof/heap", token)) else { continue };
         let sees = [one.pid(), two.pid()].map(|pid| has_pid(&raw, pid));
         assert_eq!(sees, [sees_one, sees_two], "{token}");
-        // A process that a token may not see cannot be requested either.
+        // A token cannot request a process that it may not see.
         let other = read(&ask(&format!("/debug/pprof/heap?pid={}", two.pid()), token)).expect("as before");
         assert_eq!(!other.samples.is_empty(), sees_two, "{token}");
     }
@@ -327,20 +329,20 @@ fn bad_requests_get_a_sentence() {
         ("/page/data?pid=first", 400, "process id"),
         ("/page/data?seconds=5", 400, "/page/growth"),
         ("/page/data?what=1", 400, "known are"),
-        ("/page/growth", 400, "from is needed"),
+        ("/page/growth", 400, "from is required"),
         ("/page/growth?from=1&to=x", 400, "whole milliseconds"),
         ("/page/growth?from=2&to=1", 400, "before"),
-        ("/page/growth?from=1&to=2", 404, "no moment that is kept"),
+        ("/page/growth?from=1&to=2", 404, "is not kept"),
         ("/page/growth?from=1&from=1&to=2", 400, "known are"),
-        ("/page/export", 400, "format is needed"),
+        ("/page/export", 400, "format is required"),
         ("/page/export?format=bmp", 400, "known ones are"),
         ("/debug/pprof/heap?cgroup=x", 400, "beginning with /"),
         ("/debug/pprof/heap?comm=%5B", 400, "comm"),
         ("/debug/pprof/heap?comm=%FF%FE", 200, ""),
-        ("/debug/pprof/heap?comm=%zz", 400, "no escape"),
+        ("/debug/pprof/heap?comm=%zz", 400, "not a valid escape"),
         ("/debug/pprof/heap?seconds=0", 200, ""),
         ("/debug/pprof/heap?bogus=1", 400, "known are"),
-        ("/debug/pprof/delta_heap", 400, "seconds is needed"),
+        ("/debug/pprof/delta_heap", 400, "seconds is required"),
         ("/metrics?seconds=5", 400, "from the start"),
         ("/debug/pprof/profile", 404, "docs/fleet.md lists"),
     ] {
@@ -403,7 +405,7 @@ fn allocations_never_fall_as_processes_end() {
         let now = (raw.sum(ALLOC_OBJECTS), metrics.metric("heapbpf_allocs_total").expect("is there"));
         assert!(now.0 >= last.0 && now.1 >= last.1, "{now:?} after {last:?}");
         last = now;
-        // Processes that exited some seconds ago have no series with a pid any more.
+        // Processes that exited some seconds ago no longer have a series with a pid.
         rounds >= 5 && has_pid(&raw, 0)
     });
     until("all of them have ended", || {
@@ -413,7 +415,7 @@ fn allocations_never_fall_as_processes_end() {
     let metrics = get(address, "/metrics");
     let other = metrics.metric("heapbpf_other_allocs_total").expect("is there");
     assert_eq!(Some(other), metrics.metric("heapbpf_allocs_total"));
-    // Each is held at its entry point. Without a real-time priority, some are there before.
+    // Each process is held at its entry point. Without real-time priority, heapbpf reaches some too late.
     assert!(other >= 0.6 * f64::from(rounds) * 2000.0, "{other} of {rounds} rounds");
     let Some(raw) = read(&get(address, "/debug/pprof/heap")) else { return };
     assert_eq!(raw.sum(ALLOC_OBJECTS) as f64, other, "at R = 1 everything is counted");

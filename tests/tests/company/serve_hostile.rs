@@ -1,4 +1,5 @@
-//! `--listen` and clients that mean harm: what each token reaches, requests beyond all measure, slow and many clients, and TLS.
+//! `--listen` against malicious clients: what each token gives access to, oversized requests, slow and many clients,
+//! and TLS.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -15,10 +16,10 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::{Answer, get, get_with, send};
 use heapbpf_tests::target::{Target, until};
 
-/// Whether a client gets an answer at all, and about which of two processes.
+/// Which of two processes a client gets to see, if it gets an answer at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sees {
-    /// 401.
+    /// The answer is 401.
     Nothing,
     One,
     Two,
@@ -26,7 +27,7 @@ enum Sees {
     Neither,
 }
 
-/// Every endpoint, with a query if it needs one, and whether it is about processes.
+/// Every endpoint, with a query if it needs one, and whether its answer is about processes.
 const ENDPOINTS: &[(&str, &str, bool)] = &[
     ("/", "", false),
     ("/healthz", "", false),
@@ -40,10 +41,10 @@ const ENDPOINTS: &[(&str, &str, bool)] = &[
     ("/page/export", "format=pprof", true),
 ];
 
-/// Stands for two moments that are kept.
+/// Placeholder for two saved moments.
 const MOMENTS: &str = "from=…&to=…";
 
-/// Both processes are called by these names, and no function is.
+/// Names of the two processes. No function has such a name.
 const NAMES: [&str; 2] = ["first_of_two", "other_of_two"];
 
 fn gunzipped(answer: &Answer) -> Vec<u8> {
@@ -73,7 +74,7 @@ fn seen(answer: &Answer) -> Sees {
     }
 }
 
-/// The query of a comparison of two moments that a page was shown.
+/// The query that compares two moments which the page has listed.
 fn two_moments(refresh: impl Fn() -> Answer) -> String {
     let mut moments = Vec::new();
     until("there are two moments", || {
@@ -84,7 +85,7 @@ fn two_moments(refresh: impl Fn() -> Answer) -> String {
     format!("from={}&to={}", moments[0]["time_ms"], moments[1]["time_ms"])
 }
 
-/// A copy of a program under another name.
+/// Starts a copy of a program under another name.
 fn named(folder: &Path, name: &str) -> Target {
     let path = folder.join(name);
     let copied = Command::new("cp").arg(program("growing")).arg(&path).status().expect("cp runs");
@@ -142,17 +143,17 @@ fn no_endpoint_shows_more_than_a_token_may_see() {
             let answer = ask(&format!("{path}?{query}"), token);
             assert_eq!(seen(&answer), expected, "{path} with {token:?}");
         }
-        // A query narrows what a token sees, and never widens it.
+        // A query can narrow what a token gives access to, but never widen it.
         let wide = format!("/debug/pprof/heap?comm=*&pid={}", two.pid());
         let narrowed = match expected {
             Sees::Nothing => &[Sees::Nothing][..],
             Sees::Two => &[Sees::Two],
-            // Remarks about the recording are for who sees everything.
+            // Only clients that see everything get remarks about the recording.
             Sees::Both => &[Sees::Two, Sees::Both],
             _ => &[Sees::Neither],
         };
         assert!(narrowed.contains(&seen(&ask(&wide, token))), "{wide} with {token:?}");
-        // Other spellings of a path lead nowhere.
+        // Other spellings of a path are not accepted.
         for path in ["//metrics", "/metrics/", "/./metrics", "/healthz/../metrics", "/%6detrics", "/METRICS"] {
             let status = ask(path, token).status;
             assert!(status == 404 || expected == Sees::Nothing && status == 401, "{path} with {token:?}: {status}");
@@ -161,7 +162,8 @@ fn no_endpoint_shows_more_than_a_token_may_see() {
     recording.stop();
 }
 
-/// A page in a browser can have a name of its own that leads here, and no other way to read the answers.
+/// A malicious web page can point its own DNS name at this server, and has no other way to read the answers. Such names
+/// are refused.
 #[test]
 fn without_tokens_other_names_are_refused() {
     let Some(_turn) = turn("without_tokens_other_names_are_refused") else { return };
@@ -209,7 +211,7 @@ fn requests_beyond_measure_are_refused() {
         assert!((400..500).contains(&answer.status), "{what}: {} {}", answer.status, answer.text());
         assert!(answer.body.len() < 4096, "{what}: {} bytes", answer.body.len());
     }
-    // What is just within bounds is answered.
+    // Requests just within the limits are answered.
     let within = send(address, &plain(format!("X: {}\r\n", "x".repeat(8 << 10))));
     assert_eq!(within.status, 200, "{}", within.text());
     recording.stop();
@@ -222,7 +224,8 @@ fn slow_and_many_clients_are_shed_and_losses_counted() {
     let (recording, address) = Recorder::of(target.pid(), 64 << 10).serve();
     target.go();
     until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 50.0));
-    // More than are let in at once: most say nothing, some say half of a request, some read no answer.
+    // Open more connections than the server admits: some send nothing, some send half a request, and some do not read
+    // the answer.
     let connect = |number: usize| {
         let mut stream = TcpStream::connect(address).ok()?;
         let said: &[u8] = match number % 3 {
@@ -235,14 +238,14 @@ fn slow_and_many_clients_are_shed_and_losses_counted() {
     };
     let mut slow: Vec<TcpStream> = (0..700).filter_map(connect).collect();
     assert!(slow.len() >= 512, "{}", slow.len());
-    // They go on a byte at a time while somebody else wants an answer, who gets one when their time is over.
+    // They continue a byte at a time while another client asks, which gets its answer once they have timed out.
     let answer = get(address, "/healthz");
     assert_eq!(answer.status, 200, "{}", answer.text());
     slow.iter_mut().for_each(|stream| drop(stream.write_all(b"x")));
     let closed = |stream: &mut TcpStream| {
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
         let mut rest = Vec::new();
-        // Those whose last byte comes too late are reset.
+        // Connections whose last byte arrives too late are reset.
         !stream
             .read_to_end(&mut rest)
             .is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
@@ -254,11 +257,11 @@ fn slow_and_many_clients_are_shed_and_losses_counted() {
     let reported = lost("ring_full") + lost("no_thread_state") + lost("abandoned");
     println!("{reported} samples lost meanwhile, of {:?}", metrics.metric("heapbpf_samples_total"));
     assert_eq!(shed, slow.len());
-    // Whatever was lost on a busy machine is counted: the identities hold, and estimates are of everything.
+    // Everything that a busy machine lost is counted: the identities hold, and estimates cover everything.
     let (profile, stats) = recording.stop().results();
     assert_eq!(stats.hits, stats.unsampled + stats.submitted + stats.failed + stats.lost(), "{stats:?}");
     let (exact, estimated) = (stats.exact_alloc_bytes as f64, profile.totals.alloc_bytes.value());
-    // At least 500 samples, each of the same size: 6 σ are below 30 %.
+    // At least 500 samples of the same size: 6 σ are below 30 %.
     assert!((estimated / exact - 1.0).abs() < 0.3, "{estimated} of {exact}");
 }
 
@@ -303,7 +306,7 @@ fn tls_answers_who_trusts_its_certificate() {
     }
     assert!(!ask(&other, &[]).0, "a certificate of somebody else");
     assert!(!ask(&certificate_file, &["--tls-max", "1.1"]).0, "an old protocol");
-    // Who does not speak TLS gets nothing, and who says nothing is sent away.
+    // A client that does not speak TLS gets no answer, and one that sends nothing is disconnected.
     let mut plain = TcpStream::connect(address).expect("it listens");
     plain.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
     plain.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("it listens");

@@ -15,13 +15,13 @@ use heapbpf_tests::truth::Truth;
 
 const SHELL: &str = "/bin/sh";
 
-/// The report that a program wrote to heapbpf's standard output.
+/// Parses the report that a program wrote to heapbpf's standard output.
 fn truth_in(stdout: &str) -> Truth {
     let line = stdout.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("no report in {stdout:?}"));
     serde_json::from_str(line).expect("a report")
 }
 
-/// Its program is even deleted before the recording ends; its frames still get names.
+/// Frames are named even though the program's file is deleted before the recording ends.
 #[test]
 fn the_functions_of_a_process_that_is_gone_are_named() {
     let Some(_turn) = turn("the_functions_of_a_process_that_is_gone_are_named") else { return };
@@ -30,7 +30,7 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let copy = folder.path().join("gone");
         copy_file(program("mix"), &copy);
-        // Otherwise all other processes on the host would be symbolized as well.
+        // Without a filter, all other processes on the host would be symbolized as well.
         let recording = Recorder::new().option("--comm", "gone").interval(INTERVAL).start();
         let mut command = Command::new(&copy);
         let output = command.arg("20000").env("FREE_RUNNING", "1").stdin(Stdio::null()).output().expect("runs");
@@ -68,8 +68,8 @@ fn a_command_is_profiled_from_its_first_allocation() {
     }
 }
 
-/// If a child with an allocator of its own, which nobody mapped before, exits before that can be hooked, the profile must say
-/// what is missing, if anything is.
+/// If a child exits before its allocator, which no process had mapped before, can be hooked, the profile must report
+/// the gap, if there is one.
 #[test]
 fn a_child_that_lives_too_short_is_a_gap_that_is_told() {
     let Some(_turn) = turn("a_child_that_lives_too_short_is_a_gap_that_is_told") else { return };
@@ -210,7 +210,7 @@ fn probes_are_reported_with_their_place_and_kind() {
     assert!(allocators.iter().any(|name| name.starts_with("glibc")), "{allocators:?}");
 }
 
-/// Links of one process cost nobody else anything.
+/// Links of one process cost other processes nothing.
 #[test]
 fn what_others_pay_for_probes_is_said_at_the_start() {
     let Some(_turn) = turn("what_others_pay_for_probes_is_said_at_the_start") else { return };
@@ -229,7 +229,7 @@ fn what_others_pay_for_probes_is_said_at_the_start() {
     assert!(!says(&inline), "{inline}");
 }
 
-/// An empty profile would look like that of a program which allocates nothing.
+/// An empty profile would look like that of a program that allocates nothing.
 #[test]
 fn a_recording_that_nobody_matched_fails_and_writes_no_profile() {
     let Some(_turn) = turn("a_recording_that_nobody_matched_fails_and_writes_no_profile") else { return };
@@ -244,7 +244,7 @@ fn a_recording_that_nobody_matched_fails_and_writes_no_profile() {
             assert!(told.contains("no process matches --comm nobody-has-it, and none did so far"), "{told}");
         }
     }
-    // One that allocates nothing is one all the same.
+    // A process that allocates nothing still matches.
     let recording = Recorder::new().option("--comm", "matches-once").start();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let copy = folder.path().join("matches-once");

@@ -10,7 +10,7 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 
-/// Snapshots in a folder, by their numbers.
+/// The snapshots in a directory, with their numbers.
 fn snapshots(folder: &Path) -> Vec<(u32, PathBuf)> {
     let mut found: Vec<(u32, PathBuf)> = fs::read_dir(folder)
         .expect("the recording's folder")
@@ -57,8 +57,8 @@ fn passing_a_size_writes_one_snapshot() {
     until("a snapshot", || !snapshots(&recording.folder()).is_empty());
     let written = snapshots(&recording.folder());
     assert_eq!(written.len(), 1, "{written:?}");
-    // One in ten blocks of 1,000 bytes stays, and with R = 100 nearly all of them are sampled; heapbpf checks every 10 ms,
-    // or later if it does not get to run.
+    // One in ten blocks of 1,000 bytes is kept, and with R = 100 nearly all of them are sampled. heapbpf checks every
+    // 10 ms, or later if it does not get to run.
     assert!(inuse(&written[0].1) >= 1_000_000.0);
     recording.stop().results();
 }
@@ -108,14 +108,14 @@ fn the_last_profile_before_a_kill_is_on_disk() {
     let recording = Recorder::of(target.pid(), 16 << 10).flag("--at-limit").start();
     target.go();
     let outcome = recording.finish();
-    // It was killed by the kernel and did not exit by itself.
+    // The kernel killed it; it did not exit by itself.
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(target.end().signal(), Some(libc::SIGKILL));
     let written = snapshots(outcome.file("profile.json").parent().expect("a folder"));
     let last = written.last().unwrap_or_else(|| panic!("no snapshot; heapbpf said:\n{}", outcome.stderr));
     let kept = inuse(&last.1);
     println!("{} snapshots; the last one has {kept} of {LIMIT} bytes in use", written.len());
-    // The first mark is 90 % of the limit, which also covers pages of the kernel; a block of 1,000 bytes takes 1,008.
+    // The first mark is 90 % of the limit, which also covers kernel pages. A block of 1,000 bytes takes 1,008.
     assert!(kept > 0.75 * LIMIT as f64 && kept < 1.05 * LIMIT as f64, "{kept}");
     let text = fs::read_to_string(&last.1).expect("its own file");
     assert!(text.contains("site_00"), "its stacks are named");

@@ -10,7 +10,7 @@ use heapbpf_tests::program::{library, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 
-/// Sites of frames.c and the functions that must be on the stack, innermost first. Others may be in between only at "…"
+/// Sites of frames.c and the functions that must be on the stack, innermost first. Only at "…" may others be in between
 /// (libc's own, the kernel's signal trampoline).
 const PATHS: &[(&str, &[&str])] = &[
     ("site_01", &["site_01", "with_alloca", "main"]),
@@ -26,7 +26,7 @@ fn names(stack: &Stack) -> Vec<&str> {
     stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()
 }
 
-/// Whether the innermost functions of the stack are these.
+/// Whether the innermost functions of the stack match `path`.
 fn begins_with(stack: &Stack, path: &[&str]) -> bool {
     let mut names = names(stack).into_iter().skip_while(|name| *name != path[0]);
     let mut gap = false;
@@ -55,7 +55,7 @@ fn record(program: &Path, unwind: &str) -> Profile {
     profile
 }
 
-/// Number of samples of a site with correct and complete stacks, and of all its samples.
+/// Number of samples of a site whose stacks are correct and complete, and number of all its samples.
 fn right(profile: &Profile, site: &str, path: &[&str]) -> (u64, u64) {
     let here = || profile.stacks.iter().filter(|stack| stack.site() == Some(site));
     for stack in here().filter(|stack| !(begins_with(stack, path) && stack.complete)).take(3) {
@@ -65,12 +65,12 @@ fn right(profile: &Profile, site: &str, path: &[&str]) -> (u64, u64) {
     (good, here().map(|stack| stack.samples).sum())
 }
 
-/// The program built with these flags.
+/// Builds frames.c with these flags.
 fn frames(output: &str, flags: &[&str]) -> PathBuf {
     program_with("frames", output, &[&["-foptimize-sibling-calls"], flags].concat())
 }
 
-/// Checks all paths in a program built with these flags.
+/// Checks all paths in frames.c built with these flags.
 fn all_paths(case: &str, output: &str, flags: &[&str], unwind: &str) {
     let Some(_turn) = turn(case) else { return };
     assert_paths(&record(&frames(output, flags), unwind));
@@ -80,7 +80,8 @@ fn assert_paths(profile: &Profile) {
     let mut wrong = Vec::new();
     for (site, path) in PATHS {
         let (good, all) = right(profile, site, path);
-        // A signal can arrive at any instruction; one in a hundred may hit one with wrong unwind information.
+        // A signal can arrive at any instruction. One in a hundred may hit an instruction with wrong unwind
+        // information.
         if (good as f64) < 0.99 * all as f64 || all == 0 {
             wrong.push(format!("{site}: {good} of {all} stacks are {path:?}"));
         }
@@ -115,8 +116,8 @@ fn paths_in_a_program_built_for_gprof() {
     all_paths("paths_in_a_program_built_for_gprof", "frames-pg", &["-pg"], "auto");
 }
 
-/// The kernel maps all of such a program executable and then data over it, which no event tells: beyond the outermost frame of
-/// a coroutine, a data address must not pass for a return address.
+/// For such a program, the kernel maps the whole file executable and then maps data over it, which no event reports.
+/// Beyond the outermost frame of a coroutine, a data address must not pass for a return address.
 #[test]
 fn paths_in_a_program_that_begins_with_code_and_is_started_meanwhile() {
     let Some(_turn) = turn("paths_in_a_program_that_begins_with_code_and_is_started_meanwhile") else { return };
@@ -127,7 +128,8 @@ fn paths_in_a_program_that_begins_with_code_and_is_started_meanwhile() {
     assert_paths(&profile);
 }
 
-/// Frame pointers give correct stacks where programs have them, including the immediate caller, which the kernel's walk omits.
+/// Frame pointers give correct stacks where programs have them, including the immediate caller, which the kernel's walk
+/// omits.
 #[test]
 fn frame_pointers_give_the_immediate_caller() {
     let Some(_turn) = turn("frame_pointers_give_the_immediate_caller") else { return };
@@ -141,7 +143,7 @@ fn frame_pointers_give_the_immediate_caller() {
     }
 }
 
-/// A preloaded library's malloc calls libc's, or tail-calls it: each allocation counts once, with the true stack.
+/// A preloaded library's malloc calls or tail-calls libc's. Each allocation counts once, with the true stack.
 #[test]
 fn stacks_through_an_interposer_are_whole() {
     let Some(_turn) = turn("stacks_through_an_interposer_are_whole") else { return };
@@ -163,7 +165,7 @@ fn stacks_through_an_interposer_are_whole() {
     }
 }
 
-/// A signal handler allocates during an in-flight allocation call whose return is probed, so that the stack has the kernel's
+/// A signal handler allocates during another allocation call whose return is probed, so the stack has the kernel's
 /// trampoline in place of a return address. The frames are still those of the source.
 #[test]
 fn stacks_inside_another_sampled_call_are_whole() {
@@ -182,8 +184,8 @@ fn stacks_inside_another_sampled_call_are_whole() {
     }
 }
 
-/// Parts of a stack that were never touched are not in memory, and the stack goes on above them. Where the top of a stack is
-/// not known, copies get longer once stacks are cut for want of it.
+/// Parts of a stack that were never touched are not in memory, and unwinding continues above them. Where the top of a
+/// stack is not known, copies get longer once heapbpf has seen truncated stacks.
 #[test]
 fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
     let Some(_turn) = turn("stacks_with_unused_parts_and_stacks_of_no_thread_are_whole") else { return };
@@ -193,7 +195,7 @@ fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
     for step in 0..2 {
         target.go();
         target.step();
-        // A snapshot is written after the cut stacks before it were seen.
+        // The snapshot is written only after the truncated stacks before it have been processed.
         let snapshot = recording.folder().join(format!("profile.{:04}.json", step + 1));
         recording.signal(libc::SIGUSR1);
         until("a snapshot", || snapshot.exists());
@@ -210,13 +212,13 @@ fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
         let (good, all) = right(&profile, site, path);
         assert_eq!((good, all), (100, 100), "{site}");
     }
-    // Before it, two copies too short have to be seen. How many more were made meanwhile depends on the machine.
+    // Copies grow only after two that were too short. How many more were taken by then depends on the machine.
     let (good, all) = right(&profile, "site_02", &["site_02", "allocate", "below_used_room", "made_by_hand"]);
     let cut = profile.stacks.iter().filter(|stack| stack.has("site_02") && !stack.complete).map(|stack| stack.samples);
     assert_eq!((all, good + cut.sum::<u64>()), (200, 200), "all are counted, and what is not whole is cut");
 }
 
-/// A program of the distribution (built without frame pointers), and a function that must be on some of its stacks.
+/// A program from the distribution (built without frame pointers), and a function that must be on some of its stacks.
 struct Real {
     name: &'static str,
     what: &'static str,
@@ -225,14 +227,14 @@ struct Real {
     interval: u64,
 }
 
-/// Arguments of gdb that make it throw and catch exceptions.
+/// Arguments that make gdb throw and catch exceptions.
 const GDB: [&str; 7] =
     ["-nx", "-batch", "-ex", "info functions ^main$", "-ex", "print no_such_symbol", "/usr/bin/sort"];
 
-/// JavaScript that is compiled while it runs.
+/// JavaScript that is compiled at run time.
 const NODE: &str = "let a = []; for (let i = 0; i < 300; i++) { a.push(JSON.parse(JSON.stringify({n: i, s: 'x'.repeat(500)}))); Buffer.alloc(5000 + i); new Map(a.map(o => [o.n, o])); }";
 
-/// Programs whose stacks are looked at; what they read is made in `folder`.
+/// Programs whose stacks are checked. Their input files are created in `folder`.
 fn real_programs(folder: &Path) -> Vec<Real> {
     let numbers = folder.join("numbers");
     let text: String = (0..200_000u64).map(|n| format!("{}\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
@@ -307,7 +309,7 @@ fn real_programs(folder: &Path) -> Vec<Real> {
     ]
 }
 
-/// At least 99 % of the samples of each program have whole stacks.
+/// At least 99 % of each program's samples have complete stacks.
 #[test]
 fn stacks_of_real_programs_are_whole() {
     let case = "stacks_of_real_programs_are_whole";

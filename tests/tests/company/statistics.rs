@@ -1,5 +1,5 @@
-//! Statistics of real recordings, through the command line: allocation sequences that bias other samplers, criteria, plans,
-//! comparisons, calibration.
+//! Statistics of real recordings, through the command line: allocation sequences that bias other samplers, criteria,
+//! plans, comparisons, calibration.
 //!
 //! Unless stated otherwise, tolerances are those of `truth::Sum::tolerance`, which rejects a correct estimate with
 //! probability 5.7e-7 at most.
@@ -23,7 +23,7 @@ fn record(name: &str, arguments: &[&str], options: &[&str]) -> (Outcome, Truth) 
     (recording.stop(), truth)
 }
 
-/// A recording of a whole process, from its first allocation to its exit.
+/// Records a whole process, from its first allocation to its exit.
 fn record_whole(name: &str, arguments: &[&str], interval: u64, seed: u64) -> Outcome {
     Recorder::new()
         .interval(interval)
@@ -53,25 +53,25 @@ fn path(outcome: &Outcome, name: &str) -> String {
     outcome.file(name).to_str().expect("a plain path").to_owned()
 }
 
-/// Size and number in each cycle of a site's allocations.
+/// Size of an allocation, and how many a site makes in each cycle.
 type Class = (u64, u64);
 
-/// How a biased sampler continues after a sample.
+/// How a biased sampler continues after it takes a sample.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
-    /// The bytes by which an allocation overshoots are subtracted from the next countdown.
+    /// Subtracts the bytes by which an allocation overshoots from the next countdown.
     Carries,
-    /// A fixed stride of R bytes, without randomness.
+    /// Uses a fixed stride of R bytes, without randomness.
     Strides,
 }
 
-/// Samples by class of a biased sampler.
+/// Number of samples per class that a biased sampler takes.
 fn wrong_samples(how: Wrong, cycles: u64, classes: &[Class], interval: u64) -> Vec<u64> {
     let mut state = 9u64;
     let mut draw = || match how {
         Wrong::Strides => interval as f64,
         Wrong::Carries => {
-            // SplitMix64, from which an exponential number with mean R is made.
+            // SplitMix64, turned into an exponential variate with mean R.
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mut z = state;
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -95,8 +95,8 @@ fn wrong_samples(how: Wrong, cycles: u64, classes: &[Class], interval: u64) -> V
     samples
 }
 
-/// With heapbpf every site has its true share. Samplers that carry the overshoot over, or use a fixed stride, fail the same
-/// check in at least one sequence, which shows that the check can fail.
+/// heapbpf estimates the true share of every site. Samplers that carry the overshoot over, or use a fixed stride, fail
+/// the same check in at least one sequence, which shows that the check can fail.
 #[test]
 fn pathological_sequences_fool_other_samplers_only() {
     let Some(_turn) = turn("pathological_sequences_fool_other_samplers_only") else { return };
@@ -126,7 +126,7 @@ fn pathological_sequences_fool_other_samplers_only() {
     }
 }
 
-/// Bytes and numbers of every site, where a size is sampled with probability `share(size)`.
+/// Checks bytes and object counts of every site, where a size is sampled with probability `share(size)`.
 fn unbiased(profile: &Profile, truth: &Truth, share: impl Fn(u64) -> f64) {
     let found = site_sums(profile, None);
     for site in &truth.sites {
@@ -160,8 +160,9 @@ fn by_allocations_bytes_and_numbers_are_true() {
     assert!(objects.low.is_some() && objects.high.is_some(), "{objects:?}");
 }
 
-/// With even coverage, estimates are unbiased while intervals change, and the rare class is seen. A class's interval is at
-/// most the overall one times the number of classes. Sampled by allocations, the rare class would have 20 samples (σ 4.5).
+/// With even coverage, estimates stay unbiased while intervals change, and the rare class is seen. A class's interval
+/// is at most the overall one times the number of classes. If sampling went by allocation, the rare class would have 20
+/// samples (σ 4.5).
 #[test]
 fn by_size_class_the_rare_is_seen_and_figures_are_true() {
     let Some(_turn) = turn("by_size_class_the_rare_is_seen_and_figures_are_true") else { return };
@@ -174,8 +175,9 @@ fn by_size_class_the_rare_is_seen_and_figures_are_true() {
     assert!(samples.len() == 3 && samples[2] > 200, "the rare class has {samples:?}");
 }
 
-/// Intervals by size class, planned from a profile and used for a recording, give correct figures. The plan for the profile's
-/// own interval predicts about as many samples as it has (every stack has one size, so the difference is random: 6 σ).
+/// Intervals by size class, planned from a profile and then used for a recording, give correct figures. A plan for the
+/// profile's own interval predicts about as many samples as the profile has (every stack has one size, so the
+/// difference is random: 6 σ).
 #[test]
 fn plans_are_made_of_profiles_and_recorded_with() {
     let Some(_turn) = turn("plans_are_made_of_profiles_and_recorded_with") else { return };
@@ -199,7 +201,7 @@ fn plans_are_made_of_profiles_and_recorded_with() {
         .map(|class| (class["from_bytes"].as_u64().expect("bytes"), class["interval"].as_f64().expect("a number")))
         .collect();
     let share = |size: u64| intervals.iter().rfind(|class| class.0 <= size).map_or(1.0, |class| 1.0 / class.1);
-    // Classes without live blocks get the largest interval, so nothing of them would be seen.
+    // Classes without live blocks get the largest interval, so they would not be sampled at all.
     let mixed = ["10000", "64x20", "1000x4", "40000x1"];
     let (outcome, truth) =
         record("sequence", &mixed, &["--criterion", "size-class", "--interval", &format!("@{classes}")]);
@@ -221,9 +223,9 @@ fn a_running_process_is_planned_for() {
     assert!(plan["allocations_per_second"].as_f64().expect("a number") > 0.0);
 }
 
-/// `-i auto` uses the model of `heapbpf plan` with the costs of this machine. A plan from its profile knows the sizes, where
-/// the recording only knew their mean, and calls vary, so both agree within a factor of four. Figures are correct although the
-/// interval changed, within the tolerance of the larger one.
+/// `-i auto` uses the model of `heapbpf plan` with the costs of this machine. A plan from the profile knows the sizes,
+/// while the recording knew only their mean, and call counts vary, so the two agree within a factor of four. Figures
+/// are correct although the interval changed, within the tolerance of the larger one.
 #[test]
 fn the_automatic_interval_is_that_of_a_plan() {
     let Some(_turn) = turn("the_automatic_interval_is_that_of_a_plan") else { return };
@@ -245,7 +247,7 @@ fn the_automatic_interval_is_that_of_a_plan() {
     assert!(off < law.tolerance(), "off by {off}, {} allowed", law.tolerance());
 }
 
-/// Site and significance of every stack, in a comparison of allocated bytes.
+/// Site and significance of every stack in a comparison of allocated bytes.
 fn grown(before: &Outcome, after: &Outcome) -> Vec<(String, bool, f64)> {
     let (before, after) = (path(before, "profile.json"), path(after, "profile.json"));
     let diff = json(&["diff", &before, &after, "--json", "--value", "alloc_space"]);
@@ -261,9 +263,9 @@ fn grown(before: &Outcome, after: &Outcome) -> Vec<(String, bool, f64)> {
         .collect()
 }
 
-/// Between three identical runs nothing grew (q ≤ 0.05 for any stack has a probability below 5 %, and the seeds are fixed). In
-/// the fourth run one site allocates three times as much: that site is found, and no other. The result is the same at another
-/// interval.
+/// Nothing grows between three identical runs (q ≤ 0.05 for any stack has a probability below 5 %, and the seeds are
+/// fixed). In the fourth run one site allocates three times as much: the comparison finds that site and no other. The
+/// result is the same at another interval.
 #[test]
 fn what_grew_is_found_and_nothing_else() {
     let Some(_turn) = turn("what_grew_is_found_and_nothing_else") else { return };
@@ -283,7 +285,7 @@ fn what_grew_is_found_and_nothing_else() {
     }
 }
 
-/// Calibrated stacks add up to the exact totals; the confidence interval is that of the raw figure.
+/// Calibrated stacks add up to the exact totals. The confidence interval is that of the raw figure.
 #[test]
 fn calibrated_sums_are_exact() {
     let Some(_turn) = turn("calibrated_sums_are_exact") else { return };
@@ -323,7 +325,7 @@ fn estimators_and_moments_are_the_users() {
         let report = shown(&["report", "--estimator", estimator, "-n", "1", &file]);
         assert!(report.contains(&format!("estimated by {estimator}")) && report.contains(said), "{report}");
     }
-    // The interval that is valid for every mix of sizes is in the profile, and in the report on request.
+    // The profile has the interval that is valid for every mix of sizes. The report shows it on request.
     assert!(!shown(&["report", &file]).contains("guaranteed"));
     assert!(shown(&["report", "--guaranteed", &file]).contains("guaranteed ["));
     let profile: serde_json::Value = output::read(Path::new(&file));

@@ -1,4 +1,5 @@
-//! What the options that name targets select: several at once, children, and processes that become members while they run.
+//! What the options that name targets select: several at once, children, and processes that become targets while they
+//! run.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -23,7 +24,7 @@ fn has(profile: &Profile, pid: u32) -> bool {
     profile.processes.iter().any(|process| process.pid == pid)
 }
 
-/// Checks that each of these targets is in the profile with all that it did.
+/// Checks that each target is in the profile with everything it did.
 fn all_there(profile: &Profile, truths: &[(u32, Truth)]) {
     for (pid, truth) in truths {
         checks::sites_of(profile, *pid, truth, 1, Compare::All);
@@ -62,7 +63,8 @@ fn several_kinds_of_targets_are_added_up() {
     }
 }
 
-/// A shell that starts a child of another name, and becomes a program of another name itself. Each waits for a line first.
+/// A shell that starts a child with another name and then execs another program itself. Each step waits for a line
+/// first.
 struct Family {
     shell: Child,
     stdin: ChildStdin,
@@ -70,7 +72,7 @@ struct Family {
 }
 
 impl Family {
-    /// Starts it from a shell with this path.
+    /// Starts the family from the shell at this path.
     fn start(shell: &Path) -> Self {
         let script = "read go; /bin/sh -c 'echo $$; read go; FREE_RUNNING=1 exec \"$0\" 500' \"$0\"; \
                       read go; FREE_RUNNING=1 exec \"$0\" 700";
@@ -92,14 +94,14 @@ impl Family {
         line
     }
 
-    /// The report of a program, with its process id.
+    /// A program's report, with its process id.
     fn truth(&mut self) -> (u32, Truth) {
         let ready = self.line();
         let pid = ready.strip_prefix("READY ").unwrap_or_else(|| panic!("{ready}")).trim().parse().expect("a pid");
         (pid, serde_json::from_str(&self.line()).expect("a report"))
     }
 
-    /// Lets the child exist; returns its process id.
+    /// Lets the shell start the child and returns its process id.
     fn child(&mut self) -> u32 {
         self.go();
         self.line().trim().parse().expect("a pid")
@@ -113,8 +115,8 @@ impl Drop for Family {
     }
 }
 
-/// Checks what is recorded of the family: with `follows` the child's program and what the shell itself became, otherwise
-/// neither.
+/// Checks what was recorded of the family. With `follows`: the child's program and the program that the shell became.
+/// Otherwise: neither.
 fn judge(profile: &Profile, follows: bool, truths: &[(u32, Truth)]) {
     assert!(profile.unread.is_none(), "too slow to tell: {:?}", profile.unread);
     for (pid, truth) in truths {
@@ -153,7 +155,7 @@ fn children_of_processes_of_a_name_are_followed_unless_told_otherwise() {
     }
 }
 
-/// A child that leaves the cgroup before it calls an allocator.
+/// The child leaves the cgroup before it calls an allocator.
 #[test]
 fn children_of_processes_of_a_cgroup_are_followed_unless_told_otherwise() {
     let case = "children_of_processes_of_a_cgroup_are_followed_unless_told_otherwise";
@@ -179,7 +181,8 @@ fn children_of_processes_of_a_cgroup_are_followed_unless_told_otherwise() {
     }
 }
 
-/// A process that is moved into the cgroup while it runs, without an exec, after its threads were found to be none of ours.
+/// A running process is moved into the cgroup, without an exec, after heapbpf has found that its threads are not
+/// targets.
 #[test]
 fn a_process_that_joins_the_cgroup_is_recorded_from_then_on() {
     let case = "a_process_that_joins_the_cgroup_is_recorded_from_then_on";
@@ -201,12 +204,12 @@ fn a_process_that_joins_the_cgroup_is_recorded_from_then_on() {
 const CHILDREN: usize = 100;
 const ROUNDS: u64 = 50;
 
-/// The arguments of `brood` with so many children.
+/// Arguments that make `brood` start this many children.
 fn brood(mode: &str, children: usize) -> [String; 3] {
     [mode.to_owned(), children.to_string(), ROUNDS.to_string()]
 }
 
-/// Checks that all that the short children did is there: each of them, with every call.
+/// Checks that the profile has every call of every short child.
 fn every_child(profile: &Profile, truth: &Truth) {
     checks::sites(profile, truth, 1, Compare::All);
     let mut calls: BTreeMap<u32, f64> = BTreeMap::new();
@@ -219,8 +222,8 @@ fn every_child(profile: &Profile, truth: &Truth) {
     assert!(missed.is_none(), "a gap that there was not: {missed:?}");
 }
 
-/// Checks that of the short children each that was forked is there with every call, and each that replaced its program, too, or that
-/// the profile tells of it. Returns how many are there with every call, and how many there are.
+/// Checks that the profile has every call of each short child that was forked. For each that replaced its program, it
+/// must have every call or report the gap. Returns how many children are complete, and how many there are.
 fn most_children(profile: &Profile, truth: &Truth) -> [usize; 2] {
     let replaced = "site_02";
     let (mut forked, mut of_forked) = (profile.clone(), truth.clone());
@@ -262,7 +265,7 @@ fn every_short_child_of_a_command_is_counted_from_its_first_call() {
     });
 }
 
-/// A process that has had a child before the recording.
+/// The process has already had a child before the recording.
 #[test]
 fn every_short_child_of_a_process_is_counted_from_its_first_call() {
     let case = "every_short_child_of_a_process_is_counted_from_its_first_call";
@@ -294,7 +297,8 @@ fn without_follow_no_child_is_counted() {
     target.end();
 }
 
-/// The children of a process that is named run already. They, and what they fork, are targets unless told otherwise.
+/// The children of a named process are already running. They and their own children are targets unless `--no-follow` is
+/// given.
 #[test]
 fn children_that_run_already_are_targets() {
     let Some(_turn) = turn("children_that_run_already_are_targets") else { return };
@@ -331,7 +335,7 @@ fn a_wrapper_is_recorded_with_the_program_that_it_runs() {
     wrapper.end();
 }
 
-/// The kernel binds links to one process to its first thread, which has ended then.
+/// The kernel binds links of one process to its first thread, which has ended by then.
 #[test]
 fn a_program_that_another_thread_executes_is_followed() {
     let Some(_turn) = turn("a_program_that_another_thread_executes_is_followed") else { return };
@@ -350,7 +354,7 @@ fn a_program_that_another_thread_executes_is_followed() {
     }
 }
 
-/// Examining a large file takes seconds of CPU time, on a thread of its own. Only a target's files are worth that.
+/// Examining a large file takes seconds of CPU time on its own thread, so only files of targets are examined.
 #[test]
 fn large_files_of_other_programs_are_not_examined() {
     let case = "large_files_of_other_programs_are_not_examined";
@@ -358,7 +362,7 @@ fn large_files_of_other_programs_are_not_examined() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let large = |name: &str| {
         let copy = copy_of(&program("growing"), folder.path(), name);
-        // Zeros behind its sections change nothing but its size.
+        // Zeros after the last section change only the file's size.
         let file = std::fs::File::options().write(true).open(&copy).expect("our own file");
         file.set_len(16 << 20).expect("room");
         copy
@@ -372,7 +376,7 @@ fn large_files_of_other_programs_are_not_examined() {
     let by_name = Recorder::new().option("--comm", "other").interval(4096).without_outputs().start();
     let _other = Target::start(&large("other"), ["1000", "1000"]);
     until("who records it by its name examines it", || examines(by_name.pid()));
-    // The other one has heard of it by then as well.
+    // By then the recording of the other target has seen the program as well.
     std::thread::sleep(Duration::from_secs(1));
     let is_examined = examines(of_target.pid());
     by_name.stop();

@@ -22,8 +22,8 @@ fn growing() -> Target {
     target
 }
 
-/// A command line of `heapbpf top`, and then what the shell sees of its end. The exit status comes last: when it is on the
-/// screen, the terminal's settings are, too.
+/// A command line that runs `heapbpf top` and then prints the terminal's settings and the exit status. The exit status
+/// comes last: once it is on the screen, the settings are there, too.
 fn top(arguments: &str) -> String {
     format!("{} top {arguments}; status=$?; stty -a; echo \"exit $status\"; sleep 600", heapbpf().display())
 }
@@ -32,7 +32,7 @@ fn is_running(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// Links of a running `top`.
+/// The BPF links of a running `top`.
 fn links(pid: u32) -> BTreeSet<u32> {
     let links = kernel::links_of(pid);
     assert!(!links.is_empty(), "it has probes");
@@ -53,7 +53,7 @@ fn top_shows_a_program_live_and_leaves_the_terminal_as_it_was() {
     let colors = tmux.styled();
     assert!(colors.contains("\x1b[36m") && !colors.contains("38;2"), "names have one of sixteen colours: {colors:?}");
     let links = links(tmux.program());
-    // Inside: the stacks through a function, with its source line.
+    // One level down: the stacks through a function, with its source line.
     tmux.press(&["/", "s", "i", "t", "e", "_", "0", "0", "Enter", "Enter"]);
     tmux.await_text("site_00 growing.c:5");
     tmux.press(&["t"]);
@@ -76,7 +76,7 @@ fn top_shows_a_program_live_and_leaves_the_terminal_as_it_was() {
     tmux.resize(120, 40);
     let screen = tmux.await_text("LAST MINUTE");
     assert_eq!(screen.lines().count(), 40, "{screen}");
-    // Any key takes the message away, and the keys are shown again.
+    // Any key removes the message and shows the keys again.
     tmux.press(&["x"]);
     tmux.resize(40, 10);
     until("the keys at the bottom of the small window", || {
@@ -92,7 +92,8 @@ fn top_shows_a_program_live_and_leaves_the_terminal_as_it_was() {
     assert!(String::from_utf8_lossy(&report.stdout).contains("site_00"), "{report:?}");
 }
 
-/// Resizes come all the time while a window's edge is dragged. A key that is pressed then is obeyed at once, not with the next one.
+/// While a window's edge is dragged, resizes arrive all the time. A key pressed then takes effect at once, not with the
+/// next key.
 #[test]
 fn keys_that_come_with_resizes_are_obeyed() {
     let case = "keys_that_come_with_resizes_are_obeyed";
@@ -123,7 +124,7 @@ fn keys_that_come_with_resizes_are_obeyed() {
     tmux.await_text("exit 0");
 }
 
-/// Says so when it is dropped, also by a panic.
+/// Sets the flag when it is dropped, also on a panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -137,7 +138,7 @@ fn probes_are_gone_when_the_terminal_dies() {
     let case = "probes_are_gone_when_the_terminal_dies";
     let Some(_turn) = turn(case) else { return };
     let target = growing();
-    // NO_COLOR: nothing is coloured.
+    // With NO_COLOR, nothing is coloured.
     let command = format!("NO_COLOR=1 {}", top(&format!("--pid {}", target.pid())));
     let Some(tmux) = Tmux::run(&command, 80, 24) else { return skipped(case, "there is no tmux") };
     tmux.await_text("LIVE");
@@ -153,12 +154,12 @@ fn probes_are_gone_when_the_terminal_dies() {
     assert!(kernel::links_that_stay(&links).is_empty());
 }
 
-/// Over a link of 1,000 bytes a second, what is drawn waits for the link, and what is shown is never far behind: a key is obeyed once
-/// what the terminal holds has come over, and no screens have queued up.
+/// On a link of 1,000 bytes a second, drawing waits for the link, so the screen never lags far behind. A key takes
+/// effect once the terminal's buffer is transmitted: no screens have queued up.
 #[test]
 fn a_slow_link_shows_the_newest_and_obeys() {
     const BYTES_A_SECOND: u32 = 1000;
-    // A pseudo-terminal holds 12 KiB, and a screen of 80 × 24 has some 2 to 3 kB.
+    // A pseudo-terminal buffers 12 KiB, and a screen of 80 × 24 takes some 2 to 3 kB.
     const MOST_BEHIND: usize = 24 << 10;
     let case = "a_slow_link_shows_the_newest_and_obeys";
     let Some(_turn) = turn(case) else { return };
@@ -219,7 +220,7 @@ fn a_command_is_shown_and_goes_on_when_the_screen_is_left() {
         let leads_to = std::fs::read_link(format!("/proc/{growing}/fd/{stream}")).expect("an open stream");
         assert_eq!(leads_to, Path::new("/dev/null"), "what it writes is not shown, and it gets no input");
     }
-    // The command must not get the keys, nor the signals, of the screen.
+    // The command must not get the screen's keys or signals.
     tmux.press(&["q"]);
     tmux.await_text("exit 0");
     assert!(kernel::links_that_stay(&links).is_empty());
@@ -242,7 +243,7 @@ fn the_screen_ends_with_its_command() {
     assert!(screen.contains(" icanon") && screen.contains(" echo ") && !screen.contains("IN USE"), "{screen}");
 }
 
-/// The child of a process with this name.
+/// The child of process `pid` that has this name.
 fn child_named(pid: u32, name: &str) -> u32 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
     let children = tasks.flat_map(|task| {
@@ -292,7 +293,7 @@ fn a_service_is_watched_and_may_go_away_for_a_while() {
     again.stop();
 }
 
-/// What `top` costs over a program with 5,000 stacks that makes 100 samples a second; prints the figures.
+/// Measures what `top` costs with a program that has 5,000 stacks and makes 100 samples a second. Prints the figures.
 #[test]
 #[ignore = "a benchmark: cargo xtask bench top"]
 fn cost_of_the_screen() {
@@ -311,7 +312,7 @@ fn cost_of_the_screen() {
         Tmux::run(&command.replace("{folder}", &folder.path().display().to_string()), 120, 40).expect("tmux");
     recording.await_text("recording");
     target.go();
-    // Names are found once.
+    // Wait until symbolization, which happens once, is over.
     std::thread::sleep(Duration::from_secs(15));
     println!("a recording without a screen: {:.2} % of a core", 100.0 * share(recording.shell()));
     drop(recording);

@@ -1,5 +1,5 @@
-//! Documents that show commands and what they print: every command is run, and its output compared. `HEAPBPF_BLESS=1` keeps the pictures
-//! that they draw in `docs/images`.
+//! Runs every command that the documents show, and compares its output with theirs. With `HEAPBPF_BLESS=1`, the plots
+//! that the commands draw are saved in `docs/images`.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,17 +10,17 @@ use heapbpf_tests::document::{Step, compare, steps};
 use heapbpf_tests::environment::{heapbpf, turn};
 use tempfile::TempDir;
 
-/// What separates the outputs of commands.
+/// Separator between the outputs of commands.
 const BETWEEN: &str = "\u{1}status ";
-/// Longest time that all commands of a document may take, in seconds.
+/// Time limit for all commands of a document, in seconds.
 const MOST_SECONDS: &str = "300";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the sources")
 }
 
-/// Exit status and output of each command, all run by one shell in an empty folder. It has `heapbpf`, the binary under test, and
-/// `sudo`, which does nothing here.
+/// Returns the exit status and output of each command. One shell runs them all in an empty directory, with `heapbpf`
+/// (the binary under test) and a `sudo` that only runs its command.
 fn run(commands: &[&str]) -> Vec<(String, String)> {
     let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
     let (tools, work) = (folder.path().join("tools"), folder.path().join("work"));
@@ -59,10 +59,10 @@ fn run(commands: &[&str]) -> Vec<(String, String)> {
     outputs
 }
 
-/// Pictures that the tutorial's commands draw, and where the documents have them.
+/// Plots that the tutorial's commands draw, and their file names in the documents.
 const PICTURES: [(&str, &str); 2] = [("growth.svg", "plot-timeline.svg"), ("lives.svg", "plot-survival.svg")];
 
-/// Puts the pictures into the documents, without this host's name.
+/// Copies the plots into the documents, without this host's name.
 fn keep_pictures(work: &Path, host: &str) {
     for (drawn, kept) in PICTURES {
         let picture = fs::read_to_string(work.join(drawn)).expect("the tutorial draws it");
@@ -71,9 +71,10 @@ fn keep_pictures(work: &Path, host: &str) {
     }
 }
 
-/// Runs all commands, and once more if one of them fails or prints something else.
+/// Runs all commands, and tries once more if one of them fails or prints something else.
 ///
-/// Once in some dozens of runs, a block that lives for microseconds is in use when a recording ends. It has a row then.
+/// In one of some dozens of runs, a block that lives for microseconds is still in use when a recording ends, and gets a
+/// row.
 fn check(steps: &[Step]) {
     if let Err(first) = differs(steps) {
         println!("{first}\nonce more");
@@ -86,7 +87,7 @@ fn check(steps: &[Step]) {
 /// Runs all commands.
 ///
 /// # Errors
-/// The first one that fails or prints something else, and what.
+/// Names the first command that fails or prints something else, and describes the difference.
 fn differs(steps: &[Step]) -> Result<(), String> {
     let commands: Vec<&str> = steps.iter().map(|step| step.command.as_str()).collect();
     for (step, (status, output)) in steps.iter().zip(run(&commands)) {
@@ -108,7 +109,7 @@ fn the_tutorial_shows_what_its_commands_print() {
     check(&steps);
 }
 
-/// The README shows the recording of a program that runs already. Here it is started first.
+/// The README records a program that is already running. Here it is started first.
 #[test]
 fn the_readme_shows_what_its_command_prints() {
     let Some(_turn) = turn("the_readme_shows_what_its_command_prints") else { return };
@@ -118,7 +119,7 @@ fn the_readme_shows_what_its_command_prints() {
     let options = shown[0].command.split_once("--pid ").and_then(|(_, rest)| rest.split_once(' '));
     let pid = options.expect("it names a process").0.to_owned();
     shown[0].command = shown[0].command.replace(&format!("--pid {pid}"), "--pid $!");
-    // Figures may differ, but words may not.
+    // Figures may differ, words may not.
     for line in &mut shown[0].output {
         *line = line.replace(&format!("leak-{pid}."), "leak-PID.");
     }

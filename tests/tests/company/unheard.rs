@@ -1,4 +1,5 @@
-//! Standard error that cannot be written to: its reader is gone, or the disk is full. It costs nobody a profile.
+//! heapbpf still writes its profile when standard error cannot be written to, because its reader is gone or the disk is
+//! full.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,7 +11,7 @@ use heapbpf_tests::target::{Lines, Target, wait};
 use heapbpf_tests::{checks, output};
 use tempfile::TempDir;
 
-/// Standard errors that take nothing.
+/// Standard error streams that fail on every write.
 fn deaf() -> [(&'static str, Stdio); 2] {
     let full = File::options().write(true).open("/dev/full").expect("every Linux has it");
     let (reader, writer) = std::io::pipe().expect("a pipe");
@@ -18,7 +19,7 @@ fn deaf() -> [(&'static str, Stdio); 2] {
     [("a full disk", full.into()), ("a closed pipe", writer.into())]
 }
 
-/// Runs heapbpf in a folder, expects exit status 0, and returns its standard output.
+/// Runs heapbpf in a directory, expects exit status 0, and returns its standard output.
 fn run<'a>(folder: &Path, arguments: impl IntoIterator<Item = &'a str>, what: &str, stderr: Stdio) -> String {
     let mut command = Command::new(heapbpf());
     command.current_dir(folder).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
@@ -29,10 +30,10 @@ fn run<'a>(folder: &Path, arguments: impl IntoIterator<Item = &'a str>, what: &s
     stdout.rest().join("\n")
 }
 
-/// Records with the options, and checks what was written. Returns standard output.
+/// Records with these options, checks the files that were written, and returns standard output.
 fn record(options: &[&str], what: &str, stderr: Stdio) -> String {
     let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-    // The log has something to say, too.
+    // Make the log write something, too.
     let always = ["-vv", "-q", "--interval", "1", "--group-by", "pid", "-o", "profile.json", "--stats", "stats.json"];
     let shown = run(folder.path(), always.into_iter().chain(options.iter().copied()), what, stderr);
     let at = |name: &str| folder.path().join(name);

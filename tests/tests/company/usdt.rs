@@ -1,4 +1,4 @@
-//! Samples that programs announce themselves (USDT, provider `otel_memory`), compared with what they allocated in truth.
+//! Samples that programs announce themselves (USDT provider `otel_memory`), compared with the true allocations.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
 
-/// The interval at which the programs sample.
+/// Sampling interval of the programs.
 const INTERVAL: u64 = 16 << 10;
 const ROUNDS: &str = "200000";
 
-/// A static program without symbols, whose malloc nobody can find.
+/// A static program without symbols, so its malloc cannot be found.
 fn alone() -> PathBuf {
     alone_as("announced-alone")
 }
 
-/// The same under another name.
+/// Like [`alone`], under another name.
 fn alone_as(name: &str) -> PathBuf {
     program_with("announced", name, &["-static", "-s", "-DALONE"])
 }
 
-/// The turn of a case, on machines whose probes are read.
+/// Waits for this test's turn. Skips the test on machines whose probe arguments heapbpf cannot read.
 fn turn_here(case: &str) -> Option<impl Sized> {
     if std::env::consts::ARCH != "x86_64" {
         skipped(case, "arguments of announcements are read on x86-64 only");
@@ -37,14 +37,14 @@ fn turn_here(case: &str) -> Option<impl Sized> {
     turn(case)
 }
 
-/// The programs announce thousands of samples within milliseconds, before rings can grow.
+/// Records with large rings: the programs announce thousands of samples within milliseconds, before rings can grow.
 fn recorder(target: &Target) -> Recorder {
     Recorder::new().pid(target.pid()).option("--ring-bytes", "16MiB")
 }
 
 fn record(program: &Path, mode: &str, options: &[[&str; 2]]) -> (Profile, Stats, Truth) {
     let interval = INTERVAL.to_string();
-    // Links of another test to the same file would have this process announce, too.
+    // Another test's links to the same file would make this process announce, too.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let own = copy_of(program, folder.path(), program.file_name().and_then(OsStr::to_str).expect("our own name"));
     let mut target = Target::start(&own, [&interval, ROUNDS, mode]);
@@ -56,7 +56,8 @@ fn record(program: &Path, mode: &str, options: &[[&str; 2]]) -> (Profile, Stats,
     (profile, stats, truth)
 }
 
-/// What holds of every profile of announcements: they are what was sampled, with error bars, and nothing is exact.
+/// Checks what holds for every profile of announcements: it has what was sampled, with error bars, and nothing is
+/// exact.
 fn announced(profile: &Profile, stats: &Stats, truth: &Truth) {
     checks::sites(profile, truth, INTERVAL, Compare::All);
     assert!(profile.processes.iter().all(|process| process.hook.as_deref() == Some("usdt")), "{profile:?}");
@@ -73,7 +74,7 @@ fn figures_are_those_that_the_program_announces() {
     let Some(_turn) = turn_here("figures_are_those_that_the_program_announces") else { return };
     let (profile, stats, truth) = record(&program("announced"), "0", &[["--hook", "usdt"]]);
     announced(&profile, &stats, &truth);
-    // The stack begins where the probe is, in the function that announces.
+    // The stack begins at the probe, in the function that announces.
     let stack = profile.stacks.iter().find(|stack| stack.site() == Some("site_01")).expect("sampled");
     let functions: Vec<_> = stack.frames.iter().filter_map(|frame| frame.function.as_deref()).take(4).collect();
     assert_eq!(functions, ["announce", "announced_take", "own_take", "site_01"]);
@@ -87,7 +88,7 @@ fn figures_are_those_that_the_program_announces() {
 fn a_program_whose_allocator_cannot_be_found_is_profiled_by_what_it_announces() {
     let Some(_turn) = turn_here("a_program_whose_allocator_cannot_be_found") else { return };
     let (profile, stats, truth) = record(&alone(), "0", &[]);
-    // Without symbols, sites are not named: sums tell.
+    // Without symbols, sites have no names, so compare sums.
     let sum =
         |of: fn(&heapbpf_tests::output::Figures) -> f64| profile.stacks.iter().map(|it| of(&it.figures)).sum::<f64>();
     let law = truth.sites.iter().flat_map(|site| site.sizes.clone()).collect::<Vec<_>>();
@@ -150,8 +151,8 @@ fn every_kind_of_link_raises_semaphores() {
     }
 }
 
-/// A program of Rust that announces its samples by `asm!`, with a global allocator of its own. Each allocation of a site is a
-/// sample of a known weight, so figures are exact.
+/// A Rust program with its own global allocator, which announces its samples by `asm!`. Every allocation of the site is
+/// a sample of a known weight, so the figures are exact.
 #[test]
 fn a_rust_program_announces_by_inline_assembly() {
     let case = "a_rust_program_announces_by_inline_assembly";
@@ -171,24 +172,25 @@ fn a_rust_program_announces_by_inline_assembly() {
         let live = of.inuse_bytes.as_ref().expect("in use").value();
         [bytes + of.alloc_bytes.value(), objects + of.alloc_objects.value(), inuse + live]
     });
-    // 100 bytes of a thousand announced allocations stand for 4,145 bytes each, by R = 4,095.
+    // At R = 4,095, each announced allocation of 100 bytes stands for 4,145 bytes.
     let close = |found: f64, truth: u64| (found / (truth as f64 * 41.45) - 1.0).abs() < 1e-3;
     assert!(close(figures[0], site.bytes) && close(figures[1], site.allocs), "{figures:?} {site:?}");
     assert!(close(figures[2], site.live_bytes), "{figures:?} {site:?}");
     assert!(stats.submitted == site.allocs && stats.lost() == 0, "{stats:?}");
 }
 
-/// Two programs on the host, of which one has an allocator: each counts once, by its own source.
+/// Two programs on the host, only one of them with an allocator that heapbpf finds: each is counted once, by its own
+/// source.
 #[test]
 fn a_whole_host_has_both_sources() {
     let Some(_turn) = turn_here("a_whole_host_has_both_sources") else { return };
     let interval = INTERVAL.to_string();
     let programs = [alone_as("everywhere-alone"), program_with("announced", "everywhere", &[])];
     let mut targets = programs.map(|path| Target::start(&path, [&*interval, ROUNDS, "3"]));
-    // Named like both programs, for a short time.
+    // For a short time, matches both programs by name.
     let (recording, address) = Recorder::new().option("--comm", "everywhere*").serve();
     let truths = targets.each_mut().map(Target::run);
-    // It starts while the recording runs, is listed a little later, and allocates until then.
+    // A late program starts while the recording runs, is listed a little later, and allocates until then.
     let processes = || get(address, "/metrics").metric("heapbpf_processes").expect("a figure");
     until("samples of what came first", || processes() > 0.0);
     let mut late = Target::start(&alone_as("everywhere-alone"), [&*interval, ROUNDS, "4"]);
@@ -210,7 +212,8 @@ fn a_whole_host_has_both_sources() {
     assert!(!announced(targets[1].pid()), "its malloc is hooked, and it calls that never");
 }
 
-/// The kernel tells of a program's mappings before its exec ends. A program that gets hardly any time may be listed in between.
+/// The kernel reports a program's mappings before its exec ends. If the program hardly gets to run, it may be listed in
+/// between.
 #[test]
 fn a_program_that_has_to_wait_while_it_begins_is_followed() {
     let Some(_turn) = turn_here("a_program_that_has_to_wait_while_it_begins_is_followed") else { return };
@@ -227,7 +230,7 @@ fn a_program_that_has_to_wait_while_it_begins_is_followed() {
         (0..PROGRAMS).map(|_| start()).collect()
     };
     targets.iter_mut().for_each(Target::go);
-    // Each allocates until samples of all have come.
+    // Each program allocates until samples of all have arrived.
     let processes = || get(address, "/metrics").metric("heapbpf_processes").expect("a figure");
     until("samples of all programs", || processes() >= PROGRAMS as f64);
     targets.iter_mut().for_each(Target::go);
@@ -243,7 +246,7 @@ fn weights_by_no_common_interval_have_no_error_bars() {
     assert!(total.low.is_none() && total.high.is_none(), "{total:?}");
     let reason = total.reason.as_deref().unwrap_or_default();
     assert!(reason.contains("not by one sampling interval"), "{reason}");
-    // The estimates are the program's own.
+    // The estimates use the program's own weights.
     assert!((total.value() / truth.bytes() as f64 - 1.0).abs() < 0.1, "{total:?} of {}", truth.bytes());
 }
 
@@ -275,7 +278,7 @@ fn what_announcements_cannot_do_is_refused() {
     }
 }
 
-/// `doctor` says which source a process has, and what is left out for it.
+/// `doctor` says which source a process has, and what is not recorded because of it.
 #[test]
 fn the_doctor_tells_of_announcements() {
     let Some(_turn) = turn_here("the_doctor_tells_of_announcements") else { return };

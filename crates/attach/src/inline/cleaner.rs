@@ -61,7 +61,7 @@ impl Cleaner {
                 Self(Some(connection))
             }
             Err(error) => {
-                log::warn!("no process takes inline hooks out if heapbpf is killed (SIGKILL): {error}");
+                log::warn!("no helper process will remove inline hooks if heapbpf is killed (SIGKILL): {error}");
                 Self::default()
             }
         }

@@ -105,7 +105,7 @@ struct Process {
 
 fn note_distrusted(distrusted: &mut HashSet<ProcessKey>, process: ProcessKey, it: &Process) {
     if it.is_distrusted && distrusted.len() < MOST_DISTRUSTED && distrusted.insert(process) {
-        log::warn!("process {}: what it says it has counted cannot be; its sampled calls alone count", process.tgid);
+        log::warn!("process {}: the counts in its memory are impossible; only its sampled calls count", process.tgid);
     }
 }
 
@@ -322,7 +322,7 @@ impl Counted {
                 }
             } else if !known.leave(&entry) && !known.was_taken_out {
                 self.unread_ends += 1;
-                log::warn!("process {}: what it counted at its end was not read in whole", process.tgid);
+                log::warn!("process {}: its last counts were read only in part; totals may be too small", process.tgid);
             }
         }
     }
@@ -417,7 +417,7 @@ impl Counted {
             known.was_taken_out = true;
             self.taken_out += 1;
             log::warn!(
-                "process {}: somebody else took its inline hooks out; calls since then may be missing",
+                "process {}: another tool removed its inline hooks; calls since then may be missing",
                 process.tgid
             );
         }
@@ -470,7 +470,7 @@ impl Counted {
         }
         if !it.has_left() {
             self.unread_ends += 1;
-            log::warn!("process {}: what it counted in its last moments is not known", process.tgid);
+            log::warn!("process {}: its last counts were not read; totals may be too small", process.tgid);
         }
         let added = it.addition((Seen::of(kernel), 0), it.has_left(), self.samples_all, true);
         note_distrusted(&mut self.distrusted, process, &it);

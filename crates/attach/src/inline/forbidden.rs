@@ -108,7 +108,7 @@ pub fn check(pid: u32) -> Result<(), Refused> {
     if rules.0.is_empty() {
         return Ok(());
     }
-    let facts = Facts::read(pid).map_err(|source| Refused::Read { what: "what the rules ask of it", source })?;
+    let facts = Facts::read(pid).map_err(|source| Refused::Read { what: "what the rules check", source })?;
     rules
         .rule_for(&facts)
         .map_or(Ok(()), |rule| Err(Refused::Forbidden { path: rule.path, line: rule.line, rule: rule.text.clone() }))
@@ -183,7 +183,7 @@ impl Forbidden {
             let named = held.iter().take(MOST_NAMED).map(name).collect::<Vec<_>>().join(", ");
             let more = if held.len() > MOST_NAMED { ", …" } else { "" };
             let who = match held.len() {
-                0 => "no process that runs".to_owned(),
+                0 => "no running process".to_owned(),
                 1 => named,
                 number => format!("{number} processes: {named}{more}"),
             };
@@ -229,7 +229,7 @@ fn whom<'a>(line: &'a str, uid: &dyn Fn(&str) -> Option<u32>) -> Result<Whom, (&
         return Err((from_kind, format!("'{at}' is not known; {NEVER_INLINE} is followed by exe, user or cgroup")));
     }
     if value.is_empty() {
-        return Err((from_value, format!("what {NEVER_INLINE} {kind} is about is missing")));
+        return Err((from_value, format!("{NEVER_INLINE} {kind} needs a value")));
     }
     if kind == "user" {
         let known = value.parse().ok().or_else(|| uid(value));
@@ -304,10 +304,7 @@ mod tests {
         let holders = rules.holders_among(&processes);
         assert_eq!(holders[0], "/etc/heapbpf.conf, line 3: never-inline exe /opt/my db/*: /opt/my db/x (3)");
         assert_eq!(holders[1], "/etc/heapbpf.conf, line 4: never-inline user pg: /x (1)");
-        assert!(
-            holders[2].ends_with(": /\\u{1b} (2)") && holders[3].ends_with(": no process that runs"),
-            "{holders:?}"
-        );
+        assert!(holders[2].ends_with(": /\\u{1b} (2)") && holders[3].ends_with(": no running process"), "{holders:?}");
         assert!(parse(b"").is_ok_and(|rules| rules.0.is_empty()));
     }
 
@@ -317,7 +314,7 @@ mod tests {
             (&b"\nnever-hook exe /x\n"[..], 2, 1, "'never-hook' is not known; rules begin with never-inline"),
             (b"  never-inline comm x", 1, 16, "'comm' is not known; never-inline is followed by exe, user or cgroup"),
             (b"never-inline", 1, 13, "'' is not known; never-inline is followed by exe, user or cgroup"),
-            (b"never-inline exe  \r\n", 1, 17, "what never-inline exe is about is missing"),
+            (b"never-inline exe  \r\n", 1, 17, "never-inline exe needs a value"),
             (b"never-inline exe nginx", 1, 18, "'nginx' would match nothing: paths begin with / (or with *)"),
             (b"#\nnever-inline   user  nobody2", 2, 22, "/etc/passwd has no user 'nobody2'"),
             (b"never-inline user -1", 1, 19, "/etc/passwd has no user '-1'"),

@@ -62,26 +62,26 @@ pub(super) fn check(pid: u32, (bytes, set_log2): (u64, u32), mappings: usize) ->
     let allowed = limits.as_ref().map(|limits| limits.max_address_space.soft_limit);
     if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.as_ref().and_then(|status| status.vmsize))
     {
-        let limit = Limit { name: "its address space (RLIMIT_AS), in bytes", allowed, used: used << 10 };
+        let limit = Limit { name: "bytes of its address space (RLIMIT_AS)", allowed, used: used << 10 };
         limit.check(bytes, BYTES_LEFT)?;
     }
     let allowed = limits.map(|limits| limits.max_data_size.soft_limit);
     if let (Some(LimitValue::Value(allowed)), Some(used)) = (allowed, status.and_then(|status| status.vmdata)) {
-        let limit = Limit { name: "its data (RLIMIT_DATA), in bytes", allowed, used: used << 10 };
+        let limit = Limit { name: "bytes of its data (RLIMIT_DATA)", allowed, used: used << 10 };
         limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
     }
     if let Some(allowed) = number(Path::new("/proc/sys/vm/max_map_count")) {
-        let limit = Limit { name: "its mappings (vm.max_map_count)", allowed, used: mappings as u64 };
+        let limit = Limit { name: "mappings (vm.max_map_count)", allowed, used: mappings as u64 };
         limit.check(MAPPINGS_TAKEN, MAPPINGS_LEFT)?;
     }
     if number(Path::new("/proc/sys/vm/overcommit_memory")) == Some(2)
         && let Ok(Meminfo { commit_limit: Some(allowed), committed_as: used, .. }) = Meminfo::current()
     {
-        Limit { name: "the host's memory (vm.overcommit_memory), in bytes", allowed, used }.check(bytes, BYTES_LEFT)?;
+        Limit { name: "bytes of the host's memory (vm.overcommit_memory)", allowed, used }.check(bytes, BYTES_LEFT)?;
     }
     for folder in memory_groups(&text("cgroup")) {
         if let Some((allowed, used)) = used_in_group(&folder) {
-            let limit = Limit { name: "the memory of its control group, in bytes", allowed, used };
+            let limit = Limit { name: "bytes of its control group's memory", allowed, used };
             limit.check(TOUCHED_BYTES + (ENTRY_BYTES << set_log2), TOUCHED_BYTES)?;
         }
     }

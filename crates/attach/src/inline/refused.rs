@@ -36,54 +36,52 @@ pub enum Refused {
     Plan(String),
     /// No executable mapping: the process has just executed a program whose loader has not mapped the file yet, or it
     /// has unloaded the file.
-    #[error("it does not map the allocator's file any more")]
+    #[error("it no longer maps the allocator's file")]
     Unmapped,
     /// Several executable mappings that are not adjacent.
-    #[error("the allocator's code is mapped in pieces that do not follow each other")]
+    #[error("the allocator's code is not mapped in one piece")]
     Mappings,
     /// There is no space.
-    #[error("there is no room for code within reach of the allocator")]
+    #[error("there is no free address range within 2 GiB of the allocator's code")]
     NoRoom,
     /// Code of earlier recordings stays mapped, but was made for other settings or another allocator.
     #[error(
-        "it has code of {0} earlier recordings mapped that cannot be used again, because their settings were others"
+        "it has hook code of {0} earlier recordings mapped, none of which fits these settings; restart it to hook it \
+         inline"
     )]
     Full(usize),
     /// The file and the process differ.
     #[error("the allocator's file has changed since it was mapped")]
     Changed,
     /// Another tool's patch.
-    #[error("its code at {0:#x} is not that of the allocator's file: another tool has changed it in memory")]
+    #[error("its code at {0:#x} differs from the allocator's file: another tool has patched it in memory")]
     Patched(u64),
     /// Another recording's hooks.
-    #[error("another recording hooks it inline; probes see nothing of it meanwhile")]
+    #[error("another recording has it hooked inline; its calls are not counted until that recording ends")]
     Hooked,
     /// What was mapped for us looked abandoned, because it was not locked yet.
-    #[error("another heapbpf takes out of it what was left behind, at this moment")]
+    #[error("another heapbpf is removing old inline hooks from it")]
     Claimed,
     /// Hooks that a killed heapbpf left and that cannot be removed.
     #[error(
-        "it has inline hooks of a heapbpf that was killed, and these are not touched: {0}; probes see nothing of it"
+        "a killed heapbpf left inline hooks in it, which are not touched: {0}; its calls are not counted until it is \
+         restarted"
     )]
     Left(ForeignBlob),
     /// The same, but they could not be removed yet.
-    #[error(
-        "it has inline hooks of a heapbpf that was killed, and they could not be taken out; probes see nothing of it"
-    )]
+    #[error("a killed heapbpf left inline hooks in it that could not be removed; its calls are not counted")]
     Stays,
     /// The same, and they can never be removed, for example because the kernel refuses to change the mappings.
     #[error(
-        "it has memory of inline hooks that cannot be taken out, because its mappings are sealed (mseal), or its code was changed by somebody \
-         else since; probes see nothing of it"
+        "old inline hooks cannot be removed from it, because its mappings are sealed (mseal) or another tool has \
+         changed its code; its calls are not counted until it is restarted"
     )]
     Sealed,
     /// The same, and they must be removed first.
-    #[error(
-        "it has inline hooks of a heapbpf that was killed: the next recording, or heapbpf doctor --clean, takes them out"
-    )]
+    #[error("a killed heapbpf left inline hooks in it; the next recording or heapbpf doctor --clean removes them")]
     Abandoned,
     /// Mappings that we add count against the process's limits.
-    #[error("it has little left of {name} ({left} of {allowed}), so that its own requests might fail")]
+    #[error("it has only {left} of {allowed} {name} left, so hooking might make its own requests fail")]
     Limit {
         /// What the limit is on.
         name: &'static str,
@@ -93,13 +91,13 @@ pub enum Refused {
         allowed: u64,
     },
     /// Our mappings would be locked in memory, and its own replaced code would be unlocked.
-    #[error("it locks its memory (mlock), as programs do that must not wait for the kernel")]
+    #[error("it locks its memory (mlock), and replaced code would not be locked")]
     LocksMemory,
     /// Our readable and writable mappings would be executable as well.
-    #[error("its personality makes all its memory executable (READ_IMPLIES_EXEC)")]
+    #[error("all its memory is executable (personality READ_IMPLIES_EXEC)")]
     ExecutesAll,
     /// A translator reads its code once and executes its own version of it.
-    #[error("{0} executes its code by translation, and would run into jumps that it does not know")]
+    #[error("{0} executes its code by translation, and hooks would crash it")]
     Translated(&'static str),
     /// A rule of the host's administrator forbids it.
     #[error("{path}, line {line}, forbids it: {rule}")]
@@ -115,10 +113,10 @@ pub enum Refused {
     #[error("it is the first process of the host (PID 1), which is never hooked inline")]
     First,
     /// The program died of inline hooks before.
-    #[error("it died of inline hooks before: {0} (heapbpf doctor --forget-crashes forgets that)")]
+    #[error("it died of inline hooks before: {0} (heapbpf doctor --forget-crashes allows hooking it again)")]
     Crashed(String),
     /// Another process died of inline hooks in this recording.
-    #[error("inline hooks were taken out of all processes: {0}")]
+    #[error("inline hooks were removed from all processes: {0}")]
     Tripped(String),
     /// The rules cannot be used. Nothing is recorded then.
     #[error("{0}")]
@@ -127,10 +125,10 @@ pub enum Refused {
     #[error("it has ended")]
     Ended,
     /// Each allocator has its own counts, and the number of allocators is limited.
-    #[error("it has more allocators than can be counted inside a process")]
+    #[error("it has more allocators than inline hooks can count")]
     Allocators,
     /// The set of sampled blocks is too small.
-    #[error("probes have sampled more blocks of it than can be handed over")]
+    #[error("probes sampled more of its blocks than inline hooks can take over")]
     Blocks,
     /// The kernel refuses a link or a site.
     #[error(transparent)]

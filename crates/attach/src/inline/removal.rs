@@ -16,16 +16,15 @@ use crate::stop_limit;
 pub const COUNTS: Range<u64> = STATE..mapped_bytes(MAX_SET_LOG2);
 
 /// What a process keeps if its inline hooks could not be removed.
-const COUNT_ON: &str =
-    "keeps its inline hooks, which count on until the next recording, or heapbpf doctor --clean, takes them out";
+const COUNT_ON: &str = "keeps its inline hooks until the next recording or heapbpf doctor --clean removes them";
 /// The same if a system call failed. Those calls are made after the jumps were removed.
-const STAYS: &str = "keeps copies of its allocator's pages, which count no more, until the next recording, or heapbpf doctor \
-                     --clean, puts the original ones back";
+const STAYS: &str = "keeps copies of its allocator's pages (without hooks) until the next recording or heapbpf doctor \
+                     --clean puts the originals back";
 /// The same if the kernel never allows the call, for example after `mseal(2)`.
-const SEALED: &str = "keeps copies of its allocator's pages, which count no more, until it ends";
+const SEALED: &str = "keeps copies of its allocator's pages (without hooks) until it ends";
 
 /// The same if something else has changed its code.
-const PATCHED: &str = "keeps its inline hooks, which sample nothing any more";
+const PATCHED: &str = "keeps its inline hooks, which no longer sample anything";
 
 /// Whether another attempt may remove what this one could not.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,7 +53,7 @@ fn try_to_take_out(pid: u32) -> Next {
         let pause = attempts.failed().filter(|_| may_pass);
         match pause {
             Some(pause) => {
-                log::info!("process {pid}: inline hooks are not taken out yet: {why}");
+                log::info!("process {pid}: inline hooks are not removed yet: {why}; retrying");
                 std::thread::sleep(pause);
             }
             None => log::warn!("process {pid} {what}: {why}"),
@@ -144,7 +143,7 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Resu
     if target.found().iter().any(|found| !is_ours(found) && found.is_hooked()) {
         return Err(if next == Next::Never { Refused::Sealed } else { Refused::Stays });
     }
-    log::info!("process {pid}: what a heapbpf that was killed left was taken out");
+    log::info!("process {pid}: inline hooks that a killed heapbpf left were removed");
     Ok(target)
 }
 
@@ -153,7 +152,7 @@ pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Resu
 pub(super) fn take_out_inherited(pid: u32, bases: &[u64]) -> bool {
     let Ok(target) = Target::look(pid) else { return true };
     let taken = take_out_found(&target, bases);
-    taken.inspect_err(|error| log::debug!("process {pid}: inherited hooks are not taken out yet: {error}")).is_ok()
+    taken.inspect_err(|error| log::debug!("process {pid}: inherited hooks are not removed yet: {error}")).is_ok()
 }
 
 /// Removes what is found in a process if it is abandoned or at `bases`.

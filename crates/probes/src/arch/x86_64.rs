@@ -285,10 +285,9 @@ pub(super) fn place(
                     kind: ProbeKind::Stepped,
                     arguments: needs.arguments,
                     stack_pointer_moved: 0,
-                    reason:
-                        "the entry: it begins with no instruction that heapbpf knows, which leaves the choice to the \
-                             kernel"
-                            .into(),
+                    reason: "the entry: it begins with an instruction that heapbpf does not know; the kernel decides \
+                             whether to probe it"
+                        .into(),
                 });
             }
             break;

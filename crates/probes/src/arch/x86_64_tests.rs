@@ -168,7 +168,7 @@ fn what_cannot_be_decoded_leaves_the_entry_and_is_said() {
     for needs in [&ALLOCATES, &FREES] {
         let placement = placed_at(0, NEW, needs, b"\x06\x55\xc3", &[]).unwrap();
         assert_eq!((placement.offset, placement.kind, placement.arguments), (0, ProbeKind::Stepped, needs.arguments));
-        assert!(placement.reason.contains("no instruction that heapbpf knows"), "{}", placement.reason);
+        assert!(placement.reason.contains("an instruction that heapbpf does not know"), "{}", placement.reason);
     }
 }
 

@@ -32,7 +32,7 @@ impl Format for HeapV2 {
 
     fn write(&self, profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
         if profile.processes.len() > 1 {
-            let reason = format!("it is of {} processes, and heap_v2 has addresses of one", profile.processes.len());
+            let reason = format!("it has {} processes, and heap_v2 can hold only one", profile.processes.len());
             return Err(FormatError::Unsupported { format: self.name(), reason });
         }
         let stacks = Stacks::new(profile);

@@ -118,7 +118,7 @@ pub enum FormatError {
     #[error("heapbpf-profile was built without its feature {0}")]
     NotBuilt(&'static str),
     /// The value needs frees, which the recording did not follow.
-    #[error("this profile has no {0}: frees were not followed (--no-live); choose alloc_space or alloc_objects")]
+    #[error("this profile has no {0}: frees were not tracked (--no-live); choose alloc_space or alloc_objects")]
     NotLive(&'static str),
     /// The format cannot hold this profile.
     #[error("{format} cannot hold this profile: {reason}")]

@@ -36,23 +36,23 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
             break;
         }
         if let Some(stack) = line.strip_prefix('@') {
-            addresses = Some(stack_addresses(stack).ok_or_else(|| damaged(number, "an address that is none"))?);
+            addresses = Some(stack_addresses(stack).ok_or_else(|| damaged(number, "an invalid address"))?);
             in_totals = false;
         } else if let Some(figures) = line.strip_prefix("t*:") {
             // The sum over all threads. The lines for single threads follow and would count twice.
-            let figures = Line::parse(figures).ok_or_else(|| damaged(number, "figures that are none"))?;
+            let figures = Line::parse(figures).ok_or_else(|| damaged(number, "invalid figures"))?;
             if let Some(addresses) = addresses.take() {
                 total_frames += addresses.len();
                 found.push((addresses, figures));
             }
         } else if let Some((figures, stack)) = line.split_once('@').filter(|_| line.contains('[')) {
-            let figures = Line::parse(figures).ok_or_else(|| damaged(number, "figures that are none"))?;
-            let addresses = stack_addresses(stack).ok_or_else(|| damaged(number, "an address that is none"))?;
+            let figures = Line::parse(figures).ok_or_else(|| damaged(number, "invalid figures"))?;
+            let addresses = stack_addresses(stack).ok_or_else(|| damaged(number, "an invalid address"))?;
             total_frames += addresses.len();
             found.push((addresses, figures));
             in_totals = false;
         } else if !line.is_empty() && !line.starts_with('t') && !in_totals {
-            return Err(damaged(number, "neither a stack nor its figures"));
+            return Err(damaged(number, "not a stack or its figures"));
         }
         if total_frames > MOST_FRAMES {
             return Err(ContentError::TooLarge(format!("more than {MOST_FRAMES} frames")));
@@ -146,11 +146,9 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
     let mut notes =
         vec!["a heap_v2 profile: each stack was unbiased by its mean block size, as jeprof does".to_owned()];
     if !accumulated {
-        notes.push("only what is in use was recorded (no prof_accum): what was allocated in all is not known".into());
+        notes.push("only memory in use was recorded (no prof_accum): allocation totals are not known".into());
     } else if found.iter().all(|(_, line)| line.inuse == (0, 0)) {
-        notes.push(
-            "no stack has blocks in use: if the recording did not follow frees, what is in use is not known".into(),
-        );
+        notes.push("no stack has blocks in use: if frees were not tracked, memory in use is not known".into());
     }
     Profile {
         header: Header { samples_known: false, offsets_known: false, ..Header::new(interval, Criterion::Bytes) },

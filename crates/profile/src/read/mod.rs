@@ -67,7 +67,7 @@ pub enum ContentError {
     )]
     Foreign(String),
     /// The contents are truncated or damaged.
-    #[error("as {format} it is damaged: {reason}")]
+    #[error("it looks like {format}, but is damaged: {reason}")]
     Damaged {
         /// The format that it was read as.
         format: &'static str,

@@ -43,7 +43,7 @@ pub(super) fn note_of(version: &str, parts: &BTreeSet<String>) -> Option<String>
     let more = parts.len().saturating_sub(MOST_NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     Some(format!(
-        "the profile was written by heapbpf {version}, and this is {OURS}, which does not understand {}{more}: that is left out",
+        "the profile was written by heapbpf {version}; this version, {OURS}, does not understand {}{more} and ignores it",
         named.join(", ")
     ))
 }
@@ -177,7 +177,10 @@ mod tests {
         let read = crate::read::parse(value.to_string().as_bytes()).expect("the rest is understood");
         let said = read.notes.last().expect("a note");
         assert!(said.contains("by heapbpf 99.0.1"), "{said}");
-        assert!(said.contains("understand flavour, processes[].numa\\u{1b}[31m, stacks[].colour: that"), "{said}");
+        assert!(
+            said.contains("understand flavour, processes[].numa\\u{1b}[31m, stacks[].colour and ignores it"),
+            "{said}"
+        );
         value["criterion"] = "phase of the moon".into();
         let error = crate::read::parse(value.to_string().as_bytes()).expect_err("it means something else");
         assert!(error.to_string().contains("phase of the moon") && error.to_string().contains("99.0.1"), "{error}");

@@ -129,7 +129,7 @@ impl Table {
         let interval = columns.whole("interval_bytes")?;
         if self.profile.rows.is_empty() {
             self.profile.header.criterion = Criterion::from_name(criterion)
-                .ok_or_else(|| damaged(format!("{criterion:?} is no sampling criterion")))?;
+                .ok_or_else(|| damaged(format!("{criterion:?} is not a sampling criterion")))?;
             self.profile.header.interval = interval;
             self.profile.header.host = columns.text("host")?.into();
             self.profile.header.duration =
@@ -145,7 +145,7 @@ impl Table {
         self.profile.header.offsets_known &= columns.has("offset_sum");
         let first = self.profile.header.criterion.name();
         if criterion != first {
-            return Err(damaged(format!("rows sampled by `{criterion}` and by `{first}`: their trials differ")));
+            return Err(damaged(format!("some rows were sampled by `{criterion}`, others by `{first}`")));
         }
         let process = self.process(columns)?;
         let alloc = columns.sums("", "alloc")?.unwrap_or_default();
@@ -297,7 +297,7 @@ impl<'a> Columns<'a> {
         match self.get(name)? {
             Cell::Text(text) => Ok(text),
             Cell::Null => Ok(""),
-            _ => Err(damaged(format!("{name} is no text"))),
+            _ => Err(damaged(format!("{name} is not text"))),
         }
     }
 
@@ -309,7 +309,7 @@ impl<'a> Columns<'a> {
         match self.get(name)? {
             Cell::Whole(number) => Ok(Some(u64::try_from(*number).unwrap_or(0))),
             Cell::Null => Ok(None),
-            _ => Err(damaged(format!("{name} is no whole number"))),
+            _ => Err(damaged(format!("{name} is not a whole number"))),
         }
     }
 
@@ -317,7 +317,7 @@ impl<'a> Columns<'a> {
         match self.get(name)? {
             Cell::Real(number) => Ok(Some(*number)),
             Cell::Null => Ok(None),
-            _ => Err(damaged(format!("{name} is no number"))),
+            _ => Err(damaged(format!("{name} is not a number"))),
         }
     }
 
@@ -326,7 +326,7 @@ impl<'a> Columns<'a> {
         match self.get(name)? {
             Cell::Time(micros) => Ok(Some(Duration::from_micros(u64::try_from(*micros).unwrap_or(0)))),
             Cell::Null => Ok(None),
-            _ => Err(damaged(format!("{name} is no time in microseconds"))),
+            _ => Err(damaged(format!("{name} is not a time in microseconds"))),
         }
     }
 

@@ -121,7 +121,7 @@ fn not_pprof(raw: &Raw) -> ContentError {
     if raw.head.string_table.is_empty() && raw.samples.is_empty() {
         ContentError::Foreign("no profile".into())
     } else {
-        damaged("it ends in the middle")
+        damaged("it is truncated")
     }
 }
 
@@ -246,8 +246,8 @@ impl<'a> Reader<'a> {
         }
         if self.writer != Writer::Heapbpf {
             comments.notes.push(match self.writer {
-                Writer::Go if samples_known => "samples were counted again from Go's estimates".into(),
-                _ => "a profile of another profiler: its estimates are taken as they are".into(),
+                Writer::Go if samples_known => "sample counts were derived from Go's estimates".into(),
+                _ => "a profile from another profiler: its estimates are used as they are".into(),
             });
         }
         self.tell_unknown(&mut comments, &unknown_labels);

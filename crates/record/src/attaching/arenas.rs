@@ -68,7 +68,7 @@ impl Attaching {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("at attach".into()).spawn(read) {
-            log::info!("what was in use before is not read: {error}");
+            log::info!("cannot read what was in use before the recording: {error}");
         }
     }
 }

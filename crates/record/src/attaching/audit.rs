@@ -15,8 +15,8 @@ use heapbpf_probes::{ProbeKind, Runtime};
 use super::probes::{Attaching, Look};
 
 /// The profile's note about `--mmap`.
-const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), but for those that an \
-                             allocator makes for itself: no byte counts twice";
+const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), except those that an \
+                             allocator makes for itself, so that no byte counts twice";
 
 /// Python's object allocator, counted inside a process.
 const OBJECTS: &str = "Python objects";
@@ -143,8 +143,8 @@ impl Attaching {
             n => format!("{n} processes"),
         };
         Some(format!(
-            "{who} ran for a moment before an allocator that had just been loaded was counted, and what was allocated by it \
-             meanwhile is missing: {named}{more}"
+            "{who} ran for a moment before calls of a newly loaded allocator were counted; what was allocated by then \
+             is missing: {named}{more}"
         ))
     }
 }

@@ -42,12 +42,12 @@ impl Attaching {
         }
         let Some(builds) = blamed.builds else {
             return log::warn!(
-                "{exe} is not remembered, as it or its allocator has no build ID: it may be hooked inline again"
+                "cannot remember {exe}: it or its allocator has no build ID; it may be hooked inline again"
             );
         };
         let path = crashes::path();
         if let Err(error) = crashes::remember(&path, &Crash { builds, what: format!("{exe} died of {what}") }) {
-            log::info!("{exe} is not remembered in {}: {error}", path.display());
+            log::info!("cannot remember {exe} in {}: {error}", path.display());
         }
     }
 
@@ -64,7 +64,7 @@ impl Attaching {
         self.execs = None;
         let others = if had.len() == 1 { "1 other is".to_owned() } else { format!("{} others are", had.len()) };
         let told = format!(
-            "{died}: inline hooks were taken out of all processes; {others} counted no more, and none is hooked inline from now on"
+            "{died}: inline hooks were removed from all processes; {others} no longer counted, and no process is hooked inline from now on"
         );
         log::warn!("{told}; please report this");
         self.tripped = Some(Tripped { told, last: process });
@@ -72,10 +72,10 @@ impl Attaching {
 
     fn place_of(&self, blamed: &Blamed) -> String {
         match blamed.place {
-            Place::Code(offset) => format!("in code of inline hooks (at {offset:#x} of it)"),
+            Place::Code(offset) => format!("in the code of inline hooks (offset {offset:#x})"),
             Place::Page(offset) => {
                 let path = self.hooks.files.path(blamed.key).unwrap_or_default();
-                format!("in a page of {path} that inline hooks had replaced (at {offset:#x} of it)")
+                format!("in a page of {path} that inline hooks had replaced (offset {offset:#x})")
             }
         }
     }

@@ -157,7 +157,7 @@ impl Attaching {
                 Ok(Leads::Elsewhere | Leads::Nowhere) | Err(_) => continue,
             };
             if let Some(why) = why {
-                log::info!("process {pid}: its table of allocators is not led around anew: {why}");
+                log::info!("process {pid}: cannot redirect Python's table of allocators again: {why}");
             }
             young.next = now + LOOK_AFTER;
             if now < young.until {

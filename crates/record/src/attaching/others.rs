@@ -58,9 +58,9 @@ impl OthersHooks {
         let more = if untold.len() > MOST_NAMED { ", …" } else { "" };
         match untold.len() {
             0 => None,
-            1 => Some(format!("what process {named} allocated while another recording hooked it inline is missing")),
+            1 => Some(format!("process {named}: what it allocated while another recording counted it is missing")),
             n => Some(format!(
-                "what {n} processes allocated while another recording hooked them inline is missing: {named}{more}"
+                "{n} processes: what they allocated while another recording counted them is missing: {named}{more}"
             )),
         }
     }
@@ -115,13 +115,13 @@ mod tests {
         others.names.insert(7, "seven".into());
         assert_eq!(
             others.remark(&HashSet::new()).as_deref(),
-            Some("what process 7 (seven) allocated while another recording hooked it inline is missing")
+            Some("process 7 (seven): what it allocated while another recording counted it is missing")
         );
         assert_eq!(others.remark(&HashSet::from([7])), None, "its line tells");
         others.names.extend((1..=4).map(|pid| (pid, "x".to_owned())));
         let remark = others.remark(&HashSet::from([2])).unwrap();
         assert!(
-            remark.starts_with("what 4 processes") && remark.ends_with("is missing: 1 (x), 3 (x), 4 (x), …"),
+            remark.starts_with("4 processes: ") && remark.ends_with("is missing: 1 (x), 3 (x), 4 (x), …"),
             "{remark}"
         );
     }

@@ -46,7 +46,7 @@ impl Attaching {
             // Another heapbpf may use the mapped code again, which no event reports.
             self.others.watched.entry(pid).or_insert_with(monotonic_ns);
             if let Err(why) = left {
-                let what = if why.blinds_probes() { "" } else { "its inline hooks cannot be taken out: " };
+                let what = if why.blinds_probes() { "" } else { "its inline hooks cannot be removed: " };
                 self.is_unseen(pid, 0, &format!("{what}{why}"));
             }
         }
@@ -107,7 +107,7 @@ impl Attaching {
             } else if code == Some(Code::InPlace) {
                 self.is_unseen(pid, looked_ns, &Refused::Hooked.to_string());
             } else if self.targets.seen_again(pid, monotonic_ns()) {
-                log::info!("process {pid}: nobody hooks it inline any more, so its calls are counted again");
+                log::info!("process {pid}: no other recording hooks it inline any more; its calls are counted again");
                 is_any_seen = true;
             }
             // Code without jumps may stay for good, or belong to hooks that are being installed right now.
@@ -136,7 +136,7 @@ impl Attaching {
         self.others.watched.entry(pid).or_insert_with(monotonic_ns);
         let comm = comm_of(pid);
         let service = if is_known || self.global { None } else { service::of_hooks_in(pid) };
-        let service = service.map(|url| format!("; it is recorded already: heapbpf top {url}"));
+        let service = service.map(|url| format!("; it is already being recorded: heapbpf top {url}"));
         let why = format!("process {pid} ({comm}): {why}{}", service.unwrap_or_default());
         self.others.name(pid, comm);
         if !self.global && !is_known {

@@ -16,8 +16,8 @@ use super::probes::{Attaching, Look};
 /// How long to wait for the loader to fill in a table of allocators.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Text of a remark: which objects are not counted.
-const COPIES: &str = "only some are counted, because its compiler put copies of the object allocator into its callers, and it \
-                      cannot be led around these";
+const COPIES: &str = "only some are counted, because the compiler inlined the object allocator into some callers, and these \
+                      copies cannot be bypassed";
 
 impl Attaching {
     /// Interpreters found since the last call.

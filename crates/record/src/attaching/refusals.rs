@@ -33,10 +33,10 @@ impl Refusals {
             let named: Vec<String> = pids.iter().take(MOST_NAMED).map(u32::to_string).collect();
             let (named, more) = (named.join(", "), if pids.len() > MOST_NAMED { ", …" } else { "" });
             let who = match pids.len() {
-                1 => format!("process {named} is"),
-                number => format!("{number} processes ({named}{more}) are"),
+                1 => format!("process {named} uses"),
+                number => format!("{number} processes ({named}{more}) use"),
             };
-            Some(format!("{who} probed, not hooked inline: {why}"))
+            Some(format!("{who} probes: {why}"))
         };
         self.untold.iter_mut().filter_map(line).collect()
     }
@@ -56,10 +56,7 @@ mod tests {
         refusals.note(7, "it is busy");
         assert_eq!(
             refusals.take(),
-            [
-                "process 7 is probed, not hooked inline: it is busy",
-                "4 processes (1, 2, 3, …) are probed, not hooked inline: it is traced",
-            ]
+            ["process 7 uses probes: it is busy", "4 processes (1, 2, 3, …) use probes: it is traced"]
         );
         refusals.note(9, "it is traced");
         assert_eq!(refusals.take(), [""; 0]);

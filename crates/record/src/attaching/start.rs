@@ -24,8 +24,8 @@ use super::taking_in::{TakenIn, forbid_probes};
 use crate::plan::Targets;
 
 /// The remark about a command that is a Go program.
-const GO_AT_THE_END: &str = "a Go program: what it has in use is read at snapshots while it runs (--every, --listen), and \
-                             cannot be read any more when it has ended";
+const GO_AT_THE_END: &str = "a Go program: what it has in use can be read only while it runs, at snapshots (--every, \
+                             --listen), not after it has ended";
 
 /// How long a named process may take to get an allocator before it is refused. From an exec to the C library takes
 /// about a millisecond, more on a busy machine.
@@ -184,7 +184,7 @@ impl Attaching {
         };
         for pid in probed {
             if let Some(why) = forbid_probes(pid) {
-                bail!("process {pid} must not be probed: {why}; without --hook probe it is left alone");
+                bail!("process {pid} must not be probed: {why}; without --hook probe, heapbpf leaves it alone");
             }
         }
         Ok(())
@@ -210,7 +210,7 @@ impl Attaching {
     fn list_members(&mut self, targets: &Targets) {
         for process in targets.running.iter().filter(|process| !targets.name(process.pid)) {
             if let Err(error) = self.list(process.pid) {
-                log::warn!("what process {} becomes is not followed: {error}", process.pid);
+                log::warn!("process {} is not followed if it executes another program: {error}", process.pid);
             }
             // If it has ended by now, its end may have come before it was listed.
             if !is_same(process) {
@@ -270,7 +270,7 @@ impl Attaching {
             let reasons = self.refused.iter().take(3).map(|reason| format!(" ({reason})")).collect::<String>();
             return format!(
                 "process {pid} ({comm}) announces no samples: neither its program nor its libraries have USDT probes of \
-                 the provider otel_memory{reasons}; without --hook usdt, its allocator is probed"
+                 the provider otel_memory{reasons}; leave out --hook usdt to hook its allocator"
             );
         }
         if let Some(why) = moved_text::of_process(pid) {

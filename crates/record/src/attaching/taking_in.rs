@@ -165,7 +165,7 @@ impl Attaching {
         let cpu = self.activity.as_ref()?.of_all(ended, |process| self.is_active_target(host, process));
         let percent = |ns: u64| units::percent(ns as f64 / cpu.all_ns.max(1) as f64);
         let short = ended.ended_uncounted;
-        let (few, they) = if short == 1 { ("short one", "it") } else { ("short ones", "they") };
+        let (few, they) = if short == 1 { ("short process", "it") } else { ("short processes", "they") };
         let those = (short > 0).then(|| {
             format!(
                 "; {} {few} ({}) ended before {they} could be counted",
@@ -467,13 +467,13 @@ impl Attaching {
             return Ok(());
         }
         if let Some(why) = forbid_probes(pid) {
-            return Err(format!("it must not be probed: {why}"));
+            return Err(why);
         }
         if !self.programs.links_one_process() {
             return Err("this kernel's links to one process see its first thread only".to_owned());
         }
         if self.hooks.own_links(key) >= MOST_OWN_LINKS {
-            return Err(format!("{MOST_OWN_LINKS} other processes have links to this file already"));
+            return Err(format!("{MOST_OWN_LINKS} other processes already have their own links to this file"));
         }
         self.control.add_target(pid, CountedBy::OwnLinks).map_err(|error| error.to_string())?;
         self.own.insert(pid);

@@ -23,7 +23,7 @@ const PATIENCE: u32 = 2;
 
 /// The note when the probes are detached.
 const DETACHED: &str =
-    "the probes were taken away for the rest of the recording: figures cover what was allocated up to then";
+    "the probes were detached for the rest of the recording: figures cover what was allocated until then";
 
 /// An action for the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl OverheadController {
         let mut notes = Vec::new();
         if measured.is_none() && (budget.is_some() || sampling.automatic) {
             notes.push(
-                "what probes cost could not be measured here, so no budget could be kept and no interval chosen".into(),
+                "the cost of probes could not be measured here, so no budget was kept and no interval chosen".into(),
             );
         }
         Self {
@@ -202,7 +202,7 @@ impl OverheadController {
             actions.push(Action::SetInterval(next.interval));
         }
         if next.frees != old.frees {
-            self.note(now_ns, "frees are not followed any more: nothing is said of memory in use".into());
+            self.note(now_ns, "frees are no longer tracked: in-use figures are unavailable".into());
             actions.push(Action::StopTrackingFrees);
         }
         actions
@@ -225,7 +225,7 @@ fn options(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
     let priced = cheaper(used, now, costs).into_iter();
     let priced: Vec<String> =
         priced.map(|(name, share)| format!("{name} would take {}", units::percent(share))).collect();
-    if priced.is_empty() { "no option is known to cost less".into() } else { priced.join(", ") }
+    if priced.is_empty() { "no cheaper option is known".into() } else { priced.join(", ") }
 }
 
 /// How much the probes were used, by counted calls and CPU time.

@@ -93,8 +93,8 @@ fn a_hot_target_is_left_step_by_step_and_each_step_is_told() {
     for part in [
         "more than the budget of 5",
         "--no-live would take 42.9 %",
-        "after 1.2 s: frees are not followed",
-        "after 3.2 s: the probes were taken away",
+        "after 1.2 s: frees are no longer tracked",
+        "after 3.2 s: the probes were detached",
     ] {
         assert!(notes.contains(part), "{part}: {notes}");
     }

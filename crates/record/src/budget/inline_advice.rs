@@ -41,7 +41,7 @@ impl InlineAdvice {
         }
         let percent = |share| units::percent(of_all(share));
         self.note = Some(format!(
-            "probes take {} of {comm}; --hook inline would take {}{} (docs/inline.md)",
+            "probes take {} of the CPU time of {comm}; --hook inline would take {}{} (docs/inline.md)",
             percent(share),
             if measured.inline_is_bound { "under " } else { "" },
             percent(inline)
@@ -86,7 +86,7 @@ mod tests {
         assert!(!advice.is_due(0.02));
         assert!(advice.is_due(0.45));
         let told = advice.tell("postgres", 0.45, &measured(Some(2.0))).map(str::to_owned);
-        let line = "probes take 31 % of postgres; --hook inline would take 0.1 % (docs/inline.md)";
+        let line = "probes take 31 % of the CPU time of postgres; --hook inline would take 0.1 % (docs/inline.md)";
         assert_eq!(told.as_deref(), Some(line));
         assert_eq!(advice.note().as_deref(), Some(line));
         assert!(!advice.is_due(9.0));

@@ -139,21 +139,17 @@ fn line(used: &Use, who: &str, tracking: Tracking, costs: &ProbeCosts) -> String
     let share = used.share(costs);
     // Clocks and costs are estimates, so if probes take nearly all the time, only a lower bound is known.
     let times = match 1.0 / (1.0 - share).max(1e-3) {
-        times if times < 10.0 => format!("some {times:.1}"),
-        times if times < MOST_TIMES => format!("some {times:.0}"),
-        _ => format!("more than {MOST_TIMES:.0}"),
+        times if times < 10.0 => format!("about {times:.1}×"),
+        times if times < MOST_TIMES => format!("about {times:.0}×"),
+        _ => format!("more than {MOST_TIMES:.0}×"),
     };
     let options = cheaper(used, tracking, costs);
     let larger = tracking.interval > 0 && !options.iter().any(|(name, _)| name.starts_with("-i "));
     let mut advice = Vec::new();
     advice.extend(larger.then(|| "a larger -i does not help".to_owned()));
     advice.extend(options.iter().map(|(name, share)| format!("{name} would take {}", units::percent(*share))));
-    advice.push("--max-overhead 10% bounds it, and says what it gives up for that".into());
-    format!(
-        "probes take {} of the CPU time of {who}, which makes it {times} times slower: {}",
-        units::percent(share),
-        advice.join("; ")
-    )
+    advice.push("--max-overhead 10% limits it, and reports what it leaves out".into());
+    format!("{who} runs {times} slower: probes take {} of its CPU time; {}", units::percent(share), advice.join("; "))
 }
 
 #[cfg(test)]
@@ -192,18 +188,15 @@ mod tests {
         let lines = look(&mut slowed, vec![seen(7, 1.38e6, 5.4)]);
         assert_eq!(lines.len(), 1);
         for part in [
-            "probes take 95 % of the CPU time of octave (7)",
-            "some 20 times slower",
+            "octave (7) runs about 20× slower: probes take 95 % of its CPU time; ",
             "a larger -i does not help",
             "--no-live would take 90.5 %",
-            "--max-overhead 10% bounds it",
+            "--max-overhead 10% limits it",
         ] {
             assert!(lines[0].contains(part), "{part}: {}", lines[0]);
         }
         assert_eq!(slowed.notes(), [format!("after 0.8 s: {}", lines[0])]);
-        assert!(
-            line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS).contains("of the CPU time of process 7, which")
-        );
+        assert!(line(&seen(7, 1e6, 1.0).used, "process 7", FULL, &COSTS).starts_with("process 7 runs more than 50× "));
         assert_eq!(
             of_samples(0.2, "x (7)", 8192.0),
             "samples take 20 % of the CPU time of x (7); -i 256KiB would take under 1 %"

@@ -151,9 +151,7 @@ pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
 pub fn measured_anew(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     let measured = measure(object, link)?;
     if measured.missed_calls() {
-        anyhow::bail!(
-            "the probes saw no calls of the process that was measured: another heapbpf counts them inside it"
-        );
+        anyhow::bail!("no call of the measured process reached the probes: another heapbpf hooks it inline");
     }
     if !measured.is_plausible() {
         log::info!("something disturbed the measurement of probes: {measured:?}");
@@ -161,7 +159,7 @@ pub fn measured_anew(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Me
     if let Some(path) = cache_file(link)
         && let Err(error) = keep(&path, &measured)
     {
-        log::info!("cannot keep what was measured in {}: {error}", path.display());
+        log::info!("cannot save the measured costs in {}: {error}", path.display());
     }
     Ok(measured)
 }

@@ -65,7 +65,7 @@ impl fmt::Display for Place {
         f.write_str(match self {
             Self::Free => "missing",
             Self::File => "a file",
-            Self::Folder => "a folder",
+            Self::Folder => "a directory",
             Self::Link => "a symbolic link",
             Self::CharacterDevice | Self::BlockDevice => "a device",
             Self::Fifo => "a FIFO",

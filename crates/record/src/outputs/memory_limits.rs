@@ -188,12 +188,12 @@ impl MemoryLimits {
         let mut why = None;
         for (group, (_, pressure)) in &mut self.groups {
             if let Some(percent) = group.pressure().filter(|percent| pressure.passed(*percent)) {
-                why = Some(format!("{} stands still {percent} % of the time", group.directory.display()));
+                why = Some(format!("all tasks in {} stall {percent} % of the time", group.directory.display()));
             }
         }
         let host = std::fs::read_to_string("/proc/pressure/memory").ok().and_then(|text| stalled(&text));
         if let Some(percent) = host.filter(|percent| self.host.1.passed(*percent)) {
-            why = Some(format!("the host stands still {percent} % of the time"));
+            why = Some(format!("all tasks of the host stall {percent} % of the time"));
         }
         why
     }

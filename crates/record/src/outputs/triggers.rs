@@ -74,16 +74,16 @@ impl Triggers {
         {
             // After a pause of heapbpf, the next snapshot comes a whole interval later.
             *next = (*next).max(now - *every) + *every;
-            why = Some("at its time".to_owned());
+            why = Some("on schedule (--every)".to_owned());
         }
         if self.peaks.as_mut().is_some_and(|peaks| peaks.passed(inuse, now)) {
             why = Some(format!("at a new peak: {} in use", units::bytes(inuse)));
         }
         if self.at_bytes.as_mut().is_some_and(|threshold| threshold.passed(inuse)) {
-            why = Some(format!("at its threshold: {} in use", units::bytes(inuse)));
+            why = Some(format!("at the threshold: {} in use", units::bytes(inuse)));
         }
         if let Some(limits) = &mut self.limits {
-            why = limits.due(now, targets).map(|how| format!("before a kill: {how}")).or(why);
+            why = limits.due(now, targets).map(|how| format!("under memory pressure: {how}")).or(why);
         }
         why
     }
@@ -131,11 +131,11 @@ mod tests {
         };
         assert_eq!(due(&mut triggers, 0, 0.0), None);
         let why = due(&mut triggers, 10, 2.0 * 1_048_576.0).unwrap();
-        assert_eq!(why, "at its threshold: 2.00 MiB in use");
+        assert_eq!(why, "at the threshold: 2.00 MiB in use");
         assert_eq!(due(&mut triggers, 11, 2.0 * 1_048_576.0), None, "each of them was served");
         assert_eq!(triggers.next_look(), Some(start + Duration::from_secs(20)));
         // After a pause of heapbpf, the next snapshot comes a whole interval later.
-        assert_eq!(due(&mut triggers, 47, 0.0).as_deref(), Some("at its time"));
+        assert_eq!(due(&mut triggers, 47, 0.0).as_deref(), Some("on schedule (--every)"));
         assert_eq!(triggers.next_look(), Some(start + Duration::from_secs(47)));
     }
 }

@@ -168,7 +168,7 @@ impl Top {
         let found = (0..count).map(|index| (first + index * step) % count);
         match found.into_iter().find(|index| matching.has(world, &self.entries[*index].id)) {
             Some(index) => self.go_to(index),
-            None => self.message = Some(format!("nothing here has {:?}", self.search)),
+            None => self.message = Some(format!("not found: {:?}", self.search)),
         }
     }
 
@@ -186,7 +186,7 @@ impl Top {
 
     fn sort(&mut self, how: impl FnOnce(&View) -> (Sort, bool)) {
         if self.view().is_tree() {
-            self.message = Some("a tree has an order of its own: the largest first".into());
+            self.message = Some("a tree is always sorted by size".into());
             return;
         }
         let (sort, reversed) = how(self.view());
@@ -301,7 +301,7 @@ impl Top {
         let Some(world) = &mut self.world else { return };
         if set {
             world.mark();
-            self.message = Some("marked: growth is counted from here; M forgets it".into());
+            self.message = Some("marked: growth counts from here; M clears the mark".into());
         } else {
             world.marked = None;
         }

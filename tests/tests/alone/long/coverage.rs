@@ -1,5 +1,6 @@
-//! How often the confidence intervals of real recordings contain the truth: a benchmark (`cargo xtask bench real-coverage`)
-//! for a table in docs/sampling.md. Unlike a simulation, it shows errors of the BPF side and the daemon.
+//! How often the confidence intervals of real recordings contain the truth: a benchmark (`cargo xtask bench
+//! real-coverage`) for a table in docs/sampling.md. Unlike a simulation, it shows errors of the BPF side and the
+//! daemon.
 
 use std::fmt::Write as _;
 
@@ -10,16 +11,16 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Site;
 
-/// Number of short runs of the workload, each in a new process with other draws.
+/// Number of short runs of the workload, each in a new process with different draws.
 const RUNS: usize = 240;
-/// Runs per recording.
+/// Number of runs per recording.
 const AT_ONCE: usize = 20;
-/// R in bytes.
+/// Sampling intervals R, in bytes.
 const INTERVALS: [u64; 2] = [16 << 10, 128 << 10];
 /// Lower bounds of the table's rows, in expected samples of a site.
 const LINES: [f64; 9] = [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 50.0];
 
-/// Results of the sites of one row.
+/// Results for the sites of one row.
 #[derive(Default)]
 struct Line {
     sites: u32,
@@ -57,8 +58,8 @@ impl Line {
     }
 }
 
-/// Coverage by expected samples. It fails if all sites together are covered by less than 95 % less 5 standard errors
-/// (sites of a run are independent: each has its own bytes).
+/// Measures coverage by expected samples. It fails if the coverage of all sites together is more than 5 standard errors
+/// below 95 % (sites of a run are independent: each has its own bytes).
 #[test]
 #[ignore = "a benchmark: cargo xtask bench real-coverage"]
 fn error_bars_of_real_recordings_hold_the_truth() {
@@ -73,7 +74,7 @@ fn error_bars_of_real_recordings_hold_the_truth() {
             let (profile, stats) = recording.stop().results();
             assert_eq!(stats.lost(), 0, "{stats:?}");
             for (pid, truth) in &truths {
-                // Two sizes of one site at two lines of source are two stacks: only sites of one stack are compared.
+                // Two sizes of one site on two source lines are two stacks, so only sites with one stack are compared.
                 for site in truth.sites.iter().filter(|site| site.site != "site_18") {
                     let expected = site.law(interval, false).samples.truth;
                     let Some(line) = LINES.iter().rposition(|from| expected >= *from) else { continue };

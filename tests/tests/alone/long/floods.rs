@@ -1,5 +1,6 @@
-//! Floods of what a target can have many of: mappings, stacks, threads, short processes. Each is recorded right, or says what
-//! is missing, in bounded memory. The figures go into docs/reliability.md by `cargo xtask torture flood`.
+//! Floods of what a target can have many of: mappings, stacks, threads, short processes. Each is recorded correctly, or
+//! the profile says what is missing, in bounded memory. `cargo xtask torture flood` writes the figures into
+//! docs/reliability.md.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,16 +14,16 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, cpu_time};
 use heapbpf_tests::torture::{accounted, lasting, name_of, not_run, readable, recorder, seen};
 
-/// Half of what the unit lets heapbpf have.
+/// Half of the unit's memory limit for heapbpf.
 const MOST_MEMORY_BYTES: u64 = 1 << 30;
 const MAX_MAP_COUNT: &str = "/proc/sys/vm/max_map_count";
 
-/// Whether this is the short round among the tests.
+/// Whether this is the short round of the test suite.
 fn is_short() -> bool {
     lasting(0).is_zero()
 }
 
-/// The kernel's limit of mappings of a process, raised. Put back when dropped.
+/// The kernel's limit on mappings per process, raised. Restored when dropped.
 struct MapCount(String);
 
 impl MapCount {
@@ -42,7 +43,7 @@ impl Drop for MapCount {
     }
 }
 
-/// What it took, in words. The memory is bounded.
+/// Describes the cost. Checks that the memory is bounded.
 fn cost(stats: &Stats, until_recording: Duration, last_profile: Duration) -> String {
     let Stats { daemon_cpu_seconds, daemon_peak_rss_bytes, .. } = stats;
     assert!(*daemon_peak_rss_bytes < MOST_MEMORY_BYTES, "{stats:?}");
@@ -54,7 +55,8 @@ fn cost(stats: &Stats, until_recording: Duration, last_profile: Duration) -> Str
     )
 }
 
-/// A target that reports its truth, recorded with every allocation: its totals are exact. Returns the profile, and what that took.
+/// Records every allocation of a target that reports its truth, and checks that totals are exact. Returns the profile,
+/// the stats and the cost.
 fn recorded_exactly(mut target: Target, recorder: Recorder) -> (Profile, Stats, String) {
     let begin = Instant::now();
     let recording = recorder.start();
@@ -75,13 +77,13 @@ fn recorded_exactly(mut target: Target, recorder: Recorder) -> (Profile, Stats, 
     (profile, stats, cost)
 }
 
-/// A hundred thousand executable mappings, a tenth of it in a short round.
+/// A hundred thousand executable mappings, a tenth of that in a short round.
 #[test]
 fn of_mappings() {
     let Some(_turn) = turn("flood_of_mappings") else { return };
     let count = if is_short() { 10_000 } else { 100_000 };
     let fault = format!("target with {count} executable mappings");
-    // Between two of them is another one.
+    // There is another mapping between any two of them.
     let Some(_raised) = MapCount::raise(2 * count + 10_000) else {
         return not_run(&fault, "probe", "vm.max_map_count cannot be raised here");
     };
@@ -106,7 +108,7 @@ fn of_mappings() {
     }
 }
 
-/// A stack for each allocation: a million, an eighth of it in a short round.
+/// A separate stack for each allocation: a million, an eighth of that in a short round.
 #[test]
 fn of_stacks() {
     let Some(_turn) = turn("flood_of_stacks") else { return };
@@ -116,8 +118,9 @@ fn of_stacks() {
     let (profile, stats, cost) = recorded_exactly(target, recorder);
     let fault = format!("target with 2^{levels} stacks");
     let overflow = profile.stacks.iter().filter(|stack| stack.has("[other stacks]")).count();
-    // Each allocation is on a stack of its own, and each has its place: a row of its own, one with others beyond the limit, or, if its
-    // copy did not fit into its ring, the row of its caller. None is missing, and the reader is told.
+    // Each allocation has its own stack, and each is counted somewhere: in its own row, in a shared row beyond the
+    // limit, or, if its copy did not fit into its ring, in the row of its caller. None is missing, and the profile
+    // reports the shared rows.
     let counter = |name: &str| profile.counters[name].as_u64().unwrap_or_else(|| panic!("{name} is counted"));
     let (without_copy, together) = (counter("stacks_lost"), stats.other["stacks_put_together"]);
     if stats.lost() == 0 {
@@ -130,7 +133,7 @@ fn of_stacks() {
         );
     }
     let is_told = |what: &str| profile.notes.iter().any(|note| note.contains(what));
-    assert!(without_copy == 0 || is_told("have no stack but their caller"), "{:?}", profile.notes);
+    assert!(without_copy == 0 || is_told("have only their caller as a stack"), "{:?}", profile.notes);
     assert!(together == 0 || is_told("[other stacks]"), "{:?}", profile.notes);
     let what = format!(
         "totals exact; {} stacks kept, {together} put together in {overflow} rows of other stacks, {without_copy} with their caller alone; {} samples \
@@ -141,13 +144,13 @@ fn of_stacks() {
     seen(&fault, "probe", 1, &what);
 }
 
-/// Ten thousand short processes one after the other, every second with a program of its own; 500 in a short round.
+/// Ten thousand short processes one after another, every second one with its own program. 500 in a short round.
 #[test]
 fn of_processes() {
     let Some(_turn) = turn("flood_of_processes") else { return };
     let count = if is_short() { "500" } else { "10000" };
     let target = Target::start(&program("brood"), ["short", count, "20"]);
-    // Inline hooks may come too late to a child that replaces its program, which is told then.
+    // Inline hooks may be too late for a child that replaces its program, which is reported then.
     let recorder = Recorder::of(target.pid(), 1).option("--hook", "probe");
     let (profile, stats, cost) = recorded_exactly(target, recorder);
     let fault = format!("target with {count} short children");
@@ -155,7 +158,7 @@ fn of_processes() {
     seen(&fault, "probe", 1, &what);
 }
 
-/// Threads that check their blocks: as many as the row of threads has.
+/// Threads that check their blocks, in the number that the row names.
 #[test]
 fn of_threads() {
     let Some(_turn) = turn("flood_of_threads") else { return };

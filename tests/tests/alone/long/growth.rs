@@ -1,4 +1,4 @@
-//! `heapbpf diff` on real programs: how often it reports growth where there is none, and how large a leak must be to be
+//! How often `heapbpf diff` reports growth in real programs where there is none, and how large a leak must be to be
 //! found. A benchmark (`cargo xtask bench growth`) for tables in docs/sampling.md.
 
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use serde_json::Value;
 
-/// Pairs of runs per workload; every run is in one pair only.
+/// Pairs of runs per workload. Every run is in only one pair.
 const PAIRS: u64 = 60;
-/// Sampling intervals of a pair's runs, in turn, as profiles with different R must be comparable.
+/// Sampling intervals of a pair's two runs, used in turn, because profiles with different R must be comparable.
 const INTERVALS: [(u64, u64); 4] = [(FINE, FINE), (FINE, FINE), (FINE, COARSE), (COARSE, FINE)];
 const FINE: u64 = 16 << 10;
 const COARSE: u64 = 64 << 10;
@@ -18,7 +18,7 @@ const COARSE: u64 = 64 << 10;
 const LEAKS: [u64; 5] = [4, 8, 16, 32, 64];
 /// Bytes that one stack allocates for a byte array of 100.
 const LEAKED_BLOCK: u64 = 101;
-/// Pairs per leak.
+/// Number of pairs per leak.
 const LEAK_PAIRS: u64 = 20;
 
 struct Workload {
@@ -45,7 +45,7 @@ impl Workload {
         program.is_file().then_some(Self { name: "cc1", program, arguments: arguments.into() })
     }
 
-    /// Records a whole run, with other draws each time.
+    /// Records a whole run, with different draws each time.
     fn record(&self, interval: u64, seed: u64) -> Outcome {
         Recorder::new()
             .without_outputs()
@@ -53,7 +53,7 @@ impl Workload {
             .option("--seed", &seed.to_string())
             .option("-o", "profile.json")
             .variable("PYTHONHASHSEED", "0".as_ref())
-            // Makes each object an allocation, instead of a part of an arena.
+            // Makes each object an allocation instead of a part of an arena.
             .variable("PYTHONMALLOC", "malloc".as_ref())
             .command(&self.program, &self.arguments)
             .start()
@@ -61,7 +61,7 @@ impl Workload {
     }
 }
 
-/// The compared stacks.
+/// The stacks of a comparison.
 fn compared(before: &Outcome, after: &Outcome, value: &str) -> Vec<Value> {
     let file = |outcome: &Outcome| outcome.file("profile.json");
     let output = Command::new(heapbpf())
@@ -78,9 +78,9 @@ fn is_significant(stack: &&Value) -> bool {
     stack["significant"] == true
 }
 
-/// Nothing grew between two runs of the same: whatever is called growth is a false discovery, so a pair's share of false
-/// ones is 1 if anything is, and the rate is the share of such pairs. It fails if that is above 5 % and not by chance
-/// (more false pairs than 1 of 1,000 such benchmarks would have at a rate of 5 %).
+/// Nothing grows between two equal runs, so any reported growth is a false discovery: a pair's false discovery share is
+/// 1 if it reports any growth, and the rate is the share of such pairs. The test fails if the rate is above 5 % and not
+/// by chance (more false pairs than 1 of 1,000 such benchmarks would have at a rate of 5 %).
 #[test]
 #[ignore = "a benchmark: cargo xtask bench growth"]
 fn nothing_grows_between_equal_runs() {
@@ -125,7 +125,7 @@ fn nothing_grows_between_equal_runs() {
     assert!(wrong as f64 <= 0.05 * pairs as f64 + 3.1 * (0.05 * 0.95 * pairs as f64).sqrt(), "{wrong} of {pairs}");
 }
 
-/// A leak of the expected size is added to the same program: how often the stack that leaks is found.
+/// Adds a leak of the expected size to the same program, and measures how often the leaking stack is found.
 #[test]
 #[ignore = "a benchmark: cargo xtask bench growth"]
 fn an_added_leak_is_found() {

@@ -1,5 +1,5 @@
-//! What works on this kernel: small cases, which `cargo xtask vm` runs on other kernels in an emulator. Each prints a line
-//! about its feature (`kernel: feature: value`), which docs/kernels.md has in its tables.
+//! What works on this kernel: small tests, which `cargo xtask vm` runs on other kernels in an emulator. Each prints a
+//! line about its feature (`kernel: feature: value`), which goes into the tables of docs/kernels.md.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,37 +15,38 @@ use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::torture::{Doomed, was_killed};
 use serde_json::Value;
 
-/// Everything was as the program says of itself.
+/// All figures equal the program's own report.
 const EXACT: &str = "exact";
-/// The kernel cannot do it.
+/// The kernel does not support it.
 const NO: &str = "no";
-/// The programs that the cases run.
+/// The programs that the tests run.
 const PROGRAMS: [&str; 5] = ["mix", "threads", "pairs", "family", "preempted"];
 
 fn tell(feature: &str, value: &str) {
     println!("\nkernel: {feature}: {value}");
 }
 
-/// What doctor says of the kernel. It is asked once, because it loads every program, which takes an emulator long.
+/// doctor's report about the kernel. doctor runs only once, because it loads every program, which takes long in an
+/// emulator.
 fn doctor() -> &'static Value {
     static FOUND: OnceLock<Value> = OnceLock::new();
     FOUND.get_or_init(|| heapbpf_tests::doctor::doctor(&[]).1)
 }
 
-/// Whether a check of doctor's says that something works.
+/// Whether one of doctor's checks says that a feature works.
 fn works(found: &Value, name: &str) -> bool {
     let checks = found["kernel"]["checks"].as_array().expect("a list");
     checks.iter().any(|check| check["name"] == name && check["ok"] == true)
 }
 
-/// A turn on a kernel that can be recorded on.
+/// Waits for a turn, if this kernel supports recording.
 fn usable(case: &str) -> Option<(Turn, &'static Value)> {
     let turn = turn(case)?;
     let found = doctor();
     found["kernel"]["link"].is_string().then_some((turn, found))
 }
 
-/// Builds the programs, and prints where they are, for `cargo xtask vm`.
+/// Builds the programs and prints their paths, for `cargo xtask vm`.
 #[test]
 fn the_programs_are_built() {
     for name in PROGRAMS {
@@ -53,7 +54,7 @@ fn the_programs_are_built() {
     }
 }
 
-/// Where nothing can be recorded, one sentence says what the kernel lacks.
+/// If the kernel does not support recording, one sentence says what it lacks.
 #[test]
 fn a_kernel_that_is_too_old_is_named() {
     let Some(_turn) = turn("a_kernel_that_is_too_old_is_named") else { return };
@@ -103,12 +104,14 @@ fn threads() {
     tell("threads", EXACT);
 }
 
-/// Since Linux 7.0 the programs at a thread's end may be preempted by another thread that ends, for which the kernel skips them.
+/// Since Linux 7.0 the BPF programs at a thread's end may be preempted by another thread that ends, for which the
+/// kernel then skips them.
 #[test]
 fn threads_that_end_while_others_do() {
     let Some(_usable) = usable("threads_that_end_while_others_do") else { return };
     for hook in [Hook::Probe, Hook::Inline].repeat(4) {
-        // Twice as many threads took a slow emulated machine 19 to 27 ms to stop for inline hooks, which is too long.
+        // With twice as many threads, a slow emulated machine took 19 to 27 ms to stop for inline hooks, which is too
+        // long.
         let start = || Target::start(&program("preempted"), ["20"]);
         let (mut target, recording) = inline::begin(&start, hook, "", 1, &[]);
         let truth = target.run();
@@ -122,8 +125,8 @@ fn threads_that_end_while_others_do() {
     tell("threads that end while others do", EXACT);
 }
 
-/// As above, with the system calls of `--mmap`. Each ends two programs at most, which threads of many priorities can hold up at once:
-/// what is missing then is told.
+/// As above, with the system calls of `--mmap`. There are only two BPF programs at the entry and the exit of a call,
+/// and threads of many priorities can hold up both at once. What is missing then is reported.
 #[test]
 fn mappings_that_threads_make_while_others_do() {
     let Some(_usable) = usable("mappings_that_threads_make_while_others_do") else { return };
@@ -180,12 +183,12 @@ fn execs() {
     tell("exec", EXACT);
 }
 
-/// A host-wide recording has the target's calls, among others.
+/// A recording of the whole host has the target's calls, among others.
 #[test]
 fn the_whole_host() {
     let Some(_usable) = usable("the_whole_host") else { return };
     let mut target = Target::start(&program("mix"), ["400"]);
-    // By default a process is counted once it is active.
+    // By default a process is counted only once it is active.
     let recording = Recorder::new().interval(1).flag("--all").option("--hook", "probe").start();
     let truth = target.run();
     let (profile, _) = recording.stop().results();
@@ -217,7 +220,7 @@ fn inline_hooks() {
     tell("`--hook inline`", EXACT);
 }
 
-/// Mappings need programs at system calls.
+/// `--mmap` needs BPF programs at system calls.
 #[test]
 fn mappings() {
     let Some((_turn, found)) = usable("mappings") else { return };
@@ -246,8 +249,8 @@ fn losses() {
     tell("losses", "counted");
 }
 
-/// The kernel kills heapbpf, its guardian and its cleaner at the same moment: for want of memory, if the mount has a controller
-/// for it. The target's calls go on as they should, and the next recording has all of them.
+/// The kernel kills heapbpf, its guardian and its cleaner at the same moment: by running out of memory, if the mount
+/// has a controller for it. The target's calls still work, and the next recording has all of them.
 #[test]
 fn killed_with_all_its_helpers() {
     let Some(_usable) = usable("killed_with_all_its_helpers") else { return };
@@ -273,7 +276,7 @@ fn killed_with_all_its_helpers() {
     tell("killed with all its helpers, the next one is", EXACT);
 }
 
-/// The instructions that the verifier followed for each program of a recording, whose limit is a million.
+/// Number of instructions that the verifier followed for each BPF program of a recording. The limit is a million.
 #[test]
 fn the_verifier_is_far_from_its_limit() {
     let Some((_turn, found)) = usable("the_verifier_is_far_from_its_limit") else { return };
@@ -299,19 +302,19 @@ fn the_verifier_is_far_from_its_limit() {
     }
 }
 
-/// How x86-64's code reaches a stack of the processor's own: `add r9, gs:[…]` (`emit_priv_frame_ptr` in the kernel).
+/// How x86-64 code accesses a per-CPU private stack: `add r9, gs:[…]` (`emit_priv_frame_ptr` in the kernel).
 const PRIVATE_STACK: [u8; 5] = [0x65, 0x4c, 0x03, 0x0c, 0x25];
 
-/// Since Linux 6.13 the kernel gives programs at probes a stack of the processor's own, although a program at a uprobe may be
-/// preempted by another thread that runs it, too. Then both write to the same stack, and the kernel follows pointers that are none.
-/// (At tracepoints, a program that is preempted does not run a second time on the same processor.)
+/// Since Linux 6.13 the kernel gives BPF programs at probes a private stack per CPU, although a program at a uprobe may
+/// be preempted by another thread that runs the same program. Then both write to the same stack, and the kernel follows
+/// invalid pointers. (At tracepoints, a preempted program does not run a second time on the same CPU.)
 #[test]
 fn no_program_shares_its_stack() {
     let Some((_turn, found)) = usable("no_program_shares_its_stack") else { return };
     let target = Target::start(&program("mix"), ["100"]);
     let kinds = ["session", "multi", "perf"].into_iter().filter(|kind| works(found, &format!("{kind} links")));
     let probes = kinds.map(|kind| Recorder::of(target.pid(), 1).option("--link", kind).flag("--mmap"));
-    // Programs that look for targets by a rule need more room.
+    // Programs that select targets by a rule need more stack.
     let by_rule = Recorder::new().interval(1 << 20).option("--comm", "mix").option("--hook", "inline");
     for recorder in probes.chain([inline::recorder(target.pid(), Hook::Inline, 1), by_rule]) {
         let recording = recorder.start();

@@ -1,4 +1,4 @@
-//! The long set: repeats, torture, soak, kernels in an emulator.
+//! The long set: repetitions, torture, soak, kernels in an emulator.
 
 mod coverage;
 mod floods;

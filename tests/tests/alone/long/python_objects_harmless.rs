@@ -1,4 +1,5 @@
-//! A busy Python program whose objects inline hooks count stays right, whoever of heapbpf's processes is killed meanwhile.
+//! A busy Python program whose objects are counted by inline hooks keeps computing correctly, whichever of heapbpf's
+//! processes is killed.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,10 +10,11 @@ use heapbpf_tests::inline::is_hooked;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 
-/// How many recordings are made, if not 12.
+/// Variable that sets the number of recordings, 12 by default.
 const CYCLES: &str = "HEAPBPF_TEST_CYCLES";
 
-/// Threads that make and drop objects of all small sizes and compare what is in them, with forks, until standard input ends.
+/// Threads that create and drop objects of all small sizes and compare their contents, with forks, until standard input
+/// ends.
 const SCRIPT: &str = r#"
 import os, random, sys, threading
 failed, done, rounds = [], threading.Event(), [0] * 4
@@ -42,7 +44,7 @@ for thread in threads: thread.join()
 sys.exit(bool(failed) or min(rounds) == 0)
 "#;
 
-/// What ends a recording.
+/// How a recording ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Stop,
@@ -69,7 +71,7 @@ fn a_busy_python_stays_right_whoever_is_killed() {
             End::Stop => recorder(pid).start(),
             End::Killed | End::AllKilled => recorder(pid).without_outputs().start(),
         };
-        // A stop that comes too late is made again; meanwhile probes count.
+        // If the target does not stop in time, heapbpf tries again. Until then probes count.
         hooked += usize::from(is_hooked(pid));
         std::thread::sleep(Duration::from_millis(300));
         match end {
@@ -91,7 +93,7 @@ fn a_busy_python_stays_right_whoever_is_killed() {
                 drop(recording);
             }
         }
-        // It runs on what is left.
+        // The target continues with whatever is left in it.
         std::thread::sleep(Duration::from_millis(200));
         assert!(std::fs::metadata(format!("/proc/{pid}/maps")).is_ok(), "{end:?}");
     }

@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: a service records a mixed load for long. Its memory stays flat, and estimates stay with exact counts.
+//! `cargo xtask soak`: a service records a mixed load for a long time. Its memory stays flat, and its estimates stay
+//! close to the exact counts.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -15,18 +16,18 @@ use heapbpf_tests::soak::{Drift, Line, Totals};
 use heapbpf_tests::target::Target;
 use heapbpf_tests::torture::Unharmed;
 
-/// Share of the time that is left out of the slope, while caches and tables fill.
+/// Share of the time that the slope leaves out, while caches and tables fill.
 const WARMING: f64 = 0.33;
-/// Growth per hour that is tolerated, as a share of the memory.
+/// Tolerated growth per hour, as a share of the memory.
 const GROWTH: f64 = 0.05;
-/// Multiples of standard errors beyond which chance is no excuse: less than once in a million runs.
+/// Multiple of the standard error beyond which a deviation is not chance: less than once in a million runs.
 const BEYOND_CHANCE: f64 = 5.0;
 
 fn number(variable: &str, usual: f64) -> f64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
-/// The service at some moment.
+/// The state of the service at one moment.
 struct Sample {
     seconds: f64,
     resident: f64,
@@ -55,7 +56,7 @@ fn sample(address: SocketAddr, seconds: f64) -> Sample {
         lost,
         stacks: profile.stacks.len(),
         processes: profile.processes.len(),
-        // A 95 % interval.
+        // The interval is a 95 % interval.
         totals: Totals {
             exact: total.exact.expect("allocations are counted"),
             estimated: total.value(),
@@ -64,7 +65,7 @@ fn sample(address: SocketAddr, seconds: f64) -> Sample {
     }
 }
 
-/// Threads, forks, exceptions and libraries; programs that start others; many idle threads.
+/// A load of threads, forks, exceptions and libraries, of programs that start others, and of many idle threads.
 fn load() -> (Unharmed, Vec<Target>) {
     let enduring = program_with("enduring", "soak-enduring", &[]);
     let start =
@@ -146,7 +147,7 @@ fn programs_that_never_come_again_leave_nothing() {
     let (recording, address) = Recorder::new().service().without_outputs().flag("--all").serve();
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", recording.pid())).expect("it runs").count();
     let mut programs = Distinct::new();
-    // The tables fill first: of programs that have ended, a thousand have a line.
+    // Let the tables fill first: they keep a row for a thousand programs that have ended.
     programs.run(PROGRAMS / 5);
     let before = (programs.settled(address, u64::MAX), descriptors());
     let begun = Instant::now();

@@ -1,5 +1,5 @@
-//! What is done to heapbpf, and what its targets must not notice. Each test is a row of `cargo xtask torture`, which repeats
-//! it; here it is a short round. `tests/torture_targets.rs` has what is done to the targets.
+//! What happens to heapbpf, and what its targets must not notice. Each test is a row of `cargo xtask torture`, which
+//! repeats it. Here it is a short round. `torture_targets.rs` has what happens to the targets.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -20,7 +20,7 @@ use heapbpf_tests::torture::{
     nothing_stays_in, readable, recorder, seen, times, was_killed,
 };
 
-/// Comes and goes again and again, at intervals that sample much and little.
+/// heapbpf attaches and detaches again and again, at intervals that sample much and little.
 #[test]
 fn attached_and_detached() {
     let Some(_turn) = turn("torture_attached_and_detached") else { return };
@@ -44,7 +44,7 @@ fn attached_and_detached() {
     }
 }
 
-/// Killed at any moment: before it has begun, while it attaches, and while it records.
+/// heapbpf is killed at any moment: before it has begun, while it attaches, and while it records.
 #[test]
 fn killed() {
     let Some(_turn) = turn("torture_killed") else { return };
@@ -66,14 +66,15 @@ fn killed() {
                 let said = || std::fs::read_to_string(&said).unwrap_or_default();
                 assert!(daemon.try_wait().expect("our child").is_none(), "heapbpf ended by itself: {}", said());
             };
-            // One in four is killed anywhere; most while links are made or soon after.
+            // One in four is killed at any moment, the others while links are made or soon after.
             if kill % 4 != 0 {
                 until("a link", || {
                     still_runs(&mut daemon);
                     !links_of(daemon.id()).is_empty()
                 });
             }
-            // Every other of the rest while the target is hooked; on a busy machine it is late, or probes.
+            // With inline hooks, every second one is killed while the target is hooked. On a busy machine that takes
+            // longer, or the target gets probes.
             let patience = Instant::now() + Duration::from_secs(15);
             while hook == Hook::Inline && kill % 2 != 0 && !is_hooked(target.pid()) && Instant::now() < patience {
                 std::thread::sleep(Duration::from_millis(2));
@@ -100,7 +101,7 @@ fn killed() {
     }
 }
 
-/// The kernel kills heapbpf, as its memory cgroup has no room left. Its guardian is in the same one.
+/// The kernel kills heapbpf because its memory cgroup is full. Its guardian is in the same cgroup.
 #[test]
 fn killed_for_want_of_memory() {
     let fault = "heapbpf out of memory in its cgroup";
@@ -134,9 +135,9 @@ fn killed_for_want_of_memory() {
     }
 }
 
-/// The kernel kills heapbpf, its guardian and its cleaner at the same moment, as for want of memory in a cgroup with
-/// `memory.oom.group`. Nobody is there to take inline hooks out: the target goes on with them, until the next recording or
-/// `doctor --clean`, by turns.
+/// The kernel kills heapbpf, its guardian and its cleaner at the same moment, as it does when memory runs out in a
+/// cgroup with `memory.oom.group`. No helper is left to remove inline hooks: the target continues with them until the
+/// next recording or `doctor --clean`, which the rounds use in turn.
 #[test]
 fn killed_with_all_its_helpers() {
     let fault = "heapbpf, guardian and cleaner killed at once";
@@ -188,15 +189,15 @@ fn killed_with_all_its_helpers() {
     }
 }
 
-/// Sets how many files a process may open from now on.
+/// Limits how many files a process may open from now on.
 fn limit_files(pid: u32, most: u64) {
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
-    // SAFETY: the limit is read, and the old one is not asked for.
+    // SAFETY: the limit is only read, and the old one is not requested.
     let result = unsafe { libc::prlimit(pid as libc::pid_t, libc::RLIMIT_NOFILE, &limit, std::ptr::null_mut()) };
     assert_eq!(result, 0, "root may limit its processes");
 }
 
-/// Too few descriptors to begin, or to go on with: it says so, or does without.
+/// Too few descriptors to start or to continue: heapbpf says so, or manages without.
 #[test]
 fn without_file_descriptors() {
     let fault = "no file descriptors";
@@ -225,7 +226,7 @@ fn without_file_descriptors() {
                 _ => panic!("{limit} descriptors: {}: {said}", output.status),
             }
         }
-        // None is left once it records: children, libraries and files of its own come later.
+        // No descriptor is left once it records: it would need some later for children, libraries and its own files.
         let recording = Recorder::of(target.pid(), 4096).option("--hook", name_of(hook)).start();
         limit_files(recording.pid(), 3);
         std::thread::sleep(lasting(1));
@@ -247,7 +248,7 @@ fn without_file_descriptors() {
     }
 }
 
-/// No room for its files: it says which and why, and its target goes on.
+/// The disk is too full for its files: heapbpf says which file and why, and its target continues.
 #[test]
 fn without_room_on_the_disk() {
     let fault = "disk full";
@@ -271,7 +272,7 @@ fn without_room_on_the_disk() {
             assert!(outcome.stderr.to_lowercase().contains("no space left"), "{}", outcome.stderr);
             assert_ne!(outcome.status.code(), Some(0), "its files are not there: {}", outcome.stderr);
             statuses.insert(outcome.status.code());
-            // Nothing that looks like a result is half there.
+            // No output file is left half-written.
             for name in ["profile.json", "stats.json"] {
                 let file = outcome.file(name);
                 let text = std::fs::read_to_string(&file).unwrap_or_default();
@@ -287,7 +288,7 @@ fn without_room_on_the_disk() {
     }
 }
 
-/// Its files may have no byte. The signal for that ends programs that do not expect it.
+/// No file may have a byte. The signal for that ends programs that do not expect it.
 #[test]
 fn with_a_limit_on_the_size_of_files() {
     let fault = "no file may have a byte";
@@ -311,11 +312,11 @@ fn with_a_limit_on_the_size_of_files() {
     }
 }
 
-/// What did not fit.
+/// Counts what did not fit.
 type Lossy = dyn Fn(&Profile, &Stats) -> u64;
 
-/// Records two programs with little room: one that checks itself, and one whose truth is known. Whatever is lost is counted.
-/// heapbpf is stopped meanwhile if `stopped`.
+/// Records two programs with little capacity: one that checks itself, and one whose truth is known. Everything that is
+/// lost is counted. With `stopped`, heapbpf is stopped while they run.
 fn with_little_room(fault: &str, interval: u64, options: &[[&str; 2]], stopped: bool, lossy: &Lossy) {
     for hook in hooks() {
         let before = orphaned_links();
@@ -352,7 +353,7 @@ fn with_little_room(fault: &str, interval: u64, options: &[[&str; 2]], stopped: 
     }
 }
 
-/// A counter of a profile, by its name.
+/// A counter of a profile, by name.
 fn counter(profile: &Profile, name: &str) -> u64 {
     profile.counters.get(name).and_then(|count| count.as_u64()).unwrap_or_default()
 }
@@ -370,14 +371,14 @@ fn with_full_maps() {
     with_little_room("maps full", 1, &options, false, &|profile, _| counter(profile, "untracked"));
 }
 
-/// heapbpf does not get to run, for longer than its rings have room.
+/// heapbpf does not get to run for longer than its rings last.
 #[test]
 fn with_heapbpf_stopped() {
     let Some(_turn) = turn("torture_with_heapbpf_stopped") else { return };
     with_little_room("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| stats.lost());
 }
 
-/// Processor time of this process's children that have ended.
+/// CPU time of this process's children that have ended.
 fn time_of_children() -> Duration {
     // SAFETY: all zeros are a valid `rusage`, which the call overwrites.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -387,8 +388,8 @@ fn time_of_children() -> Duration {
     time(usage.ru_utime) + time(usage.ru_stime)
 }
 
-/// SIGTERM, as from systemd, with a million sampled blocks in use on 16,384 stacks (a tenth in a short round): everything is in the
-/// last profile. How long that took is told, and not asserted.
+/// SIGTERM, as from systemd, with a million sampled blocks in use on 16,384 stacks (a tenth in a short round): the last
+/// profile has everything. The test prints how long that took, and asserts no limit.
 #[test]
 fn ended_with_many_live_samples() {
     let Some(_turn) = turn("torture_ended_with_many_live_samples") else { return };

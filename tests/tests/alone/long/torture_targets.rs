@@ -1,5 +1,5 @@
-//! Targets in states that are hard on a profiler, each with both ways of hooking. Each test is a row of `cargo xtask torture`,
-//! which repeats it; here it is a short round.
+//! Targets in states that are hard for a profiler, each with both ways of hooking. Each test is a row of `cargo xtask
+//! torture`, which repeats it. Here it is a short round.
 
 use std::process::Command;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn enduring(arguments: &[&str]) -> Target {
     Target::start(&program("enduring"), arguments)
 }
 
-/// Lets the program end by itself, and checks that it is right. Returns what it says that it did.
+/// Lets the program end by itself and checks that it computed correctly. Returns the program's report of what it did.
 fn ends_well(mut target: Target) -> String {
     nothing_stays_in(target.pid());
     target.go();
@@ -31,7 +31,7 @@ fn ends_well(mut target: Target) -> String {
     told
 }
 
-/// The state of a process, as `/proc/PID/stat` has it.
+/// The state of a process from `/proc/PID/stat`.
 fn state_of(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()
@@ -48,7 +48,7 @@ fn signal(pid: u32, signal: libc::c_int) {
     assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal) }, 0, "it runs");
 }
 
-/// How a process was hooked, and why not as asked.
+/// Describes how a process was hooked, and why not as requested.
 fn hooked_how(stats: &Stats) -> String {
     let how = |it: &heapbpf_tests::output::HookedProcess| match &it.not_inline {
         Some(why) => format!("by {}s, as {why}", it.hook),
@@ -57,7 +57,7 @@ fn hooked_how(stats: &Stats) -> String {
     stats.hooks.first().map_or_else(|| "not hooked".to_owned(), how)
 }
 
-/// Words of the pids of the tracer, so that reports of several rounds are one.
+/// Removes digits (the tracer's pids) from a text, so that the reports of several rounds are equal.
 fn without_numbers(text: &str) -> String {
     text.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
@@ -89,7 +89,7 @@ fn under_strace() {
     }
 }
 
-/// gdb holds it stopped while heapbpf comes, lets it run, stops it again while heapbpf goes.
+/// gdb holds the target stopped while heapbpf attaches, lets it run, and stops it again while heapbpf detaches.
 #[test]
 fn under_gdb() {
     let fault = "target under gdb";
@@ -134,7 +134,8 @@ fn under_gdb() {
     }
 }
 
-/// The kernel's calls for probes must pass every filter, and heapbpf must make none in the target that a filter refuses.
+/// The system calls that the kernel makes for probes must pass every filter, and heapbpf must not make the target call
+/// anything that a filter refuses.
 #[test]
 fn under_seccomp() {
     let fault = "target under seccomp";
@@ -171,7 +172,7 @@ fn stopped() {
         let pid = target.pid();
         let mut how = std::collections::BTreeSet::new();
         for time in 0..times(2) {
-            // It is stopped when heapbpf comes, when it goes, or both.
+            // The target is stopped when heapbpf attaches, when it detaches, or both.
             let (at_first, at_last) = [(true, true), (true, false), (false, true)][time as usize % 3];
             let stop_it = || {
                 signal(pid, libc::SIGSTOP);
@@ -197,7 +198,8 @@ fn stopped() {
     }
 }
 
-/// A zombie has no memory: it is refused. One that becomes a zombie while it is recorded ends the recording, or is waited out.
+/// A zombie has no memory: it is refused. If a target becomes a zombie during a recording, the recording ends, or
+/// heapbpf waits for the zombie to go.
 #[test]
 fn a_zombie() {
     let fault = "target a zombie";
@@ -211,7 +213,7 @@ fn a_zombie() {
             let recording = recorder(pid, hook, 4096).start();
             signal(pid, libc::SIGKILL);
             until("it is a zombie", || state_of(pid) == Some('Z'));
-            // Nobody waits for it, and nothing runs in it any more.
+            // The zombie has not been waited for, and no code runs in it any more.
             let outcome = recording.finish();
             accounted(&outcome);
             let refused = recorder(pid, hook, 4096).refused();
@@ -224,8 +226,8 @@ fn a_zombie() {
     }
 }
 
-/// heapbpf comes and goes while a program starts itself again and again: by its name, or by its pid, which may be met before its
-/// C library is mapped.
+/// heapbpf attaches and detaches while a program execs itself again and again. It is selected by name, or by pid, when
+/// it may be found before its C library is mapped.
 #[test]
 fn executing_in_a_loop() {
     let fault = "target exec'ing in a loop";
@@ -255,7 +257,7 @@ fn executing_in_a_loop() {
     }
 }
 
-/// Threads of the target: some hundreds, or `HEAPBPF_TORTURE_THREADS`.
+/// Number of threads of the target: some hundreds, or `HEAPBPF_TORTURE_THREADS`.
 fn threads() -> String {
     std::env::var("HEAPBPF_TORTURE_THREADS").unwrap_or_else(|_| "300".into())
 }
@@ -283,8 +285,8 @@ fn many_threads() {
     }
 }
 
-/// What a second recording of one target costs it: processor time of a pair of malloc and free, least of some rounds. Both count
-/// every call.
+/// What a second recording of a target costs it: CPU time of a malloc and free pair, the minimum of some rounds. Both
+/// recordings count every call.
 #[test]
 fn recorded_twice() {
     const PAIRS: u64 = 300_000;
@@ -313,7 +315,7 @@ fn recorded_twice() {
     seen("two recordings of one target", "probe", times(2), &what);
 }
 
-/// Two heapbpfs, one of them with probes, bpftrace and perf, which come and go one after the other.
+/// Two heapbpfs (one of them with probes), bpftrace and perf attach and detach one after another.
 #[test]
 fn with_other_tracers() {
     let fault = "two heapbpfs, bpftrace and perf at once";

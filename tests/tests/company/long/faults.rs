@@ -1,5 +1,5 @@
-//! Faults at every operation on a map, and at what reading the rings needs: none is lost in silence. The operations are not
-//! listed here: recordings of each kind are watched, and whatever they do fails once.
+//! Faults in every map operation, and in what reading the rings needs: no fault goes unreported. The operations are not
+//! listed here. The tests watch recordings of each kind and make each operation they do fail once.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -20,31 +20,31 @@ use heapbpf_tests::target::Target;
 use heapbpf_tests::torture::readable;
 use heapbpf_tests::truth::Truth;
 
-/// Calls of the target's sites.
+/// Number of calls of the target's sites.
 const CALLS: &str = "20000";
-/// The smallest interval at which rings are small at first.
+/// The smallest interval at which rings start small.
 const GROWS_AT: u64 = 16384;
 
-/// Kinds of recordings, which do different operations.
+/// Kinds of recordings, which perform different operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Case {
-    /// Every allocation.
+    /// Samples every allocation.
     Exact,
-    /// The daemon is stopped while its rings fill up.
+    /// Stops the daemon while its rings fill up.
     Losses,
-    /// The same with rings that grow, and an interval at which they are small at first.
+    /// Like `Losses`, with rings that grow, and an interval at which they start small.
     Growth,
-    /// An interval for each size class.
+    /// Has an interval for each size class.
     Classes,
-    /// The kernel's own stacks.
+    /// Uses the kernel's own stack walk.
     FramePointers,
-    /// A target that ends, while another goes on.
+    /// One target ends while another continues.
     Ends,
-    /// Children that are short, half of which replace their program.
+    /// Has short-lived children, half of which replace their program.
     Children,
-    /// Counted inside the process.
+    /// Counts inside the process.
     Inline,
-    /// An interpreter.
+    /// Records a Python interpreter.
     Python,
 }
 
@@ -86,7 +86,7 @@ impl Case {
         }
     }
 
-    /// Has the target work, while what is to fail does. Returns the truth, if the target tells it.
+    /// Runs the target while the faults happen. Returns the truth, if the target reports it.
     fn work(self, target: &mut Target, recording: &Recording) -> Option<Truth> {
         if matches!(self, Self::Losses | Self::Growth) {
             recording.signal(libc::SIGSTOP);
@@ -105,7 +105,7 @@ fn python() -> Option<PathBuf> {
     tool("python3")
 }
 
-/// The cases that can be had here.
+/// The cases that can run on this machine.
 fn cases(name: &str) -> Vec<Case> {
     let mut cases = Case::ALL.to_vec();
     if python().is_none() {
@@ -119,14 +119,15 @@ fn cases(name: &str) -> Vec<Case> {
     cases
 }
 
-/// What a recording says, and its target.
+/// The outcome of a recording, and its target.
 struct Recorded {
     outcome: Outcome,
     truth: Option<Truth>,
     pid: u32,
 }
 
-/// A recording of a case under faults that `begin` starts once the probes are in place.
+/// Records a case. `begin` runs once the probes are in place and starts the faults. Returns `None` if the recording
+/// could not start.
 fn record(case: Case, faults: &Arc<Faults>, begin: impl FnOnce()) -> Option<Recorded> {
     let mut other = Target::start(&program("mix"), ["10"]);
     let mut target = case.target();
@@ -145,13 +146,13 @@ fn record(case: Case, faults: &Arc<Faults>, begin: impl FnOnce()) -> Option<Reco
     let truth = case.work(&mut target, &recording);
     if case == Case::Ends {
         assert!(target.end().success(), "the target came to harm");
-        // Its counters are taken over some time after its end.
+        // heapbpf reads the ended process's counters over some time after its end.
         std::thread::sleep(Duration::from_millis(2500));
         other.run();
         faults.fail_one_in(0);
         return Some(Recorded { outcome: recording.stop(), truth, pid });
     }
-    // Several rounds of what is done once a second.
+    // Enough for several rounds of the once-a-second work.
     std::thread::sleep(Duration::from_millis(1200));
     faults.fail_one_in(0);
     let outcome = recording.stop();
@@ -159,7 +160,7 @@ fn record(case: Case, faults: &Arc<Faults>, begin: impl FnOnce()) -> Option<Reco
     Some(Recorded { outcome, truth, pid })
 }
 
-/// Whether an estimate is honest: its interval has the truth, or it says that it has none.
+/// Whether an estimate is honest: its interval contains the truth, or it says that it has none.
 fn honest(estimate: &Estimate, truth: u64) -> bool {
     match (estimate.low, estimate.high) {
         (Some(low), Some(high)) => low <= truth as f64 && truth as f64 <= high,
@@ -167,7 +168,7 @@ fn honest(estimate: &Estimate, truth: u64) -> bool {
     }
 }
 
-/// Checks that nothing was lost in silence. The identity and sums are checked of every profile (`results`).
+/// Checks that no loss went unreported. `results` checks the identity and sums of every profile.
 fn check(case: Case, what: &str, recorded: &Recorded) {
     let Recorded { outcome, truth, pid } = recorded;
     let (profile, stats): (Profile, Stats) = outcome.results();
@@ -176,7 +177,7 @@ fn check(case: Case, what: &str, recorded: &Recorded) {
     let totals = &profile.totals;
     assert!(stats.hits > 0, "{what}");
     if case == Case::Ends {
-        // The other target counts as well.
+        // The other target is counted as well.
         let process = profile.process(*pid);
         assert!(honest(&process.figures.alloc_bytes, truth.bytes()), "{what}: {:?}", process.figures);
         if stats.lost() == 0 {
@@ -190,7 +191,7 @@ fn check(case: Case, what: &str, recorded: &Recorded) {
     let in_use = totals.inuse_bytes.as_ref().expect("frees are tracked");
     assert!(honest(&totals.alloc_bytes, truth.bytes()), "{what}: {} not in {:?}", truth.bytes(), totals.alloc_bytes);
     assert!(honest(in_use, truth.live_bytes()), "{what}: {} not in {in_use:?}", truth.live_bytes());
-    // Without a loss, what is in use is what the target says.
+    // Without losses, memory in use equals what the target reports.
     match case {
         Case::Classes | Case::FramePointers => {}
         Case::Growth if stats.lost() == 0 => checks::sites(&profile, truth, GROWS_AT, Compare::All),
@@ -199,8 +200,8 @@ fn check(case: Case, what: &str, recorded: &Recorded) {
     }
 }
 
-/// Every operation that the cases do: those of the start, and those of a recording that has begun, each with the first case
-/// that does it. They are looked for once.
+/// Every operation that the cases perform, at the start and during the recording, each with the first case that
+/// performs it. Determined once.
 fn operations(name: &str) -> &'static [BTreeMap<Operation, Case>; 2] {
     static FOUND: OnceLock<[BTreeMap<Operation, Case>; 2]> = OnceLock::new();
     FOUND.get_or_init(|| find_operations(name))
@@ -222,7 +223,7 @@ fn find_operations(name: &str) -> [BTreeMap<Operation, Case>; 2] {
     found
 }
 
-/// Does something with each operation; what it gives. Two at a time: recordings wait most of the time.
+/// Calls `each` for each operation and returns the results. Runs two at a time, because recordings mostly wait.
 fn with_each<T: Send>(operations: &BTreeMap<Operation, Case>, each: impl Fn(&Operation, Case) -> T + Sync) -> Vec<T> {
     let next = Mutex::new(operations.iter());
     let work = || {
@@ -236,14 +237,14 @@ fn with_each<T: Send>(operations: &BTreeMap<Operation, Case>, each: impl Fn(&Ope
     })
 }
 
-/// Each operation of a recording that has begun fails every other time. Identities hold, estimates are in their intervals or
-/// flagged, and what is in use is true afterwards.
+/// Each operation of a running recording fails every other time. Identities hold, estimates are within their intervals
+/// or flagged, and memory in use is correct afterwards.
 #[test]
 fn every_operation_on_a_map_may_fail_while_it_records() {
     let name = "every_operation_on_a_map_may_fail_while_it_records";
     let Some(_turn) = turn(name) else { return };
     let [_, operations] = operations(name);
-    // What must be among them, so that the watching cannot miss everything.
+    // These must be among them, to make sure that watching works.
     for map in ["TOTALS", "PROGRESS", "UNATTRIBUTED", "SLEEP", "LIVE", "TARGETS"] {
         assert!(operations.keys().any(|operation| operation.map == map), "{map}: {operations:?}");
     }
@@ -253,7 +254,7 @@ fn every_operation_on_a_map_may_fail_while_it_records() {
         let recorded = record(case, &faults, || faults.fail_one_in(2)).expect("nothing failed at the start");
         check(case, &what, &recorded);
         if faults.failed() == 0 {
-            // There were too few of them.
+            // There were too few operations for one to fail.
             let recorded = record(case, &faults, || faults.fail_next(2)).expect("nothing failed at the start");
             check(case, &what, &recorded);
         }
@@ -265,7 +266,7 @@ fn every_operation_on_a_map_may_fail_while_it_records() {
     assert!(never.len() * 4 < operations.len(), "many did not occur again: {never:?}");
 }
 
-/// Each operation of the start fails: heapbpf says so and ends with status 1, or does without and is right.
+/// Each operation of the start fails: heapbpf reports it and ends with status 1, or manages without and is correct.
 #[test]
 fn every_operation_on_a_map_may_fail_at_the_start() {
     let name = "every_operation_on_a_map_may_fail_at_the_start";
@@ -289,14 +290,15 @@ fn every_operation_on_a_map_may_fail_at_the_start() {
     assert!(never.len() * 3 < operations.len(), "most did not occur again: {never:?}");
 }
 
-/// Rings cannot be mapped, or not be watched, when they are replaced by larger ones.
+/// Rings cannot be mapped, or not be watched, when larger ones replace them.
 #[test]
 fn rings_that_cannot_grow_or_be_watched_lose_nothing_in_silence() {
     let Some(_turn) = turn("rings_that_cannot_grow_or_be_watched_lose_nothing_in_silence") else { return };
     for (what, faults) in [("mapping", Faults::of_shared_mappings()), ("watching", Faults::of_watching())] {
         let mut target = Case::Growth.target();
         let (recording, address) = Case::Growth.recorder(target.pid(), 0).failing(&faults).serve();
-        // Once it gives figures, it watches its rings. If it cannot at the start, it says so and records nothing.
+        // Once heapbpf serves figures, it is watching its rings. If it cannot do so at the start, it says so and
+        // records nothing.
         assert_eq!(get(address, "/metrics").status, 200);
         faults.fail_one_in(2);
         let truth = Case::Growth.work(&mut target, &recording);

@@ -1,5 +1,5 @@
-//! Interpreters whose owner rewrites what heapbpf reads of them while it reads: names are checked, native frames stay, nothing
-//! comes to harm.
+//! Interpreters whose data is rewritten while heapbpf reads it: names are verified, native frames stay, nothing is
+//! harmed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,12 +14,12 @@ use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 use heapbpf_tests::torture::readable;
 
-/// Blocks, and the size of each.
+/// Number of blocks, and the size of each.
 const BLOCKS: u64 = 200_000;
 const SIZE: u64 = 4097;
-/// As many as take some seconds without a probe.
+/// Enough blocks for some seconds without a probe.
 const MANY_BLOCKS: u64 = 60_000_000;
-/// A profile of three functions takes a tenth of this.
+/// A profile of three functions needs a tenth of this.
 const MOST_MEMORY_BYTES: u64 = 512 << 20;
 
 fn start(python: &Path, blocks: u64) -> Target {
@@ -29,13 +29,14 @@ fn start(python: &Path, blocks: u64) -> Target {
     Target::start_command(Command::new(python).arg(script).arg(scribbler).args(numbers))
 }
 
-/// The interpreters of this machine that the script can rewrite.
+/// The interpreters on this machine that the script can rewrite.
 fn interpreters() -> Vec<PathBuf> {
     let other = std::env::var_os("HEAPBPF_TEST_PYTHON").map(PathBuf::from).filter(|path| path.exists());
     tool("python3").into_iter().chain(other).collect()
 }
 
-/// Whether a Python frame has a name that there is: of a function of the script or of a module of the library.
+/// Whether a Python frame has a name that really exists: of a function of the script or of a module of the standard
+/// library.
 fn is_real(frame: &Frame, script: &Path) -> bool {
     let Some(function) = frame.function.as_deref().filter(|_| frame.reason.is_none()) else { return true };
     let of_script =
@@ -64,7 +65,7 @@ fn check(what: &str, outcome: &Outcome, pid: u32, whole: bool) {
             let of_libc = |it: &Frame| it.module.as_deref().is_some_and(|module| module.contains("/libc.so"));
             let is_rooted = native("_start") || stack.frames.iter().any(of_libc);
             rooted += if is_rooted { here } else { 0.0 };
-            // The copy of the stack did not fit into its ring: the caller alone is known.
+            // The stack copy did not fit into its ring, so only the caller is known.
             lost += if !is_rooted && !stack.complete { here } else { 0.0 };
             with_python += if stack.frames.iter().any(is_python) { here } else { 0.0 };
         }
@@ -86,8 +87,8 @@ fn check(what: &str, outcome: &Outcome, pid: u32, whole: bool) {
     assert!(stats.daemon_peak_rss_bytes < MOST_MEMORY_BYTES, "{what}: {stats:?}");
 }
 
-/// Its threads' state, frames, code objects and the object allocator's table are rewritten with noise, circles and addresses of
-/// other things while it allocates.
+/// The interpreter's thread states, frames, code objects and the object allocator's table are overwritten with noise,
+/// cycles and addresses of other objects while it allocates.
 #[test]
 fn what_an_interpreter_keeps_may_be_rewritten_while_it_is_recorded() {
     let name = "what_an_interpreter_keeps_may_be_rewritten_while_it_is_recorded";
@@ -121,7 +122,7 @@ fn what_an_interpreter_keeps_may_be_rewritten_while_it_is_recorded() {
     }
 }
 
-/// A recording that begins and ends in the middle of it.
+/// The recording begins and ends during the rewriting.
 #[test]
 fn a_recording_may_begin_while_an_interpreter_is_rewritten() {
     let name = "a_recording_may_begin_while_an_interpreter_is_rewritten";

@@ -1,4 +1,4 @@
-//! The long set: repeats by the hundred, and real programs beyond one of each kind.
+//! The long set: hundreds of repetitions, and more than one real program of each kind.
 
 mod faults;
 mod hostile_python;

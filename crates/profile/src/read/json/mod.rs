@@ -49,7 +49,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         None => started.checked_add(duration).unwrap_or(started),
     };
     let criterion = Criterion::from_name(&top.criterion)
-        .ok_or_else(|| damaged(format!("{:?} is no sampling criterion", top.criterion)))?;
+        .ok_or_else(|| damaged(format!("{:?} is not a sampling criterion", top.criterion)))?;
     let mut reader = Reader::default();
     reader.modules(top.modules);
     let audit: Vec<Arc<FileAudit>> = top.audit.into_iter().map(Arc::new).collect();

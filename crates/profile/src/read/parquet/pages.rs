@@ -110,10 +110,10 @@ impl Column {
     /// The texts in the next row's list, with at most `most` levels.
     pub(super) fn texts(&mut self, most: usize) -> Result<Vec<Cell>, ContentError> {
         if !self.is_list {
-            return Err(damaged("frames is no list"));
+            return Err(damaged("frames is not a list"));
         }
         if self.kind != Kind::Text {
-            return Err(damaged("frames are no text"));
+            return Err(damaged("frames are not text"));
         }
         let mut level = match self.next.take() {
             Some(level) => level,
