@@ -9,10 +9,10 @@ pub enum Refusal {
     #[error("its code is shorter than a jump")]
     TooShort,
     /// The decoder does not know the bytes.
-    #[error("it begins with bytes that are no instruction that heapbpf knows")]
+    #[error("it begins with an instruction that heapbpf does not know")]
     UnknownInstruction,
     /// A call among the displaced instructions.
-    #[error("it begins with a call, whose return address would be elsewhere")]
+    #[error("it begins with a call, whose return address would change")]
     Call,
     /// A branch that has no form with a long distance, or that leads nowhere known.
     #[error("it begins with a branch that cannot be moved")]
@@ -27,7 +27,7 @@ pub enum Refusal {
     #[error("its first instructions refer to something that is too far away")]
     OutOfReach,
     /// The displaced instructions are too long for a stub.
-    #[error("its first instructions take too much space elsewhere")]
+    #[error("the copy of its first instructions would be too long")]
     TooLong,
     /// The allocator's own code reaches the function by a short jump; such calls would count twice.
     #[error("the allocator's own code reaches it by a jump that is too short to be redirected")]
@@ -38,10 +38,10 @@ pub enum Refusal {
     ThrowingReallocation,
     /// It reads a register that is not preserved until it runs: rax holds the number of vector registers of a variadic
     /// call (System V ABI 3.2.3), r10 the frame around a nested function.
-    #[error("it reads a register besides those of its arguments, as a variadic or a nested function does")]
+    #[error("it reads registers other than those of its arguments, as variadic and nested functions do")]
     HiddenArgument,
     /// Its bytes overlap another function's, or it has the same address.
-    #[error("its first bytes belong to another function too")]
+    #[error("its first bytes also belong to another function")]
     Overlaps,
 }
 
@@ -69,18 +69,18 @@ pub enum BuildError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ForeignBlob {
     /// Fewer bytes than the structure has.
-    #[error("its memory could not be read whole")]
+    #[error("the memory cannot be read completely")]
     Truncated,
     /// The magic number is missing.
-    #[error("it does not begin like a blob of heapbpf")]
+    #[error("the memory does not begin like heapbpf's hook code")]
     Magic,
     /// Made by another version of heapbpf.
-    #[error("it was made by another version of heapbpf (layout {0})")]
+    #[error("the code is from another version of heapbpf (layout {0})")]
     Version(u64),
     /// Made by another build, with other code.
-    #[error("its code is that of another build of heapbpf")]
+    #[error("the code is from another build of heapbpf")]
     OtherCode,
     /// A value makes no sense.
-    #[error("its header makes no sense")]
+    #[error("the header is invalid")]
     Nonsense,
 }

@@ -187,6 +187,8 @@ fn inner_calls_lead_to_originals() {
     ] {
         let patched = patch_at(&plan, from);
         assert_eq!((patched.code(), patched.near_branch_target()), (code, to), "{from:x}");
+        let before = plan.patches.iter().find(|patch| patch.address == from).expect("a patch").before.len();
+        assert!(code != Op::Call_rel32_64 || patched.len() == before, "{from:x}: it returns elsewhere");
     }
     assert!(!plan.patches.iter().any(|p| p.address == at(14)));
     assert!(plan.patches.iter().all(|p| p.before.len() == p.after.len()));

@@ -67,14 +67,15 @@ pub(crate) fn inner_calls(
     (patches, refused)
 }
 
-/// The call or jump with another target, in the same number of bytes.
+/// The call or jump with another target, in the same number of bytes. A call stays one instruction, so the address at
+/// which it returns is the same when the hooks have been removed meanwhile.
 fn redirected(instruction: &Instruction, target: u64) -> Option<Vec<u8>> {
     let opcode: &[u8] = match (instruction.flow_control(), instruction.len()) {
         (FlowControl::Call, 5) => &[0xe8],
         (FlowControl::UnconditionalBranch, 5) => &[0xe9],
         (FlowControl::ConditionalBranch, 6) => &[0x0f, 0x80 | condition(instruction)?],
-        // call *slot(%rip), jmp *slot(%rip)
-        (FlowControl::IndirectCall, 6) => &[0xe8],
+        // call *slot(%rip), with a prefix that does nothing, as linkers write it; jmp *slot(%rip), and a no-op.
+        (FlowControl::IndirectCall, 6) => &[0x67, 0xe8],
         (FlowControl::IndirectBranch, 6) => &[0xe9],
         _ => return None,
     };

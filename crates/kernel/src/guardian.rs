@@ -73,7 +73,7 @@ impl Guardian {
     #[must_use]
     pub fn started(as_admin: bool) -> Self {
         Self::start(as_admin).unwrap_or_else(|error| {
-            log::warn!("no process guards the probes, which may stay if heapbpf is killed (SIGKILL): {error}");
+            log::warn!("no helper process will remove probes if heapbpf is killed (SIGKILL): {error}");
             Self::default()
         })
     }
@@ -212,8 +212,8 @@ impl Connection {
     /// It releases that link when it cannot answer, and the others when the daemon has exited.
     fn lost<T>(&mut self, why: &str) -> Option<T> {
         log::warn!(
-            "the process that guards the probes ({NAME}) is gone: {why}. The recording goes on; if heapbpf is killed now \
-             (SIGKILL), probes may stay in the processes that run"
+            "the helper process that holds the probes ({NAME}) is gone: {why}. The recording continues; if heapbpf \
+             is killed now (SIGKILL), probes may stay in running processes"
         );
         self.socket = None;
         None

@@ -92,7 +92,7 @@ impl InlineMap {
     pub fn entries(&self) -> Vec<(ProcessKey, InlineProcess)> {
         let mut all = Vec::new();
         if let Err(error) = read_all(&self.batches, &mut all) {
-            log::warn!("the list of processes with inline hooks is read in part only: {error}");
+            log::warn!("the list of processes with inline hooks was read only in part: {error}");
         }
         all
     }

@@ -37,7 +37,7 @@ use std::io;
 pub enum KernelError {
     /// The kernel's type information cannot be read.
     #[error(
-        "this kernel gives no type information ({path}: {source}); heapbpf needs one built with CONFIG_DEBUG_INFO_BTF"
+        "this kernel has no type information ({path}: {source}); heapbpf needs one built with CONFIG_DEBUG_INFO_BTF"
     )]
     NoBtf {
         /// The file that heapbpf tried.
@@ -46,10 +46,10 @@ pub enum KernelError {
         source: io::Error,
     },
     /// The type information has an unknown format.
-    #[error("the kernel's type information has a form that heapbpf does not know; it needs kernel 5.11 or later")]
+    #[error("the kernel's type information has an unknown format; heapbpf needs Linux 5.17 or later")]
     UnknownBtf,
     /// A structure lacks a member.
-    #[error("the kernel's {structure} has no member {path}; heapbpf does not know this kernel")]
+    #[error("the kernel's {structure} has no member {path}; heapbpf does not support this kernel")]
     NoMember {
         /// Structure.
         structure: &'static str,
@@ -58,8 +58,9 @@ pub enum KernelError {
     },
     /// The binary was built without its BPF object.
     #[error(
-        "this binary was built without its BPF programs, so it reads profiles and cannot record; in heapbpf's sources, run \
-             `cargo xtask install`, or `cargo xtask build --bpf` and then `cargo install --locked --path crates/heapbpf`"
+        "this binary was built without its BPF programs: it can read profiles, but not record; in heapbpf's sources, \
+         run `cargo xtask install`, or `cargo xtask build --bpf` and then `cargo install --locked --path \
+         crates/heapbpf`"
     )]
     NoObject,
     /// The kernel refused something, and its release is too old to support everything.
@@ -113,8 +114,8 @@ pub enum KernelError {
     },
     /// The kernel refused a link with EINVAL, although the same kind of link works elsewhere.
     #[error(
-        "the kernel refuses probes there (EINVAL): another tool has registered one of the same instructions with a \
-         reference counter, as bcc's tools do; end it, and try again some seconds later"
+        "the kernel refuses probes there (EINVAL): another tool, such as bcc's, has a probe with a reference counter \
+         on one of the same instructions; stop that tool and try again after a few seconds"
     )]
     Conflict,
     /// A read or a write failed.

@@ -98,7 +98,7 @@ impl ThreadsFreed {
             sys::link_tracing(program.as_fd()).map_err(refused).map(|link| Self { program, _link: link })
         };
         let linked = loader.program(Self::PROGRAM.0, Self::PROGRAM.1).and_then(link);
-        linked.inspect_err(|error| log::info!("ends of threads may be missed: {error}")).ok()
+        linked.inspect_err(|error| log::info!("exits of threads may be missed: {error}")).ok()
     }
 
     /// The runs that the kernel skipped. A real-time kernel may preempt this program, too.

@@ -59,10 +59,10 @@ impl Waiting {
             Some(_) => {}
         }
         let vector = Vector::read(&|at| word(&bytes[..length], at), 0).ok_or(NotHeld::Layout)?;
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(gone)?;
-        match Status::parse(&status).tracer {
-            0 => Self::lead(pid.cast_signed(), memory, &vector, limit),
-            tracer => Err(NotHeld::Traced(tracer)),
+        match Status::read(&format!("/proc/{pid}/status")).map_err(gone)? {
+            Status { tracer: 0, seccomp: 0, .. } => Self::lead(pid.cast_signed(), memory, &vector, limit),
+            Status { tracer: 0, .. } => Err(NotHeld::Filtered),
+            Status { tracer, .. } => Err(NotHeld::Traced(tracer)),
         }
     }
 

@@ -12,12 +12,17 @@ const MAX_DESCRIPTORS: usize = 1 << 16;
 pub fn left_open(pid: u32) -> impl Iterator<Item = (u64, String)> {
     let list = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().map_while(Result::ok);
     list.take(MAX_DESCRIPTORS).filter_map(move |entry| {
-        let link = fs::read_link(entry.path()).ok()?.into_os_string().into_string().ok()?;
-        parse_name(&link)?;
         let fd = entry.file_name().to_str()?.parse().ok()?;
-        let says = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
-        is_writable(&says).then_some((fd, link))
+        Some((fd, link_left_open(pid, fd)?))
     })
+}
+
+/// The link target of one such descriptor; `None` if it is anything else.
+pub(crate) fn link_left_open(pid: u32, fd: u64) -> Option<String> {
+    let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?.into_os_string().into_string().ok()?;
+    parse_name(&link)?;
+    let says = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
+    is_writable(&says).then_some(link)
 }
 
 /// Whether a file of `/proc/PID/fdinfo` describes a descriptor that is open for reading and writing.
@@ -42,10 +47,14 @@ mod tests {
         // SAFETY: the descriptor was just made, and nobody else has it.
         let made = unsafe { File::from_raw_fd(fd) };
         let own = || left_open(std::process::id()).map(|(fd, _)| fd).collect::<Vec<_>>();
-        assert_eq!(own(), [u64::try_from(fd).expect("positive")]);
+        let number = u64::try_from(fd).expect("positive");
+        assert_eq!(own(), [number]);
+        let link = "/memfd:heapbpf-inline-7f0000000000-1000 (deleted)";
+        assert_eq!(link_left_open(std::process::id(), number).as_deref(), Some(link));
         let read = File::open(format!("/proc/self/fd/{}", made.as_raw_fd())).expect("our own file");
         drop(made);
         assert_eq!(own(), [0_u64; 0]);
+        assert_eq!(link_left_open(std::process::id(), number), None, "the number may be another file's by now");
         drop(read);
     }
 

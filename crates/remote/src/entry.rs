@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use crate::at_entry::Jumps;
 use crate::maps::PAGE_BYTES;
 use crate::sleeping_call::Sleeping;
+use crate::status::Status;
 use crate::sys::{self, Event};
 
 /// How a process that was prepared at its exec waits: 20,000 rounds of about a millisecond.
@@ -46,25 +47,28 @@ const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
 #[derive(Debug, thiserror::Error)]
 pub enum NotHeld {
     /// It cannot be traced, read or written.
-    #[error("cannot have it wait at its entry point: {0}")]
+    #[error("cannot hold it at its entry point: {0}")]
     System(#[from] io::Error),
     /// There was no exec.
-    #[error("it has not run the program")]
+    #[error("it has not executed the program")]
     NoExec,
     /// 32-bit code, or an ELF file unlike those that compilers make.
-    #[error("it is not a 64-bit program of this machine, or laid out in an unknown way")]
+    #[error("it is not a 64-bit program for this machine, or has an unknown layout")]
     Layout,
     /// The text ends where its last page does.
-    #[error("there is no room behind its text for the instructions that have it wait at its entry point")]
+    #[error("there is no room after its code for the instructions that hold it at its entry point")]
     NoRoom,
     /// Another process traces it, and decides when it goes on.
-    #[error("process {0} traces it")]
+    #[error("it is traced by process {0}")]
     Traced(u32),
+    /// A seccomp filter, which may end it for the system call that it waits in. It could be read only during a stop.
+    #[error("it runs under a seccomp filter, which might end it for waiting at its entry point")]
+    Filtered,
     /// It has ended, or its program is not mapped yet.
-    #[error("it has no program now")]
+    #[error("it has ended, or its program is not mapped yet")]
     Gone,
     /// Its entry code does not begin like that of C libraries.
-    #[error("its entry point cannot be changed in one piece")]
+    #[error("its entry code does not begin like that of C libraries")]
     Entry,
 }
 
@@ -175,6 +179,9 @@ fn prepare(pid: i32) -> Result<Waiting, NotHeld> {
     let mut registers = sys::registers(pid)?;
     if registers.cs != CODE_64 {
         return Err(NotHeld::Layout);
+    }
+    if Status::read(&format!("/proc/{pid}/status"))?.seccomp != 0 {
+        return Err(NotHeld::Filtered);
     }
     let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
     let word = |address: u64| {

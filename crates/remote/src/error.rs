@@ -12,7 +12,7 @@ use crate::wire::os_error;
 #[derive(Debug, Deserialize, Serialize, thiserror::Error)]
 pub enum Refusal {
     /// Remote system calls are only implemented for x86-64.
-    #[error("this machine is not supported: code is mapped into running processes on x86-64 Linux only")]
+    #[error("this machine is not supported: mapping code into running processes needs x86-64 Linux")]
     Machine,
     /// No process has this id.
     #[error("there is no process {0}")]
@@ -35,25 +35,25 @@ pub enum Refusal {
     #[error("it has ended")]
     Ended,
     /// The main thread has ended while others run: `/proc` shows nothing of such a process.
-    #[error("its main thread has ended while others run, so that its memory cannot be looked at")]
+    #[error("its main thread has ended while other threads run, so its memory cannot be read")]
     MainThreadEnded,
     /// A debugger, or a similar tool, traces it.
-    #[error("process {0} traces it (a debugger, or strace)")]
+    #[error("it is traced by process {0} (a debugger or strace)")]
     Traced(u32),
     /// Stopped by a signal, such as Ctrl-Z.
-    #[error("it is stopped by a signal (SIGSTOP or Ctrl-Z), and stays so until it is continued")]
+    #[error("it is stopped by a signal (SIGSTOP or Ctrl-Z); continue it first (kill -CONT)")]
     JobControl,
     /// Not 64-bit code.
-    #[error("it is not a 64-bit program of this machine")]
+    #[error("it is not a 64-bit program for this machine")]
     NotNative,
     /// Strict mode allows four system calls.
-    #[error("a thread of it runs under strict seccomp, which allows no other system calls than read and write")]
+    #[error("one of its threads runs under strict seccomp, which allows only read, write and exit")]
     StrictSeccomp,
     /// A seccomp filter that would end the process for a call we need, ask another process about it, or keep our signal
     /// frame from being left.
     #[error(
-        "its seccomp filter {answer} {call}: heapbpf has it make this call with the filter suspended, but should heapbpf be \
-         killed at that moment, the filter would decide"
+        "its seccomp filter {answer} {call}: heapbpf would suspend it for this call, but if heapbpf were killed at \
+         that moment, the filter would apply"
     )]
     Seccomp {
         /// Name of the system call.
@@ -63,21 +63,25 @@ pub enum Refusal {
     },
     /// Its filters cannot be read.
     #[error(
-        "its seccomp filter cannot be read: {0} (that takes CAP_SYS_ADMIN, and a heapbpf without such a filter of its own)"
+        "its seccomp filter cannot be read: {0} (this needs CAP_SYS_ADMIN, and heapbpf itself must run without a \
+         seccomp filter)"
     )]
     UnknownSeccomp(#[serde(with = "os_error")] io::Error),
     /// Return addresses are checked by the processor.
     #[error("it runs with shadow stacks")]
     ShadowStack,
     /// Another process runs in the same memory. Its threads would not be stopped.
-    #[error("process {0} runs in the same memory (vfork, or clone with CLONE_VM)")]
+    #[error("it shares its memory with process {0} (vfork, or clone with CLONE_VM)")]
     SharedMemory(u32),
     /// Another process shares its descriptor table: it would see one of our descriptors, and get another number for one
     /// of its own.
-    #[error("process {0} has the same descriptors (clone with CLONE_FILES)")]
+    #[error("it shares its file descriptors with process {0} (clone with CLONE_FILES)")]
     SharedFiles(u32),
     /// It has no code that makes a system call and returns, or none that leaves a signal frame.
-    #[error("no code in it makes a system call and returns, or returns from a signal (is its C library unusual?)")]
+    #[error(
+        "no code was found in it that makes a system call and returns, or that returns from a signal handler (is its \
+         C library unusual?)"
+    )]
     NoSystemCall,
     /// Reading something about it failed.
     #[error("{what} cannot be read: {source}; run as root, or with CAP_SYS_PTRACE")]
@@ -97,26 +101,26 @@ pub enum Busy {
     #[error("a thread did not stop in time")]
     Slow,
     /// The steps took longer than the limit, so not all were done. What was done is harmless, and may still be there.
-    #[error("the time limit was over before everything was done")]
+    #[error("the time limit was reached before everything was done")]
     Late,
     /// Job control stopped the process in the meantime.
-    #[error("it was stopped by a signal meanwhile")]
+    #[error("a signal stopped it (SIGSTOP or Ctrl-Z)")]
     JobControl,
     /// Memory has changed since the plan was made, or the process runs another program now.
-    #[error("its memory is not as it was when the plan was made")]
+    #[error("its memory has changed since it was examined")]
     Changed,
     /// A thread is in the middle of an instruction that is to be replaced.
-    #[error("a thread is at an address that the plan does not know")]
+    #[error("a thread is in the middle of code that would be replaced")]
     Position,
     /// The caller's check said that this is not the moment.
-    #[error("a call that is to be counted elsewhere is in progress, or another process uses its memory")]
+    #[error("a call that probes are counting is still in progress, or another process uses its memory")]
     NotNow,
     /// A thread is in a call that may have done part of its work. A stop would make it return early.
-    #[error("a thread is in a call that a stop may end early (it writes to a full pipe, say)")]
+    #[error("a thread is in a system call that a stop might cut short (such as a write to a full pipe)")]
     InCall,
     /// No thread can make system calls for us: the memory below its stack pointer cannot take a signal frame, it
     /// redirects its system calls (syscall user dispatch), or it is in a restartable sequence that cannot be aborted.
-    #[error("no thread of it can make a system call for us")]
+    #[error("none of its threads can make a system call for heapbpf")]
     NoThread,
 }
 
@@ -144,7 +148,7 @@ pub enum Error {
         source: io::Error,
     },
     /// It ended during the stop.
-    #[error("it ended meanwhile")]
+    #[error("it ended while it was stopped")]
     Ended,
     /// A ptrace request failed in a way that the kernel does not document.
     #[error("{what} failed: {source}")]
@@ -157,13 +161,13 @@ pub enum Error {
     },
     /// A kernel request about the process does not return (another process may handle its page faults). A helper
     /// process that waits for it is ended, and the target goes on.
-    #[error("the kernel did not come back from it within {} ms; it was let go", .0.as_millis())]
+    #[error("a kernel request about it did not return within {} ms; it was released", .0.as_millis())]
     Stuck(Duration),
     /// The process or another tool has written into the replaced pages, and may keep what it found there. Nothing was
     /// done.
-    #[error("its code at {0:#x} was changed by somebody else since; it stays")]
+    #[error("its code at {0:#x} has since been changed by the process or another tool; it is left as it is")]
     Patched(u64),
     /// What was found cannot be removed: it is not laid out as its name says. Nothing was done.
-    #[error("what is mapped at {0:#x} is not laid out as its name says; it stays")]
+    #[error("the mapping at {0:#x} is not laid out as its name says; it is left as it is")]
     Damaged(u64),
 }

@@ -75,6 +75,12 @@ impl Found {
         self.is_sound && self.text.is_some() && self.pages.is_empty() && self.put_back.is_empty() && !self.is_open
     }
 
+    /// Link target of descriptors of its memfd.
+    pub(crate) fn link(&self) -> String {
+        let Range { start, end } = self.range;
+        format!("/memfd:{}-{start:x}-{:x} (deleted)", self.name, end - start)
+    }
+
     /// Addresses of the pages that it replaces.
     pub fn replaced(&self) -> impl Iterator<Item = Range<u64>> {
         self.pages.iter().map(|kept| kept.start..kept.start + kept.bytes)
@@ -230,6 +236,7 @@ mod tests {
     #[test]
     fn names_say_where_a_blob_is() {
         let range = 0x7e00_0000_0000..0x7e00_0000_6000;
+        assert_eq!(Found::new("heapbpf-inline".into(), range.clone(), "", 0).link(), NAME);
         assert_eq!(parse_name(NAME), Some(("heapbpf-inline".into(), range)));
         for bad in [
             "heapbpf-a-1000-1000",

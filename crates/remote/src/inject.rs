@@ -73,6 +73,7 @@ fn ask(stop: &mut Stop, remote: &mut Remote, is_moment: IsMoment) -> Result<(), 
 impl Injection<'_> {
     /// Maps everything. Nothing leads to it yet.
     pub(crate) fn map(&self, stop: &mut Stop) -> Result<Mapped, Failure> {
+        Remote::check_filters(self.target)?;
         stop.stop_all()?;
         if !self.target.is_same_program() {
             return Err(Failure::Busy(Busy::Changed));

@@ -17,13 +17,25 @@ pub(crate) const SYSCALL_BYTES: u64 = 2;
 
 const IO_PGETEVENTS: libc::c_long = 333;
 
-/// Calls that return EINTR whatever wakes them, at least sometimes, and that have done nothing when they do. Left out
-/// on purpose: close (has done its work), ioctl (may mean anything), open (may have created the file).
-const RETURN_EINTR: [libc::c_long; 27] = [
+/// Calls that return EINTR whatever wakes them, at least sometimes, and that may be made again when they do: they have
+/// done nothing, or (fallocate of huge pages) nothing that they would not do again. Some do it only where a file server
+/// (FUSE) answers EINTR. Left out on purpose: close (has done its work), ioctl (may mean anything), open (may have
+/// created the file).
+const RETURN_EINTR: [libc::c_long; 37] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
     libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_getdents64,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_fallocate,
     libc::SYS_sendfile,
     libc::SYS_splice,
     libc::SYS_connect,
@@ -106,6 +118,9 @@ mod tests {
         let mut epoll = registers(libc::SYS_epoll_wait, -4);
         assert!(repair(&mut epoll));
         assert_eq!((epoll.rax.cast_signed(), epoll.rip, epoll.orig_rax), (-514, 0x1002, 232));
+        for call in [libc::SYS_fallocate, libc::SYS_pread64, libc::SYS_getdents64, libc::SYS_fsync] {
+            assert!(repair(&mut registers(call, -4)), "{call}");
+        }
         // Not ours: close, a result, another error, no system call (a signal frame was left), a call that restarts by
         // itself.
         for (orig_rax, rax) in [(libc::SYS_close, -4), (232, 1), (232, -22), (-1, -4), (0, -512), (0, 4)] {

@@ -116,10 +116,10 @@ pub enum PlanError {
     #[error("the name {0:?} is not made of {NAME_PREFIX}, letters, digits and hyphens, or too long")]
     Name(String),
     /// Something is mapped where the blob should go.
-    #[error("something is mapped between {:#x} and {:#x}", .0.start, .0.end)]
+    #[error("another mapping lies between {:#x} and {:#x}", .0.start, .0.end)]
     Occupied(Range<u64>),
     /// Replaced pages must belong to a private, executable, not writable mapping of a file.
-    #[error("the pages at {0:#x} are not text of one file")]
+    #[error("the pages at {0:#x} are not code of a single file")]
     NotText(u64),
     /// Displaced instructions are outside of the replaced pages, or copies outside of the text.
     #[error("the displaced instructions at {0:#x}, or their copies, are not in the replaced pages and in the text")]

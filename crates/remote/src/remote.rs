@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::code::{Gadgets, SYSTEM_CALL};
 use crate::error::{Busy, Refusal};
@@ -15,6 +15,7 @@ use crate::interrupted::{SYSCALL_BYTES, has_restart_block, restarted_by_hand};
 use crate::memory::Memory;
 use crate::restartable::{self, Malformed};
 use crate::seccomp::{Answer, Call, Filters};
+use crate::status::Status;
 use crate::stop::Stop;
 use crate::sys::{self, Registers, Report};
 use crate::target::Target;
@@ -26,8 +27,6 @@ const FIRST_ERROR: u64 = (-4095i64) as u64;
 const ALL_SIGNALS: u64 = u64::MAX;
 /// The signals that the kernel removes from any mask.
 const UNBLOCKABLE: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
-/// How much longer to wait for a thread that got no CPU in time.
-const LATEST: Duration = Duration::from_secs(1);
 
 /// A system call: its number, and arguments.
 type NumberAndArguments = (libc::c_long, [u64; 6]);
@@ -158,6 +157,16 @@ impl Remote {
         Err(why)
     }
 
+    /// Refuses a process, before it is stopped, if all its threads have filters and this process may not read them.
+    pub(crate) fn check_filters(target: &Target) -> Result<(), Failure> {
+        let may_read = || Status::read("/proc/thread-self/status").is_ok_and(|own| own.may_read_filters());
+        if target.is_filtered() && !may_read() {
+            let denied = io::Error::from_raw_os_error(libc::EACCES);
+            return Err(Failure::Refused(Refusal::UnknownSeccomp(denied)));
+        }
+        Ok(())
+    }
+
     /// Suspends the filters of a thread, unless one of them would end the process if we were killed.
     fn suspend_filters(stop: &Stop, gadgets: &Gadgets, tid: i32) -> Result<Filters, Failure> {
         if stop.status(tid).is_some_and(|status| status.seccomp == 0) {
@@ -170,13 +179,10 @@ impl Remote {
             return Err(Failure::Refused(Refusal::Seccomp { call: (*call).into(), answer: answer.to_string() }));
         }
         let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_SUSPEND_SECCOMP;
-        match sys::set_options(tid, options) {
-            Err(error) if answers.iter().any(|(_, answer)| *answer != Answer::Made) => {
-                Err(Failure::Trace("suspending its seccomp filter", error))
-            }
-            // Nothing has to be suspended.
-            _ => Ok(filters),
-        }
+        // A kernel that cannot suspend filters cannot show them either: it says that there are none.
+        let suspended = sys::set_options(tid, options);
+        suspended.map_err(|error| Failure::Refused(Refusal::UnknownSeccomp(error)))?;
+        Ok(filters)
     }
 
     /// Puts this thread under a frame; `None` if that is not possible. A thread in a restartable sequence goes on
@@ -355,7 +361,7 @@ impl Remote {
         let is_call_late = self.stage != Stage::Still;
         let mut result = self.leave();
         if matches!(result, Err(Failure::Busy(Busy::Late))) {
-            self.deadline = Some(Instant::now() + LATEST);
+            self.deadline = Some(stop.last_deadline());
             let left = self.leave();
             // What should have followed a late call was not done, so that error stays. Leaving late harms nothing.
             result = if is_call_late { left.and(result) } else { left };

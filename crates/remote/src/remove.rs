@@ -19,10 +19,11 @@ use crate::target::Target;
 
 /// Removes the jumps to a blob. The blob stays mapped, inert.
 pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop: &mut Stop) -> Result<(), Failure> {
-    // An injector closes the memfd as its last step before the first jump.
-    let is_finished = target.descriptors_of(found).is_empty();
+    // An injector closes the memfd as its last step before the first jump. Looking through all descriptors may take
+    // longer than the stop may last.
+    let left_open = target.descriptors_of(found);
     stop.stop_all()?;
-    let is_as_found = if is_finished { is_there(stop.pid, found) } else { !has_changed(stop.pid, found) };
+    let is_as_found = if left_open.is_empty() { is_there(stop.pid, found) } else { !has_changed(stop.pid, found) };
     if !target.is_same_program() || !is_as_found {
         return Err(Failure::Busy(Busy::Changed));
     }
@@ -51,8 +52,8 @@ pub(crate) fn remove(target: &Target, found: &Found, emptied: &Range<u64>, stop:
             leave_spare(&mut remote, *kept)?;
         }
         // A killed injector left these open.
-        for fd in target.descriptors_of(found) {
-            remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
+        for fd in left_open.iter().filter(|fd| target.is_descriptor_of(found, **fd)) {
+            remote.call("close", libc::SYS_close, [*fd, 0, 0, 0, 0, 0])?;
         }
         // If the text is not mapped, nothing has ever led to the blob.
         if found.text.is_none() && !found.is_hooked() && found.is_mapped {

@@ -1,4 +1,7 @@
-//! What `/proc/PID/status` and `/proc/PID/stat` say about whether a process may be stopped. Pure.
+//! What `/proc/PID/status` and `/proc/PID/stat` say about whether a process may be stopped. Pure except for reading a
+//! status file.
+
+use std::{fs, io};
 
 /// The content of a status file; a missing line counts as 0 or false.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,6 +16,8 @@ pub(crate) struct Status {
     pub(crate) tracer: u32,
     /// Seccomp mode: 0 none, 1 strict, 2 filter.
     pub(crate) seccomp: u32,
+    /// Whether CAP_SYS_ADMIN is effective.
+    pub(crate) is_admin: bool,
     /// Whether shadow stacks are on.
     pub(crate) has_shadow_stack: bool,
     /// Whether it has memory: kernel threads and dead processes have none.
@@ -23,8 +28,16 @@ pub(crate) struct Status {
 
 /// The process that starts all other kernel threads.
 const KTHREADD: u32 = 2;
+/// The bit of CAP_SYS_ADMIN in a set of capabilities.
+const ADMIN: u64 = 1 << 21;
 
 impl Status {
+    /// Reads the status file at `path`.
+    pub(crate) fn read(path: &str) -> io::Result<Self> {
+        // The name may be in any encoding.
+        fs::read(path).map(|text| Self::parse(&String::from_utf8_lossy(&text)))
+    }
+
     /// Reads the text of a status file. The process's name is escaped there, so no line can be forged.
     pub(crate) fn parse(text: &str) -> Self {
         let mut status = Self::default();
@@ -37,6 +50,7 @@ impl Status {
                 "PPid" => status.parent = number(),
                 "TracerPid" => status.tracer = number(),
                 "Seccomp" => status.seccomp = number(),
+                "CapEff" => status.is_admin = u64::from_str_radix(value, 16).is_ok_and(|set| set & ADMIN != 0),
                 "x86_Thread_features" => status.has_shadow_stack = value.split(' ').any(|word| word == "shstk"),
                 "VmSize" => status.has_memory = true,
                 "Kthread" => status.is_kernel_thread = Some(number() != 0),
@@ -44,6 +58,11 @@ impl Status {
             }
         }
         status
+    }
+
+    /// Whether it may read the seccomp filters of others, as far as it can tell.
+    pub(crate) fn may_read_filters(&self) -> bool {
+        self.is_admin && self.seccomp == 0
     }
 
     /// Whether it has ended.
@@ -61,10 +80,19 @@ impl Status {
 /// Two fields of a `stat` file, whose numbers start at 1: 22, the start time in ticks since boot, and 47, the beginning
 /// of the heap.
 pub(crate) fn start_and_heap(stat: &str) -> Option<(u64, u64)> {
+    Some((field(stat, 22)?, field(stat, 47).unwrap_or(0)))
+}
+
+/// Whether the `stat` file is that of a worker or of the polling thread of io_uring. The kernel says so in the thread's
+/// flags (field 9; `PF_IO_WORKER` has this value since Linux 5.12). A program can give any thread such a name.
+pub(crate) fn is_io_worker(stat: &str) -> bool {
+    const IO_WORKER: u64 = 0x10;
+    field(stat, 9).is_some_and(|flags| flags & IO_WORKER != 0)
+}
+
+fn field(stat: &str, number: usize) -> Option<u64> {
     // The name is in parentheses, and may contain parentheses itself.
-    let fields: Vec<&str> = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
-    let field = |number: usize| fields.get(number - 3)?.parse().ok();
-    Some((field(22)?, field(47).unwrap_or(0)))
+    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(number - 3)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -72,15 +100,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_worker_is_known_by_its_flags_and_not_by_its_name() {
+        let stat = |name: &str, flags: u64| format!("7 ({name}) S 1 2 3 0 -1 {flags} 0 0");
+        assert!(is_io_worker(&stat("iou-wrk-7) R 1 2 3 0 -1 0", 0x40_0010)));
+        assert!(!is_io_worker(&stat("iou-wrk-7", 0x40_0040)) && !is_io_worker("7 (x"));
+    }
+
+    #[test]
     fn a_status_file_tells_what_forbids_a_stop() {
         let text = "Name:\tx\\nState: Z\nState:\tt (tracing stop)\nTgid:\t7\nPPid:\t1\nTracerPid:\t9\nVmSize:\t   1 kB\n\
-                    Seccomp:\t2\nx86_Thread_features:\tshstk wrss \n";
+                    Seccomp:\t2\nCapEff:\t0000000000200000\nx86_Thread_features:\tshstk wrss \n";
         let expected = Status {
             state: 't',
             process: 7,
             parent: 1,
             tracer: 9,
             seccomp: 2,
+            is_admin: true,
             has_shadow_stack: true,
             has_memory: true,
             is_kernel_thread: None,
@@ -100,6 +136,29 @@ mod tests {
         ] {
             assert_eq!(Status::parse(text).is_of_kernel(), is_of_kernel, "{text:?}");
         }
+    }
+
+    #[test]
+    fn who_may_read_filters() {
+        for (text, may_read) in [
+            ("CapEff:\t000001ffffffffff\nSeccomp:\t0\n", true),
+            ("CapEff:\t000001ffffffffff\nSeccomp:\t2\n", false),
+            ("CapEff:\t000001ffffdfffff\nSeccomp:\t0\n", false),
+            ("CapEff:\tx\n", false),
+        ] {
+            assert_eq!(Status::parse(text).may_read_filters(), may_read, "{text:?}");
+        }
+    }
+
+    /// In a thread of its own, which gets the name.
+    #[test]
+    fn a_name_in_another_encoding_hides_nothing() {
+        let named = std::thread::spawn(|| {
+            // SAFETY: the name is a C string.
+            unsafe { libc::prctl(libc::PR_SET_NAME, c"\xfc".as_ptr()) };
+            Status::read("/proc/thread-self/status").map(|status| status.process)
+        });
+        assert_eq!(named.join().expect("no panic").ok(), Some(std::process::id()));
     }
 
     #[test]

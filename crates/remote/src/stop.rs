@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use crate::priority::Raised;
 use crate::seccomp::{Answer, Call, Filters};
 use crate::sleeping_call::Sleeping;
-use crate::status::Status;
+use crate::status::{Status, is_io_worker};
 use crate::sys::{self, Registers, Report};
 
 /// When to start checking whether threads still exist.
@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_millis(2);
 const LATEST: Duration = Duration::from_secs(1);
 /// Most threads that are stopped.
 const MAX_THREADS: usize = 1 << 16;
+/// How often threads are listed and seized before the first one is asked to stop.
+const MAX_ROUNDS: usize = 3;
 /// Link count of a directory without subdirectories.
 const FOLDER_LINKS: u64 = 2;
 
@@ -69,7 +71,7 @@ impl Thread {
 pub(crate) struct Stop {
     pub(crate) pid: i32,
     pub(crate) threads: Vec<Thread>,
-    /// Threads that were examined, and their places in `threads`; `None` for those that could not be traced.
+    /// Threads that were examined, and their places in `threads`; `None` for those that are not traced.
     known: HashMap<i32, Option<usize>>,
     /// When the first thread was asked to stop.
     since: Option<Instant>,
@@ -107,17 +109,19 @@ impl Stop {
         if self.spares_calls && self.since.is_none() && self.would_end_a_call()? {
             return Err(Failure::Busy(Busy::InCall));
         }
-        // Seizing a thread does not stop it, so as much of it as possible is done before the clock starts.
-        while self.seize_new()? {
+        // Seizing a thread does not stop it, so most of it is done before the clock starts. Threads that create others
+        // without end do so until they are stopped.
+        self.start_timer()?;
+        let mut rounds = 0..MAX_ROUNDS;
+        while rounds.next().is_some() && self.seize_new()? {
             self.take_reports()?;
         }
-        if let Some(grace) = self.grace.filter(|_| self.since.is_none()) {
-            sys::end_after(self.limit + grace).map_err(|error| Failure::Trace("setting a time limit", error))?;
-        }
+        self.start_timer()?;
         self.since.get_or_insert_with(Instant::now);
         self.wait_for_all()?;
         while !self.is_complete() && self.seize_new()? {
             self.wait_for_all()?;
+            self.check_time(Busy::Slow)?;
         }
         let first = self.stopped_threads().next().ok_or(Failure::Ended)?;
         // A thread may have called exec in the meantime, which ends all others and gives it the first thread's id. Only
@@ -126,6 +130,12 @@ impl Stop {
             return Err(Failure::Busy(Busy::Changed));
         }
         Ok(())
+    }
+
+    /// Has the kernel end the calling process if the next part of the stop exceeds the limit by the grace.
+    fn start_timer(&self) -> Result<(), Failure> {
+        let started = self.grace.map_or(Ok(()), |grace| sys::end_after(self.limit + grace));
+        started.map_err(|error| Failure::Trace("setting a time limit", error))
     }
 
     /// Whether a thread is in a call that a stop may end early.
@@ -168,9 +178,10 @@ impl Stop {
         if self.has_job_control { Err(Failure::Busy(Busy::JobControl)) } else { Ok(()) }
     }
 
-    /// Seizes threads that are not traced yet. Returns whether there were any. The first thread is seized last and
-    /// released first: while it is traced, the kernel does not discard ignored signals to the process when they are
-    /// sent, and these would end a call of any thread that is not traced.
+    /// Seizes threads that are not known yet. Returns whether there were any: even one that ended before it was seized
+    /// may have created another one. The first thread is seized last and released first: while it is traced, the kernel
+    /// does not discard ignored signals to the process when they are sent, and these would end a call of any thread
+    /// that is not traced.
     fn seize_new(&mut self) -> Result<bool, Failure> {
         let mut is_new = false;
         for tid in self.all_threads()?.into_iter().rev() {
@@ -179,22 +190,27 @@ impl Stop {
         Ok(is_new)
     }
 
-    /// Seizes a thread. Returns whether it exists and was not traced yet.
+    /// Seizes a thread, if it still exists. Returns whether it was not known yet.
     fn seize(&mut self, tid: i32) -> Result<bool, Failure> {
         if self.known.contains_key(&tid) {
             return Ok(false);
         }
         self.known.insert(tid, None);
+        // A worker of io_uring runs no code of the program, and a stop would end the request that it works on.
+        let stat = fs::read_to_string(format!("/proc/{}/task/{tid}/stat", self.pid));
+        if stat.is_ok_and(|stat| is_io_worker(&stat)) {
+            return Ok(true);
+        }
         match sys::seize(tid, libc::PTRACE_O_TRACESYSGOOD) {
             Ok(()) => {
                 self.known.insert(tid, Some(self.threads.len()));
                 self.threads.push(Thread { tid, state: State::Running, registers: None, is_interrupted: false });
-                Ok(true)
             }
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
-            Err(_) if self.status(tid).is_none_or(|status| status.is_dead()) => Ok(false),
-            Err(error) => Err(Failure::Trace("tracing a thread", error)),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(_) if self.status(tid).is_none_or(|status| status.is_dead()) => {}
+            Err(error) => return Err(Failure::Trace("tracing a thread", error)),
         }
+        Ok(true)
     }
 
     fn interrupt_new(&mut self) -> Result<(), Failure> {
@@ -268,6 +284,16 @@ impl Stop {
         Ok(())
     }
 
+    /// Gives threads that got no CPU in time a last while. Returns when it ends; the kernel does not end the calling
+    /// process before.
+    pub(crate) fn last_deadline(&self) -> Instant {
+        if self.grace.is_some() {
+            // If that cannot be set, this process ends sooner.
+            let _ = sys::end_after(2 * LATEST);
+        }
+        Instant::now() + LATEST
+    }
+
     /// Stopped threads, beginning with the first one.
     pub(crate) fn stopped_threads(&self) -> impl Iterator<Item = i32> {
         self.threads.iter().rev().filter(|thread| matches!(thread.state, State::Stopped)).map(|thread| thread.tid)
@@ -288,15 +314,14 @@ impl Stop {
             };
             registers.rip += SYSCALL_BYTES;
             sys::set_registers(thread.tid, registers)
-                .map_err(|error| Failure::Trace("having it skip a call", error))?;
+                .map_err(|error| Failure::Trace("skipping a system call", error))?;
         }
         Ok(())
     }
 
     /// What `/proc` says about a thread.
     pub(crate) fn status(&self, tid: i32) -> Option<Status> {
-        let text = fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).ok()?;
-        Some(Status::parse(&text))
+        Status::read(&format!("/proc/{}/task/{tid}/status", self.pid)).ok()
     }
 
     /// Releases all threads. Returns how long the process was stopped.
@@ -314,10 +339,6 @@ impl Stop {
         }
         let stopped = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         self.raised = None;
-        if self.grace.is_some() {
-            // If that cannot be set, this process ends sooner.
-            let _ = sys::end_after(2 * LATEST);
-        }
         self.see_off_late_ones();
         stopped
     }
@@ -325,9 +346,9 @@ impl Stop {
     /// Releases threads that did not stop in time as soon as they do stop, because the system call they were in may
     /// need repair. Threads that take too long are released when the calling thread ends.
     fn see_off_late_ones(&self) {
-        let start = Instant::now();
+        let (start, deadline) = (Instant::now(), self.last_deadline());
         let mut late = self.threads.iter().filter(|thread| matches!(thread.state, State::Running)).count();
-        while late > 0 && start.elapsed() < LATEST {
+        while late > 0 && Instant::now() < deadline {
             match sys::look(-1) {
                 Ok(Some((tid, report))) => {
                     late -= 1;
@@ -370,6 +391,8 @@ fn may_restart(tid: i32, registers: &Registers) -> bool {
         next_instruction: r.rip,
         arguments: [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9],
     };
-    // Filters that cannot be read are treated as if they allowed it, as any other stop would.
-    sys::seccomp_filters(tid).map_or(true, |filters| Filters::new(filters).answer(&call) == Answer::Made)
+    // Filters that cannot be read may forget it, too. They have allowed the call that was interrupted.
+    let is_unfiltered = || Status::read(&format!("/proc/{tid}/status")).is_ok_and(|status| status.seccomp == 0);
+    let filters = sys::seccomp_filters(tid).map(Filters::new);
+    filters.map_or_else(|_| is_unfiltered(), |filters| filters.answer(&call) == Answer::Made)
 }

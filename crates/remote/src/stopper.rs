@@ -59,7 +59,7 @@ mod here {
     use crate::work::{Outcome, Work};
 
     /// How far a stop may exceed its limit before the helper process that stops the target is ended. The limit itself
-    /// is only checked between two steps.
+    /// is only checked between two steps. Once it waits for a thread without a CPU, the helper has more time.
     const GRACE: Duration = Duration::from_millis(230);
 
     type Answer = Result<Stopped<Outcome>, Error>;
@@ -72,7 +72,7 @@ mod here {
         limit: Duration,
         is_moment: &mut Option<IsMoment>,
     ) -> Option<Answer> {
-        let failed = |source| Error::Trace { what: "asking the process that stops others".into(), source };
+        let failed = |source| Error::Trace { what: "asking the helper that stops processes".into(), source };
         let request = match serde_json::to_vec(&target.request(work, limit)) {
             Ok(request) => request,
             Err(error) => return Some(Err(failed(error.into()))),

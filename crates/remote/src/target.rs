@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::code::{Gadgets, Search};
-use crate::descriptors::left_open;
+use crate::descriptors::{left_open, link_left_open};
 use crate::error::{Busy, Error, Refusal};
 use crate::found::{self, Found};
 use crate::maps::{Mapping, Maps};
@@ -219,19 +219,19 @@ impl Target {
 
     /// Descriptors of a blob's memfd, which an injector that died left open.
     pub(crate) fn descriptors_of(&self, found: &Found) -> Vec<u64> {
-        let link = format!(
-            "/memfd:{}-{:x}-{:x} (deleted)",
-            found.name,
-            found.range.start,
-            found.range.end - found.range.start
-        );
+        let link = found.link();
         left_open(self.pid.unsigned_abs()).filter(|(_, other)| *other == link).map(|(fd, _)| fd).collect()
+    }
+
+    /// Whether this still is such a descriptor.
+    pub(crate) fn is_descriptor_of(&self, found: &Found, fd: u64) -> bool {
+        link_left_open(self.pid.unsigned_abs(), fd) == Some(found.link())
     }
 }
 
 fn status_of(pid: u32, tid: Option<i32>) -> io::Result<Status> {
     let path = tid.map_or_else(|| format!("/proc/{pid}/status"), |tid| format!("/proc/{pid}/task/{tid}/status"));
-    Ok(Status::parse(&fs::read_to_string(path)?))
+    Status::read(&path)
 }
 
 /// Start time, and beginning of the heap.

@@ -1,8 +1,9 @@
-/* A thread in each kind of blocking system call, again and again: any EINTR, wrong result or early return is told. Ends on
- * SIGTERM and prints OK, or BAD and what was. */
+/* A thread in each kind of system call that a stop may interrupt, again and again: any EINTR, wrong result or early return
+ * is told. Ends on SIGTERM and prints OK, or BAD and what was. */
 #define _GNU_SOURCE
 #include "hooked.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <linux/io_uring.h>
 #include <netinet/in.h>
@@ -27,13 +28,15 @@
 #include <unistd.h>
 
 enum { NANOSLEEP, CLOCK_NANOSLEEP, POLL, PPOLL, SELECT, PSELECT, EPOLL_WAIT, EPOLL_PWAIT, FUTEX_TIMED, FUTEX_PLAIN, PIPE_READ,
-       RECV_TIMED, ACCEPT_TIMED, ACCEPT_PLAIN, SIGTIMEDWAIT, WAIT4, SEMTIMEDOP, MSGRCV, IO_URING, TIMERFD, SIGSUSPEND, KINDS };
+       RECV_TIMED, ACCEPT_TIMED, ACCEPT_PLAIN, SIGTIMEDWAIT, WAIT4, SEMTIMEDOP, MSGRCV, IO_URING, TIMERFD, SIGSUSPEND,
+       FALLOCATE, RING_SPLICE, KINDS };
 static const char *names[KINDS] = {"nanosleep", "clock_nanosleep", "poll", "ppoll", "select", "pselect6", "epoll_wait",
   "epoll_pwait", "futex with time-out", "futex", "read of a pipe", "recv with time-out", "accept with time-out", "accept",
-  "sigtimedwait", "wait4", "semtimedop", "msgrcv", "io_uring_enter", "read of a timerfd", "sigsuspend"};
+  "sigtimedwait", "wait4", "semtimedop", "msgrcv", "io_uring_enter", "read of a timerfd", "sigsuspend",
+  "fallocate", "splice by a worker of io_uring"};
 static volatile int stop, word, never;
 static unsigned long done[KINDS], bad[KINDS];
-static int pipes[2], timed_listener, plain_listener, sockets[2], semaphores, messages;
+static int pipes[2], spliced[2][2], timed_listener, plain_listener, sockets[2], semaphores, messages;
 static struct sockaddr_in plain_address;
 static pthread_t threads[KINDS];
 
@@ -50,7 +53,6 @@ static int listener(int milliseconds, struct sockaddr_in *address) {
   return fd;
 }
 
-/* A ring whose only operation is a time-out. */
 struct ring { int fd; unsigned *tail, *array, *completed_head, *completed_tail, mask, completed_mask; struct io_uring_sqe *entries; struct io_uring_cqe *completed; };
 static int open_ring(struct ring *r) {
   struct io_uring_params p = {0};
@@ -61,21 +63,35 @@ static int open_ring(struct ring *r) {
   r->entries = mmap(0, p.sq_entries * sizeof *r->entries, 3, MAP_SHARED, r->fd, IORING_OFF_SQES);
   r->tail = (void *)(s + p.sq_off.tail), r->array = (void *)(s + p.sq_off.array), r->mask = *(unsigned *)(s + p.sq_off.ring_mask);
   r->completed_head = (void *)(c + p.cq_off.head), r->completed_tail = (void *)(c + p.cq_off.tail);
-  r->completed = (void *)(c + p.cq_off.cqes);
+  r->completed = (void *)(c + p.cq_off.cqes), r->completed_mask = *(unsigned *)(c + p.cq_off.ring_mask);
   return 1;
+}
+/* Does one request and waits for it. Returns what the wait returned; -2 if it ended too early. */
+static int in_ring(struct ring *r, const struct io_uring_sqe *request, int *result) {
+  unsigned at = *r->tail & r->mask;
+  r->entries[at] = *request, r->array[at] = at;
+  __atomic_store_n(r->tail, *r->tail + 1, __ATOMIC_RELEASE);
+  if (syscall(SYS_io_uring_enter, r->fd, 1, 0, 0, 0, 0) != 1) return -1;
+  int waited = syscall(SYS_io_uring_enter, r->fd, 0, 1, IORING_ENTER_GETEVENTS, 0, 0);
+  if (__atomic_load_n(r->completed_tail, __ATOMIC_ACQUIRE) != *r->completed_head + 1) return waited ? waited : -2;
+  *result = r->completed[*r->completed_head & r->completed_mask].res;
+  ++*r->completed_head;
+  return waited;
 }
 static int wait_in_ring(struct ring *r, struct timespec *t) {
   struct __kernel_timespec k = {t->tv_sec, t->tv_nsec};
-  unsigned at = *r->tail & r->mask;
-  memset(&r->entries[at], 0, sizeof *r->entries);
-  r->entries[at].opcode = IORING_OP_TIMEOUT, r->entries[at].fd = -1, r->entries[at].addr = (uintptr_t)&k, r->entries[at].len = 1;
-  r->array[at] = at;
-  __atomic_store_n(r->tail, *r->tail + 1, __ATOMIC_RELEASE);
-  if (syscall(SYS_io_uring_enter, r->fd, 1, 0, 0, 0, 0) != 1) return -1;
-  int result = syscall(SYS_io_uring_enter, r->fd, 0, 1, IORING_ENTER_GETEVENTS, 0, 0);
-  if (__atomic_load_n(r->completed_tail, __ATOMIC_ACQUIRE) != *r->completed_head + 1) return result ? result : -2;
-  ++*r->completed_head;
-  return result;
+  struct io_uring_sqe request = {.opcode = IORING_OP_TIMEOUT, .fd = -1, .addr = (uintptr_t)&k, .len = 1};
+  int result;
+  return in_ring(r, &request, &result);
+}
+/* Always done by a worker, which waits until there is a byte. */
+static int splice_in_ring(struct ring *r) {
+  struct io_uring_sqe request = {.opcode = IORING_OP_SPLICE, .fd = spliced[1][1], .splice_fd_in = spliced[0][0],
+    .off = -1, .splice_off_in = -1, .len = 1};
+  int result = 0, waited = in_ring(r, &request, &result);
+  char c;
+  if (waited == 0 && result == 1 && read(spliced[1][0], &c, 1) != 1) return -3;
+  return waited ? waited : result - 1;
 }
 
 static void on_user(int signal) { (void)signal; }
@@ -86,11 +102,11 @@ static void *block(void *argument) {
   struct pollfd nothing = {-1, 0, 0};
   struct epoll_event event;
   struct ring ring;
-  int has_ring = kind == IO_URING && open_ring(&ring);
+  int needs_ring = kind == IO_URING || kind == RING_SPLICE, has_ring = needs_ring && open_ring(&ring);
   sigset_t none, user;
   /* The signal that ends the program is for its first thread. */
   sigemptyset(&none), sigaddset(&none, SIGTERM), sigemptyset(&user), sigaddset(&user, SIGUSR2);
-  if (kind == IO_URING && !has_ring) { done[kind] = 1; return 0; }
+  if (needs_ring && !has_ring) { done[kind] = 1; return 0; }
   while (!stop) {
     struct timespec t = {0, 20000000};
     struct timeval tv = {0, 20000};
@@ -122,6 +138,7 @@ static void *block(void *argument) {
     case SEMTIMEDOP: { struct sembuf down = {0, -1, 0}; r = semtimedop(semaphores, &down, 1, &t), expected = EAGAIN; break; }
     case MSGRCV: { struct { long type; char text[8]; } m; r = msgrcv(messages, &m, 8, 0, 0) - 1, timed = 0; break; }
     case IO_URING: r = wait_in_ring(&ring, &t); break;
+    case RING_SPLICE: r = splice_in_ring(&ring), timed = 0; break;
     case TIMERFD: {
       struct itimerspec once = {.it_value = t};
       uint64_t expirations;
@@ -131,6 +148,14 @@ static void *block(void *argument) {
     }
     /* Must end with EINTR: by its handler, and not before. */
     case SIGSUSPEND: sigfillset(&none), sigdelset(&none, SIGUSR2), r = sigsuspend(&none), expected = EINTR, timed = 0; break;
+    /* Runs for milliseconds, and returns EINTR to any signal. Its memory goes at once, although children have the file, too. */
+    case FALLOCATE: {
+      int fd = memfd_create("fallocated", 0);
+      r = fallocate(fd, 0, 0, 64 << 20), timed = 0;
+      if (ftruncate(fd, 0)) abort();
+      close(fd), usleep(20000);
+      break;
+    }
     }
     if (expected && r < 0 && errno == expected) r = 0;
     double took = now() - start;
@@ -150,7 +175,7 @@ static void on_term(int signal) { (void)signal, stop = 1; }
 /* Wakes those that wait for somebody. */
 static void wake(void) {
   struct { long type; char text[8]; } m = {1, ""};
-  if (write(pipes[1], "x", 1) != 1) abort();
+  if (write(pipes[1], "x", 1) != 1 || write(spliced[0][1], "x", 1) != 1) abort();
   syscall(SYS_futex, &word, FUTEX_WAKE, 9, 0, 0, 0);
   msgsnd(messages, &m, 1, IPC_NOWAIT);
   int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -167,7 +192,7 @@ int main(void) {
   semaphores = semget(IPC_PRIVATE, 1, 0600), messages = msgget(IPC_PRIVATE, 0600);
   timed_listener = listener(20, 0), plain_listener = listener(0, &plain_address);
   struct timeval tv = {0, 20000};
-  if (pipe(pipes) || socketpair(AF_UNIX, SOCK_STREAM, 0, sockets)) return 2;
+  if (pipe(pipes) || pipe(spliced[0]) || pipe(spliced[1]) || socketpair(AF_UNIX, SOCK_STREAM, 0, sockets)) return 2;
   setsockopt(sockets[0], SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv);
   sigset_t blocked;
   sigemptyset(&blocked), sigaddset(&blocked, SIGUSR2), sigaddset(&blocked, SIGTERM);

@@ -95,6 +95,21 @@ pub fn two_hundred_threads_are_stopped() {
     eprintln!("{}", program.finish().trim());
 }
 
+/// Each list of its threads has new ones, until those that create them are stopped.
+#[test]
+pub fn a_process_that_creates_threads_without_end_is_stopped() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    for mode in ["joined", "successive"] {
+        let mut program = Program::start("storm", &[mode]);
+        cycle(&mut program, program::repeated(4));
+        program::assert_inert(program.pid());
+        eprintln!("{mode}: {}", program.finish().trim());
+    }
+}
+
 #[test]
 fn calls_are_counted_while_hooked_and_children_start_empty() {
     let _turn = program::turn();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use heapbpf_remote::{NotHeld, Raised, Waiting};
+use heapbpf_remote::{Exec, NotHeld, Raised, Waiting};
 
 use crate::program;
 
@@ -195,6 +195,47 @@ fn one_that_is_traced_or_has_ended_or_runs_other_code_is_refused() {
     assert!(matches!(held, Err(NotHeld::Traced(_))), "{held:?}");
     child.kill().expect("it runs");
     child.wait().expect("it is our child");
+}
+
+/// Has the kernel end this process, and all programs that it will execute, for nanosleep(2).
+fn forbid_nanosleep() -> std::io::Result<()> {
+    let instruction = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    let filter = [
+        instruction(0x20, 0, 0),
+        instruction(0x15, 1, libc::SYS_nanosleep as u32),
+        instruction(0x06, 0, libc::SECCOMP_RET_KILL_PROCESS),
+        instruction(0x06, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: no pointers; then the kernel reads the program.
+    let failed = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    if failed == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// The filter would end it for the call that it waits in.
+#[test]
+fn a_program_under_a_seccomp_filter_is_not_held() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    // A shell that executes the program when it is told to.
+    let mut command = Command::new("sh");
+    command.args(["-c", "read line; exec \"$0\" word"]).arg(program::compiled_with("arrives", &["-pie"]));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    // SAFETY: the calls are async-signal-safe.
+    unsafe { command.pre_exec(forbid_nanosleep) };
+    let mut child = command.spawn().expect("it starts");
+    let held = held_soon(&child, LONG);
+    assert!(matches!(held, Err(NotHeld::Filtered)), "{held:?}");
+    let exec = Exec::of(child.id()).expect("it can be traced");
+    child.stdin.take().expect("it is piped").write_all(b"\n").expect("it reads");
+    let held = exec.wait();
+    assert!(matches!(held, Err(NotHeld::Filtered)), "{held:?}");
+    assert_ran(child);
 }
 
 /// Not a test: the program that the test below starts and kills. Holds a program that writes to the standard output.

@@ -1,11 +1,14 @@
 //! Effects of time limits.
 
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use heapbpf_remote::{Busy, Error, STOP_LIMIT, Target};
+use heapbpf_remote::{Busy, Error, STOP_LIMIT, Stopper, Target, perform, stop_through};
 
 use crate::program::{self, Program, compiled};
 
@@ -13,6 +16,12 @@ use crate::program::{self, Program, compiled};
 const TAKEN: Duration = Duration::from_millis(40);
 /// The least time after which an extended stop is abandoned.
 const EXTENDED: Duration = Duration::from_millis(80);
+/// When the kernel ends a process that is stuck in a stop.
+const STUCK: Duration = Duration::from_millis(250);
+/// How long the process gets no CPU when it is waited for: longer than that, and shorter than a second.
+const TAKEN_FOR_LONG: Duration = Duration::from_millis(500);
+/// Descriptors of a process. Looking through them takes longer than a stop may last.
+const DESCRIPTORS: usize = 15_000;
 
 /// The first CPU that this thread may run on.
 fn one_processor() -> libc::cpu_set_t {
@@ -45,14 +54,14 @@ fn is_first() -> bool {
     unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const first) == 0 }
 }
 
-/// Makes a thread occupy these CPUs for a while. Returns whether it could, as soon as it has them.
-fn take(processors: libc::cpu_set_t) -> bool {
+/// Makes a thread occupy these CPUs for this time. Returns whether it could, as soon as it has them.
+fn take(processors: libc::cpu_set_t, time: Duration) -> bool {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let has_taken = takes(&processors);
         let _ = sender.send(has_taken);
         let start = Instant::now();
-        while has_taken && start.elapsed() < TAKEN {
+        while has_taken && start.elapsed() < time {
             std::hint::spin_loop();
         }
     });
@@ -64,6 +73,55 @@ fn take_all_out(pid: u32) {
     program::take_out(pid);
 }
 
+/// Starts a program that may only run on the CPUs that [`take`] can take; `None` if it cannot take any.
+fn on_one_processor(name: &str, arguments: &[&str]) -> Option<Program> {
+    if !std::thread::spawn(|| takes(&one_processor())).join().expect("it does not panic") {
+        heapbpf_testing::skipped("threads may not have a real-time priority here");
+        return None;
+    }
+    let processors = one_processor();
+    let mut command = Command::new(compiled(name));
+    command.args(arguments);
+    // SAFETY: one system call, which only reads.
+    unsafe {
+        command.pre_exec(move || match libc::sched_setaffinity(0, size_of_val(&processors), &raw const processors) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        });
+    }
+    Some(Program::run(&mut command))
+}
+
+/// Has each stop made by a child process, which takes the CPUs from the target once it is asked whether this is the
+/// moment.
+struct Child(libc::cpu_set_t);
+
+impl Stopper for Child {
+    fn stop(
+        &self,
+        request: &[u8],
+        with: [BorrowedFd<'_>; 3],
+        _: &mut dyn FnMut() -> bool,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let (mut here, mut there) = UnixStream::pair()?;
+        let (with, processors) = (with.map(|fd| fd.try_clone_to_owned().expect("it is open")), self.0);
+        // SAFETY: the C library makes its own locks available to the child, and no other thread holds one of ours.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let _ = there.write_all(&perform(request, with, move || take(processors, TAKEN_FOR_LONG)));
+            // SAFETY: the child ends here, without running the parent's exit handlers.
+            unsafe { libc::_exit(0) }
+        }
+        assert!(child > 0, "a child");
+        drop(there);
+        let mut answer = Vec::new();
+        here.read_to_end(&mut answer)?;
+        // SAFETY: our child; the kernel gets no address to write a status to.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        if answer.is_empty() { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(Some(answer)) }
+    }
+}
+
 /// Once pages are being replaced, the earlier counter sees no calls, so the process is not released as early as it
 /// would be before.
 #[test]
@@ -72,20 +130,8 @@ fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
     if !program::can_trace() {
         return;
     }
-    if !std::thread::spawn(|| takes(&one_processor())).join().expect("it does not panic") {
-        return heapbpf_testing::skipped("threads may not have a real-time priority here");
-    }
+    let Some(program) = on_one_processor("torture", &["1", "0"]) else { return };
     let processors = one_processor();
-    let mut command = Command::new(compiled("torture"));
-    command.args(["1", "0"]);
-    // SAFETY: one system call, which only reads.
-    unsafe {
-        command.pre_exec(move || match libc::sched_setaffinity(0, size_of_val(&processors), &raw const processors) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
-    let program = Program::run(&mut command);
     let stopped = loop {
         let target = Target::look(program.pid()).expect("it can be looked at");
         let plan = program::plan(&target, program.hooked);
@@ -97,7 +143,7 @@ fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
             }
             Err(error) => panic!("{error}"),
         };
-        match target.replace_if(&plan, &mapped, STOP_LIMIT, move || take(processors)) {
+        match target.replace_if(&plan, &mapped, STOP_LIMIT, move || take(processors, TAKEN)) {
             Ok(hooked) => break hooked.time,
             // Something else occupied the CPUs for longer, or before the moment came.
             Err(Error::Busy { why: Busy::Late, stopped }) if stopped > EXTENDED => {}
@@ -112,5 +158,76 @@ fn a_process_without_a_processor_has_more_time_once_it_is_the_moment() {
         std::thread::sleep(Duration::from_millis(5));
     }
     program::take_out(program.pid());
+    program.finish();
+}
+
+/// The process that stops it is not ended while it waits for a thread without a processor: what the thread's signal
+/// frame covers is other threads' data, and has to be put back.
+#[test]
+fn a_thread_without_a_processor_is_waited_for() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    if std::thread::available_parallelism().is_ok_and(|processors| processors.get() < 2) {
+        return heapbpf_testing::skipped("whoever stops the process needs another processor");
+    }
+    let Some(program) = on_one_processor("small_stacks", &["all"]) else { return };
+    let is_waited_for = || {
+        take_all_out(program.pid());
+        let target = Target::look(program.pid()).expect("it can be looked at");
+        let plan = program::plan(&target, program.hooked);
+        let Ok(mapped) = target.map(&plan, STOP_LIMIT) else { return false };
+        stop_through(Some(Arc::new(Child(one_processor()))));
+        let replaced = target.replace_if(&plan, &mapped.outcome, STOP_LIMIT, || true);
+        stop_through(None);
+        match replaced {
+            Err(Error::Busy { why: Busy::Late, stopped }) => stopped > STUCK,
+            // Something else occupied the CPUs.
+            Ok(_) | Err(Error::Busy { .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!((0..50).any(|_| is_waited_for()));
+    take_all_out(program.pid());
+    program.finish();
+}
+
+/// Its descriptors are looked through before the stop.
+#[test]
+fn a_process_with_many_descriptors_is_released_in_time() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut most = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call fills in the structure that it gets.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut most) }, 0);
+    if most.rlim_max <= DESCRIPTORS as u64 + 1000 {
+        return heapbpf_testing::skipped(format_args!("a process may have {} descriptors", most.rlim_max));
+    }
+    most.rlim_cur = most.rlim_max;
+    let mut command = Command::new(compiled("torture"));
+    command.args(["2", "0"]);
+    // SAFETY: only system calls.
+    unsafe {
+        command.pre_exec(move || {
+            let is_done = libc::setrlimit(libc::RLIMIT_NOFILE, &raw const most) == 0
+                && (0..DESCRIPTORS).all(|_| libc::dup(0) >= 0);
+            if is_done { Ok(()) } else { Err(io::Error::last_os_error()) }
+        });
+    }
+    let program = Program::run(&mut command);
+    let is_in_time = || {
+        program::hook(program.pid(), program.hooked);
+        let target = Target::look(program.pid()).expect("it can be looked at");
+        match target.take_out(&program::found(program.pid()), &program::EMPTIED, STOP_LIMIT) {
+            Ok(_) => true,
+            Err(Error::Busy { .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!((0..20).any(|_| is_in_time()));
+    program::assert_inert(program.pid());
     program.finish();
 }

@@ -9,6 +9,7 @@ fn repeated_cases_for_longer() {
     program::IS_LONG.store(true, Relaxed);
     cycles::a_single_thread_comes_to_no_harm();
     cycles::two_hundred_threads_are_stopped();
+    cycles::a_process_that_creates_threads_without_end_is_stopped();
     cycles::data_below_small_stacks_comes_to_no_harm();
     calls::blocking_calls_are_unaffected();
     calls::ignored_signals_end_no_call();

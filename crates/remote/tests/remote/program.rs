@@ -49,6 +49,29 @@ pub fn can_trace() -> bool {
     is_root
 }
 
+/// Runs this in a thread without CAP_SYS_ADMIN, which reading seccomp filters needs.
+pub fn without_admin(run: impl FnOnce() + Send) {
+    const VERSION: u32 = 0x2008_0522;
+    const ADMIN: u32 = 21;
+    let drop_admin = || {
+        let mut thread = [VERSION, 0];
+        // Effective, permitted and inheritable capabilities up to number 31, and from there on.
+        let mut sets = [0_u32; 6];
+        // SAFETY: both have the layout that the kernel reads and writes. Only this thread is affected.
+        unsafe {
+            assert_eq!(libc::syscall(libc::SYS_capget, thread.as_mut_ptr(), sets.as_mut_ptr()), 0);
+            sets[0] &= !(1 << ADMIN);
+            assert_eq!(libc::syscall(libc::SYS_capset, thread.as_mut_ptr(), sets.as_ptr()), 0);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            drop_admin();
+            run();
+        });
+    });
+}
+
 /// Compiles a program of `tests/programs`, once.
 pub fn compiled(name: &str) -> PathBuf {
     compiled_with(name, &[])

@@ -113,6 +113,33 @@ fn a_seccomp_filter_that_may_end_the_process_is_refused() {
     }
 }
 
+/// The process never sleeps, so a stop would show as a context switch.
+#[test]
+fn filters_that_cannot_be_read_are_refused_before_a_stop() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("sandboxed", &["errno"]);
+    assert_eq!(program.line(), "IN\n");
+    let target = Target::look(program.pid()).expect("it runs");
+    let plan = program::plan(&target, program.hooked);
+    let waits = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).expect("it runs");
+        status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).map(str::to_owned)
+    };
+    let before = waits();
+    program::without_admin(|| {
+        for _ in 0..5 {
+            let error = target.map(&plan, STOP_LIMIT).expect_err("it is refused");
+            assert!(matches!(error, Error::Refused(Refusal::UnknownSeccomp(_))), "{error}");
+        }
+    });
+    assert!(before.is_some());
+    assert_eq!(waits(), before);
+    program.finish();
+}
+
 /// A program of 32-bit instructions, without a C library.
 #[test]
 fn a_32_bit_program_is_refused() {
