@@ -73,7 +73,8 @@ pub struct Heap {
     by_class: ClassCounts,
     /// Bytes in use at the last recorded peak.
     peak_bytes: f64,
-    /// Whether blocks were allocated since the total in use last fell.
+    /// Whether blocks were allocated since the total in use last fell, or the peak was lowered: the total may be a new
+    /// peak.
     rising: bool,
     /// Whether blocks that were live when their process ended are reported separately from those in use.
     ended_apart: bool,
@@ -295,6 +296,13 @@ impl Heap {
         is_peak
     }
 
+    /// Lowers the peak to that of the remaining figures. It stays at the same moment: sums of other moments are not
+    /// kept.
+    fn lower_peak(&mut self) {
+        self.peak_bytes = self.rows.iter().map(|(_, row)| row.peak.bytes).sum();
+        self.rising = true;
+    }
+
     fn record_peak(&mut self, sums: &[SampleSums]) {
         for (number, row) in &mut self.rows {
             row.peak = sums[number];
@@ -415,7 +423,11 @@ impl Heap {
             self.index.remove(&row.key);
             row
         });
-        (retired.collect(), held)
+        let retired: Vec<HeapRow> = retired.collect();
+        if retired.iter().any(|row| row.peak.bytes > 0.0) {
+            self.lower_peak();
+        }
+        (retired, held)
     }
 
     /// Stacks of all rows.

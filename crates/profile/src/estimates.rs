@@ -7,9 +7,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::loss_bounds::{Kind, LossBounds, Lost, LostOf};
-use super::model::{InMemory, LossBound, Profile, Row};
+use super::model::{InMemory, LossBound, Profile, Recorded, Row};
 use super::value::Value;
-use heapbpf_statistics::estimate::{self, Estimate, NO_INTERVAL_KNOWN, Part};
+use heapbpf_statistics::estimate::{self, Estimate, NO_INTERVAL_KNOWN, NO_OFFSETS, Part};
 use heapbpf_statistics::estimators::Estimator;
 use heapbpf_statistics::interval::Interval;
 use heapbpf_statistics::sums::SampleSums;
@@ -35,9 +35,6 @@ pub const IN_USE_ALONE: &str = "Go's runtime reports only what is in use";
 
 /// Reason for figures of where blocks in use are: it was not read for some of them.
 pub const NOT_READ: &str = "it is not known which blocks are in memory";
-
-/// Reason for samples of another profiler: they have no offsets.
-pub const NO_OFFSETS: &str = "the offsets of the samples are not known";
 
 /// Sums of rows by sampling interval, from which their total is estimated.
 ///
@@ -238,6 +235,24 @@ impl Pool {
     pub(crate) fn add_inuse(&mut self, row: &Row, inuse: &SampleSums) {
         self.processes.insert(row.key.process);
         self.part(row.key.interval, row.is_of_go_runtime()).inuse.add(inuse);
+    }
+
+    /// The same pool without what Go's runtime sampled: that lies outside of the heaps of allocators.
+    #[must_use]
+    pub fn without_go(&self) -> Self {
+        let mut pool = self.clone();
+        pool.parts.retain(|part| !part.of_go);
+        pool
+    }
+
+    /// What is in use in the heaps of allocators, in the form that such a heap is compared with.
+    pub fn recorded(&self, profile: &Profile, confidence: f64) -> Recorded {
+        let pool = self.without_go();
+        let ends = |value: Value| {
+            let Estimate { estimate, low, high, .. } = pool.estimate(profile, value, confidence);
+            (estimate, low, high)
+        };
+        Recorded { bytes: ends(Value::InuseSpace), blocks: ends(Value::InuseObjects) }
     }
 
     /// Allows for allocations that were not sampled under these intervals (in trials). The pool may have allocated
@@ -517,7 +532,7 @@ fn own(rows: &[Row]) -> impl Iterator<Item = &Row> {
 /// Sampling intervals of heapbpf that are known to have been in force, from the samples and the header; in trials,
 /// ascending.
 pub fn intervals_used(profile: &Profile) -> Vec<u64> {
-    let (mut used, mut last) = (BTreeSet::from([profile.header.interval]), profile.header.interval);
+    let (mut used, mut last) = (profile.header.intervals().collect::<BTreeSet<u64>>(), profile.header.interval);
     // Most rows have the same interval as the previous row.
     for row in own(&profile.rows).filter(|row| row.key.interval != std::mem::replace(&mut last, row.key.interval)) {
         used.insert(row.key.interval);

@@ -351,7 +351,8 @@ impl Profile {
             .iter()
             .filter(|row| !row.is_of_go_runtime())
             .map(|row| row.key.interval)
-            .fold(self.header.interval, u64::max);
+            .chain(self.header.intervals())
+            .fold(0, u64::max);
         for process in self.processes.iter_mut().filter(|process| is_open(process)) {
             process.losses.interval = largest;
         }

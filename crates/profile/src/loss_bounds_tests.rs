@@ -64,7 +64,7 @@ fn of_samples_the_upper_end_is_that_of_all_of_them() {
     assert!((low - (alone.low - 600.0 - 2.0 * 4_095.0)).abs() < 1e-6 && (high - alone.high).abs() < 1e-6);
     // In the interval from offsets, lost samples count like recorded ones.
     let found = guaranteed_of_row(&profile, &profile.rows[0], Value::AllocSpace, 0.95).expect("bytes");
-    let unskipped = seen.unskipped() as f64;
+    let unskipped = seen.unskipped().expect("offsets") as f64;
     let all = from_offsets(23, unskipped + 900.0, 6_900.0, R, 0.95);
     assert!((found.high / all.high - 1.0).abs() < 1e-12);
     // The same holds for the estimator from offsets, which is exact to whole bytes.

@@ -59,7 +59,7 @@ fn row(profile: &Profile, process: usize, rows: &[&Row], stack: Arc<Stack>) -> O
         rows.iter()
             .filter(|row| !row.is_of_go_runtime())
             .map(|row| row.key.interval)
-            .chain([profile.header.interval])
+            .chain(profile.header.intervals())
             .filter(|r| *r > 0)
     };
     let largest_interval = losses.interval.max(used().max()?);

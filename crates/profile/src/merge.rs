@@ -1,6 +1,6 @@
 //! Merges profiles of several runs or hosts. Samples keep their sampling interval, so sums and variances add up.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::model::{ByAddress, Module, Profile, Row, SharedFrames, Stack, Unread};
@@ -82,7 +82,10 @@ fn add(merged: &mut Profile, mut profile: Profile, modules: &mut Modules) {
     merged.header.duration = merged.header.duration.saturating_add(profile.header.duration);
     merged.header.growth_over = None;
     merged.header.recordings = merged.header.recordings.saturating_add(profile.header.recordings);
+    let mut intervals: BTreeSet<u64> = merged.header.intervals().chain(profile.header.intervals()).collect();
     merged.header.interval = merged.header.interval.max(profile.header.interval);
+    intervals.remove(&merged.header.interval);
+    merged.header.earlier_intervals = intervals;
     merged.header.live &= profile.header.live;
     merged.header.ended_apart |= profile.header.ended_apart;
     merged.header.samples_known &= profile.header.samples_known;
@@ -153,6 +156,23 @@ mod tests {
         assert_eq!((merged.header.duration, merged.header.recordings), (one.header.duration * 2, 2));
         assert!(merged.header.host.ends_with(", elsewhere"));
         assert_eq!(exact(&merged, Some(2), Value::AllocSpace), exact(&one, Some(0), Value::AllocSpace));
+    }
+
+    /// What was allocated under an interval without a sample is covered by error bars, so no interval may get lost.
+    #[test]
+    fn all_intervals_that_were_in_force_are_kept() {
+        let with = |intervals: &[u64]| {
+            let mut profile = testing::small();
+            profile.header.interval = intervals[0];
+            intervals[1..].iter().for_each(|interval| profile.header.set_interval(*interval));
+            profile
+        };
+        let merged =
+            merge(vec![with(&[64, 4_096]), with(&[512, 128]), with(&[8_192, 64])]).expect("the same criterion");
+        assert_eq!(merged.header.interval, 4_096);
+        assert_eq!(Vec::from_iter(merged.header.earlier_intervals), [64, 128, 512, 8_192]);
+        let same = merge(vec![testing::small(), testing::small()]).expect("the same criterion");
+        assert!(same.header.earlier_intervals.is_empty());
     }
 
     #[test]

@@ -263,6 +263,7 @@ pub fn partly_in_memory() -> Profile {
 pub fn followed_again() -> Profile {
     let mut profile = small();
     profile.processes[0].inuse_since = Some(profile.header.started + Duration::from_millis(12_500));
+    profile.rows.iter_mut().filter(|row| row.key.process == 0).for_each(|row| row.growth = None);
     profile
 }
 

@@ -27,15 +27,17 @@ pub struct Estimate {
 /// Reason: there are no parts, so no sampling interval bounds what was not sampled.
 pub const NO_INTERVAL_KNOWN: &str = "nothing was sampled";
 /// Reason for counts whose samples have different sizes.
-pub const MIXED_SIZES: &str = "sizes are mixed: unsampled small allocations could be any number";
+pub const MIXED_SIZES: &str = "sizes are mixed, so any number of small allocations may have been missed";
 /// Reason for counts with one sample.
-pub const SINGLE_SAMPLE: &str = "a single sample cannot show that all allocations have one size";
+pub const SINGLE_SAMPLE: &str = "a single sample does not show whether sizes vary";
 /// Reason for bytes whose samples have different sizes, under a criterion other than bytes.
 pub const MIXED_SIZES_NOT_BYTES: &str = "sampled by allocations: bytes have an interval only if all sizes are equal";
 /// Reason: there is no sample, and the criterion's trials do not bound the figure.
 pub const UNSEEN_NOT_BOUNDED: &str = "no sample, and this criterion does not bound what was not seen";
 /// Reason: offsets say nothing about bytes under a criterion other than bytes.
 pub const OFFSETS_NEED_BYTES: &str = "the offset form needs the criterion `bytes`";
+/// Reason: samples have no offsets, as those of another profiler and of mappings that were unmapped in part.
+pub const NO_OFFSETS: &str = "the offsets of the samples are not known";
 /// Reason: all samples have one size, but the interval of its size class changed.
 pub const CLASS_INTERVAL_CHANGED: &str = "the size class's interval changed during the recording";
 
@@ -97,7 +99,7 @@ pub fn parts_of_blocks(parts: &[Part<'_>], criterion: Criterion, confidence: f64
 /// depend on each other.
 ///
 /// # Errors
-/// The reason why there is no interval: no part, or a criterion other than [`Criterion::Bytes`].
+/// The reason why there is no interval: no part, a criterion other than [`Criterion::Bytes`], or an unknown offset.
 pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Result<Interval, &'static str> {
     if parts.is_empty() {
         return Err(NO_INTERVAL_KNOWN);
@@ -108,9 +110,10 @@ pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f6
     let each = 1.0 - (1.0 - confidence) / parts.len() as f64;
     let mut whole = Interval { low: 0.0, high: 0.0 };
     for Part { interval, sums, lost, .. } in parts {
-        let (sampled_bytes, unskipped) = (sums.sampled_bytes as f64, sums.unskipped() as f64);
+        // If everything is sampled, nothing is skipped.
+        let unskipped = sums.unskipped().or((*interval == 1).then_some(sums.sampled_bytes)).ok_or(NO_OFFSETS)?;
         let samples = sums.sized_samples().saturating_add(*lost);
-        let ends = interval::from_offsets(samples, unskipped, sampled_bytes, *interval, each);
+        let ends = interval::from_offsets(samples, unskipped as f64, sums.sampled_bytes as f64, *interval, each);
         whole.low += ends.low;
         whole.high += ends.high;
     }
@@ -358,6 +361,27 @@ mod tests {
         let all = sums(1, &[5]);
         let all = Part::new(1, &all);
         assert_eq!(guaranteed_bytes(&[all], Criterion::Allocations, 0.95), Ok(Interval { low: 5.0, high: 5.0 }));
+    }
+
+    /// One sample without an offset is enough, but if everything is sampled none is needed.
+    #[test]
+    fn without_offsets_nothing_from_offsets_is_claimed() {
+        let unknown = |interval| {
+            let mut sums = sums(interval, &[64; 100]);
+            sums.record(64, 640, SampleSums::UNKNOWN_OFFSET, interval);
+            sums.add(&self::sums(interval, &[64]));
+            sums
+        };
+        let (all, some) = (unknown(1), unknown(1_000));
+        assert_eq!((some.known_offset_sum(), some.unskipped()), (None, None));
+        let of = |sums: &SampleSums, interval| {
+            guaranteed_bytes(&[Part::new(interval, sums)], Criterion::Bytes, 0.95).map(|ends| (ends.low, ends.high))
+        };
+        assert_eq!((of(&all, 1), of(&some, 1_000)), (Ok((6_528.0, 6_528.0)), Err(NO_OFFSETS)));
+        for estimator in [Estimator::Offset, Estimator::CountOfSuccesses] {
+            assert_eq!(estimators::bytes_of_sums(&some, 1_000, estimator, || 0), Err(NO_OFFSETS), "{estimator:?}");
+            assert_eq!(bytes_by(estimator, &[Part::new(1_000, &some)], 0.95).reason, Some(NO_OFFSETS), "{estimator:?}");
+        }
     }
 
     /// Sums of samples with these sizes and numbers of trials.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::binomial;
+use super::estimate::NO_OFFSETS;
 use super::interval::{Interval, Sampled, from_offsets, from_sizes};
 use super::part::Part;
 use super::weight::inclusion;
@@ -101,27 +102,28 @@ pub const SIZES_ON_BOTH_SIDES: &str = "sizes below and above the sampling interv
 /// well.
 ///
 /// # Errors
-/// [`SIZES_ON_BOTH_SIDES`]: the rule min(1, size/R) needs sizes that are all below or all above R.
+/// [`SIZES_ON_BOTH_SIDES`]: the rule min(1, size/R) needs sizes that are all below or all above R. [`NO_OFFSETS`]: the
+/// rule needs offsets, and one is not known.
 pub fn bytes_of_sums(
     sums: &SampleSums,
     interval: u64,
     estimator: Estimator,
     random: impl FnMut() -> u64,
 ) -> Result<f64, &'static str> {
-    let (samples, unskipped) = (sums.sized_samples(), sums.unskipped());
+    let (samples, unskipped) = (sums.sized_samples(), sums.unskipped().ok_or(NO_OFFSETS));
     let (sampled_bytes, r) = (sums.sampled_bytes as f64, interval as f64);
     Ok(match estimator {
         _ if samples == 0 => 0.0,
         Estimator::HorvitzThompson => sums.bytes,
         Estimator::CountOfSuccesses if above_cut_off(sums.smallest_bytes, interval) => sampled_bytes,
         Estimator::CountOfSuccesses => {
-            let further = binomial::draw(unskipped.saturating_sub(samples), 1.0 / r.max(1.0), random);
+            let further = binomial::draw(unskipped?.saturating_sub(samples), 1.0 / r.max(1.0), random);
             (samples + further) as f64 * r
         }
         Estimator::SizeOverInterval if sums.largest_bytes <= interval => samples as f64 * r,
         Estimator::SizeOverInterval if sums.smallest_bytes >= interval => sampled_bytes,
         Estimator::SizeOverInterval => return Err(SIZES_ON_BOTH_SIDES),
-        Estimator::Offset => offset_estimate(samples, unskipped, interval),
+        Estimator::Offset => offset_estimate(samples, unskipped?, interval),
     })
 }
 
@@ -164,10 +166,11 @@ pub fn interval_of_sums(
         Estimator::SizeOverInterval => return Err(BIASED),
         Estimator::CountOfSuccesses if above_cut_off(sums.largest_bytes, interval) => return Err(TAKEN_AS_THEY_ARE),
         Estimator::CountOfSuccesses => {
+            sums.unskipped().ok_or(NO_OFFSETS)?;
             let successes = (figure / interval as f64).round() as u64;
             (successes, successes)
         }
-        Estimator::Offset => (sums.sized_samples(), sums.unskipped()),
+        Estimator::Offset => (sums.sized_samples(), sums.unskipped().ok_or(NO_OFFSETS)?),
     };
     let samples = samples.saturating_add(lost);
     let ends = if samples > MOST_EXACT {
@@ -395,7 +398,7 @@ mod tests {
             open += holds(
                 interval_of_sums(&Part::new(interval, &sums), 0.0, Estimator::Offset, confidence).expect("an interval"),
             );
-            let (samples, unskipped) = (sums.sized_samples(), sums.unskipped());
+            let (samples, unskipped) = (sums.sized_samples(), sums.unskipped().expect("offsets"));
             closed += holds(negative_binomial_interval(samples, unskipped, interval, confidence, Window::AtSample));
         }
         assert!(truth > 5_000);

@@ -29,9 +29,9 @@ impl Growth {
         self.freed.add(&other.freed);
     }
 
-    /// Whether there are any samples.
+    /// Whether there are any samples, or bytes of a mapping that was unmapped in part.
     pub const fn is_known(&self) -> bool {
-        self.kept.samples > 0 || self.freed.samples > 0
+        self.kept.samples > 0 || self.freed.samples > 0 || self.freed.sampled_bytes > 0
     }
 }
 

@@ -143,7 +143,7 @@ pub enum ClassPlanError {
     #[error("not a plan written by `heapbpf plan`: {0}")]
     Syntax(#[from] serde_json::Error),
     /// The plan names no size class.
-    #[error("the plan names no size class")]
+    #[error("the plan has no size classes")]
     Empty,
     /// An interval is below 1, too large, or not a number.
     #[error(

@@ -17,6 +17,8 @@ pub struct SampleSums {
     /// S: unweighted bytes of the sampled allocations.
     pub sampled_bytes: u64,
     /// Σ offset: failed trials before the successful one, over samples of more than zero bytes.
+    /// [`Self::UNKNOWN_OFFSET`] if an offset is not known.
+    #[serde(default = "unknown_offset")]
     pub offset_sum: u64,
     /// T: Σ size × weight, unbiased bytes.
     pub bytes: f64,
@@ -42,7 +44,14 @@ fn is_zero(value: &f64) -> bool {
     *value == 0.0
 }
 
+const fn unknown_offset() -> u64 {
+    SampleSums::UNKNOWN_OFFSET
+}
+
 impl SampleSums {
+    /// The offset of a sample that has none. A sum with such an offset is this as well.
+    pub const UNKNOWN_OFFSET: u64 = u64::MAX;
+
     /// The sums of no samples.
     pub const NONE: Self = Self {
         samples: 0,
@@ -60,8 +69,8 @@ impl SampleSums {
     };
 
     /// Adds one sample: an allocation of `size_bytes` that took `trials` trials, of which `offset` failed before the
-    /// one that succeeded, under the sampling interval `interval` (R, in trials). `offset` may be 0 if it is not known
-    /// and no estimate from offsets is needed.
+    /// one that succeeded, under the sampling interval `interval` (R, in trials). `offset` is
+    /// [`Self::UNKNOWN_OFFSET`] if it is not known, or 0 if no estimate from offsets is needed.
     ///
     /// A sample without trials or with R = 0 is impossible and is ignored.
     pub fn record(&mut self, size_bytes: u64, trials: u64, offset: u64, interval: u64) {
@@ -93,9 +102,20 @@ impl SampleSums {
         self.samples.saturating_sub(self.zero_byte_samples)
     }
 
-    /// u = Σ (size − offset): the successful trial of each sample and the trials after it.
-    pub fn unskipped(&self) -> u64 {
-        self.sampled_bytes.saturating_sub(self.offset_sum)
+    /// Σ offset, if all offsets are known.
+    pub fn known_offset_sum(&self) -> Option<u64> {
+        Some(self.offset_sum).filter(|sum| *sum != Self::UNKNOWN_OFFSET)
+    }
+
+    /// Σ offset of `samples` samples from `known`: without samples, no offset is unknown.
+    pub fn offset_sum_of(samples: u64, known: Option<u64>) -> u64 {
+        known.unwrap_or(if samples > 0 { Self::UNKNOWN_OFFSET } else { 0 })
+    }
+
+    /// u = Σ (size − offset): the successful trial of each sample and the trials after it. `None` if an offset is not
+    /// known.
+    pub fn unskipped(&self) -> Option<u64> {
+        self.known_offset_sum().map(|offsets| self.sampled_bytes.saturating_sub(offsets))
     }
 
     /// Adds the sums of other samples with the same sampling interval.

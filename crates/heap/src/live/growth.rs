@@ -104,27 +104,32 @@ impl Heap {
 
     /// Records that a block is no longer in use.
     pub(super) fn note_freed(&mut self, live: &LiveSample, at_ns: u64) {
-        self.note_change(live, live.time_ns, at_ns, |growth| &mut growth.freed);
+        self.note_change(live, live.time_ns, at_ns, |growth, block| growth.freed.add(block));
+    }
+
+    /// Records that a mapping lost a part: `lost` has the bytes of the part. The mapping counts as a sample only when it
+    /// is freed, because whether its parts were sampled was one event.
+    pub(super) fn note_shrunk(&mut self, lost: &LiveSample, at_ns: u64) {
+        self.note_change(lost, lost.time_ns, at_ns, |growth, part| {
+            // Samples and bytes do not match any more, so there is no common size.
+            let largest_bytes = u64::MAX;
+            growth.freed.add(&SampleSums { samples: 0, objects: 0.0, objects_variance: 0.0, largest_bytes, ..*part });
+        });
     }
 
     /// Records that a block stays in use after the end of its process.
     pub(super) fn note_left(&mut self, live: &LiveSample) {
-        self.note_change(live, 0, live.time_ns, |growth| &mut growth.kept);
+        self.note_change(live, 0, live.time_ns, |growth, block| growth.kept.add(block));
     }
 
-    fn note_change(
-        &mut self,
-        live: &LiveSample,
-        from_ns: u64,
-        until_ns: u64,
-        part: impl Fn(&mut Growth) -> &mut SampleSums,
-    ) {
+    fn note_change(&mut self, live: &LiveSample, from_ns: u64, until_ns: u64, add: impl Fn(&mut Growth, &SampleSums)) {
         let Self { rows, marks, .. } = self;
         let row = &mut rows[live.row as usize];
         let oldest_ns = marks.times_ns.front().copied().unwrap_or(0);
         for mark_ns in marks.between(from_ns, until_ns) {
-            let growth = row.curve.since_mut(mark_ns, oldest_ns);
-            part(growth).record(live.size_bytes, live.trials, live.offset, row.key.interval);
+            let mut sums = SampleSums::NONE;
+            sums.record(live.size_bytes, live.trials, live.offset, row.key.interval);
+            add(row.curve.since_mut(mark_ns, oldest_ns), &sums);
         }
     }
 }

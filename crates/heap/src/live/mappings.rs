@@ -1,8 +1,9 @@
 //! Sampled mappings (`--mmap`): unmapped in parts, or found unmapped after records were lost.
 
+use heapbpf_statistics::sums::SampleSums;
 use sampler_ebpf::abi::ProcessKey;
 
-use super::{Heap, LostBlocks, PAGE, weight_of};
+use super::{Heap, LiveSample, LostBlocks, PAGE, weight_of};
 
 impl Heap {
     /// Removes an unmapped address range, as of `time_ns`. A mapping shrinks by the bytes that it loses and keeps its
@@ -12,23 +13,29 @@ impl Heap {
         let lost = pieces.unmap(start, end, time_ns);
         if !lost.is_empty() {
             self.note_peak();
+            self.marks.note(time_ns);
         }
         for (id, bytes) in lost {
-            if self.shrink(space, id, bytes) {
+            if self.shrink(space, id, bytes, time_ns) {
                 self.free(space, id, time_ns, false);
             }
         }
     }
 
-    /// Takes bytes away from a mapping. If it has no more than these, leaves it unchanged and returns `true`.
-    fn shrink(&mut self, space: ProcessKey, id: u64, bytes: u64) -> bool {
+    /// Takes bytes away from a mapping at `at_ns` (CLOCK_MONOTONIC). If it has no more than these, leaves it unchanged
+    /// and returns `true`.
+    fn shrink(&mut self, space: ProcessKey, id: u64, bytes: u64, at_ns: u64) -> bool {
         let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.get_mut(&id)) else { return false };
         if live.size_bytes <= bytes {
             return true;
         }
         live.size_bytes -= bytes;
-        let (trials, row) = (live.trials, live.row);
-        self.totals.inuse_bytes -= bytes as f64 * weight_of(trials, self.rows[row as usize].key.interval);
+        // The offset was that of the whole mapping, and may lie in what is gone.
+        live.offset = SampleSums::UNKNOWN_OFFSET;
+        let lost = LiveSample { size_bytes: bytes, ..*live };
+        let weight = weight_of(lost.trials, self.interval_of(&lost));
+        self.totals.inuse_bytes -= bytes as f64 * weight;
+        self.note_shrunk(&lost, at_ns);
         false
     }
 
@@ -45,6 +52,7 @@ impl Heap {
         let lost = pieces.keep_only(ranges, until_ns);
         // The total so far lacks unmappings, so it is not recorded as a peak.
         self.rising &= lost.is_empty();
+        let by_ns = self.marks.last_event_ns();
         let mut found = LostBlocks::default();
         for (id, bytes) in lost {
             let samples = self.spaces.get(&space);
@@ -52,10 +60,10 @@ impl Heap {
             let in_pages = samples.and_then(|samples| samples.get(&id)).is_some_and(|live| live.address % PAGE == 0);
             let bytes_unmapped = if in_pages { bytes.next_multiple_of(PAGE) } else { bytes };
             found.add(LostBlocks { samples: 1, bytes: bytes_unmapped });
-            if self.shrink(space, id, bytes)
+            if self.shrink(space, id, bytes, by_ns)
                 && let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.remove(&id))
             {
-                self.note_freed(&live, self.marks.last_event_ns());
+                self.note_freed(&live, by_ns);
                 self.subtract_live(&live);
             }
         }
@@ -66,5 +74,78 @@ impl Heap {
     pub fn mapped_by(&self, space: &ProcessKey, until_ns: u64) -> LostBlocks {
         let (samples, bytes) = self.mappings.get(space).map_or((0, 0), |pieces| pieces.mapped_by(until_ns));
         LostBlocks { samples, bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use heapbpf_statistics::criterion::Criterion;
+    use heapbpf_statistics::estimate::{NO_OFFSETS, Part, guaranteed_bytes};
+    use heapbpf_statistics::growth::Growth;
+    use heapbpf_unwind::raw::RawStack;
+
+    use super::super::tests::{process, sample, stack};
+    use super::*;
+    use crate::sample::Sample;
+
+    const R: u64 = 512 << 10;
+    const SIZE: u64 = 1 << 20;
+    const KEPT: u64 = 64 << 10;
+    const MS: u64 = 1_000_000;
+
+    /// A mapping of `SIZE` bytes at `2 * id * SIZE`.
+    fn mapping(id: u64, time_ns: u64, stack: &Arc<RawStack>) -> Sample {
+        let address = 2 * id * SIZE;
+        let mut mapping = Sample { time_ns, address, offset: 400_000, mapped: true, ..sample(id, 1, SIZE, stack) };
+        mapping.key.interval = R;
+        mapping
+    }
+
+    #[test]
+    fn a_mapping_that_shrank_has_no_offset_any_more() {
+        let (mut heap, one) = (Heap::default(), stack());
+        heap.allocate(mapping(1, 10, &one));
+        heap.allocate(mapping(2, 20, &one));
+        heap.unmap(process(1), 2 * SIZE + KEPT, 3 * SIZE, 30);
+        let guaranteed =
+            |sums: &SampleSums| guaranteed_bytes(&[Part::new(R, sums)], Criterion::Bytes, 0.95).map(|_| ());
+        let sums = |heap: &mut Heap| heap.snapshot(40, false).map(|it| (it.row.alloc, it.inuse)).next().expect("a row");
+        let (alloc, inuse) = sums(&mut heap);
+        assert_eq!((inuse.sampled_bytes, inuse.unskipped()), (SIZE + KEPT, None));
+        assert_eq!((guaranteed(&inuse), guaranteed(&alloc)), (Err(NO_OFFSETS), Ok(())));
+        heap.unmap(process(1), 2 * SIZE, 3 * SIZE, 50);
+        assert_eq!(sums(&mut heap).1.unskipped(), Some(SIZE - 400_000), "the other mapping is whole");
+    }
+
+    #[test]
+    fn what_mappings_lose_is_in_their_growth() {
+        let (mut heap, one) = (Heap::default(), stack());
+        heap.allocate(mapping(1, 1_000 * MS, &one));
+        // Growth is measured from here.
+        heap.allocate(mapping(2, 2_000 * MS, &one));
+        let before = heap.estimated().inuse_bytes;
+        heap.allocate(mapping(3, 2_050 * MS, &one));
+        heap.unmap(process(1), 2 * SIZE + SIZE / 2, 3 * SIZE, 2_100 * MS);
+        heap.unmap(process(1), 6 * SIZE + KEPT, 7 * SIZE, 2_150 * MS);
+        heap.unmap(process(1), 2 * SIZE + KEPT, 3 * SIZE, 2_200 * MS);
+        let lost = heap.keep_mapped(process(1), &[(0, 4 * SIZE + KEPT), (6 * SIZE, 7 * SIZE)], 2_250 * MS);
+        assert_eq!(lost, LostBlocks { samples: 1, bytes: SIZE - KEPT });
+        let now_ns = 2_300 * MS;
+        assert_eq!(heap.growth_since(now_ns), Some(2_000 * MS));
+        let row = heap.snapshot(now_ns, false).map(|it| (it.row.alloc, it.inuse, it.growth)).next();
+        let (alloc, inuse, growth) = row.expect("a row");
+        let growth = growth.expect("a mark");
+        let change = growth.kept.bytes - growth.freed.bytes;
+        assert!((change / (inuse.bytes - before) - 1.0).abs() < 1e-9, "{growth:?}");
+        assert!((heap.estimated().inuse_bytes / inuse.bytes - 1.0).abs() < 1e-9);
+        assert_eq!((inuse.sampled_bytes, growth.kept.sampled_bytes), (3 * KEPT, KEPT));
+        assert_eq!((growth.freed.samples, growth.freed.objects), (0, 0.0));
+        assert!(Growth { kept: SampleSums::NONE, ..growth }.is_known(), "what was lost is stored");
+        heap.unmap(process(1), 2 * SIZE, 5 * SIZE, 2_300 * MS);
+        let freed = heap.snapshot(now_ns, false).next().and_then(|it| it.growth).expect("a mark").freed;
+        assert_eq!((freed.samples, freed.sampled_bytes), (2, 2 * SIZE), "each mapping is one sample");
+        assert!((freed.objects / alloc.objects - 2.0 / 3.0).abs() < 1e-9);
     }
 }

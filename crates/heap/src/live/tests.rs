@@ -78,6 +78,29 @@ fn rows_of_ended_processes_are_removed_unless_blocks_live_in_another_space() {
     assert_eq!(remaining, [(1, 20.0), (1, 40.0), (1, 50.0)]);
 }
 
+/// The figures of a service only have the processes that it still knows, so their peak is that of these processes.
+#[test]
+fn a_retired_process_takes_its_peak_along() {
+    let one = stack();
+    let peak_bytes = |retires_last: bool| -> f64 {
+        let mut heap = Heap::new(true);
+        heap.allocate(sample(1, 1, 1000, &one));
+        heap.allocate(sample(2, 2, 10, &one));
+        heap.end(process(1), 9_000, |_| true);
+        let retire = |heap: &mut Heap| drop(heap.retire(&HashSet::from([process(1)])));
+        if !retires_last {
+            retire(&mut heap);
+        }
+        heap.allocate(sample(3, 2, 500, &one));
+        heap.free(process(2), 2, 9_000, false);
+        if retires_last {
+            retire(&mut heap);
+        }
+        heap.snapshot(10_000, false).map(|it| it.peak.bytes).sum()
+    };
+    assert_eq!([false, true].map(peak_bytes), [510.0, 500.0]);
+}
+
 #[test]
 fn ages_are_those_of_live_blocks_at_the_moment_and_of_freed_ones_at_their_free() {
     let (mut heap, one) = (Heap::default(), stack());

@@ -65,15 +65,12 @@ impl Heap {
             // A vfork child allocates in its parent's address space.
             self.untracked.processes.insert(self.rows[live.row as usize].key.process);
         }
-        // From now on the peak is that of the tracked processes. It stays at the same moment: sums of other moments are
-        // not kept.
-        self.peak_bytes = 0.0;
-        for (_, row) in &mut self.rows {
-            if self.untracked.processes.contains(&row.key.process) {
-                row.peak = SampleSums::default();
-            }
-            self.peak_bytes += row.peak.bytes;
+        // From now on the peak is that of the tracked processes.
+        let processes = &self.untracked.processes;
+        for (_, row) in self.rows.iter_mut().filter(|(_, row)| processes.contains(&row.key.process)) {
+            row.peak = SampleSums::default();
         }
+        self.lower_peak();
         dropped.into_iter().map(|(id, live)| untracked(space, id, &live)).collect()
     }
 
@@ -89,7 +86,7 @@ impl Heap {
             row.curve = Curve::default();
             row.peak = SampleSums::default();
         }
-        self.peak_bytes = self.rows.iter().map(|(_, row)| row.peak.bytes).sum();
+        self.lower_peak();
         // Blocks that arrived before the moment was known may be from either side of it.
         let (newer, older): (Vec<_>, Vec<_>) =
             self.drop_blocks(space).into_iter().partition(|(_, live)| live.time_ns >= since_ns && !live.mapped);

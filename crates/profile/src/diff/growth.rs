@@ -42,7 +42,7 @@ pub fn growth_of_processes(profile: &Profile, confidence: f64) -> Vec<Option<Gro
 pub(crate) fn growth(profile: &Profile, rows: &[&Row], confidence: f64) -> Option<Grown> {
     let seconds = profile.header.growth_over?.as_secs_f64();
     let rows: Vec<&Row> = rows.iter().copied().filter(|row| !row.is_of_go_runtime()).collect();
-    let is_known = |row: &&Row| profile.knows_inuse(row.key.process);
+    let is_known = |row: &&Row| profile.knows_growth(row.key.process);
     if rows.is_empty() || seconds <= 0.0 || !rows.iter().all(is_known) {
         return None;
     }
@@ -108,6 +108,13 @@ mod tests {
         }
         assert_eq!(grown(0, 5, 1).p_value, Some(1.0));
         assert_eq!(grown(4, 0, 1).p_value, None);
+    }
+
+    #[test]
+    fn without_all_its_frees_the_growth_of_a_process_is_not_known() {
+        let profile = testing::followed_again();
+        let grown = growth_of_processes(&profile, 0.95);
+        assert!(profile.header.growth_over.is_some() && grown[0].is_none() && grown[1].is_some(), "{grown:?}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ fn nothing_changes_between_a_profile_and_itself() {
 fn blocks_that_one_side_does_not_know_are_told() {
     let note = |before: &Profile, after: &Profile| {
         let notes = diff(before, after, &DiffOptions::default()).notes;
-        notes.iter().any(|note| note.contains("older blocks are not in use there"))
+        notes.iter().any(|note| note.contains("older blocks are missing there"))
     };
     assert!(note(&testing::small(), &testing::followed_again()));
     assert!(!note(&testing::small(), &testing::small()));
@@ -198,7 +198,7 @@ fn figures_at_exit_are_compared_where_asked_for() {
     let mut unknown = testing::partly_followed();
     unknown.header.ended_apart = true;
     let found = diff(&before, &unknown, &options(Value::AtExitObjects));
-    assert!(found.notes.iter().any(|note| note.contains("was held at exit cannot be compared")), "{:?}", found.notes);
+    assert!(found.notes.iter().any(|note| note.contains("held at exit cannot be compared")), "{:?}", found.notes);
 }
 
 /// Two recordings of one program show no growth if one of them lost half of its samples or frees.

@@ -290,11 +290,12 @@ impl<'a> Table<'a> {
             |number: fn(&SampleSums) -> u64| Values::Whole(Box::new(move |row| live(row).then(|| number(sums(row)))));
         let real =
             |number: fn(&SampleSums) -> f64| Values::Real(Box::new(move |row| live(row).then(|| number(sums(row)))));
+        let offsets = move |row: &TableRow| sums(row).known_offset_sum().filter(|_| live(row));
         let columns = [
             ("samples", whole(|sums| sums.samples)),
             ("sampled_bytes", whole(|sums| sums.sampled_bytes)),
             ("zero_byte_samples", whole(|sums| sums.zero_byte_samples)),
-            ("offset_sum", whole(|sums| sums.offset_sum)),
+            ("offset_sum", Values::Whole(Box::new(offsets))),
             ("smallest_bytes", whole(|sums| sums.smallest_bytes)),
             ("largest_bytes", whole(|sums| sums.largest_bytes)),
             ("bytes", real(|sums| sums.bytes)),

@@ -1,5 +1,6 @@
 //! The header of a profile: facts about the recording as a whole.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use heapbpf_statistics::criterion::Criterion;
@@ -14,6 +15,9 @@ pub struct Header {
     pub version: String,
     /// Sampling interval R in force at the end, in trials. Each row has its own.
     pub interval: u64,
+    /// Other sampling intervals that were in force (before, or in a profile that was merged), in trials. Only JSON keeps
+    /// them; other formats have those of rows.
+    pub earlier_intervals: BTreeSet<u64>,
     /// The sampling criterion: what counts as a trial.
     pub criterion: Criterion,
     /// The requested unwinder: `auto`, `dwarf` or `fp`.
@@ -57,6 +61,7 @@ impl Header {
         Self {
             version: String::new(),
             interval,
+            earlier_intervals: BTreeSet::new(),
             criterion,
             unwind: String::new(),
             started: SystemTime::UNIX_EPOCH,
@@ -73,5 +78,16 @@ impl Header {
             time_windows: false,
             host: String::new(),
         }
+    }
+
+    /// Records that from now on, `interval` (in trials) is in force.
+    pub fn set_interval(&mut self, interval: u64) {
+        let earlier = std::mem::replace(&mut self.interval, interval);
+        self.earlier_intervals.insert(earlier);
+    }
+
+    /// The sampling intervals that were in force, in trials, as far as they are known apart from rows.
+    pub fn intervals(&self) -> impl Iterator<Item = u64> + '_ {
+        self.earlier_intervals.iter().copied().chain([self.interval])
     }
 }

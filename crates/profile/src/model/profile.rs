@@ -63,6 +63,12 @@ impl Profile {
         self.header.live && !self.processes.get(process).is_some_and(|process| process.inuse_unknown)
     }
 
+    /// Whether the growth of a process (by its index) is known. It is not if its frees were not tracked all the time.
+    pub fn knows_growth(&self, process: usize) -> bool {
+        let is_late = self.processes.get(process).is_some_and(|process| process.inuse_since.is_some());
+        self.header.growth_over.is_some() && self.knows_inuse(process) && !is_late
+    }
+
     /// Whether the memory in use of any process is known.
     pub fn knows_some_inuse(&self) -> bool {
         self.header.live && (self.processes.is_empty() || self.processes.iter().any(|process| !process.inuse_unknown))

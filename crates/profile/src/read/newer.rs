@@ -16,8 +16,9 @@ const MOST_NAMED: usize = 8;
 const LONGEST: usize = 40;
 
 /// Fields that this version writes and therefore understands.
-const TOP: &str = "audit confidence counters criterion duration_seconds ended_apart estimator growth_seconds host interval_bytes live modules \
-                   notes processes recordings samples_known stacks started time time_windows totals unread unwind version";
+const TOP: &str = "audit confidence counters criterion duration_seconds earlier_intervals_bytes ended_apart estimator \
+                   growth_seconds host interval_bytes live modules notes processes recordings samples_known stacks \
+                   started time time_windows totals unread unwind version";
 const FIGURES: &str = "alloc_bytes alloc_objects inuse_bytes inuse_objects at_exit_bytes at_exit_objects";
 const PROCESS: &str = "allocators audit cgroup comm container coverage cpu_coverage ended exe hook idle inuse_before inuse_since live losses memory_coverage missing \
                        namespace_pid not_inline own_links pid pod program resident slack stands_for sums unit";

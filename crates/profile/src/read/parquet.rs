@@ -344,11 +344,12 @@ impl<'a> Columns<'a> {
         let Some(bytes) = self.real(&format!("{estimates}_bytes"))? else { return Ok(None) };
         let real = |name: &str| Ok::<_, ContentError>(self.real(&format!("{estimates}_{name}"))?.unwrap_or(0.0));
         let whole = |name: &str| self.some_whole(&format!("{samples}{name}"));
+        let number = whole("samples")?.unwrap_or(0);
         Ok(Some(SampleSums {
-            samples: whole("samples")?.unwrap_or(0),
+            samples: number,
             zero_byte_samples: whole("zero_byte_samples").ok().flatten().unwrap_or(0),
             sampled_bytes: whole("sampled_bytes")?.unwrap_or(0),
-            offset_sum: whole("offset_sum").ok().flatten().unwrap_or(0),
+            offset_sum: SampleSums::offset_sum_of(number, whole("offset_sum").ok().flatten()),
             bytes,
             bytes_variance: real("bytes_var")?,
             objects: real("objects")?,

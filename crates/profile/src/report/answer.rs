@@ -52,7 +52,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     if unaccounted > 0.0 {
         let much = units::bytes(unaccounted);
         missed.push(format!(
-            "at least {much} of other resident memory: a runtime's own heap, or older than the recording"
+            "at least {much} of other resident memory: a runtime's own heap, or from before the recording"
         ));
     }
     missed.extend(given_up(context));
@@ -67,8 +67,7 @@ pub(super) fn without_places(context: &Context, groups: &[Group]) -> Vec<String>
     }
     let told = context.profile.notes.iter().filter(|note| note.contains(IS_MISSING)).count() as u64;
     if told > 0 {
-        let say = if told == 1 { "says" } else { "say" };
-        missed.push(format!("what {} below {say}", plural(told, "remark")));
+        missed.push(format!("see {} below", plural(told, "remark")));
     }
     if missed.is_empty() {
         lines.extend(said(context, "missed", "nothing", Style::Dim));
@@ -144,9 +143,9 @@ fn growth(context: &Context, groups: &[Group], found: &Found) -> String {
         return format!("nothing stands out ({} judged)", plural(found.judged, "stack"));
     }
     if context.whole.samples(Value::InuseSpace) == 0 && context.profile.header.samples_known {
-        return "no: nothing that was sampled is in use".into();
+        return "no: no sampled block is in use".into();
     }
-    "not known: only .json has ages of blocks; `heapbpf diff` compares two files".into()
+    "not known: only .json has the ages of blocks; compare two files with `heapbpf diff`".into()
 }
 
 /// A description of something that grows.
@@ -207,12 +206,12 @@ fn next(context: &Context, groups: &[Group], suspects: bool) -> Option<String> {
     let has_ages = first.is_empty() && (file.ends_with(".json") || file.ends_with(".json.gz"));
     let samples = context.whole.samples(context.sort).max(context.whole.samples(Value::AllocSpace));
     if profile.header.samples_known && profile.header.interval > 1 && (1..FEW_SAMPLES).contains(&samples) {
-        return Some(format!("{first}heapbpf plan {file} (few samples: which interval shows more?)"));
+        return Some(format!("{first}heapbpf plan {file} (few samples: find a better interval)"));
     }
     if unnamed_share(context, groups) > UNNAMED {
         let is_missing = profile.modules.iter().any(|module| module.reason.is_some());
         return Some(if is_missing {
-            "install the debug symbols that the remarks below name, and record again".into()
+            "install the debug symbols named in the remarks below, then record again".into()
         } else {
             format!("{first}heapbpf report --symbolize {file} (many functions have no name)")
         });

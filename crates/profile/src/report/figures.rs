@@ -119,8 +119,7 @@ impl FigureTable {
             notes.push(format!("~ no error bar: {}", reasons.join("; or: ")));
         }
         if context.options.guaranteed && context.profile.header.criterion == Criterion::Bytes {
-            let note =
-                "GUARANTEED: from how far into each block its sample came; coverage holds for every mix of sizes";
+            let note = "GUARANTEED: from the offset of each sample in its block; coverage holds for every mix of sizes";
             notes.push(note.to_owned());
         }
         let lines = notes.iter().flat_map(|note| wrap(note, context.width));

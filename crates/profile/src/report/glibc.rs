@@ -3,7 +3,7 @@
 use super::processes::Entry;
 use super::resident::{TOGETHER, bytes};
 use super::{Context, plural};
-use crate::model::{Before, Glibc, Recorded, Resident};
+use crate::model::{Before, Glibc, Resident};
 use crate::units;
 use crate::value::Value;
 
@@ -30,8 +30,8 @@ pub(super) fn heap(context: &Context, entry: &Entry, resident: &Resident, glibc:
         }
     };
     for (size, what) in [
-        (glibc.doubtful_bytes, "that counts as in use may be in caches of threads"),
-        (glibc.unread_bytes, "of its arenas was not read: it is swapped out, or it would have taken too long"),
+        (glibc.doubtful_bytes, "counted as in use may be in thread caches"),
+        (glibc.unread_bytes, "of its arenas was not read (swapped out, or reading took too long)"),
         (glibc.inconsistent_bytes, "of its arenas is not consistent"),
     ] {
         if size > 0 {
@@ -56,15 +56,10 @@ fn is_followed(context: &Context, entry: &Entry) -> bool {
     !entry.is_idle() && entry.processes().iter().all(is_followed)
 }
 
-/// `the heap = 8.00 MiB in use by what was recorded + 24.0 MiB in use from before + 8.10 MiB free inside glibc + …`.
+/// `the heap = 8.00 MiB in recorded blocks + 24.0 MiB in older blocks + 8.10 MiB free inside glibc + …`.
 fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -> String {
-    let (profile, pool) = (context.profile, &entry.pool);
-    let ends = |value: Value| {
-        let estimate = pool.estimate(profile, value, context.options.confidence);
-        (estimate.estimate, estimate.low, estimate.high)
-    };
-    let recorded = Recorded { bytes: ends(Value::InuseSpace), blocks: ends(Value::InuseObjects) };
-    let figure = context.figure(pool, Value::InuseSpace);
+    let recorded = entry.pool.recorded(context.profile, context.options.confidence);
+    let figure = context.figure(&entry.pool.without_go(), Value::InuseSpace);
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let figure = figure.figure.replace(' ', &TOGETHER.to_string());
     let before = glibc.before(&recorded);
@@ -80,11 +75,11 @@ fn parts(context: &Context, entry: &Entry, resident: &Resident, glibc: &Glibc) -
     };
     let rest = [
         part('+', rounding, "rounding of blocks and pages"),
-        part('+', other, "of other memory in its mappings, or newer"),
-        part('\u{2212}', absent, "in use that is not in memory"),
+        part('+', other, "other memory in its mappings, or newer"),
+        part('\u{2212}', absent, "in use but not in memory"),
     ];
     format!(
-        "the heap = {figure}{bounds} in use by what was recorded + {} in use from before + {} free inside glibc{}",
+        "the heap = {figure}{bounds} in recorded blocks + {} in older blocks + {} free inside glibc{}",
         with_bounds(&before),
         free(glibc),
         rest.concat()
@@ -113,11 +108,11 @@ fn remedy(glibc: &Glibc, resident: &Resident, processes: u64) -> Option<String> 
     }
     let mut ways = Vec::new();
     if glibc.trimmable_bytes >= free / 2 {
-        ways.push(format!("malloc_trim(0) gives back {} of what is free", bytes(glibc.trimmable_bytes as f64)));
+        ways.push(format!("malloc_trim(0) would release {} of the free memory", bytes(glibc.trimmable_bytes as f64)));
     }
     let arenas = glibc.arenas / processes;
     if arenas > MANY_ARENAS {
-        ways.push(format!("MALLOC_ARENA_MAX=2 has fewer arenas than {arenas}"));
+        ways.push(format!("MALLOC_ARENA_MAX=2 would leave fewer than {arenas} arenas"));
     }
     (!ways.is_empty()).then(|| ways.join(", "))
 }

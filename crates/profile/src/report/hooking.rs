@@ -60,7 +60,7 @@ fn each(profile: &Profile) -> impl Iterator<Item = &Process> {
 fn way(process: &Process) -> &'static str {
     match (process.hook, process.own_links) {
         (Some(Hook::Inline), _) => "by inline hooks",
-        (Some(Hook::Usdt), _) => "announced by themselves (USDT)",
+        (Some(Hook::Usdt), _) => "by their own samples (USDT)",
         (Some(Hook::GoRuntime), _) => "by Go's runtime",
         (Some(Hook::Probe), Some(true)) => "by probes of their own",
         // If processes are to be hooked inline, no link serves all of them.

@@ -45,7 +45,7 @@ pub(super) fn all(context: &Context) -> Vec<String> {
     if !context.profile.header.samples_known {
         remarks.push(format!("no error bars: {NO_SAMPLES}"));
     } else if context.profile.header.time_windows {
-        remarks.push(format!("no error bars of allocations: {TIME_WINDOWS}"));
+        remarks.push(format!("no error bars for allocations: {TIME_WINDOWS}"));
     }
     let unnamed = crate::unnamed::modules(context.profile);
     remarks.extend(limited(unnamed.iter().filter_map(|module| module.reason.as_deref().map(str::to_owned)).collect()));
@@ -72,7 +72,7 @@ fn without_wanted(context: &Context) -> Option<String> {
     let wanted = context.options.sort.filter(|wanted| !super::has(context.profile, *wanted))?;
     let instead = context.sort.title();
     Some(format!(
-        "there is no {} here: frees were not followed (--no-live); sorted by {instead} instead",
+        "no {} in this profile: frees were not tracked (--no-live); sorted by {instead} instead",
         wanted.name()
     ))
 }
@@ -82,7 +82,7 @@ fn unread(profile: &Profile) -> Option<String> {
     let unread = profile.header.unread?;
     let missing = if unread.records == 0 { "some".to_owned() } else { units::percent(unread.share()) };
     let moment = units::time_of_day(profile.header.time);
-    Some(format!("figures are as of {moment}; {missing} of the records sent by then could not be read in time"))
+    Some(format!("figures are as of {moment}; {missing} of the records sent by then were not read in time"))
 }
 
 fn losses(context: &Context) -> Option<String> {
@@ -115,17 +115,17 @@ fn covered(profile: &Profile, lost: u64) -> String {
     if !profile.errors_known() {
         String::new()
     } else if !missing.is_none() {
-        format!("; what was allocated may lack {}, and its error bars cover that", amount(&missing))
+        format!("; allocated figures may miss {}; error bars allow for it", amount(&missing))
     } else if found >= lost {
-        "; all of them were found again".into()
+        "; all of them were recovered".into()
     } else {
-        "; how many bytes these were is not known, and error bars do not cover them".into()
+        "; their sizes are not known, so error bars do not allow for them".into()
     }
 }
 
-/// Formats a bound: `3 samples of 1.50 KiB together`.
+/// Formats a bound: `3 samples (1.50 KiB)`.
 fn amount(bound: &LossBound) -> String {
-    format!("{} of {} together", plural(bound.samples, "sample"), units::bytes(bound.sampled_bytes as f64))
+    format!("{} ({})", plural(bound.samples, "sample"), units::bytes(bound.sampled_bytes as f64))
 }
 
 /// How lost records may affect figures in use.
@@ -133,13 +133,13 @@ fn lost_in_use(context: &Context) -> Option<String> {
     let Losses { inuse_missing, inuse_stale, .. } = context.profile.losses();
     let mut parts = Vec::new();
     if !inuse_missing.is_none() {
-        parts.push(format!("may lack {}", amount(&inuse_missing)));
+        parts.push(format!("may miss {}", amount(&inuse_missing)));
     }
     if !inuse_stale.is_none() {
-        parts.push(format!("may hold {} that were freed", amount(&inuse_stale)));
+        parts.push(format!("may include {} already freed", amount(&inuse_stale)));
     }
     let is_known = context.profile.header.live && !parts.is_empty();
-    is_known.then(|| format!("records were lost: what is in use {}; error bars cover that", parts.join(" and ")))
+    is_known.then(|| format!("records were lost: figures in use {}; error bars allow for it", parts.join(" and ")))
 }
 
 /// Remark about processes whose figures in use lack older blocks.
@@ -154,15 +154,13 @@ fn since(profile: &Profile) -> Option<String> {
         _ => (plural(number, "process"), format!("{moment} at the latest")),
     };
     let why = if late.iter().all(|process| process.was_unseen()) {
-        "another recording had hooked it inline"
+        "frees were hidden by another recording"
     } else if late.iter().any(|process| process.was_unseen()) {
-        "the overhead budget or the inline hooks of another recording had taken that away"
+        "frees were not tracked (overhead budget, or another recording)"
     } else {
-        "the overhead budget had taken that away"
+        "frees were not tracked, to keep the overhead budget"
     };
-    Some(format!(
-        "in use in {who}: only blocks allocated since {moment} are known, when frees were followed again after {why}"
-    ))
+    Some(format!("in use in {who}: only blocks allocated since {moment} are known; until then, {why}"))
 }
 
 /// Why some figures have no interval.
@@ -174,11 +172,12 @@ fn unbounded(context: &Context) -> Vec<String> {
     let of = |what: &str, processes: u64, why: &str| {
         let who =
             if processes == 1 { "1 process".into() } else { format!("{} processes", units::count(processes as f64)) };
-        (processes > 0).then(|| format!("no error bars of what is {what} in {who}, nor of sums with it: {why}"))
+        (processes > 0)
+            .then(|| format!("no error bars for {what} figures of {who}, or for sums that include them: {why}"))
     };
-    let figures = of("allocated and in use", number(|process| process.losses.unbounded), UNBOUNDED);
-    let peak = of("in use", number(|process| process.losses.inuse_unbounded), PEAK_UNKNOWN);
-    let weights = of("allocated and in use", number(|process| process.losses.weights_unproven), WEIGHTS_UNPROVEN);
+    let figures = of("allocated and in-use", number(|process| process.losses.unbounded), UNBOUNDED);
+    let peak = of("in-use", number(|process| process.losses.inuse_unbounded), PEAK_UNKNOWN);
+    let weights = of("allocated and in-use", number(|process| process.losses.weights_unproven), WEIGHTS_UNPROVEN);
     let unseen = of("allocated", number(Process::was_unseen), UNSEEN);
     figures.into_iter().chain(peak).chain(weights).chain(unseen).collect()
 }
@@ -247,34 +246,32 @@ fn coverage(context: &Context) -> Vec<String> {
     let (unseen, others): (Vec<_>, Vec<_>) = context.profile.processes.iter().partition(|process| process.was_unseen());
     let mut remarks = short(
         &unseen,
-        ["were seen", "what they did while another recording hooked them inline"],
-        ["it was seen", "what it did while another recording hooked it inline"],
+        "their allocations while another recording counted them are missing",
+        "its allocations while another recording counted it are missing",
     );
     // Figures from time windows (older recordings) are corrected for what happened between windows; a note says so.
     if !context.profile.header.time_windows {
         let late: Vec<_> = others.into_iter().filter(|process| process.coverage < 0.9995).collect();
-        remarks.extend(short(&late, ["were counted", "the rest"], ["it was counted", "the rest"]));
+        remarks.extend(short(&late, "the rest is missing", "the rest is missing"));
     }
     remarks
 }
 
 /// Remarks about processes of which something is missing; many processes share one remark.
-fn short(processes: &[&Process], of_many: [&str; 2], of_one: [&str; 2]) -> Vec<String> {
+fn short(processes: &[&Process], of_many: &str, of_one: &str) -> Vec<String> {
     let least = processes.iter().min_by(|a, b| a.coverage.total_cmp(&b.coverage));
     if let Some(least) = least.filter(|_| processes.len() > SEPARATE) {
         let number: u64 = processes.iter().map(|process| process.count()).sum();
-        let [seen, missing] = of_many;
         return vec![format!(
-            "{} {seen} for a part of their time in the recording only, {} for {}; {missing} is missing",
+            "{} were counted for only part of their time in the recording (least: {}, {}); {of_many}",
             plural(number, "process"),
             process_name(least),
             units::percent(least.coverage)
         )];
     }
-    let [seen, missing] = of_one;
     let remark = |process: &&Process| {
         format!(
-            "{}: {seen} for {} of its time in the recording; {missing} is missing",
+            "{} was counted for {} of its time in the recording; {of_one}",
             process_name(process),
             units::percent(process.coverage)
         )

@@ -152,7 +152,7 @@ fn sum_of(resident: &Resident, parts: &[(&str, u64)]) -> String {
 
 /// What the heap's memory is used for.
 fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
-    let (profile, pool) = (context.profile, &entry.pool);
+    let profile = context.profile;
     if let Some(glibc) = &resident.glibc {
         return super::glibc::heap(context, entry, resident, glibc);
     }
@@ -161,10 +161,10 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     }
     let known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
     if resident.is_before_end {
-        return "what of the heap was in use then is not known".into();
+        return "how much of the heap was in use then is not known".into();
     }
     if !known {
-        return "what of the heap is in use was not followed".into();
+        return "how much of the heap is in use is not known (frees were not tracked)".into();
     }
     // Some blocks in use may have been allocated unobserved.
     let had_gap = |process: usize| {
@@ -172,10 +172,11 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
     };
     let has_gap = entry.processes().iter().any(|&process| had_gap(process));
     let resident = &Resident { at_attach_bytes: resident.at_attach_bytes.filter(|_| !has_gap), ..*resident };
+    let pool = entry.pool.without_go();
     let estimate = pool.estimate(profile, Value::InuseSpace, context.options.confidence);
     let inuse = (estimate.low.unwrap_or(0.0), estimate.high.unwrap_or(f64::INFINITY));
     let (least, most) = resident.unused_bytes(inuse);
-    let figure = context.figure(pool, Value::InuseSpace);
+    let figure = context.figure(&pool, Value::InuseSpace);
     let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
     let before = match resident.at_attach_bytes {
         Some(0) => "nothing is older than the recording".to_owned(),
@@ -184,7 +185,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
             let most = older.min(resident.heap_bytes.saturating_add(resident.other_bytes));
             format!("at most {} is older than the recording", bytes(most as f64))
         }
-        None if has_gap => "how much is in use besides is unknown".to_owned(),
+        None if has_gap => "how much else is in use is unknown".to_owned(),
         None => "how much is older than the recording is unknown".to_owned(),
     };
     let unused = if least > 0.0 {
@@ -193,7 +194,7 @@ fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
         format!("at most {}", bytes(most))
     };
     format!(
-        "of the heap, {}{bounds} is in use by what was recorded; {before}; {unused} is held by the allocator and used by nobody",
+        "of the heap, {}{bounds} is in recorded blocks; {before}; {unused} is held by the allocator but not in use",
         figure.figure.replace(' ', &TOGETHER.to_string())
     )
 }

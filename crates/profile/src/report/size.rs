@@ -6,8 +6,8 @@ use crate::model::Row;
 use crate::units;
 
 /// Explanation below the table.
-pub(super) const NOTE: &str = "sizes from the first up to, but not including, the second; a stack whose samples have several sizes \
-     counts under all of their range";
+pub(super) const NOTE: &str = "each range includes its first size, but not its second; a stack whose samples have several sizes is in \
+     a range that covers them all";
 
 /// Width of the longest bar, in columns.
 const BAR: f64 = 12.0;

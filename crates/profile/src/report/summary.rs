@@ -10,7 +10,6 @@ use crate::model::{Process, Profile};
 use crate::report::text::{Style, clip, width};
 use crate::units;
 use crate::value::Value;
-use heapbpf_audit::Missing;
 
 /// Maximum number of programs named.
 const PROGRAMS: usize = 3;
@@ -30,10 +29,10 @@ pub(super) fn lines(context: &Context) -> Vec<String> {
     lines.extend(largest(context, &entries, Value::AllocSpace, "allocating"));
     let given_up = given_up(context);
     if given_up.is_empty() {
-        lines.extend(listed(context, "given up", vec![(Style::Dim, "nothing".into())]));
+        lines.extend(listed(context, "missed", vec![(Style::Dim, "nothing".into())]));
         return lines;
     }
-    lines.extend(listed(context, "given up", given_up.into_iter().map(|text| (Style::Warning, text)).collect()));
+    lines.extend(listed(context, "missed", given_up.into_iter().map(|text| (Style::Warning, text)).collect()));
     lines
 }
 
@@ -92,30 +91,33 @@ pub(super) fn given_up(context: &Context) -> Vec<String> {
     let share = |part: u64, of: u64| units::percent(part as f64 / of.max(1) as f64);
     match profile.processes.iter().filter(|it| it.was_unseen()).map(Process::count).sum() {
         0 => {}
-        processes => add(format!("{} in {}", Missing::UNSEEN, plural(processes, "process")), ""),
+        1 => add("1 process while another recording counted it".into(), ""),
+        processes => {
+            add(format!("{} while another recording counted them", plural(processes, "process")), "");
+        }
     }
     let samples = context.whole.samples(Value::AllocSpace);
     if profile.header.unread.is_some() {
-        add("the last records, not read in time".into(), "a larger -i");
+        add("records that were not read in time".into(), "a larger -i");
     }
     let lost = profile.losses().alloc.samples;
     if lost > 0 {
         let of = samples.saturating_add(lost);
-        add(format!("records of {} ({})", plural(lost, "sample"), share(lost, of)), "--ring-bytes");
+        add(format!("{}, {} of all", plural(lost, "lost sample"), share(lost, of)), "--ring-bytes");
     }
     if count("untracked") > 0 {
         let untracked = count("untracked");
         let remedy = if count("set_full") == 0 { "--live-max" } else { "--live-max, or a larger -i" };
-        add(format!("the frees of {} ({})", plural(untracked, "sample"), share(untracked, samples)), remedy);
+        add(format!("frees of {}, {} of all", plural(untracked, "sample"), share(untracked, samples)), remedy);
     }
     if profile.header.time_windows {
-        add("what happened between time windows".into(), BUDGET);
+        add("the time between time windows".into(), BUDGET);
     }
     match profile.without_inuse() as u64 {
         0 => {}
         processes => {
             let has_budget = profile.processes.iter().any(|it| it.inuse_unknown && !it.was_unseen());
-            add(format!("what is in use in {}", plural(processes, "process")), if has_budget { BUDGET } else { "" });
+            add(format!("memory in use in {}", plural(processes, "process")), if has_budget { BUDGET } else { "" });
         }
     }
     if let Some((processes, _)) = profile.inuse_since() {
@@ -167,19 +169,19 @@ mod tests {
         (process.coverage, process.exact_alloc_bytes, process.exact_alloc_objects) = (0.625, None, None);
         let text = report(&profile, &ReportOptions::default());
         let missed = text.lines().find(|line| line.trim_start().starts_with("missed")).expect("missed");
-        assert!(missed.contains("the time under another recording's inline hooks in 1 process"), "{text}");
+        assert!(missed.contains("1 process while another recording counted it"), "{text}");
         assert!(
             !text.contains("part of the time") && !text.contains("the rest is missing") && !text.contains("budget"),
             "{text}"
         );
-        assert!(text.contains("it was seen for 62.5 % of its time in the recording"), "{text}");
+        assert!(text.contains("was counted for 62.5 % of its time in the recording"), "{text}");
         assert!(
-            text.contains("no error bars of what is allocated in 1 process") && !text.contains("counted exactly"),
+            text.contains("no error bars for allocated figures of 1 process") && !text.contains("counted exactly"),
             "{text}"
         );
         let estimate = |value| crate::estimates::Pool::of(&profile.rows).estimate(&profile, value, 0.95).low;
         assert_eq!([Value::AllocSpace, Value::AllocObjects].map(estimate), [None, None]);
         let in_use = text.lines().find(|line| line.trim_start().starts_with("in use")).expect("in use");
-        assert!(in_use.contains('[') && text.contains("of blocks since"), "{text}");
+        assert!(in_use.contains('[') && text.contains("only blocks since"), "{text}");
     }
 }

@@ -218,7 +218,9 @@ fn only_grows(context: &Context, it: &Judged) -> bool {
 fn full<'a>(context: &Context, it: &Judged<'a>) -> Option<Full<'a>> {
     let over = context.profile.header.growth_over?.as_secs_f64();
     let youngest = it.ages.iter().filter(|octave| octave.left > 0).map(|octave| octave.exponent).min()?;
-    let has_stopped = it.grown.is_none() && it.frees_nothing() && it.left() >= MANY && in_use(it.group) > 0.0;
+    let is_known = it.group.rows.iter().all(|row| context.profile.knows_growth(row.key.process));
+    let is_unchanged = is_known && it.grown.is_none() && it.frees_nothing();
+    let has_stopped = is_unchanged && it.left() >= MANY && in_use(it.group) > 0.0;
     has_stopped.then(|| Full { group: it.group, seconds: Octave::begin_seconds(youngest).max(over) })
 }
 
@@ -263,7 +265,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     let top = context.options.top;
     let found = find(context, &groups);
     if !groups.iter().any(|group| !ages(group).is_empty()) {
-        let why = "this profile has no ages of samples: only .json of a recording that followed frees has them";
+        let why = "this profile has no sample ages: only .json has them, if recorded without --no-live";
         let mut lines = vec![context.heading("Leak suspects")];
         lines.extend(wrap(why, context.width - 2).iter().map(|line| format!("  {line}")));
         return lines;
@@ -336,7 +338,7 @@ fn evidence(context: &Context, suspect: &Suspect) -> String {
         Why::Outlives { found, .. } => found,
     };
     format!(
-        "{} freed within {}; {} older than {}, after which {} freed where {} would be expected",
+        "{} freed within {}; {} older than {}, after which {} freed, although {} would be expected",
         was(found.freed),
         units::seconds(found.usual_seconds),
         are(found.older),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::model::{Frame, Glibc, LossBound, Stack};
+use crate::model::{Frame, Glibc, LossBound, Octave, Stack};
 use crate::report::figure::FigureText;
 use crate::report::text::width;
 use crate::testing;
@@ -182,7 +182,7 @@ fn what_is_not_known_to_be_in_use_is_not_said_to_be_nothing() {
     let options = ReportOptions { width: 160, ..ReportOptions::default() };
     let text = report(&testing::partly_followed(), &options);
     print!("{text}");
-    assert!(text.contains("without 1 process whose frees were not followed"));
+    assert!(text.contains("without 1 process whose frees were not tracked"));
     let of_process = text.lines().find(|line| line.trim_start().starts_with("worker") && line.contains("ended"));
     assert!(of_process.is_some_and(|line| line.contains("not known")), "{of_process:?}");
     let mut silent = testing::partly_followed();
@@ -210,7 +210,7 @@ fn what_ended_processes_held_has_a_line_a_column_and_a_section() {
     let of_ended = processes.iter().find(|line| line.contains("ended")).expect("a process that ended");
     assert!(of_ended.contains(&figure.figure), "{of_ended}");
     let partly_read = report(&testing::partly_read(), &options);
-    let remark = "figures are as of 22:13:49.2 UTC; 1.2 % of the records sent by then could not be read in time";
+    let remark = "figures are as of 22:13:49.2 UTC; 1.2 % of the records sent by then were not read in time";
     assert!(partly_read.contains(remark) && !text.contains("as of"), "{partly_read}");
 
     let by_held = report(&profile, &ReportOptions { sort: Some(Value::AtExitSpace), ..options.clone() });
@@ -228,11 +228,11 @@ fn a_value_that_the_profile_has_not_is_not_claimed() {
         let text = report(&profile, &ReportOptions { sort: Some(sort), ..ReportOptions::default() });
         assert!(text.contains("By bytes allocated") && !text.contains("By bytes in use"), "{text}");
         assert!(!text.contains("held at exit"), "{text}");
-        let remark = format!("there is no {} here: frees were not followed (--no-live); sorted by bytes", sort.name());
+        let remark = format!("no {} in this profile: frees were not tracked (--no-live); sorted by bytes", sort.name());
         assert!(text.contains(&remark), "{text}");
     }
     let known = report(&profile, &ReportOptions { sort: Some(Value::AllocObjects), ..ReportOptions::default() });
-    assert!(known.contains("By allocations") && !known.contains("there is no"), "{known}");
+    assert!(known.contains("By allocations") && !known.contains("in this profile"), "{known}");
 }
 
 /// A profile in which every allocation was sampled: five blocks of 100 bytes.
@@ -308,10 +308,10 @@ fn a_heap_whose_arenas_were_read_is_a_sum() {
     let text = said(&mut profile, glibc);
     for part in [
         "the heap = ",
-        " in use by what was recorded + ",
-        " in use from before + 180 MiB free inside glibc + ",
-        " \u{2212} 4.00 MiB in use that is not in memory",
-        "; malloc_trim(0) gives back 120 MiB of what is free, MALLOC_ARENA_MAX=2 has fewer arenas than 9",
+        " in recorded blocks + ",
+        " in older blocks + 180 MiB free inside glibc + ",
+        " \u{2212} 4.00 MiB in use but not in memory",
+        "; malloc_trim(0) would release 120 MiB of the free memory, MALLOC_ARENA_MAX=2 would leave fewer than 9 arenas",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -319,7 +319,7 @@ fn a_heap_whose_arenas_were_read_is_a_sum() {
     let partly = Glibc { exact: false, unread_bytes: 5 * MIB, inconsistent_bytes: MIB, doubtful_bytes: MIB, ..glibc };
     let text = said(&mut profile, partly);
     for part in [
-        "1.00 MiB that counts as in use may be in caches",
+        "1.00 MiB counted as in use may be in thread caches",
         "5.00 MiB of its arenas was not read",
         "1.00 MiB of its arenas is not consistent",
     ] {
@@ -341,6 +341,30 @@ fn a_heap_whose_arenas_were_read_is_a_sum() {
     assert!(text.contains("at most 30.0 MiB is older than the recording"), "{text}");
 }
 
+/// Go's heap is not part of an allocator's heap in the same process (cgo).
+#[test]
+fn what_is_in_gos_heap_is_not_taken_from_an_allocators() {
+    let said = |profile: &Profile| {
+        let mut out = Vec::new();
+        let json = crate::formats::by_name("json").expect("known");
+        json.write(profile, &crate::formats::WriteOptions::default(), &mut out).expect("memory");
+        let json: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
+        let texts = resident_texts(profile, GroupBy::Program, 0.95);
+        (texts[0].heap.clone(), json["processes"][0]["inuse_before"]["estimate"].as_f64())
+    };
+    let mut profile = testing::measured().only_process(0);
+    let inuse = Pool::of(&profile.rows).total(Value::InuseSpace) as u64;
+    let go = testing::with_go_heap().rows.pop().expect("its row").with_process(0);
+    for glibc in [None, Some(Glibc { blocks: 1_000, inuse_bytes: 2 * inuse, exact: true, ..Glibc::default() })] {
+        profile.processes[0].resident.as_mut().expect("measured").glibc = glibc;
+        let without = said(&profile);
+        assert_eq!(without.1.is_some_and(|before| before > 0.0), glibc.is_some(), "{without:?}");
+        profile.rows.push(go.clone());
+        assert_eq!(said(&profile), without);
+        profile.rows.pop();
+    }
+}
+
 /// Memory that no recorded call allocated is reported if its share is large: a runtime's own heap must not be
 /// summarized as "missed nothing".
 #[test]
@@ -355,7 +379,7 @@ fn memory_that_nothing_accounts_for_is_missed() {
     let high = Pool::of(&profile.rows).estimate(&profile, Value::InuseSpace, 0.95).high.expect("an interval");
     profile.processes[0].resident.as_mut().expect("measured").other_bytes = high as u64 + (100 << 20);
     assert!(
-        missed(&profile).contains("at least 100 MiB of other resident memory: a runtime's own heap, or older"),
+        missed(&profile).contains("at least 100 MiB of other resident memory: a runtime's own heap, or from before"),
         "{}",
         missed(&profile)
     );
@@ -388,8 +412,8 @@ fn the_self_check_knows_of_losses_and_of_the_last_call() {
     profile.counters.insert("lost_ring_full".into(), 1);
     assert!(!alarms(&profile));
     let text = report(&profile, &wide);
-    let expected = "1 sample lost (16.7 % of all): ring full 1; what was allocated may lack 1 sample of 100 B together, and \
-                    its error bars cover that";
+    let expected = "1 sample lost (16.7 % of all): ring full 1; allocated figures may miss 1 sample (100 B); error bars \
+                    allow for it";
     assert!(text.contains(expected), "{text}");
     assert!(text.contains("[500, 600]"), "the interval shows it: {text}");
     profile.processes[0].slack = LossBound::default();
@@ -404,8 +428,8 @@ fn what_losses_did_to_figures_in_use_is_said() {
     profile.processes[0].losses.inuse_missing = LossBound { samples: 2, sampled_bytes: 200 };
     profile.processes[0].losses.inuse_stale = LossBound { samples: 1, sampled_bytes: 100 };
     let text = report(&profile, &wide);
-    let expected = "records were lost: what is in use may lack 2 samples of 200 B together and may hold 1 sample of 100 B \
-                    together that were freed; error bars cover that";
+    let expected = "records were lost: figures in use may miss 2 samples (200 B) and may include 1 sample (100 B) already \
+                    freed; error bars allow for it";
     assert!(text.contains(expected) && text.contains("[400, 700]"), "{text}");
     // Nothing is in use, but lost samples might be.
     profile.rows[0].inuse = Default::default();
@@ -416,7 +440,7 @@ fn what_losses_did_to_figures_in_use_is_said() {
     profile.processes[0].losses.unbounded = true;
     let text = report(&profile, &wide);
     assert!(
-        text.contains("no error bars of what is allocated and in use in 1 process") && text.contains("~500 B"),
+        text.contains("no error bars for allocated and in-use figures of 1 process") && text.contains("~500 B"),
         "{text}"
     );
 }
@@ -429,9 +453,23 @@ fn what_is_in_use_since_a_moment_only_says_so() {
     let mut both = testing::followed_again();
     both.processes[1].inuse_since = both.processes[0].inuse_since;
     let text = report(&both, &ReportOptions { width: 200, ..ReportOptions::default() });
-    assert!(text.contains("of blocks since 22:13:32.6 UTC") && text.contains("in use in 2 processes:"), "{text}");
+    assert!(text.contains("only blocks since 22:13:32.6 UTC") && text.contains("in use in 2 processes:"), "{text}");
     let text = report(&testing::small(), &ReportOptions::default());
     assert!(!text.contains("since 22:13") && !text.contains("older blocks"), "{text}");
+}
+
+/// It may still grow: what was freed while its frees were hidden is not known.
+#[test]
+fn what_is_in_use_since_a_moment_only_is_not_called_full() {
+    let mut profile = testing::followed_again();
+    let lifetimes = profile.rows[0].lifetimes.as_mut().expect("lifetimes");
+    lifetimes.ages = vec![Octave { exponent: 33, freed: 0, left: 20 }];
+    let is_full = |profile: &Profile| {
+        report(profile, &ReportOptions { suspects: true, ..ReportOptions::default() }).contains("no longer growing")
+    };
+    assert!(!is_full(&profile));
+    profile.processes[0].inuse_since = None;
+    assert!(is_full(&profile));
 }
 
 /// The default report fits on a screen, and says how to get the rest.
@@ -496,8 +534,8 @@ fn many_processes_are_answered_for_in_ten_lines() {
         };
         assert!(line("holding").contains("server (54 processes) ") && line("holding").contains('['), "{head:?}");
         assert!(line("allocating").contains("server (54 processes) "), "{head:?}");
-        assert!(line("given up").contains("records of 200 samples"), "{head:?}");
-        assert!(line("given up").contains("(--ring-bytes)"), "{head:?}");
+        assert!(line("missed").contains("200 lost samples"), "{head:?}");
+        assert!(line("missed").contains("(--ring-bytes)"), "{head:?}");
         assert!(text.contains("Programs\n") && !text.contains("Processes\n"), "{text}");
     }
     let each = report(&profile, &ReportOptions { group_by: Some(GroupBy::Process), ..ReportOptions::default() });
@@ -510,7 +548,7 @@ fn an_untroubled_recording_gave_up_nothing() {
     let mut profile = testing::small();
     profile.processes.iter_mut().for_each(|process| process.coverage = 1.0);
     profile.rows.iter_mut().for_each(|row| row.key.stack = std::sync::Arc::new(crate::model::Stack::default()));
-    assert!(report(&profile, &ReportOptions::default()).contains("given up   nothing"));
+    assert!(report(&profile, &ReportOptions::default()).contains("missed     nothing"));
     profile.processes.truncate(1);
     profile.processes[0].missing.clear();
     profile.rows.retain(|row| row.key.process == 0);

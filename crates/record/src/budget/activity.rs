@@ -39,14 +39,16 @@ enum Standing {
 /// What is known about a process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
-    /// CPU time that it had used when it joined the recording, ns.
+    /// CPU time that it had used when it joined the recording, or when it executed its program during it, ns.
     first_ns: u64,
     /// CPU time at the last check, and at the one before.
     cpu_ns: u64,
     before_ns: u64,
     standing: Standing,
-    /// Whether it was a target at a check by which it had used CPU time.
+    /// Whether it was a target at a check by which it had used CPU time, with this program or an earlier one.
     is_target: bool,
+    /// CPU time as a target with the programs that it ran before.
+    earlier: CpuTime,
     attempts: Attempts,
     /// Not tried again before this time (CLOCK_MONOTONIC).
     not_before_ns: u64,
@@ -74,6 +76,7 @@ impl CpuTime {
 }
 
 impl Known {
+    /// CPU time with its present program.
     fn cpu(&self) -> CpuTime {
         let counted_ns = match self.standing {
             Standing::Since(ns) => self.cpu_ns.saturating_sub(ns.max(self.first_ns)),
@@ -82,6 +85,25 @@ impl Known {
         };
         CpuTime { all_ns: self.cpu_ns.saturating_sub(self.first_ns), counted_ns }
     }
+
+    /// CPU time as a target, with all its programs.
+    fn as_target(&self) -> CpuTime {
+        let mut sum = self.earlier;
+        if self.is_target {
+            sum.add(self.cpu());
+        }
+        sum
+    }
+
+    /// What is known of the process after it executed another program. Its CPU time goes on, its hooks do not.
+    fn after_exec(self) -> Self {
+        Self { first_ns: self.cpu_ns, cpu_ns: self.cpu_ns, earlier: self.as_target(), ..Self::default() }
+    }
+}
+
+/// Identifies a process whatever program it runs: an exec changes its key.
+const fn of_any_program(process: ProcessKey) -> ProcessKey {
+    ProcessKey { exec_id: 0, ..process }
 }
 
 /// How active processes are, and which are counted.
@@ -89,9 +111,11 @@ impl Known {
 pub struct Activity {
     processes: HashMap<ProcessKey, Known>,
     /// CPU time of processes that started before the recording and have ended. The BPF programs add up those that
-    /// started during it.
+    /// started during it and were targets at their end, each as counted or not. Of those that were no longer counted
+    /// then, this has the counted part, and of those that were no longer targets, what they used as targets.
     ended: CpuTime,
-    /// CPU time of ended processes that started during the recording, from before they were counted, ns.
+    /// CPU time of processes that started during the recording and were counted at their end, from before they were
+    /// counted, ns.
     late_ns: u64,
     /// When the recording began (CLOCK_BOOTTIME).
     began_ns: u64,
@@ -158,30 +182,40 @@ impl Activity {
         }
         let (mut is_any_new_busy, mut retry_ns) = (false, u64::MAX);
         let mut before = std::mem::take(&mut self.processes);
+        let gone = before.extract_if(|process, _| !cpu.contains_key(process));
+        let mut gone: HashMap<_, _> = gone.map(|(process, known)| (of_any_program(process), known)).collect();
         for (process, cpu_ns) in cpu {
-            let earlier = before.remove(&process);
-            let mut known = earlier.unwrap_or_default();
+            let looked = before.remove(&process);
+            let replaced = || gone.remove(&of_any_program(process)).map(Known::after_exec);
+            let mut known = looked.or_else(replaced).unwrap_or_default();
             let first_ns = if is_first { cpu_ns } else { known.first_ns };
             // CPU time of ended threads may be missing for a moment.
             let cpu_ns = cpu_ns.max(known.cpu_ns);
             if known.standing == Standing::Uncounted && is_counted(process) {
                 // A child has its parent's hooks from its start on.
-                let is_new = earlier.is_none() && process.start_ns >= self.began_ns;
+                let is_new = looked.is_none() && process.start_ns >= self.began_ns;
                 known.standing = Standing::Since(if is_new { 0 } else { cpu_ns });
             }
             if known.standing == Standing::Uncounted && cpu_ns >= first_ns + self.least_ns {
                 is_any_new_busy |= known.not_before_ns <= now_ns;
                 retry_ns = retry_ns.min(known.not_before_ns.max(now_ns + SHORTEST_PAUSE_NS));
             }
-            let is_target = known.is_target || cpu_ns > first_ns && is_target(process);
+            let has_run = cpu_ns > first_ns || known.earlier != CpuTime::default();
+            let is_target = known.is_target || has_run && is_target(process);
             self.processes.insert(process, Known { first_ns, cpu_ns, before_ns: known.cpu_ns, is_target, ..known });
         }
-        for (process, known) in before {
-            let CpuTime { all_ns, counted_ns } = known.cpu();
-            if process.start_ns < self.began_ns && known.is_target {
-                self.ended.add(known.cpu());
-            } else if process.start_ns >= self.began_ns && counted_ns > 0 {
-                self.late_ns += all_ns - counted_ns;
+        for (process, known) in gone {
+            let cpu = known.as_target();
+            let is_counted = matches!(known.standing, Standing::Since(_));
+            if process.start_ns < self.began_ns || !known.is_target && !is_counted {
+                // The BPF programs added none of it.
+                self.ended.add(cpu);
+            } else if is_counted {
+                // They added all of it as counted.
+                self.late_ns += cpu.all_ns - cpu.counted_ns;
+            } else {
+                // They added all of it as not counted.
+                self.ended.counted_ns += cpu.counted_ns;
             }
         }
         self.pause_ns = match is_any_new_busy || is_first {
@@ -193,7 +227,9 @@ impl Activity {
 
     /// Skips a process that is no target now. It is not considered again for a while.
     pub fn pass_over(&mut self, process: ProcessKey, now_ns: u64) {
-        self.processes.entry(process).or_default().not_before_ns = now_ns + LONGEST_PAUSE_NS;
+        if let Some(known) = self.processes.get_mut(&process) {
+            known.not_before_ns = now_ns + LONGEST_PAUSE_NS;
+        }
     }
 
     /// No process waits to be hooked: checks come as rarely as possible.
@@ -229,12 +265,15 @@ impl Activity {
         self.saved_ns -= ns as f64;
     }
 
-    /// Notes that a process is counted from now on. `cpu_ns`: CPU time that it has used by now, if that is known.
+    /// Notes that a process is counted from now on. `cpu_ns`: CPU time that it has used by now, if that is known. If it
+    /// has executed another program since it was due, the next check finds that one counted.
     pub fn counted(&mut self, process: ProcessKey, cpu_ns: Option<u64>) {
-        let known = self.processes.entry(process).or_default();
+        let Some(known) = self.processes.get_mut(&process) else { return };
         known.is_target = true;
         if !matches!(known.standing, Standing::Since(_)) {
-            known.standing = Standing::Since(cpu_ns.unwrap_or(known.cpu_ns));
+            // It may end before the next check.
+            known.cpu_ns = known.cpu_ns.max(cpu_ns.unwrap_or(0));
+            known.standing = Standing::Since(known.cpu_ns);
         }
     }
 
@@ -246,7 +285,7 @@ impl Activity {
 
     /// Notes that a process could not be hooked now. Returns whether it is tried again.
     pub fn postponed(&mut self, process: ProcessKey, now_ns: u64) -> bool {
-        let known = self.processes.entry(process).or_default();
+        let Some(known) = self.processes.get_mut(&process) else { return false };
         match known.attempts.failed() {
             Some(pause) => known.not_before_ns = now_ns + pause.as_nanos() as u64,
             None => known.standing = Standing::Refused,
@@ -256,13 +295,26 @@ impl Activity {
 
     /// Notes that a process will never be counted.
     pub fn refused(&mut self, process: ProcessKey) {
-        self.processes.entry(process).or_default().standing = Standing::Refused;
+        if let Some(known) = self.processes.get_mut(&process) {
+            known.standing = Standing::Refused;
+        }
     }
 
-    /// Notes that a process was counted up to the last check, and no longer is.
+    /// Notes that a process was counted up to the last check, and no longer is. It is not hooked again, even if no check
+    /// has seen its present program yet.
     pub fn given_up(&mut self, process: ProcessKey) {
-        let known = self.processes.entry(process).or_default();
+        let is_same = |other: &ProcessKey| of_any_program(*other) == of_any_program(process);
+        let last = self.processes.keys().copied().find(is_same).unwrap_or(process);
+        if last.exec_id > process.exec_id {
+            // It has executed another program since.
+            return;
+        }
+        let mut known = self.processes.remove(&last).unwrap_or_default();
+        if last != process {
+            known = known.after_exec();
+        }
         known.standing = Standing::GivenUp(known.cpu().counted_ns);
+        self.processes.insert(process, known);
     }
 
     /// CPU time of a process since it joined the recording; `None` if it is not known.
@@ -273,8 +325,12 @@ impl Activity {
     /// CPU time of all targets. `ended`: what the BPF programs added up.
     pub fn of_all(&self, ended: &Progress, mut is_target: impl FnMut(ProcessKey) -> bool) -> CpuTime {
         let mut sum = self.ended;
-        let running = self.processes.iter().filter(|(process, _)| is_target(**process));
-        running.for_each(|(_, known)| sum.add(known.cpu()));
+        for (process, known) in &self.processes {
+            sum.add(known.earlier);
+            if is_target(*process) {
+                sum.add(known.cpu());
+            }
+        }
         sum.add(CpuTime {
             all_ns: ended.ended_counted_ns + ended.ended_uncounted_ns,
             counted_ns: ended.ended_counted_ns.saturating_sub(self.late_ns),
@@ -397,6 +453,101 @@ mod tests {
         activity.look(&[], 500 * MS, |_| false, |_| true);
         let ended = Progress { ended_counted_ns: 65 * MS, ended_uncounted_ns: 50 * MS, ..Progress::default() };
         assert_eq!((all.all_ns, activity.of_all(&ended, |_| true)), (115 * MS, all));
+    }
+
+    /// Checks processes, some of which began in the recording, with this much CPU time, ms.
+    fn look_at(activity: &mut Activity, cpu_ms: &[(ProcessKey, u64)], now_ms: u64) {
+        let thread =
+            |(process, ms): &(ProcessKey, u64)| LivingThread { process: *process, memory_users: 1, cpu_ns: ms * MS };
+        activity.look(&cpu_ms.iter().map(thread).collect::<Vec<_>>(), now_ms * MS, |_| false, |_| true);
+    }
+
+    #[test]
+    fn whoever_ends_before_the_check_after_its_hooks_was_not_counted_before_them() {
+        let mut activity = Activity::new(2, 1, false);
+        let short = ProcessKey { tgid: 1, start_ns: 5, ..ProcessKey::default() };
+        look_at(&mut activity, &[], 100);
+        look_at(&mut activity, &[(short, 20)], 200);
+        activity.counted(short, Some(25 * MS));
+        look_at(&mut activity, &[], 300);
+        let ended = Progress { ended_counted_ns: 40 * MS, ..Progress::default() };
+        assert_eq!(activity.of_all(&ended, |_| true), CpuTime { all_ns: 40 * MS, counted_ns: 15 * MS });
+    }
+
+    #[test]
+    fn an_exec_neither_ends_nor_begins_a_process() {
+        let mut activity = Activity::new(2, 1, false);
+        // One began before the recording, and one in it.
+        let [old, new] = [0, 5].map(|start_ns| [0, 1].map(|exec_id| ProcessKey { start_ns, tgid: 1, exec_id }));
+        look_at(&mut activity, &[(old[0], 10_000)], 100);
+        look_at(&mut activity, &[(old[1], 10_100), (new[0], 50)], 200);
+        assert_eq!(activity.of(old[1]), Some(CpuTime { all_ns: 100 * MS, counted_ns: 0 }));
+        look_at(&mut activity, &[(old[1], 10_100), (new[1], 60)], 300);
+        activity.counted(new[1], Some(70 * MS));
+        look_at(&mut activity, &[(old[1], 10_100), (new[1], 90)], 400);
+        assert_eq!(activity.of(new[1]), Some(CpuTime { all_ns: 40 * MS, counted_ns: 20 * MS }));
+        let all = CpuTime { all_ns: 190 * MS, counted_ns: 20 * MS };
+        assert_eq!(activity.of_all(&Progress::default(), |_| true), all);
+        look_at(&mut activity, &[], 500);
+        let ended = Progress { ended_counted_ns: 90 * MS, ..Progress::default() };
+        assert_eq!(activity.of_all(&ended, |_| true), all);
+    }
+
+    /// Checks may or may not see the next program use CPU time, and it may be no target.
+    #[test]
+    fn what_was_counted_before_an_exec_stays_so_if_the_next_program_ends_uncounted() {
+        for (is_target, cpu_ms) in [(true, 50), (true, 70), (false, 50), (false, 70)] {
+            let mut activity = Activity::new(2, 1, false);
+            let [hooked, next] = [0, 1].map(|exec_id| ProcessKey { start_ns: 5, tgid: 1, exec_id });
+            look_at(&mut activity, &[], 100);
+            look_at(&mut activity, &[(hooked, 20)], 200);
+            activity.counted(hooked, Some(20 * MS));
+            look_at(&mut activity, &[(hooked, 50)], 300);
+            let thread = LivingThread { process: next, memory_users: 1, cpu_ns: cpu_ms * MS };
+            activity.look(&[thread], 400 * MS, |_| false, |_| is_target);
+            let running = activity.of_all(&Progress::default(), |_| is_target);
+            look_at(&mut activity, &[], 500);
+            // The BPF programs add up targets only.
+            let ended_uncounted_ns = if is_target { cpu_ms * MS } else { 0 };
+            let ended = activity.of_all(&Progress { ended_uncounted_ns, ..Progress::default() }, |_| true);
+            let all_ns = if is_target { cpu_ms * MS } else { 50 * MS };
+            assert_eq!([running, ended], [CpuTime { all_ns, counted_ns: 30 * MS }; 2], "{is_target} {cpu_ms}");
+        }
+    }
+
+    #[test]
+    fn whatever_is_said_of_an_unseen_program_counts_no_cpu_time_twice() {
+        let mut activity = Activity::new(2, 1, false);
+        let [first, second] = [0, 1].map(|exec_id| ProcessKey { start_ns: 0, tgid: 1, exec_id });
+        look_at(&mut activity, &[(first, 10_000)], 100);
+        activity.counted(first, Some(10_000 * MS));
+        look_at(&mut activity, &[(first, 10_030)], 200);
+        activity.given_up(second);
+        look_at(&mut activity, &[(second, 10_050)], 300);
+        assert!(activity.due(300 * MS).is_empty(), "it is not hooked again");
+        // News of the previous program come late.
+        activity.counted(first, Some(10_060 * MS));
+        activity.given_up(first);
+        look_at(&mut activity, &[(second, 10_060)], 400);
+        let all = CpuTime { all_ns: 60 * MS, counted_ns: 30 * MS };
+        assert_eq!(activity.of_all(&Progress::default(), |_| true), all);
+        look_at(&mut activity, &[], 500);
+        assert_eq!(activity.of_all(&Progress::default(), |_| true), all);
+    }
+
+    #[test]
+    fn whoever_is_given_up_takes_nothing_off_the_others() {
+        let mut activity = Activity::new(2, 1, false);
+        let process = ProcessKey { tgid: 1, start_ns: 5, ..ProcessKey::default() };
+        look_at(&mut activity, &[], 100);
+        look_at(&mut activity, &[(process, 10)], 200);
+        activity.counted(process, None);
+        look_at(&mut activity, &[(process, 40)], 300);
+        activity.given_up(process);
+        look_at(&mut activity, &[(process, 90)], 400);
+        look_at(&mut activity, &[], 500);
+        let ended = Progress { ended_counted_ns: 50 * MS, ended_uncounted_ns: 90 * MS, ..Progress::default() };
+        assert_eq!(activity.of_all(&ended, |_| true), CpuTime { all_ns: 140 * MS, counted_ns: 80 * MS });
     }
 
     #[test]

@@ -61,7 +61,8 @@ enum Job {
     Make(Box<Snapshot>, Then, Place),
     Retire(Box<Retired>, Place),
     JitCode(ProcessKey, JitCode),
-    Tidy(Vec<UnsymbolizedStack>),
+    Interval(u64),
+    Tidy(Vec<UnsymbolizedStack>, Place),
     Look(Vec<Measured>),
 }
 
@@ -73,6 +74,8 @@ pub struct ProfileWorker {
     jobs: Sender<Job>,
     totals: Sender<Job>,
     place: Place,
+    /// Held by a cleanup that waits, too.
+    cleanup: Place,
     progress: Arc<Progress>,
     emptied: Emptied,
     demangler: Demangler,
@@ -113,12 +116,12 @@ impl ProfileWorker {
             let without_names = Symbolization::new(false, no_symbols, Arc::default());
             Worker::new(of_totals, adjustments, without_names).work(&queue_of_totals);
         })?;
-        std::thread::Builder::new().name("profiles".into()).spawn(move || {
+        std::thread::Builder::new().name("profiles".into()).stack_size(STACK_BYTES).spawn(move || {
             restrict_worker(writes_files);
             let symbolization = Symbolization::new(symbolize, symbols, told).with_runtime_functions(functions);
             Worker { emptied: given_back, ..Worker::new(template, adjustments, symbolization) }.work(&queue);
         })?;
-        Ok(Self { jobs, totals, place: Place::default(), progress, emptied, demangler })
+        Ok(Self { jobs, totals, place: Place::default(), cleanup: Place::default(), progress, emptied, demangler })
     }
 
     /// Progress of symbolization for the current profile: addresses done, and all addresses.
@@ -151,6 +154,14 @@ impl ProfileWorker {
         Arc::strong_count(&self.place) > MOST_WAITING
     }
 
+    /// Records that from now on, this sampling interval (in trials) is in force: snapshots that are queued later are of
+    /// a time after that.
+    pub fn set_interval(&self, interval: u64) {
+        for jobs in [&self.jobs, &self.totals] {
+            let _ = jobs.send(Job::Interval(interval));
+        }
+    }
+
     /// Queues opening the perf map of a process that runs JIT code, so that its names can be read after it exits.
     pub fn open_jit_code(&self, process: ProcessKey, code: JitCode) {
         let _ = self.jobs.send(Job::JitCode(process, code));
@@ -167,13 +178,20 @@ impl ProfileWorker {
         let _ = self.jobs.send(Job::Look(measured));
     }
 
-    /// Queues a cleanup: the worker forgets all symbolized stacks except `living` and returns free memory to the
-    /// system. That takes milliseconds, so it is done here rather than on the event path.
-    pub fn tidy(&self, living: Vec<UnsymbolizedStack>) {
-        let _ = self.jobs.send(Job::Tidy(living));
+    /// Queues a cleanup: the worker forgets all symbolized stacks except those that `living` returns and returns free
+    /// memory to the system. That takes milliseconds, so it is done here rather than on the event path. Returns false,
+    /// without a call of `living`, if another cleanup waits.
+    pub fn tidy(&self, living: impl FnOnce() -> Vec<UnsymbolizedStack>) -> bool {
+        let may_queue = Arc::strong_count(&self.cleanup) == 1;
+        if may_queue {
+            let _ = self.jobs.send(Job::Tidy(living(), Arc::clone(&self.cleanup)));
+        }
+        may_queue
     }
 }
 
+/// Stack of the thread that finds names, bytes: readers of debug information call themselves for each level of nesting.
+const STACK_BYTES: usize = 16 << 20;
 /// Maximum number of profiles, and batches of exited processes, that wait for names.
 const MOST_WAITING: usize = 16;
 /// A profile that follows the last one sooner than this needs the same memory again.
@@ -269,7 +287,8 @@ impl Worker {
                 }
                 Job::Look(measured) => self.memory.look(measured),
                 Job::JitCode(process, code) => self.symbolization.open_jit_code(process, code),
-                Job::Tidy(living) => {
+                Job::Interval(interval) => self.template.header.set_interval(interval),
+                Job::Tidy(living, _place) => {
                     self.retire_all();
                     self.symbolization.keep_only(living.iter());
                     self.symbolization.forget_modules(self.overflow.frames());

@@ -439,8 +439,8 @@ fn memory_that_was_measured_is_shown_until_it_is_measured_again() {
 #[test]
 fn totals_do_not_wait_for_names_and_few_wait_for_these() {
     let ((jobs, to_name), (to_total, to_add)) = (channel(), channel());
-    let (place, progress, emptied, demangler) = Default::default();
-    let handle = ProfileWorker { jobs, totals: to_total, place, progress, emptied, demangler };
+    let (place, cleanup, progress, emptied, demangler) = Default::default();
+    let handle = ProfileWorker { jobs, totals: to_total, place, cleanup, progress, emptied, demangler };
     let snapshot = |detail| snapshot(detail, vec![process(1, false)], Vec::new());
     let retired = |row: SnapshotRow| Retired {
         keys: vec![key(2)],
@@ -462,4 +462,50 @@ fn totals_do_not_wait_for_names_and_few_wait_for_these() {
     drop(handle);
     worker().work(&to_add);
     assert_eq!(totals(&answered.recv().expect("it was made")), [0.0, 100.0, 200.0]);
+}
+
+/// Figures allow for what was allocated under every interval that was in force, and losses for the largest one: that of
+/// a lost sample is not known.
+#[test]
+fn intervals_that_were_in_force_count_without_a_sample() {
+    const R: [u64; 2] = [16 << 20, 1 << 20];
+    let ((jobs, to_name), (totals, to_add)) = (channel(), channel());
+    let (place, cleanup, progress, emptied, demangler) = Default::default();
+    let handle = ProfileWorker { jobs, totals, place, cleanup, progress, emptied, demangler };
+    let losses = Losses { alloc: LossBound { samples: 3, sampled_bytes: 80 }, ..Losses::default() };
+    let lossy = |pid| vec![Process { losses, ..process(pid, false) }];
+    handle.set_interval(R[0]);
+    let (keys, processes) = (vec![key(2)], lossy(2));
+    handle.retire(Retired { keys, processes, rows: Vec::new(), held: HashSet::new(), facts: Facts::default() });
+    handle.set_interval(R[1]);
+    let (sender, made) = channel();
+    for detail in [Detail::Totals, Detail::Stacks] {
+        let sender = sender.clone();
+        handle.make(snapshot(detail, lossy(1), Vec::new()), move |made| sender.send(made.profile).unwrap());
+    }
+    drop((handle, sender));
+    worker().work(&to_add);
+    worker().work(&to_name);
+    let profiles: Vec<Profile> = made.iter().collect();
+    assert_eq!(profiles.len(), 2);
+    for profile in profiles {
+        assert_eq!(profile.header.interval, R[1]);
+        let used = heapbpf_profile::estimates::intervals_used(&profile);
+        assert!(R.iter().all(|interval| used.contains(interval)), "{used:?}");
+        let of_losses: Vec<u64> = profile.processes.iter().map(|process| process.losses.interval).collect();
+        assert_eq!(of_losses, [R[0], R[0]]);
+    }
+}
+
+/// Each cleanup holds the list of all stacks.
+#[test]
+fn one_cleanup_waits_while_names_are_found() {
+    let ((jobs, to_name), (totals, _to_total)) = (channel(), channel());
+    let (place, cleanup, progress, emptied, demangler) = Default::default();
+    let handle = ProfileWorker { jobs, totals, place, cleanup, progress, emptied, demangler };
+    assert!(handle.tidy(Vec::new));
+    assert!(!handle.tidy(|| panic!("nobody needs the list")));
+    assert!(!handle.is_behind(), "profiles do not wait for it");
+    drop(to_name.recv().expect("the first one"));
+    assert!(handle.tidy(Vec::new));
 }

@@ -93,12 +93,16 @@ impl Session {
         let Some(interval) = self.unfinished.interval.filter(|_| self.may_try(Step::Interval)) else { return };
         self.make_room_for(interval);
         let draw = draw_constants(interval);
-        let set = draw.map_or(Ok(()), |draw| self.attaching.control.set_draw(draw));
+        let set = draw.map(|draw| self.attaching.control.set_draw(draw)).transpose();
         if let (Some(draw), Some(inline)) = (draw, &mut self.attaching.inline) {
             inline.set_draw(draw);
         }
-        if self.errors.note(Step::Interval, set, monotonic_ns()).is_some() {
+        if let Some(set) = self.errors.note(Step::Interval, set, monotonic_ns()) {
             self.unfinished.interval = None;
+            // Processes that announce their samples choose their intervals themselves.
+            if set.is_some() && self.plan.kernel.hook != Hook::Usdt {
+                self.worker.set_interval(interval);
+            }
         }
     }
 

@@ -261,12 +261,18 @@ impl Model {
         addresses
     }
 
-    /// Drops the peaks of some processes. The peak to exceed is then that of the others.
+    /// Drops the peaks of some processes.
     fn drop_peaks(&mut self, of: impl Fn(u32) -> bool) {
         for (_, row) in self.rows.iter_mut().filter(|((process, ..), _)| of(*process)) {
             row.peak = Sums::default();
         }
+        self.lower_peak();
+    }
+
+    /// The peak to exceed is from now on that of the remaining rows, and the total may exceed it already.
+    fn lower_peak(&mut self) {
         self.peak_bytes = self.rows.values().map(|row| row.peak.bytes).sum();
+        self.rising = true;
     }
 
     pub fn stop_tracking(&mut self, space: u32) -> Vec<(u32, u64, u64)> {
@@ -290,7 +296,6 @@ impl Model {
         let blocks = self.take_space(space);
         let (newer, older): (Vec<_>, Vec<_>) =
             blocks.into_iter().partition(|(_, block)| block.time_ns >= since_ns && !block.mapped);
-        self.rising |= !newer.is_empty();
         self.live.extend(newer.into_iter().map(|(id, block)| ((space, id), block)));
         older.into_iter().map(|(id, block)| (space, id, block.address)).collect()
     }
@@ -314,11 +319,15 @@ impl Model {
     /// other rows.
     pub fn retire(&mut self, ended: u32) -> (usize, bool) {
         let held: BTreeSet<Key> = self.live.values().map(|block| block.row).collect();
-        let done = self.rows.extract_if(.., |key, _| key.0 == ended && !held.contains(key)).count();
+        let is_done = |key: &Key| key.0 == ended && !held.contains(key);
+        let done: Vec<_> = self.rows.extract_if(.., |key, _| is_done(key)).collect();
+        if done.iter().any(|(_, row)| row.peak.bytes > 0.0) {
+            self.lower_peak();
+        }
         self.untracked.remove(&ended);
         self.since.remove(&ended);
         self.recovered.remove(&ended);
-        (done, self.rows.keys().any(|key| key.0 == ended))
+        (done.len(), self.rows.keys().any(|key| key.0 == ended))
     }
 
     /// Number and bytes of the blocks after each mark and not after the next one.

@@ -6,7 +6,7 @@ use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use crate::estimates::{NOT_COUNTED, NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, of_row};
-use crate::model::{Profile, Recorded, Row};
+use crate::model::{Profile, Row};
 use crate::value::Value;
 
 /// An estimate with its variance, which sums over profiles need.
@@ -134,12 +134,6 @@ impl Figures {
                 Figure::new(profile, estimate, variance, correction, guaranteed)
             },
         )
-    }
-
-    /// The figures in use.
-    pub(super) fn recorded(&self) -> Recorded {
-        let ends = |figure: &Figure| (figure.estimate.unwrap_or(0.0), figure.low, figure.high);
-        Recorded { bytes: ends(&self.inuse_bytes), blocks: ends(&self.inuse_objects) }
     }
 
     /// Writes the figures as fields of the object that they belong to.

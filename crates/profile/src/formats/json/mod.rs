@@ -87,9 +87,12 @@ struct Writer<'a>(Stacks<'a>);
 impl Serialize for Writer<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (profile, confidence) = (self.0.profile, self.0.confidence);
-        let mut top = serializer.serialize_struct("Profile", 23)?;
+        let mut top = serializer.serialize_struct("Profile", 24)?;
         top.serialize_field("version", &profile.header.version)?;
         top.serialize_field("interval_bytes", &profile.header.interval)?;
+        if !profile.header.earlier_intervals.is_empty() {
+            top.serialize_field("earlier_intervals_bytes", &profile.header.earlier_intervals)?;
+        }
         top.serialize_field("criterion", profile.header.criterion.name())?;
         top.serialize_field("unwind", &profile.header.unwind)?;
         top.serialize_field("started", &units::rfc3339(profile.header.started))?;

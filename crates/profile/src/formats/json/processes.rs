@@ -8,7 +8,7 @@ use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use super::figures::Figures;
-use crate::model::{InMemory, Process, Profile, Row};
+use crate::model::{Before, InMemory, Process, Profile, Row};
 use crate::process_pools::pools_of_processes;
 use crate::units;
 
@@ -27,6 +27,7 @@ pub(super) fn processes<'a>(
         totals: Vec::new(),
         audit: audit(process),
         live: false,
+        inuse_before: None,
         figures: Figures::of_idle(),
     });
     let processes = profile.processes.iter().zip(pools_of_processes(profile)).enumerate();
@@ -38,6 +39,11 @@ pub(super) fn processes<'a>(
             totals: programs.of_process[index].map(|_| TotalJson::all(profile, index)).unwrap_or_default(),
             audit: audit(process),
             live: profile.knows_inuse(index),
+            inuse_before: process
+                .resident
+                .and_then(|resident| resident.glibc)
+                .filter(|_| profile.knows_inuse(index) && process.is_followed_in_glibc())
+                .map(|glibc| glibc.before(&pool.recorded(profile, confidence))),
             figures: Figures::of_pool(profile, confidence, &pool, Some(index)),
         })
         // Stacks refer to processes by their index in the list, so idle ones come last.
@@ -134,6 +140,8 @@ pub(super) struct ProcessJson<'a> {
     audit: Vec<usize>,
     /// Whether its frees were followed.
     live: bool,
+    /// What it had in use before the recording, if glibc's arenas tell.
+    inuse_before: Option<Before>,
     figures: Figures,
 }
 
@@ -193,8 +201,8 @@ impl Serialize for ProcessJson<'_> {
         }
         if let Some(resident) = process.resident.filter(|resident| resident.total_bytes() > 0) {
             fields.serialize_field("resident", &resident)?;
-            if let Some(glibc) = resident.glibc.filter(|_| self.live && process.is_followed_in_glibc()) {
-                fields.serialize_field("inuse_before", &glibc.before(&self.figures.recorded()))?;
+            if let Some(before) = &self.inuse_before {
+                fields.serialize_field("inuse_before", before)?;
             }
         }
         self.figures.fields::<S>(&mut fields)?;

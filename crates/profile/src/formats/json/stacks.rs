@@ -73,7 +73,7 @@ impl Serialize for RowJson<'_> {
         fields.serialize_field("samples", &row.alloc.samples)?;
         fields.serialize_field("zero_byte_samples", &row.alloc.zero_byte_samples)?;
         fields.serialize_field("sampled_bytes", &row.alloc.sampled_bytes)?;
-        let offsets = |sums: &SampleSums| profile.header.offsets_known.then_some(sums.offset_sum);
+        let offsets = |sums: &SampleSums| sums.known_offset_sum().filter(|_| profile.header.offsets_known);
         fields.serialize_field("offset_sum", &offsets(&row.alloc))?;
         fields.serialize_field("smallest_bytes", &row.alloc.smallest_bytes)?;
         fields.serialize_field("largest_bytes", &row.alloc.largest_bytes)?;

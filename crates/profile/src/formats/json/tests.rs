@@ -65,7 +65,7 @@ fn without_frees_figures_in_use_are_null_with_a_reason() {
     profile.header.live = false;
     let value = json(&profile);
     assert_eq!(value["stacks"][0]["inuse_bytes"]["estimate"], serde_json::Value::Null);
-    assert_eq!(value["totals"]["inuse_bytes"]["reason"], "frees were not followed");
+    assert_eq!(value["totals"]["inuse_bytes"]["reason"], "frees were not tracked");
     assert!(value["stacks"][0].get("inuse_samples").is_none());
 }
 
@@ -87,7 +87,7 @@ fn a_process_whose_frees_were_given_up_is_told_apart() {
     assert_eq!(value["processes"][1]["live"], false);
     for unknown in [&value["processes"][1], &value["stacks"][4], &value["stacks"][5]] {
         assert_eq!(unknown["inuse_bytes"]["estimate"], serde_json::Value::Null);
-        assert_eq!(unknown["inuse_objects"]["reason"], "frees were not followed");
+        assert_eq!(unknown["inuse_objects"]["reason"], "frees were not tracked");
         assert!(unknown["alloc_bytes"]["estimate"].is_number() && unknown.get("inuse_samples").is_none());
     }
     let inuse = |of: &serde_json::Value| of["inuse_bytes"]["estimate"].as_f64().expect("an estimate");

@@ -54,12 +54,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     reader.modules(top.modules);
     let audit: Vec<Arc<FileAudit>> = top.audit.into_iter().map(Arc::new).collect();
     let processes = Processes::of(top.processes, &audit, top.live);
-    let has_offsets = |row: &RowJson| {
-        row.offset_sum.is_some()
-            && (row.inuse_offset_sum.is_some() || !top.live || row.inuse_samples == 0)
-            && (row.at_exit_offset_sum.is_some() || row.at_exit_samples == 0)
-    };
-    let offsets_known = top.stacks.iter().all(has_offsets);
+    // A mapping that was unmapped in part has no offset in use; all samples of another profiler have none.
+    let offsets_known = top.stacks.iter().all(|row| row.offset_sum.is_some());
     let mut rows = Vec::with_capacity(top.stacks.len());
     for row in top.stacks {
         rows.push(reader.row(row, &processes, top.live).map_err(damaged)?);
@@ -68,6 +64,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         header: Header {
             version: top.version,
             interval: top.interval_bytes,
+            earlier_intervals: top.earlier_intervals_bytes,
             criterion,
             unwind: top.unwind,
             started,

@@ -1,6 +1,6 @@
 //! The schema of the file, as far as it is used to build a profile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use heapbpf_audit::{FileAudit, Missing};
 use heapbpf_statistics::estimators::Estimator;
@@ -17,6 +17,8 @@ pub(super) struct Top<'a> {
     #[serde(default)]
     pub(super) version: String,
     pub(super) interval_bytes: u64,
+    #[serde(default)]
+    pub(super) earlier_intervals_bytes: BTreeSet<u64>,
     pub(super) criterion: String,
     #[serde(default)]
     pub(super) unwind: String,
@@ -289,7 +291,7 @@ impl RowJson<'_> {
             samples: self.inuse_samples,
             zero_byte_samples: self.inuse_zero_byte_samples,
             sampled_bytes: self.inuse_sampled_bytes,
-            offset_sum: self.inuse_offset_sum.unwrap_or(0),
+            offset_sum: SampleSums::offset_sum_of(self.inuse_samples, self.inuse_offset_sum),
             smallest_bytes: self.inuse_smallest_bytes,
             largest_bytes: self.inuse_largest_bytes,
             ..estimates(&self.inuse_bytes, &self.inuse_objects)
@@ -302,7 +304,7 @@ impl RowJson<'_> {
             samples: self.at_exit_samples,
             zero_byte_samples: self.at_exit_zero_byte_samples,
             sampled_bytes: self.at_exit_sampled_bytes,
-            offset_sum: self.at_exit_offset_sum.unwrap_or(0),
+            offset_sum: SampleSums::offset_sum_of(self.at_exit_samples, self.at_exit_offset_sum),
             smallest_bytes: self.at_exit_smallest_bytes,
             largest_bytes: self.at_exit_largest_bytes.unwrap_or(largest_if_missing),
             ..estimates(&self.at_exit_bytes, &self.at_exit_objects)

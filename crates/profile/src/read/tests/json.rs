@@ -39,6 +39,49 @@ fn json_comes_back_whole() {
     }
 }
 
+#[test]
+fn intervals_without_samples_are_read_back() {
+    let mut profile = testing::small();
+    profile.header.set_interval(1_000);
+    profile.header.set_interval(4_000);
+    let back = parse(&written(&profile, "json")).expect("its own output");
+    assert_eq!(crate::estimates::intervals_used(&back), [1_000, 4_000, 524_288, 1_048_576]);
+    assert_eq!(back.header.interval, 4_000);
+}
+
+/// In use, the offset of a mapping that was unmapped in part is not known.
+#[test]
+fn offsets_that_are_not_known_stay_unknown() {
+    use heapbpf_statistics::sums::SampleSums;
+    let mut profile = testing::small();
+    profile.rows[0].inuse.offset_sum = SampleSums::UNKNOWN_OFFSET;
+    profile.rows[0].peak = Some(profile.rows[0].inuse);
+    profile.rows[0].growth.as_mut().expect("growth").freed.offset_sum = SampleSums::UNKNOWN_OFFSET;
+    let formats: &[&str] = &[
+        "json",
+        #[cfg(feature = "parquet")]
+        "parquet",
+    ];
+    for format in formats {
+        let text = written(&profile, format);
+        let back = parse(&text).expect("its own output");
+        let is_known =
+            |row: usize, value| crate::estimates::guaranteed_of_row(&back, &back.rows[row], value, 0.95).is_ok();
+        assert!(back.header.offsets_known && is_known(0, Value::AllocSpace), "{format}");
+        assert!(!is_known(0, Value::InuseSpace) && is_known(2, Value::InuseSpace), "{format}");
+        if *format == "json" {
+            let sums = |profile: &Profile| (profile.rows[0].inuse, profile.rows[0].peak, profile.rows[0].growth);
+            assert_eq!(sums(&back), sums(&profile));
+            // Older versions read no file in which it is missing.
+            let json: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            for sums in ["/stacks/0/peak", "/stacks/0/growth/freed"] {
+                let offsets = json.pointer(sums).and_then(|sums| sums["offset_sum"].as_u64());
+                assert_eq!(offsets, Some(SampleSums::UNKNOWN_OFFSET), "{sums}");
+            }
+        }
+    }
+}
+
 /// System names are as long as the rest of a frame, so a file contains each frame's only once.
 #[test]
 fn a_system_name_is_written_once_and_read_for_every_stack() {
